@@ -1,0 +1,47 @@
+"""What a decision asks of the world, as data; every one may be carried out again without harm."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class CreateJob:
+    """Launch the attempt's job from the run's stored request; the name makes a repetition collide with itself."""
+
+    job_name: str
+    attempt: int
+    resume_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """Stop a job; one that is stopping or has ended counts as stopped."""
+
+    job_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseWarmPool:
+    """Give a job's instances back, so that a relaunch does not land on the same bad node."""
+
+    job_name: str
+
+
+Action = CreateJob | StopJob | ReleaseWarmPool
+
+
+class Severity(StrEnum):
+    """Who is told: somebody now, or whoever looks."""
+
+    PAGE = "page"
+    INFORM = "inform"
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """A notice for people; `key` is its dedup key."""
+
+    severity: Severity
+    title: str
+    body: str
+    key: str

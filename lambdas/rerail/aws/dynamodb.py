@@ -1,0 +1,171 @@
+"""Runs, their requests and timelines in one DynamoDB table.
+
+Keys: `run#<run>` with sort keys `run`, `request` and `timeline#<version>`; `job#<job>` with sort key `job`. The sparse
+index `open` holds the runs that the sweep asks about, spread over SHARDS partitions."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from zlib import crc32
+
+from botocore.exceptions import ClientError
+
+from rerail.aws.clients import client
+from rerail.codec import dumps, loads
+from rerail.errors import Conflict
+from rerail.model import Run, TimelineEntry
+
+INDEX = "open"
+SHARDS = 8
+BATCH = 100
+
+
+class DynamoRuns:
+    """The port `Runs` on one table."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    def load(self, run_id: str) -> Run | None:
+        item = self._get(f"run#{run_id}", "run")
+        return _run(item) if item else None
+
+    def save(self, run: Run, entry: TimelineEntry | None = None, request: Mapping[str, Any] | None = None) -> None:
+        before = run.version - 1
+        condition = (
+            {"ConditionExpression": "version = :before", "ExpressionAttributeValues": {":before": {"N": str(before)}}}
+            if before
+            else {"ConditionExpression": "attribute_not_exists(pk)"}
+        )
+        writes = [{"Put": {"TableName": self._table, "Item": _run_item(run), **condition}}]
+        writes += [self._put(f"job#{a.job_name}", "job", run={"S": run.id}) for a in run.attempts[-1:]]
+        if entry:
+            writes.append(self._put(f"run#{run.id}", f"timeline#{entry.version:06d}", doc={"S": dumps(entry)}))
+        if request is not None:
+            writes.append(self._put(f"run#{run.id}", "request", doc={"S": json.dumps(request, default=_json)}))
+        try:
+            client("dynamodb").transact_write_items(TransactItems=writes)
+        except ClientError as error:
+            if _is_conflict(error):
+                raise Conflict(f"run {run.id} is no longer at version {before}") from error
+            raise
+
+    def request(self, run_id: str) -> Mapping[str, Any]:
+        item = self._get(f"run#{run_id}", "request") or {}
+        request: dict[str, Any] = json.loads(item["doc"]["S"])
+        return request
+
+    def run_of(self, job_name: str) -> str | None:
+        item = self._get(f"job#{job_name}", "job")
+        return str(item["run"]["S"]) if item and "run" in item else None
+
+    def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
+        expires = str(int(until.timestamp()))
+        put = self._put(f"job#{job_name}", "job", ignored={"S": reason}, expires={"N": expires})["Put"]
+        try:
+            client("dynamodb").put_item(**put, ConditionExpression="attribute_not_exists(pk)")
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "ConditionalCheckFailedException":
+                return False
+            raise
+        return True
+
+    def unheard_of(self, job_names: Collection[str]) -> set[str]:
+        names = sorted(set(job_names))  # BatchGetItem refuses a key that is asked for twice
+        known: set[str] = set()
+        for start in range(0, len(names), BATCH):
+            keys = [_key(f"job#{name}", "job") for name in names[start : start + BATCH]]
+            known |= {item["pk"]["S"].removeprefix("job#") for item in self._batch(keys)}
+        return set(names) - known
+
+    def open_runs(self) -> Iterator[Run]:
+        for shard in range(SHARDS):
+            pages = (
+                client("dynamodb")
+                .get_paginator("query")
+                .paginate(
+                    TableName=self._table,
+                    IndexName=INDEX,
+                    KeyConditionExpression="#open = :shard",
+                    ExpressionAttributeNames={"#open": "open"},
+                    ExpressionAttributeValues={":shard": {"S": f"open#{shard}"}},
+                )
+            )
+            for page in pages:
+                yield from (_run(item) for item in page["Items"])
+
+    def all_runs(self) -> Iterator[Run]:
+        """Every run there is, open or ended: for the command line, not for the functions."""
+        pages = (
+            client("dynamodb")
+            .get_paginator("scan")
+            .paginate(
+                TableName=self._table,
+                FilterExpression="sk = :run",
+                ExpressionAttributeValues={":run": {"S": "run"}},
+            )
+        )
+        for page in pages:
+            yield from (_run(item) for item in page["Items"])
+
+    def timeline(self, run_id: str) -> Sequence[TimelineEntry]:
+        """The run's decisions, oldest first."""
+        pages = (
+            client("dynamodb")
+            .get_paginator("query")
+            .paginate(
+                TableName=self._table,
+                KeyConditionExpression="pk = :run AND begins_with(sk, :timeline)",
+                ExpressionAttributeValues={":run": {"S": f"run#{run_id}"}, ":timeline": {"S": "timeline#"}},
+            )
+        )
+        return [loads(TimelineEntry, item["doc"]["S"]) for page in pages for item in page["Items"]]
+
+    def _get(self, pk: str, sk: str) -> Mapping[str, Any] | None:
+        answer = client("dynamodb").get_item(TableName=self._table, Key=_key(pk, sk), ConsistentRead=True)
+        item: Mapping[str, Any] | None = answer.get("Item")
+        return item
+
+    def _batch(self, keys: list[dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        asked = {self._table: {"Keys": keys, "ProjectionExpression": "pk"}}
+        while asked:
+            answer = client("dynamodb").batch_get_item(RequestItems=asked)
+            yield from answer["Responses"].get(self._table, [])
+            asked = answer.get("UnprocessedKeys", {})
+
+    def _put(self, pk: str, sk: str, **attributes: Mapping[str, str]) -> dict[str, Any]:
+        return {"Put": {"TableName": self._table, "Item": {**_key(pk, sk), **attributes}}}
+
+
+def _run_item(run: Run) -> dict[str, Any]:
+    item = {
+        **_key(f"run#{run.id}", "run"),
+        "doc": {"S": dumps(run)},
+        "version": {"N": str(run.version)},
+        "state": {"S": run.state.value},
+    }
+    if run.is_open:
+        item[INDEX] = {"S": f"open#{crc32(run.id.encode()) % SHARDS}"}
+    return item
+
+
+def _run(item: Mapping[str, Any]) -> Run:
+    return loads(Run, item["doc"]["S"])
+
+
+def _key(pk: str, sk: str) -> dict[str, Any]:
+    return {"pk": {"S": pk}, "sk": {"S": sk}}
+
+
+def _is_conflict(error: ClientError) -> bool:
+    if error.response["Error"]["Code"] != "TransactionCanceledException":
+        return False
+    reasons = error.response.get("CancellationReasons", [])
+    return any(reason.get("Code") in ("ConditionalCheckFailed", "TransactionConflict") for reason in reasons)
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    raise TypeError(f"a request holds a {type(value).__name__}, which JSON has no form for")

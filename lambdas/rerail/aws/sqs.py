@@ -1,0 +1,33 @@
+"""Wake-ups for the supervisor: messages on its queue, in the shape of EventBridge's."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from rerail.aws.clients import client
+from rerail.wakeups import SWEEP, WAKE
+
+BATCH = 10
+
+
+class SqsQueue:
+    """The port `Queue` on SQS."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def wake(self, wakeups: Sequence[Mapping[str, str]], *, at: datetime) -> None:
+        for start in range(0, len(wakeups), BATCH):
+            entries = [
+                {"Id": str(number), "MessageBody": _message(wakeup, at)}
+                for number, wakeup in enumerate(wakeups[start : start + BATCH])
+            ]
+            answer = client("sqs").send_message_batch(QueueUrl=self._url, Entries=entries)
+            if failed := answer.get("Failed"):
+                raise RuntimeError(
+                    f"{len(failed)} wake-ups were not accepted, the first because {failed[0]['Message']}"
+                )
+
+
+def _message(wakeup: Mapping[str, str], at: datetime) -> str:
+    return json.dumps({"source": SWEEP, "detail-type": WAKE, "time": at.isoformat(), "detail": dict(wakeup)})

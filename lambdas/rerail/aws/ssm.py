@@ -1,0 +1,39 @@
+"""Policies as they are deployed: one SSM parameter each, read once and believed for a minute."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from botocore.exceptions import ClientError
+
+from rerail.aws.clients import client
+from rerail.errors import UnknownPolicy
+from rerail.policy import NAME, Policy, parse_policy
+
+FRESH_FOR = timedelta(minutes=1)
+
+
+class SsmPolicies:
+    """The port `Policies` on parameters below `prefix`."""
+
+    def __init__(self, prefix: str, clock: Callable[[], datetime]) -> None:
+        self._prefix, self._clock = prefix.rstrip("/"), clock
+        self._read: dict[str, tuple[datetime, Policy]] = {}
+
+    def get(self, name: str) -> Policy:
+        known, now = self._read.get(name), self._clock()
+        if known and now - known[0] < FRESH_FOR:
+            return known[1]
+        policy = parse_policy(self._text(name), name=name)
+        self._read[name] = (now, policy)
+        return policy
+
+    def _text(self, name: str) -> str:
+        if not NAME.fullmatch(name):
+            raise UnknownPolicy(f"{name!r} cannot be the name of a policy")
+        try:
+            answer = client("ssm").get_parameter(Name=f"{self._prefix}/{name}")
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "ParameterNotFound":
+                raise UnknownPolicy(f"no policy {name!r} is deployed") from error
+            raise
+        return str(answer["Parameter"]["Value"])

@@ -1,0 +1,114 @@
+"""Which saved state may a run carry on from? A checkpoint exists when its manifest does, and is whole when every
+file that the manifest lists is there with its size."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from rerail.errors import BadManifest
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+STEP_FOLDER = re.compile(r"step-(\d{1,18})")
+
+
+class Health(StrEnum):
+    """What is known of a checkpoint's state."""
+
+    CLEAN = "clean"
+    SUSPECT = "suspect"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A saved state with its manifest; `missing` names the files that the manifest promises and nobody can find."""
+
+    uri: str
+    step: int
+    attempt: int
+    saved_at: datetime
+    health: Health = Health.CLEAN
+    missing: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Every file is there with its size."""
+        return not self.missing
+
+
+def read_manifest(text: str | bytes, *, uri: str, sizes: Mapping[str, int]) -> Checkpoint:
+    """A checkpoint from its manifest's text and the sizes in bytes of the objects beside it; raises BadManifest."""
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadManifest(f"{uri}: not JSON ({error}); this checkpoint is left alone") from error
+    if not isinstance(table, dict):
+        raise BadManifest(f"{uri}: must be a JSON object; this checkpoint is left alone")
+    if table.get("schema") != SCHEMA:
+        raise BadManifest(f"{uri}: field 'schema' is {table.get('schema')!r}; this version reads {SCHEMA}")
+    return Checkpoint(
+        uri=uri.removesuffix(MANIFEST),
+        step=_whole_number(table, "step", uri=uri),
+        attempt=_whole_number(table, "attempt", uri=uri),
+        saved_at=_time(table, uri=uri),
+        health=_health(table, uri=uri),
+        missing=_missing(table, sizes, uri=uri),
+    )
+
+
+def newest_usable(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The one to resume from: the newest that is whole and clean."""
+    usable = [c for c in checkpoints if c.is_whole and c.health is Health.CLEAN]
+    return max(usable, key=lambda c: (c.step, c.saved_at), default=None)
+
+
+def newest_step(checkpoints: Sequence[Checkpoint] | None) -> int:
+    """The step of the newest usable checkpoint; 0 where there is none."""
+    newest = newest_usable(checkpoints or ())
+    return newest.step if newest else 0
+
+
+def _whole_number(table: Mapping[str, Any], name: str, *, uri: str) -> int:
+    value = table.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadManifest(f"{uri}: field '{name}' is {value!r}; it must be a whole number, 0 or more")
+    return value
+
+
+def _time(table: Mapping[str, Any], *, uri: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(table["saved_at"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadManifest(f"{uri}: field 'saved_at' must be a time such as 2026-01-31T03:00:00Z") from error
+    if time.tzinfo is None:
+        raise BadManifest(f"{uri}: field 'saved_at' has no time zone; write it as 2026-01-31T03:00:00Z")
+    return time
+
+
+def _health(table: Mapping[str, Any], *, uri: str) -> Health:
+    try:
+        return Health(table.get("health", Health.CLEAN))
+    except ValueError as error:
+        raise BadManifest(f"{uri}: field 'health' must be one of {', '.join(Health)}") from error
+
+
+def _missing(table: Mapping[str, Any], sizes: Mapping[str, int], *, uri: str) -> tuple[str, ...]:
+    files = table.get("files")
+    if not isinstance(files, list) or not files:
+        raise BadManifest(f"{uri}: field 'files' must list at least one file")
+    missing = []
+    for entry in files:
+        if (
+            not isinstance(entry, dict)
+            or not isinstance(entry.get("name"), str)
+            or not isinstance(entry.get("bytes"), int)
+        ):
+            raise BadManifest(f"{uri}: each entry of 'files' needs a 'name' and a size in 'bytes'")
+        if sizes.get(entry["name"]) != entry["bytes"]:
+            missing.append(entry["name"])
+    return tuple(missing)

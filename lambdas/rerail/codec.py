@@ -1,0 +1,102 @@
+"""Records to JSON and back: frozen dataclasses of the core, nothing else, with a schema version for those to come."""
+
+import json
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from rerail.errors import RerailError
+
+SCHEMA = 1
+T = TypeVar("T")
+
+
+class BadRecord(RerailError):
+    """A stored record cannot be read by this version; the message names the field."""
+
+
+def dumps(value: Any) -> str:
+    """One record as JSON text; fields that hold their default are left out."""
+    return json.dumps({"schema": SCHEMA, **plain(value)}, separators=(",", ":"))
+
+
+def loads(cls: type[T], text: str) -> T:
+    """The record that `dumps` wrote; raises BadRecord."""
+    try:
+        table = json.loads(text)
+    except ValueError as error:
+        raise BadRecord(f"a {cls.__name__} that is not JSON: {error}") from error
+    if not isinstance(table, dict) or table.pop("schema", None) != SCHEMA:
+        raise BadRecord(f"a {cls.__name__} of another schema than {SCHEMA}: deploy the version that wrote it")
+    record: T = _read(cls, table, path=cls.__name__)
+    return record
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON types: times in ISO 8601, durations in seconds, dataclasses as objects with their `type`."""
+    if is_dataclass(value) and not isinstance(value, type):
+        row = {f.name: getattr(value, f.name) for f in fields(value) if getattr(value, f.name) != _default(f)}
+        return {"type": type(value).__name__, **{name: plain(item) for name, item in row.items()}}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    return value
+
+
+def _default(f: Any) -> Any:
+    return f.default_factory() if f.default_factory is not MISSING else f.default
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _read(kind: Any, value: Any, *, path: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, Union):
+        return _read_union(arguments, value, path=path)
+    if is_dataclass(kind):
+        return _read_dataclass(kind, value, path=path)
+    if origin is tuple or (isinstance(origin, type) and issubclass(origin, Sequence)):
+        return tuple(_read(arguments[0], item, path=f"{path}[{i}]") for i, item in enumerate(value))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {arguments[0](key): _read(arguments[1], item, path=f"{path}.{key}") for key, item in value.items()}
+    if kind is datetime:
+        return datetime.fromisoformat(value)
+    if kind is timedelta:
+        return timedelta(seconds=value)
+    return kind(value) if isinstance(kind, type) and issubclass(kind, StrEnum) else value
+
+
+def _read_union(kinds: tuple[Any, ...], value: Any, *, path: str) -> Any:
+    if value is None:
+        return None
+    kinds = tuple(kind for kind in kinds if kind is not type(None))
+    if len(kinds) == 1:
+        return _read(kinds[0], value, path=path)
+    named = {kind.__name__: kind for kind in kinds}
+    tag = value.get("type") if isinstance(value, dict) else None
+    if tag not in named:
+        raise BadRecord(f"{path}: type {tag!r} is not one of {', '.join(named)}")
+    return _read(named[tag], value, path=path)
+
+
+def _read_dataclass(kind: Any, value: Any, *, path: str) -> Any:
+    if not isinstance(value, dict):
+        raise BadRecord(f"{path}: {value!r:.40} is no {kind.__name__}")
+    hints = _hints(kind)
+    known = {name: item for name, item in value.items() if name in hints}
+    try:
+        return kind(**{name: _read(hints[name], item, path=f"{path}.{name}") for name, item in known.items()})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadRecord(f"{path}: {error}") from error

@@ -1,0 +1,82 @@
+"""Operators' wishes: hold, release, stop, restart."""
+
+from dataclasses import replace
+from typing import assert_never
+
+from rerail.actions import CreateJob, StopJob
+from rerail.decision import Decision, ended, launched, next_attempt, spoken_start, stop_now, without
+from rerail.ledger import pardoned
+from rerail.model import Run, RunState, Stop, Then
+from rerail.policy import Policy
+from rerail.remedies import spoken
+from rerail.signals import Commanded, Verb
+
+KEPT_COMMANDS = 10
+
+
+def on_command(run: Run, command: Commanded, policy: Policy) -> Decision:
+    if command.id in run.commands:
+        return Decision(run)
+    run = replace(run, commands=(*run.commands, command.id)[-KEPT_COMMANDS:])
+    said = f"{command.who} said {command.verb}" + (f" ({command.why})" if command.why else "")
+    match command.verb:
+        case Verb.HOLD:
+            return _on_hold(run, command, said)
+        case Verb.RELEASE:
+            return _on_release(run, command, policy, said)
+        case Verb.STOP | Verb.RESTART:
+            return _on_stop(run, command, policy, said)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _on_hold(run: Run, command: Commanded, said: str) -> Decision:
+    if run.state.is_end:
+        return Decision(run, reason=f"{said}, but the run has ended ({run.state}): nothing to hold")
+    run = replace(without(run, CreateJob, StopJob), state=RunState.HELD, hold_reason=said, wake_at=None, stop=None)
+    return Decision(run, reason=f"{said}: held, a job that runs goes on unsupervised")
+
+
+def _on_release(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
+    if run.state is not RunState.HELD:
+        return Decision(run, reason=f"{said}, but the run is not held ({run.state}): nothing to release")
+    run = replace(run, hold_reason="", ledger=pardoned(run.ledger, who=command.who, at=command.at))
+    attempt = run.current
+    if attempt.may_be_live:
+        return Decision(
+            replace(run, state=RunState.WATCHING), reason=f"{said}: watching attempt {attempt.number} again"
+        )
+    if attempt.exists:
+        resume_step = run.incidents[-1].resume_step if run.incidents else None
+        run = next_attempt(run, resume_step, wake_at=command.at)
+    run, actions = launched(run, command.at, policy)
+    return Decision(
+        run, actions, f"{said}: creating {run.current.job_name} {spoken_start(run.current.resumed_from_step)}"
+    )
+
+
+def _on_stop(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
+    then = Then.END if command.verb is Verb.STOP else Then.RELAUNCH
+    if not run.current.may_be_live:
+        return _on_stop_without_job(run, then, said)
+    run = replace(
+        without(run, StopJob),
+        state=RunState.SAVING,
+        stop=Stop(
+            then=then,
+            reason=said,
+            asked_at=command.at,
+            deadline=command.at + policy.save.deadline,
+        ),
+    )
+    if not run.checkpoint_uri:
+        return stop_now(run, f"{said}: the job has no checkpoints to wait for, stopping it")
+    reason = f"{said}: waiting up to {spoken(policy.save.deadline)} for a newer checkpoint, then stopping the job"
+    return Decision(run, reason=reason)
+
+
+def _on_stop_without_job(run: Run, then: Then, said: str) -> Decision:
+    if then is Then.RELAUNCH or run.state in (RunState.COMPLETED, RunState.STOPPED):
+        return Decision(run, reason=f"{said}, but no job of this run is live ({run.state}): nothing to stop")
+    run = ended(without(run, CreateJob), RunState.STOPPED)
+    return Decision(run, reason=f"{said}: no job is live, the run ends here")

@@ -1,0 +1,102 @@
+"""A decision, and the changes to a run that decisions are made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from rerail.actions import Action, CreateJob, Severity, StopJob, Tell
+from rerail.checkpoints import Checkpoint, newest_usable
+from rerail.ledger import started
+from rerail.model import Attempt, Run, RunState, successor_name
+from rerail.policy import Mode, Policy
+from rerail.signals import JobSeen
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to record, what to do, and why in words that a sleepy human understands.
+
+    An empty `reason` means that only facts were noted, if anything at all.
+    """
+
+    run: Run
+    actions: tuple[Action | Tell, ...] = ()
+    reason: str = ""
+    finding: str = ""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def may_act(run: Run, policy: Policy) -> bool:
+    return policy.mode is Mode.ACT and not run.observe_only
+
+
+def owes(run: Run, kind: type[Action]) -> bool:
+    return any(isinstance(action, kind) for action in run.pending)
+
+
+def without(run: Run, *kinds: type[Action]) -> Run:
+    return replace(run, pending=tuple(action for action in run.pending if not isinstance(action, kinds)))
+
+
+def with_attempt(run: Run, attempt: Attempt) -> Run:
+    return replace(run, attempts=(*run.attempts[:-1], attempt))
+
+
+def ended(run: Run, state: RunState) -> Run:
+    return replace(run, state=state, wake_at=None, stop=None)
+
+
+def closed(run: Run, resolution: str, at: datetime, *, mended: bool = False) -> Run:
+    if run.open_incident is None:
+        return run
+    incident = replace(run.open_incident, closed_at=at, resolution=resolution, mended=mended)
+    return replace(run, incidents=(*run.incidents[:-1], incident))
+
+
+def next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run:
+    """The run with its next attempt named: only ever called when the current one is known to have ended."""
+    assert not run.current.may_be_live
+    number = run.current.number + 1
+    attempt = Attempt(number=number, job_name=successor_name(run.id, number), resumed_from_step=resume_step)
+    return replace(run, state=RunState.WAITING, attempts=(*run.attempts, attempt), wake_at=wake_at, stop=None)
+
+
+def launched(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Action, ...]]:
+    run = replace(run, state=RunState.STARTING, wake_at=None, ledger=started(run.ledger, at=at, limits=policy.limits))
+    attempt = run.current
+    return run, (CreateJob(attempt.job_name, attempt.number, attempt.resumed_from_step),)
+
+
+def relaunch_now(
+    run: Run, checkpoints: Sequence[Checkpoint] | None, policy: Policy, at: datetime, what: str
+) -> Decision:
+    newest = newest_usable(checkpoints or ())
+    step = newest.step if newest else None
+    reason = f"{what}: relaunching {spoken_start(step)}"
+    run, actions = launched(next_attempt(run, step, wake_at=at), at, policy)
+    return Decision(run, actions, reason)
+
+
+def stop_now(run: Run, reason: str) -> Decision:
+    return Decision(replace(run, state=RunState.STOPPING), (StopJob(run.current.job_name),), reason)
+
+
+def finish_stopped(run: Run, seen: JobSeen, reason: str) -> Decision:
+    run = closed(ended(run, RunState.STOPPED), "the run was stopped", seen.at)
+    return Decision(run, (notice(run, Severity.INFORM, "stopped", reason, key="stopped"),), reason, finding="stopped")
+
+
+def held(run: Run, at: datetime, reason: str, *, severity: Severity = Severity.PAGE) -> Decision:
+    run = replace(closed(ended(run, RunState.HELD), "the run was held", at), hold_reason=reason)
+    body = f"{reason}\nWhen that is done: rerail release {run.id}"
+    tell = notice(run, severity, "held", body, key=f"held-{run.current.number}")
+    return Decision(run, (tell,), reason)
+
+
+def notice(run: Run, severity: Severity, title: str, body: str, *, key: str) -> Tell:
+    return Tell(severity=severity, title=f"{run.id}: {title}", body=body, key=f"{run.id}/{key}")
+
+
+def spoken_start(step: int | None) -> str:
+    return "from the start" if step is None else f"from step {step}"

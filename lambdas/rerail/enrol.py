@@ -1,0 +1,92 @@
+"""Adoption: a tagged job becomes the first attempt of a run when it is first heard of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from rerail.actions import Severity, Tell
+from rerail.errors import PolicyError, UnknownPolicy
+from rerail.model import Attempt, Job, JobStatus, Ledger, Run, RunState, run_id
+from rerail.policy import Policy
+from rerail.ports import Policies
+from rerail.relaunch import POLICY_TAG, RUN_TAG, reason_to_refuse
+
+# A job that failed longer ago than this was not failing on our watch.
+RECENT = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The job will not be supervised; `notice` says so to people where they asked for supervision."""
+
+    reason: str
+    notice: Tell | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """The new run, why it is as it is, and what people should know of it."""
+
+    run: Run
+    reason: str
+
+
+def enrol(
+    job: Job, description: Mapping[str, Any], tags: Mapping[str, str], policies: Policies, *, taken: bool, at: datetime
+) -> Enrolled | Refused:
+    """Decide on a job that no run knows; `taken` says that a run of the natural name exists already."""
+    asked = tags.get(POLICY_TAG)
+    if asked is None:
+        return Refused(f"it has no tag {POLICY_TAG}")
+    if RUN_TAG in tags:
+        return _refused(
+            job, f"its tag {RUN_TAG} names a run that did not launch it; remove the tag to have it supervised"
+        )
+    if reason := reason_to_refuse(description):
+        return _refused(job, f"{reason}; remove the tag {POLICY_TAG}")
+    if job.status in (JobStatus.COMPLETED, JobStatus.STOPPED, JobStatus.DELETING):
+        return Refused(f"it had ended ({job.status}) before it was heard of")
+    if job.ended_at and at - job.ended_at > RECENT:
+        return Refused("it failed too long before it was heard of")
+    policy, problem = _policy(asked, policies)
+    return _enrolled(job, policy, problem, taken=taken, at=at)
+
+
+def _policy(asked: str, policies: Policies) -> tuple[Policy, str]:
+    try:
+        return policies.get(asked), ""
+    except UnknownPolicy:
+        return policies.get("default"), f"there is no policy {asked!r}"
+    except PolicyError as error:
+        return policies.get("default"), str(error)
+
+
+def _enrolled(job: Job, policy: Policy, problem: str, *, taken: bool, at: datetime) -> Enrolled:
+    # A name may be used again after DeleteTrainingJob: the newer job is another run.
+    name = run_id(f"{job.name[:45].rstrip('-')}-{job.created_at:%Y%m%d%H%M}" if taken else job.name)
+    reason = f"adopted {job.name} under policy '{policy.name}'"
+    notices: tuple[Tell, ...] = ()
+    if problem:
+        reason += f", observing only: {problem}"
+        body = f"{reason}. To do: deploy that policy or mend the tag {POLICY_TAG}, then start the job again"
+        notices = (Tell(Severity.INFORM, f"{name}: observing only", body, f"{name}/policy"),)
+    run = Run(
+        id=name,
+        policy=policy.name,
+        state=RunState.STARTING,
+        created_at=at,
+        attempts=(Attempt(number=1, job_name=job.name, created_at=job.created_at),),
+        checkpoint_uri=job.checkpoint_uri,
+        ledger=Ledger(starts=(job.created_at,)),
+        observe_only=bool(problem),
+        pending=notices,
+    )
+    return Enrolled(run, reason)
+
+
+def _refused(job: Job, reason: str) -> Refused:
+    notice = Tell(
+        Severity.INFORM, f"{job.name}: not supervised", f"{job.name} is not supervised: {reason}", f"{job.name}/refused"
+    )
+    return Refused(reason, notice)

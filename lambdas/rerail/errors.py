@@ -1,0 +1,53 @@
+"""What can go wrong, in the words of whoever has to mend it."""
+
+
+class RerailError(Exception):
+    """Anything that Rerail reports on purpose."""
+
+
+class PolicyError(RerailError):
+    """A policy is malformed; the message names the policy, the field and the remedy."""
+
+
+class UnknownPolicy(PolicyError):
+    """No policy of that name is deployed."""
+
+
+class BadMessage(RerailError):
+    """A message on the queue is not one of ours, or lacks a field that we need."""
+
+
+class BadManifest(RerailError):
+    """A checkpoint's manifest cannot be believed; the message names the object and the field."""
+
+
+class Conflict(RerailError):
+    """The run was changed by somebody else since it was loaded: load it again and decide again."""
+
+
+class JobNotFound(RerailError):
+    """SageMaker knows no training job of that name."""
+
+
+class JobExists(RerailError):
+    """A training job of that name exists already."""
+
+
+class RequestRefused(RerailError):
+    """SageMaker will never accept this request as it stands; the message is SageMaker's."""
+
+
+class CapacityRefused(RerailError):
+    """There is no quota or capacity for this request now; a later one may be accepted."""
+
+
+class Throttled(RerailError):
+    """The service asked us to come back later; nothing was done."""
+
+
+class Unanswered(RerailError):
+    """A call failed in a way that says neither yes nor no: the action stays pending and is tried again."""
+
+
+class Blind(RerailError):
+    """The world could not be asked: nothing is known, so nothing is done."""

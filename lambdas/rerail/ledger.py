@@ -1,0 +1,67 @@
+"""How much of each budget is left: failures charge it, and only proven progress gives it back."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from rerail.causes import Cause
+from rerail.model import Ledger
+from rerail.policy import Limits, Policy
+
+KEPT_ENTRIES = 20
+
+
+def refunded(ledger: Ledger, *, newest_step: int, at: datetime) -> Ledger:
+    """The ledger after looking at the newest usable checkpoint: a newer one than ever before clears every charge."""
+    if newest_step <= (ledger.progress_step or 0):
+        return ledger
+    return replace(
+        _noted(ledger, at, f"checkpoint at step {newest_step} is new: every charge refunded"),
+        charges={},
+        without_progress=0,
+        progress_step=newest_step,
+        capacity_since=None,
+    )
+
+
+def charged(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool, at: datetime) -> Ledger:
+    """The ledger after one more failure of this cause; capacity is charged in time, from the first refusal on."""
+    if cause is Cause.CAPACITY:
+        since = ledger.capacity_since or at
+        # A launch that never got machines is no start: it must not count towards a restart storm.
+        return replace(
+            _noted(ledger, at, f"no capacity since {since:%H:%M:%S}"), capacity_since=since, starts=ledger.starts[:-1]
+        )
+    count = ledger.charges.get(cause, 0) + 1
+    return replace(
+        _noted(ledger, at, f"{cause}: failure {count} since the last progress"),
+        charges={**ledger.charges, cause: count},
+        without_progress=ledger.without_progress + (1 if trained and not progressed else 0),
+        capacity_since=None,
+    )
+
+
+def started(ledger: Ledger, *, at: datetime, limits: Limits) -> Ledger:
+    """The ledger after one more launch; launches older than the storm window are forgotten."""
+    recent = tuple(start for start in ledger.starts if at - start < limits.starts_window)
+    return replace(ledger, starts=(*recent, at))
+
+
+def pardoned(ledger: Ledger, *, who: str, at: datetime) -> Ledger:
+    """The ledger after a human released the run: they have looked, so every budget starts afresh."""
+    return replace(
+        _noted(ledger, at, f"released by {who}: every charge forgiven"),
+        charges={},
+        without_progress=0,
+        starts=(),
+        capacity_since=None,
+    )
+
+
+def left(ledger: Ledger, policy: Policy) -> dict[Cause, int]:
+    """Failures of each cause that the run can still afford."""
+    budgets = {cause: policy.retries.of(cause) for cause in Cause}
+    return {c: max(0, b - ledger.charges.get(c, 0)) for c, b in budgets.items() if b is not None}
+
+
+def _noted(ledger: Ledger, at: datetime, text: str) -> Ledger:
+    return replace(ledger, entries=(*ledger.entries, f"{at:%Y-%m-%dT%H:%M:%SZ} {text}")[-KEPT_ENTRIES:])

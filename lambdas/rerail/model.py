@@ -1,0 +1,236 @@
+"""The nouns: run, attempt, incident, ledger, and a training job as SageMaker describes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any
+
+from rerail.actions import Action, Tell
+from rerail.causes import Cause
+
+JOB_NAME_LIMIT = 63
+SUCCESSOR_SUFFIX = len("-a002")
+
+
+class JobStatus(StrEnum):
+    """TrainingJobStatus, as SageMaker spells it; anything new reads as UNKNOWN and changes nothing."""
+
+    IN_PROGRESS = "InProgress"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+    DELETING = "Deleting"
+    UNKNOWN = "Unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "JobStatus":
+        return cls.UNKNOWN
+
+    @property
+    def is_terminal(self) -> bool:
+        """Nothing of this job runs any more."""
+        return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED)
+
+
+class RunState(StrEnum):
+    """Where a run is in its life; the last three are ends, and a human can release a held one."""
+
+    WATCHING = "watching"
+    SAVING = "saving"
+    STOPPING = "stopping"
+    WAITING = "waiting"
+    STARTING = "starting"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    HELD = "held"
+
+    @property
+    def is_end(self) -> bool:
+        """Rerail does nothing more unless a human asks."""
+        return self in (RunState.COMPLETED, RunState.STOPPED, RunState.HELD)
+
+
+class Then(StrEnum):
+    """What follows a stop of ours."""
+
+    END = "end"
+    RELAUNCH = "relaunch"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training job as DescribeTrainingJob tells it: the truth, at one moment."""
+
+    name: str
+    arn: str
+    status: JobStatus
+    secondary: str
+    created_at: datetime
+    training_started_at: datetime | None = None
+    ended_at: datetime | None = None
+    failure_reason: str = ""
+    checkpoint_uri: str = ""
+    keep_alive_seconds: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_training(self) -> bool:
+        """The user's code is running now."""
+        return self.status is JobStatus.IN_PROGRESS and self.secondary == "Training"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One SageMaker job of a run."""
+
+    number: int
+    job_name: str
+    status: JobStatus | None = None
+    secondary: str = ""
+    created_at: datetime | None = None
+    training_started_at: datetime | None = None
+    ended_at: datetime | None = None
+    failure_reason: str = ""
+    cause: Cause | None = None
+    fingerprint: str = ""
+    resumed_from_step: int | None = None
+    last_step: int | None = None
+    self_repairs: int = 0
+    keep_alive_seconds: int = 0
+
+    @property
+    def exists(self) -> bool:
+        """SageMaker is known to have accepted this job."""
+        return self.status is not None
+
+    @property
+    def may_be_live(self) -> bool:
+        """The job exists and was not seen to be terminal."""
+        return self.status is not None and not self.status.is_terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """From the first finding to the first progress beyond it, or to a hold; failures in between belong to it.
+
+    `mended` says that it closed by progress; `reason` quotes the decisions in it.
+    """
+
+    number: int
+    kind: str
+    attempt: int
+    cause: Cause
+    reason: str
+    evidence: str
+    happened_at: datetime
+    decided_at: datetime
+    step: int | None = None
+    resume_step: int | None = None
+    actions: tuple[str, ...] = ()
+    closed_at: datetime | None = None
+    mended: bool = False
+    resolution: str = ""
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Steps that have to be trained again, where both ends are known."""
+        return None if self.step is None else max(0, self.step - (self.resume_step or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What each budget has spent since the last proven progress, and why.
+
+    `charges` counts failures by cause; `without_progress` counts attempts that trained and left no newer checkpoint;
+    `progress_step` is the newest checkpoint ever proven; `starts` are the recent launches, for the storm rule.
+    """
+
+    charges: Mapping[Cause, int] = field(default_factory=dict)
+    without_progress: int = 0
+    progress_step: int | None = None
+    starts: tuple[datetime, ...] = ()
+    capacity_since: datetime | None = None
+    entries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A stop that we mean: recorded before StopTrainingJob is called, so that ours is never taken for a human's."""
+
+    then: Then
+    reason: str
+    asked_at: datetime
+    deadline: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training effort, however many jobs it takes.
+
+    `version` grows by one with every recorded decision; `pending` are the actions decided and not yet known to be done;
+    `commands` are the ids of the operators' last wishes, so that one that arrives twice is granted once.
+    """
+
+    id: str
+    policy: str
+    state: RunState
+    created_at: datetime
+    attempts: tuple[Attempt, ...]
+    checkpoint_uri: str = ""
+    ledger: Ledger = field(default_factory=Ledger)
+    incidents: tuple[Incident, ...] = ()
+    pending: tuple[Action | Tell, ...] = ()
+    stop: Stop | None = None
+    wake_at: datetime | None = None
+    hold_reason: str = ""
+    observe_only: bool = False
+    commands: tuple[str, ...] = ()
+    version: int = 0
+
+    @property
+    def current(self) -> Attempt:
+        """The newest attempt: the only one that may be live."""
+        return self.attempts[-1]
+
+    @property
+    def open_incident(self) -> Incident | None:
+        """The incident that has seen no progress yet."""
+        return self.incidents[-1] if self.incidents and self.incidents[-1].closed_at is None else None
+
+    @property
+    def is_open(self) -> bool:
+        """The sweep has to ask about this run: it has not ended, owes an action, or a job of it may still be live."""
+        return not self.state.is_end or bool(self.pending) or self.current.may_be_live
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One decision as it is kept: what was heard, what was known, what was found, why, and what was asked for."""
+
+    run: str
+    version: int
+    at: datetime
+    before: RunState
+    after: RunState
+    reason: str
+    finding: str = ""
+    signal: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    actions: tuple[Mapping[str, Any], ...] = ()
+
+
+def run_id(job_name: str) -> str:
+    """The run's name: the first job's, shortened (with a digest, so that it stays unique) to leave room for `-a002`."""
+    limit = JOB_NAME_LIMIT - SUCCESSOR_SUFFIX
+    if len(job_name) <= limit:
+        return job_name
+    digest = sha256(job_name.encode()).hexdigest()[:8]
+    return f"{job_name[: limit - 9].rstrip('-')}-{digest}"
+
+
+def successor_name(run: str, attempt: int) -> str:
+    """The job's name as a function of run and attempt, so that a repeated CreateTrainingJob collides with itself."""
+    return f"{run}-a{attempt:03d}"

@@ -1,0 +1,200 @@
+"""Policies: every threshold and budget, read from TOML and checked with one clear error."""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, get_type_hints
+
+from rerail.causes import Cause
+from rerail.errors import PolicyError
+
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
+
+
+class Mode(StrEnum):
+    """What a policy lets Rerail do."""
+
+    ACT = "act"
+    OBSERVE = "observe"
+
+
+class OnMaxRuntime(StrEnum):
+    """What to do when a job ran into its own MaxRuntimeInSeconds."""
+
+    STOP = "stop"
+    RELAUNCH = "relaunch"
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How many failures of one cause in a row a run may have before it is held; progress refunds them all.
+
+    `unknown` has no budget of its own: what we cannot name is bounded by progress, storms and the total alone.
+    """
+
+    infrastructure: int = 10
+    hardware: int = 10
+    hang: int = 3
+    diverged: int = 3
+    user_code: int = 1
+    data: int = 1
+    oom: int = 0
+
+    def of(self, cause: Cause) -> int | None:
+        """The budget of a cause, or None where the cause has none of its own."""
+        budgets: dict[Cause, int] = {
+            Cause.INFRASTRUCTURE: self.infrastructure,
+            Cause.HARDWARE: self.hardware,
+            Cause.HANG: self.hang,
+            Cause.DIVERGED: self.diverged,
+            Cause.USER_CODE: self.user_code,
+            Cause.DATA: self.data,
+            Cause.OOM: self.oom,
+        }
+        return budgets.get(cause)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Brakes that hold whatever the cause."""
+
+    attempts: int = 50
+    attempts_without_progress: int = 3
+    starts: int = 5
+    starts_window: timedelta = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff with full jitter: uniform between nothing and `base` doubled per failure, at most `cap`."""
+
+    base: timedelta = timedelta(seconds=30)
+    cap: timedelta = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Waiting for machines costs time, not attempts."""
+
+    wait: timedelta = timedelta(hours=12)
+    base: timedelta = timedelta(minutes=2)
+    cap: timedelta = timedelta(minutes=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """How long a planned stop waits for a checkpoint that is newer than the wish to stop."""
+
+    deadline: timedelta = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All that may differ from one supervised job to the next."""
+
+    name: str = "default"
+    mode: Mode = Mode.ACT
+    on_max_runtime: OnMaxRuntime = OnMaxRuntime.STOP
+    retries: Retries = field(default_factory=Retries)
+    limits: Limits = field(default_factory=Limits)
+    backoff: Backoff = field(default_factory=Backoff)
+    capacity: Capacity = field(default_factory=Capacity)
+    save: Save = field(default_factory=Save)
+
+    def scaled(self, factor: float) -> "Policy":
+        """The same policy on a clock that runs `factor` times as fast: every duration divided by it."""
+        scaled: Policy = _scaled(self, factor)
+        return scaled
+
+
+def parse_policy(text: str, *, name: str) -> Policy:
+    """Read a policy from TOML text; raises PolicyError that names the field and the remedy."""
+    if not NAME.fullmatch(name):
+        raise PolicyError(f"policy {name!r}: the name must be 1-63 letters, digits, '.', '_' or '-'")
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"policy {name!r} is not valid TOML: {error}") from error
+    if "name" in table:
+        raise PolicyError(f"policy {name!r}: field 'name' is taken from the file's name; remove it")
+    policy: Policy = _read(Policy, table, where=f"policy {name!r}", path="")
+    return replace(policy, name=name)
+
+
+def to_toml(policy: Policy) -> str:
+    """The policy as TOML text that `parse_policy` reads back unchanged."""
+    plain, sections = [], []
+    for f in fields(policy):
+        value = getattr(policy, f.name)
+        if is_dataclass(value):
+            rows = "".join(f"{g.name} = {_literal(getattr(value, g.name))}\n" for g in fields(value))
+            sections.append(f"\n[{f.name}]\n{rows}")
+        elif f.name != "name":
+            plain.append(f"{f.name} = {_literal(value)}\n")
+    return "".join(plain + sections)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, timedelta):
+        return f'"{value.total_seconds():.6f}'.rstrip("0").rstrip(".") + 's"'
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _read(cls: type[Any], table: Mapping[str, Any], *, where: str, path: str) -> Any:
+    known = {f.name: f for f in fields(cls)}
+    hints = get_type_hints(cls)
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            raise PolicyError(f"{where}: unknown field '{path}{key}'; {_suggestion(key, known)}")
+        values[key] = _value(hints[key], value, where=where, path=f"{path}{key}")
+    return cls(**values)
+
+
+def _value(kind: Any, value: Any, *, where: str, path: str) -> Any:
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise PolicyError(f"{where}: field '{path}' must be a table, written [{path}]")
+        return _read(kind, value, where=where, path=f"{path}.")  # type: ignore[arg-type]
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        allowed = [member.value for member in kind]
+        if value not in allowed:
+            raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be one of {', '.join(allowed)}")
+        return kind(value)
+    if kind is timedelta:
+        return _duration(value, where=where, path=path)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1_000_000:
+        raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be a whole number from 0 to 1,000,000")
+    return value
+
+
+def _duration(value: Any, *, where: str, path: str) -> timedelta:
+    match = DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if not match or len(match[1]) > 20:
+        raise PolicyError(
+            f'{where}: field \'{path}\' is {value!r}; it must be a duration such as "90s", "15m" or "12h"'
+        )
+    seconds = float(match[1]) * UNIT_SECONDS[match[2]]
+    if seconds > 366 * 86400:
+        raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be at most a year")
+    return timedelta(seconds=seconds)
+
+
+def _suggestion(key: str, known: Mapping[str, Field[Any]]) -> str:
+    names = [name for name in known if name != "name"]
+    close = difflib.get_close_matches(key, names, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"the fields here are {', '.join(names)}"
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    if isinstance(value, timedelta):
+        return value / factor
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _scaled(getattr(value, f.name), factor) for f in fields(value)})
+    return value

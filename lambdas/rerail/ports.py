@@ -1,0 +1,98 @@
+"""What the core needs of the world, in the core's own words; rerail.aws answers with AWS, the tests with fakes."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from rerail.actions import Tell
+from rerail.checkpoints import Checkpoint
+from rerail.errors import UnknownPolicy
+from rerail.model import Job, Run, TimelineEntry
+from rerail.policy import Policy
+
+
+class Runs(Protocol):
+    """The memory: runs, their requests and timelines, and which run a job belongs to."""
+
+    def load(self, run_id: str) -> Run | None:
+        """The run as last saved."""
+
+    def save(self, run: Run, entry: TimelineEntry | None = None, request: Mapping[str, Any] | None = None) -> None:
+        """Record the run (and the names of its jobs, a timeline entry, its request) if the stored version is
+        `run.version - 1`; raises Conflict if it is not. All of it or nothing."""
+
+    def request(self, run_id: str) -> Mapping[str, Any]:
+        """The CreateTrainingJob request that the run's attempts are made from."""
+
+    def run_of(self, job_name: str) -> str | None:
+        """The run that the job belongs to."""
+
+    def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
+        """Remember that the job is not ours; False if that was known already."""
+
+    def unheard_of(self, job_names: Collection[str]) -> set[str]:
+        """Those jobs that are neither of a run nor ignored."""
+
+    def open_runs(self) -> Iterable[Run]:
+        """Every run that the sweep has to ask about."""
+
+
+class Jobs(Protocol):
+    """SageMaker's training jobs."""
+
+    def describe(self, job_name: str) -> tuple[Job, Mapping[str, Any]]:
+        """The job, and the whole description it was read from; raises JobNotFound."""
+
+    def tags(self, arn: str) -> Mapping[str, str]:
+        """The job's tags."""
+
+    def request_members(self) -> Collection[str]:
+        """The members that CreateTrainingJob takes."""
+
+    def changed_since(self, time: datetime) -> Sequence[str]:
+        """Names of the jobs in progress, or just failed, that changed since then."""
+
+    def create(self, request: Mapping[str, Any]) -> None:
+        """Launch; raises JobExists, CapacityRefused, RequestRefused or Throttled."""
+
+    def stop(self, job_name: str) -> None:
+        """Stop; a job that is stopping, has ended or never was counts as stopped; raises Throttled."""
+
+    def release_warm_pool(self, job_name: str) -> None:
+        """Give the retained instances back; no pool counts as released; raises Throttled."""
+
+
+class Checkpoints(Protocol):
+    """Saved states."""
+
+    def under(self, uri: str) -> Sequence[Checkpoint]:
+        """Every checkpoint below the URI that has a readable manifest, newest first."""
+
+
+class Policies(Protocol):
+    """Policies by name."""
+
+    def get(self, name: str) -> Policy:
+        """The policy; raises UnknownPolicy or PolicyError."""
+
+
+class Bus(Protocol):
+    """The voice: notices for people and for anyone's own rules."""
+
+    def publish(self, notice: Tell, *, run: str, at: datetime) -> None:
+        """Put the notice on the bus; raises where it was not accepted."""
+
+
+class Queue(Protocol):
+    """The way to the supervisor."""
+
+    def wake(self, wakeups: Sequence[Mapping[str, str]], *, at: datetime) -> None:
+        """Ask the supervisor to look at these runs or jobs."""
+
+
+def policy_of(run: Run, policies: Policies) -> Policy:
+    """The run's policy; one that was removed since the run began gives way to the default."""
+    try:
+        return policies.get(run.policy)
+    except UnknownPolicy:
+        return policies.get("default")

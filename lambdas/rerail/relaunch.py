@@ -1,0 +1,99 @@
+"""The request that launches a job again: rebuilt from what SageMaker tells of the first, renamed each time."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rerail.actions import CreateJob
+from rerail.errors import RequestRefused
+
+POLICY_TAG = "rerail:policy"
+RUN_TAG = "rerail:run"
+ATTEMPT_TAG = "rerail:attempt"
+RESERVED_TAG_PREFIX = "aws:"
+ENVIRONMENT_LIMIT = 100
+# Returned by DescribeTrainingJob, refused by CreateTrainingJob.
+READ_ONLY_RESOURCE_FIELDS = ("SelectedInstanceType", "SelectedInstanceCount")
+# A user's own names and values: an empty value means something here.
+VERBATIM = ("HyperParameters", "Environment")
+OWNED_BY = {
+    "AutoMLJobArn": "an AutoML job",
+    "TuningJobArn": "a hyperparameter tuning job",
+    "LabelingJobArn": "a labeling job",
+}
+SERVERLESS = ("ServerlessJobConfig", "ModelPackageConfig")
+
+
+def reason_to_refuse(description: Mapping[str, Any]) -> str:
+    """Why a job of this kind can never be relaunched, or nothing."""
+    for name, owner in OWNED_BY.items():
+        if description.get(name):
+            return f"it belongs to {owner}, which launches its own jobs"
+    if any(description.get(name) for name in SERVERLESS):
+        return "it is a serverless customization job, whose machines SageMaker manages"
+    return ""
+
+
+def rebuild(description: Mapping[str, Any], tags: Mapping[str, str], *, members: Collection[str]) -> dict[str, Any]:
+    """A CreateTrainingJob request that says the same as the description; `members` are those the operation takes."""
+    request = {name: _pruned(value, name) for name, value in description.items() if name in members}
+    for name in READ_ONLY_RESOURCE_FIELDS:
+        request.get("ResourceConfig", {}).pop(name, None)
+    if not {"SecurityGroupIds", "Subnets"} <= set(request.get("VpcConfig") or {}):
+        request.pop("VpcConfig", None)
+    request["Tags"] = [{"Key": k, "Value": v} for k, v in tags.items() if not k.startswith(RESERVED_TAG_PREFIX)]
+    return {name: value for name, value in request.items() if not _is_empty(value)}
+
+
+def successor(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dict[str, Any]:
+    """The request of one attempt. What it has to know travels in Environment: hyperparameters become command-line
+    flags in script mode, and an unknown flag ends the script."""
+    environment = {
+        **{k: v for k, v in request.get("Environment", {}).items() if k != "RERAIL_RESUME_STEP"},
+        "RERAIL_RUN": run,
+        "RERAIL_ATTEMPT": str(action.attempt),
+        **({"RERAIL_RESUME_STEP": str(action.resume_step)} if action.resume_step is not None else {}),
+    }
+    if len(environment) > ENVIRONMENT_LIMIT:
+        raise RequestRefused(
+            f"Environment would have {len(environment)} variables, at most {ENVIRONMENT_LIMIT} are allowed; remove some"
+        )
+    tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
+    tags |= {RUN_TAG: run, ATTEMPT_TAG: str(action.attempt)}
+    launched = {
+        **request,
+        "TrainingJobName": action.job_name,
+        "Environment": environment,
+        "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+    }
+    _rename_in_hyperparameters(launched)
+    _end_with_slash(launched)
+    return launched
+
+
+def _rename_in_hyperparameters(request: dict[str, Any]) -> None:
+    parameters = request.get("HyperParameters", {})
+    if "sagemaker_job_name" in parameters:
+        request["HyperParameters"] = {**parameters, "sagemaker_job_name": json.dumps(request["TrainingJobName"])}
+
+
+def _end_with_slash(request: dict[str, Any]) -> None:
+    # S3Uri is a bare prefix: without the slash `runs/a-1` would also restore every checkpoint of `runs/a-10`.
+    config = request.get("CheckpointConfig")
+    if config and not config["S3Uri"].endswith("/"):
+        request["CheckpointConfig"] = {**config, "S3Uri": config["S3Uri"] + "/"}
+
+
+def _pruned(value: Any, name: str = "") -> Any:
+    if name in VERBATIM:
+        return value
+    if isinstance(value, Mapping):
+        pruned = {key: _pruned(item, key) for key, item in value.items()}
+        return {key: item for key, item in pruned.items() if not _is_empty(item)}
+    if isinstance(value, list):
+        return [_pruned(item) for item in value]
+    return value
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | Mapping | list) and not value)

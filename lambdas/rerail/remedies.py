@@ -1,0 +1,191 @@
+"""What to do about a failed attempt: ordered rules, first match wins; order is policy."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from rerail.causes import Cause
+from rerail.diagnosis import Diagnosis
+from rerail.ledger import left
+from rerail.model import Run
+from rerail.policy import Policy
+
+# Where the platform is at fault, the same error at the same step proves nothing about the next try.
+PLATFORM = (Cause.INFRASTRUCTURE, Cause.HARDWARE, Cause.CAPACITY)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed attempt as the rules see it; the run's ledger is charged for it already."""
+
+    diagnosis: Diagnosis
+    last_step: int | None
+    resume_step: int | None
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Relaunch:
+    """Try again after `delay`, on fresh machines where `fresh_machines` says so."""
+
+    delay: timedelta
+    why: str
+    fresh_machines: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Stop trying and ask a human."""
+
+    why: str
+    advice: str
+
+
+Verdict = Relaunch | Hold
+Rule = Callable[[Run, Failure, Policy], Verdict | None]
+
+
+def remedy(run: Run, failure: Failure, policy: Policy) -> Verdict:
+    """The first rule that has an answer; the last one always has."""
+    for rule in RULES:
+        if verdict := rule(run, failure, policy):
+            return verdict
+    raise AssertionError("the last rule answers every failure")
+
+
+def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """Twice the same error at the same step is a deterministic failure: a third try only costs money."""
+    before = next((attempt for attempt in reversed(run.attempts[:-1]) if attempt.cause is not Cause.CAPACITY), None)
+    if before is None or failure.last_step is None or failure.diagnosis.cause in PLATFORM:
+        return None
+    if (before.fingerprint, before.last_step) != (failure.diagnosis.fingerprint, failure.last_step):
+        return None
+    return Hold(
+        f"the same error at step {failure.last_step} in attempts {before.number} and {run.current.number}",
+        "mend the code or the data at that step, then release the run",
+    )
+
+
+def attempts_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """A run has only so many attempts, whatever the causes."""
+    had_machines = [attempt for attempt in run.attempts if attempt.cause is not Cause.CAPACITY]
+    if len(had_machines) < policy.limits.attempts:
+        return None
+    return Hold(
+        f"all {policy.limits.attempts} attempts are spent", "look at the timeline before you raise limits.attempts"
+    )
+
+
+def restart_storm(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """Many launches in a short time: something is wrong that relaunching does not see."""
+    window = policy.limits.starts_window
+    recent = [start for start in run.ledger.starts if failure.at - start < window]
+    if failure.diagnosis.cause is Cause.CAPACITY or len(recent) < policy.limits.starts:
+        return None
+    return Hold(
+        f"restart storm: {len(recent)} starts within {spoken(window)}",
+        "find out why the job dies so soon after its start, then release the run",
+    )
+
+
+def no_progress(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """Attempts that train and leave no newer checkpoint burn money in place."""
+    if run.ledger.without_progress < policy.limits.attempts_without_progress:
+        return None
+    return Hold(
+        f"{run.ledger.without_progress} attempts trained and left no newer checkpoint than "
+        f"{'none at all' if failure.resume_step is None else f'step {failure.resume_step}'}",
+        "save checkpoints more often than the job fails, or mend what kills it",
+    )
+
+
+def wait_for_capacity(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """No machines: wait for them, within a budget of time."""
+    if failure.diagnosis.cause is not Cause.CAPACITY:
+        return None
+    return capacity_verdict(run, policy, at=failure.at)
+
+
+def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """Each cause has its own ledger."""
+    cause = failure.diagnosis.cause
+    budget = policy.retries.of(cause)
+    if budget is None or run.ledger.charges.get(cause, 0) <= budget:
+        return None
+    spent = "is not retried" if budget == 0 else f"has spent its budget of {budget} without progress"
+    return Hold(f"{cause} {spent}", ADVICE.get(cause, "look at the evidence, then release the run"))
+
+
+def leave_the_bad_node(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
+    """A warm pool would hand the same broken node back."""
+    if failure.diagnosis.cause is not Cause.HARDWARE:
+        return None
+    return Relaunch(_backoff(run, failure, policy), _spending(run, failure, policy), fresh_machines=True)
+
+
+def resume(run: Run, failure: Failure, policy: Policy) -> Verdict:
+    """Everything else: try again from the newest clean checkpoint."""
+    return Relaunch(_backoff(run, failure, policy), _spending(run, failure, policy))
+
+
+RULES: tuple[Rule, ...] = (
+    same_error_at_the_same_step,
+    attempts_spent,
+    restart_storm,
+    no_progress,
+    wait_for_capacity,
+    cause_budget_spent,
+    leave_the_bad_node,
+    resume,
+)
+
+ADVICE = {
+    Cause.USER_CODE: "mend the script, then release the run",
+    Cause.DATA: "mend or leave out the input that the evidence names, then release the run",
+    Cause.OOM: "use a smaller batch or a larger instance, then release the run",
+    Cause.HANG: "look at the ranks' stacks and the network, then release the run",
+    Cause.DIVERGED: "lower the learning rate or look at the data before the onset, then release the run",
+}
+
+
+def capacity_verdict(run: Run, policy: Policy, *, at: datetime) -> Verdict:
+    """Wait for machines, with growing pauses, until the policy's patience is at an end."""
+    waited = at - (run.ledger.capacity_since or at)
+    if waited >= policy.capacity.wait:
+        return Hold(
+            f"no capacity for {spoken(waited)}, as long as the policy waits",
+            "choose another instance type or region, or release the run to wait again",
+        )
+    pause = min(policy.capacity.cap, max(policy.capacity.base, waited / 2))
+    return Relaunch(
+        jittered(pause, seed=f"{run.id}:{run.version}", least=0.5),
+        f"no capacity for {spoken(waited)} of at most {spoken(policy.capacity.wait)}",
+    )
+
+
+def jittered(longest: timedelta, *, seed: str, least: float = 0.0) -> timedelta:
+    """Uniform between `least` x longest and longest; the same for the same seed, so that a repetition decides alike."""
+    return longest * random.Random(seed).uniform(least, 1.0)
+
+
+def spoken(duration: timedelta) -> str:
+    """A duration as people say it."""
+    seconds = duration.total_seconds()
+    if seconds < 90:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _backoff(run: Run, failure: Failure, policy: Policy) -> timedelta:
+    failures = max(1, run.ledger.charges.get(failure.diagnosis.cause, 1))
+    longest = min(policy.backoff.cap, policy.backoff.base * 2 ** min(failures - 1, 20))
+    return jittered(longest, seed=f"{run.id}:{run.current.number}")
+
+
+def _spending(run: Run, failure: Failure, policy: Policy) -> str:
+    cause = failure.diagnosis.cause
+    budget = policy.retries.of(cause)
+    if budget is None:
+        return f"{cause}: bounded by progress alone"
+    return f"{cause}: {left(run.ledger, policy)[cause]} of {budget} retries left"

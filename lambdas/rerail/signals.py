@@ -1,0 +1,82 @@
+"""What the world told us, each with its time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from rerail.actions import Action, CreateJob, Tell
+from rerail.checkpoints import Checkpoint
+from rerail.model import Job
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """A job as it is now, with its checkpoints newest first, or None where nobody looked."""
+
+    at: datetime
+    job: Job
+    checkpoints: Sequence[Checkpoint] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobGone:
+    """SageMaker knows no job of this name."""
+
+    at: datetime
+    job_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+    at: datetime
+
+
+class Verb(StrEnum):
+    """What an operator may ask of a run."""
+
+    HOLD = "hold"
+    RELEASE = "release"
+    STOP = "stop"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Commanded:
+    """An operator's wish; `who` and `why` are quoted in the timeline."""
+
+    at: datetime
+    id: str
+    verb: Verb
+    who: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Actions that were carried out; carrying them out again would change nothing."""
+
+    at: datetime
+    actions: tuple[Action | Tell, ...]
+
+
+class Refusal(StrEnum):
+    """Why SageMaker did not create a job."""
+
+    CAPACITY = "capacity"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRefused:
+    """CreateTrainingJob answered no."""
+
+    at: datetime
+    action: CreateJob
+    refusal: Refusal
+    message: str
+
+
+Signal = JobSeen | JobGone | Tick | Commanded | Done | CreateRefused

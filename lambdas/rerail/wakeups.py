@@ -1,0 +1,103 @@
+"""What a message on the queue asks for: a look at a job, a visit to a run, or an operator's command.
+
+Messages are EventBridge envelopes, whoever sends them. They are hints: nothing in them is believed but names."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rerail.errors import BadMessage
+from rerail.signals import Verb
+
+SAGEMAKER = "aws.sagemaker"
+OPERATOR = "rerail.operator"
+SWEEP = "rerail.sweep"
+RERAIL = "rerail"
+COMMAND = "Rerail Command"
+NOTICE = "Rerail Notice"
+WAKE = "Rerail Wake"
+JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+WORDS_LIMIT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class JobHeard:
+    """Something happened to this job."""
+
+    job_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunDue:
+    """Something is due for this run."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandGiven:
+    """An operator asks something of a run; `id` tells a repetition from a second wish."""
+
+    id: str
+    run: str
+    verb: Verb
+    who: str
+    why: str
+
+
+Wakeup = JobHeard | RunDue | CommandGiven
+
+
+def read(body: str) -> Wakeup:
+    """The wake-up in a message's body; raises BadMessage that names the field."""
+    try:
+        envelope = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"the message is not JSON: {error}") from error
+    detail = _table(_table(envelope, "the message").get("detail"), "field 'detail'")
+    match envelope.get("source"):
+        case "aws.sagemaker":
+            return JobHeard(_name(detail, "TrainingJobName"))
+        case "rerail.sweep" if "run" in detail:
+            return RunDue(_name(detail, "run"))
+        case "rerail.sweep":
+            return JobHeard(_name(detail, "job"))
+        case "rerail.operator":
+            return _command(envelope, detail)
+        case source:
+            raise BadMessage(f"field 'source' is {source!r}; it must be {SAGEMAKER}, {SWEEP} or {OPERATOR}")
+
+
+def _command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandGiven:
+    verb = detail.get("verb")
+    if verb not in list(Verb):
+        raise BadMessage(f"field 'detail.verb' is {verb!r}; it must be one of {', '.join(Verb)}")
+    return CommandGiven(
+        id=_words(envelope, "id"),
+        run=_name(detail, "run"),
+        verb=Verb(verb),
+        who=_words(detail, "who"),
+        why=_words(detail, "why", default=""),
+    )
+
+
+def _table(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise BadMessage(f"{name} must be a JSON object")
+    return value
+
+
+def _name(table: Mapping[str, Any], field: str) -> str:
+    value = table.get(field)
+    if not isinstance(value, str) or not JOB_NAME.fullmatch(value):
+        raise BadMessage(f"field 'detail.{field}' is {value!r}; it must be the name of a training job or run")
+    return value
+
+
+def _words(table: Mapping[str, Any], field: str, *, default: str | None = None) -> str:
+    value = table.get(field, default)
+    if not isinstance(value, str) or len(value) > WORDS_LIMIT:
+        raise BadMessage(f"field '{field}' must be text of at most {WORDS_LIMIT} characters")
+    return value

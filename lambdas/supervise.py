@@ -1,0 +1,29 @@
+"""Queue to decisions: the one function that thinks and acts. A message that fails goes back alone."""
+
+from typing import Any
+
+from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
+from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
+from observability import logger, metrics, tracer
+from rerail.wakeups import read
+from wiring import supervisor
+
+processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False)
+
+
+def look(record: SQSRecord) -> None:
+    """One message: read it, do what it asks for, and say in the log what became of the run."""
+    wakeup = read(record.body)
+    run = supervisor().handle(wakeup)
+    logger.info(
+        "looked",
+        extra={"wakeup": wakeup, "run": run and run.id, "state": run and run.state, "version": run and run.version},
+    )
+
+
+@logger.inject_lambda_context(clear_state=True)
+@metrics.log_metrics
+@tracer.capture_lambda_handler(capture_response=False)
+def handler(event: dict[str, Any], context: Any) -> Any:
+    metrics.add_metric(name="Wakeups", unit="Count", value=len(event["Records"]))
+    return process_partial_response(event=event, record_handler=look, processor=processor, context=context)

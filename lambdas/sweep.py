@@ -1,0 +1,23 @@
+"""The minute's round, from the schedule: asks about every open run and wakes the supervisor where something is due."""
+
+from typing import Any
+
+from observability import logger, metrics, tracer
+from wiring import minute_round
+
+
+@logger.inject_lambda_context(clear_state=True)
+@metrics.log_metrics
+@tracer.capture_lambda_handler(capture_response=False)
+def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
+    report = minute_round().make()
+    counts = {
+        "OpenRuns": report.open,
+        "DueRuns": report.due,
+        "DiscoveredJobs": report.discovered,
+        "BlindRuns": len(report.blind),
+    }
+    for name, value in counts.items():
+        metrics.add_metric(name=name, unit="Count", value=value)
+    logger.info("swept", extra={**counts, "blind": report.blind})
+    return counts

@@ -1,0 +1,56 @@
+"""Which adapter answers which port: the only place where the core meets AWS."""
+
+from datetime import UTC, datetime
+from functools import cache
+
+from rerail.actions import Severity
+from rerail.aws.dynamodb import DynamoRuns
+from rerail.aws.eventbridge import EventBus
+from rerail.aws.s3 import S3Checkpoints
+from rerail.aws.sagemaker import SageMakerJobs
+from rerail.aws.sns import SnsTopics
+from rerail.aws.sqs import SqsQueue
+from rerail.aws.ssm import SsmPolicies
+from rerail.loop import Supervisor
+from rerail.rounds import Round
+from settings import NotifySettings, SuperviseSettings, SweepSettings
+
+
+def now() -> datetime:
+    """The only clock."""
+    return datetime.now(UTC)
+
+
+@cache
+def supervisor() -> Supervisor:
+    """The loop, for `supervise`."""
+    settings = SuperviseSettings.from_environment()
+    return Supervisor(
+        runs=DynamoRuns(settings.table),
+        jobs=SageMakerJobs(),
+        checkpoints=S3Checkpoints(),
+        policies=SsmPolicies(settings.policy_prefix, now),
+        bus=EventBus(settings.bus),
+        clock=now,
+    )
+
+
+@cache
+def minute_round() -> Round:
+    """The round, for `sweep`."""
+    settings = SweepSettings.from_environment()
+    return Round(
+        runs=DynamoRuns(settings.table),
+        jobs=SageMakerJobs(),
+        checkpoints=S3Checkpoints(),
+        policies=SsmPolicies(settings.policy_prefix, now),
+        queue=SqsQueue(settings.queue_url),
+        clock=now,
+    )
+
+
+@cache
+def topics() -> SnsTopics:
+    """The topics, for `notify`."""
+    settings = NotifySettings.from_environment()
+    return SnsTopics({Severity.PAGE: settings.page_topic, Severity.INFORM: settings.inform_topic})

@@ -1,0 +1,366 @@
+"""Nights in the life of a run, hour by hour: the real loop and the real round on a pretend world."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from rerail.actions import Severity
+from rerail.causes import Cause
+from rerail.checkpoints import Health
+from rerail.errors import Blind
+from rerail.model import JobStatus, RunState
+from rerail.policy import Limits, Mode, OnMaxRuntime, Policy
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, RunDue
+
+from tests.fakes import RUN_TAG, World
+
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+BUG = 'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: bad shape","step":60,"rank":0}, exit code: 1'
+OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"
+ECC = "AlgorithmError: RuntimeError: CUDA error: uncorrectable ECC error encountered, exit code: 1"
+NO_MACHINES = "CapacityError: Unable to provision requested ML compute capacity."
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def adopted(world: World, **facts) -> World:
+    world.sagemaker.submit("gpt", **facts)
+    world.supervisor().handle(JobHeard("gpt"))
+    return world
+
+
+def said(world: World, severity: Severity) -> list[str]:
+    return [notice.title for notice in world.bus.told if notice.severity is severity]
+
+
+def command(world: World, verb: Verb, number: int = 1) -> None:
+    world.supervisor().handle(CommandGiven(f"c{number}", "gpt", verb, "ada", "testing"))
+
+
+def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world):
+    """00:00 the job trains. 01:00 a checkpoint. 01:10 the node dies. Minutes later the successor trains from it."""
+    adopted(world)
+    assert world.run().state is RunState.WATCHING
+    world.minutes(60)
+    world.checkpoints.save(step=1000)
+    world.minutes(10)
+    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": 1100.0})
+    world.minutes(3)
+
+    run = world.run()
+    assert [attempt.job_name for attempt in run.attempts] == ["gpt", "gpt-a002"]
+    assert run.state is RunState.WATCHING
+    assert run.attempts[0].cause is Cause.INFRASTRUCTURE
+    assert run.open_incident and run.open_incident.lost_steps == 100
+    assert world.sagemaker.requests["gpt-a002"]["Environment"] == {
+        "RERAIL_RUN": "gpt",
+        "RERAIL_ATTEMPT": "2",
+        "RERAIL_RESUME_STEP": "1000",
+    }
+
+    world.checkpoints.save(step=1500, attempt=2)
+    world.minutes(2)
+    assert world.run().open_incident is None, "a newer checkpoint closes the incident"
+    world.sagemaker.end("gpt-a002", JobStatus.COMPLETED)
+    world.minutes(2)
+    assert world.run().state is RunState.COMPLETED
+    assert not world.run().is_open
+    assert said(world, Severity.PAGE) == []
+    assert said(world, Severity.INFORM) == ["gpt: infrastructure: relaunching", "gpt: recovered", "gpt: completed"]
+
+
+def test_the_newest_checkpoint_is_no_use_unless_it_is_whole_and_clean(world):
+    """A torn save and a suspect one are passed over."""
+    adopted(world)
+    world.checkpoints.save(step=500)
+    world.checkpoints.save(step=600, health=Health.SUSPECT)
+    world.checkpoints.save(step=700, missing=("rank-1.pt",))
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(3)
+    assert world.run().current.resumed_from_step == 500
+
+
+def test_a_bug_is_tried_once_more_and_then_held(world):
+    """The same error at the same step twice is deterministic: no third attempt, one page."""
+    adopted(world)
+    world.checkpoints.save(step=50)
+    world.sagemaker.fail("gpt", BUG)
+    world.minutes(3)
+    assert world.run().current.number == 2
+    world.sagemaker.fail("gpt-a002", BUG)
+    world.minutes(90)
+    run = world.run()
+    assert (run.state, run.current.number) == (RunState.HELD, 2)
+    assert "same error at step 60 in attempts 1 and 2" in run.hold_reason
+    assert said(world, Severity.PAGE) == ["gpt: held"]
+
+
+def test_out_of_memory_is_not_retried(world):
+    adopted(world)
+    world.sagemaker.fail("gpt", OOM)
+    world.minutes(90)
+    assert world.run().state is RunState.HELD
+    assert "smaller batch" in world.run().hold_reason
+    assert list(world.sagemaker.jobs) == ["gpt"]
+
+
+def test_a_broken_gpu_is_not_handed_back_by_the_warm_pool(world):
+    adopted(world, keep_alive_seconds=1800)
+    world.sagemaker.fail("gpt", ECC)
+    world.minutes(3)
+    assert world.sagemaker.released == ["gpt"]
+    assert world.run().current.number == 2
+
+
+def test_waiting_for_capacity_costs_time_and_no_attempts(world):
+    """Five hours without machines: no attempt is spent, no storm is called, and the run goes on when they come."""
+    adopted(world)
+    world.checkpoints.save(step=10)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.sagemaker.no_capacity = 20
+    world.minutes(300)
+    run = world.run()
+    assert run.state is RunState.WATCHING
+    assert [attempt.job_name for attempt in run.attempts] == ["gpt", "gpt-a002"]
+    assert said(world, Severity.PAGE) == []
+
+
+def test_a_job_that_gets_no_machines_is_launched_again_until_patience_ends(world):
+    """CapacityError on a job that was accepted: another job each time, a hold after the policy's 12 hours."""
+    world.sagemaker.machines_come = False
+    adopted(world)
+    for _ in range(60):
+        if world.run().current.may_be_live:
+            world.sagemaker.fail(world.run().current.job_name, NO_MACHINES)
+        world.minutes(15)
+    run = world.run()
+    assert run.state is RunState.HELD
+    assert "no capacity for 12" in run.hold_reason
+    assert run.ledger.charges == {}
+
+
+def test_never_against_a_human(world):
+    """A stop that we did not ask for ends the run."""
+    adopted(world)
+    world.sagemaker.end("gpt", JobStatus.STOPPED)
+    world.minutes(120)
+    assert world.run().state is RunState.STOPPED
+    assert list(world.sagemaker.jobs) == ["gpt"]
+
+
+@pytest.mark.parametrize(("choice", "jobs"), [(OnMaxRuntime.STOP, 1), (OnMaxRuntime.RELAUNCH, 2)])
+def test_the_policy_decides_what_a_spent_max_runtime_means(world, choice, jobs):
+    world.policies.by_name["default"] = Policy(on_max_runtime=choice)
+    adopted(world)
+    world.sagemaker.end("gpt", JobStatus.STOPPED, secondary="MaxRuntimeExceeded")
+    world.minutes(5)
+    assert len(world.sagemaker.jobs) == jobs
+
+
+def test_sagemakers_own_restart_is_left_alone(world):
+    """Spot interruption and cluster repair happen inside the same job: count them and keep still."""
+    adopted(world)
+    job = world.sagemaker.jobs["gpt"]
+    for secondary in ("Interrupted", "Starting", "Training", "Restarting", "Training"):
+        world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary)
+        world.minutes(2)
+    run = world.run()
+    assert (run.state, run.current.number, run.current.self_repairs) == (RunState.WATCHING, 1, 2)
+
+
+def test_three_attempts_without_a_newer_checkpoint_are_enough(world):
+    adopted(world)
+    for _ in range(6):
+        world.sagemaker.fail(world.run().current.job_name, "AlgorithmError: , exit code: 137")
+        world.minutes(20)
+        if world.run().state is RunState.HELD:
+            break
+    assert world.run().current.number == 3
+    assert "3 attempts trained and left no newer checkpoint" in world.run().hold_reason
+
+
+def test_progress_refunds_every_budget(world):
+    """Thirty node losses in a row are fine as long as each attempt leaves a newer checkpoint."""
+    adopted(world)
+    for number in range(1, 31):
+        world.minutes(40)
+        world.checkpoints.save(step=number * 100)
+        world.sagemaker.fail(world.run().current.job_name, NODE_LOST)
+        world.minutes(3)
+    assert world.run().state is RunState.WATCHING
+    assert world.run().ledger.charges == {Cause.INFRASTRUCTURE: 1}
+    assert said(world, Severity.PAGE) == []
+
+
+def test_a_restart_storm_is_held(world):
+    """Machines that come up and die at once, five times in half an hour."""
+    world.policies.by_name["default"] = Policy(limits=Limits(attempts_without_progress=100))
+    adopted(world)
+    for _ in range(10):
+        if world.run().current.may_be_live:
+            world.sagemaker.fail(world.run().current.job_name, NODE_LOST, training_started_at=None)
+        world.minutes(2)
+    assert "restart storm: 5 starts" in world.run().hold_reason
+
+
+def test_observe_mode_says_what_it_would_do_and_does_nothing(world):
+    world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
+    adopted(world)
+    world.checkpoints.save(step=70)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(60)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    assert "observing only: would relaunch from step 70" in world.run().hold_reason
+    assert said(world, Severity.PAGE) == []
+
+
+def test_an_unknown_policy_is_one_notice_and_observe_mode(world):
+    adopted(world, policy="defualt")
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(60)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    assert [title for title in said(world, Severity.INFORM) if "observing only" in title] == ["gpt: observing only"]
+
+
+def test_a_job_without_the_tag_is_never_touched(world):
+    world.sagemaker.submit("mine", policy=None)
+    world.supervisor().handle(JobHeard("mine"))
+    world.sagemaker.fail("mine", NODE_LOST)
+    world.supervisor().handle(JobHeard("mine"))
+    world.minutes(30)
+    assert world.runs.records == {}
+    assert world.bus.told == []
+    assert list(world.sagemaker.jobs) == ["mine"]
+
+
+def test_a_forged_run_tag_steers_nobody(world):
+    """A job that claims to belong to a run which did not launch it is told off and left alone."""
+    adopted(world)
+    world.sagemaker.submit("cuckoo")
+    world.sagemaker.job_tags["cuckoo"][RUN_TAG] = "gpt"
+    world.supervisor().handle(JobHeard("cuckoo"))
+    world.sagemaker.fail("cuckoo", NODE_LOST)
+    world.minutes(5)
+    assert world.run().state is RunState.WATCHING
+    assert said(world, Severity.INFORM) == ["cuckoo: not supervised"]
+
+
+def test_a_name_used_again_after_a_delete_is_another_run(world):
+    adopted(world)
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.minutes(2)
+    del world.sagemaker.jobs["gpt"]
+    world.clock.pass_by(timedelta(hours=1))
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(3)
+    assert world.run().state is RunState.COMPLETED
+    assert world.run("gpt-202601310102").current.job_name == "gpt-202601310102-a002"
+
+
+def test_a_job_whose_events_were_all_lost_is_found_by_the_sweep(world):
+    world.sagemaker.submit("gpt")
+    world.minutes(2)
+    assert world.run().state is RunState.WATCHING
+
+
+def test_a_hold_lets_the_job_run_and_a_release_takes_it_back(world):
+    adopted(world)
+    command(world, Verb.HOLD)
+    world.checkpoints.save(step=10)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(30)
+    assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
+    command(world, Verb.RELEASE, 2)
+    assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
+    assert world.run().current.resumed_from_step == 10
+
+
+def test_a_command_that_arrives_twice_is_granted_once(world):
+    adopted(world)
+    world.checkpoints.save(step=10)
+    command(world, Verb.RESTART)
+    world.clock.pass_by(timedelta(minutes=1))
+    world.checkpoints.save(step=20)
+    world.minutes(5)
+    assert world.run().current.number == 2
+    command(world, Verb.RESTART)
+    world.minutes(60)
+    assert world.run().current.number == 2
+
+
+def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
+    adopted(world)
+    world.checkpoints.save(step=10)
+    world.minutes(2)
+    command(world, Verb.RESTART)
+    world.minutes(3)
+    assert world.run().state is RunState.SAVING
+    assert world.sagemaker.live() == ["gpt"], "an old checkpoint is not what we wait for"
+    world.checkpoints.save(step=20)
+    world.minutes(3)
+    run = world.run()
+    assert (run.state, run.current.job_name, run.current.resumed_from_step) == (RunState.WATCHING, "gpt-a002", 20)
+
+
+def test_a_stop_does_not_wait_for_ever(world):
+    adopted(world)
+    command(world, Verb.STOP)
+    world.minutes(14)
+    assert world.sagemaker.live() == ["gpt"]
+    world.minutes(4)
+    assert world.run().state is RunState.STOPPED
+    assert world.sagemaker.live() == []
+
+
+def test_a_describe_that_fails_for_an_hour_stops_nothing(world):
+    """Blind is not healthy, and no reason to act: the round counts it, and carries on when it sees again."""
+    adopted(world)
+    describe = world.sagemaker.describe
+    world.sagemaker.describe = lambda name: (_ for _ in ()).throw(Blind("DescribeTrainingJob: timed out"))
+    for _ in range(60):
+        world.clock.pass_by(timedelta(minutes=1))
+        assert world.round().make().blind == ("gpt",)
+    world.sagemaker.describe = describe
+    world.minutes(2)
+    assert world.run().state is RunState.WATCHING
+    assert world.sagemaker.live() == ["gpt"]
+
+
+def test_a_name_taken_by_somebody_elses_job_is_held_with_a_page(world):
+    """A successor's name that another job has: never adopted, never stopped, a human is asked."""
+    adopted(world)
+    world.sagemaker.submit("gpt-a002", policy=None)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(3)
+    assert world.run().state is RunState.HELD
+    assert "another job has that name" in world.run().hold_reason
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_every_decision_is_kept_with_its_reason_and_inputs(world):
+    adopted(world)
+    world.checkpoints.save(step=10)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(3)
+    assert [entry.finding for entry in world.runs.timeline][:3] == ["adopted", "training", "job_failed"]
+    failed = world.runs.timeline[2]
+    assert failed.before is RunState.WATCHING
+    assert failed.after is RunState.WAITING
+    assert failed.inputs["resume_step"] == 10
+    assert failed.signal["type"] == "JobSeen"
+    assert all(entry.reason for entry in world.runs.timeline)
+
+
+def test_a_look_at_a_run_in_which_nothing_happened_writes_nothing(world):
+    adopted(world)
+    before = world.run().version
+    for _ in range(20):
+        world.clock.pass_by(timedelta(minutes=1))
+        world.supervisor().handle(RunDue("gpt"))
+    assert world.run().version == before

@@ -1,0 +1,194 @@
+"""Any order, repetition, loss and delay of signals, crashes anywhere, operators at any time: the promises hold."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from rerail.errors import Blind, Throttled
+from rerail.model import JobStatus, Run
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, RunDue
+
+from tests.fakes import World
+
+REASONS = [
+    "InternalServerError: We encountered an internal error.  Please try again.",
+    "CapacityError: Unable to provision requested ML compute capacity.",
+    "AlgorithmError: RuntimeError: CUDA error: uncorrectable ECC error encountered, exit code: 1",
+    'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: x","step":7,"rank":0}, exit code: 1',
+    "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1",
+    "AlgorithmError: , exit code: 137",
+    "",
+]
+
+
+class Crash(Exception):
+    """The function died here."""
+
+
+class Nights(RuleBasedStateMachine):
+    """One run in a hostile world."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World()
+        self.strikes: list[tuple[int, bool, Callable[[], Exception]]] = []
+        self.calls = 0
+        self.commands = 0
+        self.step = 0
+        self.human_stop: tuple[int, int] | None = None
+        self.world.sagemaker.submit("gpt")
+        self.world.supervisor().handle(JobHeard("gpt"))
+        self.before = self.world.run()
+
+    def _handle(self, wakeup: JobHeard | RunDue | CommandGiven) -> None:
+        try:
+            self.world.supervisor(self._wrap).handle(wakeup)
+        except (Crash, Blind, Throttled):
+            self.strikes.clear()
+
+    def _wrap(self, port: Any) -> Any:
+        machine = self
+
+        class Port:
+            def __getattr__(self, name: str) -> Any:
+                method = getattr(port, name)
+                return lambda *args, **kwargs: machine._pass_on(method, args, kwargs)
+
+        return Port()
+
+    def _pass_on(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.calls += 1
+        due = [strike for strike in self.strikes if strike[0] <= self.calls]
+        if due and not due[0][1]:
+            self.strikes.remove(due[0])
+            raise due[0][2]()
+        result = method(*args, **kwargs)
+        if due:
+            self.strikes.remove(due[0])
+            raise due[0][2]()
+        return result
+
+    def _live(self) -> str | None:
+        live = self.world.sagemaker.live()
+        return live[0] if live else None
+
+    # What the world does
+
+    @rule(reason=st.sampled_from(REASONS), trained=st.booleans(), step=st.integers(0, 40))
+    def the_job_fails(self, reason: str, trained: bool, step: int) -> None:
+        if job := self._live():
+            facts = {} if trained else {"training_started_at": None}
+            self.world.sagemaker.fail(job, reason, metrics={"step": float(step)}, **facts)
+
+    @rule()
+    def the_job_completes(self) -> None:
+        if job := self._live():
+            self.world.sagemaker.end(job, JobStatus.COMPLETED)
+
+    @rule()
+    def a_human_stops_the_job(self) -> None:
+        if (job := self._live()) and self.world.run().stop is None:
+            self.world.sagemaker.end(job, JobStatus.STOPPED)
+            self.human_stop = (len(self.world.sagemaker.jobs), self.commands)
+
+    @rule(steps=st.integers(1, 30))
+    def a_checkpoint_is_saved(self, steps: int) -> None:
+        if self._live():
+            self.step += steps
+            self.world.checkpoints.save(step=self.step)
+
+    @rule(count=st.integers(1, 3))
+    def capacity_is_short(self, count: int) -> None:
+        self.world.sagemaker.no_capacity = count
+
+    @rule(minutes=st.sampled_from([0.1, 1, 5, 40, 800]))
+    def time_passes(self, minutes: float) -> None:
+        self.world.clock.pass_by(timedelta(minutes=minutes))
+
+    # What reaches the supervisor, or does not
+
+    @rule(attempt=st.integers(1, 6))
+    def an_event_arrives(self, attempt: int) -> None:
+        name = "gpt" if attempt == 1 else f"gpt-a{attempt:03d}"
+        if name in self.world.sagemaker.jobs:
+            self._handle(JobHeard(name))
+
+    @rule()
+    def the_sweep_comes_round(self) -> None:
+        self.world.round().make()
+        waiting, self.world.queue.waiting = self.world.queue.waiting, []
+        for wakeup in waiting:
+            self._handle(RunDue(wakeup["run"]) if "run" in wakeup else JobHeard(wakeup["job"]))
+
+    @rule(verb=st.sampled_from(Verb), twice=st.booleans())
+    def an_operator_speaks(self, verb: Verb, twice: bool) -> None:
+        self.commands += 1
+        for _ in range(2 if twice else 1):
+            self._handle(CommandGiven(f"c{self.commands}", "gpt", verb, "ada", ""))
+
+    @rule(
+        calls=st.integers(1, 12),
+        after=st.booleans(),
+        error=st.sampled_from([Crash, lambda: Throttled("Rate exceeded"), lambda: Blind("timed out")]),
+    )
+    def the_supervisor_will_be_struck(self, calls: int, after: bool, error: Callable[[], Exception]) -> None:
+        self.strikes.append((self.calls + calls, after, error))
+
+    # The promises
+
+    @invariant()
+    def never_two_live_attempts(self) -> None:
+        assert self.world.sagemaker.most_live_at_once <= 1
+
+    @invariant()
+    def never_a_relaunch_against_a_human(self) -> None:
+        """After a human's stop there is no other job, unless an operator spoke since."""
+        if self.human_stop and self.human_stop[1] == self.commands:
+            assert len(self.world.sagemaker.jobs) == self.human_stop[0]
+
+    @invariant()
+    def budgets_grow_only_by_progress_or_a_human(self) -> None:
+        run, before = self.world.run(), self.before
+        self.before = run
+        refunded = run.ledger.progress_step != before.ledger.progress_step
+        pardoned = run.commands != before.commands
+        if not (refunded or pardoned):
+            for cause, count in before.ledger.charges.items():
+                assert run.ledger.charges.get(cause, 0) >= count
+            assert run.ledger.without_progress >= before.ledger.without_progress
+
+    @invariant()
+    def an_attempt_is_named_once_and_resumes_from_what_was_saved(self) -> None:
+        run: Run = self.world.run()
+        assert [attempt.number for attempt in run.attempts] == list(range(1, len(run.attempts) + 1))
+        saved = {checkpoint.step for checkpoint in self.world.checkpoints.under(run.checkpoint_uri)}
+        assert {a.resumed_from_step for a in run.attempts} <= saved | {None}
+
+    @invariant()
+    def no_checkpoint_is_ever_lost(self) -> None:
+        assert [c.step for c in self.world.checkpoints.under(self.world.run().checkpoint_uri)][:1] in ([self.step], [])
+
+    def teardown(self) -> None:
+        """Left to itself, with each job failing without progress, every run ends or is held; nothing stays owed."""
+        if not hasattr(self, "world"):
+            return
+        self.strikes.clear()
+        self.world.sagemaker.no_capacity = 0
+        for _ in range(400):
+            if not self.world.run().is_open:
+                break
+            if job := self._live():
+                self.world.sagemaker.fail(job, REASONS[0])
+            self.world.minutes(20, every=timedelta(minutes=10))
+        run = self.world.run()
+        assert run.state.is_end, f"the run never ended: {run.state}"
+        assert run.pending == ()
+        assert self._live() is None
+
+
+TestNights = Nights.TestCase
+TestNights.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,257 @@
+"""A pretend world for the core: a SageMaker that keeps its rules, a memory that keeps its conditions, and a clock."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from rerail.actions import Tell
+from rerail.checkpoints import Checkpoint
+from rerail.codec import dumps, loads
+from rerail.errors import CapacityRefused, Conflict, JobExists, JobNotFound, UnknownPolicy
+from rerail.loop import Supervisor
+from rerail.model import Job, JobStatus, Run, TimelineEntry
+from rerail.policy import Policy
+from rerail.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
+from rerail.rounds import Round
+
+MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
+BUCKET = "s3://bucket/checkpoints/"
+
+
+@dataclass
+class Clock:
+    """Time that passes when it is told to."""
+
+    now: datetime = MIDNIGHT
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def pass_by(self, duration: timedelta) -> None:
+        self.now += duration
+
+
+@dataclass
+class FakeRuns:
+    """The memory: records survive only as text, as they would in a table."""
+
+    records: dict[str, str] = field(default_factory=dict)
+    requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    jobs: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+    timeline: list[TimelineEntry] = field(default_factory=list)
+
+    def load(self, run_id: str) -> Run | None:
+        record = self.records.get(run_id)
+        return loads(Run, record) if record else None
+
+    def save(self, run: Run, entry: TimelineEntry | None = None, request: Mapping[str, Any] | None = None) -> None:
+        stored = self.load(run.id)
+        if (stored.version if stored else 0) != run.version - 1:
+            raise Conflict(f"{run.id} is at version {stored and stored.version}")
+        self.records[run.id] = dumps(run)
+        self.jobs |= {attempt.job_name: run.id for attempt in run.attempts}
+        if entry:
+            self.timeline.append(entry)
+        if request is not None:
+            self.requests[run.id] = request
+
+    def request(self, run_id: str) -> Mapping[str, Any]:
+        return self.requests[run_id]
+
+    def run_of(self, job_name: str) -> str | None:
+        return self.jobs.get(job_name)
+
+    def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
+        new = job_name not in self.ignored
+        self.ignored[job_name] = reason
+        return new
+
+    def unheard_of(self, job_names: Collection[str]) -> set[str]:
+        return set(job_names) - set(self.jobs) - set(self.ignored)
+
+    def open_runs(self) -> Iterable[Run]:
+        return [run for run in (self.load(run_id) for run_id in self.records) if run and run.is_open]
+
+
+@dataclass
+class FakeSageMaker:
+    """Training jobs with SageMaker's rules: unique names, terminal states that last, stops that are idempotent."""
+
+    clock: Clock
+    jobs: dict[str, Job] = field(default_factory=dict)
+    job_tags: dict[str, dict[str, str]] = field(default_factory=dict)
+    requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)
+    no_capacity: int = 0
+    machines_come: bool = True
+    most_live_at_once: int = 0
+
+    def submit(self, name: str, *, policy: str | None = "default", uri: str = BUCKET, **facts: Any) -> Job:
+        """A user's own job; it trains at once."""
+        tags = {POLICY_TAG: policy} if policy else {}
+        job = self._start(name, tags, uri)
+        self.jobs[name] = replace(job, **facts)
+        return self.jobs[name]
+
+    def describe(self, job_name: str) -> tuple[Job, Mapping[str, Any]]:
+        if job_name not in self.jobs:
+            raise JobNotFound(job_name)
+        job = self.jobs[job_name]
+        return job, {"TrainingJobName": job.name, "CheckpointConfig": {"S3Uri": job.checkpoint_uri}}
+
+    def tags(self, arn: str) -> Mapping[str, str]:
+        return self.job_tags[arn.rpartition("/")[2]]
+
+    def request_members(self) -> Collection[str]:
+        return {"TrainingJobName", "CheckpointConfig", "Tags"}
+
+    def changed_since(self, time: datetime) -> Sequence[str]:
+        return [job.name for job in self.jobs.values() if job.status in (JobStatus.IN_PROGRESS, JobStatus.FAILED)]
+
+    def create(self, request: Mapping[str, Any]) -> None:
+        name = request["TrainingJobName"]
+        if name in self.jobs:
+            raise JobExists(name)
+        if self.no_capacity:
+            self.no_capacity -= 1
+            raise CapacityRefused("ResourceLimitExceeded: no instances")
+        self._start(name, {tag["Key"]: tag["Value"] for tag in request["Tags"]}, request["CheckpointConfig"]["S3Uri"])
+        self.requests[name] = request
+
+    def stop(self, job_name: str) -> None:
+        if job_name in self.jobs and not self.jobs[job_name].status.is_terminal:
+            self.end(job_name, JobStatus.STOPPED)
+
+    def release_warm_pool(self, job_name: str) -> None:
+        self.released.append(job_name)
+
+    def end(self, name: str, status: JobStatus, reason: str = "", *, secondary: str = "", **facts: Any) -> None:
+        """The job ends now."""
+        self.jobs[name] = replace(
+            self.jobs[name],
+            status=status,
+            secondary=secondary or status.value,
+            ended_at=self.clock(),
+            failure_reason=reason,
+            **facts,
+        )
+
+    def fail(self, name: str, reason: str, **facts: Any) -> None:
+        """The job fails now."""
+        self.end(name, JobStatus.FAILED, reason, **facts)
+
+    def live(self) -> list[str]:
+        """Names of the jobs that are not terminal."""
+        return [job.name for job in self.jobs.values() if not job.status.is_terminal]
+
+    def _start(self, name: str, tags: dict[str, str], uri: str) -> Job:
+        self.jobs[name] = Job(
+            name=name,
+            arn=f"arn:aws:sagemaker:eu-west-1:111122223333:training-job/{name}",
+            status=JobStatus.IN_PROGRESS,
+            secondary="Training" if self.machines_come else "Pending",
+            created_at=self.clock(),
+            training_started_at=self.clock() if self.machines_come else None,
+            checkpoint_uri=uri,
+        )
+        self.job_tags[name] = tags
+        self.most_live_at_once = max(self.most_live_at_once, len(self.live()))
+        return self.jobs[name]
+
+
+@dataclass
+class FakeCheckpoints:
+    """Saved states by folder."""
+
+    clock: Clock
+    saved: dict[str, list[Checkpoint]] = field(default_factory=dict)
+
+    def save(self, step: int, *, uri: str = BUCKET, attempt: int = 1, **facts: Any) -> None:
+        checkpoint = Checkpoint(f"{uri}step-{step:09d}/", step, attempt, self.clock(), **facts)
+        self.saved.setdefault(uri, []).insert(0, checkpoint)
+
+    def under(self, uri: str) -> Sequence[Checkpoint]:
+        return list(self.saved.get(uri, []))
+
+
+@dataclass
+class FakePolicies:
+    """Policies by name."""
+
+    by_name: dict[str, Policy] = field(default_factory=lambda: {"default": Policy()})
+
+    def get(self, name: str) -> Policy:
+        if name not in self.by_name:
+            raise UnknownPolicy(name)
+        return self.by_name[name]
+
+
+@dataclass
+class FakeBus:
+    """What people were told."""
+
+    told: list[Tell] = field(default_factory=list)
+
+    def publish(self, notice: Tell, *, run: str, at: datetime) -> None:
+        self.told.append(notice)
+
+
+@dataclass
+class FakeQueue:
+    """Wake-ups for the supervisor."""
+
+    waiting: list[Mapping[str, str]] = field(default_factory=list)
+
+    def wake(self, wakeups: Sequence[Mapping[str, str]], *, at: datetime) -> None:
+        self.waiting.extend(wakeups)
+
+
+@dataclass
+class World:
+    """All of it together, with the real loop and the real round on top."""
+
+    clock: Clock = field(default_factory=Clock)
+    runs: FakeRuns = field(default_factory=FakeRuns)
+    policies: FakePolicies = field(default_factory=FakePolicies)
+    bus: FakeBus = field(default_factory=FakeBus)
+    queue: FakeQueue = field(default_factory=FakeQueue)
+
+    def __post_init__(self) -> None:
+        self.sagemaker = FakeSageMaker(self.clock)
+        self.checkpoints = FakeCheckpoints(self.clock)
+
+    def supervisor(self, wrap: Callable[[Any], Any] = lambda port: port) -> Supervisor:
+        """The loop on this world; `wrap` may stand between it and each port."""
+        return Supervisor(
+            runs=wrap(self.runs),
+            jobs=wrap(self.sagemaker),
+            checkpoints=wrap(self.checkpoints),
+            policies=self.policies,
+            bus=wrap(self.bus),
+            clock=self.clock,
+        )
+
+    def round(self) -> Round:
+        return Round(self.runs, self.sagemaker, self.checkpoints, self.policies, self.queue, self.clock)
+
+    def run(self, run_id: str = "gpt") -> Run:
+        run = self.runs.load(run_id)
+        assert run is not None, f"no run {run_id}"
+        return run
+
+    def minutes(self, count: float, *, every: timedelta = timedelta(minutes=1)) -> None:
+        """Let time pass with a sweep each minute, whose wake-ups the supervisor follows."""
+        from rerail.wakeups import JobHeard, RunDue
+
+        end = self.clock() + timedelta(minutes=count)
+        while self.clock() < end:
+            self.clock.pass_by(every)
+            self.round().make()
+            waiting, self.queue.waiting = self.queue.waiting, []
+            for wakeup in waiting:
+                self.supervisor().handle(RunDue(wakeup["run"]) if "run" in wakeup else JobHeard(wakeup["job"]))
+
+
+__all__ = ["ATTEMPT_TAG", "BUCKET", "MIDNIGHT", "RUN_TAG", "Clock", "World"]
