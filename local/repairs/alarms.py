@@ -1,0 +1,139 @@
+"""Evaluates metric alarms as CloudWatch does, and tells the bus.
+
+MiniStack's alarm looks at every metric of that name whatever its dimensions, treats missing data as no news, ignores
+DatapointsToAlarm, is evaluated only when PutMetricData is called (so it never returns to OK by itself) and puts no
+event on the bus, even for SetAlarmState. AWS evaluates periods of one exact metric all the time, fills the gaps by
+TreatMissingData, and sends `CloudWatch Alarm State Change` to the default bus on every change of state.
+
+Differences that remain: the periods end now instead of at whole minutes, so ALARM comes at once and OK one period after
+the last bad datapoint; a new alarm's missing data is first judged after a minute (the first look CloudWatch takes).
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ministack.core.responses import get_account_id, get_region, request_scope
+from ministack.services import cloudwatch, eventbridge
+
+LOOK_EVERY_S = 1.0
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "GreaterThanOrEqualToThreshold": lambda value, threshold: value >= threshold,
+    "GreaterThanThreshold": lambda value, threshold: value > threshold,
+    "LessThanThreshold": lambda value, threshold: value < threshold,
+    "LessThanOrEqualToThreshold": lambda value, threshold: value <= threshold,
+}
+
+logger = logging.getLogger("local.alarms")
+
+
+def apply(first_look_s: float) -> None:
+    def evaluate(alarm: dict[str, Any]) -> None:
+        if alarm.get("MetricName"):
+            _evaluate(alarm, first_look_s)
+
+    cloudwatch._evaluate_alarm = evaluate
+    stock_actions = cloudwatch._dispatch_alarm_actions
+
+    def act_and_tell(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
+        stock_actions(alarm, old_state, new_state, reason)
+        tell_bus(alarm, old_state, new_state, reason)
+
+    cloudwatch._dispatch_alarm_actions = act_and_tell
+    threading.Thread(target=_watch, name="alarms", daemon=True).start()
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(LOOK_EVERY_S)
+        for (account, region, _name), alarm in list(cloudwatch._alarms._data.items()):
+            try:
+                with request_scope(account, region):
+                    cloudwatch._evaluate_alarm(alarm)
+            except Exception:
+                logger.exception("alarm %s", alarm.get("AlarmName"))
+
+
+def _evaluate(alarm: dict[str, Any], first_look_s: float) -> None:
+    values = datapoints(alarm, time.time())
+    young = time.time() - alarm["AlarmConfigurationUpdatedTimestamp"] < first_look_s
+    if young and all(value is None for value in values):
+        return
+    new_state = judge(alarm, values)
+    old_state = alarm["StateValue"]
+    if new_state != old_state:
+        shown = ", ".join("missing" if value is None else f"{value:g}" for value in values)
+        reason = (
+            f"Threshold Crossed: datapoints [{shown}] against {alarm['ComparisonOperator']} {alarm['Threshold']:g} "
+            f"(missing data: {alarm['TreatMissingData']})"
+        )
+        alarm |= {"StateValue": new_state, "StateReason": reason, "StateUpdatedTimestamp": int(time.time())}
+        cloudwatch._record_history(alarm["AlarmName"], old_state, new_state, reason)
+        cloudwatch._dispatch_alarm_actions(alarm, old_state, new_state, reason)
+        cloudwatch._evaluate_parent_alarms(alarm)
+
+
+def datapoints(alarm: dict[str, Any], now: float) -> list[float | None]:
+    """The statistic of each evaluation period, newest first; None where there was no data."""
+    dimensions = cloudwatch._dims_from_list(alarm.get("Dimensions") or [])
+    key = (alarm["Namespace"], alarm["MetricName"], cloudwatch._dims_key(dimensions))
+    points = list(cloudwatch._metrics.get(key) or [])
+    statistic = alarm.get("ExtendedStatistic") or alarm.get("Statistic") or "Average"
+    period = int(alarm["Period"])
+    values: list[float | None] = []
+    for number in range(int(alarm["EvaluationPeriods"])):
+        end = now - number * period
+        # A point of this very instant may be stamped a moment ahead, so the newest period is open.
+        inside = [p for p in points if end - period <= p["Timestamp"] and (p["Timestamp"] < end or number == 0)]
+        statistics = cloudwatch._calc_stats(inside)
+        values.append(cloudwatch._stat_value(statistics, statistic, inside) if statistics else None)
+    return values
+
+
+def judge(alarm: dict[str, Any], values: list[float | None]) -> str:
+    """ALARM, OK or INSUFFICIENT_DATA for these datapoints; the present state where `ignore` says so."""
+    treatment = alarm.get("TreatMissingData") or "missing"
+    state: str = alarm["StateValue"]
+    if all(value is None for value in values) and treatment in ("missing", "ignore"):
+        return state if treatment == "ignore" else "INSUFFICIENT_DATA"
+    breaches = COMPARISONS[alarm["ComparisonOperator"]]
+    bad = sum(treatment == "breaching" if value is None else breaches(value, alarm["Threshold"]) for value in values)
+    needed = int(alarm.get("DatapointsToAlarm") or alarm["EvaluationPeriods"])
+    return "ALARM" if bad >= needed else "OK"
+
+
+def tell_bus(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
+    """The event of a change of state. Fact: CloudWatch user guide, "Alarm events and EventBridge"."""
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S.000+0000", time.gmtime())
+    metric = {
+        "namespace": alarm.get("Namespace"),
+        "name": alarm.get("MetricName"),
+        "dimensions": cloudwatch._dims_from_list(alarm.get("Dimensions") or []),
+    }
+    stat = alarm.get("ExtendedStatistic") or alarm.get("Statistic")
+    detail = {
+        "alarmName": alarm["AlarmName"],
+        "configuration": {
+            "description": alarm.get("AlarmDescription", ""),
+            "metrics": [
+                {
+                    "id": "m1",
+                    "metricStat": {"metric": metric, "period": alarm.get("Period"), "stat": stat},
+                    "returnData": True,
+                }
+            ],
+        },
+        "previousState": {"value": old_state, "timestamp": moment},
+        "state": {"value": new_state, "reason": reason, "timestamp": moment},
+    }
+    arn = alarm.get("AlarmArn") or f"arn:aws:cloudwatch:{get_region()}:{get_account_id()}:alarm:{alarm['AlarmName']}"
+    entry = {
+        "Source": "aws.cloudwatch",
+        "DetailType": "CloudWatch Alarm State Change",
+        "Detail": json.dumps(detail),
+        "Resources": [arn],
+    }
+    eventbridge._put_events({"Entries": [entry]}, allow_aws_source=True)

@@ -1,0 +1,62 @@
+"""The faults waiting to strike API calls and new jobs, filled by LocalInject."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ServiceError
+from .job import Job
+
+CAPACITY_ERROR = (
+    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
+)
+INTERNAL_ERROR = "InternalServerError: We encountered an internal error.  Please try again."
+
+
+@dataclass
+class Faults:
+    """Counters that each call or job uses up by one; `capacity_wait` is the time in Pending, in seconds."""
+
+    refused_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    capacity_failures: int = 0
+    capacity_delays: int = 0
+    capacity_wait: float = 0.0
+
+    def strike_call(self, operation: str, request: dict[str, Any]) -> None:
+        for fault in ("describe_error", "throttle", "resource_limit"):
+            if self.refused_calls[fault, operation] > 0:
+                self.refused_calls[fault, operation] -= 1
+                raise _refusal(fault, request)
+
+    def arm_call(self, fault: str, operation: str, count: int) -> None:
+        self.refused_calls[fault, operation] = count
+
+    def take_capacity(self) -> tuple[float, bool]:
+        """How long a new job waits for capacity, and whether it gets it."""
+        if self.capacity_failures > 0:
+            self.capacity_failures -= 1
+            return self.capacity_wait, False
+        if self.capacity_delays > 0:
+            self.capacity_delays -= 1
+            return self.capacity_wait, True
+        return 0.0, True
+
+
+def _refusal(fault: str, request: dict[str, Any]) -> ServiceError:
+    if fault == "throttle":
+        return ServiceError("ThrottlingException", "Rate exceeded")
+    if fault == "describe_error":
+        message = "The request processing has failed because of an unknown error, exception or failure."
+        return ServiceError("InternalFailure", message, status=500)
+    instance_type = request.get("ResourceConfig", {}).get("InstanceType", "ml.p4d.24xlarge")
+    delta = request.get("ResourceConfig", {}).get("InstanceCount", 1)
+    return ServiceError(
+        "ResourceLimitExceeded",
+        f"The account-level service limit '{instance_type} for training job usage' is 0 Instances, with current "
+        f"utilization of 0 Instances and a request delta of {delta} Instances. "
+        "Please use AWS Service Quotas to request an increase for this quota.",
+    )
+
+
+def pending_limit(job: Job) -> float:
+    return float(job.request["StoppingCondition"].get("MaxPendingTimeInSeconds", "inf"))

@@ -1,0 +1,116 @@
+"""LocalInject: the faults that tests and demonstrations can cause, one function each."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from .errors import invalid, not_found
+from .events import Delivery, EventFeed
+from .fleet import Fleet
+from .job import Secondary, Status
+from .lifecycle import JobRun, Order
+from .validation import Request
+
+OPERATIONS = (
+    "AddTags",
+    "CreateTrainingJob",
+    "DeleteTags",
+    "DeleteTrainingJob",
+    "DescribeTrainingJob",
+    "ListTags",
+    "ListTrainingJobs",
+    "StopTrainingJob",
+    "UpdateTrainingJob",
+)
+
+
+class Injections:
+    def __init__(self, *, runs: Mapping[str, JobRun], fleet: Fleet, feed: EventFeed) -> None:
+        self._runs = runs
+        self._fleet = fleet
+        self._feed = feed
+        self._causes: dict[str, Callable[[Request], Awaitable[None]]] = {
+            "kill": self._kill,
+            "internal_error": self._internal_error,
+            "interrupt": self._interrupt,
+            "capacity": self._capacity,
+            "resource_limit": self._resource_limit,
+            "throttle": self._throttle,
+            "describe_error": self._describe_error,
+            "events": self._events,
+        }
+
+    async def inject(self, request: Request) -> dict[str, Any]:
+        fault = request.get("Fault")
+        if fault not in self._causes:
+            raise invalid(f"Fault must be one of {', '.join(self._causes)}, not {fault!r}")
+        await self._causes[fault](request)
+        return {"Fault": fault}
+
+    async def _kill(self, request: Request) -> None:
+        """SIGKILL to every process of the job on one host."""
+        attempt = self._run_in(request, Secondary.TRAINING).attempt
+        assert attempt, "a job in Training has an attempt"
+        host = request.get("Host", "algo-1")
+        if host not in attempt.processes:
+            raise invalid(f"Host must be one of {', '.join(attempt.processes)}, not {host!r}")
+        await attempt.kill_host(host)
+
+    async def _internal_error(self, request: Request) -> None:
+        self._run_in(request).order(Order.NODE_LOST)
+
+    async def _interrupt(self, request: Request) -> None:
+        run = self._run_in(request)
+        if not run.job.request.get("EnableManagedSpotTraining"):
+            raise invalid(f"{run.job.name} has no spot instances to interrupt: set EnableManagedSpotTraining")
+        run.order(Order.SPOT_RECLAIMED, interruption=request.get("WaitSeconds"))
+
+    async def _capacity(self, request: Request) -> None:
+        """WaitSeconds first spends that time Pending; with Granted the job then gets its capacity."""
+        faults = self._fleet.faults
+        faults.capacity_wait = _number(request, "WaitSeconds", default=0)
+        if request.get("Granted"):
+            faults.capacity_delays = _count(request)
+        else:
+            faults.capacity_failures = _count(request)
+
+    async def _resource_limit(self, request: Request) -> None:
+        self._fleet.faults.arm_call("resource_limit", "CreateTrainingJob", _count(request))
+
+    async def _throttle(self, request: Request) -> None:
+        operation = request.get("Operation")
+        if operation not in OPERATIONS:
+            raise invalid(f"Operation must be one of {', '.join(OPERATIONS)}, not {operation!r}")
+        self._fleet.faults.arm_call("throttle", operation, _count(request))
+
+    async def _describe_error(self, request: Request) -> None:
+        self._fleet.faults.arm_call("describe_error", "DescribeTrainingJob", _count(request))
+
+    async def _events(self, request: Request) -> None:
+        """Loss, Repeat, Delay and DelayEvery are changed where given; the rest stays."""
+        now = self._feed.delivery
+        self._feed.delivery = Delivery(
+            loss_every=int(_number(request, "Loss", default=now.loss_every)),
+            repeat=int(_number(request, "Repeat", default=now.repeat)),
+            delay=_number(request, "Delay", default=now.delay),
+            delay_every=max(1, int(_number(request, "DelayEvery", default=now.delay_every))),
+        )
+
+    def _run_in(self, request: Request, secondary: Secondary | None = None) -> JobRun:
+        run = self._runs.get(request.get("TrainingJobName", ""))
+        if run is None:
+            raise not_found()
+        job = run.job
+        if job.status is not Status.IN_PROGRESS or secondary not in (None, job.secondary):
+            raise invalid(f"{job.name} is {job.status}/{job.secondary}: this fault needs {secondary or 'InProgress'}")
+        return run
+
+
+def _count(request: Request) -> int:
+    return int(_number(request, "Count", default=1))
+
+
+def _number(request: Request, key: str, *, default: float | None = None) -> float:
+    value = request.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise invalid(f"{key} must be a number of 0 or more, not {value!r}")
+    return value

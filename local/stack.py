@@ -1,0 +1,189 @@
+"""Starts the emulator with the deployed stack, attaches to a running one, and stops it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import boto3
+import botocore.session
+from botocore.config import Config
+
+from local import deploy, processes
+from local.emulator import ACCOUNT, KEPT_VARIABLES, REGION
+
+ROOT = Path(__file__).resolve().parent.parent
+READY_WITHIN_S = 60.0
+STOP_GRACE_S = 4.0
+
+Progress = Callable[[str], None]
+
+
+class LocalAwsError(Exception):
+    """The emulator did not start, or is not running; the message says why."""
+
+
+class LocalAws:
+    """One emulator with one deployed stack.
+
+    Everything it writes lies below `state_dir`: `stack.json` says where it listens, `emulator.log` what it said,
+    `assemblies/` keeps syntheses so that an unchanged tree is deployed without a new one. Use it as a context manager,
+    or call `start` and `stop`; `attach` finds one that another process started.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        scale: float = 60.0,
+        schedule_scale: float = 1.0,
+        root: Path = ROOT,
+        app: str = "app.py",
+        stack: str | None = "Rerail",
+        assemblies: Path | None = None,
+    ) -> None:
+        """`stack=None` deploys nothing. `root` and `app` name the CDK app, `assemblies` the folder of syntheses."""
+        self.state_dir = Path(state_dir).resolve()
+        self.scale, self.schedule_scale = scale, schedule_scale
+        self.root, self.app, self.stack = root, app, stack
+        self.assemblies = assemblies or self.state_dir / "assemblies"
+        self.endpoint_url = ""
+        self.pid = 0
+        self.outputs: dict[str, str] = {}
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def attach(cls, state_dir: Path) -> Self:
+        """The local AWS that runs with this state folder; `LocalAwsError` when none does."""
+        aws = cls(state_dir)
+        known = aws._record()
+        if known is None:
+            raise LocalAwsError(f"no local AWS runs in {aws.state_dir}; start one first")
+        aws.pid, aws.endpoint_url, aws.outputs = known["pid"], known["endpoint"], known["outputs"]
+        return aws
+
+    def start(self, progress: Progress = lambda line: None, *, detached: bool = False) -> Self:
+        """Start and deploy. `progress` is given a line for each step; a detached one outlives this process."""
+        if self._record() is not None:
+            raise LocalAwsError(f"a local AWS already runs in {self.state_dir}; stop it first, or attach to it")
+        began = time.monotonic()
+        try:
+            self._launch(detached)
+            progress(f"emulator at {self.endpoint_url} ({time.monotonic() - began:.1f} s)")
+            if self.stack:
+                self.outputs = self._deploy(self.stack, progress)
+            self._write_record()
+        except BaseException:
+            self.stop()
+            raise
+        progress(f"ready ({time.monotonic() - began:.1f} s)")
+        return self
+
+    def _launch(self, detached: bool) -> None:
+        home = self.state_dir / "emulator"
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        command = [sys.executable, "-m", "local.emulator", "--state", str(home)]
+        command += ["--scale", str(self.scale), "--schedule-scale", str(self.schedule_scale)]
+        with self.log_file.open("wb") as log:
+            self._child = subprocess.Popen(
+                command if detached else [*command, "--with-parent"],
+                cwd=ROOT,
+                env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self._child.pid
+        self.endpoint_url = self._wait_until_ready(home / "ready.json")
+
+    def _wait_until_ready(self, ready: Path) -> str:
+        """Wait for the ready file of this very process: an older server on a port must not answer for it."""
+        deadline = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline:
+            if ready.exists() and (known := json.loads(ready.read_text()))["pid"] == self.pid:
+                return str(known["endpoint"])
+            if self._child and self._child.poll() is not None:
+                raise LocalAwsError(f"the emulator ended with {self._child.returncode}:\n{self._last_words()}")
+            time.sleep(0.05)
+        raise LocalAwsError(f"the emulator is not ready after {READY_WITHIN_S:.0f} s:\n{self._last_words()}")
+
+    def _deploy(self, stack: str, progress: Progress) -> dict[str, str]:
+        began = time.monotonic()
+        progress("synthesizing the template (half a minute when something changed)")
+        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app)
+        progress(f"template synthesized ({time.monotonic() - began:.1f} s)")
+        return deploy.deploy(assembly, stack, self.client, progress=progress)
+
+    def client(self, service: str) -> Any:
+        """A boto3 client of the emulator, with made-up credentials and nothing of the user's AWS configuration."""
+        quick = Config(retries={"max_attempts": 2}, connect_timeout=5, read_timeout=60, s3={"addressing_style": "path"})
+        return self._session.client(service, endpoint_url=self.endpoint_url, config=quick)
+
+    @cached_property
+    def _session(self) -> boto3.Session:
+        nothing_of_the_user: dict[str, tuple[Any, ...]] = {
+            "profile": (None, [], None, None),
+            "config_file": (None, None, os.devnull, None),
+            "credentials_file": (None, None, os.devnull, None),
+        }
+        return boto3.Session(
+            aws_access_key_id=ACCOUNT,
+            aws_secret_access_key="local",
+            region_name=REGION,
+            botocore_session=botocore.session.Session(session_vars=nothing_of_the_user),
+        )
+
+    @property
+    def log_file(self) -> Path:
+        """What the emulator, and the functions in it, printed."""
+        return self.state_dir / "emulator.log"
+
+    def _last_words(self) -> str:
+        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-20:])
+
+    def stop(self) -> None:
+        """End the emulator and all it started, and wipe its state; the log and the syntheses stay."""
+        if self.pid:
+            processes.end_tree(self.pid, grace_s=STOP_GRACE_S)
+        if self._child:
+            self._child.wait()
+            self._child = None
+        self.pid = 0
+        shutil.rmtree(self.state_dir / "emulator", ignore_errors=True)
+        self._record_file.unlink(missing_ok=True)
+
+    @property
+    def _record_file(self) -> Path:
+        return self.state_dir / "stack.json"
+
+    def _write_record(self) -> None:
+        started = processes.table()[self.pid].started
+        record = {"endpoint": self.endpoint_url, "pid": self.pid, "started": started, "outputs": self.outputs}
+        partial = self._record_file.with_suffix(".partial")
+        partial.write_text(json.dumps(record, indent=2))
+        partial.rename(self._record_file)
+
+    def _record(self) -> dict[str, Any] | None:
+        """What `stack.json` says, if the process it names is still the one that wrote it."""
+        if not self._record_file.exists():
+            return None
+        record: dict[str, Any] = json.loads(self._record_file.read_text())
+        running = processes.table().get(record["pid"])
+        return record if running and running.started == record["started"] else None
+
+    def __enter__(self) -> Self:
+        return self if self.pid else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,72 @@
+"""A local S3, CloudWatch and Logs for the fake to talk to, and a stage with short durations."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from local.sagemaker import Timing
+from tests.local.sagemaker.stage import BUCKET, QUICK, Stage, client, until
+
+
+@pytest.fixture(scope="session")
+def aws_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("ministack")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "GATEWAY_PORT": str(port),
+        "BIND_HOST": "127.0.0.1",
+        "IOT_MTLS_ENABLED": "0",
+        "LOG_LEVEL": "WARNING",
+    }
+    command = [sys.executable, "-m", "ministack"]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: server.poll() is None and _answers(port), lambda: "MiniStack does not listen", 30)
+        client("s3", url).create_bucket(Bucket=BUCKET)
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(5)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="session")
+def stage(aws_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    shared = Stage(aws_url, tmp_path_factory.mktemp("stage"))
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def make_stage(aws_url: str, tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    """For a test that needs durations of its own, or closes the service itself."""
+    made: list[Stage] = []
+
+    def make(timing: Timing = QUICK) -> Stage:
+        folder = tmp_path / f"stage-{len(made)}"
+        folder.mkdir()
+        made.append(Stage(aws_url, folder, timing))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -1,0 +1,185 @@
+"""Every injection and what the platform makes of it."""
+
+import json
+
+import pytest
+from botocore.exceptions import ClientError
+
+from local.sagemaker.control import InjectionRefused
+from tests.local.sagemaker.stage import steps, until
+
+pytestmark = pytest.mark.slow
+
+INTERNAL_ERROR = "InternalServerError: We encountered an internal error.  Please try again."
+SPOT = {"EnableManagedSpotTraining": True, "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60}}
+# The folder of an attempt is fresh, so a file outside it tells the second attempt from the first.
+ONCE = "[ -f {flag} ] && exit 0; touch {flag}; sleep 600"
+
+
+def test_kill(stage):
+    """All processes of one host are killed: the job fails with 137, as after the out-of-memory killer."""
+    job = stage.create("sleep 600 & sleep 600", ResourceConfig={"InstanceCount": 2})
+    stage.training(job)
+    stage.inject("kill", TrainingJobName=job, Host="algo-2")
+    described = stage.ended(job)
+    assert described["FailureReason"] == "AlgorithmError: , exit code: 137"
+
+
+def test_internal_error(stage):
+    """A lost node fails the job with SageMaker's own words."""
+    job = stage.create("sleep 600")
+    stage.training(job)
+    stage.inject("internal_error", TrainingJobName=job)
+    described = stage.ended(job)
+    assert described["FailureReason"] == INTERNAL_ERROR
+    assert steps(described) == ["Starting", "Downloading", "Training", "Failed"]
+
+
+def test_retry_in_place(stage, tmp_path):
+    """With a RetryStrategy the same job restarts after an internal error, without ever being terminal."""
+    job = stage.create(ONCE.format(flag=tmp_path / "flag"), RetryStrategy={"MaximumRetryAttempts": 1})
+    stage.training(job)
+    until((tmp_path / "flag").exists)
+    stage.inject("internal_error", TrainingJobName=job)
+    described = stage.ended(job)
+    assert described["TrainingJobStatus"] == "Completed"
+    begun = ["Starting", "Downloading", "Training"]
+    assert steps(described) == [*begun, "Restarting", *begun, "Uploading", "Completed"]
+
+
+def test_retries_used_up(stage):
+    """The internal error after the last retry fails the job."""
+    job = stage.create("sleep 600", RetryStrategy={"MaximumRetryAttempts": 1})
+    for attempt in (1, 2):
+        stage.reached(job, lambda d, n=attempt: d["SecondaryStatus"] == "Training" and steps(d).count("Training") == n)
+        stage.inject("internal_error", TrainingJobName=job)
+    assert stage.ended(job)["FailureReason"] == INTERNAL_ERROR
+
+
+def test_spot_interruption(stage, tmp_path):
+    """A reclaimed spot job waits as Interrupted and trains again under the same name."""
+    job = stage.create(ONCE.format(flag=tmp_path / "flag"), **SPOT)
+    stage.training(job)
+    until((tmp_path / "flag").exists)
+    stage.inject("interrupt", TrainingJobName=job, WaitSeconds=0.1)
+    described = stage.ended(job)
+    assert described["TrainingJobStatus"] == "Completed"
+    begun = ["Starting", "Downloading", "Training"]
+    assert steps(described) == [*begun, "Interrupted", *begun, "Uploading", "Completed"]
+
+
+def test_stop_while_interrupted(stage):
+    """A stop wins over the platform's own repair: the job ends as Stopped and does not train again."""
+    job = stage.create("sleep 600", **SPOT)
+    stage.training(job)
+    stage.inject("interrupt", TrainingJobName=job, WaitSeconds=60)
+    stage.reached(job, lambda d: d["SecondaryStatus"] == "Interrupted")
+    stage.stop(job)
+    assert steps(stage.ended(job))[3:] == ["Interrupted", "Stopping", "Stopped"]
+
+
+def test_spot_wait_exceeded(stage):
+    """A spot job that does not get its instances back in time is stopped."""
+    stopping = {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 1}
+    job = stage.create("trap 'exit 0' TERM; while :; do sleep 0.05; done", **SPOT | {"StoppingCondition": stopping})
+    stage.training(job)
+    stage.inject("interrupt", TrainingJobName=job, WaitSeconds=60)
+    described = stage.ended(job)
+    assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Stopped", "MaxWaitTimeExceeded")
+
+
+def test_interrupt_needs_spot(stage):
+    """A job on demand cannot be reclaimed."""
+    job = stage.create("sleep 600")
+    with pytest.raises(InjectionRefused, match="EnableManagedSpotTraining"):
+        stage.inject("interrupt", TrainingJobName=job)
+    stage.stop(job)
+    stage.ended(job)
+
+
+def test_capacity(stage):
+    """The next jobs fail for want of capacity, before they have started; later ones do not."""
+    stage.inject("capacity", Count=1)
+    described = stage.run()
+    assert described["FailureReason"] == (
+        "CapacityError: Unable to provision requested ML compute capacity. "
+        "Please retry using a different ML instance type."
+    )
+    assert steps(described) == ["Starting", "Failed"]
+    assert "TrainingStartTime" not in described
+    assert stage.run()["TrainingJobStatus"] == "Completed"
+
+
+def test_capacity_wait(stage):
+    """A job may wait as Pending and then get its instances."""
+    stage.inject("capacity", Count=1, WaitSeconds=0.2, Granted=True)
+    described = stage.run()
+    assert steps(described)[:4] == ["Starting", "Pending", "Starting", "Downloading"]
+    assert described["TrainingJobStatus"] == "Completed"
+
+
+def test_resource_limit(stage):
+    """CreateTrainingJob is refused and leaves no job behind."""
+    stage.inject("resource_limit", Count=1)
+    request = stage.request()
+    with pytest.raises(stage.sagemaker.exceptions.ResourceLimitExceeded, match="account-level service limit"):
+        stage.sagemaker.create_training_job(**request)
+    stage.sagemaker.create_training_job(**request)
+    stage.ended(request["TrainingJobName"])
+
+
+def test_throttle(stage):
+    """The next calls of one operation are throttled; others are not."""
+    stage.inject("throttle", Operation="ListTrainingJobs", Count=2)
+    for _ in range(2):
+        with pytest.raises(ClientError, match="ThrottlingException.*Rate exceeded"):
+            stage.sagemaker.list_training_jobs()
+    stage.sagemaker.list_training_jobs()
+
+
+def test_describe_error(stage):
+    """DescribeTrainingJob answers 500 for a while."""
+    job = stage.create()
+    stage.inject("describe_error", Count=1)
+    with pytest.raises(ClientError) as refusal:
+        stage.describe(job)
+    assert refusal.value.response["Error"]["Code"] == "InternalFailure"
+    assert refusal.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
+    stage.ended(job)
+
+
+def statuses(stage, job):
+    return [json.loads(entry["Detail"])["SecondaryStatus"] for entry in stage.events_of(job)]
+
+
+def test_event_delivery(make_stage):
+    """Events get lost, come twice, or come late, as AWS allows itself."""
+    stage = make_stage()
+    stage.inject("events", Loss=2)
+    job = stage.create()
+    stage.ended(job)
+    assert statuses(stage, job) == ["Starting", "Training", "Completed"]
+    stage.inject("events", Loss=0, Repeat=1)
+    job = stage.create()
+    stage.ended(job)
+    assert statuses(stage, job)[:4] == ["Starting", "Starting", "Downloading", "Downloading"]
+    stage.inject("events", Repeat=0, Delay=1)
+    job = stage.create()
+    stage.ended(job)
+    assert statuses(stage, job) == []
+    until(lambda: len(statuses(stage, job)) == 5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "fields", "message"),
+    [
+        ("earthquake", {}, "Fault must be one of"),
+        ("throttle", {"Operation": "Nothing"}, "Operation must be one of"),
+        ("capacity", {"Count": "many"}, "Count must be a number"),
+        ("kill", {"TrainingJobName": "never-heard-of"}, "Requested resource not found"),
+    ],
+)
+def test_refused(stage, fault, fields, message):
+    """An injection that makes no sense says why."""
+    with pytest.raises(InjectionRefused, match=message):
+        stage.inject(fault, **fields)

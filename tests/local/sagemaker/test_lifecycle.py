@@ -1,0 +1,284 @@
+"""A job's life from Starting to its end: states, events, signals, exit codes, restarts."""
+
+import io
+import json
+import os
+import tarfile
+import time
+from dataclasses import replace
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.local.sagemaker.stage import BUCKET, QUICK, steps, until
+
+pytestmark = pytest.mark.slow
+
+FOREVER = "while :; do sleep 0.05; done"
+HONOURS_SIGTERM = "trap 'echo saved > $SAGEMAKER_BASE_DIR/checkpoints/done; exit 0' TERM; " + FOREVER
+ORPHAN = """import os, subprocess, sys, time
+code = "import time; time.sleep(600)"
+orphan = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdin=subprocess.DEVNULL)
+open(os.environ["SAGEMAKER_BASE_DIR"] + "/code/orphan", "w").write(str(orphan.pid))
+{then}
+"""
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_success(stage):
+    """A script that exits with 0 goes through every state and leaves its model in S3."""
+    job = stage.create("echo weights > $SAGEMAKER_BASE_DIR/model/w; echo report > $SAGEMAKER_BASE_DIR/output/data/r")
+    described = stage.ended(job)
+    assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Completed", "Completed")
+    assert steps(described) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+    for step, following in zip(
+        described["SecondaryStatusTransitions"], described["SecondaryStatusTransitions"][1:], strict=False
+    ):
+        assert step["EndTime"] == following["StartTime"]
+        assert step["StatusMessage"]
+    assert described["CreationTime"] < described["TrainingStartTime"] < described["TrainingEndTime"]
+    assert described["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://{BUCKET}/out/{job}/output/model.tar.gz"
+    body = stage.s3.get_object(Bucket=BUCKET, Key=f"out/{job}/output/model.tar.gz")["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(body)) as archive:
+        assert archive.extractfile("w").read() == b"weights\n"
+    assert stage.keys(f"out/{job}/output/") == {"model.tar.gz", "output.tar.gz"}
+
+
+def test_events(stage):
+    """Each change is an event: epoch milliseconds, tags as a map, no CheckpointConfig or Environment, in order."""
+    job = stage.create(
+        "exit 0",
+        Tags=[{"Key": "rerail:policy", "Value": "standard"}],
+        Environment={"A": "b"},
+        CheckpointConfig={"S3Uri": f"s3://{BUCKET}/events/"},
+    )
+    stage.ended(job)
+    entries = stage.events_of(job)
+    details = [json.loads(entry["Detail"]) for entry in entries]
+    assert [d["SecondaryStatus"] for d in details] == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+    assert [d["TrainingJobStatus"] for d in details] == ["InProgress"] * 4 + ["Completed"]
+    assert {(entry["Source"], entry["DetailType"]) for entry in entries} == {
+        ("aws.sagemaker", "SageMaker Training Job State Change")
+    }
+    last = details[-1]
+    assert abs(last["CreationTime"] / 1000 - time.time()) < 60
+    assert isinstance(last["SecondaryStatusTransitions"][0]["StartTime"], int)
+    assert last["Tags"] == {"rerail:policy": "standard"}
+    assert last["FailureReason"] is None
+    assert details[0]["TrainingEndTime"] is None
+    assert not {"CheckpointConfig", "Environment"} & last.keys()
+
+
+def test_container_contract(stage):
+    """Each host finds its configuration, its channels and a clean environment."""
+    stage.put("data/train/a.csv", "1,2")
+    stage.put("data/trainee/b.csv", "no")
+    script = "env > $SAGEMAKER_BASE_DIR/code/env; echo $0 $@ > $SAGEMAKER_BASE_DIR/code/argv"
+    channel = {
+        "ChannelName": "train",
+        "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/data/train/"}},
+    }
+    os.environ["SECRET_OF_THIS_MACHINE"] = "x"
+    try:
+        job = stage.create(
+            script,
+            ResourceConfig={"InstanceCount": 2},
+            HyperParameters={"lr": "0.1"},
+            Environment={"MINE": "yes"},
+            InputDataConfig=[channel],
+        )
+        assert stage.ended(job)["TrainingJobStatus"] == "Completed"
+    finally:
+        del os.environ["SECRET_OF_THIS_MACHINE"]
+    environments = []
+    for host in ("algo-1", "algo-2"):
+        base = stage.base(job, host)
+        config = {path.stem: json.loads(path.read_text()) for path in (base / "input" / "config").iterdir()}
+        assert config["hyperparameters"] == {"lr": "0.1"}
+        assert config["inputdataconfig"]["train"]["TrainingInputMode"] == "File"
+        assert config["resourceconfig"]["current_host"] == host
+        assert config["resourceconfig"]["hosts"] == ["algo-1", "algo-2"]
+        assert config["resourceconfig"]["network_interface_name"] == "lo"
+        assert config["resourceconfig"]["instance_groups"][0]["instance_group_name"] == "homogeneousCluster"
+        assert [p.name for p in (base / "input" / "data" / "train").iterdir()] == ["a.csv"]
+        assert (base / "code" / "argv").read_text() == "main train\n"
+        environments.append(dict(line.partition("=")[::2] for line in (base / "code" / "env").read_text().splitlines()))
+    for environment in environments:
+        assert environment["TRAINING_JOB_NAME"] == job
+        assert environment["MINE"] == "yes"
+        assert environment["AWS_ACCESS_KEY_ID"] == "000000000000"
+        assert "SECRET_OF_THIS_MACHINE" not in environment
+    assert environments[0]["MASTER_PORT"] == environments[1]["MASTER_PORT"]
+    assert environments[0]["SAGEMAKER_BASE_DIR"] != environments[1]["SAGEMAKER_BASE_DIR"]
+
+
+def test_entrypoint_of_the_request(stage):
+    """ContainerEntrypoint and ContainerArguments take the place of the image's entrypoint and of `train`."""
+    algorithm = {"ContainerEntrypoint": ["sh", "-c"], "ContainerArguments": ["exit 3"]}
+    assert stage.run("exit 0", AlgorithmSpecification=algorithm)["FailureReason"].endswith("exit code: 3")
+
+
+def test_stop_with_handler(stage):
+    """SIGTERM reaches the entrypoint; what it saves is synced and the job ends as Stopped."""
+    job = stage.create(HONOURS_SIGTERM, CheckpointConfig={"S3Uri": f"s3://{BUCKET}/stop-handler/"})
+    stage.training(job)
+    time.sleep(0.2)
+    stage.stop(job)
+    assert stage.describe(job)["TrainingJobStatus"] == "Stopping"
+    described = stage.ended(job)
+    assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Stopped", "Stopped")
+    assert steps(described) == ["Starting", "Downloading", "Training", "Stopping", "Uploading", "Stopped"]
+    assert "FailureReason" not in described
+    assert stage.keys("stop-handler/") == {"done"}
+
+
+def test_stop_without_handler(stage):
+    """An entrypoint without a handler is deaf, as PID 1 of a container is: it runs on until SIGKILL ends the grace."""
+    job = stage.create(FOREVER)
+    stage.training(job)
+    begun = time.monotonic()
+    stage.stop(job)
+    assert stage.ended(job)["TrainingJobStatus"] == "Stopped"
+    assert time.monotonic() - begun >= QUICK.stop_grace
+
+
+def test_stop_with_deaf_handler(stage):
+    """A handler that runs but does not exit gets SIGKILL after the grace period; what it wrote until then is kept."""
+    script = "trap 'touch $SAGEMAKER_BASE_DIR/checkpoints/heard' TERM; " + FOREVER
+    job = stage.create(script, CheckpointConfig={"S3Uri": f"s3://{BUCKET}/stop-deaf/"})
+    stage.training(job)
+    time.sleep(0.2)
+    begun = time.monotonic()
+    stage.stop(job)
+    assert stage.ended(job)["TrainingJobStatus"] == "Stopped"
+    assert time.monotonic() - begun >= QUICK.stop_grace
+    assert stage.keys("stop-deaf/") == {"heard"}
+
+
+def test_stop_reaches_only_the_entrypoint(stage):
+    """A child with a handler gets no SIGTERM when the entrypoint does not pass it on."""
+    child = f"trap 'touch $SAGEMAKER_BASE_DIR/code/heard' TERM; {FOREVER}"
+    job = stage.create(f"import subprocess\nsubprocess.run(['sh', '-c', {child!r}])")
+    stage.training(job)
+    time.sleep(0.2)
+    stage.stop(job)
+    stage.ended(job)
+    assert not (stage.base(job) / "code" / "heard").exists()
+
+
+def test_stop_before_training(make_stage):
+    """A job that is stopped while Starting ends as Stopped without having run."""
+    stage = make_stage(replace(QUICK, start=30))
+    job = stage.create()
+    stage.stop(job)
+    described = stage.ended(job)
+    assert steps(described) == ["Starting", "Stopping", "Stopped"]
+    assert "TrainingStartTime" not in described
+
+
+def test_stop_of_what_has_ended(stage):
+    """Stopping twice, or after the end, is refused with the status in the message."""
+    job = stage.create()
+    stage.ended(job)
+    with pytest.raises(ClientError, match="ValidationException.*is in status Completed"):
+        stage.stop(job)
+
+
+def test_max_runtime(stage):
+    """MaxRuntimeInSeconds stops a job like StopTrainingJob does, and says so in the secondary status."""
+    described = stage.run(HONOURS_SIGTERM, StoppingCondition={"MaxRuntimeInSeconds": 1})
+    assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
+
+
+@pytest.mark.parametrize("then", ["", "time.sleep(600)"], ids=["after exit", "after SIGKILL"])
+def test_orphans_die(stage, then):
+    """A descendant that left the session dies with the container, however the entrypoint ended."""
+    job = stage.create(ORPHAN.format(then=then))
+    stage.training(job)
+    path = stage.base(job) / "code" / "orphan"
+    pid = int(until(lambda: path.exists() and path.read_text()))
+    if then:
+        stage.stop(job)
+    stage.ended(job)
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 7", "AlgorithmError: , exit code: 7"),
+        ("kill -9 $$", "AlgorithmError: , exit code: 137"),
+        (
+            'printf \'{"cause": "oom"}\' > $SAGEMAKER_BASE_DIR/output/failure; exit 1',
+            'AlgorithmError: {"cause": "oom"}, exit code: 1',
+        ),
+    ],
+)
+def test_failure(stage, script, reason):
+    """The exit code and the failure file make the FailureReason; no model is kept."""
+    job = stage.create(script)
+    described = stage.ended(job)
+    assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Failed", "Failed")
+    assert described["FailureReason"] == reason
+    assert steps(described) == ["Starting", "Downloading", "Training", "Uploading", "Failed"]
+    assert "ModelArtifacts" not in described
+    assert json.loads(stage.events_of(job)[-1]["Detail"])["FailureReason"] == reason
+
+
+def test_long_failure(stage):
+    """FailureReason holds 1,024 characters and no more."""
+    script = "head -c 5000 /dev/zero | tr '\\0' 'x' > $SAGEMAKER_BASE_DIR/output/failure; exit 1"
+    assert len(stage.run(script)["FailureReason"]) == 1024
+
+
+def test_one_host_fails(stage):
+    """When a host fails the others are killed, and its exit code decides."""
+    script = (
+        "grep -q 'current_host\": \"algo-2' $SAGEMAKER_BASE_DIR/input/config/resourceconfig.json && exit 5; sleep 600"
+    )
+    described = stage.run(script, ResourceConfig={"InstanceCount": 2})
+    assert described["FailureReason"] == "AlgorithmError: , exit code: 5"
+
+
+def test_missing_program(stage):
+    """An entrypoint that cannot be run fails as a shell would tell it."""
+    algorithm = {"ContainerEntrypoint": ["/no/such/program"]}
+    assert stage.run(AlgorithmSpecification=algorithm)["FailureReason"] == "AlgorithmError: , exit code: 127"
+
+
+def test_unknown_image(stage):
+    """An image that no folder stands for fails the job, naming it."""
+    algorithm = {"TrainingImage": "000000000000.dkr.ecr.us-east-1.amazonaws.com/unheard-of:1"}
+    assert "'unheard-of'" in stage.run(AlgorithmSpecification=algorithm)["FailureReason"]
+
+
+def test_missing_data(stage):
+    """A channel whose prefix is empty fails the job before training."""
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/nothing/"}}
+    described = stage.run(InputDataConfig=[{"ChannelName": "train", "DataSource": source}])
+    assert described["FailureReason"].startswith("ClientError: Data download failed: No S3 objects found")
+
+
+def test_scale():
+    """All of AWS's durations shrink by one factor."""
+    assert replace(QUICK, scale=60.0).real(120) == 2.0
+    with pytest.raises(ValueError, match="scale"):
+        replace(QUICK, scale=0)
+
+
+def test_close_leaves_nothing_behind(make_stage):
+    """Closing the service ends every process, orphans included."""
+    stage = make_stage()
+    job = stage.create(ORPHAN.format(then="time.sleep(600)"))
+    stage.training(job)
+    path = stage.base(job) / "code" / "orphan"
+    pid = int(until(lambda: path.exists() and path.read_text()))
+    stage.close()
+    assert not alive(pid)

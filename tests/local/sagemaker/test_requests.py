@@ -1,0 +1,233 @@
+"""The API's manners: what it accepts, refuses, returns and lists."""
+
+import time
+import urllib.request
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from botocore.exceptions import ClientError
+from botocore.parsers import create_parser
+
+from local.sagemaker.errors import ServiceError
+from local.sagemaker.job import Job, Status
+from local.sagemaker.listing import list_page
+from local.sagemaker.protocol import operation_model
+from local.sagemaker.validation import check_request
+from tests.local.sagemaker.stage import ROLE, Stage
+
+pytestmark = pytest.mark.slow
+
+VALID = {
+    "TrainingJobName": "job",
+    "RoleArn": ROLE,
+    "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
+    "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
+    "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 10},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 60},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"TrainingJobName": "a_b"},
+            "1 validation error detected: Value 'a_b' at 'trainingJobName' failed to satisfy constraint: "
+            "Member must satisfy regular expression pattern: [a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}",
+        ),
+        ({"TrainingJobName": "ends-with-"}, "at 'trainingJobName'"),
+        ({"TrainingJobName": "a" * 64}, "2 validation errors detected"),
+        ({"RoleArn": None}, "Value null at 'roleArn' failed to satisfy constraint: Member must not be null"),
+        ({"ResourceConfig": {"InstanceType": "ml.huge", "InstanceCount": 1}}, "at 'resourceConfig.instanceType'"),
+        ({"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": -1}}, "value greater than or equal to"),
+        (
+            {"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 0}},
+            "needs InstanceType with InstanceCount",
+        ),
+        ({"RetryStrategy": {"MaximumRetryAttempts": 31}}, "Member must have value less than or equal to 30"),
+        ({"Environment": {"K": "v" * 513}}, "Map value must satisfy constraint: [Member must have length less than"),
+        ({"Environment": {"1K": "v"}}, "Map key must satisfy constraint"),
+        ({"Tags": [{"Key": "k", "Value": "a?"}]}, "at 'tags.1.member.value'"),
+        ({"Tags": [{"Key": "aws:k", "Value": "v"}]}, "reserved for AWS"),
+        ({"Surprise": 1}, "Unknown parameter at 'surprise'"),
+        ({"EnableManagedSpotTraining": True}, "MaxWaitTimeInSeconds must be present"),
+        ({"AlgorithmSpecification": {"TrainingInputMode": "File"}}, "exactly one of TrainingImage and AlgorithmName"),
+        (
+            {"ResourceConfig": {**VALID["ResourceConfig"], "SelectedInstanceType": "ml.m5.large"}},
+            "SelectedInstanceType and SelectedInstanceCount are not accepted",
+        ),
+        (
+            {
+                "EnableManagedSpotTraining": True,
+                "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60},
+                "ResourceConfig": {**VALID["ResourceConfig"], "KeepAlivePeriodInSeconds": 60},
+            },
+            "not supported with managed spot",
+        ),
+    ],
+)
+def test_refused(change, message):
+    """A request that breaks the model, or a rule beyond it, is refused with its field named."""
+    with pytest.raises(ServiceError) as refusal:
+        check_request("CreateTrainingJob", {**VALID, **change})
+    assert refusal.value.code == "ValidationException"
+    assert message in refusal.value.message
+
+
+def test_wrong_type_refused():
+    """A value of the wrong JSON type does not get as far as the constraints."""
+    with pytest.raises(ServiceError, match="'resourceConfig.instanceCount' must be a integer") as refusal:
+        check_request("CreateTrainingJob", {**VALID, "ResourceConfig": {"InstanceCount": "2"}})
+    assert refusal.value.code == "SerializationException"
+
+
+def test_accepted():
+    """A plain request, and one with the tags and environment of a successor, are sound."""
+    check_request("CreateTrainingJob", VALID)
+    tags = [{"Key": "rerail:run", "Value": "run-1"}, {"Key": "Größe", "Value": "a b/c@d"}]
+    check_request("CreateTrainingJob", {**VALID, "Tags": tags, "Environment": {"RERAIL_RESUME_STEP": ""}})
+
+
+def test_refusals_reach_the_client(stage: Stage):
+    """boto3 sees the code, the message and the HTTP status; an unknown operation is named."""
+    request = stage.request(ResourceConfig={"InstanceType": "ml.huge"})
+    with pytest.raises(ClientError) as refusal:
+        stage.sagemaker.create_training_job(**request)
+    assert refusal.value.response["Error"]["Code"] == "ValidationException"
+    assert refusal.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+    with pytest.raises(ClientError, match="UnknownOperationException.*ListModels"):
+        stage.sagemaker.list_models()
+
+
+def test_name_reuse(stage: Stage):
+    """A name serves once; after DeleteTrainingJob it is free again."""
+    request = stage.request()
+    stage.sagemaker.create_training_job(**request)
+    with pytest.raises(stage.sagemaker.exceptions.ResourceInUse, match="must be unique"):
+        stage.sagemaker.create_training_job(**request)
+    stage.ended(request["TrainingJobName"])
+    stage.sagemaker.delete_training_job(TrainingJobName=request["TrainingJobName"])
+    with pytest.raises(stage.sagemaker.exceptions.ResourceNotFound):
+        stage.describe(request["TrainingJobName"])
+    stage.sagemaker.create_training_job(**request)
+    stage.ended(request["TrainingJobName"])
+
+
+def test_missing_job(stage: Stage):
+    """Operations on a job that is not there answer ResourceNotFound."""
+    for operation in (stage.sagemaker.describe_training_job, stage.sagemaker.stop_training_job):
+        with pytest.raises(stage.sagemaker.exceptions.ResourceNotFound, match="Requested resource not found"):
+            operation(TrainingJobName="never-heard-of")
+
+
+def test_delete_running(stage: Stage):
+    """Only a job that has ended can be deleted."""
+    job = stage.create("sleep 600")
+    with pytest.raises(stage.sagemaker.exceptions.ResourceInUse):
+        stage.sagemaker.delete_training_job(TrainingJobName=job)
+    stage.stop(job)
+    stage.ended(job)
+
+
+def test_describe_returns_the_request(stage: Stage):
+    """Describe gives back what was asked for, without the tags, with defaults that a copied request must cope with."""
+    request = stage.request(Environment={"A": "b"}, RetryStrategy={"MaximumRetryAttempts": 2})
+    stage.sagemaker.create_training_job(**{**request, "Tags": [{"Key": "k", "Value": "v"}]})
+    described = stage.ended(request["TrainingJobName"])
+    for key, value in request.items():
+        if key != "OutputDataConfig":
+            assert described[key] == value
+    assert described["OutputDataConfig"]["KmsKeyId"] == ""
+    assert described["EnableManagedSpotTraining"] is False
+    assert "Tags" not in described
+    assert isinstance(described["CreationTime"], datetime)
+
+
+def test_times_are_numbers_on_the_wire(stage: Stage):
+    """The JSON protocol carries epoch seconds, and only members that the output shape knows."""
+    job = stage.create()
+    body = f'{{"TrainingJobName": "{job}"}}'.encode()
+    headers = {"X-Amz-Target": "SageMaker.DescribeTrainingJob", "Content-Type": "application/x-amz-json-1.1"}
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    raw = opener.open(urllib.request.Request(stage.url, body, headers), timeout=5).read()
+    assert b'"CreationTime": 1' in raw
+    output = operation_model("DescribeTrainingJob").output_shape
+    parsed = create_parser("json").parse({"body": raw, "headers": {}, "status_code": 200}, output)
+    assert parsed["TrainingJobName"] == job
+    stage.ended(job)
+
+
+def test_tags(stage: Stage):
+    """Tags are added, overwritten, listed and removed by ARN."""
+    job = stage.create(Tags=[{"Key": "a", "Value": "1"}])
+    arn = stage.describe(job)["TrainingJobArn"]
+    stage.sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "a", "Value": "2"}, {"Key": "b", "Value": "3"}])
+    stage.sagemaker.delete_tags(ResourceArn=arn, TagKeys=["b", "absent"])
+    assert stage.sagemaker.list_tags(ResourceArn=arn)["Tags"] == [{"Key": "a", "Value": "2"}]
+    stage.ended(job)
+
+
+def test_update(stage: Stage):
+    """Remote debugging can be switched while Training, a warm pool's period only while it is Available."""
+    job = stage.create("sleep 600")
+    stage.training(job)
+    stage.sagemaker.update_training_job(TrainingJobName=job, RemoteDebugConfig={"EnableRemoteDebug": True})
+    assert stage.describe(job)["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
+    with pytest.raises(ClientError, match="only while the warm pool is Available"):
+        stage.sagemaker.update_training_job(TrainingJobName=job, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
+    stage.stop(job)
+    stage.ended(job)
+
+
+NOW = time.time()
+
+
+def made(name: str, age: float, status: Status = Status.COMPLETED) -> Job:
+    job = Job({**VALID, "TrainingJobName": name}, arn=f"arn/{name}", changed=lambda job: None)
+    job.created = job.modified = NOW - age
+    job.status = status
+    return job
+
+
+JOBS = [made("a-1", 50), made("a-2", 40, Status.IN_PROGRESS), made("b-1", 30), made("b-2", 20, Status.IN_PROGRESS)]
+
+
+def names(**request) -> list[str]:
+    return [summary["TrainingJobName"] for summary in list_page(JOBS, request)["TrainingJobSummaries"]]
+
+
+def test_list_filters_after_paging():
+    """StatusEquals thins out the page that MaxResults took, so a page can be empty and have a successor."""
+    first = list_page(JOBS, {"MaxResults": 1, "StatusEquals": "Completed"})
+    assert first["TrainingJobSummaries"] == []
+    second = list_page(JOBS, {"MaxResults": 1, "StatusEquals": "Completed", "NextToken": first["NextToken"]})
+    assert [each["TrainingJobName"] for each in second["TrainingJobSummaries"]] == ["b-1"]
+
+
+def test_list_order_and_filters():
+    """Newest first by default; names and times are filtered before paging."""
+    assert names() == ["b-2", "b-1", "a-2", "a-1"]
+    assert names(SortBy="Name", SortOrder="Ascending") == ["a-1", "a-2", "b-1", "b-2"]
+    assert names(NameContains="b-", MaxResults=1) == ["b-2"]
+    assert names(CreationTimeAfter=NOW - 45, CreationTimeBefore=NOW - 25) == ["b-1", "a-2"]
+    assert names(LastModifiedTimeAfter=NOW - 25) == ["b-2"]
+    assert names(WarmPoolStatusEquals="Available") == []
+
+
+def test_list_bad_token():
+    """A token from elsewhere is refused."""
+    with pytest.raises(ServiceError, match="NextToken"):
+        names(NextToken="made-up")
+
+
+def test_list_by_client(stage: Stage):
+    """The paginator walks all pages, and time filters travel well."""
+    jobs = {stage.create() for _ in range(3)}
+    since = datetime.now(UTC) - timedelta(minutes=5)
+    pages = stage.sagemaker.get_paginator("list_training_jobs").paginate(
+        CreationTimeAfter=since, PaginationConfig={"PageSize": 2}
+    )
+    found = {summary["TrainingJobName"] for page in pages for summary in page["TrainingJobSummaries"]}
+    assert jobs <= found
+    for job in jobs:
+        stage.ended(job)

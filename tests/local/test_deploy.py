@@ -1,0 +1,91 @@
+"""Synthesis with its cache, and deployment through CloudFormation."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from local import deploy
+from local.stack import LocalAws
+
+# Stands for a CDK app: writes an assembly, and counts how often it was run.
+APP = """
+import json, os, pathlib
+out = pathlib.Path(os.environ["CDK_OUTDIR"])
+out.mkdir()
+template = {"Resources": {"Topic": {"Type": "AWS::SNS::Topic", "Properties": {}}},
+            "Outputs": {"Flag": {"Value": json.loads(os.environ["CDK_CONTEXT_JSON"])["flag"]}}}
+(out / "Small.template.json").write_text(json.dumps(template))
+(out / "Small.assets.json").write_text('{"files": {}}')
+(out / "manifest.json").write_text("{}")
+with open("runs", "a") as runs:
+    runs.write("x")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "cdk.json").write_text(json.dumps({"context": {"flag": "on"}}))
+    (tmp_path / "lambdas").mkdir()
+    (tmp_path / "lambdas" / "one.py").write_text("1")
+    return tmp_path
+
+
+def test_unchanged_tree_is_not_synthesized_again(project: Path) -> None:
+    """A second synthesis reuses the first one's assembly; a changed function asks for a new one."""
+    first = deploy.synthesize(project, project / "cache")
+    assert deploy.synthesize(project, project / "cache") == first
+    assert (project / "runs").read_text() == "x"
+    (project / "lambdas" / "one.py").write_text("2")
+    assert deploy.synthesize(project, project / "cache") != first
+
+
+def test_broken_app_is_shown(project: Path) -> None:
+    """The app's own error is the message."""
+    (project / "app.py").write_text("raise ValueError('policies/default.toml: budget must be positive')")
+    with pytest.raises(deploy.DeployError, match="budget must be positive"):
+        deploy.synthesize(project, project / "cache")
+
+
+def test_deploy_returns_outputs_and_knows_when_nothing_changed(aws: LocalAws, project: Path) -> None:
+    """Context of cdk.json reaches the app, outputs come back, and a second deployment changes nothing."""
+    assembly = deploy.synthesize(project, project / "cache")
+    said: list[str] = []
+    for _ in range(2):
+        assert deploy.deploy(assembly, "Small", aws.client, progress=said.append) == {"Flag": "on"}
+    assert "deployed" in said[1]
+    assert "up to date" in said[3]
+
+
+def test_large_template_is_deployed(aws: LocalAws, project: Path) -> None:
+    """A template over the 51,200 bytes that fit a request goes through the asset bucket."""
+    assembly = deploy.synthesize(project, project / "cache")
+    parameter = {"Type": "AWS::SSM::Parameter", "Properties": {"Name": "/large", "Type": "String", "Value": "x" * 4000}}
+    template = {"Resources": {"Large": parameter}, "Metadata": {"Filler": "x" * deploy.INLINE_LIMIT}}
+    (assembly / "Large.template.json").write_text(json.dumps(template))
+    (assembly / "Large.assets.json").write_text('{"files": {}}')
+    deploy.deploy(assembly, "Large", aws.client)
+    assert len(aws.client("ssm").get_parameter(Name="/large")["Parameter"]["Value"]) == 4000
+
+
+def test_failed_deployment_shows_its_cause(aws: LocalAws, project: Path) -> None:
+    """The failed resource and its reason are in the message."""
+    assembly = deploy.synthesize(project, project / "cache")
+    alarm = {"Type": "AWS::CloudWatch::Alarm", "Properties": {"Namespace": "Nothing", "Threshold": 1}}
+    (assembly / "Broken.template.json").write_text(json.dumps({"Resources": {"Bad": alarm}}))
+    (assembly / "Broken.assets.json").write_text('{"files": {}}')
+    with pytest.raises(deploy.DeployError, match="Bad .*MetricName"):
+        deploy.deploy(assembly, "Broken", aws.client)
+
+
+def test_unknown_stack_is_refused_with_the_known_ones(aws: LocalAws, project: Path) -> None:
+    assembly = deploy.synthesize(project, project / "cache")
+    with pytest.raises(deploy.DeployError, match="no stack 'Nope'; it has: Small"):
+        deploy.deploy(assembly, "Nope", aws.client)
+
+
+def test_zip_of_a_folder_is_the_same_for_the_same_files(project: Path) -> None:
+    before = deploy.zipped(project / "lambdas")
+    (project / "lambdas" / "one.py").touch()
+    assert deploy.zipped(project / "lambdas") == before

@@ -1,0 +1,178 @@
+"""Alarms, the metrics of queues and functions, and metrics written into log lines."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from local.stack import LocalAws
+from tests.local.waiting import Mailbox, eventually, put_event
+
+NAMESPACE = "AlarmTest"
+
+
+def put(aws: LocalAws, metric: str, value: float, name: str = "one") -> None:
+    datum = {"MetricName": metric, "Value": value, "Dimensions": [{"Name": "Run", "Value": name}]}
+    aws.client("cloudwatch").put_metric_data(Namespace=NAMESPACE, MetricData=[datum])
+
+
+def alarm(aws: LocalAws, name: str, **changes: Any) -> None:
+    request = {
+        "AlarmName": name,
+        "Namespace": NAMESPACE,
+        "MetricName": name,
+        "Dimensions": [{"Name": "Run", "Value": "one"}],
+        "Statistic": "Maximum",
+        "Period": 10,
+        "EvaluationPeriods": 1,
+        "Threshold": 5.0,
+        "ComparisonOperator": "GreaterThanThreshold",
+        "TreatMissingData": "notBreaching",
+    }
+    aws.client("cloudwatch").put_metric_alarm(**request | changes)
+
+
+def state(aws: LocalAws, name: str) -> str:
+    [found] = aws.client("cloudwatch").describe_alarms(AlarmNames=[name])["MetricAlarms"]
+    return str(found["StateValue"])
+
+
+def becomes(aws: LocalAws, name: str, wanted: str, within_s: float = 15.0) -> bool:
+    return eventually(lambda: state(aws, name) == wanted, within_s)
+
+
+def total(aws: LocalAws, namespace: str, metric: str, dimensions: dict[str, str], statistic: str = "Sum") -> float:
+    now = datetime.now(UTC)
+    points = aws.client("cloudwatch").get_metric_statistics(
+        Namespace=namespace,
+        MetricName=metric,
+        Dimensions=[{"Name": name, "Value": value} for name, value in dimensions.items()],
+        StartTime=now - timedelta(hours=1),
+        EndTime=now + timedelta(minutes=1),
+        Period=3600,
+        Statistics=[statistic],
+    )
+    return float(sum(point[statistic] for point in points["Datapoints"]))
+
+
+def test_alarm_follows_its_own_dimensions_and_comes_back(aws: LocalAws) -> None:
+    """Another run's bad value changes nothing; its own raises the alarm, which ends by itself when the value is old."""
+    alarm(aws, "Dims", Period=3, OKActions=[])
+    put(aws, "Dims", 100.0, name="another")
+    assert becomes(aws, "Dims", "OK")
+    time.sleep(1.5)
+    assert state(aws, "Dims") == "OK"
+    put(aws, "Dims", 6.0)
+    assert becomes(aws, "Dims", "ALARM", 3)
+    assert becomes(aws, "Dims", "OK", 10)
+
+
+@pytest.mark.parametrize(
+    ("treatment", "expected"), [("breaching", "ALARM"), ("notBreaching", "OK"), ("missing", "INSUFFICIENT_DATA")]
+)
+def test_missing_data_is_treated_as_asked(aws: LocalAws, treatment: str, expected: str) -> None:
+    """An alarm without any data goes where TreatMissingData says."""
+    name = f"Missing-{treatment}"
+    alarm(aws, name, TreatMissingData=treatment)
+    assert becomes(aws, name, expected, 5)
+    time.sleep(1.2)
+    assert state(aws, name) == expected
+
+
+def test_datapoints_to_alarm_are_counted(aws: LocalAws) -> None:
+    """With two of three datapoints needed, one bad period is not enough."""
+    alarm(aws, "TwoOfThree", Period=10, EvaluationPeriods=3, DatapointsToAlarm=2)
+    put(aws, "TwoOfThree", 6.0)
+    time.sleep(2.5)
+    assert state(aws, "TwoOfThree") == "OK"
+    old = {
+        "MetricName": "TwoOfThree",
+        "Value": 6.0,
+        "Timestamp": datetime.now(UTC) - timedelta(seconds=14),
+        "Dimensions": [{"Name": "Run", "Value": "one"}],
+    }
+    aws.client("cloudwatch").put_metric_data(Namespace=NAMESPACE, MetricData=[old])
+    assert becomes(aws, "TwoOfThree", "ALARM", 4)
+
+
+def test_alarm_tells_the_bus_and_the_topic(aws: LocalAws) -> None:
+    """A change of state is an event on the default bus and a message to the alarm's topic."""
+    alarm(aws, "Told", AlarmActions=[aws.outputs["TopicArn"]])
+    put(aws, "Told", 6.0)
+    raised = [
+        m["body"]
+        for m in Mailbox(aws, "AlarmEvents").find(
+            lambda m: m["body"]["detail"]["alarmName"] == "Told" and m["body"]["detail"]["state"]["value"] == "ALARM"
+        )
+    ]
+    assert raised[0]["source"] == "aws.cloudwatch"
+    metric = raised[0]["detail"]["configuration"]["metrics"][0]["metricStat"]["metric"]
+    assert metric == {"namespace": NAMESPACE, "name": "Told", "dimensions": {"Run": "one"}}
+    [paged] = Mailbox(aws, "Paged").find(lambda m: m["body"]["AlarmName"] == "Told")
+    assert paged["body"]["NewStateValue"] == "ALARM"
+
+
+def test_dead_letter_in_a_queue_raises_the_alarm_of_the_template(aws: LocalAws) -> None:
+    """A message in a dead-letter queue is seen in AWS/SQS by the alarm that the template put on its depth."""
+    aws.client("sqs").send_message(QueueUrl=aws.outputs["WorkDeadUrl"], MessageBody='{"dead": true}')
+    assert becomes(aws, aws.outputs["WorkDeadAlarmName"], "ALARM")
+    queue = aws.outputs["WorkDeadUrl"].rpartition("/")[2]
+    assert total(aws, "AWS/SQS", "ApproximateNumberOfMessagesVisible", {"QueueName": queue}, "Maximum") >= 1
+
+
+def test_error_of_a_run_by_a_rule_raises_the_alarm_of_the_template(aws: LocalAws) -> None:
+    """Runs that no Invoke call started are counted in AWS/Lambda, the failed ones as errors."""
+    put_event(aws, "Dead", once="alarm")
+    assert becomes(aws, aws.outputs["ErrorsAlarmName"], "ALARM")
+    function = {"FunctionName": aws.outputs["DeadName"]}
+    assert eventually(lambda: total(aws, "AWS/Lambda", "Errors", function) >= 3)
+    assert total(aws, "AWS/Lambda", "Invocations", function) == total(aws, "AWS/Lambda", "Errors", function)
+
+
+def test_call_of_a_function_is_counted_once(aws: LocalAws) -> None:
+    """An Invoke call, which stock counts too, is not counted twice."""
+    function = {"FunctionName": aws.outputs["NarrowName"]}
+    before = total(aws, "AWS/Lambda", "Invocations", function)
+    payload = b'{"detail": {"number": -1}}'
+    aws.client("lambda").invoke(FunctionName=aws.outputs["NarrowName"], Payload=payload)
+    assert total(aws, "AWS/Lambda", "Invocations", function) == before + 1
+
+
+def test_metric_in_a_log_line_becomes_a_metric(aws: LocalAws) -> None:
+    """What Powertools Metrics prints can be read from CloudWatch."""
+    aws.client("lambda").invoke(FunctionName=aws.outputs["SweptName"], Payload=b"{}")
+    assert eventually(lambda: total(aws, "Sample", "Recorded", {"service": "Swept"}) >= 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [({}, [2.0, 1.0]), ({"ScanBy": "TimestampAscending"}, [1.0, 2.0])],
+    ids=["default", "ascending"],
+)
+def test_metric_data_come_newest_first_unless_asked_otherwise(
+    aws: LocalAws, asked: dict[str, str], expected: list[float]
+) -> None:
+    """GetMetricData has AWS's default order."""
+    now = datetime.now(UTC)
+    dimensions = [{"Name": "Run", "Value": f"order-{len(asked)}"}]
+    data = [
+        {
+            "MetricName": "Order",
+            "Value": value,
+            "Timestamp": now - timedelta(minutes=5 - value),
+            "Dimensions": dimensions,
+        }
+        for value in (1.0, 2.0)
+    ]
+    cloudwatch = aws.client("cloudwatch")
+    cloudwatch.put_metric_data(Namespace=NAMESPACE, MetricData=data)
+    metric = {"Namespace": NAMESPACE, "MetricName": "Order", "Dimensions": dimensions}
+    [result] = cloudwatch.get_metric_data(
+        MetricDataQueries=[{"Id": "m", "MetricStat": {"Metric": metric, "Period": 60, "Stat": "Average"}}],
+        StartTime=now - timedelta(hours=1),
+        EndTime=now + timedelta(minutes=1),
+        **asked,
+    )["MetricDataResults"]
+    assert result["Values"] == expected
+    assert result["Timestamps"] == sorted(result["Timestamps"], reverse=not asked)

@@ -1,0 +1,60 @@
+"""Template properties and events that stock MiniStack loses or refuses."""
+
+import json
+from datetime import UTC, datetime
+
+from local.public_parameters import POWERTOOLS_LAYER
+from local.stack import LocalAws
+from tests.local.waiting import Mailbox
+
+
+def test_table_keeps_its_expiry_and_recovery(aws: LocalAws) -> None:
+    """TTL and point-in-time recovery of the template are on."""
+    table = {"TableName": aws.outputs["TableName"]}
+    dynamodb = aws.client("dynamodb")
+    expiry = dynamodb.describe_time_to_live(**table)["TimeToLiveDescription"]
+    assert expiry == {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires"}
+    backups = dynamodb.describe_continuous_backups(**table)["ContinuousBackupsDescription"]
+    assert backups["PointInTimeRecoveryDescription"]["PointInTimeRecoveryStatus"] == "ENABLED"
+
+
+def test_topic_keeps_its_key(aws: LocalAws) -> None:
+    """A topic that the template encrypts says so."""
+    attributes = aws.client("sns").get_topic_attributes(TopicArn=aws.outputs["TopicArn"])["Attributes"]
+    assert attributes["KmsMasterKeyId"] == "alias/aws/sns"
+
+
+def test_function_keeps_its_dead_letter_queue(aws: LocalAws) -> None:
+    """The DeadLetterConfig of the template is the function's."""
+    configuration = aws.client("lambda").get_function_configuration(FunctionName=aws.outputs["DeadName"])
+    assert "DeadLetters" in configuration["DeadLetterConfig"]["TargetArn"]
+
+
+def test_layer_is_found_through_the_public_parameter(aws: LocalAws) -> None:
+    """The parameter that AWS publishes for Powertools resolves to a layer that exists."""
+    configuration = aws.client("lambda").get_function_configuration(FunctionName=aws.outputs["FlakyName"])
+    [layer] = configuration["Layers"]
+    assert POWERTOOLS_LAYER in layer["Arn"]
+
+
+def test_event_carries_the_time_of_its_sender(aws: LocalAws) -> None:
+    """An entry's Time is the event's time."""
+    moment = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
+    entry = {"Source": "test", "DetailType": "Timed", "Detail": "{}", "EventBusName": "sample", "Time": moment}
+    aws.client("events").put_events(Entries=[entry])
+    [event] = Mailbox(aws, "TimedEvents").find(lambda m: True)
+    assert event["body"]["time"] == "2026-11-21T01:02:03Z"
+
+
+def test_object_put_reaches_the_bus(aws: LocalAws) -> None:
+    """An object written to a bucket with EventBridge switched on in the template is announced on the default bus."""
+    aws.client("s3").put_object(Bucket=aws.outputs["MailboxName"], Key="runs/a/report.json", Body=b"{}")
+    [event] = Mailbox(aws, "Mail").find(lambda m: True)
+    assert event["body"]["detail"]["object"]["key"] == "runs/a/report.json"
+
+
+def test_clients_may_not_send_events_of_aws(aws: LocalAws) -> None:
+    """As on AWS, PutEvents refuses the source aws.sagemaker: only the service itself may use it."""
+    entry = {"Source": "aws.sagemaker", "DetailType": "SageMaker Training Job State Change", "Detail": json.dumps({})}
+    answer = aws.client("events").put_events(Entries=[entry])
+    assert answer["Entries"][0]["ErrorCode"] == "NotAuthorizedForSourceException"
