@@ -1,0 +1,1 @@
+"""The `rerail` command: Typer for the words, Rich for the screen."""

@@ -1,0 +1,76 @@
+"""`rerail demo`: deploy, train, break, watch it mend, report."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.status import Status
+
+from cli import place
+from cli.demo import report as reports
+from cli.demo.scenarios import SCENARIOS, Name, Scenario
+from cli.demo.screen import Screen
+from cli.demo.stage import Stage, until_over
+from local.deploy import DeployError
+from local.stack import LocalAws, LocalAwsError
+
+PATIENCE_S = 240.0
+NARROWEST = 120
+
+
+def demo(
+    scenario: Annotated[Name, typer.Option(help="The fault to cause.")] = Name.CRASH,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the facts to this file.")] = None,
+    html: Annotated[Path, typer.Option(help="Write the report page here.")] = place.LOCAL_STATE / "demo.html",
+    scale: Annotated[float, typer.Option(help="How many times as fast as AWS the clocks run.")] = 60.0,
+) -> None:
+    """Train a real model under supervision, break it, watch it mend. Exit status 0 if it ended as it must."""
+    console = Console() if sys.stdout.isatty() else Console(width=NARROWEST)
+    chosen = SCENARIOS[scenario]
+    console.print(f"[bold]rerail demo: {scenario}[/] - {chosen.story}")
+    console.print(
+        f"clock x{scale:g}: SageMaker's pace, the minute's sweep and the policy's durations are divided by {scale:g}",
+        highlight=False,
+    )
+    aws = LocalAws(
+        place.LOCAL_STATE / "demo", scale=scale, schedule_scale=scale, assemblies=place.LOCAL_STATE / "assemblies"
+    )
+    try:
+        with console.status("starting") as status:
+            aws.start(lambda line: _progress(console, status, line))
+        problems = _play(console, aws, scenario, chosen, scale, json_file, html)
+    except (LocalAwsError, DeployError, TimeoutError) as error:
+        place.fail(str(error), f"look into {aws.log_file}")
+    finally:
+        aws.stop()
+    raise typer.Exit(1 if problems else 0)
+
+
+def _progress(console: Console, status: Status, line: str) -> None:
+    status.update(line)
+    console.print(f"  {line}", markup=False, highlight=False)
+
+
+def _play(
+    console: Console, aws: LocalAws, name: Name, scenario: Scenario, scale: float, json_file: Path | None, html: Path
+) -> bool:
+    """Play the scenario on a running local AWS and report; True if anything is not as it must be."""
+    place.use_local(aws.endpoint_url)
+    stage = Stage(aws, scenario, run_id=f"demo-{name}", scale=scale)
+    stage.set()
+    with Screen(console) as screen:
+        for picture in until_over(stage, within_s=PATIENCE_S):
+            screen.show(picture)
+    report = reports.facts(name, stage)
+    problems = reports.shortcomings(scenario, report)
+    page = reports.page(scenario, stage, report, problems)
+    console.print(page)
+    reports.save_html(html, page)
+    console.print(f"report: {html}", highlight=False)
+    if json_file:
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        console.print(f"facts:  {json_file}", highlight=False)
+    return bool(problems)

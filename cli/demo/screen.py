@@ -1,0 +1,83 @@
+"""The live picture: progress, attempts, the loss curve, and each decision with its reason."""
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from cli.demo.stage import STEPS, TWIN, Stage
+from cli.runs import attempts_table, clock, styled, timeline_table
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+DECISIONS_SHOWN = 8
+
+
+class Screen:
+    """Shows a stage: redrawn in place on a terminal, line by line elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._progress = Progress(
+            TextColumn("{task.description:<24}"),
+            BarColumn(bar_width=50),
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        )
+        self._mine: TaskID = self._progress.add_task("supervised run", total=STEPS)
+        self._twins: TaskID = self._progress.add_task("its undisturbed twin", total=STEPS)
+        self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
+        self._told = 0
+
+    def __enter__(self) -> "Screen":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, stage: Stage) -> None:
+        self._progress.update(self._mine, completed=stage.steps_done)
+        self._progress.update(self._twins, completed=stage.curves[TWIN].last_step if TWIN in stage.curves else 0)
+        if self._live:
+            self._live.update(self._picture(stage))
+        else:
+            self._tell_news(stage)
+
+    def _tell_news(self, stage: Stage) -> None:
+        for entry in stage.timeline[self._told :]:
+            where = f"step {stage.steps_done}/{STEPS}"
+            self.console.print(
+                f"{clock(entry.at)} {where} {entry.after}: {entry.reason}", markup=False, highlight=False
+            )
+        self._told = len(stage.timeline)
+
+    def _picture(self, stage: Stage) -> RenderableType:
+        if stage.run is None:
+            return Group(self._progress, Text("waiting for the supervisor to adopt the job ..."))
+        state = Text.from_markup(f"{stage.run.id} is {styled(stage.run.state)}")
+        curve = Panel(sparkline(stage), title="loss of the supervised run", height=3)
+        timeline = timeline_table(stage.timeline, newest=DECISIONS_SHOWN)
+        return Group(state, self._progress, curve, attempts_table(stage.run), timeline)
+
+
+def sparkline(stage: Stage, *, width: int = 100) -> Text:
+    """The loss by step as one line of blocks, one colour an attempt."""
+    colours = ("cyan", "yellow", "magenta", "green")
+    line = Text()
+    losses = stage.mended_curve()
+    if not losses:
+        return line
+    low, high = min(losses.values()), max(losses.values())
+    owner = {
+        step: n for n, a in enumerate(stage.run.attempts if stage.run else ()) for step in _steps(stage, a.job_name)
+    }
+    for step in sorted(losses)[:: max(1, len(losses) // width)]:
+        height = (losses[step] - low) / ((high - low) or 1.0)
+        line.append(BLOCKS[round(height * (len(BLOCKS) - 1))], style=colours[owner[step] % len(colours)])
+    return line
+
+
+def _steps(stage: Stage, job: str) -> list[int]:
+    return list(stage.curves[job].loss) if job in stage.curves else []

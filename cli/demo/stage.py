@@ -1,0 +1,171 @@
+"""The stage: a local AWS with the deployed template, a supervised job, and its undisturbed twin of the same seed."""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from rerail.aws.dynamodb import DynamoRuns
+from rerail.model import JobStatus, Run, TimelineEntry
+from rerail.policy import parse_policy, to_toml
+from rerail.relaunch import POLICY_TAG
+
+from cli.demo.scenarios import Scenario
+from local.sagemaker.control import inject
+from local.stack import LocalAws
+
+STEPS = 160
+CHECKPOINT_EVERY = 25
+FAULT_STEP = 85
+STEP_SECONDS = 0.12
+BUCKET = "sagemaker-rerail-demo"
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+TWIN = "undisturbed"
+METRIC_LINE = re.compile(r"rerail step=(\d+) loss=(\S+)")
+METRICS = {"step": r"rerail step=(\d+) ", "loss": r"rerail step=\d+ loss=([0-9.eE+-]+)"}
+
+
+@dataclass
+class Curve:
+    """What one job printed: its loss by step, read from its log stream as it grows."""
+
+    job: str
+    loss: dict[int, float] = field(default_factory=dict)
+    first_step: int | None = None
+    last_step: int = 0
+    tokens: dict[str, str] = field(default_factory=dict)
+
+    def read(self, logs: Any) -> None:
+        for message in self._new_messages(logs):
+            for number, loss in METRIC_LINE.findall(message):
+                self.last_step = int(number)
+                self.first_step = self.first_step or self.last_step
+                self.loss[self.last_step] = float(loss)
+
+    def _new_messages(self, logs: Any) -> Iterator[str]:
+        try:
+            streams = logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.job}/algo-1")
+        except logs.exceptions.ResourceNotFoundException:
+            return  # no job of this account has printed anything yet
+        for stream in (row["logStreamName"] for row in streams["logStreams"]):
+            place = {"logGroupName": LOG_GROUP, "logStreamName": stream, "startFromHead": True}
+            seen = {"nextToken": self.tokens[stream]} if stream in self.tokens else {}
+            answer = logs.get_log_events(**place, **seen)
+            self.tokens[stream] = answer["nextForwardToken"]
+            yield from (event["message"] for event in answer["events"])
+
+
+@dataclass
+class Stage:
+    """Everything that the demo looks at, brought up to date by `look`."""
+
+    aws: LocalAws
+    scenario: Scenario
+    run_id: str
+    scale: float
+    run: Run | None = None
+    timeline: list[TimelineEntry] = field(default_factory=list)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    struck_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        self._runs = DynamoRuns(self.aws.outputs["TableName"])
+        self._logs = self.aws.client("logs")
+        self._sagemaker = self.aws.client("sagemaker")
+
+    def set(self) -> None:
+        """The policy on the scaled clock, a bucket, the supervised job and its twin."""
+        ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
+        policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
+        ssm.put_parameter(Name=name, Value=to_toml(policy.scaled(self.scale)), Overwrite=True, Type="String")
+        self.aws.client("s3").create_bucket(Bucket=BUCKET)
+        environment = {name: text.format(fault_step=FAULT_STEP) for name, text in self.scenario.environment.items()}
+        self._submit(self.run_id, environment, tags=[{"Key": POLICY_TAG, "Value": "default"}])
+        self._submit(TWIN, {}, tags=[])
+
+    def _submit(self, name: str, environment: dict[str, str], *, tags: list[dict[str, str]]) -> None:
+        self._sagemaker.create_training_job(
+            TrainingJobName=name,
+            RoleArn="arn:aws:iam::000000000000:role/DemoSageMakerRole",
+            AlgorithmSpecification={
+                "TrainingImage": "rerail-training:demo",
+                "TrainingInputMode": "File",
+                "MetricDefinitions": [{"Name": metric, "Regex": regex} for metric, regex in METRICS.items()],
+            },
+            HyperParameters={
+                "steps": str(STEPS),
+                "checkpoint-every": str(CHECKPOINT_EVERY),
+                "step-seconds": str(STEP_SECONDS),
+            },
+            ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30},
+            CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}/"},
+            OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
+            StoppingCondition={"MaxRuntimeInSeconds": 86400},
+            Environment=environment,
+            Tags=tags,
+        )
+
+    def look(self) -> None:
+        """Read the run, its timeline, its jobs and what they print; strike when the time has come."""
+        self.run = self._runs.load(self.run_id)
+        if self.run:
+            self.timeline = list(self._runs.timeline(self.run_id))
+        for name in (
+            [*(attempt.job_name for attempt in self.run.attempts if attempt.exists), TWIN] if self.run else [TWIN]
+        ):
+            self.jobs[name] = self._sagemaker.describe_training_job(TrainingJobName=name)
+            self.curves.setdefault(name, Curve(name)).read(self._logs)
+        self._strike()
+
+    def _strike(self) -> None:
+        first = self.curves.get(self.run_id)
+        if self.scenario.strike and self.struck_at is None and first and first.last_step >= FAULT_STEP:
+            self.struck_at = datetime.now(UTC)
+            self.scenario.strike(lambda fault, **fields: inject(self.aws.endpoint_url, fault, **fields), self.run_id)
+
+    @property
+    def is_over(self) -> bool:
+        """The run has ended with nothing owed, and so has its twin."""
+        ended = self.run is not None and self.run.state.is_end and not self.run.is_open
+        return ended and JobStatus(self.jobs[TWIN]["TrainingJobStatus"]).is_terminal
+
+    @property
+    def steps_done(self) -> int:
+        """The newest step of the run, over all its attempts."""
+        if not self.run:
+            return 0
+        return max(
+            (self.curves[a.job_name].last_step for a in self.run.attempts if a.job_name in self.curves), default=0
+        )
+
+    def mended_curve(self) -> dict[int, float]:
+        """The run's loss by step: of a step that was trained twice, the later one counts."""
+        merged: dict[int, float] = {}
+        for attempt in self.run.attempts if self.run else ():
+            merged |= self.curves[attempt.job_name].loss if attempt.job_name in self.curves else {}
+        return merged
+
+    def largest_difference(self) -> float | None:
+        """Between the run's losses and its twin's, over all steps; None where they share no step."""
+        mine, twins = self.mended_curve(), self.curves[TWIN].loss
+        shared = mine.keys() & twins.keys()
+        return max((abs(mine[step] - twins[step]) for step in shared), default=None)
+
+
+def until_over(stage: Stage, *, within_s: float) -> Iterator[Stage]:
+    """Look again and again until it is over; raises TimeoutError."""
+    end = time.monotonic() + within_s
+    while True:
+        stage.look()
+        yield stage
+        if stage.is_over:
+            return
+        if time.monotonic() > end:
+            state = stage.run.state if stage.run else "not adopted"
+            raise TimeoutError(
+                f"the run has not ended after {within_s:.0f} s (it is {state}); see {stage.aws.log_file}"
+            )
+        time.sleep(0.4)

@@ -1,0 +1,130 @@
+"""`rerail diagnose`: says in plain words what killed a job, from one text or from a JSONL file of texts."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Optional
+
+import typer
+from rerail.causes import RETRY, Cause
+from rerail.diagnosis import Diagnosis
+from rerail.diagnosis import diagnose as diagnose_text
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# What the public corpus of failures calls our causes; every other class there has our own name.
+CORPUS_CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}
+
+_WORDS = {
+    Cause.INFRASTRUCTURE: "the machines or services around the job failed",
+    Cause.HARDWARE: "a device is broken; the relaunch should get other machines",
+    Cause.CAPACITY: "AWS had no room, or a quota is used up",
+    Cause.USER_CODE: "the training program or its settings are at fault",
+    Cause.DATA: "the input data cannot be read or used",
+    Cause.OOM: "memory ran out",
+    Cause.HANG: "the ranks waited for each other until a clock ran out",
+    Cause.DIVERGED: "the numbers ran away",
+    Cause.UNKNOWN: "the text does not say",
+}
+
+
+class Format(StrEnum):
+    table = "table"
+    json = "json"
+
+
+def diagnose(
+    text: Annotated[Optional[str], typer.Argument(help="A FailureReason or log tail; - reads it from stdin.")] = None,  # noqa: UP045
+    file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--file", help="JSON lines with `text` and `id`; - reads stdin. `class` adds an accuracy summary."
+        ),
+    ] = None,
+    format: Annotated[Format, typer.Option("--format", help="table for people, json for programs.")] = Format.table,
+) -> None:
+    """Say what killed a training job, and whether the same job may get further when relaunched."""
+    if (text is None) == (file is None):
+        _refuse(
+            "give either TEXT or --file FAILURES.jsonl" + (", not both" if text is not None else " (- reads stdin)")
+        )
+    if file is not None:
+        rows = list(_rows(file))
+        diagnoses = [diagnose_text(row["text"]) for row in rows]
+        _print_json(rows, diagnoses) if format is Format.json else _print_tables(rows, diagnoses)
+        return
+    found = diagnose_text(sys.stdin.read() if text == "-" else text or "")
+    _print_json([{"id": None}], [found]) if format is Format.json else _print_words(found)
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The file's rows, each with a `text`; the first bad line ends the command with its number."""
+    try:
+        content = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        _refuse(f"cannot read {file}: {error}; give a readable UTF-8 file of JSON lines")
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            _refuse(f"{file}, line {number}: not JSON ({error}); write one JSON object a line")
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            _refuse(f'{file}, line {number}: no `text`; write {{"id": ..., "text": "..."}} on each line')
+        yield row
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"rerail diagnose: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def _print_json(rows: Iterable[dict[str, Any]], diagnoses: Iterable[Diagnosis]) -> None:
+    for row, found in zip(rows, diagnoses, strict=True):
+        line = {"id": row.get("id"), "cause": found.cause, "retry": RETRY[found.cause], "evidence": found.evidence}
+        typer.echo(json.dumps(line))
+
+
+def _print_words(found: Diagnosis) -> None:
+    console = Console()
+    retry = "may help" if RETRY[found.cause] else "will not help: change something first"
+    console.print(Text.assemble("Cause     ", (found.cause.replace("_", " "), "bold"), f": {_WORDS[found.cause]}"))
+    console.print(Text(f"Relaunch  unchanged, it {retry}"))
+    console.print(Text(f"Evidence  {found.evidence or 'none, the text is empty'}"))
+    console.print(Text(f"Rule      {found.rule}" + (f", at step {found.step}" if found.step is not None else "")))
+
+
+def _print_tables(rows: list[dict[str, Any]], diagnoses: list[Diagnosis]) -> None:
+    console = Console()
+    table = Table("Id", "Cause", "Retry", "Evidence")
+    for row, found in zip(rows, diagnoses, strict=True):
+        retry = "may help" if RETRY[found.cause] else "no"
+        table.add_row(
+            Text(str(row.get("id", ""))), found.cause, retry, Text(found.evidence, overflow="ellipsis", no_wrap=True)
+        )
+    console.print(table)
+    judged = [
+        (CORPUS_CLASSES.get(row["class"], row["class"]), found.cause)
+        for row, found in zip(rows, diagnoses, strict=True)
+        if isinstance(row.get("class"), str) and row.get("confidence") == "clear"
+    ]
+    if judged:
+        console.print(_accuracy(judged))
+
+
+def _accuracy(judged: list[tuple[str, Cause]]) -> Table:
+    """Right answers by class, over the rows whose label is sure."""
+    table = Table("Class", "Rows", "Right", "Taken for", title="Accuracy where the label is clear")
+    for label in sorted({label for label, _ in judged}):
+        answers = Counter(str(cause) for given, cause in judged if given == label)
+        wrong = ", ".join(f"{cause} {count}" for cause, count in answers.most_common() if cause != label)
+        table.add_row(Text(label), str(answers.total()), str(answers[label]), wrong)
+    right = sum(label == cause for label, cause in judged)
+    table.add_section()
+    table.add_row("all", str(len(judged)), str(right), f"{right / len(judged):.1%}")
+    return table

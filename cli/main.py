@@ -1,0 +1,26 @@
+"""The `rerail` command and its subcommands."""
+
+import typer
+
+from cli import local_aws, operators, runs
+from cli.demo import command as demo
+from cli.diagnose import diagnose
+
+app = typer.Typer(
+    name="rerail",
+    help="Keeps SageMaker training runs on their rails.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+app.command()(demo.demo)
+app.command()(diagnose)
+app.command()(runs.status)
+app.command()(runs.show)
+app.command()(operators.hold)
+app.command()(operators.release)
+app.command()(operators.stop)
+app.command()(operators.restart)
+app.add_typer(local_aws.app, name="local")
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,91 @@
+"""Where a command looks: the account of your AWS credentials, or the local AWS of this checkout."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from botocore.exceptions import BotoCoreError, ClientError
+from rerail.aws.clients import client
+from rerail.aws.dynamodb import DynamoRuns
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCAL_STATE = ROOT / ".local"
+STACK = "Rerail"
+
+Local = Annotated[bool, typer.Option("--local", help="Look at the local AWS of this checkout, not at your account.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One deployment of Rerail."""
+
+    name: str
+    outputs: Mapping[str, str]
+
+    @property
+    def runs(self) -> DynamoRuns:
+        return DynamoRuns(self.outputs["TableName"])
+
+    def client(self, service: str) -> Any:
+        return client(service)
+
+
+def now() -> datetime:
+    """The command's clock."""
+    return datetime.now(UTC)
+
+
+def find(*, local: bool) -> Place:
+    """The deployment, or one clear error and exit status 2."""
+    return _local() if local else _account()
+
+
+def use_local(endpoint_url: str) -> None:
+    """From now on every AWS client of this process talks to the local AWS, and nothing of the user's is read."""
+    from local.emulator import ACCOUNT, REGION
+
+    os.environ |= {
+        "AWS_ENDPOINT_URL": endpoint_url,
+        "AWS_ACCESS_KEY_ID": ACCOUNT,
+        "AWS_SECRET_ACCESS_KEY": "local",
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_REGION": REGION,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+    for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        os.environ.pop(name, None)
+    client.cache_clear()
+
+
+def _local() -> Place:
+    from local.stack import LocalAws, LocalAwsError
+
+    try:
+        aws = LocalAws.attach(LOCAL_STATE)
+    except LocalAwsError:
+        fail("no local AWS is running here", "start one with `rerail local up`, or leave --local out")
+    use_local(aws.endpoint_url)
+    return Place(f"local AWS at {aws.endpoint_url}", aws.outputs)
+
+
+def _account() -> Place:
+    try:
+        stack = client("cloudformation").describe_stacks(StackName=STACK)["Stacks"][0]
+    except (ClientError, BotoCoreError) as error:
+        fail(f"cannot read the stack {STACK}: {error}", "deploy it (README), check your credentials, or add --local")
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+    return Place(f"stack {STACK} in {client('cloudformation').meta.region_name}", outputs)
+
+
+def fail(problem: str, remedy: str) -> NoReturn:
+    """One error on stderr, and exit status 2."""
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"error: {problem}", style="red")
+    console.print(f"to do: {remedy}")
+    raise typer.Exit(2)

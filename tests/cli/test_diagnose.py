@@ -1,0 +1,113 @@
+"""`rerail diagnose`: words for people, lines for programs, one clear error for bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from cli.diagnose import diagnose
+
+OOM = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def run(*args: str, stdin: str | None = None) -> Result:
+    app = typer.Typer()
+    app.command()(diagnose)
+    return CliRunner().invoke(app, list(args), input=stdin, env={"COLUMNS": "160", "NO_COLOR": "1"})
+
+
+@pytest.fixture
+def failures(tmp_path: Path) -> Path:
+    rows = [
+        {"id": "a", "text": OOM, "class": "oom", "confidence": "clear"},
+        {"id": "b", "text": "Connection reset by peer", "class": "infra_retryable", "confidence": "clear"},
+        {"id": "c", "text": "KeyError: [bold]", "class": "data", "confidence": "clear"},
+        {"id": "d", "text": "who knows", "class": "hang_timeout", "confidence": "ambiguous"},
+    ]
+    path = tmp_path / "failures.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    return path
+
+
+def test_a_text_is_explained_in_words() -> None:
+    """Cause, prospect of a relaunch and evidence, readable at night."""
+    result = run(OOM)
+    assert result.exit_code == 0
+    assert "memory ran out" in result.stdout
+    assert "will not help" in result.stdout
+    assert "CUDA out of memory" in result.stdout
+
+
+def test_a_text_becomes_one_json_object() -> None:
+    """The same four fields as a file's lines; a lone text has no id."""
+    assert json.loads(run(OOM, "--format", "json").stdout) == {
+        "id": None,
+        "cause": "oom",
+        "retry": False,
+        "evidence": OOM,
+    }
+
+
+def test_a_dash_reads_stdin() -> None:
+    """As one text, or with --file as lines."""
+    assert json.loads(run("-", "--format", "json", stdin=OOM).stdout)["cause"] == "oom"
+    line = json.dumps({"id": "z", "text": OOM})
+    assert json.loads(run("--file", "-", "--format", "json", stdin=line).stdout)["id"] == "z"
+
+
+def test_a_file_becomes_one_json_line_each(failures: Path) -> None:
+    """Ids are kept, order is kept, nothing else is printed."""
+    lines = [json.loads(line) for line in run("--file", str(failures), "--format", "json").stdout.splitlines()]
+    assert [line["id"] for line in lines] == ["a", "b", "c", "d"]
+    assert [line["cause"] for line in lines] == ["oom", "infrastructure", "user_code", "unknown"]
+    assert all(set(line) == {"id", "cause", "retry", "evidence"} for line in lines)
+
+
+def test_a_labelled_file_ends_with_its_accuracy(failures: Path) -> None:
+    """By class, over the rows whose label is clear."""
+    out = run("--file", str(failures)).stdout
+    assert "KeyError: [bold]" in out
+    assert "66.7%" in out
+    assert "user_code 1" in out
+    assert "hang" not in out
+
+
+def test_an_unlabelled_file_has_no_accuracy(tmp_path: Path) -> None:
+    """Without labels there is nothing to be right about."""
+    path = tmp_path / "plain.jsonl"
+    path.write_text(json.dumps({"text": OOM}))
+    result = run("--file", str(path))
+    assert result.exit_code == 0
+    assert "Accuracy" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ('{"text": "x"}\n{broken', "line 2"),
+        ('\n["text"]', "line 2"),
+        ('{"id": "a"}', "line 1"),
+        ('{"text": 3}', "line 1"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, content: str, line: str) -> None:
+    """One error on stderr with the line's number and the remedy, status 2, and no half answer on stdout."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    result = run("--file", str(path), "--format", "json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert line in result.stderr
+    assert "write" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_unusable_input_is_refused(tmp_path: Path, failures: Path) -> None:
+    """Nothing given, both given, no such file, not text: status 2 and what to give instead."""
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for args in ((), (OOM, "--file", str(failures)), ("--file", str(tmp_path / "none")), ("--file", str(binary))):
+        result = run(*args)
+        assert result.exit_code == 2
+        assert "give" in result.stderr
