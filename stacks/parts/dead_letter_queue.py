@@ -1,0 +1,49 @@
+"""Where messages go that nobody could deliver or handle: a queue that cannot be made without its alarm."""
+
+from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct
+
+from stacks.parts.alarms import MINUTE, page_when_above
+from stacks.parts.permissions import acknowledge
+
+
+class DeadLetterQueue(Construct):
+    """Keeps letters for two weeks, also when the stack goes, and pages as soon as there is one."""
+
+    def __init__(self, scope: Construct, id: str, *, key: kms.IKey, page: sns.ITopic, of: str) -> None:
+        """`of` completes the sentence "there are letters that ... could not deliver or handle"."""
+        super().__init__(scope, id)
+        self.queue = sqs.Queue(
+            self,
+            "Queue",
+            encryption_master_key=key,
+            enforce_ssl=True,
+            retention_period=Duration.days(14),
+            removal_policy=RemovalPolicy.RETAIN,
+        )
+        acknowledge(self, "AwsSolutions-SQS3", reason="This is the dead-letter queue of a rule, schedule or function.")
+        page_when_above(
+            self,
+            "Letters",
+            metric=self.queue.metric_approximate_number_of_messages_visible(period=MINUTE, statistic="Maximum"),
+            page=page,
+            says=f"Rerail: there are letters that {of} could not deliver or handle. Read them, mend it, redrive.",
+        )
+
+    def accept_from_rule(self, rule_arn: str) -> None:
+        """Let EventBridge put here what that rule could not deliver."""
+        self.queue.add_to_resource_policy(send_from_rule(self.queue, rule_arn))
+
+
+def send_from_rule(queue: sqs.IQueue, rule_arn: str) -> iam.PolicyStatement:
+    """EventBridge may send to the queue on behalf of that rule alone."""
+    return iam.PolicyStatement(
+        principals=[iam.ServicePrincipal("events.amazonaws.com")],
+        actions=["sqs:SendMessage"],
+        resources=[queue.queue_arn],
+        conditions={"ArnEquals": {"aws:SourceArn": rule_arn}},
+    )

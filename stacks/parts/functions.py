@@ -1,0 +1,88 @@
+"""The one place where a Lambda function is made: every default of ours lives here."""
+
+from typing import NamedTuple
+
+from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+from settings import Settings
+
+from stacks import ROOT
+from stacks.parts.dead_letter_queue import DeadLetterQueue
+from stacks.parts.permissions import SEND_MESSAGE, acknowledge, use_key
+
+LAMBDAS = ROOT / "lambdas"
+# AWS publishes the ARN of the layer in every region under this name; it is resolved at deploy time.
+POWERTOOLS = "/aws/service/powertools/python/arm64/python3.13/3.37.0"
+EVENT_AGE = Duration.minutes(15)
+
+
+class Made(NamedTuple):
+    """A function with the role that it works in."""
+
+    function: lambda_.Function
+    role: iam.Role
+
+
+class Functions(Construct):
+    """Makes functions that share their code, the layer of Powertools and how long logs are kept."""
+
+    def __init__(self, scope: Construct, id: str, *, log_retention: logs.RetentionDays) -> None:
+        super().__init__(scope, id)
+        self._retention = log_retention
+        self._code = lambda_.Code.from_asset(str(LAMBDAS), exclude=["**/__pycache__", "**/*.pyc"])
+        layer_arn = ssm.StringParameter.value_for_string_parameter(self, POWERTOOLS)
+        self._powertools = lambda_.LayerVersion.from_layer_version_arn(self, "Powertools", layer_arn)
+
+    def make(
+        self,
+        scope: Construct,
+        name: str,
+        *,
+        settings: Settings,
+        description: str,
+        timeout: Duration,
+        memory_mb: int = 512,
+        dead_letters: DeadLetterQueue | None = None,
+    ) -> Made:
+        """The function `<name>.handler`; with `dead_letters` where it is invoked asynchronously."""
+        log_group = logs.LogGroup(scope, "Logs", retention=self._retention, removal_policy=RemovalPolicy.RETAIN)
+        role = iam.Role(scope, "Role", assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
+        log_group.grant_write(role)
+        function = lambda_.Function(
+            scope,
+            "Function",
+            description=description,
+            runtime=lambda_.Runtime.PYTHON_3_13,
+            architecture=lambda_.Architecture.ARM_64,
+            code=self._code,
+            layers=[self._powertools],
+            handler=f"{name}.handler",
+            environment=settings.variables() | _powertools_variables(name),
+            memory_size=memory_mb,
+            timeout=timeout,
+            role=role,
+            log_group=log_group,
+            tracing=lambda_.Tracing.ACTIVE,
+            dead_letter_queue=dead_letters.queue if dead_letters else None,
+            max_event_age=EVENT_AGE if dead_letters else None,
+            retry_attempts=2 if dead_letters else None,
+        )
+        if dead_letters and (key := dead_letters.queue.encryption_master_key):
+            use_key(role, key, *SEND_MESSAGE, service="sqs")
+        acknowledge(role, "AwsSolutions-IAM5[Resource::*]", reason="X-Ray's PutTraceSegments takes no resource.")
+        acknowledge(
+            function, "AwsSolutions-L1", reason="The runtime of the Powertools layer above; both move together."
+        )
+        return Made(function, role)
+
+
+def _powertools_variables(name: str) -> dict[str, str]:
+    return {
+        "POWERTOOLS_SERVICE_NAME": name,
+        "POWERTOOLS_METRICS_NAMESPACE": "Rerail",
+        "POWERTOOLS_LOG_LEVEL": "INFO",
+    }

@@ -1,0 +1,75 @@
+"""Who may do what: IAM statements, each wildcard with the reason why it cannot be narrower."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aws_cdk import Acknowledgment, Aws, Validations
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from constructs import IConstruct
+
+from stacks.options import TOKENS, Options
+
+TRAINING_JOBS = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:training-job/*"
+ANY_JOB = "Any training job of the account may ask to be supervised, by a tag; which ones do is not known here."
+
+READ_ITEM = ("kms:Decrypt", "kms:DescribeKey")
+WRITE_ITEM = (
+    *READ_ITEM,
+    "kms:Encrypt",
+    "kms:GenerateDataKey",
+    "kms:GenerateDataKeyWithoutPlaintext",
+    "kms:ReEncryptFrom",
+    "kms:ReEncryptTo",
+)
+SEND_MESSAGE = ("kms:Decrypt", "kms:GenerateDataKey")
+
+
+def acknowledge(scope: IConstruct, rule: str, *, reason: str) -> None:
+    """Accept one finding of cdk-nag on this construct and below."""
+    Validations.of(scope).acknowledge(Acknowledgment(id=rule, reason=reason))
+
+
+def allow(
+    role: iam.Role,
+    *actions: str,
+    on: str | Sequence[str],
+    where: Mapping[str, Any] | None = None,
+    because: str | None = None,
+) -> None:
+    """Add a statement to the role; `because` says why a resource has to be a wildcard."""
+    resources = [on] if isinstance(on, str) else list(on)
+    role.add_to_principal_policy(iam.PolicyStatement(actions=list(actions), resources=resources, conditions=where))
+    for resource in filter(lambda resource: "*" in resource, resources):
+        if not because:
+            raise ValueError(f"{', '.join(actions)} on {resource}: say because of what it is a wildcard")
+        acknowledge(role, f"AwsSolutions-IAM5[Resource::{_as_nag_writes(resource)}]", reason=because)
+
+
+def use_key(role: iam.Role, key: kms.IKey, *actions: str, service: str) -> None:
+    """The key, but only through one service of this account and region."""
+    via = f"{service}.{Aws.REGION}.{Aws.URL_SUFFIX}"
+    allow(role, *actions, on=key.key_arn, where={"StringEquals": {"kms:ViaService": via}})
+
+
+def read_policies(role: iam.Role, prefix: str) -> None:
+    """Every policy that is deployed."""
+    arn = f"arn:{Aws.PARTITION}:ssm:{Aws.REGION}:{Aws.ACCOUNT_ID}:parameter{prefix}/*"
+    allow(role, "ssm:GetParameter", on=arn, because="A job's tag names the policy, below this prefix of ours.")
+
+
+def read_checkpoints(role: iam.Role, options: Options) -> None:
+    """List checkpoints and read their manifests; nothing of them is ever written."""
+    buckets = [f"arn:{Aws.PARTITION}:s3:::{bucket}" for bucket in options.checkpoint_buckets]
+    because = "The context value checkpointBuckets says where checkpoints are; jobs choose the prefix."
+    allow(role, "s3:ListBucket", on=buckets, because=because)
+    allow(role, "s3:GetObject", on=[f"{bucket}/*" for bucket in buckets], because=because)
+    if options.checkpoint_key_arns:
+        via = {"StringEquals": {"kms:ViaService": f"s3.{Aws.REGION}.{Aws.URL_SUFFIX}"}}
+        allow(role, "kms:Decrypt", on=options.checkpoint_key_arns, where=via, because="checkpointKeyArns says so.")
+
+
+def _as_nag_writes(resource: str) -> str:
+    for written, token in TOKENS.items():
+        resource = resource.replace(token, f"<{written[2:-1]}>")
+    return resource

@@ -1,0 +1,47 @@
+"""The policies: each TOML file checked at synth and deployed as an SSM parameter that a job's tag can name."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+from rerail.errors import PolicyError
+from rerail.policy import parse_policy
+
+PREFIX = "/rerail/policies"
+# The most that a parameter of the standard tier holds.
+LIMIT_BYTES = 4096
+
+
+class Policies(Construct):
+    """One parameter per file; a broken file raises PolicyError, naming the file and the field."""
+
+    def __init__(self, scope: Construct, id: str, *, folder: Path) -> None:
+        super().__init__(scope, id)
+        for name, text in read_policies(folder).items():
+            ssm.StringParameter(
+                self,
+                name,
+                parameter_name=f"{PREFIX}/{name}",
+                string_value=text,
+                description=f"Rerail: the policy {name}",
+            )
+
+
+def read_policies(folder: Path) -> Mapping[str, str]:
+    """Policy name to the text of its file."""
+    files = sorted(folder.glob("*.toml"))
+    if not any(file.stem == "default" for file in files):
+        raise PolicyError(f"{folder}: there is no default.toml; jobs without a policy of their own need it")
+    return {file.stem: _checked(file) for file in files}
+
+
+def _checked(file: Path) -> str:
+    text = file.read_text(encoding="utf-8")
+    try:
+        parse_policy(text, name=file.stem)
+    except PolicyError as error:
+        raise PolicyError(f"{file.parent.name}/{file.name}: {error}") from error
+    if (size := len(text.encode())) > LIMIT_BYTES:
+        raise PolicyError(f"{file.parent.name}/{file.name}: {size} bytes; shorten it to {LIMIT_BYTES}")
+    return text

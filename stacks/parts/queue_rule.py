@@ -1,0 +1,52 @@
+"""A rule of EventBridge that puts what it matches on the signals queue, and what it cannot deliver aside."""
+
+from collections.abc import Mapping, Sequence
+
+from aws_cdk import aws_events as events
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+
+from stacks.parts.dead_letter_queue import DeadLetterQueue
+from stacks.parts.signals_queue import SignalsQueue
+
+DAY_S = 86400
+RETRIES = 185
+
+
+class QueueRule(Construct):
+    """Written with the plain resource: the convenient target would also put wildcard actions in the key's policy."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        pattern: Mapping[str, Sequence[str]],
+        description: str,
+        signals: SignalsQueue,
+        key: kms.IKey,
+        page: sns.ITopic,
+        bus: events.IEventBus | None = None,
+    ) -> None:
+        super().__init__(scope, id)
+        dead_letters = DeadLetterQueue(self, "DeadLetters", key=key, page=page, of=f"the rule {id}")
+        self.rule = events.CfnRule(
+            self,
+            "Rule",
+            description=description,
+            event_bus_name=bus.event_bus_name if bus else None,
+            event_pattern=pattern,
+            targets=[
+                events.CfnRule.TargetProperty(
+                    id="Signals",
+                    arn=signals.queue.queue_arn,
+                    dead_letter_config=events.CfnRule.DeadLetterConfigProperty(arn=dead_letters.queue.queue_arn),
+                    retry_policy=events.CfnRule.RetryPolicyProperty(
+                        maximum_event_age_in_seconds=DAY_S, maximum_retry_attempts=RETRIES
+                    ),
+                )
+            ],
+        )
+        signals.accept_from_rule(self.rule.attr_arn)
+        dead_letters.accept_from_rule(self.rule.attr_arn)

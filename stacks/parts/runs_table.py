@@ -1,0 +1,56 @@
+"""The memory: one table for runs, their requests, timelines and jobs, with the sparse index of open runs."""
+
+from aws_cdk import RemovalPolicy
+from aws_cdk import aws_dynamodb as dynamodb
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from constructs import Construct
+
+from stacks.parts.permissions import READ_ITEM, WRITE_ITEM, allow, use_key
+
+INDEX = "open"
+
+
+class RunsTable(Construct):
+    """Survives the stack, mistakes of the last 35 days, and being deleted by accident."""
+
+    def __init__(self, scope: Construct, id: str, *, key: kms.IKey) -> None:
+        super().__init__(scope, id)
+        self._key = key
+        self.table = dynamodb.Table(
+            self,
+            "Table",
+            partition_key=_text("pk"),
+            sort_key=_text("sk"),
+            billing_mode=dynamodb.BillingMode.PAY_PER_REQUEST,
+            time_to_live_attribute="expires",
+            encryption=dynamodb.TableEncryption.CUSTOMER_MANAGED,
+            encryption_key=key,
+            point_in_time_recovery_specification=dynamodb.PointInTimeRecoverySpecification(
+                point_in_time_recovery_enabled=True
+            ),
+            deletion_protection=True,
+            removal_policy=RemovalPolicy.RETAIN,
+        )
+        self.table.add_global_secondary_index(
+            index_name=INDEX,
+            partition_key=_text("open"),
+            sort_key=_text("pk"),
+            projection_type=dynamodb.ProjectionType.INCLUDE,
+            non_key_attributes=["doc", "version", "state"],
+        )
+
+    def let_read(self, role: iam.Role) -> None:
+        allow(role, "dynamodb:GetItem", "dynamodb:BatchGetItem", "dynamodb:Query", on=self.table.table_arn)
+        allow(role, "dynamodb:Query", on=f"{self.table.table_arn}/index/{INDEX}")
+        use_key(role, self._key, *READ_ITEM, service="dynamodb")
+
+    def let_write(self, role: iam.Role) -> None:
+        """A transaction needs the actions of its parts; nothing is ever deleted, `expires` does that."""
+        actions = ("GetItem", "PutItem", "UpdateItem", "Query", "ConditionCheckItem")
+        allow(role, *(f"dynamodb:{action}" for action in actions), on=self.table.table_arn)
+        use_key(role, self._key, *WRITE_ITEM, service="dynamodb")
+
+
+def _text(name: str) -> dynamodb.Attribute:
+    return dynamodb.Attribute(name=name, type=dynamodb.AttributeType.STRING)

@@ -1,0 +1,73 @@
+"""The one function that thinks and acts: fed by the signals queue, and the only one that may touch training jobs."""
+
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda_event_sources as sources
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+from settings import SuperviseSettings
+
+from stacks.options import Options
+from stacks.parts.alarms import FunctionAlarms
+from stacks.parts.bus import Bus
+from stacks.parts.functions import Functions
+from stacks.parts.permissions import ANY_JOB, TRAINING_JOBS, allow, read_checkpoints, read_policies
+from stacks.parts.policies import PREFIX
+from stacks.parts.runs_table import RunsTable
+from stacks.parts.signals_queue import TIMEOUT, SignalsQueue
+
+NAME = "supervise"
+BATCH = 10
+# A thousand jobs that die at once must not become a thousand CreateTrainingJob calls a second. Two is Lambda's minimum.
+CONCURRENCY = 2
+
+
+class Supervise(Construct):
+    """The function, its event source and what it is allowed to do."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        functions: Functions,
+        runs: RunsTable,
+        signals: SignalsQueue,
+        bus: Bus,
+        options: Options,
+        page: sns.ITopic,
+    ) -> None:
+        super().__init__(scope, id)
+        settings = SuperviseSettings(table=runs.table.table_name, bus=bus.bus.event_bus_name, policy_prefix=PREFIX)
+        made = functions.make(
+            self, NAME, settings=settings, description="Rerail: decides and acts on training jobs", timeout=TIMEOUT
+        )
+        self.function = made.function
+        self.function.add_event_source(
+            sources.SqsEventSource(
+                signals.queue, batch_size=BATCH, max_concurrency=CONCURRENCY, report_batch_item_failures=True
+            )
+        )
+        runs.let_write(made.role)
+        bus.let_publish(made.role)
+        read_policies(made.role, PREFIX)
+        read_checkpoints(made.role, options)
+        _act_on_jobs(made.role, options)
+        FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
+
+
+def _act_on_jobs(role: iam.Role, options: Options) -> None:
+    allow(role, "sagemaker:DescribeTrainingJob", "sagemaker:ListTags", on=TRAINING_JOBS, because=ANY_JOB)
+    # Only what is marked as an attempt of a run can be made. Tags given at creation are authorized as AddTags too.
+    making = ("sagemaker:CreateTrainingJob", "sagemaker:AddTags")
+    allow(role, *making, on=TRAINING_JOBS, where=_present("aws:RequestTag/rerail:run"), because=ANY_JOB)
+    # A first attempt carries the user's tag, a successor both; a job with neither is none of our business.
+    for tag in ("rerail:policy", "rerail:run"):
+        mending = ("sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob")
+        allow(role, *mending, on=TRAINING_JOBS, where=_present(f"aws:ResourceTag/{tag}"), because=ANY_JOB)
+    to_sagemaker = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+    because = "The context value trainingRoleArns says which roles jobs may have."
+    allow(role, "iam:PassRole", on=options.training_role_arns, where=to_sagemaker, because=because)
+
+
+def _present(key: str) -> dict[str, dict[str, str]]:
+    return {"Null": {key: "false"}}

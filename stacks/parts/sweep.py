@@ -1,0 +1,98 @@
+"""The minute's round: the schedule, the function that looks at every open run, and the alarm that watches both."""
+
+from aws_cdk import Aws, Duration
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_scheduler as scheduler
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+from settings import SweepSettings
+
+from stacks.options import Options
+from stacks.parts.alarms import DeadMan, FunctionAlarms
+from stacks.parts.dead_letter_queue import DeadLetterQueue
+from stacks.parts.functions import Functions
+from stacks.parts.permissions import (
+    ANY_JOB,
+    SEND_MESSAGE,
+    TRAINING_JOBS,
+    allow,
+    read_checkpoints,
+    read_policies,
+    use_key,
+)
+from stacks.parts.policies import PREFIX
+from stacks.parts.runs_table import RunsTable
+from stacks.parts.signals_queue import SignalsQueue
+
+NAME = "sweep"
+TIMEOUT = Duration.minutes(2)
+# An older tick is worthless, the next one is there already. A minute is the shortest age that Scheduler knows.
+RETRY = scheduler.CfnSchedule.RetryPolicyProperty(maximum_event_age_in_seconds=60, maximum_retry_attempts=3)
+
+
+class Sweep(Construct):
+    """It reads the world and wakes the supervisor; it cannot change a job."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        functions: Functions,
+        runs: RunsTable,
+        signals: SignalsQueue,
+        options: Options,
+        key: kms.IKey,
+        page: sns.ITopic,
+    ) -> None:
+        super().__init__(scope, id)
+        settings = SweepSettings(table=runs.table.table_name, queue_url=signals.queue.queue_url, policy_prefix=PREFIX)
+        made = functions.make(
+            self,
+            NAME,
+            settings=settings,
+            description="Rerail: looks at every open run, each minute",
+            timeout=TIMEOUT,
+            dead_letters=DeadLetterQueue(self, "DeadLetters", key=key, page=page, of="the function sweep"),
+        )
+        self.function = made.function
+        runs.let_read(made.role)
+        signals.let_send(made.role)
+        read_policies(made.role, PREFIX)
+        read_checkpoints(made.role, options)
+        allow(made.role, "sagemaker:DescribeTrainingJob", on=TRAINING_JOBS, because=ANY_JOB)
+        allow(made.role, "sagemaker:ListTrainingJobs", on="*", because="ListTrainingJobs takes no resource.")
+        FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
+        DeadMan(self, "DeadMan", sweep=self.function, page=page)
+        EveryMinute(self, "Schedule", function=self.function, key=key, page=page)
+
+
+class EveryMinute(Construct):
+    """The schedule, with a role that may invoke this one function and put aside what it could not."""
+
+    def __init__(
+        self, scope: Construct, id: str, *, function: lambda_.IFunction, key: kms.IKey, page: sns.ITopic
+    ) -> None:
+        super().__init__(scope, id)
+        dead_letters = DeadLetterQueue(self, "DeadLetters", key=key, page=page, of="the schedule of the sweep")
+        ours = {"StringEquals": {"aws:SourceAccount": Aws.ACCOUNT_ID}}
+        role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("scheduler.amazonaws.com", conditions=ours))
+        allow(role, "lambda:InvokeFunction", on=function.function_arn)
+        allow(role, "sqs:SendMessage", on=dead_letters.queue.queue_arn)
+        use_key(role, key, *SEND_MESSAGE, service="sqs")
+        schedule = scheduler.CfnSchedule(
+            self,
+            "Schedule",
+            description="Rerail: the minute's round",
+            schedule_expression="rate(1 minute)",
+            flexible_time_window=scheduler.CfnSchedule.FlexibleTimeWindowProperty(mode="OFF"),
+            target=scheduler.CfnSchedule.TargetProperty(
+                arn=function.function_arn,
+                role_arn=role.role_arn,
+                retry_policy=RETRY,
+                dead_letter_config=scheduler.CfnSchedule.DeadLetterConfigProperty(arn=dead_letters.queue.queue_arn),
+            ),
+        )
+        schedule.node.add_dependency(role)  # also on its policy: Scheduler checks the role when it is created

@@ -1,0 +1,37 @@
+"""The app, synthesized once by its own command line, in an environment without credentials."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stacks import ROOT
+from tests.stacks.template import Template
+
+
+def synthesize(out: Path, context: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `python app.py`, told what `cdk -c` would tell it."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(out.parent), "CDK_OUTDIR": str(out)}
+    environment |= {"CDK_CONTEXT_JSON": json.dumps(context or {}), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "app.py"]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="session")
+def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the cloud assembly."""
+    out = tmp_path_factory.mktemp("cdk") / "cdk.out"
+    run = synthesize(out)
+    assert run.returncode == 0, run.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def template(assembly: Path) -> Template:
+    """The supervisor's template."""
+    return Template.read(assembly)

@@ -1,0 +1,146 @@
+"""What is sent arrives, or lies where somebody is told of it."""
+
+import json
+
+import pytest
+from rerail import wakeups
+
+from stacks import ROOT
+from tests.stacks.template import target
+
+STORED = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "tests" / "events").glob("*.json"))}
+# Batches as Lambda hands them over are stored there too; a bus never sees those.
+SAMPLES = {name: event for name, event in STORED.items() if "detail-type" in event}
+# Which target a sample is for, by how its file is called; anything else is for nobody.
+MEANT_FOR = {"training_job": "SQS::Queue", "operator_command": "SQS::Queue", "notice": "Lambda::Function"}
+
+
+def matches(rule, event):
+    """Patterns of ours name fields and the texts that they may have; this is all that they use."""
+    bus = "aws." if "EventBusName" not in rule else "rerail"
+    pattern = rule["EventPattern"]
+    assert all(isinstance(choice, str) for choices in pattern.values() for choice in choices)
+    return event["source"].startswith(bus) and all(event[key] in choices for key, choices in pattern.items())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_reaches_its_target_and_no_other(template, name):
+    """Each stored event is matched by exactly the rule that is meant for it, on the bus that it travels on."""
+    reached = [
+        template.resources[target(one["Arn"])]["Type"]
+        for rule in template.of("Events::Rule").values()
+        if matches(rule, SAMPLES[name])
+        for one in rule["Targets"]
+    ]
+    kind = next((kind for prefix, kind in MEANT_FOR.items() if name.startswith(prefix)), None)
+    assert reached == ([f"AWS::{kind}"] if kind else [])
+
+
+@pytest.mark.parametrize("prefix", MEANT_FOR)
+def test_there_is_a_sample_of_each(prefix):
+    """No rule goes untried."""
+    assert [name for name in SAMPLES if name.startswith(prefix)]
+
+
+def test_the_rules_speak_the_words_of_the_code(template):
+    """Sources and detail types of our own events are those that the functions send and read."""
+    patterns = [rule["EventPattern"] for rule in template.of("Events::Rule").values() if "EventBusName" in rule]
+    spoken = {(pattern["source"][0], pattern["detail-type"][0]) for pattern in patterns}
+    assert spoken == {(wakeups.OPERATOR, wakeups.COMMAND), (wakeups.RERAIL, wakeups.NOTICE)}
+
+
+def dead_letter_queues(template):
+    """Logical ids of all queues that something names as its dead-letter queue."""
+    rules = [one["DeadLetterConfig"]["Arn"] for r in template.of("Events::Rule").values() for one in r["Targets"]]
+    schedules = [s["Target"]["DeadLetterConfig"]["Arn"] for s in template.of("Scheduler::Schedule").values()]
+    functions = template.of("Lambda::Function").values()
+    asynchronous = [f["DeadLetterConfig"]["TargetArn"] for f in functions if "DeadLetterConfig" in f]
+    queues = template.of("SQS::Queue").values()
+    redriven = [q["RedrivePolicy"]["deadLetterTargetArn"] for q in queues if "RedrivePolicy" in q]
+    return [target(arn) for arn in rules + schedules + asynchronous + redriven]
+
+
+def test_whatever_can_fail_to_deliver_has_a_queue_of_its_own(template):
+    """Rule targets, the schedule, functions that are invoked asynchronously and the signals queue: no two share one."""
+    used = dead_letter_queues(template)
+    assert len(used) == len(set(used))
+    assert len(template.of("SQS::Queue")) == len(used) + 1  # and the signals queue
+    assert [n for n in ("supervise", "sweep", "notify") if "DeadLetterConfig" in template.function(n)] == [
+        "sweep",
+        "notify",
+    ]
+
+
+def test_a_letter_in_any_of_them_pages(template):
+    """Each dead-letter queue has an alarm on its depth that goes to the page topic."""
+    watched = [
+        target(alarm["Dimensions"][0]["Value"])
+        for alarm in template.of("CloudWatch::Alarm").values()
+        if alarm["MetricName"] == "ApproximateNumberOfMessagesVisible" and alarm["Threshold"] == 0
+    ]
+    assert sorted(watched) == sorted(dead_letter_queues(template))
+
+
+def test_every_rule_may_put_letters_aside(template):
+    """A dead-letter queue of a rule lets EventBridge in on behalf of that rule."""
+    for id, rule in template.of("Events::Rule").items():
+        for one in rule["Targets"]:
+            queue = target(one["DeadLetterConfig"]["Arn"])
+            assert {"Fn::GetAtt": [id, "Arn"]} in allowed_rules(template, queue)
+
+
+def allowed_rules(template, queue):
+    """ARNs of the rules that may send to the queue."""
+    documents = [
+        p["PolicyDocument"] for p in template.of("SQS::QueuePolicy").values() if target(p["Queues"][0]) == queue
+    ]
+    statements = [s for document in documents for s in document["Statement"] if s["Effect"] == "Allow"]
+    return [s["Condition"]["ArnEquals"]["aws:SourceArn"] for s in statements]
+
+
+def test_the_signals_queue_hears_its_two_rules_only(template):
+    """SageMaker's events and commands come by rules; wake-ups come from the sweep's role."""
+    queue = target(template.body["Outputs"]["SignalsQueueUrl"]["Value"])
+    rules = [id for id, rule in template.of("Events::Rule").items() if target(rule["Targets"][0]["Arn"]) == queue]
+    assert sorted(target(arn) for arn in allowed_rules(template, queue)) == sorted(rules)
+    assert len(rules) == 2
+
+
+def test_every_alarm_is_simple_and_pages(template):
+    """One metric each, without mathematics, to the page topic, both when it begins and when it is over."""
+    page = template.body["Outputs"]["PageTopicArn"]["Value"]
+    alarms = template.of("CloudWatch::Alarm")
+    for alarm in alarms.values():
+        assert alarm["MetricName"]
+        assert "Metrics" not in alarm
+        assert alarm["AlarmActions"] == alarm["OKActions"] == [page]
+        assert alarm["AlarmDescription"].startswith("Rerail: ")
+    assert not template.of("CloudWatch::CompositeAlarm")
+
+
+def test_the_watcher_is_watched(template):
+    """No sweep within five minutes pages, also when there is no data at all."""
+    (alarm,) = (a for a in template.of("CloudWatch::Alarm").values() if a["MetricName"] == "Invocations")
+    assert alarm["TreatMissingData"] == "breaching"
+    assert (alarm["Statistic"], alarm["Threshold"], alarm["ComparisonOperator"]) == ("Sum", 1, "LessThanThreshold")
+    assert alarm["Period"] * alarm["EvaluationPeriods"] == 300
+    assert alarm["Dimensions"] == [
+        {"Name": "FunctionName", "Value": template.body["Outputs"]["SweepFunctionName"]["Value"]}
+    ]
+
+
+def test_every_function_is_watched(template):
+    """Each function has an alarm on its errors; those with dead letters also one on letters that were lost."""
+    alarms = template.of("CloudWatch::Alarm").values()
+    errors = [target(a["Dimensions"][0]["Value"]) for a in alarms if a["MetricName"] == "Errors"]
+    assert sorted(errors) == sorted(template.of("Lambda::Function"))
+    assert len([a for a in alarms if a["MetricName"] == "DeadLetterErrors"]) == 2
+
+
+def test_the_round_is_made_each_minute(template):
+    """A stale tick is dropped rather than made up for: the next one is there already."""
+    (schedule,) = template.of("Scheduler::Schedule").values()
+    assert schedule["ScheduleExpression"] == "rate(1 minute)"
+    assert schedule["FlexibleTimeWindow"] == {"Mode": "OFF"}
+    assert schedule["Target"]["RetryPolicy"]["MaximumEventAgeInSeconds"] == 60
+    assert template.of("Lambda::Function")[target(schedule["Target"]["Arn"])]["Handler"] == "sweep.handler"

@@ -1,0 +1,75 @@
+"""The functions that the template describes are the functions that there are."""
+
+import ast
+
+import pytest
+from settings import NotifySettings, SuperviseSettings, SweepSettings
+
+from stacks import ROOT
+from tests.stacks.template import target
+
+SETTINGS = {"supervise": SuperviseSettings, "sweep": SweepSettings, "notify": NotifySettings}
+POWERTOOLS = {"POWERTOOLS_SERVICE_NAME", "POWERTOOLS_METRICS_NAMESPACE", "POWERTOOLS_LOG_LEVEL"}
+
+each_function = pytest.mark.parametrize("name", SETTINGS)
+
+
+def test_there_are_no_other_functions(template):
+    """Three functions, each with a settings class."""
+    handlers = {function["Handler"] for function in template.of("Lambda::Function").values()}
+    assert handlers == {f"{name}.handler" for name in SETTINGS}
+
+
+@each_function
+def test_the_handler_exists(name):
+    """`<name>.handler` is a function of lambdas/<name>.py."""
+    module = ast.parse((ROOT / "lambdas" / f"{name}.py").read_text())
+    assert "handler" in {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
+
+
+@each_function
+def test_the_environment_is_complete(template, name):
+    """Every setting is there, nothing else is, and the settings can be read back from it."""
+    variables = template.function(name)["Environment"]["Variables"]
+    assert set(variables) == set(SETTINGS[name].names().values()) | POWERTOOLS
+    assert SETTINGS[name].from_environment(variables).variables().items() <= variables.items()
+    assert variables["POWERTOOLS_SERVICE_NAME"] == name
+
+
+@each_function
+def test_the_defaults_hold_for_all(template, name):
+    """Runtime, architecture, traces, the layer of Powertools and a log group that ends."""
+    function = template.function(name)
+    assert (function["Runtime"], function["Architectures"]) == ("python3.13", ["arm64"])
+    assert function["TracingConfig"] == {"Mode": "Active"}
+    (layer,) = function["Layers"]
+    assert template.body["Parameters"][target(layer)] == {
+        "Type": "AWS::SSM::Parameter::Value<String>",
+        "Default": "/aws/service/powertools/python/arm64/python3.13/3.37.0",
+    }
+    log_group = template.of("Logs::LogGroup")[target(function["LoggingConfig"]["LogGroup"])]
+    assert log_group["RetentionInDays"] == 90
+
+
+def test_the_supervisor_reads_in_small_batches(template):
+    """Partial failures, ten at a time, two at once, and no message comes back while it is worked on."""
+    (mapping,) = template.of("Lambda::EventSourceMapping").values()
+    assert mapping["BatchSize"] == 10
+    assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+    assert mapping["ScalingConfig"] == {"MaximumConcurrency": 2}
+    queue = template.of("SQS::Queue")[target(mapping["EventSourceArn"])]
+    assert queue["VisibilityTimeout"] >= 6 * template.function("supervise")["Timeout"]
+
+
+def test_names_in_the_environment_are_the_deployed_ones(template):
+    """The functions are pointed at the table, queue, bus and topics of this very stack."""
+    outputs = {name: output["Value"] for name, output in template.body["Outputs"].items()}
+    told = {**template.function("supervise")["Environment"]["Variables"]}
+    told |= template.function("sweep")["Environment"]["Variables"]
+    told |= template.function("notify")["Environment"]["Variables"]
+    assert told["RERAIL_TABLE"] == outputs["TableName"]
+    assert told["RERAIL_QUEUE_URL"] == outputs["SignalsQueueUrl"]
+    assert told["RERAIL_BUS"] == outputs["BusName"]
+    assert told["RERAIL_POLICY_PREFIX"] == outputs["PolicyPrefix"]
+    assert told["RERAIL_PAGE_TOPIC"] == outputs["PageTopicArn"]
+    assert told["RERAIL_INFORM_TOPIC"] == outputs["InformTopicArn"]

@@ -1,0 +1,186 @@
+"""Who may do what: exactly what the functions call, and nothing by a wildcard that has no reason."""
+
+import pytest
+
+from tests.stacks.template import many, target, text
+
+# Action to the resource that holds a wildcard, and why. Whatever is not here must name its resource in full.
+WILDCARDS = {
+    "xray:PutTraceSegments": "*",  # takes no resource
+    "xray:PutTelemetryRecords": "*",  # takes no resource
+    "sagemaker:ListTrainingJobs": "*",  # takes no resource
+    "sagemaker:DescribeTrainingJob": ":training-job/*",  # any job may ask to be supervised
+    "sagemaker:ListTags": ":training-job/*",
+    "sagemaker:CreateTrainingJob": ":training-job/*",
+    "sagemaker:AddTags": ":training-job/*",
+    "sagemaker:StopTrainingJob": ":training-job/*",
+    "sagemaker:UpdateTrainingJob": ":training-job/*",
+    "ssm:GetParameter": ":parameter/rerail/policies/*",  # the job's tag names the policy
+    "s3:ListBucket": ":s3:::*sagemaker*",  # context checkpointBuckets
+    "s3:GetObject": ":s3:::*sagemaker*/*",
+    "iam:PassRole": ":role/*SageMaker*",  # context trainingRoleArns
+}
+
+MAY = {
+    "supervise": {
+        "logs:CreateLogStream",
+        "logs:PutLogEvents",
+        "xray:PutTraceSegments",
+        "xray:PutTelemetryRecords",
+        "sqs:ReceiveMessage",
+        "sqs:ChangeMessageVisibility",
+        "sqs:GetQueueUrl",
+        "sqs:DeleteMessage",
+        "sqs:GetQueueAttributes",
+        "dynamodb:GetItem",
+        "dynamodb:PutItem",
+        "dynamodb:UpdateItem",
+        "dynamodb:Query",
+        "dynamodb:ConditionCheckItem",
+        "events:PutEvents",
+        "ssm:GetParameter",
+        "s3:ListBucket",
+        "s3:GetObject",
+        "sagemaker:DescribeTrainingJob",
+        "sagemaker:ListTags",
+        "sagemaker:CreateTrainingJob",
+        "sagemaker:AddTags",
+        "sagemaker:StopTrainingJob",
+        "sagemaker:UpdateTrainingJob",
+        "iam:PassRole",
+    },
+    "sweep": {
+        "logs:CreateLogStream",
+        "logs:PutLogEvents",
+        "xray:PutTraceSegments",
+        "xray:PutTelemetryRecords",
+        "sqs:SendMessage",
+        "dynamodb:GetItem",
+        "dynamodb:BatchGetItem",
+        "dynamodb:Query",
+        "ssm:GetParameter",
+        "s3:ListBucket",
+        "s3:GetObject",
+        "sagemaker:DescribeTrainingJob",
+        "sagemaker:ListTrainingJobs",
+    },
+    "notify": {
+        "logs:CreateLogStream",
+        "logs:PutLogEvents",
+        "xray:PutTraceSegments",
+        "xray:PutTelemetryRecords",
+        "sqs:SendMessage",
+        "sns:Publish",
+    },
+}
+
+
+def with_action(statements, action):
+    """The statements that allow the action; at least one."""
+    found = [statement for statement in statements if action in many(statement["Action"])]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("name", MAY)
+def test_a_function_may_do_what_it_does(template, name):
+    """The actions of its role, the key's aside, are these and no others."""
+    actions = {action for statement in template.allowed(name) for action in many(statement["Action"])}
+    assert {action for action in actions if not action.startswith("kms:")} == MAY[name]
+
+
+def test_no_action_is_a_wildcard(template):
+    """One exception: the account's root in the key's policy, AWS's default, without which nobody could manage it."""
+    found = [
+        (id, action)
+        for id, statement in template.statements()
+        if statement["Effect"] == "Allow"
+        for action in many(statement["Action"])
+        if "*" in action
+    ]
+    keys = list(template.of("KMS::Key"))
+    assert found == [(id, "kms:*") for id in keys]
+
+
+def test_no_principal_is_everybody(template):
+    """An open door is only ever a refusal, of those who come without TLS."""
+    for _, statement in template.statements():
+        if statement["Effect"] == "Allow":
+            assert statement.get("Principal") not in ("*", {"AWS": "*"})
+
+
+def test_every_wildcard_resource_has_its_reason(template):
+    """Outside of the table above (and the key's own policy) each statement names its resources in full."""
+    for id, statement in template.statements():
+        if statement["Effect"] == "Deny" or id in template.of("KMS::Key") or "Resource" not in statement:
+            continue
+        for resource in map(text, many(statement["Resource"])):
+            if "*" in resource:
+                for action in many(statement["Action"]):
+                    assert action in WILDCARDS, f"{id}: {action} on {resource}"
+                    assert resource == "*" or WILDCARDS[action] != "*"
+                    assert resource.endswith(WILDCARDS[action]), f"{id}: {action} on {resource}"
+
+
+def test_only_what_is_marked_is_made(template):
+    """A job can be created only with the tag that says which run it belongs to; so can tags be added."""
+    statements = template.allowed("supervise")
+    for action in ("sagemaker:CreateTrainingJob", "sagemaker:AddTags"):
+        (statement,) = with_action(statements, action)
+        assert statement["Condition"] == {"Null": {"aws:RequestTag/rerail:run": "false"}}
+
+
+@pytest.mark.parametrize("action", ["sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob"])
+def test_only_what_is_supervised_is_touched(template, action):
+    """A job without a tag of ours can be neither stopped nor changed."""
+    conditions = [statement["Condition"] for statement in with_action(template.allowed("supervise"), action)]
+    assert conditions == [
+        {"Null": {"aws:ResourceTag/rerail:policy": "false"}},
+        {"Null": {"aws:ResourceTag/rerail:run": "false"}},
+    ]
+
+
+def test_roles_are_passed_to_sagemaker_only(template):
+    """And only roles of this account whose name says that they are for it."""
+    (statement,) = with_action(template.allowed("supervise"), "iam:PassRole")
+    assert statement["Condition"] == {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
+    assert text(statement["Resource"]) == "arn:<AWS::Partition>:iam::<AWS::AccountId>:role/*SageMaker*"
+
+
+def test_the_key_is_used_through_services_only(template):
+    """Whoever may use the key may do so by way of DynamoDB, SQS or SNS; Lambda's own reading of the queue aside."""
+    for name in MAY:
+        for statement in template.allowed(name):
+            if all(action.startswith("kms:") for action in many(statement["Action"])):
+                via = statement.get("Condition", {}).get("StringEquals", {}).get("kms:ViaService")
+                assert via or (name, statement["Action"]) == ("supervise", "kms:Decrypt")
+
+
+def test_the_key_knows_its_senders(template):
+    """Services that write under their own name may use the key for this account's sake only."""
+    ((_, key),) = template.of("KMS::Key").items()
+    services = {s["Principal"]["Service"]: s for s in key["KeyPolicy"]["Statement"] if "Service" in s["Principal"]}
+    assert set(services) == {"events.amazonaws.com", "cloudwatch.amazonaws.com"}
+    for statement in services.values():
+        assert set(statement["Action"]) == {"kms:Decrypt", "kms:GenerateDataKey"}
+        assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
+
+
+def test_alarms_can_reach_the_page_topic(template):
+    """A topic with a policy of its own must say so: the default policy is gone."""
+    page = target(template.body["Outputs"]["PageTopicArn"]["Value"])
+    (policy,) = (p for p in template.of("SNS::TopicPolicy").values() if target(p["Topics"][0]) == page)
+    (allowed,) = (s for s in policy["PolicyDocument"]["Statement"] if s["Effect"] == "Allow")
+    assert allowed["Principal"] == {"Service": "cloudwatch.amazonaws.com"}
+    assert allowed["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
+
+
+def test_the_schedule_may_call_the_sweep_and_nothing_else(template):
+    """Its role is assumed by Scheduler for this account alone."""
+    (schedule,) = template.of("Scheduler::Schedule").values()
+    role = target(schedule["Target"]["RoleArn"])
+    actions = {action for s in template.allowed_to(role) for action in many(s["Action"])}
+    assert actions == {"lambda:InvokeFunction", "sqs:SendMessage", "kms:Decrypt", "kms:GenerateDataKey"}
+    (trust,) = template.of("IAM::Role")[role]["AssumeRolePolicyDocument"]["Statement"]
+    assert trust["Principal"] == {"Service": "scheduler.amazonaws.com"}
+    assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}

@@ -1,0 +1,107 @@
+"""What comes out of `python app.py`, and what stops it."""
+
+import json
+
+import pytest
+
+from stacks import ROOT
+from tests.stacks.conftest import synthesize
+from tests.stacks.template import Template
+
+OUTPUTS = {
+    "TableName",
+    "SignalsQueueUrl",
+    "BusName",
+    "PageTopicArn",
+    "InformTopicArn",
+    "SuperviseFunctionName",
+    "SweepFunctionName",
+    "NotifyFunctionName",
+    "PolicyPrefix",
+}
+
+
+def test_every_finding_is_mended_or_acknowledged(assembly):
+    """cdk-nag and the CDK's own rules have nothing left to say."""
+    report = json.loads((assembly / "validation-report.json").read_text())
+    assert report["pluginReports"] == []
+
+
+def test_the_outputs_are_what_the_tools_look_for(template):
+    """The command line and the local AWS find everything by these names."""
+    assert set(template.body["Outputs"]) == OUTPUTS
+
+
+@pytest.mark.parametrize("stack", ["Rerail", "RerailTrainingImage"])
+def test_nothing_but_plain_resources(assembly, stack):
+    """No custom resource, no macro, no image built at synth, and far from the limits of CloudFormation."""
+    template = Template.read(assembly, stack)
+    kinds = {resource["Type"] for resource in template.resources.values()}
+    assert not {kind for kind in kinds if "Custom" in kind or not kind.startswith("AWS::")}
+    assert "Transform" not in template.body
+    assert json.loads((assembly / f"{stack}.assets.json").read_text())["dockerImages"] == {}
+    assert len(template.resources) < 200
+    assert (assembly / f"{stack}.template.json").stat().st_size < 500_000
+
+
+def test_the_functions_come_as_the_folder_is(assembly):
+    """The asset keeps the shape of lambdas/, with the core beside the handlers, and nothing that Python left there."""
+    (asset,) = assembly.glob("asset.*")
+    shipped = {str(path.relative_to(asset)) for path in asset.rglob("*") if path.is_file()}
+    assert {"supervise.py", "sweep.py", "notify.py", "settings.py", "rerail/aws/dynamodb.py"} <= shipped
+    assert all(path.endswith(".py") for path in shipped)
+
+
+def test_every_policy_is_deployed_as_it_is_written(template):
+    """Each file of policies/ is a parameter below the prefix, word for word."""
+    deployed = {p["Name"]: p["Value"] for p in template.of("SSM::Parameter").values()}
+    files = (ROOT / "policies").glob("*.toml")
+    assert deployed == {f"/rerail/policies/{file.stem}": file.read_text() for file in files}
+
+
+def test_a_broken_policy_stops_the_synth(tmp_path):
+    """One line that names the file and the field; no traceback, no template."""
+    (tmp_path / "default.toml").write_text('[backoff]\nbase = "soon"\n')
+    run = synthesize(tmp_path / "cdk.out", {"policiesFolder": str(tmp_path)})
+    (line,) = run.stderr.splitlines()
+    assert run.returncode == 1
+    assert line.startswith("error: ")
+    assert "default.toml" in line
+    assert "'backoff.base'" in line
+    assert not (tmp_path / "cdk.out" / "Rerail.template.json").exists()
+
+
+@pytest.mark.slow
+def test_the_choices_of_an_account_reach_the_template(tmp_path):
+    """Roles, buckets, keys, retention and addresses come from the context; nothing else becomes allowed by them."""
+    role, key = "arn:aws:iam::111122223333:role/train", "arn:aws:kms:us-east-1:111122223333:key/1234"
+    context = {
+        "trainingRoleArns": [role],
+        "checkpointBuckets": "weights,more-weights",  # as `-c` hands it over
+        "checkpointKeyArns": [key],
+        "logRetentionDays": "30",
+        "pageEmail": "on-call@example.com",
+    }
+    run = synthesize(tmp_path / "cdk.out", context)
+    assert run.returncode == 0, run.stderr
+    template = Template.read(tmp_path / "cdk.out")
+    allowed = {s["Action"]: s for s in template.allowed("supervise") if isinstance(s["Action"], str)}
+    assert allowed["iam:PassRole"]["Resource"] == role
+    assert "weights" in json.dumps(allowed["s3:ListBucket"]["Resource"])
+    assert "sagemaker" not in json.dumps(allowed["s3:ListBucket"]["Resource"])
+    assert [s for s in template.allowed("sweep") if s["Action"] == "kms:Decrypt" and s["Resource"] == key]
+    assert {g["RetentionInDays"] for g in template.of("Logs::LogGroup").values()} == {30}
+    (subscription,) = template.of("SNS::Subscription").values()
+    assert subscription["Endpoint"] == "on-call@example.com"
+
+
+def test_the_training_image_has_a_home(assembly):
+    """Scanned when pushed; a tag keeps its meaning; a tagged image never expires; kept when the stack goes."""
+    template = Template.read(assembly, "RerailTrainingImage")
+    (repository,) = template.of("ECR::Repository").values()
+    assert repository["RepositoryName"] == "rerail-training"
+    assert repository["ImageScanningConfiguration"] == {"ScanOnPush": True}
+    assert repository["ImageTagMutability"] == "IMMUTABLE"
+    rules = json.loads(repository["LifecyclePolicy"]["LifecyclePolicyText"])["rules"]
+    assert {rule["selection"]["tagStatus"] for rule in rules} == {"untagged"}
+    assert {r["DeletionPolicy"] for r in template.resources.values()} == {"Retain"}
