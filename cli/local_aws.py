@@ -4,6 +4,7 @@ import typer
 from rich import print as say
 
 from cli import place
+from local.stack import LocalAws, LocalAwsError
 
 app = typer.Typer(help="An AWS on this machine, with Rerail deployed into it.", no_args_is_help=True)
 
@@ -11,10 +12,9 @@ app = typer.Typer(help="An AWS on this machine, with Rerail deployed into it.", 
 @app.command()
 def up(scale: float = typer.Option(60.0, help="How many times as fast as AWS its clocks run.")) -> None:
     """Start it, deploy the template, and leave it running."""
-    from local.stack import LocalAws, LocalAwsError
-
     try:
-        aws = LocalAws(place.LOCAL_STATE, scale=scale, schedule_scale=scale).start(say, detached=True)
+        aws = LocalAws(place.LOCAL_STATE, scale=scale, schedule_scale=scale, assemblies=place.SYNTHESES)
+        aws.start(say, detached=True)
     except LocalAwsError as error:
         place.fail(str(error), "`rerail local down` ends a running one")
     say(f"running: `rerail status --local` looks at it, AWS_ENDPOINT_URL={aws.endpoint_url} reaches it")
@@ -23,8 +23,6 @@ def up(scale: float = typer.Option(60.0, help="How many times as fast as AWS its
 @app.command()
 def down() -> None:
     """End it, with everything it started."""
-    from local.stack import LocalAws, LocalAwsError
-
     try:
         LocalAws.attach(place.LOCAL_STATE).stop()
     except LocalAwsError:

@@ -13,8 +13,13 @@ from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
 from rich.console import Console
 
+from local.emulator import ACCOUNT, REGION
+from local.stack import LocalAws, LocalAwsError
+
 ROOT = Path(__file__).resolve().parent.parent
-LOCAL_STATE = ROOT / ".local"
+# Where the local AWS keeps its files; another folder makes another local AWS.
+LOCAL_STATE = Path(os.environ.get("RERAIL_LOCAL_STATE", ROOT / ".local"))
+SYNTHESES = ROOT / ".local" / "assemblies"
 STACK = "Rerail"
 
 Local = Annotated[bool, typer.Option("--local", help="Look at the local AWS of this checkout, not at your account.")]
@@ -47,8 +52,6 @@ def find(*, local: bool) -> Place:
 
 def use_local(endpoint_url: str) -> None:
     """From now on every AWS client of this process talks to the local AWS, and nothing of the user's is read."""
-    from local.emulator import ACCOUNT, REGION
-
     os.environ |= {
         "AWS_ENDPOINT_URL": endpoint_url,
         "AWS_ACCESS_KEY_ID": ACCOUNT,
@@ -64,8 +67,6 @@ def use_local(endpoint_url: str) -> None:
 
 
 def _local() -> Place:
-    from local.stack import LocalAws, LocalAwsError
-
     try:
         aws = LocalAws.attach(LOCAL_STATE)
     except LocalAwsError:

@@ -8,7 +8,7 @@ from observability import logger, metrics, tracer
 from rerail.wakeups import read
 from wiring import supervisor
 
-processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False)
+processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False, logger=logger)
 
 
 def look(record: SQSRecord) -> None:

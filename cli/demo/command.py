@@ -35,9 +35,7 @@ def demo(
         f"clock x{scale:g}: SageMaker's pace, the minute's sweep and the policy's durations are divided by {scale:g}",
         highlight=False,
     )
-    aws = LocalAws(
-        place.LOCAL_STATE / "demo", scale=scale, schedule_scale=scale, assemblies=place.LOCAL_STATE / "assemblies"
-    )
+    aws = LocalAws(place.LOCAL_STATE / "demo", scale=scale, schedule_scale=scale, assemblies=place.SYNTHESES)
     try:
         with console.status("starting") as status:
             aws.start(lambda line: _progress(console, status, line))

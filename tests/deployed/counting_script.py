@@ -1,0 +1,41 @@
+"""A training script without training: counts steps, saves some of them by the book, and resumes where it is told to."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+BASE = Path(os.environ["SAGEMAKER_BASE_DIR"])
+ATTEMPT = int(os.environ.get("RERAIL_ATTEMPT", "1"))
+STEPS_A_SAVE, SECONDS_A_SAVE = 10, 0.2
+
+
+def save(step: int) -> None:
+    """Files first, manifest last."""
+    folder = BASE / "checkpoints" / f"step-{step:09d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.pt").write_bytes(b"x" * 100)
+    saved_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    files = [{"name": "model.pt", "bytes": 100}]
+    manifest = {"schema": 1, "attempt": ATTEMPT, "step": step, "saved_at": saved_at, "files": files}
+    partial = folder / "manifest.json.tmp"
+    partial.write_text(json.dumps(manifest))
+    partial.rename(folder / "manifest.json")
+
+
+def fail(step: int) -> None:
+    """The structured failure file, and a non-zero exit."""
+    report = {"rerail": 1, "cause": "user_code", "error": "ValueError: bad shape", "step": step, "rank": 0}
+    (BASE / "output").mkdir(exist_ok=True)
+    (BASE / "output" / "failure").write_text(json.dumps(report))
+    raise SystemExit(1)
+
+
+step = int(os.environ.get("RERAIL_RESUME_STEP", "0"))
+while step < int(os.environ["STEPS"]):
+    time.sleep(SECONDS_A_SAVE)
+    step += STEPS_A_SAVE
+    print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
+    if os.environ.get("BUG_AT") == str(step):
+        fail(step)
+    save(step)

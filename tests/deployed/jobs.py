@@ -1,0 +1,98 @@
+"""Training jobs for the deployed stack, and what became of their runs."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rerail.aws.dynamodb import DynamoRuns
+from rerail.model import Run
+from rerail.policy import parse_policy, to_toml
+from rerail.relaunch import POLICY_TAG
+
+from cli import place
+from local.sagemaker.control import inject
+from local.stack import LocalAws
+
+BUCKET = "sagemaker-deployed"
+ROLE = "arn:aws:iam::000000000000:role/SageMakerRole"
+T = TypeVar("T")
+
+SCRIPT = Path(__file__).parent / "counting_script.py"
+
+
+class Account:
+    """What a test does and sees in the deployed stack."""
+
+    def __init__(self, aws: LocalAws) -> None:
+        self.aws = aws
+        self.sagemaker = aws.client("sagemaker")
+
+    def set_up(self) -> None:
+        place.use_local(self.aws.endpoint_url)
+        self.runs = DynamoRuns(self.aws.outputs["TableName"])
+        self.aws.client("s3").create_bucket(Bucket=BUCKET)
+        ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
+        policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
+        ssm.put_parameter(Name=name, Value=to_toml(policy.scaled(60)), Overwrite=True, Type="String")
+
+    def submit(self, name: str, *, policy: str | None = "default", steps: int = 100, **environment: str) -> str:
+        """Start a job as a researcher would, with the tag or without it."""
+        self.sagemaker.create_training_job(
+            TrainingJobName=name,
+            RoleArn=ROLE,
+            AlgorithmSpecification={
+                "TrainingImage": "rerail-training:test",
+                "TrainingInputMode": "File",
+                "ContainerEntrypoint": ["python", str(SCRIPT)],
+                "MetricDefinitions": [{"Name": "step", "Regex": r"rerail step=(\d+)"}],
+            },
+            ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30},
+            CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}"},
+            OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
+            StoppingCondition={"MaxRuntimeInSeconds": 86400},
+            Environment={"STEPS": str(steps), **environment},
+            Tags=[{"Key": POLICY_TAG, "Value": policy}] if policy else [],
+        )
+        return name
+
+    def inject(self, fault: str, **fields: Any) -> None:
+        inject(self.aws.endpoint_url, fault, **fields)
+
+    def wait(self, what: str, look: Callable[[], T | None], *, within_s: float = 45.0) -> T:
+        """Look again and again until there is something; the first thing that there is."""
+        end = time.monotonic() + within_s
+        while time.monotonic() < end:
+            if found := look():
+                return found
+            time.sleep(0.2)
+        raise AssertionError(f"{what}: not within {within_s:.0f} s\n{self.story()}")
+
+    def run_in(self, run_id: str, *states: str) -> Run:
+        """The run, once it is in one of these states."""
+        return self.wait(
+            f"{run_id} in {states}", lambda: run if (run := self.runs.load(run_id)) and run.state in states else None
+        )
+
+    def has_saved(self, name: str, *, steps: int) -> None:
+        """Wait until a checkpoint of so many steps is in S3."""
+        key = f"{name}/step-{steps:09d}/manifest.json"
+        listed = lambda: self.aws.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=key).get("KeyCount")  # noqa: E731
+        self.wait(f"{key} in S3", listed)
+
+    def jobs(self, prefix: str) -> list[str]:
+        """Names of the jobs that begin so, oldest first."""
+        answer = self.sagemaker.list_training_jobs(NameContains=prefix, SortBy="CreationTime", SortOrder="Ascending")
+        return [job["TrainingJobName"] for job in answer["TrainingJobSummaries"]]
+
+    def story(self) -> str:
+        """For a failed test: every run and its decisions."""
+        runs = list(self.runs.all_runs())
+        return "\n".join(f"{run.id} {run.state}: {[e.reason for e in self.runs.timeline(run.id)]}" for run in runs)
+
+
+def messages(account: Account, queue_url: str) -> list[dict[str, Any]]:
+    """What SNS put into a queue."""
+    answer = account.aws.client("sqs").receive_message(QueueUrl=queue_url, MaxNumberOfMessages=10)
+    return [json.loads(message["Body"]) for message in answer.get("Messages", [])]

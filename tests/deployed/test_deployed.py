@@ -1,0 +1,129 @@
+"""The deployed template at work: real rules, queue, functions and table, real processes, hostile events."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deployed.jobs import Account, messages
+
+pytestmark = pytest.mark.slow
+RERAIL = [sys.executable, "-m", "cli.main"]
+ROOT = Path(__file__).parents[2]
+
+
+def rerail(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, as an operator types it."""
+    return subprocess.run([*RERAIL, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_with_every_event_lost_the_sweep_alone_finds_adopts_and_mends(account: Account):
+    account.inject("events", Loss=1)
+    try:
+        name = account.submit("lost-events")
+        account.run_in(name, "watching")
+        account.has_saved(name, steps=20)
+        account.inject("internal_error", TrainingJobName=name)
+        run = account.run_in(name, "completed")
+    finally:
+        account.inject("events", Loss=0)
+    assert account.jobs(name) == [name, f"{name}-a002"]
+    assert run.attempts[1].resumed_from_step >= 20
+
+
+def test_events_that_come_again_and_again_make_one_successor(account: Account):
+    account.inject("events", Repeat=4)
+    try:
+        name = account.submit("repeated-events")
+        account.has_saved(name, steps=20)
+        account.inject("kill", TrainingJobName=name)
+        account.run_in(name, "completed")
+    finally:
+        account.inject("events", Repeat=0)
+    assert account.jobs(name) == [name, f"{name}-a002"]
+
+
+def test_a_humans_stop_is_final(account: Account):
+    name = account.submit("stopped-by-hand")
+    account.run_in(name, "watching")
+    account.sagemaker.stop_training_job(TrainingJobName=name)
+    account.run_in(name, "stopped")
+    assert account.jobs(name) == [name]
+
+
+def test_a_job_without_the_tag_is_left_alone(account: Account):
+    name = account.submit("not-ours", policy=None, BUG_AT="30")
+    status = lambda: account.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"]  # noqa: E731
+    account.wait("the failure", lambda: status() == "Failed")
+    neighbour = account.submit("ours-meanwhile", steps=20)
+    account.run_in(neighbour, "completed")
+    assert account.jobs("not-ours") == [name]
+    assert account.runs.load(name) is None
+
+
+def test_an_unknown_policy_observes_and_says_so(account: Account):
+    name = account.submit("mistyped-policy", policy="defualt", BUG_AT="30")
+    run = account.run_in(name, "held")
+    assert "observing only" in run.hold_reason
+    assert account.jobs(name) == [name]
+
+
+def test_a_hold_pages_the_person_on_call_once_with_the_reason(account: Account):
+    sqs, sns = account.aws.client("sqs"), account.aws.client("sns")
+    queue = sqs.create_queue(QueueName="on-call")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    sns.subscribe(TopicArn=account.aws.outputs["PageTopicArn"], Protocol="sqs", Endpoint=arn)
+    name = account.submit("has-a-bug", BUG_AT="30")
+    account.run_in(name, "held")
+    pages = account.wait("a page", lambda: [m for m in messages(account, queue) if name in m.get("Subject", "")])
+    assert [page["Subject"] for page in pages] == [f"{name}: held"]
+    assert "ValueError: bad shape" in pages[0]["Message"]
+    assert f"rerail release {name}" in pages[0]["Message"]
+    assert account.jobs(name) == [name, f"{name}-a002"]
+
+
+def test_an_operator_restarts_a_run_and_it_loses_nothing(account: Account, environment: dict[str, str]):
+    name = account.submit("moved", steps=10_000)
+    account.has_saved(name, steps=20)
+    account.run_in(name, "watching")
+    asked = rerail(environment, "restart", name, "--why", "a noisy node", "--local")
+    assert asked.returncode == 0, asked.stderr
+    run = account.wait("the successor", lambda: r if (r := account.runs.load(name)).current.number == 2 else None)
+    assert run.current.resumed_from_step >= 20
+    shown = rerail(environment, "show", name, "--local", "--json")
+    reasons = [entry["reason"] for entry in json.loads(shown.stdout)["timeline"]]
+    assert any("restart (a noisy node): waiting up to" in reason for reason in reasons)
+    rerail(environment, "stop", name, "--local")
+    account.run_in(name, "stopped")
+
+
+def test_status_lists_every_run_for_people_and_for_programs(account: Account, environment: dict[str, str]):
+    name = account.submit("listed", steps=20)
+    account.run_in(name, "completed")
+    table = rerail(environment, "status", "--local")
+    assert table.returncode == 0, table.stderr
+    assert "listed" in table.stdout
+    assert "completed" in table.stdout
+    rows = json.loads(rerail(environment, "status", "--local", "--json").stdout)
+    assert name in [row["id"] for row in rows]
+    shown = rerail(environment, "show", name, "--local")
+    assert "adopted listed under policy 'default'" in shown.stdout
+
+
+def test_a_run_that_does_not_exist_is_one_clear_error(account: Account, environment: dict[str, str]):
+    for command in ("show", "hold", "release"):
+        answer = rerail(environment, command, "no-such-run", "--local")
+        assert answer.returncode == 2
+        assert "there is no run 'no-such-run'" in answer.stderr
+        assert "rerail status" in answer.stderr
+
+
+def test_nothing_was_left_in_a_dead_letter_queue(account: Account):
+    """After all of the above."""
+    sqs = account.aws.client("sqs")
+    for url in sqs.list_queues().get("QueueUrls", []):
+        counts = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        if "on-call" not in url:
+            assert counts["ApproximateNumberOfMessages"] == "0", url
