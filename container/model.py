@@ -1,0 +1,78 @@
+"""A small GPT over bytes: enough of a language model for its loss to mean something."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+VOCABULARY = 256  # one token per byte value
+
+
+@dataclass(frozen=True)
+class Size:
+    """How big a model is; `context` is in bytes."""
+
+    layers: int
+    heads: int
+    width: int
+    context: int
+    dropout: float = 0.1
+
+
+SIZES = {
+    "tiny": Size(layers=1, heads=2, width=16, context=16),
+    "demo": Size(layers=2, heads=4, width=64, context=32),
+    "small": Size(layers=6, heads=6, width=384, context=256),
+    "gpt2": Size(layers=12, heads=12, width=768, context=1024),
+}
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward layer, each added to what came in."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.dropout = size.dropout
+        self.norm_1 = nn.LayerNorm(size.width)
+        self.queries_keys_values = nn.Linear(size.width, 3 * size.width, bias=False)
+        self.projection = nn.Linear(size.width, size.width, bias=False)
+        self.norm_2 = nn.LayerNorm(size.width)
+        self.up = nn.Linear(size.width, 4 * size.width, bias=False)
+        self.down = nn.Linear(4 * size.width, size.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + F.dropout(self.attention(self.norm_1(x)), self.dropout, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)))), self.dropout, self.training)
+
+    def attention(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = self.queries_keys_values(x).view(batch, length, 3, self.heads, width // self.heads)
+        queries, keys, values = heads.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        return self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class GPT(nn.Module):
+    """`model(inputs, targets)` gives the mean cross-entropy in nats per byte; both are int64 (batch, length)."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, size.width)
+        self.places = nn.Embedding(size.context, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, VOCABULARY, bias=False)
+        self.apply(_initialise)
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(inputs) + self.places(torch.arange(inputs.shape[1], device=inputs.device))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)

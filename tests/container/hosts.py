@@ -1,0 +1,122 @@
+"""Runs the training image's code: here in this process, or as real processes through launch.py."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import failure
+import train
+from job import Job
+
+CONTAINER = Path(train.__file__).parent
+OPTIONS = {"steps": "40", "checkpoint_every": "10", "batch_size": "12", "model_size": "tiny", "warmup_steps": "5"}
+LIMIT_S = 150
+
+
+def losses(text: str) -> dict[int, str]:
+    """Step to loss, as printed."""
+    return {int(step): loss for step, loss in re.findall(r"^rerail step=(\d+) loss=(\S+) ", text, re.MULTILINE)}
+
+
+def agree(one: dict[int, str], other: dict[int, str]) -> bool:
+    """Both have a step in common, and no such step has two losses."""
+    common = one.keys() & other.keys()
+    return bool(common) and all(one[step] == other[step] for step in common)
+
+
+class Host:
+    """One machine of a job: its /opt/ml and the processes that were started on it."""
+
+    def __init__(self, base: Path, **options: str) -> None:
+        self.base = base
+        self.options = {**OPTIONS, **options}
+        self.processes: list[subprocess.Popen[str]] = []
+        self.out = base / "out.txt"
+        self.err = base / "err.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.base / "checkpoints"
+
+    @property
+    def failure(self) -> dict[str, object] | None:
+        path = failure_path(self.base)
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def launch(self, hosts: tuple[str, ...] = ("algo-1",), current: str = "algo-1", **environment: str) -> None:
+        """Starts launch.py as SageMaker would, with its files in place; output goes to files."""
+        config = self.base / "input" / "config"
+        config.mkdir(parents=True, exist_ok=True)
+        (config / "hyperparameters.json").write_text(json.dumps(self.options))
+        (config / "resourceconfig.json").write_text(json.dumps({"hosts": hosts, "current_host": current}))
+        scrubbed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+        with self.out.open("w") as out, self.err.open("w") as err:
+            process = subprocess.Popen(
+                [sys.executable, "launch.py"],
+                cwd=CONTAINER,
+                env={**scrubbed, "SAGEMAKER_BASE_DIR": str(self.base), "TRAINING_JOB_NAME": "night", **environment},
+                stdout=out,
+                stderr=err,
+                text=True,
+            )
+        self.processes.append(process)
+
+    def wait(self) -> int:
+        """The exit code of the last launch."""
+        return self.processes[-1].wait(timeout=LIMIT_S)
+
+    def send(self, number: signal.Signals) -> None:
+        self.processes[-1].send_signal(number)
+
+    @property
+    def losses(self) -> dict[int, str]:
+        return losses(self.out.read_text())
+
+    def kill_all(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def failure_path(base: Path) -> Path:
+    return base / "output" / "failure"
+
+
+class Here:
+    """Trains with one rank in this process; a call returns the printed losses, also when a drill ended the run."""
+
+    def __init__(self, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.base = base
+        self.monkeypatch = monkeypatch
+        self.capsys = capsys
+        self.err = ""
+
+    def __call__(
+        self,
+        base: Path | None = None,
+        *,
+        drill: str = "",
+        attempt: int = 1,
+        resume_at_most: int | None = None,
+        stop: train.Stop | None = None,
+        **options: str,
+    ) -> dict[int, str]:
+        self.monkeypatch.setenv("RERAIL_DRILL", drill)
+        job = Job(base=base or self.base, run="night", attempt=attempt, resume_at_most=resume_at_most)
+        chosen = train.read_options([f"--{name}={value}" for name, value in {**OPTIONS, **options}.items()])
+        self.capsys.readouterr()
+        try:
+            with failure.recorded(job.failure_file, rank=0) as position:
+                train.train(chosen, job, position=position, stop=stop or train.Stop())
+        except (ValueError, RuntimeError):
+            assert drill, "only a drill may end a run"
+        captured = self.capsys.readouterr()
+        self.err = captured.err
+        return losses(captured.out)

@@ -1,0 +1,81 @@
+"""The data position is one number: what each rank reads of the samples."""
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import data
+from failure import DataError
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=8), st.integers(0, 1000))
+def test_any_ranks_read_every_sample_once(world_sizes: list[int], start: int) -> None:
+    """However the number of ranks changes from batch to batch, the ids follow one another without gap or repetition."""
+    consumed, read = start, []
+    for world_size in world_sizes:
+        for rank in range(world_size):
+            read += data.sample_ids(consumed, 12, rank=rank, world_size=world_size)
+        consumed += 12
+    assert sorted(read) == list(range(start, consumed))
+
+
+@settings(deadline=None)
+@given(st.integers(20, 400), st.integers(1, 9), st.integers(0, 2**32), st.integers(0, 3))
+def test_an_epoch_visits_every_window_once(length: int, context: int, seed: int, epoch: int) -> None:
+    """Each epoch is a permutation of the windows."""
+    corpus = data.Corpus(bytes(length), context=context, seed=seed)
+    windows = [corpus.window(epoch * corpus.windows + position) for position in range(corpus.windows)]
+    assert sorted(windows) == list(range(corpus.windows))
+
+
+def test_a_batch_does_not_depend_on_what_was_read_before() -> None:
+    """A corpus opened anew in the middle of the run gives the same batch as one that read its way there."""
+    one, other = (data.Corpus(data.synthetic_text(7, 5000), context=16, seed=7) for _ in range(2))
+    for consumed in range(0, 600, 12):
+        inputs, targets = one.batch(range(consumed, consumed + 12))
+    again_inputs, again_targets = other.batch(range(588, 600))
+    assert inputs.equal(again_inputs)
+    assert targets.equal(again_targets)
+    assert inputs[:, 1:].equal(targets[:, :-1])
+
+
+def test_epochs_differ_in_order_and_seeds_in_text() -> None:
+    """Neither is the same again by accident."""
+    corpus = data.Corpus(data.synthetic_text(7, 5000), context=16, seed=7)
+    first, second = (
+        [corpus.window(epoch * corpus.windows + position) for position in range(corpus.windows)] for epoch in (0, 1)
+    )
+    assert first != second
+    assert data.synthetic_text(7, 5000) != data.synthetic_text(8, 5000)
+    assert np.frombuffer(data.synthetic_text(7, 5000), dtype=np.uint8).max() < 128
+
+
+def test_the_channels_files_are_the_text(tmp_path: Path) -> None:
+    """All files of the channel are read, in the order of their names."""
+    (tmp_path / "b.txt").write_bytes(b"second")
+    (tmp_path / "a.txt").write_bytes(b"first, \xff")
+    corpus = data.open_corpus(tmp_path, context=4, seed=1)
+    assert corpus.bytes.tobytes() == b"first, \xff\nsecond"
+
+
+def test_an_empty_channel_is_a_data_error(tmp_path: Path) -> None:
+    """An empty channel is named, with what to do."""
+    with pytest.raises(DataError, match="channel 'train'.*add text"):
+        data.open_corpus(tmp_path, context=4, seed=1)
+
+
+def test_an_unreadable_file_is_a_data_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that fails is the data's fault, not the script's."""
+
+    def fail(path: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    (tmp_path / "a.txt").write_bytes(b"text")
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(DataError, match="a.txt.*Input/output error"):
+        data.open_corpus(tmp_path, context=4, seed=1)
