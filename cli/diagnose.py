@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
 import typer
-from rerail.causes import RETRY, Cause
-from rerail.diagnosis import Diagnosis
-from rerail.diagnosis import diagnose as diagnose_text
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from rerail.causes import RETRY, Cause
+from rerail.diagnosis import Diagnosis
+from rerail.diagnosis import diagnose as diagnose_text
 
 # What the public corpus of failures calls our causes; every other class there has our own name.
 CORPUS_CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}

@@ -5,12 +5,12 @@ import json
 from typing import Annotated
 
 import typer
-from rerail.signals import Verb
-from rerail.wakeups import COMMAND, OPERATOR
 from rich import print as say
 
 from cli import place
 from cli.place import Local, Place
+from rerail.signals import Verb
+from rerail.wakeups import COMMAND, OPERATOR
 
 RunName = Annotated[str, typer.Argument(help="The run, as `rerail status` names it.")]
 Why = Annotated[str, typer.Option("--why", help="Kept in the run's timeline, with your name.")]

@@ -9,12 +9,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
-from rerail.aws.clients import client
-from rerail.aws.dynamodb import DynamoRuns
 from rich.console import Console
 
 from local.emulator import ACCOUNT, REGION
 from local.stack import LocalAws, LocalAwsError
+from rerail.aws.clients import client
+from rerail.aws.dynamodb import DynamoRuns
 
 ROOT = Path(__file__).resolve().parent.parent
 # Where the local AWS keeps its files; another folder makes another local AWS.

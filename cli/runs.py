@@ -5,16 +5,16 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from rerail.aws.ssm import SsmPolicies
-from rerail.codec import plain
-from rerail.ledger import left
-from rerail.model import Attempt, Run, RunState, TimelineEntry
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from cli import place
 from cli.place import Local, Place, now
+from rerail.aws.ssm import SsmPolicies
+from rerail.codec import plain
+from rerail.ledger import left
+from rerail.model import Attempt, Run, RunState, TimelineEntry
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program.")]
 STYLES = {

@@ -4,6 +4,7 @@ from typing import Any
 
 from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
+
 from observability import logger, metrics, tracer
 from rerail.wakeups import read
 from wiring import supervisor

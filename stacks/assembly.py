@@ -5,8 +5,8 @@ import os
 
 import aws_cdk as cdk
 from cdk_nag import AwsSolutionsChecks
-from rerail.errors import PolicyError
 
+from rerail.errors import PolicyError
 from stacks import ROOT
 from stacks.options import BadOption, Options
 from stacks.supervisor_stack import SupervisorStack

@@ -6,7 +6,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rerail.model import Attempt, Incident, Run, RunState
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -15,6 +14,7 @@ from cli.demo.scenarios import Name, Scenario
 from cli.demo.screen import sparkline
 from cli.demo.stage import STEPS, Stage
 from cli.runs import attempts_table, timeline_table
+from rerail.model import Attempt, Incident, Run, RunState
 
 
 def facts(name: Name, stage: Stage) -> dict[str, Any]:

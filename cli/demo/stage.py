@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from cli.demo.scenarios import Scenario
+from local.sagemaker.control import inject
+from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.model import JobStatus, Run, TimelineEntry
 from rerail.policy import parse_policy, to_toml
 from rerail.relaunch import POLICY_TAG
-
-from cli.demo.scenarios import Scenario
-from local.sagemaker.control import inject
-from local.stack import LocalAws
 
 STEPS = 160
 CHECKPOINT_EVERY = 25

@@ -4,7 +4,17 @@ from dataclasses import replace
 from typing import assert_never
 
 from rerail.actions import CreateJob, StopJob
-from rerail.decision import Decision, ended, launched, next_attempt, spoken_start, stop_now, without
+from rerail.decision import (
+    Decision,
+    ended,
+    launched,
+    next_attempt,
+    resume_step,
+    spoken_start,
+    stop_now,
+    with_attempt,
+    without,
+)
 from rerail.ledger import pardoned
 from rerail.model import Run, RunState, Stop, Then
 from rerail.policy import Policy
@@ -15,6 +25,7 @@ KEPT_COMMANDS = 10
 
 
 def on_command(run: Run, command: Commanded, policy: Policy) -> Decision:
+    """Grant the wish, or say why there is nothing to grant; one that arrives twice is granted once."""
     if command.id in run.commands:
         return Decision(run)
     run = replace(run, commands=(*run.commands, command.id)[-KEPT_COMMANDS:])
@@ -41,18 +52,16 @@ def _on_release(run: Run, command: Commanded, policy: Policy, said: str) -> Deci
     if run.state is not RunState.HELD:
         return Decision(run, reason=f"{said}, but the run is not held ({run.state}): nothing to release")
     run = replace(run, hold_reason="", ledger=pardoned(run.ledger, who=command.who, at=command.at))
-    attempt = run.current
+    attempt, step = run.current, resume_step(command.checkpoints)
     if attempt.may_be_live:
-        return Decision(
-            replace(run, state=RunState.WATCHING), reason=f"{said}: watching attempt {attempt.number} again"
-        )
+        run = replace(run, state=RunState.WATCHING)
+        return Decision(run, reason=f"{said}: watching attempt {attempt.number} again")
     if attempt.exists:
-        resume_step = run.incidents[-1].resume_step if run.incidents else None
-        run = next_attempt(run, resume_step, wake_at=command.at)
+        run = next_attempt(run, step, wake_at=command.at)
+    else:  # its creation was refused or called off: the same attempt, once more
+        run = with_attempt(run, replace(attempt, resumed_from_step=step))
     run, actions = launched(run, command.at, policy)
-    return Decision(
-        run, actions, f"{said}: creating {run.current.job_name} {spoken_start(run.current.resumed_from_step)}"
-    )
+    return Decision(run, actions, f"{said}: creating {run.current.job_name} {spoken_start(step)}")
 
 
 def _on_stop(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
@@ -62,12 +71,7 @@ def _on_stop(run: Run, command: Commanded, policy: Policy, said: str) -> Decisio
     run = replace(
         without(run, StopJob),
         state=RunState.SAVING,
-        stop=Stop(
-            then=then,
-            reason=said,
-            asked_at=command.at,
-            deadline=command.at + policy.save.deadline,
-        ),
+        stop=Stop(then=then, reason=said, asked_at=command.at, deadline=command.at + policy.save.deadline),
     )
     if not run.checkpoint_uri:
         return stop_now(run, f"{said}: the job has no checkpoints to wait for, stopping it")

@@ -133,32 +133,27 @@ def _on_completed(run: Run, seen: JobSeen) -> Decision:
 
 
 def _on_stopped(run: Run, seen: JobSeen, policy: Policy) -> Decision:
-    number = run.current.number
-    if run.stop and run.stop.then is Then.RELAUNCH:
-        return relaunch_now(
-            run, seen.checkpoints, policy, seen.at, f"attempt {number} has stopped as asked ({run.stop.reason})"
-        )
-    if run.stop:
-        return finish_stopped(run, seen, f"attempt {number} has stopped as asked ({run.stop.reason})")
-    if seen.job.secondary in TIME_RAN_OUT and policy.on_max_runtime is OnMaxRuntime.RELAUNCH and may_act(run, policy):
-        return relaunch_now(
-            run, seen.checkpoints, policy, seen.at, f"attempt {number} ran out of time ({seen.job.secondary})"
-        )
+    """Ours, SageMaker's own clock, or a human: only a stop that we recorded before we called for it is ours."""
+    stopped = f"attempt {run.current.number}"
+    if run.state is RunState.STOPPING and run.stop:
+        stopped += f" has stopped as asked ({run.stop.reason})"
+        if run.stop.then is Then.RELAUNCH:
+            return relaunch_now(run, seen, policy, stopped)
+        return finish_stopped(run, seen, stopped)
     if seen.job.secondary in TIME_RAN_OUT:
-        return finish_stopped(
-            run, seen, f"attempt {number} ran out of time ({seen.job.secondary}), and the policy ends there"
-        )
-    return finish_stopped(run, seen, f"attempt {number} was stopped by somebody else: never relaunched against a human")
+        stopped += f" ran out of time ({seen.job.secondary})"
+        if policy.on_max_runtime is OnMaxRuntime.RELAUNCH and may_act(run, policy):
+            return relaunch_now(run, seen, policy, stopped)
+        return finish_stopped(run, seen, f"{stopped}, and the policy ends there")
+    return finish_stopped(run, seen, f"{stopped} was stopped by somebody else: never relaunched against a human")
 
 
 def _on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
     if run.state is RunState.WAITING and run.wake_at and tick.at >= run.wake_at:
         run, actions = launched(run, tick.at, policy)
-        return Decision(
-            run,
-            actions,
-            f"the wait is over: creating {run.current.job_name} {spoken_start(run.current.resumed_from_step)}",
-        )
+        attempt = run.current
+        start = spoken_start(attempt.resumed_from_step)
+        return Decision(run, actions, f"the wait is over: creating {attempt.job_name} {start}")
     if run.state is RunState.SAVING and run.stop and tick.at >= run.stop.deadline:
         return stop_now(run, "no newer checkpoint came before the deadline: stopping the job all the same")
     return Decision(run)
@@ -171,11 +166,8 @@ def _on_gone(run: Run, gone: JobGone) -> Decision:
     if run.ledger.starts and gone.at - run.ledger.starts[-1] < NEW_JOB_GRACE:
         return Decision(run)  # a job just created may not be visible everywhere yet
     run = with_attempt(run, replace(attempt, status=JobStatus.STOPPED, ended_at=gone.at))
-    return held(
-        run,
-        gone.at,
-        f"SageMaker no longer knows {attempt.job_name}. To do: find out who deleted it, then release the run",
-    )
+    what = f"SageMaker no longer knows {attempt.job_name}"
+    return held(run, gone.at, f"{what}. To do: find out who deleted it, then release the run")
 
 
 def _settled_actions(run: Run, done: Done) -> Run:

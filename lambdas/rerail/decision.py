@@ -28,26 +28,32 @@ class Decision:
 
 
 def may_act(run: Run, policy: Policy) -> bool:
+    """Neither the policy nor the way the run was adopted limits us to observing."""
     return policy.mode is Mode.ACT and not run.observe_only
 
 
 def owes(run: Run, kind: type[Action]) -> bool:
+    """An action of this kind is pending."""
     return any(isinstance(action, kind) for action in run.pending)
 
 
 def without(run: Run, *kinds: type[Action]) -> Run:
+    """The run, owing no action of these kinds."""
     return replace(run, pending=tuple(action for action in run.pending if not isinstance(action, kinds)))
 
 
 def with_attempt(run: Run, attempt: Attempt) -> Run:
+    """The run with its current attempt replaced."""
     return replace(run, attempts=(*run.attempts[:-1], attempt))
 
 
 def ended(run: Run, state: RunState) -> Run:
+    """The run at an end: nothing is waited for any more."""
     return replace(run, state=state, wake_at=None, stop=None)
 
 
 def closed(run: Run, resolution: str, at: datetime, *, mended: bool = False) -> Run:
+    """The run with its open incident closed, if it has one."""
     if run.open_incident is None:
         return run
     incident = replace(run.open_incident, closed_at=at, resolution=resolution, mended=mended)
@@ -63,31 +69,38 @@ def next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run
 
 
 def launched(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Action, ...]]:
+    """The run with its current attempt being created, and the action that creates it."""
     run = replace(run, state=RunState.STARTING, wake_at=None, ledger=started(run.ledger, at=at, limits=policy.limits))
     attempt = run.current
     return run, (CreateJob(attempt.job_name, attempt.number, attempt.resumed_from_step),)
 
 
-def relaunch_now(
-    run: Run, checkpoints: Sequence[Checkpoint] | None, policy: Policy, at: datetime, what: str
-) -> Decision:
+def relaunch_now(run: Run, seen: JobSeen, policy: Policy, what: str) -> Decision:
+    """Launch the next attempt without a wait, from the newest usable checkpoint."""
+    step = resume_step(seen.checkpoints)
+    run, actions = launched(next_attempt(run, step, wake_at=seen.at), seen.at, policy)
+    return Decision(run, actions, f"{what}: relaunching {spoken_start(step)}")
+
+
+def resume_step(checkpoints: Sequence[Checkpoint] | None) -> int | None:
+    """The step to resume from; None where there is no usable checkpoint."""
     newest = newest_usable(checkpoints or ())
-    step = newest.step if newest else None
-    reason = f"{what}: relaunching {spoken_start(step)}"
-    run, actions = launched(next_attempt(run, step, wake_at=at), at, policy)
-    return Decision(run, actions, reason)
+    return newest.step if newest else None
 
 
 def stop_now(run: Run, reason: str) -> Decision:
+    """Stop the current job; the intent is recorded with the action, before anything is called."""
     return Decision(replace(run, state=RunState.STOPPING), (StopJob(run.current.job_name),), reason)
 
 
 def finish_stopped(run: Run, seen: JobSeen, reason: str) -> Decision:
+    """The run ends because its job was stopped."""
     run = closed(ended(run, RunState.STOPPED), "the run was stopped", seen.at)
     return Decision(run, (notice(run, Severity.INFORM, "stopped", reason, key="stopped"),), reason, finding="stopped")
 
 
 def held(run: Run, at: datetime, reason: str, *, severity: Severity = Severity.PAGE) -> Decision:
+    """Stop trying and ask a human."""
     run = replace(closed(ended(run, RunState.HELD), "the run was held", at), hold_reason=reason)
     body = f"{reason}\nWhen that is done: rerail release {run.id}"
     tell = notice(run, severity, "held", body, key=f"held-{run.current.number}")
@@ -95,8 +108,10 @@ def held(run: Run, at: datetime, reason: str, *, severity: Severity = Severity.P
 
 
 def notice(run: Run, severity: Severity, title: str, body: str, *, key: str) -> Tell:
+    """A notice about the run; `key` is unique within it."""
     return Tell(severity=severity, title=f"{run.id}: {title}", body=body, key=f"{run.id}/{key}")
 
 
 def spoken_start(step: int | None) -> str:
+    """Where an attempt begins, as people say it."""
     return "from the start" if step is None else f"from step {step}"

@@ -5,7 +5,6 @@ from typing import Any, assert_never
 
 from rerail.actions import CreateJob, ReleaseWarmPool, Severity
 from rerail.causes import Cause
-from rerail.checkpoints import newest_usable
 from rerail.decision import (
     Decision,
     closed,
@@ -14,6 +13,7 @@ from rerail.decision import (
     may_act,
     next_attempt,
     notice,
+    resume_step,
     spoken_start,
     with_attempt,
     without,
@@ -32,11 +32,10 @@ REASONS_LIMIT, ACTIONS_LIMIT = 4_000, 50
 def on_failed(run: Run, seen: JobSeen, policy: Policy) -> Decision:
     """Diagnose, settle the ledger, ask the rules, and open an incident."""
     diagnosis = diagnose(seen.job.failure_reason, secondary_status=seen.job.secondary)
-    newest = newest_usable(seen.checkpoints or ())
     failure = Failure(
         diagnosis=diagnosis,
         last_step=diagnosis.step if diagnosis.step is not None else run.current.last_step,
-        resume_step=newest.step if newest else None,
+        resume_step=resume_step(seen.checkpoints),
         at=seen.at,
     )
     run = _settled(with_attempt(run, _judged(run.current, failure)), failure)
@@ -61,8 +60,11 @@ def _judged(attempt: Attempt, failure: Failure) -> Attempt:
 
 
 def _settled(run: Run, failure: Failure) -> Run:
+    """The run's ledger with this failure charged. A script that keeps no manifests proves its progress by getting
+    farther than any attempt before it."""
     before = run.ledger
-    ledger = refunded(before, newest_step=failure.resume_step or 0, at=failure.at)
+    farthest = failure.resume_step if failure.resume_step is not None else failure.last_step
+    ledger = refunded(before, newest_step=farthest or 0, at=failure.at)
     return replace(
         run,
         ledger=charged(
@@ -147,6 +149,7 @@ def opened(run: Run, failure: Failure, reason: str, actions: tuple[str, ...]) ->
 
 
 def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
+    """SageMaker did not create the job: wait for capacity, or hold where it never will."""
     if run.state is not RunState.STARTING or refused.action.job_name != run.current.job_name or run.current.exists:
         return Decision(run)
     run = without(run, CreateJob)

@@ -11,11 +11,11 @@ KEPT_ENTRIES = 20
 
 
 def refunded(ledger: Ledger, *, newest_step: int, at: datetime) -> Ledger:
-    """The ledger after looking at the newest usable checkpoint: a newer one than ever before clears every charge."""
+    """The ledger after looking at how far the run has come: farther than ever before clears every charge."""
     if newest_step <= (ledger.progress_step or 0):
         return ledger
     return replace(
-        _noted(ledger, at, f"checkpoint at step {newest_step} is new: every charge refunded"),
+        _noted(ledger, at, f"progress to step {newest_step}: every charge refunded"),
         charges={},
         without_progress=0,
         progress_step=newest_step,

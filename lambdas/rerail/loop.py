@@ -67,8 +67,9 @@ class Supervisor:
 
     def command(self, given: CommandGiven) -> Run:
         """Grant an operator's wish, on the world as it is now."""
-        self.visit(given.run)
-        return self._turn(given.run, Commanded(self.clock(), given.id, given.verb, given.who, given.why))
+        run = self.visit(given.run)
+        seen = self.checkpoints.under(run.checkpoint_uri) if run.checkpoint_uri else None
+        return self._turn(run.id, Commanded(self.clock(), given.id, given.verb, given.who, given.why, seen))
 
     def adopt(self, job_name: str) -> Run | None:
         """Take a job under supervision if its tags ask for it."""

@@ -45,13 +45,14 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """An operator's wish; `who` and `why` are quoted in the timeline."""
+    """An operator's wish; `who` and `why` are quoted in the timeline, a release resumes from the newest checkpoint."""
 
     at: datetime
     id: str
     verb: Verb
     who: str
     why: str
+    checkpoints: Sequence[Checkpoint] | None = None
 
 
 @dataclass(frozen=True, slots=True)

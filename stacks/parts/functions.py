@@ -8,8 +8,8 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
-from settings import Settings
 
+from settings import Settings
 from stacks import ROOT
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.permissions import SEND_MESSAGE, acknowledge, use_key

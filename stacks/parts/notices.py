@@ -5,8 +5,8 @@ from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_kms as kms
 from constructs import Construct
-from settings import NotifySettings
 
+from settings import NotifySettings
 from stacks.parts.alarms import FunctionAlarms
 from stacks.parts.bus import Bus
 from stacks.parts.dead_letter_queue import DeadLetterQueue

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
+
 from rerail.errors import PolicyError
 from rerail.policy import parse_policy
 

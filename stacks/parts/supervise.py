@@ -4,8 +4,8 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda_event_sources as sources
 from aws_cdk import aws_sns as sns
 from constructs import Construct
-from settings import SuperviseSettings
 
+from settings import SuperviseSettings
 from stacks.options import Options
 from stacks.parts.alarms import FunctionAlarms
 from stacks.parts.bus import Bus

@@ -7,8 +7,8 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_scheduler as scheduler
 from aws_cdk import aws_sns as sns
 from constructs import Construct
-from settings import SweepSettings
 
+from settings import SweepSettings
 from stacks.options import Options
 from stacks.parts.alarms import DeadMan, FunctionAlarms
 from stacks.parts.dead_letter_queue import DeadLetterQueue

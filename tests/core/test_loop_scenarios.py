@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+
 from rerail.actions import Severity
 from rerail.causes import Cause
 from rerail.checkpoints import Health
@@ -12,11 +13,12 @@ from rerail.model import JobStatus, RunState
 from rerail.policy import Limits, Mode, OnMaxRuntime, Policy
 from rerail.signals import Verb
 from rerail.wakeups import CommandGiven, JobHeard, RunDue
-
 from tests.fakes import RUN_TAG, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
-BUG = 'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: bad shape","step":60,"rank":0}, exit code: 1'
+BUG = (
+    'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: bad shape","step":60,"rank":0}, exit code: 1'
+)
 OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"
 ECC = "AlgorithmError: RuntimeError: CUDA error: uncorrectable ECC error encountered, exit code: 1"
 NO_MACHINES = "CapacityError: Unable to provision requested ML compute capacity."
@@ -181,6 +183,42 @@ def test_three_attempts_without_a_newer_checkpoint_are_enough(world):
             break
     assert world.run().current.number == 3
     assert "3 attempts trained and left no newer checkpoint" in world.run().hold_reason
+
+
+def test_a_script_without_manifests_proves_its_progress_by_getting_farther(world):
+    """It resumes by its own means; dying again and again at ever later steps is progress, at the same step is none."""
+    adopted(world)
+    for step in (100, 200, 300, 400, 500, 500, 500, 500):
+        if world.run().state is RunState.HELD:
+            break
+        world.sagemaker.fail(world.run().current.job_name, "AlgorithmError: , exit code: 137", metrics={"step": step})
+        world.minutes(20)
+    assert world.run().state is RunState.HELD
+    assert world.run().current.number == 6
+    assert all(attempt.resumed_from_step is None for attempt in world.run().attempts)
+
+
+def test_a_humans_stop_while_we_wait_for_a_checkpoint_is_still_a_humans(world):
+    """A restart was asked for, and before we stopped the job somebody else did: the run is over."""
+    adopted(world)
+    command(world, Verb.RESTART)
+    world.sagemaker.end("gpt", JobStatus.STOPPED)
+    world.minutes(30)
+    assert world.run().state is RunState.STOPPED
+    assert list(world.sagemaker.jobs) == ["gpt"]
+
+
+def test_a_release_resumes_from_the_newest_checkpoint_there_is(world):
+    """Not from the one of the last incident: a job that was held alive may have saved more."""
+    adopted(world)
+    world.checkpoints.save(step=10)
+    command(world, Verb.HOLD)
+    world.checkpoints.save(step=90)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    world.checkpoints.save(step=95)
+    command(world, Verb.RELEASE, 2)
+    assert world.run().current.resumed_from_step == 95
 
 
 def test_progress_refunds_every_budget(world):

@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from rerail.errors import Blind, Throttled
-from rerail.model import JobStatus, Run
+from rerail.model import JobStatus, Run, RunState
 from rerail.signals import Verb
 from rerail.wakeups import CommandGiven, JobHeard, RunDue
-
 from tests.fakes import World
 
 REASONS = [
@@ -91,7 +91,7 @@ class Nights(RuleBasedStateMachine):
 
     @rule()
     def a_human_stops_the_job(self) -> None:
-        if (job := self._live()) and self.world.run().stop is None:
+        if (job := self._live()) and self.world.run().state is not RunState.STOPPING:
             self.world.sagemaker.end(job, JobStatus.STOPPED)
             self.human_stop = (len(self.world.sagemaker.jobs), self.commands)
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from rerail import wakeups
 
+from rerail import wakeups
 from stacks import ROOT
 from tests.stacks.template import target
 

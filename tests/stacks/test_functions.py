@@ -3,8 +3,8 @@
 import ast
 
 import pytest
-from settings import NotifySettings, SuperviseSettings, SweepSettings
 
+from settings import NotifySettings, SuperviseSettings, SweepSettings
 from stacks import ROOT
 from tests.stacks.template import target
 

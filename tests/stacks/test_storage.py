@@ -1,8 +1,8 @@
 """What is kept is encrypted, and outlives the stack."""
 
 import pytest
-from rerail.aws import dynamodb
 
+from rerail.aws import dynamodb
 from tests.stacks.template import target
 
 
