@@ -1,7 +1,31 @@
 """Logger, metrics and tracer of every function: one of each, named by the environment."""
 
+import os
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
 from aws_lambda_powertools import Logger, Metrics, Tracer
 
 logger = Logger()
 metrics = Metrics()
-tracer = Tracer()
+
+Handler = Callable[[dict[str, Any], Any], Any]
+
+
+@cache
+def tracer() -> Tracer:
+    """Made at the first use: it loads the X-Ray SDK and makes a client, which costs a third of a cold start."""
+    return Tracer()
+
+
+def traced(handler: Handler) -> Handler:
+    """Trace the invocations that X-Ray samples, and load nothing for the others."""
+
+    @wraps(handler)
+    def traced_handler(event: dict[str, Any], context: Any) -> Any:
+        if "Sampled=1" not in os.environ.get("_X_AMZN_TRACE_ID", ""):
+            return handler(event, context)
+        return tracer().capture_lambda_handler(handler, capture_response=False)(event, context)
+
+    return traced_handler

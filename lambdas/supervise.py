@@ -5,7 +5,7 @@ from typing import Any
 from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 
-from observability import logger, metrics, tracer
+from observability import logger, metrics, traced
 from rerail.wakeups import read
 from wiring import supervisor
 
@@ -24,7 +24,7 @@ def look(record: SQSRecord) -> None:
 
 @logger.inject_lambda_context(clear_state=True)
 @metrics.log_metrics
-@tracer.capture_lambda_handler(capture_response=False)
+@traced
 def handler(event: dict[str, Any], context: Any) -> Any:
     metrics.add_metric(name="Wakeups", unit="Count", value=len(event["Records"]))
     return process_partial_response(event=event, record_handler=look, processor=processor, context=context)

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from observability import logger, metrics, tracer
+from observability import logger, metrics, traced
 from wiring import minute_round
 
 
 @logger.inject_lambda_context(clear_state=True)
 @metrics.log_metrics
-@tracer.capture_lambda_handler(capture_response=False)
+@traced
 def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
     report = minute_round().make()
     counts = {
