@@ -71,8 +71,8 @@ class FakeRuns:
     def unheard_of(self, job_names: Collection[str]) -> set[str]:
         return set(job_names) - set(self.jobs) - set(self.ignored)
 
-    def open_runs(self) -> Iterable[Run]:
-        return [run for run in (self.load(run_id) for run_id in self.records) if run and run.is_open]
+    def open_runs(self) -> Iterable[tuple[str, Run | None]]:
+        return [(name, run) for name in self.records if (run := self.load(name)) and run.is_open]
 
 
 @dataclass

@@ -61,9 +61,11 @@ def read_manifest(text: str | bytes, *, uri: str, sizes: Mapping[str, int]) -> C
     )
 
 
-def newest_usable(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """The one to resume from: the newest that is whole and clean."""
+def newest_usable(checkpoints: Sequence[Checkpoint], *, before_step: int | None = None) -> Checkpoint | None:
+    """The one to resume from: the newest that is whole and clean, and older than `before_step` where that is given."""
     usable = [c for c in checkpoints if c.is_whole and c.health is Health.CLEAN]
+    if before_step is not None:
+        usable = [c for c in usable if c.step < before_step]
     return max(usable, key=lambda c: (c.step, c.saved_at), default=None)
 
 

@@ -24,9 +24,10 @@ from rerail.decision import (
     without,
 )
 from rerail.failures import on_failed, on_refusal
+from rerail.interventions import on_found
 from rerail.model import Attempt, Job, JobStatus, Run, RunState, Then
 from rerail.policy import OnMaxRuntime, Policy
-from rerail.signals import Commanded, CreateRefused, Done, JobGone, JobSeen, Signal, Tick
+from rerail.signals import Commanded, CreateRefused, Done, Found, JobGone, JobSeen, Signal, Tick
 
 TIME_RAN_OUT = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 NEW_JOB_GRACE = timedelta(minutes=5)
@@ -44,6 +45,8 @@ def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
             decision = _on_tick(run, signal, policy)
         case Commanded():
             decision = on_command(run, signal, policy)
+        case Found():
+            decision = on_found(run, signal, policy)
         case Done():
             decision = Decision(_settled_actions(run, signal))
         case CreateRefused():

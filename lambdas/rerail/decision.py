@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from rerail.actions import Action, CreateJob, Severity, StopJob, Tell
+from rerail.actions import Action, CreateJob, ReleaseWarmPool, Severity, StopJob, Tell
 from rerail.checkpoints import Checkpoint, newest_usable
 from rerail.ledger import started
 from rerail.model import Attempt, Run, RunState, successor_name
@@ -76,15 +76,21 @@ def launched(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Action,
 
 
 def relaunch_now(run: Run, seen: JobSeen, policy: Policy, what: str) -> Decision:
-    """Launch the next attempt without a wait, from the newest usable checkpoint."""
-    step = resume_step(seen.checkpoints)
+    """Launch the next attempt without a wait, from the newest usable checkpoint that our stop allows."""
+    step = resume_step(seen.checkpoints, before_step=run.stop.before_step if run.stop else None)
+    release = release_pool(run) if run.stop and run.stop.fresh_machines else ()
     run, actions = launched(next_attempt(run, step, wake_at=seen.at), seen.at, policy)
-    return Decision(run, actions, f"{what}: relaunching {spoken_start(step)}")
+    return Decision(run, (*release, *actions), f"{what}: relaunching {spoken_start(step)}")
 
 
-def resume_step(checkpoints: Sequence[Checkpoint] | None) -> int | None:
+def release_pool(run: Run) -> tuple[Action, ...]:
+    """Give the current job's warm pool back, if it keeps one."""
+    return (ReleaseWarmPool(run.current.job_name),) if run.current.keep_alive_seconds else ()
+
+
+def resume_step(checkpoints: Sequence[Checkpoint] | None, *, before_step: int | None = None) -> int | None:
     """The step to resume from; None where there is no usable checkpoint."""
-    newest = newest_usable(checkpoints or ())
+    newest = newest_usable(checkpoints or (), before_step=before_step)
     return newest.step if newest else None
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, assert_never
 
-from rerail.actions import CreateJob, ReleaseWarmPool, Severity
+from rerail.actions import CreateJob, Severity
 from rerail.causes import Cause
 from rerail.decision import (
     Decision,
@@ -13,6 +13,7 @@ from rerail.decision import (
     may_act,
     next_attempt,
     notice,
+    release_pool,
     resume_step,
     spoken_start,
     with_attempt,
@@ -38,7 +39,7 @@ def on_failed(run: Run, seen: JobSeen, policy: Policy) -> Decision:
         resume_step=resume_step(seen.checkpoints),
         at=seen.at,
     )
-    run = _settled(with_attempt(run, _judged(run.current, failure)), failure)
+    run = settled(with_attempt(run, _judged(run.current, failure)), failure)
     what = f"attempt {run.current.number} failed: {diagnosis.cause} ({diagnosis.evidence or 'no reason given'})"
     if run.state is RunState.HELD:
         reason = f"{what}; the run stays held"
@@ -59,7 +60,7 @@ def _judged(attempt: Attempt, failure: Failure) -> Attempt:
     )
 
 
-def _settled(run: Run, failure: Failure) -> Run:
+def settled(run: Run, failure: Failure) -> Run:
     """The run's ledger with this failure charged. A script that keeps no manifests proves its progress by getting
     farther than any attempt before it."""
     before = run.ledger
@@ -89,11 +90,7 @@ def _applied(run: Run, verdict: Verdict, failure: Failure, policy: Policy, what:
             reason = f"{what}; observing only: would relaunch {plan}"
             return held(opened(run, failure, reason, ()), failure.at, reason, severity=Severity.INFORM)
         case Relaunch():
-            release = (
-                (ReleaseWarmPool(run.current.job_name),)
-                if verdict.fresh_machines and run.current.keep_alive_seconds
-                else ()
-            )
+            release = release_pool(run) if verdict.fresh_machines else ()
             reason = (
                 f"{what}; relaunching {spoken_start(failure.resume_step)} in {spoken(verdict.delay)} ({verdict.why})"
             )
@@ -123,7 +120,7 @@ def _inputs(run: Run, failure: Failure, seen: JobSeen) -> dict[str, Any]:
     }
 
 
-def opened(run: Run, failure: Failure, reason: str, actions: tuple[str, ...]) -> Run:
+def opened(run: Run, failure: Failure, reason: str, actions: tuple[str, ...], *, kind: str = "job_failed") -> Run:
     """The run with this failure in its open incident, or in a new one where there was progress since."""
     before = run.open_incident
     if before and (failure.resume_step or 0) > (before.resume_step or 0):
@@ -134,7 +131,7 @@ def opened(run: Run, failure: Failure, reason: str, actions: tuple[str, ...]) ->
         return replace(run, incidents=(*run.incidents[:-1], longer))
     incident = Incident(
         number=len(run.incidents) + 1,
-        kind="job_failed",
+        kind=kind,
         attempt=run.current.number,
         cause=failure.diagnosis.cause,
         reason=reason,

@@ -11,7 +11,7 @@ from rerail.actions import Action, Tell
 from rerail.causes import Cause
 
 JOB_NAME_LIMIT = 63
-SUCCESSOR_SUFFIX = len("-a002")
+SUCCESSOR_SUFFIX = len("-a99999")
 
 
 class JobStatus(StrEnum):
@@ -158,12 +158,17 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A stop that we mean: recorded before StopTrainingJob is called, so that ours is never taken for a human's."""
+    """A stop that we mean: recorded before StopTrainingJob is called, so that ours is never taken for a human's.
+
+    `before_step` is the onset of what went wrong: the successor resumes from a checkpoint older than that.
+    """
 
     then: Then
     reason: str
     asked_at: datetime
     deadline: datetime
+    before_step: int | None = None
+    fresh_machines: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,8 @@ class Run:
     """One training effort, however many jobs it takes.
 
     `version` grows by one with every recorded decision; `pending` are the actions decided and not yet known to be done;
-    `commands` are the ids of the operators' last wishes, so that one that arrives twice is granted once.
+    `commands` are the ids of the operators' last wishes, so that one that arrives twice is granted once; `warnings` are
+    the findings that people were told of last, for the same reason.
     """
 
     id: str
@@ -188,6 +194,7 @@ class Run:
     hold_reason: str = ""
     observe_only: bool = False
     commands: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     version: int = 0
 
     @property

@@ -33,8 +33,8 @@ class Runs(Protocol):
     def unheard_of(self, job_names: Collection[str]) -> set[str]:
         """Those jobs that are neither of a run nor ignored."""
 
-    def open_runs(self) -> Iterable[Run]:
-        """Every run that the sweep has to ask about."""
+    def open_runs(self) -> Iterable[tuple[str, Run | None]]:
+        """Name and record of every run that the sweep has to ask about; None where the record cannot be read."""
 
 
 class Jobs(Protocol):

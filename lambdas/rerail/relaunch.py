@@ -12,6 +12,7 @@ RUN_TAG = "rerail:run"
 ATTEMPT_TAG = "rerail:attempt"
 RESERVED_TAG_PREFIX = "aws:"
 ENVIRONMENT_LIMIT = 100
+TAG_LIMIT = 50
 # Returned by DescribeTrainingJob, refused by CreateTrainingJob.
 READ_ONLY_RESOURCE_FIELDS = ("SelectedInstanceType", "SelectedInstanceCount")
 # A user's own names and values: an empty value means something here.
@@ -59,6 +60,8 @@ def successor(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dic
             f"Environment would have {len(environment)} variables, at most {ENVIRONMENT_LIMIT} are allowed; remove some"
         )
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
+    if len(tags.keys() | {RUN_TAG, ATTEMPT_TAG}) > TAG_LIMIT:
+        raise RequestRefused(f"the job has {len(tags)} tags, at most {TAG_LIMIT - 2} leave room for ours; remove some")
     tags |= {RUN_TAG: run, ATTEMPT_TAG: str(action.attempt)}
     launched = {
         **request,

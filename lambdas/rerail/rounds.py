@@ -43,7 +43,7 @@ class Round:
         """Ask about every open run and look for jobs that nobody told us of."""
         at = self.clock()
         with ThreadPoolExecutor(READERS) as readers:
-            verdicts = list(readers.map(lambda run: self._look(run, at), self.runs.open_runs()))
+            verdicts = list(readers.map(lambda named: self._look(named[0], named[1], at), self.runs.open_runs()))
         due = [run for run, needs in verdicts if needs]
         self.queue.wake([{"run": run} for run in due], at=at)  # first: the list below may be refused
         strangers = self.runs.unheard_of(self.jobs.changed_since(at - LOOK_BACK))
@@ -51,8 +51,10 @@ class Round:
         blind = tuple(run for run, needs in verdicts if needs is None)
         return RoundReport(open=len(verdicts), due=len(due), discovered=len(strangers), blind=blind)
 
-    def _look(self, run: Run, at: datetime) -> tuple[str, bool | None]:
+    def _look(self, name: str, run: Run | None, at: datetime) -> tuple[str, bool | None]:
         """Whether the supervisor has anything to do for the run; None where nobody can tell."""
+        if run is None:
+            return name, None
         try:
             policy = policy_of(run, self.policies)
             if run.pending:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from rerail.actions import Action, CreateJob, Tell
 from rerail.checkpoints import Checkpoint
+from rerail.detectors.finding import Finding
 from rerail.model import Job
 
 
@@ -63,6 +64,16 @@ class Done:
     actions: tuple[Action | Tell, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the detectors say of a job that runs, and its checkpoints where that may matter."""
+
+    at: datetime
+    job_name: str
+    findings: tuple[Finding, ...]
+    checkpoints: Sequence[Checkpoint] | None = None
+
+
 class Refusal(StrEnum):
     """Why SageMaker did not create a job."""
 
@@ -80,4 +91,4 @@ class CreateRefused:
     message: str
 
 
-Signal = JobSeen | JobGone | Tick | Commanded | Done | CreateRefused
+Signal = JobSeen | JobGone | Tick | Commanded | Found | Done | CreateRefused

@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+
 from rerail.errors import Throttled
 from rerail.model import JobStatus, RunState
 from rerail.wakeups import JobHeard, RunDue
-
 from tests.fakes import World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."

@@ -191,4 +191,4 @@ class Nights(RuleBasedStateMachine):
 
 
 TestNights = Nights.TestCase
-TestNights.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestNights.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

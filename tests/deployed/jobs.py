@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cli import place
+from local.sagemaker.control import inject
+from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.model import Run
 from rerail.policy import parse_policy, to_toml
 from rerail.relaunch import POLICY_TAG
-
-from cli import place
-from local.sagemaker.control import inject
-from local.stack import LocalAws
 
 BUCKET = "sagemaker-deployed"
 ROLE = "arn:aws:iam::000000000000:role/SageMakerRole"

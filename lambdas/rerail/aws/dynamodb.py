@@ -12,8 +12,8 @@ from zlib import crc32
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
-from rerail.codec import dumps, loads
-from rerail.errors import Conflict
+from rerail.codec import BadRecord, dumps, loads
+from rerail.errors import Conflict, RequestRefused
 from rerail.model import Run, TimelineEntry
 
 INDEX = "open"
@@ -52,7 +52,9 @@ class DynamoRuns:
             raise
 
     def request(self, run_id: str) -> Mapping[str, Any]:
-        item = self._get(f"run#{run_id}", "request") or {}
+        item = self._get(f"run#{run_id}", "request")
+        if item is None:
+            raise RequestRefused(f"no request is stored for run {run_id!r}; start the job again by hand")
         request: dict[str, Any] = json.loads(item["doc"]["S"])
         return request
 
@@ -79,7 +81,7 @@ class DynamoRuns:
             known |= {item["pk"]["S"].removeprefix("job#") for item in self._batch(keys)}
         return set(names) - known
 
-    def open_runs(self) -> Iterator[Run]:
+    def open_runs(self) -> Iterator[tuple[str, Run | None]]:
         for shard in range(SHARDS):
             pages = (
                 client("dynamodb")
@@ -93,7 +95,7 @@ class DynamoRuns:
                 )
             )
             for page in pages:
-                yield from (_run(item) for item in page["Items"])
+                yield from (_named_run(item) for item in page["Items"])
 
     def all_runs(self) -> Iterator[Run]:
         """Every run there is, open or ended: for the command line, not for the functions."""
@@ -148,6 +150,15 @@ def _run_item(run: Run) -> dict[str, Any]:
     if run.is_open:
         item[INDEX] = {"S": f"open#{crc32(run.id.encode()) % SHARDS}"}
     return item
+
+
+def _named_run(item: Mapping[str, Any]) -> tuple[str, Run | None]:
+    """One record that another version wrote must not blind the sweep for all the others."""
+    name = item["pk"]["S"].removeprefix("run#")
+    try:
+        return name, _run(item)
+    except BadRecord:
+        return name, None
 
 
 def _run(item: Mapping[str, Any]) -> Run:

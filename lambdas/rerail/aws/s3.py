@@ -45,9 +45,10 @@ def _read(bucket: str, folder: str, sizes: dict[str, int]) -> Checkpoint | None:
     uri = f"s3://{bucket}/{folder}{MANIFEST}"
     body: Any = client("s3").get_object(Bucket=bucket, Key=f"{folder}{MANIFEST}")["Body"]
     try:
-        return read_manifest(body.read(), uri=uri, sizes=sizes)
+        checkpoint = read_manifest(body.read(), uri=uri, sizes=sizes)
     except BadManifest:
         return None  # not a checkpoint that we could resume from; it is left where it is
+    return checkpoint if checkpoint.step == _step(folder) else None
 
 
 def _step(folder: str) -> int:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.errors import UnknownPolicy
+from rerail.errors import Blind, UnknownPolicy
 from rerail.policy import NAME, Policy, parse_policy
 
 FRESH_FOR = timedelta(minutes=1)
@@ -35,5 +35,7 @@ class SsmPolicies:
         except ClientError as error:
             if error.response["Error"]["Code"] == "ParameterNotFound":
                 raise UnknownPolicy(f"no policy {name!r} is deployed") from error
-            raise
+            raise Blind(f"GetParameter of policy {name!r}: {error}") from error
+        except BotoCoreError as error:
+            raise Blind(f"GetParameter of policy {name!r}: {error}") from error
         return str(answer["Parameter"]["Value"])

@@ -1,0 +1,176 @@
+"""The memory on DynamoDB: all of a decision or nothing, the sparse index, and who is whose job."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from botocore.exceptions import ClientError
+
+from rerail.aws.clients import client
+from rerail.aws.dynamodb import BATCH, DynamoRuns
+from rerail.errors import Conflict
+from rerail.model import Attempt, JobStatus, Run, RunState, TimelineEntry
+from tests.aws.places import TABLE
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+RUN = Run("gpt", "default", RunState.WATCHING, NOON, (Attempt(1, "gpt"),), version=1)
+REQUEST = {"TrainingJobName": "gpt", "Tags": [{"Key": "team", "Value": "nlp"}], "RoleArn": "arn:…"}
+
+
+def an_entry(version: int, reason: str = "because") -> TimelineEntry:
+    return TimelineEntry("gpt", version, NOON, RunState.WATCHING, RunState.WAITING, reason, inputs={"step": 60})
+
+
+@pytest.fixture
+def runs(table) -> DynamoRuns:
+    return DynamoRuns(table)
+
+
+def everything() -> list[dict]:
+    return client("dynamodb").scan(TableName=TABLE)["Items"]
+
+
+def test_what_is_saved_is_loaded(runs):
+    """The run, its request, its timeline and the names of its jobs."""
+    runs.save(RUN, an_entry(1), REQUEST)
+    assert runs.load("gpt") == RUN
+    assert runs.request("gpt") == REQUEST
+    assert runs.timeline("gpt") == [an_entry(1)]
+    assert runs.run_of("gpt") == "gpt"
+
+
+def test_what_is_not_there_is_said(runs):
+    """No run, no owner."""
+    assert runs.load("gpt") is None
+    assert runs.run_of("gpt") is None
+
+
+def test_times_in_a_request_become_text(runs):
+    """SageMaker's descriptions hold times; a request that kept one stays storable."""
+    runs.save(RUN, request={"At": NOON})
+    assert runs.request("gpt") == {"At": "2026-01-31T12:00:00+00:00"}
+    with pytest.raises(TypeError, match="a request holds a set, which JSON has no form for"):
+        runs.save(replace(RUN, version=2), request={"At": {1}})
+
+
+def test_a_run_is_begun_once(runs):
+    """Of two that adopt the same job in the same moment, one is told."""
+    runs.save(RUN)
+    with pytest.raises(Conflict, match="run gpt is no longer at version 0"):
+        runs.save(RUN)
+
+
+@pytest.mark.parametrize("version", [2, 4, 9])
+def test_a_decision_on_an_old_run_is_refused_whole(runs, version):
+    """The stored run is at version 2, so only version 3 may follow: no half of the decision is kept."""
+    runs.save(RUN, an_entry(1), REQUEST)
+    runs.save(replace(RUN, version=2))
+    before = everything()
+    successor = replace(RUN, attempts=(*RUN.attempts, Attempt(2, "gpt-a002")), version=version)
+    with pytest.raises(Conflict):
+        runs.save(successor, an_entry(version), {"other": "request"})
+    assert everything() == before
+    runs.save(replace(successor, version=3))
+    assert runs.run_of("gpt-a002") == "gpt"
+
+
+def test_a_second_version_of_nothing_is_refused(runs):
+    """A run that was deleted by hand does not come back as a torso."""
+    with pytest.raises(Conflict):
+        runs.save(replace(RUN, version=2))
+    assert everything() == []
+
+
+def test_other_errors_are_no_conflicts(table):
+    """A table that is not there is for the operator, not for another try."""
+    with pytest.raises(ClientError):
+        DynamoRuns("elsewhere").save(RUN)
+
+
+def test_open_runs_are_those_that_the_sweep_must_ask_about(runs):
+    """Ended runs leave the index with the very write that ends them; a released one comes back."""
+    many = [replace(RUN, id=f"run-{n}", attempts=(Attempt(1, f"run-{n}"),)) for n in range(30)]
+    for run in many:
+        runs.save(run)
+    assert sorted(name for name, _ in runs.open_runs()) == sorted(run.id for run in many)
+
+    over = replace(many[0], state=RunState.HELD, version=2)
+    runs.save(over)
+    assert len(list(runs.open_runs())) == 29
+    runs.save(replace(over, state=RunState.WATCHING, version=3))
+    assert replace(over, state=RunState.WATCHING, version=3) in dict(runs.open_runs()).values()
+
+
+def test_a_held_run_whose_job_lives_stays_open(runs):
+    """It has ended for us, but its job burns money: the sweep goes on asking."""
+    runs.save(replace(RUN, state=RunState.HELD, attempts=(Attempt(1, "gpt", status=JobStatus.IN_PROGRESS),)))
+    assert [name for name, _ in runs.open_runs()] == ["gpt"]
+
+
+def test_every_run_there_is(runs):
+    """For people: open or ended, and nothing that is not a run."""
+    runs.save(RUN, an_entry(1), REQUEST)
+    runs.save(replace(RUN, id="old", state=RunState.COMPLETED, attempts=(Attempt(1, "old"),)))
+    runs.ignore("stranger", "no tag", until=NOON)
+    assert sorted(run.id for run in runs.all_runs()) == ["gpt", "old"]
+
+
+def test_a_timeline_reads_from_the_first_day(runs):
+    """Oldest first, also past the ninth entry, and only this run's."""
+    for version in range(1, 13):
+        runs.save(replace(RUN, version=version), an_entry(version))
+    runs.save(replace(RUN, id="gpt-2", attempts=(Attempt(1, "gpt-2"),)), replace(an_entry(1), run="gpt-2"))
+    assert [entry.version for entry in runs.timeline("gpt")] == list(range(1, 13))
+
+
+def test_a_decision_without_a_reason_leaves_no_entry(runs):
+    """Facts alone are noted in the run."""
+    runs.save(RUN)
+    assert runs.timeline("gpt") == []
+
+
+def test_an_ignored_job_is_known_until_it_expires(runs):
+    """The first time is news, the second is not; DynamoDB forgets it at the time it was told."""
+    until = NOON + timedelta(hours=1)
+    assert runs.ignore("stranger", "it has no tag", until=until)
+    assert not runs.ignore("stranger", "it has no tag", until=until)
+    assert runs.run_of("stranger") is None
+    assert runs.unheard_of(["stranger", "new"]) == {"new"}
+    (item,) = everything()
+    assert item["expires"] == {"N": str(int(until.timestamp()))}
+
+
+def test_a_runs_own_job_cannot_be_ignored(runs):
+    """Whoever asks late finds that it is taken."""
+    runs.save(RUN)
+    assert not runs.ignore("gpt", "no tag", until=NOON)
+    assert runs.run_of("gpt") == "gpt"
+
+
+def test_an_ignored_job_can_be_adopted_after_all(runs):
+    """A tag that was added later counts: the run takes the job, and it no longer expires."""
+    runs.ignore("gpt", "it has no tag", until=NOON)
+    runs.save(RUN)
+    assert runs.run_of("gpt") == "gpt"
+    assert not [item for item in everything() if "expires" in item]
+
+
+def test_strangers_are_told_apart_in_any_number(runs):
+    """More names than one BatchGetItem takes, and none at all."""
+    names = [f"job-{n}" for n in range(2 * BATCH + 7)]
+    runs.save(RUN)
+    assert runs.unheard_of([*names, "gpt"]) == set(names)
+    assert runs.unheard_of([]) == set()
+    assert runs.unheard_of(["gpt", "gpt"]) == set()
+
+
+def test_a_record_of_another_version_is_named_and_hides_no_other(runs, table):
+    """One run that cannot be read must not blind the sweep for all."""
+    runs.save(RUN)
+    runs.save(replace(RUN, id="llama"))
+    key = {"pk": {"S": "run#gpt"}, "sk": {"S": "run"}}
+    update = {"UpdateExpression": "SET doc = :doc", "ExpressionAttributeValues": {":doc": {"S": '{"schema": 99}'}}}
+    client("dynamodb").update_item(TableName=TABLE, Key=key, **update)
+    found = dict(runs.open_runs())
+    assert found["gpt"] is None
+    assert found["llama"].id == "llama"

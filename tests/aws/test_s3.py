@@ -1,0 +1,166 @@
+"""Checkpoints in S3: torn saves, foreign files and long histories, as they lie there."""
+
+import json
+
+import pytest
+
+from rerail.aws.clients import client
+from rerail.aws.s3 import MANIFESTS_READ, S3Checkpoints
+from rerail.checkpoints import Health, newest_step
+from rerail.errors import Blind
+from tests.aws.places import REGION
+
+URI = "s3://bucket/runs/gpt/"
+
+
+@pytest.fixture
+def s3():
+    s3 = client("s3")
+    s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+    return s3
+
+
+def put(s3, key: str, body: bytes | str = b"") -> None:
+    s3.put_object(Bucket="bucket", Key=key, Body=body)
+
+
+def manifest(step: int, files: dict[str, int], **changes) -> str:
+    table = {
+        "schema": 1,
+        "run": "gpt",
+        "attempt": 1,
+        "step": step,
+        "files": [{"name": name, "bytes": size, "checksum": "xxh3_64:0"} for name, size in files.items()],
+        "saved_at": "2026-01-31T03:00:00Z",
+        "health": "clean",
+    }
+    return json.dumps({**table, **changes})
+
+
+def save(s3, step: int, *, prefix: str = "runs/gpt/", files=None, **changes) -> None:
+    """A whole checkpoint, shards first and the manifest last."""
+    files = files or {"rank-0.pt": 3, "rank-1.pt": 4}
+    for name, size in files.items():
+        put(s3, f"{prefix}step-{step:09d}/{name}", b"x" * size)
+    put(s3, f"{prefix}step-{step:09d}/manifest.json", manifest(step, files, **changes))
+
+
+def steps(uri: str = URI) -> list[int]:
+    return [checkpoint.step for checkpoint in S3Checkpoints().under(uri)]
+
+
+def test_checkpoints_are_listed_newest_first(s3):
+    """By step, whatever the order of their saving."""
+    for step in (100, 60, 1000):
+        save(s3, step)
+    (newest, *_) = found = S3Checkpoints().under(URI)
+    assert [checkpoint.step for checkpoint in found] == [1000, 100, 60]
+    assert newest.uri == "s3://bucket/runs/gpt/step-000001000/"
+    assert newest.is_whole and newest.health is Health.CLEAN
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/runs/gpt", "s3://bucket/runs/gpt/", "s3://bucket/runs/gpt//"])
+def test_a_folder_is_meant_however_it_is_written(s3, uri):
+    """With or without its slash, and never the folder whose name merely begins alike."""
+    save(s3, 60)
+    save(s3, 99, prefix="runs/gpt-2/")
+    assert steps(uri) == [60]
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/"])
+def test_a_bucket_may_be_the_folder(s3, uri):
+    """Checkpoints at the bucket's root are found as well."""
+    save(s3, 60, prefix="")
+    assert steps(uri) == [60]
+
+
+@pytest.mark.parametrize("folder", ["run?lr=1", "run#2", "run%20x", "läufe"])
+def test_a_key_is_no_url(s3, folder):
+    """Characters that mean something in a URL are plain characters in a key."""
+    save(s3, 60, prefix=f"{folder}/")
+    assert steps(f"s3://bucket/{folder}/") == [60]
+
+
+def test_a_save_that_never_finished_does_not_exist(s3):
+    """Shards without a manifest are no checkpoint."""
+    save(s3, 60)
+    put(s3, "runs/gpt/step-000000080/rank-0.pt", b"xxx")
+    assert steps() == [60]
+
+
+def test_a_torn_save_is_seen_and_not_resumed_from(s3):
+    """A shard that is missing or short is named; the newest whole one is older."""
+    save(s3, 60)
+    save(s3, 80)
+    save(s3, 100)
+    put(s3, "runs/gpt/step-000000080/rank-1.pt", b"x")
+    s3.delete_object(Bucket="bucket", Key="runs/gpt/step-000000100/rank-0.pt")
+    found = S3Checkpoints().under(URI)
+    assert [checkpoint.missing for checkpoint in found] == [("rank-0.pt",), ("rank-1.pt",), ()]
+    assert newest_step(found) == 60
+
+
+def test_foreign_files_are_no_checkpoints(s3):
+    """The uploader's marks, folders of other tools, and what only begins like a step are passed over."""
+    save(s3, 60)
+    put(s3, "runs/gpt/step-000000060/rank-0.pt.sagemaker-uploading")
+    for key in (
+        "manifest.json",
+        "step-70",
+        "latest/manifest.json",
+        "epoch-3/manifest.json",
+        "old/step-90/manifest.json",
+    ):
+        put(s3, f"runs/gpt/{key}", manifest(90, {"a": 0}))
+    for folder in ("step-000000080.tmp", "step-000000080-backup", "step-", "step-x"):
+        put(s3, f"runs/gpt/{folder}/a", b"")
+        put(s3, f"runs/gpt/{folder}/manifest.json", manifest(80, {"a": 0}))
+    assert steps() == [60]
+
+
+def test_files_may_lie_deeper(s3):
+    """A shard in a folder of its own is found by its path below the checkpoint."""
+    save(s3, 60, files={"optimizer/rank-0.pt": 5, "model.pt": 2})
+    assert S3Checkpoints().under(URI)[0].is_whole
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", "[" * 100_000, b"\xff\xfe", manifest(80, {"a": 1}, schema=2)])
+def test_a_manifest_that_cannot_be_believed_is_passed_over(s3, body):
+    """It is left where it is, and the checkpoints beside it count."""
+    save(s3, 60)
+    put(s3, "runs/gpt/step-000000080/manifest.json", body)
+    assert steps() == [60]
+
+
+def test_of_a_long_history_only_the_newest_manifests_are_read(s3):
+    """More steps than a page of the listing holds: every page is listed, and the newest few are opened."""
+    for step in range(1, 51):
+        put(s3, f"runs/gpt/step-{step:09d}/manifest.json", manifest(step, {"manifest.json": 0}))
+    s3.meta.events.register("provide-client-params.s3.ListObjectsV2", page_of_seven)
+    try:
+        assert steps() == list(range(50, 50 - MANIFESTS_READ, -1))
+    finally:
+        s3.meta.events.unregister("provide-client-params.s3.ListObjectsV2", page_of_seven)
+
+
+def page_of_seven(params, **_):
+    return {**params, "MaxKeys": 7}
+
+
+def test_steps_are_numbers_not_words(s3):
+    """Step 9 without its zeros is older than step 10."""
+    for folder, step in (("step-9", 9), ("step-10", 10), ("step-000000008", 8)):
+        put(s3, f"runs/gpt/{folder}/a", b"x")
+        put(s3, f"runs/gpt/{folder}/manifest.json", manifest(step, {"a": 1}))
+    assert steps() == [10, 9, 8]
+
+
+def test_an_empty_folder_has_none(s3):
+    """A run that has saved nothing yet."""
+    assert steps() == []
+
+
+def test_a_bucket_that_cannot_be_read_blinds(s3):
+    """Not knowing is not the same as knowing that there is nothing."""
+    with pytest.raises(Blind, match="checkpoints under s3://elsewhere/x: .*NoSuchBucket"):
+        S3Checkpoints().under("s3://elsewhere/x")

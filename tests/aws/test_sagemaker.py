@@ -1,0 +1,286 @@
+"""SageMaker's words and errors in the core's: what each answer of the API means to a run."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError, ReadTimeoutError
+from botocore.stub import ANY, Stubber
+
+from rerail.aws import sagemaker
+from rerail.aws.sagemaker import SageMakerJobs, job_from
+from rerail.errors import (
+    Blind,
+    CapacityRefused,
+    JobExists,
+    JobNotFound,
+    RequestRefused,
+    RerailError,
+    Throttled,
+    Unanswered,
+)
+from rerail.model import Job, JobStatus
+
+DATA = Path(__file__).parents[1] / "core" / "data"
+ARN = "arn:aws:sagemaker:eu-west-1:111122223333:training-job/gpt-7b"
+REQUEST = {
+    "TrainingJobName": "gpt-7b-a002",
+    "RoleArn": "arn:aws:iam::111122223333:role/Training",
+    "OutputDataConfig": {"S3OutputPath": "s3://bucket/out/"},
+}
+REJECTED = "The request was rejected because the training job is in status Stopped."
+NOT_FOUND = "Requested resource not found."
+NOTHING_TO_UPDATE = (
+    "Could not find job to update with name arn:aws:sagemaker:eu-west-1:111122223333:training-job/gpt-7b"
+)
+# SDKs of other clients read "Throttling", SageMaker itself says "ThrottlingException".
+COME_BACK_LATER = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
+
+
+@pytest.fixture(scope="module")
+def impatient(clients_of_our_own) -> Any:
+    """A client that asks once."""
+    return boto3.client("sagemaker", config=Config(retries={"total_max_attempts": 1}))
+
+
+@pytest.fixture
+def api(impatient, monkeypatch) -> Iterator[Stubber]:
+    """SageMaker, word for word: it answers what the test has told it to, and nothing twice."""
+    monkeypatch.setattr(sagemaker, "client", lambda service: impatient)
+    with Stubber(impatient) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+@pytest.fixture
+def silent(impatient, monkeypatch) -> Iterator[None]:
+    """SageMaker does not answer at all."""
+    monkeypatch.setattr(sagemaker, "client", lambda service: impatient)
+    impatient.meta.events.register("before-send.sagemaker", time_out)
+    yield
+    impatient.meta.events.unregister("before-send.sagemaker", time_out)
+
+
+def time_out(**_: Any) -> None:
+    raise ReadTimeoutError(endpoint_url="https://api.sagemaker.eu-west-1.amazonaws.com/")
+
+
+def refuse(api: Stubber, operation: str, code: str, message: str = "no", status: int = 400) -> None:
+    api.add_client_error(operation, code, message, http_status_code=status)
+
+
+def description(name: str = "full") -> dict:
+    """A sample answer, as the SDK gives it: times are times."""
+    table = json.loads((DATA / f"describe_{name}.json").read_text())
+    times = {key: datetime.fromisoformat(value) for key, value in table.items() if key.endswith("Time")}
+    return {**table, **times, "SecondaryStatusTransitions": [], "FinalMetricDataList": [FINAL_STEP]}
+
+
+FINAL_STEP = {"MetricName": "step", "Value": 1100.0, "Timestamp": datetime(2026, 1, 31, 2, 59, tzinfo=UTC)}
+
+
+def test_a_description_becomes_a_job(api):
+    """All that the core asks of a job, and beside it the whole answer."""
+    api.add_response("describe_training_job", description(), {"TrainingJobName": "gpt-7b"})
+    job, told = SageMakerJobs().describe("gpt-7b")
+    assert job == Job(
+        name="gpt-7b",
+        arn=ARN,
+        status=JobStatus.FAILED,
+        secondary="Failed",
+        created_at=datetime(2026, 1, 31, 1, tzinfo=UTC),
+        training_started_at=datetime(2026, 1, 31, 1, 4, tzinfo=UTC),
+        ended_at=datetime(2026, 1, 31, 3, tzinfo=UTC),
+        failure_reason="InternalServerError: We encountered an internal error.  Please try again.",
+        checkpoint_uri="s3://bucket/checkpoints/gpt-7b",
+        keep_alive_seconds=1800,
+        metrics={"step": 1100.0},
+    )
+    assert told["HyperParameters"]["epochs"] == "3"
+
+
+def test_a_young_job_has_told_little():
+    """What SageMaker does not say yet is empty, not an error."""
+    table = {**description("script_mode"), "FinalMetricDataList": []}
+    job = job_from(table)
+    assert (job.training_started_at, job.ended_at, job.failure_reason, job.checkpoint_uri) == (None, None, "", "")
+    assert (job.keep_alive_seconds, job.metrics, job.is_training) == (0, {}, True)
+    assert job_from({**table, "TrainingJobStatus": "Melting"}).status is JobStatus.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "error"),
+    [
+        ("ValidationException", NOT_FOUND, JobNotFound),
+        ("ResourceNotFound", NOT_FOUND, JobNotFound),
+        ("ValidationException", "1 validation error detected", Blind),
+        ("AccessDeniedException", "not authorized", Blind),
+        ("ExpiredTokenException", "expired", Blind),
+        ("InternalFailure", "", Blind),
+        *((code, "Rate exceeded", Blind) for code in COME_BACK_LATER),
+    ],
+)
+def test_only_a_missing_job_is_gone(api, code, message, error):
+    """Whatever else keeps SageMaker from telling, nothing is known then, and nothing is done."""
+    refuse(api, "describe_training_job", code, message)
+    with pytest.raises(RerailError) as raised:
+        SageMakerJobs().describe("gpt-7b")
+    assert type(raised.value) is error
+    assert "gpt-7b" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "error"),
+    [
+        ("ResourceInUse", "Training job names must be unique within an AWS account and region", JobExists),
+        ("ResourceLimitExceeded", "The account-level service limit 'ml.p4d.24xlarge for …' is 2", CapacityRefused),
+        ("CapacityError", "Unable to provision requested ML compute capacity.", CapacityRefused),
+        ("InsufficientCapacity", "no capacity", CapacityRefused),
+        ("ValidationException", "training-job/ml.X is not available in this region", RequestRefused),
+        ("AccessDeniedException", "not authorized to perform: iam:PassRole", RequestRefused),
+        ("ResourceNotFound", NOT_FOUND, RequestRefused),
+        ("InternalFailure", "We are sorry", Unanswered),
+        ("ServiceUnavailable", "later", Unanswered),
+        ("ExpiredTokenException", "expired", Unanswered),
+        ("SomethingNew", "what SageMaker will invent", Unanswered),
+        *((code, "Rate exceeded", Throttled) for code in COME_BACK_LATER),
+    ],
+)  # fmt: skip
+def test_every_no_to_a_launch_means_one_thing(api, code, message, error):
+    """Taken, no room, never, later, or no answer at all: each leads the run elsewhere, and quotes SageMaker."""
+    refuse(api, "create_training_job", code, message)
+    with pytest.raises(RerailError) as raised:
+        SageMakerJobs().create(REQUEST)
+    assert type(raised.value) is error
+    assert message in str(raised.value)
+
+
+def test_a_launch_sends_the_request_as_it_is(api):
+    """Nothing is added on the way, and an answer is all that is waited for."""
+    api.add_response("create_training_job", {"TrainingJobArn": ARN}, REQUEST)
+    assert SageMakerJobs().create(REQUEST) is None
+
+
+def test_a_request_that_the_sdk_refuses_will_never_be_accepted():
+    """A member that is missing or of the wrong type: trying again every minute would be in vain."""
+    with pytest.raises(RequestRefused, match="OutputDataConfig"):
+        SageMakerJobs().create({"TrainingJobName": "gpt", "RoleArn": 7})
+
+
+def test_silence_is_no_answer(silent):
+    """A time-out says neither yes nor no: looks are blind, and launches stay owed."""
+    jobs = SageMakerJobs()
+    with pytest.raises(Unanswered):
+        jobs.create(REQUEST)
+    for look in (
+        lambda: jobs.describe("gpt"),
+        lambda: jobs.tags(ARN),
+        lambda: jobs.changed_since(datetime(2026, 1, 31, tzinfo=UTC)),
+    ):
+        with pytest.raises(Blind):
+            look()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("ValidationException", REJECTED),
+        ("ValidationException", REJECTED.replace("Stopped", "Completed")),
+        ("ValidationException", NOT_FOUND),
+        ("ValidationException", NOTHING_TO_UPDATE),
+        ("ResourceNotFound", NOT_FOUND),
+    ],
+)
+def test_what_has_ended_counts_as_stopped_and_released(api, code, message):
+    """Stops and releases may be repeated, also when the job is long gone."""
+    refuse(api, "stop_training_job", code, message)
+    refuse(api, "update_training_job", code, message)
+    SageMakerJobs().stop("gpt-7b")
+    SageMakerJobs().release_warm_pool("gpt-7b")
+
+
+def test_a_stop_names_the_job_and_a_release_ends_its_keep_alive(api):
+    """Zero seconds of keep-alive hand the instances back."""
+    api.add_response("stop_training_job", {}, {"TrainingJobName": "gpt-7b"})
+    expected = {"TrainingJobName": "gpt-7b", "ResourceConfig": {"KeepAlivePeriodInSeconds": 0}}
+    api.add_response("update_training_job", {"TrainingJobArn": ARN}, expected)
+    SageMakerJobs().stop("gpt-7b")
+    SageMakerJobs().release_warm_pool("gpt-7b")
+
+
+@pytest.mark.parametrize("code", COME_BACK_LATER)
+def test_a_stop_that_is_throttled_stays_owed(api, code):
+    """The sweep finds it pending a minute later."""
+    refuse(api, "stop_training_job", code)
+    refuse(api, "update_training_job", code)
+    with pytest.raises(Throttled):
+        SageMakerJobs().stop("gpt-7b")
+    with pytest.raises(Throttled):
+        SageMakerJobs().release_warm_pool("gpt-7b")
+
+
+@pytest.mark.parametrize("code", ["AccessDeniedException", "InternalFailure"])
+def test_a_stop_that_fails_otherwise_is_an_error(api, code):
+    """A missing permission must not pass for a stopped job."""
+    refuse(api, "stop_training_job", code)
+    refuse(api, "update_training_job", code)
+    with pytest.raises(ClientError, match=code):
+        SageMakerJobs().stop("gpt-7b")
+    with pytest.raises(ClientError, match=code):
+        SageMakerJobs().release_warm_pool("gpt-7b")
+
+
+def test_every_page_of_tags_is_read(api):
+    """Fifty tags come in pages."""
+    first = {"Tags": [{"Key": "a", "Value": "1"}, {"Key": "b", "Value": ""}], "NextToken": "more"}
+    api.add_response("list_tags", first, {"ResourceArn": ARN})
+    second = {"Tags": [{"Key": "rerail:policy", "Value": "night"}]}
+    api.add_response("list_tags", second, {"ResourceArn": ARN, "NextToken": "more"})
+    assert SageMakerJobs().tags(ARN) == {"a": "1", "b": "", "rerail:policy": "night"}
+
+
+def test_tags_that_cannot_be_read_blind(api):
+    """An unread tag must not pass for an absent one: the job would be ignored for an hour."""
+    refuse(api, "list_tags", "ThrottlingException")
+    with pytest.raises(Blind, match=f"ListTags {ARN}"):
+        SageMakerJobs().tags(ARN)
+
+
+def a_summary(name: str, status: str) -> dict:
+    time = datetime(2026, 1, 31, tzinfo=UTC)
+    return {"TrainingJobName": name, "TrainingJobArn": ARN, "CreationTime": time, "TrainingJobStatus": status}
+
+
+def test_a_list_is_read_to_its_end_and_filtered_here(api):
+    """SageMaker's own filter is applied to each page after it is taken; an empty page is not the last."""
+    since = datetime(2026, 1, 31, tzinfo=UTC)
+    pages = [
+        [a_summary("done", "Completed"), a_summary("runs", "InProgress")],
+        [],
+        [a_summary("died", "Failed"), a_summary("ended", "Stopped"), a_summary("ends", "Stopping")],
+    ]
+    for number, page in enumerate(pages):
+        answer = {"TrainingJobSummaries": page} | ({"NextToken": str(number)} if number < 2 else {})
+        asked = {"LastModifiedTimeAfter": since, "MaxResults": 100} | ({"NextToken": ANY} if number else {})
+        api.add_response("list_training_jobs", answer, asked)
+    assert SageMakerJobs().changed_since(since) == ["runs", "died"]
+
+
+def test_a_list_that_breaks_off_blinds(api):
+    """Half a list is no list."""
+    api.add_response("list_training_jobs", {"TrainingJobSummaries": [], "NextToken": "more"})
+    refuse(api, "list_training_jobs", "ThrottlingException")
+    with pytest.raises(Blind, match="ListTrainingJobs"):
+        SageMakerJobs().changed_since(datetime(2026, 1, 31, tzinfo=UTC))
+
+
+def test_the_sdk_knows_what_a_launch_takes(api):
+    """The members are the model's own, so that a newer SDK carries newer members along."""
+    members = SageMakerJobs().request_members()
+    assert {"TrainingJobName", "Tags", "Environment", "CheckpointConfig", "InfraCheckConfig"} <= set(members)
+    assert not {"TrainingJobStatus", "SecondaryStatus", "CreationTime"} & set(members)

@@ -1,0 +1,126 @@
+"""Any record of the core, for Hypothesis: runs with all that they may hold, policies, JSON of any shape."""
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import strategies as st
+
+from rerail.actions import CreateJob, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail.causes import Cause
+from rerail.model import Attempt, Incident, JobStatus, Ledger, Run, RunState, Stop, Then, TimelineEntry
+from rerail.policy import Backoff, Capacity, Limits, Mode, OnMaxRuntime, Policy, Retries, Save
+
+YEAR = timedelta(days=366)
+
+moments = st.datetimes(min_value=datetime(2020, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))
+words = st.text(max_size=12)
+counts = st.integers(0, 1_000_000)
+steps = st.none() | counts
+durations = st.timedeltas(timedelta(0), YEAR)
+job_names = st.text("abzABZ0159-", min_size=1, max_size=63).filter(lambda name: name.strip("-") == name)
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+actions = st.one_of(
+    st.builds(CreateJob, job_name=words, attempt=counts, resume_step=steps),
+    st.builds(StopJob, job_name=words),
+    st.builds(ReleaseWarmPool, job_name=words),
+    st.builds(Tell, severity=st.sampled_from(Severity), title=words, body=words, key=words),
+)
+attempts = st.builds(
+    Attempt,
+    number=counts,
+    job_name=words,
+    status=st.none() | st.sampled_from(JobStatus),
+    secondary=words,
+    created_at=st.none() | moments,
+    training_started_at=st.none() | moments,
+    ended_at=st.none() | moments,
+    failure_reason=words,
+    cause=st.none() | st.sampled_from(Cause),
+    fingerprint=words,
+    resumed_from_step=steps,
+    last_step=steps,
+    self_repairs=counts,
+    keep_alive_seconds=counts,
+)
+incidents = st.builds(
+    Incident,
+    number=counts,
+    kind=words,
+    attempt=counts,
+    cause=st.sampled_from(Cause),
+    reason=words,
+    evidence=words,
+    happened_at=moments,
+    decided_at=moments,
+    step=steps,
+    resume_step=steps,
+    actions=st.lists(words, max_size=3).map(tuple),
+    closed_at=st.none() | moments,
+    resolution=words,
+)
+ledgers = st.builds(
+    Ledger,
+    charges=st.dictionaries(st.sampled_from(Cause), counts),
+    without_progress=counts,
+    progress_step=steps,
+    starts=st.lists(moments, max_size=3).map(tuple),
+    capacity_since=st.none() | moments,
+    entries=st.lists(words, max_size=3).map(tuple),
+)
+stops = st.builds(Stop, then=st.sampled_from(Then), reason=words, asked_at=moments, deadline=moments)
+runs = st.builds(
+    Run,
+    id=words,
+    policy=words,
+    state=st.sampled_from(RunState),
+    created_at=moments,
+    attempts=st.lists(attempts, min_size=1, max_size=3).map(tuple),
+    checkpoint_uri=words,
+    ledger=ledgers,
+    incidents=st.lists(incidents, max_size=2).map(tuple),
+    pending=st.lists(actions, max_size=4).map(tuple),
+    stop=st.none() | stops,
+    wake_at=st.none() | moments,
+    hold_reason=words,
+    observe_only=st.booleans(),
+    commands=st.lists(words, max_size=3).map(tuple),
+    version=counts,
+)
+timeline_entries = st.builds(
+    TimelineEntry,
+    run=words,
+    version=counts,
+    at=moments,
+    before=st.sampled_from(RunState),
+    after=st.sampled_from(RunState),
+    reason=words,
+    finding=words,
+    signal=st.dictionaries(words, st.none() | st.integers() | words, max_size=3),
+    inputs=st.dictionaries(words, st.none() | st.integers() | words, max_size=3),
+    actions=st.lists(st.dictionaries(words, words, max_size=2), max_size=2).map(tuple),
+)
+policies = st.builds(
+    Policy,
+    name=st.just("any"),
+    mode=st.sampled_from(Mode),
+    on_max_runtime=st.sampled_from(OnMaxRuntime),
+    retries=st.builds(
+        Retries,
+        infrastructure=counts,
+        hardware=counts,
+        hang=counts,
+        diverged=counts,
+        user_code=counts,
+        data=counts,
+        oom=counts,
+    ),
+    limits=st.builds(Limits, attempts=counts, attempts_without_progress=counts, starts=counts, starts_window=durations),
+    backoff=st.builds(Backoff, base=durations, cap=durations),
+    capacity=st.builds(Capacity, wait=durations, base=durations, cap=durations),
+    save=st.builds(Save, deadline=durations),
+)

@@ -1,0 +1,162 @@
+"""Checkpoints: when one exists, when it is whole, and which one a run carries on from."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail.checkpoints import Checkpoint, Health, newest_step, newest_usable, read_manifest
+from rerail.errors import BadManifest
+from tests.core.strategies import json_values
+
+URI = "s3://bucket/run/step-000000060/manifest.json"
+SAVED = datetime(2026, 1, 31, 3, tzinfo=UTC)
+MANIFEST = {
+    "schema": 1,
+    "run": "gpt",
+    "attempt": 2,
+    "step": 60,
+    "consumed_samples": 480,
+    "world_size": 2,
+    "files": [
+        {"name": "rank-0.pt", "bytes": 100, "checksum": "xxh3_64:0123456789abcdef"},
+        {"name": "rank-1.pt", "bytes": 200, "checksum": "xxh3_64:0123456789abcdef"},
+    ],
+    "loss": 2.5,
+    "saved_at": "2026-01-31T03:00:00Z",
+    "reason": "periodic",
+    "health": "clean",
+}
+SIZES = {"rank-0.pt": 100, "rank-1.pt": 200, "manifest.json": 500}
+
+
+def read(sizes=SIZES, **changes) -> Checkpoint:
+    return read_manifest(json.dumps({**MANIFEST, **changes}), uri=URI, sizes=sizes)
+
+
+def a_checkpoint(step: int, *, minute: int = 0, **facts) -> Checkpoint:
+    return Checkpoint(f"s3://bucket/run/step-{step}/", step, 1, SAVED + timedelta(minutes=minute), **facts)
+
+
+def test_a_manifest_becomes_a_checkpoint():
+    """Step, attempt, time and health are the manifest's; the URI is the folder that it lies in."""
+    assert read() == Checkpoint("s3://bucket/run/step-000000060/", 60, 2, SAVED)
+    assert read().is_whole
+
+
+@pytest.mark.parametrize(
+    ("sizes", "missing"),
+    [
+        ({"rank-0.pt": 100}, ("rank-1.pt",)),
+        ({"rank-0.pt": 100, "rank-1.pt": 199}, ("rank-1.pt",)),
+        ({}, ("rank-0.pt", "rank-1.pt")),
+    ],
+)
+def test_a_checkpoint_is_whole_when_every_file_is_there_with_its_size(sizes, missing):
+    """A file that is absent or of another size is named as missing."""
+    assert read(sizes).missing == missing
+    assert not read(sizes).is_whole
+
+
+def test_files_beside_the_checkpoint_do_not_spoil_it():
+    """Whatever else lies in the folder, such as an uploader's own marks, is no concern of the manifest."""
+    assert read({**SIZES, "rank-0.pt.sagemaker-uploading": 1}).is_whole
+
+
+def test_health_is_clean_unless_it_is_said():
+    """A manifest without the field counts as clean; one that says suspect is not resumed from."""
+    without = {name: value for name, value in MANIFEST.items() if name != "health"}
+    assert read_manifest(json.dumps(without), uri=URI, sizes=SIZES).health is Health.CLEAN
+    assert read(health="suspect").health is Health.SUSPECT
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"schema": 2}, "field 'schema' is 2; this version reads 1"),
+        ({"schema": None}, "field 'schema' is None"),
+        ({"step": "60"}, "field 'step' is '60'; it must be a whole number, 0 or more"),
+        ({"step": -1}, "field 'step' is -1"),
+        ({"step": 1.5}, "field 'step' is 1.5"),
+        ({"step": True}, "field 'step' is True"),
+        ({"step": None}, "field 'step' is None"),
+        ({"attempt": []}, "field 'attempt' is []"),
+        ({"saved_at": "yesterday"}, "field 'saved_at' must be a time such as 2026-01-31T03:00:00Z"),
+        ({"saved_at": 1769828400}, "field 'saved_at' must be a time"),
+        ({"saved_at": "2026-01-31T03:00:00"}, "field 'saved_at' has no time zone"),
+        ({"health": "fine"}, "field 'health' must be one of clean, suspect, quarantined"),
+        ({"health": {}}, "field 'health' must be one of"),
+        ({"files": None}, "field 'files' must list at least one file"),
+        ({"files": []}, "field 'files' must list at least one file"),
+        ({"files": {}}, "field 'files' must list at least one file"),
+        ({"files": ["rank-0.pt"]}, "each entry of 'files' needs a 'name' and a size in 'bytes'"),
+        ({"files": [{"name": "rank-0.pt"}]}, "each entry of 'files' needs"),
+        ({"files": [{"name": 1, "bytes": 1}]}, "each entry of 'files' needs"),
+        ({"files": [{"name": "rank-0.pt", "bytes": "100"}]}, "each entry of 'files' needs"),
+    ],
+)
+def test_a_manifest_that_cannot_be_believed_names_its_field(changes, complaint):
+    """The message opens with the object and says which field and what it should be."""
+    with pytest.raises(BadManifest) as error:
+        read(**changes)
+    assert str(error.value).startswith(f"{URI}: ")
+    assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", b"\xff\xfe\x00", "[]", "null", '"step"', "[" * 100_000, '{"a":' * 100_000])
+def test_what_is_no_json_object_is_no_manifest(text):
+    """Torn, binary, foreign or absurdly deep: one kind of error, so that one bad file cannot end a round."""
+    with pytest.raises(BadManifest, match="left alone"):
+        read_manifest(text, uri=URI, sizes=SIZES)
+
+
+fields = st.dictionaries(st.sampled_from(sorted(MANIFEST)), json_values)
+
+
+@given(fields | json_values, st.dictionaries(st.text(max_size=5), st.integers(0, 9), max_size=2))
+def test_any_json_is_a_checkpoint_or_a_bad_manifest(table, sizes):
+    """Nothing but BadManifest is ever raised, whatever the fields hold."""
+    text = json.dumps({**MANIFEST, **table} if isinstance(table, dict) else table)
+    try:
+        assert isinstance(read_manifest(text, uri=URI, sizes=sizes), Checkpoint)
+    except BadManifest as error:
+        assert str(error).startswith(URI)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_checkpoint_or_a_bad_manifest(content):
+    """Not even the encoding is believed."""
+    with pytest.raises(BadManifest):
+        read_manifest(content, uri=URI, sizes={})
+
+
+def test_a_run_resumes_from_the_newest_whole_and_clean_one():
+    """Torn, suspect and quarantined ones are passed over, however new."""
+    saved = [
+        a_checkpoint(100, missing=("rank-1.pt",)),
+        a_checkpoint(90, health=Health.SUSPECT),
+        a_checkpoint(80, health=Health.QUARANTINED),
+        a_checkpoint(70),
+        a_checkpoint(60),
+    ]
+    assert newest_usable(saved) == saved[3]
+    assert newest_usable(saved[:3]) is None
+
+
+def test_of_two_saves_of_one_step_the_later_counts():
+    """A step that was trained twice was saved twice; the later save belongs to the later attempt."""
+    early, late = a_checkpoint(70, minute=1), a_checkpoint(70, minute=2)
+    assert newest_usable([early, late]) == newest_usable([late, early]) == late
+
+
+@given(st.permutations([a_checkpoint(step) for step in range(5)]))
+def test_the_order_of_a_listing_does_not_matter(saved):
+    """Newest means the highest step, not the first in the list."""
+    assert newest_step(saved) == 4
+
+
+def test_no_checkpoint_is_step_zero():
+    """Nobody looked, nothing found and nothing usable all mean the same to a budget: no progress."""
+    assert newest_step(None) == newest_step([]) == newest_step([a_checkpoint(9, missing=("x",))]) == 0

@@ -1,0 +1,180 @@
+"""Records: what is written today is read today, tomorrow and by the next version."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail.actions import CreateJob, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail.causes import Cause
+from rerail.codec import BadRecord, dumps, loads, plain
+from rerail.model import Attempt, Incident, JobStatus, Ledger, Run, RunState, Stop, Then, TimelineEntry
+from rerail.policy import Policy
+from tests.core.strategies import json_values, runs, timeline_entries
+
+STORED = Path(__file__).parent / "data" / "run-schema-1.json"
+START = datetime(2026, 1, 31, 1, tzinfo=UTC)
+
+# A run in the middle of everything at once: every type that a record may hold is in it.
+FULL = Run(
+    id="gpt-7b",
+    policy="default",
+    state=RunState.SAVING,
+    created_at=START,
+    attempts=(
+        Attempt(
+            number=1,
+            job_name="gpt-7b",
+            status=JobStatus.FAILED,
+            secondary="Failed",
+            created_at=START,
+            training_started_at=START + timedelta(minutes=4),
+            ended_at=START + timedelta(hours=1, microseconds=250),
+            failure_reason='AlgorithmError: {"rerail":1,"cause":"hardware"}, exit code: 1',
+            cause=Cause.HARDWARE,
+            fingerprint="0a1b2c3d",
+            last_step=1100,
+            self_repairs=1,
+            keep_alive_seconds=1800,
+        ),
+        Attempt(
+            number=2, job_name="gpt-7b-a002", status=JobStatus.IN_PROGRESS, secondary="Training", resumed_from_step=1000
+        ),
+    ),
+    checkpoint_uri="s3://bucket/gpt-7b/",
+    ledger=Ledger(
+        charges={Cause.HARDWARE: 1, Cause.USER_CODE: 2},
+        without_progress=1,
+        progress_step=1000,
+        starts=(START, START + timedelta(hours=1)),
+        capacity_since=START + timedelta(hours=2),
+        entries=("2026-01-31T02:00:00Z hardware: failure 1 since the last progress",),
+    ),
+    incidents=(
+        Incident(
+            number=1,
+            kind="job_failed",
+            attempt=1,
+            cause=Cause.HARDWARE,
+            reason="attempt 1 failed: hardware",
+            evidence="CUDA error: uncorrectable ECC error encountered – host “algo-2”",
+            happened_at=START + timedelta(hours=1),
+            decided_at=START + timedelta(hours=1, seconds=20),
+            step=1100,
+            resume_step=1000,
+            actions=("release_warm_pool", "relaunch"),
+            closed_at=START + timedelta(hours=3),
+            resolution="recovered",
+        ),
+    ),
+    pending=(
+        CreateJob("gpt-7b-a002", 2, 1000),
+        StopJob("gpt-7b-a002"),
+        ReleaseWarmPool("gpt-7b"),
+        Tell(Severity.INFORM, "gpt-7b: hardware: relaunching", "…", "gpt-7b/failed-1"),
+    ),
+    stop=Stop(Then.RELAUNCH, "ada said restart", START + timedelta(hours=3), START + timedelta(hours=3, minutes=15)),
+    wake_at=START + timedelta(hours=4),
+    hold_reason="",
+    observe_only=True,
+    commands=("c1", "c2"),
+    version=12,
+)
+
+
+@given(runs)
+def test_any_run_survives_its_own_text(run):
+    """Whatever a run holds, what is read is what was written."""
+    assert loads(Run, dumps(run)) == run
+
+
+@given(timeline_entries)
+def test_any_timeline_entry_survives_its_own_text(entry):
+    """The record of a decision reads back as the same decision."""
+    assert loads(TimelineEntry, dumps(entry)) == entry
+
+
+def test_a_run_with_everything_in_it_survives():
+    """Times to the microsecond, causes as keys, the four kinds of pending actions, and words beyond ASCII."""
+    assert loads(Run, dumps(FULL)) == FULL
+
+
+def test_durations_are_kept_in_seconds():
+    """A policy inside a record keeps its durations."""
+    assert loads(Policy, dumps(Policy())) == Policy()
+    assert plain(timedelta(minutes=1.5)) == 90.0
+
+
+def test_a_record_of_an_older_day_keeps_loading():
+    """A run as the first version stored it. If this fails, the records in people's tables fail too: raise SCHEMA."""
+    assert loads(Run, STORED.read_text()) == FULL
+
+
+def test_defaults_are_left_out():
+    """A record stays short: only what differs from a field's default is written."""
+    run = Run("a", "default", RunState.WATCHING, START, (Attempt(1, "a"),))
+    attempt = {"type": "Attempt", "number": 1, "job_name": "a"}
+    assert json.loads(dumps(run)) == {
+        "schema": 1,
+        "type": "Run",
+        "id": "a",
+        "policy": "default",
+        "state": "watching",
+        "created_at": "2026-01-31T01:00:00+00:00",
+        "attempts": [attempt],
+    }
+
+
+def test_a_field_of_a_later_version_is_passed_over():
+    """A roll-back of the code reads what the newer one wrote, at every depth."""
+    record = json.loads(dumps(FULL))
+    record["mood"] = "hopeful"
+    record["attempts"][0]["mood"] = {"deep": [1]}
+    record["pending"][0]["mood"] = None
+    assert loads(Run, json.dumps(record)) == FULL
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None])
+def test_a_record_of_another_schema_is_refused(schema):
+    """What was written on other terms is never guessed at."""
+    with pytest.raises(BadRecord, match="a Run of another schema than 1: deploy the version that wrote it"):
+        loads(Run, json.dumps({**json.loads(dumps(FULL)), "schema": schema}))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"state": "asleep"}, r"Run: 'asleep' is not a valid RunState"),
+        ({"created_at": "noon"}, r"Run: Invalid isoformat string"),
+        ({"pending": [{"type": "FormatDisk"}]}, r"Run.pending\[0\]: type 'FormatDisk' is not one of CreateJob, "),
+        ({"pending": ["StopJob"]}, r"Run.pending\[0\]: type None is not one of"),
+        ({"attempts": [{"type": "Attempt", "number": 1}]}, r"Run.attempts\[0\]: .*job_name"),
+        ({"ledger": {"type": "Ledger", "charges": {"mice": 1}}}, r"Run.ledger: 'mice' is not a valid Cause"),
+    ],
+)
+def test_a_broken_record_names_the_place(change, complaint):
+    """The message says which field of which record."""
+    with pytest.raises(BadRecord, match=complaint):
+        loads(Run, json.dumps({**json.loads(dumps(FULL)), **change}))
+
+
+FIELDS = sorted(json.loads(dumps(FULL)))
+
+
+@given(st.sampled_from([name for name in FIELDS if name != "schema"]), json_values)
+def test_a_broken_record_is_one_kind_of_error(field, value):
+    """Whatever stands in a field, the answer is a run or BadRecord: one bad record must not end a round."""
+    try:
+        loads(Run, json.dumps({**json.loads(dumps(FULL)), field: value}))
+    except BadRecord as error:
+        assert "Run" in str(error)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7"])
+def test_what_is_no_record_at_all_is_refused(text):
+    """Torn text and text of another shape are bad records too."""
+    with pytest.raises(BadRecord):
+        loads(Run, text)

@@ -1,0 +1,140 @@
+"""Adoption: which jobs become runs, which do not, and who is told why."""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+
+from rerail.actions import Severity
+from rerail.enrol import Enrolled, Refused, enrol
+from rerail.errors import PolicyError, UnknownPolicy
+from rerail.model import Attempt, Job, JobStatus, Ledger, RunState, run_id, successor_name
+from rerail.policy import Policy
+from tests.core.strategies import job_names
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+JOB = Job(
+    "gpt", "arn:gpt", JobStatus.IN_PROGRESS, "Training", NOON - timedelta(minutes=5), checkpoint_uri="s3://bucket/gpt/"
+)
+SUPERVISED = {"rerail:policy": "night", "team": "nlp"}
+
+
+@dataclass
+class Policies:
+    """One policy beside the default, and one that is broken."""
+
+    def get(self, name: str) -> Policy:
+        if name == "broken":
+            raise PolicyError("policy 'broken': field 'mode' is 'x'; it must be one of act, observe")
+        if name not in ("default", "night"):
+            raise UnknownPolicy(f"no policy {name!r} is deployed")
+        return Policy(name=name)
+
+
+def heard(job: Job = JOB, tags=SUPERVISED, *, description=None, taken: bool = False, at=NOON) -> Enrolled | Refused:
+    return enrol(job, description or {}, tags, Policies(), taken=taken, at=at)
+
+
+def test_a_tagged_job_becomes_the_first_attempt_of_a_run():
+    """The run has the job's name, its checkpoints and its policy, and its launch counts as a start."""
+    enrolled = heard()
+    assert isinstance(enrolled, Enrolled)
+    assert enrolled.reason == "adopted gpt under policy 'night'"
+    run = enrolled.run
+    assert (run.id, run.policy, run.state, run.created_at) == ("gpt", "night", RunState.STARTING, NOON)
+    assert run.attempts == (Attempt(number=1, job_name="gpt", created_at=JOB.created_at),)
+    assert run.checkpoint_uri == "s3://bucket/gpt/"
+    assert run.ledger == Ledger(starts=(JOB.created_at,))
+    assert (run.observe_only, run.pending) == (False, ())
+
+
+@pytest.mark.parametrize("tags", [{}, {"team": "nlp"}, {"rerail:run": "gpt"}, {"rerail:Policy": "night"}])
+def test_an_untagged_job_is_never_touched(tags):
+    """No tag, no run and no notice: whoever did not ask is not spoken to."""
+    assert heard(tags=tags) == Refused("it has no tag rerail:policy")
+
+
+def test_a_job_that_copied_our_tags_is_refused_aloud():
+    """A job cloned by hand from a successor is not the run's: its owner is told which tag to remove."""
+    refused = heard(tags={**SUPERVISED, "rerail:run": "old"})
+    assert refused.reason == (
+        "its tag rerail:run names a run that did not launch it; remove the tag to have it supervised"
+    )
+    assert refused.notice.severity is Severity.INFORM
+    assert refused.notice.title == "gpt: not supervised"
+    assert refused.notice.body == f"gpt is not supervised: {refused.reason}"
+    assert refused.notice.key == "gpt/refused"
+
+
+@pytest.mark.parametrize(
+    ("description", "reason"),
+    [
+        ({"TuningJobArn": "arn:x"}, "it belongs to a hyperparameter tuning job, which launches its own jobs"),
+        ({"AutoMLJobArn": "arn:x"}, "it belongs to an AutoML job, which launches its own jobs"),
+        ({"ServerlessJobConfig": {"JobType": "x"}}, "it is a serverless customization job, whose machines SageMaker"),
+    ],
+)
+def test_a_job_that_cannot_be_relaunched_is_refused_aloud(description, reason):
+    """Better to say so at its start than when it dies at night."""
+    refused = heard(description=description)
+    assert refused.reason.startswith(reason)
+    assert refused.reason.endswith("; remove the tag rerail:policy")
+    assert refused.notice and reason in refused.notice.body
+
+
+@pytest.mark.parametrize("status", [JobStatus.COMPLETED, JobStatus.STOPPED, JobStatus.DELETING])
+def test_a_job_that_had_ended_is_left_alone(status):
+    """What ended well, or by somebody's will, before it was heard of needs nobody; nobody is told either."""
+    assert heard(replace(JOB, status=status)) == Refused(f"it had ended ({status}) before it was heard of")
+
+
+@pytest.mark.parametrize("status", [JobStatus.IN_PROGRESS, JobStatus.STOPPING, JobStatus.FAILED, JobStatus.UNKNOWN])
+def test_a_job_that_may_still_need_us_is_adopted(status):
+    """Also one that failed a moment ago: its events may have been lost."""
+    ended = NOON - timedelta(minutes=59) if status is JobStatus.FAILED else None
+    assert isinstance(heard(replace(JOB, status=status, ended_at=ended)), Enrolled)
+
+
+def test_an_old_failure_is_not_dug_up():
+    """A job that failed more than an hour ago was not failing on our watch."""
+    old = replace(JOB, status=JobStatus.FAILED, ended_at=NOON - timedelta(minutes=61))
+    assert heard(old) == Refused("it failed too long before it was heard of")
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ("nihgt", "there is no policy 'nihgt'"),
+        ("", "there is no policy ''"),
+        ("broken", "policy 'broken': field 'mode' is 'x'; it must be one of act, observe"),
+    ],
+)
+def test_a_policy_that_cannot_be_had_makes_an_observer(asked, problem):
+    """The default's thresholds, no action, and one notice that says what to mend."""
+    enrolled = heard(tags={"rerail:policy": asked})
+    assert isinstance(enrolled, Enrolled)
+    assert (enrolled.run.policy, enrolled.run.observe_only) == ("default", True)
+    assert enrolled.reason == f"adopted gpt under policy 'default', observing only: {problem}"
+    (notice,) = enrolled.run.pending
+    assert (notice.severity, notice.title, notice.key) == (Severity.INFORM, "gpt: observing only", "gpt/policy")
+    assert notice.body.startswith(enrolled.reason)
+    assert "To do: deploy that policy or mend the tag rerail:policy, then start the job again" in notice.body
+
+
+def test_a_name_that_was_used_before_is_another_run():
+    """A name may be used again after DeleteTrainingJob: the date tells the newer run from the older."""
+    run = heard(taken=True).run
+    assert run.id == "gpt-202601311155"
+    assert run.current.job_name == "gpt"
+    assert heard(replace(JOB, created_at=NOON), taken=True).run.id != run.id
+
+
+@given(job_names)
+def test_names_leave_room_for_successors(name):
+    """However long the job's name is, taken or not, every attempt's name fits SageMaker's 63 characters."""
+    for taken in (False, True):
+        run = heard(replace(JOB, name=name), taken=taken).run
+        assert len(successor_name(run.id, 999)) <= 63
+        assert run.current.job_name == name
+        assert (run.id == run_id(name)) == (not taken)

@@ -1,0 +1,114 @@
+"""Budgets: failures charge them, proven progress and pardons give them back, and capacity costs time."""
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail.causes import Cause
+from rerail.ledger import KEPT_ENTRIES, charged, left, pardoned, refunded, started
+from rerail.model import Ledger
+from rerail.policy import Limits, Policy, Retries
+from tests.core.strategies import counts, ledgers, moments
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+causes = st.sampled_from(Cause)
+
+
+def failed(ledger: Ledger, cause: Cause, *, trained: bool = True, progressed: bool = False, at=NOON) -> Ledger:
+    return charged(ledger, cause, trained=trained, progressed=progressed, at=at)
+
+
+def test_each_cause_has_its_own_account():
+    """A bad node does not eat into what a flaky script may cost."""
+    ledger = failed(failed(failed(Ledger(), Cause.HARDWARE), Cause.HARDWARE), Cause.USER_CODE)
+    assert ledger.charges == {Cause.HARDWARE: 2, Cause.USER_CODE: 1}
+    assert ledger.entries == (
+        "2026-01-31T12:00:00Z hardware: failure 1 since the last progress",
+        "2026-01-31T12:00:00Z hardware: failure 2 since the last progress",
+        "2026-01-31T12:00:00Z user_code: failure 1 since the last progress",
+    )
+
+
+def test_an_attempt_is_without_progress_when_it_trained_and_left_nothing():
+    """One that never trained could leave nothing, and one that left a checkpoint did its work."""
+    assert failed(Ledger(), Cause.UNKNOWN).without_progress == 1
+    assert failed(Ledger(), Cause.UNKNOWN, trained=False).without_progress == 0
+    assert failed(Ledger(without_progress=2), Cause.UNKNOWN, progressed=True).without_progress == 2
+
+
+def test_a_newer_checkpoint_refunds_everything():
+    """Progress is proof: every charge, the count of fruitless attempts and the wait for capacity are cleared."""
+    spent = Ledger(charges={Cause.OOM: 3}, without_progress=2, progress_step=100, capacity_since=NOON, starts=(NOON,))
+    ledger = refunded(spent, newest_step=101, at=NOON)
+    assert (ledger.charges, ledger.without_progress, ledger.capacity_since) == ({}, 0, None)
+    assert ledger.progress_step == 101
+    assert ledger.starts == (NOON,), "a restart storm is a storm even if it makes progress"
+    assert ledger.entries[-1] == "2026-01-31T12:00:00Z progress to step 101: every charge refunded"
+
+
+@given(ledgers, counts)
+def test_budgets_never_grow_without_progress(ledger, step):
+    """The same or an older checkpoint changes nothing, and no checkpoint at all (step 0) is no progress."""
+    after = refunded(ledger, newest_step=step, at=NOON)
+    assert (after == ledger) == (step <= (ledger.progress_step or 0))
+
+
+@given(ledgers, st.lists(causes, max_size=6))
+def test_failures_only_ever_charge(ledger, failures):
+    """However failures follow one another, no account gets fuller."""
+    after = ledger
+    for cause in failures:
+        after = failed(after, cause)
+    assert all(after.charges[cause] >= count for cause, count in ledger.charges.items())
+    assert after.without_progress >= ledger.without_progress
+    assert after.progress_step == ledger.progress_step
+
+
+def test_capacity_costs_time_and_not_attempts():
+    """The clock runs from the first refusal; nothing is charged, and a launch without machines is no start."""
+    ledger = failed(Ledger(starts=(NOON,)), Cause.CAPACITY, trained=False)
+    assert (ledger.charges, ledger.without_progress, ledger.starts) == ({}, 0, ())
+    later = failed(ledger, Cause.CAPACITY, at=NOON + 5 * MINUTE)
+    assert later.capacity_since == NOON
+    assert later.entries[-1] == "2026-01-31T12:05:00Z no capacity since 12:00:00"
+
+
+def test_a_failure_of_another_kind_ends_the_wait_for_capacity():
+    """It had machines, so the next refusal starts a new wait."""
+    assert failed(Ledger(capacity_since=NOON), Cause.UNKNOWN).capacity_since is None
+
+
+def test_starts_are_remembered_as_long_as_the_storm_window():
+    """A launch exactly as old as the window is forgotten."""
+    limits = Limits(starts_window=10 * MINUTE)
+    ledger = Ledger(starts=(NOON - 10 * MINUTE, NOON - 9 * MINUTE))
+    assert started(ledger, at=NOON, limits=limits).starts == (NOON - 9 * MINUTE, NOON)
+
+
+def test_a_human_pardons_everything_but_the_past():
+    """Whoever releases a run has looked: budgets start afresh, what was proven stays proven."""
+    spent = Ledger({Cause.OOM: 1}, 3, 100, (NOON,), NOON, ("before",))
+    assert pardoned(spent, who="ada", at=NOON) == Ledger(
+        progress_step=100, entries=("before", "2026-01-31T12:00:00Z released by ada: every charge forgiven")
+    )
+
+
+def test_what_is_left_is_never_less_than_nothing():
+    """A policy that was tightened under a running run leaves nothing, not a debt."""
+    policy = Policy(retries=Retries(hardware=3, oom=0, hang=1))
+    ledger = Ledger(charges={Cause.HARDWARE: 1, Cause.HANG: 5, Cause.UNKNOWN: 9})
+    rest = left(ledger, policy)
+    assert (rest[Cause.HARDWARE], rest[Cause.HANG], rest[Cause.OOM]) == (2, 0, 0)
+    assert not {Cause.UNKNOWN, Cause.CAPACITY} & set(rest)
+
+
+@given(st.lists(st.tuples(causes, moments), min_size=KEPT_ENTRIES, max_size=2 * KEPT_ENTRIES))
+def test_the_diary_stays_short(failures):
+    """Only the newest entries are kept, the newest last."""
+    ledger = Ledger()
+    for cause, at in failures:
+        ledger = failed(ledger, cause, at=at)
+    assert len(ledger.entries) == KEPT_ENTRIES
+    assert ledger.entries[-1].startswith(f"{failures[-1][1]:%Y-%m-%dT%H:%M:%SZ}")

@@ -1,0 +1,104 @@
+"""The nouns: names that fit, and the questions that a run answers about itself."""
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail.actions import StopJob
+from rerail.causes import Cause
+from rerail.model import Attempt, Incident, Job, JobStatus, Run, RunState, run_id, successor_name
+from tests.core.strategies import job_names
+
+# The pattern of TrainingJobName in CreateTrainingJob.
+SAGEMAKER = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+RUN = Run("gpt", "default", RunState.WATCHING, NOON, (Attempt(1, "gpt", status=JobStatus.IN_PROGRESS),))
+INCIDENT = Incident(1, "job_failed", 1, Cause.HARDWARE, "why", "evidence", NOON, NOON)
+
+
+@given(job_names, st.integers(2, 999))
+def test_every_name_of_ours_is_a_name_to_sagemaker(job_name, attempt):
+    """Whatever valid name the user's job has, the run's and each successor's are valid and within 63 characters."""
+    for name in (run_id(job_name), successor_name(run_id(job_name), attempt)):
+        assert len(name) <= 63
+        assert SAGEMAKER.fullmatch(name)
+
+
+@given(job_names, job_names)
+def test_distinct_jobs_are_distinct_runs(one, other):
+    """No two job names share a run, however alike their beginnings."""
+    assert (run_id(one) == run_id(other)) == (one == other)
+
+
+@given(st.integers(55, 62), st.text("ab-", min_size=1, max_size=8))
+def test_long_names_that_differ_at_the_end_stay_distinct(length, ending):
+    """A long name is shortened with a digest of all of it."""
+    one, other = ("x" * length + ending)[:63] + "", ("x" * length + "z" + ending)[:63]
+    assert (run_id(one) == run_id(other)) == (one == other)
+
+
+def test_a_short_name_is_the_runs_name():
+    """Up to 56 characters the run is called as its first job, so that people find it."""
+    assert run_id("a" * 56) == "a" * 56
+    assert run_id("a" * 57) == "a" * 47 + "-" + run_id("a" * 57)[-8:]
+    assert successor_name("gpt", 2) == "gpt-a002"
+
+
+def test_a_name_of_ours_is_stable():
+    """A run's name is a function of its job's: the same on every machine and every day."""
+    assert run_id("a" * 63) == "a" * 47 + "-7d3e74a0"
+
+
+@pytest.mark.parametrize("text", ["Melting", "", "completed"])
+def test_a_status_that_sagemaker_invents_changes_nothing(text):
+    """An unknown status reads as UNKNOWN, which is no end."""
+    assert JobStatus(text) is JobStatus.UNKNOWN
+    assert not JobStatus(text).is_terminal
+
+
+def test_three_statuses_are_ends():
+    """A job that is stopping or being deleted may still run."""
+    assert {status for status in JobStatus if status.is_terminal} == {"Completed", "Failed", "Stopped"}
+    assert {state for state in RunState if state.is_end} == {"completed", "stopped", "held"}
+
+
+def test_a_job_trains_when_both_statuses_say_so():
+    """InProgress alone may mean that machines are still sought."""
+    job = Job("gpt", "arn", JobStatus.IN_PROGRESS, "Training", NOON)
+    assert job.is_training
+    assert not replace(job, secondary="Starting").is_training
+    assert not replace(job, status=JobStatus.STOPPING).is_training
+
+
+def test_an_attempt_may_live_once_sagemaker_has_it():
+    """A named attempt does not exist yet; one that ended does not live any more."""
+    attempt = Attempt(2, "gpt-a002")
+    assert not attempt.exists and not attempt.may_be_live
+    assert replace(attempt, status=JobStatus.UNKNOWN).may_be_live
+    assert not replace(attempt, status=JobStatus.FAILED).may_be_live
+
+
+def test_an_open_run_is_one_that_the_sweep_must_ask_about():
+    """Not ended, or owing an action, or with a job that may still burn money."""
+    over = replace(RUN, state=RunState.HELD, attempts=(replace(RUN.current, status=JobStatus.FAILED),))
+    assert RUN.is_open
+    assert not over.is_open
+    assert replace(over, pending=(StopJob("gpt"),)).is_open
+    assert replace(over, attempts=RUN.attempts).is_open
+
+
+def test_only_the_last_incident_can_be_open():
+    """A closed one is history."""
+    assert RUN.open_incident is None
+    assert replace(RUN, incidents=(INCIDENT,)).open_incident == INCIDENT
+    assert replace(RUN, incidents=(replace(INCIDENT, closed_at=NOON),)).open_incident is None
+
+
+@pytest.mark.parametrize(("step", "resume", "lost"), [(None, 5, None), (110, 100, 10), (110, None, 110), (90, 100, 0)])
+def test_lost_steps_are_those_to_train_again(step, resume, lost):
+    """From where it died back to where it resumes; unknown where the end is unknown, never negative."""
+    assert replace(INCIDENT, step=step, resume_step=resume).lost_steps == lost

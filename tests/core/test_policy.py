@@ -1,0 +1,198 @@
+"""Policies: what is read, what is refused, and that the refusal says how to mend the file."""
+
+from dataclasses import fields, is_dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail.causes import Cause
+from rerail.errors import PolicyError
+from rerail.policy import Mode, OnMaxRuntime, Policy, parse_policy, to_toml
+from tests.core.strategies import json_values, policies
+
+SHIPPED = sorted((Path(__file__).parents[2] / "policies").glob("*.toml"))
+
+
+def refusal(text: str, name: str = "night") -> str:
+    with pytest.raises(PolicyError) as error:
+        parse_policy(text, name=name)
+    return str(error.value)
+
+
+def test_an_empty_file_is_the_default_policy():
+    """Whatever a file does not say keeps its default."""
+    assert parse_policy("", name="default") == Policy()
+
+
+def test_every_field_can_be_said():
+    """Modes, counts and durations are read into the core's own types."""
+    text = """
+        mode = "observe"
+        on_max_runtime = "relaunch"
+        [retries]
+        oom = 2
+        [limits]
+        starts_window = "1.5h"
+        [capacity]
+        wait = "2d"
+        [save]
+        deadline = "90s"
+    """
+    policy = parse_policy(text, name="night")
+    assert (policy.name, policy.mode, policy.on_max_runtime) == ("night", Mode.OBSERVE, OnMaxRuntime.RELAUNCH)
+    assert policy.retries == replace(Policy().retries, oom=2)
+    assert policy.limits.starts_window == timedelta(minutes=90)
+    assert policy.capacity.wait == timedelta(days=2)
+    assert policy.save.deadline == timedelta(seconds=90)
+
+
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [
+        ("250ms", timedelta(milliseconds=250)),
+        ("0s", timedelta(0)),
+        ("90s", timedelta(seconds=90)),
+        ("15m", timedelta(minutes=15)),
+        ("0.5h", timedelta(minutes=30)),
+        (" 7d ", timedelta(days=7)),
+        ("366d", timedelta(days=366)),
+    ],
+)
+def test_durations_are_written_with_their_unit(text, duration):
+    """From milliseconds to days, whole or decimal."""
+    assert parse_policy(f'[save]\ndeadline = "{text}"', name="night").save.deadline == duration
+
+
+@pytest.mark.parametrize(
+    "value", ['""', '"15"', '"15 minutes"', '"-5m"', '"1h30m"', '"fast"', '"1e3s"', "900", "true", "[]"]
+)
+def test_a_duration_without_a_unit_is_refused(value):
+    """The message names the policy and the field, and shows how a duration is written."""
+    assert "field 'save.deadline'" in (message := refusal(f"[save]\ndeadline = {value}"))
+    assert "policy 'night'" in message
+    assert 'it must be a duration such as "90s", "15m" or "12h"' in message
+
+
+def test_a_duration_ends_within_a_year():
+    """Longer than a year is a slip of the pen, whatever its length."""
+    assert "must be at most a year" in refusal('[save]\ndeadline = "367d"')
+    assert "must be" in refusal(f'[save]\ndeadline = "{"9" * 400}d"')
+
+
+@pytest.mark.parametrize("value", ["-1", "1_000_001", "1.5", '"3"', "true", "[3]", "{}"])
+def test_a_count_is_a_whole_number(value):
+    """Counts run from 0 to a million, and a boolean is no count."""
+    message = refusal(f"[retries]\nhang = {value}")
+    assert "policy 'night': field 'retries.hang' is" in message
+    assert "must be a whole number from 0 to 1,000,000" in message
+
+
+def test_a_choice_lists_what_it_may_be():
+    """A wrong mode is answered with the right ones."""
+    assert refusal('mode = "dry-run"') == "policy 'night': field 'mode' is 'dry-run'; it must be one of act, observe"
+    assert "field 'on_max_runtime' is 1; it must be one of stop, relaunch" in refusal("on_max_runtime = 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("mod = 'act'", "unknown field 'mod'; did you mean 'mode'?"),
+        ("[retrys]\noom = 1", "unknown field 'retrys'; did you mean 'retries'?"),
+        ("[retries]\nuser-code = 1", "unknown field 'retries.user-code'; did you mean 'user_code'?"),
+        ("[limits]\nstart_window = '5m'", "unknown field 'limits.start_window'; did you mean 'starts_window'?"),
+        ("[backoff]\nzzz = 1", "unknown field 'backoff.zzz'; the fields here are base, cap"),
+    ],
+)
+def test_an_unknown_field_is_answered_with_a_known_one(text, hint):
+    """The nearest name where there is one, all names where there is none."""
+    assert refusal(text) == f"policy 'night': {hint}"
+
+
+def test_a_section_is_a_table():
+    """A section that is given a plain value is told how a table is written."""
+    assert refusal("retries = 3") == "policy 'night': field 'retries' must be a table, written [retries]"
+
+
+def test_what_is_not_toml_says_where():
+    """The parser's own line and column are passed on."""
+    assert refusal("mode = ").startswith("policy 'night' is not valid TOML: ")
+
+
+def test_the_name_comes_from_outside():
+    """A policy's name is its file's: a second one inside could only disagree."""
+    assert refusal('name = "day"') == "policy 'night': field 'name' is taken from the file's name; remove it"
+    for name in ("", "-night", "night/shift", "n" * 64, "nächte"):
+        assert "the name must be 1-63 letters, digits" in refusal("", name=name)
+
+
+@given(policies)
+def test_a_policy_survives_its_own_text(policy):
+    """Whatever policy there is, its TOML reads back as the same."""
+    assert parse_policy(to_toml(policy), name="any") == policy
+
+
+@given(policies.map(to_toml), st.sampled_from(["mode", "retries", "limits", "save"]), json_values)
+def test_whatever_is_written_there_is_one_kind_of_error(text, field, value):
+    """Any text at all is a policy or a PolicyError."""
+    for candidate in (f"{field} = {value!r}", f"[{field}]\nx = {value!r}", text[: len(text) // 2]):
+        try:
+            assert isinstance(parse_policy(candidate, name="any"), Policy)
+        except PolicyError as error:
+            assert "any" in str(error)
+
+
+def test_a_policy_on_a_faster_clock_differs_in_durations_alone():
+    """`scaled` divides every duration and leaves every count."""
+    fast = Policy().scaled(60)
+    assert fast.save.deadline == timedelta(seconds=15)
+    assert fast.limits.starts_window == timedelta(seconds=30)
+    assert fast.capacity.wait == timedelta(minutes=12)
+    assert (fast.backoff.base, fast.backoff.cap) == (timedelta(seconds=0.5), timedelta(seconds=15))
+    assert (fast.retries, fast.limits.attempts, fast.mode) == (Policy().retries, Policy().limits.attempts, Mode.ACT)
+
+
+@given(policies, st.floats(1, 10_000))
+def test_a_scaled_policy_can_be_deployed(policy, factor):
+    """Any policy on any faster clock can still be written and read."""
+    scaled = policy.scaled(factor)
+    assert parse_policy(to_toml(scaled), name="any") == scaled
+
+
+def test_each_cause_but_two_has_a_budget():
+    """What cannot be named is bounded by progress, and capacity by time: neither has a count of its own."""
+    assert {cause for cause in Cause if Policy().retries.of(cause) is None} == {Cause.UNKNOWN, Cause.CAPACITY}
+    assert Policy().retries.of(Cause.USER_CODE) == Policy().retries.user_code
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_shipped_policy_is_read(path):
+    """What `policies/` holds can be deployed as it is."""
+    assert parse_policy(path.read_text(), name=path.stem).name == path.stem
+
+
+def test_the_default_file_documents_the_truth():
+    """default.toml says every field there is, and says of each what the code does without it."""
+    text = next(path for path in SHIPPED if path.name == "default.toml").read_text()
+    read, built_in = parse_policy(text, name="default"), Policy()
+    for field in fields(Policy):
+        assert getattr(read, field.name) == getattr(built_in, field.name), field.name
+    said = {line.split("=")[0].strip() for line in text.splitlines() if "=" in line and not line.startswith("#")}
+    missing = {name for name in leaves(Policy()) if name != "name"} - said
+    assert not missing
+
+
+def leaves(value) -> set[str]:
+    names: set[str] = set()
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        names |= leaves(inner) if is_dataclass(inner) else {field.name}
+    return names
+
+
+def test_the_observing_policy_only_watches():
+    """observe.toml differs from the default in its mode alone."""
+    text = next(path for path in SHIPPED if path.name == "observe.toml").read_text()
+    assert parse_policy(text, name="default") == replace(Policy(), mode=Mode.OBSERVE)

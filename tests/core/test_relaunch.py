@@ -1,0 +1,207 @@
+"""The request of a relaunch: the same job by another name, in a form that SageMaker takes back."""
+
+import copy
+import json
+from pathlib import Path
+
+import botocore.session
+import pytest
+from botocore.validate import ParamValidator
+
+from rerail.actions import CreateJob
+from rerail.errors import RequestRefused
+from rerail.relaunch import reason_to_refuse, rebuild, successor
+
+DATA = Path(__file__).parent / "data"
+OPERATION = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
+MEMBERS = frozenset(OPERATION.input_shape.members)
+TAGS = {"team": "nlp", "note": "", "rerail:policy": "default", "aws:cloudformation:stack-name": "Research"}
+SECOND = CreateJob("gpt-7b-a002", attempt=2, resume_step=1000)
+
+
+def described(name: str = "full", **changes) -> dict:
+    return {**json.loads((DATA / f"describe_{name}.json").read_text()), **changes}
+
+
+def rebuilt(name: str = "full", **changes) -> dict:
+    return rebuild(described(name, **changes), TAGS, members=MEMBERS)
+
+
+def second(action: CreateJob = SECOND, **changes) -> dict:
+    return successor({**rebuilt(), **changes}, action, run="gpt-7b")
+
+
+def complaints(request: dict) -> str:
+    return ParamValidator().validate(request, OPERATION.input_shape).generate_report()
+
+
+@pytest.mark.parametrize("name", ["full", "script_mode"])
+def test_sagemaker_would_take_it(name):
+    """What is rebuilt, and what is made of it, passes the SDK's own validation of CreateTrainingJob."""
+    assert complaints(rebuilt(name)) == ""
+    assert complaints(successor(rebuilt(name), SECOND, run="gpt-7b")) == ""
+
+
+def test_the_samples_hold_what_sagemaker_tells():
+    """Every member of the full sample is one that DescribeTrainingJob returns, so that the test tests something."""
+    service = botocore.session.get_session().get_service_model("sagemaker")
+    told = set(service.operation_model("DescribeTrainingJob").output_shape.members) | {"ResponseMetadata"}
+    for name in ("full", "script_mode"):
+        assert set(described(name)) <= told
+        assert complaints(described(name)) != "", "a raw description is no request"
+
+
+def test_what_the_user_asked_for_is_carried():
+    """Image, data, machines, retries and isolation are what they were."""
+    before, after = described(), rebuilt()
+    for name in ("RoleArn", "StoppingCondition", "RetryStrategy", "InfraCheckConfig", "VpcConfig", "CheckpointConfig"):
+        assert after[name] == before[name]
+    assert after["InputDataConfig"][1] == before["InputDataConfig"][1]
+    assert after["EnableInterContainerTrafficEncryption"] is True
+    assert after["EnableNetworkIsolation"] is False, "a plain no is an answer, not an empty value"
+    assert after["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
+
+
+def test_what_only_describe_knows_is_left_behind():
+    """Statuses, times, bills and the chosen machine are answers, not wishes."""
+    request = rebuilt()
+    assert set(request) <= MEMBERS
+    assert not {"TrainingJobStatus", "WarmPoolStatus", "ModelArtifacts", "ResponseMetadata"} & set(request)
+    assert not {"SelectedInstanceType", "SelectedInstanceCount"} & set(request["ResourceConfig"])
+    assert request["ResourceConfig"]["InstancePreferences"] == described()["ResourceConfig"]["InstancePreferences"]
+
+
+def test_empty_answers_are_no_wishes():
+    """Empty strings, lists and objects disappear at every depth; most of them would be refused."""
+    request = rebuilt()
+    assert request["OutputDataConfig"] == {"S3OutputPath": "s3://bucket/out/", "CompressionType": "NONE"}
+    assert "VolumeKmsKeyId" not in request["ResourceConfig"]
+    channel = request["InputDataConfig"][0]
+    assert "ContentType" not in channel
+    assert "AttributeNames" not in channel["DataSource"]["S3DataSource"]
+    assert request["DebugHookConfig"]["CollectionConfigurations"] == [{"CollectionName": "losses"}]
+    assert not {"DebugRuleConfigurations", "ProfilerRuleConfigurations"} & set(request)
+    assert "Environment" not in rebuilt("script_mode")
+
+
+def test_an_empty_value_of_the_users_own_means_something():
+    """`PYTHONOPTIMIZE=""` and an empty hyperparameter are kept: there the emptiness is the message."""
+    request = rebuilt()
+    assert request["Environment"]["PYTHONOPTIMIZE"] == ""
+    assert request["HyperParameters"]["note"] == ""
+
+
+@pytest.mark.parametrize(
+    "vpc", [{}, {"Subnets": ["subnet-1"]}, {"SecurityGroupIds": [], "Subnets": ["subnet-1"]}, None]
+)
+def test_half_a_network_is_none(vpc):
+    """VpcConfig needs both of its members, or it is not sent."""
+    assert "VpcConfig" not in rebuilt(VpcConfig=vpc)
+
+
+def test_the_users_tags_are_carried_and_reserved_ones_are_not():
+    """`aws:` tags are SageMaker's own to give; an empty value is a value."""
+    assert rebuilt()["Tags"] == [
+        {"Key": "team", "Value": "nlp"},
+        {"Key": "note", "Value": ""},
+        {"Key": "rerail:policy", "Value": "default"},
+    ]
+    assert "Tags" not in rebuild(described(), {"aws:x": "y"}, members=MEMBERS)
+
+
+def test_nothing_that_was_given_is_changed():
+    """Neither the description nor the stored request is touched by what is made of them."""
+    description = described()
+    request = rebuild(description, TAGS, members=MEMBERS)
+    assert description == described()
+    before = copy.deepcopy(request)
+    successor(request, SECOND, run="gpt-7b")
+    assert request == before
+
+
+def test_an_attempt_knows_who_it_is():
+    """Run, attempt and the step to resume from travel in the environment, beside the user's own variables."""
+    assert second()["Environment"] == {
+        "NCCL_DEBUG": "INFO",
+        "PYTHONOPTIMIZE": "",
+        "RERAIL_RUN": "gpt-7b",
+        "RERAIL_ATTEMPT": "2",
+        "RERAIL_RESUME_STEP": "1000",
+    }
+
+
+def test_an_attempt_from_the_start_is_given_no_step():
+    """A step left over from the request that it is made of would resume from the wrong place."""
+    environment = second(CreateJob("gpt-7b-a002", 2, None))["Environment"]
+    assert "RERAIL_RESUME_STEP" not in environment
+    assert second(CreateJob("gpt-7b-a002", 2, 0))["Environment"]["RERAIL_RESUME_STEP"] == "0"
+
+
+def test_an_attempt_is_found_by_its_tags():
+    """Run and attempt are tags too, and replace those of an earlier attempt."""
+    tags = [{"Key": "rerail:run", "Value": "old"}, {"Key": "team", "Value": "nlp"}]
+    assert {tag["Key"]: tag["Value"] for tag in second(Tags=tags)["Tags"]} == {
+        "team": "nlp",
+        "rerail:run": "gpt-7b",
+        "rerail:attempt": "2",
+    }
+
+
+def test_the_job_is_renamed_wherever_its_name_stands():
+    """The toolkit reads the job's name from a hyperparameter, in JSON: it has to be the new one."""
+    request = second()
+    assert request["TrainingJobName"] == "gpt-7b-a002"
+    assert request["HyperParameters"]["sagemaker_job_name"] == '"gpt-7b-a002"'
+    assert request["HyperParameters"]["epochs"] == "3"
+
+
+def test_no_hyperparameter_is_invented():
+    """Script mode turns each into a flag, and an unknown flag ends the script."""
+    plain = second(HyperParameters={"epochs": "3"})
+    assert plain["HyperParameters"] == {"epochs": "3"}
+    without = {name: value for name, value in rebuilt().items() if name != "HyperParameters"}
+    assert "HyperParameters" not in successor(without, SECOND, run="gpt-7b")
+
+
+def test_checkpoints_are_a_folder_not_a_prefix():
+    """Without the slash `gpt-7b` would restore every checkpoint of `gpt-7b-2` as well."""
+    assert second()["CheckpointConfig"] == {
+        "S3Uri": "s3://bucket/checkpoints/gpt-7b/",
+        "LocalPath": "/opt/ml/checkpoints",
+    }
+    assert second(CheckpointConfig={"S3Uri": "s3://bucket/x/"})["CheckpointConfig"] == {"S3Uri": "s3://bucket/x/"}
+    assert "CheckpointConfig" not in successor(rebuilt("script_mode"), SECOND, run="gpt-7b")
+
+
+def test_an_environment_has_room_for_a_hundred():
+    """97 of the user's own and 3 of ours are the most that SageMaker takes; one more is refused before it is sent."""
+    assert len(second(Environment={f"V{n}": "x" for n in range(97)})["Environment"]) == 100
+    with pytest.raises(
+        RequestRefused, match="Environment would have 101 variables, at most 100 are allowed; remove some"
+    ):
+        second(Environment={f"V{n}": "x" for n in range(98)})
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "reason"),
+    [
+        (
+            "AutoMLJobArn",
+            "arn:aws:sagemaker:…:automl-job/x",
+            "it belongs to an AutoML job, which launches its own jobs",
+        ),
+        ("TuningJobArn", "arn:aws:sagemaker:…:tuning-job/x", "it belongs to a hyperparameter tuning job, which"),
+        ("LabelingJobArn", "arn:aws:sagemaker:…:labeling-job/x", "it belongs to a labeling job, which"),
+        ("ServerlessJobConfig", {"JobType": "FineTuning"}, "it is a serverless customization job, whose machines"),
+        ("ModelPackageConfig", {"ModelPackageGroupArn": "arn:…"}, "it is a serverless customization job, whose"),
+    ],
+)
+def test_jobs_that_are_not_ours_to_launch_are_refused(member, value, reason):
+    """Jobs that another service launches, or that have no machines of their own, can never be launched again by us."""
+    assert reason_to_refuse(described(**{member: value})).startswith(reason)
+
+
+@pytest.mark.parametrize("empty", ["", None, {}])
+def test_an_empty_answer_is_no_reason(empty):
+    """A description that names no owner, or an empty one, is a plain training job."""
+    assert reason_to_refuse(described(TuningJobArn=empty, ServerlessJobConfig=empty)) == ""

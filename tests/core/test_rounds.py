@@ -1,0 +1,167 @@
+"""The minute's round: who is woken, who is let sleep, and what is said where nothing could be seen."""
+
+from datetime import timedelta
+
+import pytest
+
+from rerail.errors import Blind, PolicyError
+from rerail.model import JobStatus, RunState
+from rerail.rounds import RoundReport
+from rerail.wakeups import JobHeard
+from tests.fakes import BUCKET, World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def adopted(world: World, *names: str) -> World:
+    for name in names:
+        world.sagemaker.submit(name, uri=f"{BUCKET}{name}/")
+        world.supervisor().handle(JobHeard(name))
+    return world
+
+
+def blind(world: World, monkeypatch, *names: str) -> None:
+    """SageMaker does not answer for these jobs."""
+    see = world.sagemaker.describe
+
+    def describe(name):
+        if name in names:
+            raise Blind(f"DescribeTrainingJob {name}: throttled")
+        return see(name)
+
+    monkeypatch.setattr(world.sagemaker, "describe", describe)
+
+
+def test_runs_that_go_well_are_let_sleep(world):
+    """Three healthy runs: asked about, none woken, nothing sent."""
+    adopted(world, "a", "b", "c")
+    assert world.round().make() == RoundReport(open=3, due=0, discovered=0, blind=())
+    assert world.queue.waiting == []
+
+
+def test_only_due_runs_are_woken(world):
+    """Of three runs, the one whose job died is woken, by its run's name."""
+    adopted(world, "a", "b", "c")
+    world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
+    assert world.round().make() == RoundReport(open=3, due=1, discovered=0, blind=())
+    assert world.queue.waiting == [{"run": "b"}]
+
+
+def test_a_run_that_waits_is_woken_when_its_time_has_come(world):
+    """A backoff is nobody's timer: the round finds that the time has come."""
+    adopted(world, "a")
+    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    world.supervisor().handle(JobHeard("a"))
+    assert world.run("a").state is RunState.WAITING
+    world.clock.now = world.run("a").wake_at - timedelta(seconds=1)
+    assert world.round().make().due == 0
+    world.clock.now = world.run("a").wake_at
+    assert world.round().make().due == 1
+
+
+def test_a_run_that_owes_an_action_is_due_whatever_it_looks_like(world, monkeypatch):
+    """A supervisor that died between recording and acting is made good within the minute, even if SageMaker is mute."""
+    adopted(world, "a")
+    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    monkeypatch.setattr(world.bus, "publish", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        world.supervisor().handle(JobHeard("a"))
+    assert world.run("a").pending
+    blind(world, monkeypatch, "a", "a-a002")
+    assert world.round().make() == RoundReport(open=1, due=1, discovered=0, blind=())
+
+
+def test_a_blind_run_is_counted_and_never_acted_on(world, monkeypatch):
+    """Nothing is known of it, so nothing is done; the others are looked after as ever."""
+    adopted(world, "a", "b")
+    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
+    blind(world, monkeypatch, "a")
+    assert world.round().make() == RoundReport(open=2, due=1, discovered=0, blind=("a",))
+    assert world.queue.waiting == [{"run": "b"}]
+
+
+def test_a_broken_policy_blinds_its_own_runs_alone(world):
+    """A policy that can no longer be read is no reason to leave every other run alone."""
+    adopted(world, "a", "b")
+    world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
+    get = world.policies.get
+
+    class HalfBroken:
+        calls = 0
+
+        def get(self, name):
+            self.calls += 1
+            if self.calls == 1:
+                raise PolicyError("policy 'default' is not valid TOML")
+            return get(name)
+
+    world.policies = HalfBroken()
+    report = world.round().make()
+    assert len(report.blind) == 1
+    assert report.open == 2
+
+
+def test_a_job_whose_events_were_lost_is_discovered(world):
+    """Tagged, running and unheard of: the round names the job, and the supervisor adopts it."""
+    adopted(world, "a")
+    world.sagemaker.submit("lost")
+    assert world.round().make() == RoundReport(open=1, due=0, discovered=1, blind=())
+    assert world.queue.waiting == [{"job": "lost"}]
+    world.minutes(1)
+    assert world.run("lost").state is RunState.WATCHING
+    assert world.round().make().discovered == 0
+
+
+def test_an_untagged_job_is_asked_about_once(world):
+    """Its tags are read once; after that the round knows that it is none of ours."""
+    world.sagemaker.submit("stranger", policy=None)
+    assert world.round().make().discovered == 1
+    world.minutes(1)
+    assert world.round().make() == RoundReport(open=0, due=0, discovered=0, blind=())
+    assert world.runs.load("stranger") is None
+
+
+def test_our_own_jobs_are_no_strangers(world):
+    """A successor is known from the moment it is named, before SageMaker has it."""
+    adopted(world, "a")
+    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    world.minutes(20)
+    assert [attempt.job_name for attempt in world.run("a").attempts] == ["a", "a-a002"]
+    assert world.round().make() == RoundReport(open=1, due=0, discovered=0, blind=())
+
+
+def test_runs_that_have_ended_are_not_asked_about(world):
+    """A completed run costs nothing any more."""
+    adopted(world, "a")
+    world.sagemaker.end("a", JobStatus.COMPLETED)
+    world.minutes(2)
+    assert world.run("a").state is RunState.COMPLETED
+    assert world.round().make().open == 0
+
+
+def test_due_runs_are_woken_even_if_no_list_can_be_had(world, monkeypatch):
+    """Looking for lost jobs is the lesser duty: its failure is raised, after those that are due were woken."""
+    adopted(world, "a")
+    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+
+    def mute(time):
+        raise Blind("ListTrainingJobs: throttled")
+
+    monkeypatch.setattr(world.sagemaker, "changed_since", mute)
+    with pytest.raises(Blind):
+        world.round().make()
+    assert world.queue.waiting == [{"run": "a"}]
+
+
+def test_the_round_writes_nothing(world):
+    """What it would decide is decided again by the supervisor: no record changes, no job is touched."""
+    adopted(world, "a")
+    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    before = dict(world.runs.records)
+    world.round().make()
+    assert world.runs.records == before
+    assert list(world.sagemaker.jobs) == ["a"]

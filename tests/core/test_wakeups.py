@@ -1,0 +1,136 @@
+"""Messages on the queue: hints by name, whoever sends them, and one clear error for all else."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail.errors import BadMessage
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, RunDue, read
+from tests.core.strategies import job_names, json_values
+
+EVENTS = Path(__file__).parents[1] / "events"
+COMMAND = {"id": "c1", "source": "rerail.operator", "detail": {"run": "gpt", "verb": "hold", "who": "ada"}}
+
+
+def sample(name: str) -> str:
+    return (EVENTS / f"{name}.json").read_text()
+
+
+def refusal(message: object) -> str:
+    with pytest.raises(BadMessage) as error:
+        read(message if isinstance(message, str) else json.dumps(message))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "wakeup"),
+    [
+        ("training_job_state_change", JobHeard("gpt-7b")),
+        ("training_job_state_change_documented", JobHeard("kmeans-1")),
+        ("training_job_failed", JobHeard("gpt-7b")),
+        ("sweep_run_due", RunDue("gpt-7b")),
+        ("sweep_job_heard", JobHeard("gpt-7b-a002")),
+        (
+            "operator_command",
+            CommandGiven(
+                "1f0e9a52-0f0b-4a1c-9d57-3a0a7c1b2d3e", "gpt-7b", Verb.RELEASE, "ada", "the node is out of the pool"
+            ),
+        ),
+    ],
+)
+def test_every_sample_is_read_right(name, wakeup):
+    """What each source really sends, from the samples in tests/events."""
+    assert read(sample(name)) == wakeup
+
+
+def test_an_event_is_believed_in_nothing_but_the_name():
+    """A status in an event may be hours old: it is not even read."""
+    event = json.loads(sample("training_job_failed"))
+    event["detail"] = {"TrainingJobName": "gpt-7b", "TrainingJobStatus": ["nonsense"], "Tags": [{"Key": 1}]}
+    assert read(json.dumps(event)) == JobHeard("gpt-7b")
+
+
+@given(job_names)
+def test_every_name_that_sagemaker_allows_is_heard(name):
+    """Job names are those of SageMaker's own pattern."""
+    assert read(json.dumps({"source": "rerail.sweep", "detail": {"job": name}})) == JobHeard(name)
+
+
+@pytest.mark.parametrize("name", ["", "-gpt", "gpt-", "gpt_7b", "a" * 64, "gpt\n", "../x", 7, None, ["gpt"], {}])
+def test_what_is_no_name_is_refused(name):
+    """The message quotes what stood there and says what should."""
+    message = refusal({"source": "aws.sagemaker", "detail": {"TrainingJobName": name}})
+    assert message.startswith("field 'detail.TrainingJobName' is ")
+    assert message.endswith("; it must be the name of a training job or run")
+
+
+@pytest.mark.parametrize("source", ["aws.ec2", "rerail", "", None, 7, ["aws.sagemaker"]])
+def test_a_stranger_is_told_who_may_speak(source):
+    """Only SageMaker, the sweep and operators are heard."""
+    message = refusal({"source": source, "detail": {"TrainingJobName": "gpt", "run": "gpt"}})
+    assert message == f"field 'source' is {source!r}; it must be aws.sagemaker, rerail.sweep or rerail.operator"
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ("", "the message is not JSON"),
+        ("{", "the message is not JSON"),
+        ("[" * 100_000, "the message is not JSON"),
+        ([], "the message must be a JSON object"),
+        ({}, "field 'detail' must be a JSON object"),
+        ({"source": "aws.sagemaker", "detail": "{}"}, "field 'detail' must be a JSON object"),
+    ],
+)
+def test_what_is_no_envelope_is_refused(message, complaint):
+    """Torn text, other JSON and an envelope without its letter."""
+    assert refusal(message).startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"verb": "explode"}, "field 'detail.verb' is 'explode'; it must be one of hold, release, stop, restart"),
+        ({"verb": None}, "field 'detail.verb' is None"),
+        ({"verb": {}}, "field 'detail.verb' is {}"),
+        ({"run": "no/run"}, "field 'detail.run' is 'no/run'"),
+        ({"who": None}, "field 'who' must be text of at most 500 characters"),
+        ({"why": "x" * 501}, "field 'why' must be text of at most 500 characters"),
+        ({"why": 7}, "field 'why' must be text"),
+    ],
+)
+def test_a_command_that_is_not_one_names_its_field(change, complaint):
+    """An operator's slip is answered with the field and what it may hold."""
+    assert refusal({**COMMAND, "detail": {**COMMAND["detail"], **change}}).startswith(complaint)
+
+
+def test_a_command_needs_an_id_and_no_reason():
+    """Without its id a repetition could not be told from a second wish; a reason is welcome, not demanded."""
+    assert refusal({**COMMAND, "id": None}).startswith("field 'id' must be text")
+    assert read(json.dumps(COMMAND)) == CommandGiven("c1", "gpt", Verb.HOLD, "ada", "")
+
+
+envelopes = st.fixed_dictionaries(
+    {
+        "source": st.sampled_from(["aws.sagemaker", "rerail.sweep", "rerail.operator"]) | json_values,
+        "detail": st.dictionaries(
+            st.sampled_from(["TrainingJobName", "run", "job", "verb", "who", "why"]),
+            st.sampled_from(["hold", "gpt", ""]) | json_values,
+        )
+        | json_values,
+    },
+    optional={"id": json_values},
+)
+
+
+@given(envelopes.map(json.dumps) | json_values.map(json.dumps) | st.text())
+def test_any_message_is_a_wakeup_or_a_bad_message(body):
+    """Nothing but BadMessage is ever raised, whatever is on the queue."""
+    try:
+        assert isinstance(read(body), JobHeard | RunDue | CommandGiven)
+    except BadMessage as error:
+        assert str(error)

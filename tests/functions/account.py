@@ -1,0 +1,91 @@
+"""An AWS account as the stack leaves it, and what has happened in it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moto.sagemaker.models import sagemaker_backends
+
+from rerail.aws.clients import client
+from rerail.aws.dynamodb import DynamoRuns
+from settings import NotifySettings, Settings, SuperviseSettings, SweepSettings
+from tests.aws.places import TABLE, make_table
+
+EVENTS = Path(__file__).parents[1] / "events"
+PREFIX = "/rerail/policies"
+
+
+def sample(name: str) -> dict[str, Any]:
+    """A sample event."""
+    event: dict[str, Any] = json.loads((EVENTS / f"{name}.json").read_text())
+    return event
+
+
+@dataclass
+class Context:
+    """What Lambda tells a function of itself."""
+
+    function_name: str = "supervise"
+    memory_limit_in_mb: int = 512
+    invoked_function_arn: str = "arn:aws:lambda:eu-west-1:123456789012:function:supervise"
+    aws_request_id: str = "52fdfc07-2182-454f-963f-5f0f9a621d72"
+
+    def get_remaining_time_in_millis(self) -> int:
+        return 30_000
+
+
+class Account:
+    """Table, queue, bus, topics and policies; training jobs are whatever the test submits."""
+
+    def __init__(self) -> None:
+        self.sqs, self.sns, self.sagemaker = client("sqs"), client("sns"), client("sagemaker")
+        make_table(client("dynamodb"))
+        client("events").create_event_bus(Name="rerail")
+        client("ssm").put_parameter(Name=f"{PREFIX}/default", Value='mode = "act"', Type="String")
+        client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        self.queue = self.sqs.create_queue(QueueName="signals")["QueueUrl"]
+        self.topics = {name: self._topic(name) for name in ("page", "inform")}
+        self.runs = DynamoRuns(TABLE)
+
+    def settings(self) -> tuple[Settings, ...]:
+        """What the stack would tell the functions."""
+        return (
+            SuperviseSettings(table=TABLE, bus="rerail", policy_prefix=PREFIX),
+            SweepSettings(table=TABLE, queue_url=self.queue, policy_prefix=PREFIX),
+            NotifySettings(page_topic=self.topics["page"], inform_topic=self.topics["inform"]),
+        )
+
+    def submit(self, name: str, *, policy: str | None = "default") -> None:
+        """A user's own training job, which trains at once."""
+        self.sagemaker.create_training_job(
+            TrainingJobName=name,
+            RoleArn="arn:aws:iam::123456789012:role/Training",
+            AlgorithmSpecification={"TrainingImage": "training:1", "TrainingInputMode": "File"},
+            OutputDataConfig={"S3OutputPath": "s3://bucket/out/"},
+            ResourceConfig={"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1, "VolumeSizeInGB": 100},
+            StoppingCondition={"MaxRuntimeInSeconds": 86400},
+            CheckpointConfig={"S3Uri": f"s3://bucket/{name}/"},
+            Tags=[{"Key": "rerail:policy", "Value": policy}] if policy else [],
+        )
+        job = sagemaker_backends["123456789012"]["eu-west-1"].training_jobs[name]
+        # moto calls a job completed at its birth.
+        job.training_job_status, job.secondary_status, job.training_end_time = "InProgress", "Training", None
+
+    def waiting(self) -> list[Any]:
+        """The messages in the signals queue."""
+        return self._messages(self.queue)
+
+    def heard(self, topic: str) -> list[Any]:
+        """What the subscribers of a topic were told."""
+        return self._messages(self.sqs.get_queue_url(QueueName=f"{topic}-ears")["QueueUrl"])
+
+    def _topic(self, name: str) -> str:
+        arn: str = self.sns.create_topic(Name=name)["TopicArn"]
+        self.sqs.create_queue(QueueName=f"{name}-ears")
+        self.sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=f"arn:aws:sqs:eu-west-1:123456789012:{name}-ears")
+        return arn
+
+    def _messages(self, url: str) -> list[Any]:
+        found = self.sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", [])
+        return [json.loads(message["Body"]) for message in found]

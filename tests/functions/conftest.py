@@ -1,0 +1,70 @@
+"""The functions on a pretend AWS: every place that their environment names exists, and no client outlives its test."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from moto import mock_aws
+
+import observability
+import wiring
+from rerail.aws import clients
+from tests.aws.places import REGION
+from tests.functions.account import Account
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_of_our_own() -> Iterator[None]:
+    """Dummy credentials, and clients that are made once a module: reading a service's model takes half a second."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            environment.setenv(name, "testing")
+        environment.setenv("AWS_DEFAULT_REGION", REGION)
+        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"):
+            environment.delenv(name, raising=False)
+        forget_clients()
+        yield
+        forget_clients()
+
+
+def forget_clients() -> None:
+    clients.client.cache_clear()
+    clients._session.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch) -> Iterator[None]:
+    """Nothing kept from an earlier test."""
+    # Powertools reads the namespace from the environment when it is imported, which may have been long ago.
+    monkeypatch.setattr(observability.metrics.provider, "namespace", "Rerail")
+    for made_once in (wiring.supervisor, wiring.minute_round, wiring.topics):
+        made_once.cache_clear()
+    yield
+    for made_once in (wiring.supervisor, wiring.minute_round, wiring.topics):
+        made_once.cache_clear()
+
+
+@pytest.fixture
+def account(monkeypatch) -> Iterator[Account]:
+    """An account with the stack's resources in it, and the functions told of them."""
+    with mock_aws():
+        account = Account()
+        for settings in account.settings():
+            for name, value in settings.variables().items():
+                monkeypatch.setenv(name, value)
+        yield account
+
+
+@pytest.fixture
+def logged(capsys, monkeypatch) -> Callable[[], list[dict[str, Any]]]:
+    """Tells what the function has logged and measured, a table a line."""
+    log = io.StringIO()  # the logger was made with the output of its import; metrics are simply printed
+    monkeypatch.setattr(observability.logger.registered_handler, "stream", log)
+
+    def lines() -> list[dict[str, Any]]:
+        said = (log.getvalue() + capsys.readouterr().out).splitlines()
+        return [json.loads(line) for line in said if line.startswith("{")]
+
+    return lines

@@ -1,0 +1,88 @@
+"""The function that thinks: messages in, runs in the table, and only what failed goes back."""
+
+import json
+
+import pytest
+
+import supervise
+from rerail.model import RunState
+from tests.functions.account import Context, sample
+
+
+def batch(*bodies: object) -> dict:
+    record = sample("sqs_batch")["Records"][0]
+    texts = (body if isinstance(body, str) else json.dumps(body) for body in bodies)
+    return {"Records": [{**record, "messageId": f"message-{n}", "body": text} for n, text in enumerate(texts)]}
+
+
+def failed(event: dict) -> list[str]:
+    return [item["itemIdentifier"] for item in supervise.handler(event, Context())["batchItemFailures"]]
+
+
+def test_of_three_messages_the_malformed_one_goes_back_alone(account):
+    """Two are about a supervised job, one names no job at all: the batch succeeds but for that one."""
+    account.submit("gpt-7b")
+    event = sample("sqs_batch")
+    assert failed(event) == [event["Records"][1]["messageId"]]
+    run = account.runs.load("gpt-7b")
+    assert run is not None and run.state in (RunState.STARTING, RunState.WATCHING)
+    assert not run.pending
+
+
+def test_a_job_that_is_heard_of_is_adopted_once(account):
+    """SageMaker repeats its events: the second one finds the run and changes nothing."""
+    account.submit("gpt-7b")
+    event = batch(sample("training_job_state_change"))
+    assert failed(event) == []
+    version = account.runs.load("gpt-7b").version
+    assert failed(event) == []
+    assert account.runs.load("gpt-7b").version == version
+    assert [entry.finding for entry in account.runs.timeline("gpt-7b")][0] == "adopted"
+
+
+def test_a_job_without_the_tag_is_left_alone(account):
+    """No run, no request, only a note that it is none of ours."""
+    account.submit("gpt-7b", policy=None)
+    assert failed(batch(sample("training_job_state_change"))) == []
+    assert account.runs.load("gpt-7b") is None
+    assert account.runs.unheard_of(["gpt-7b"]) == set()
+
+
+def test_an_operator_is_obeyed(account):
+    """A wish that comes over the bus holds the run and is quoted in its timeline."""
+    account.submit("gpt-7b")
+    hold = sample("operator_command")
+    hold["detail"] |= {"verb": "hold", "why": "the cluster moves"}
+    assert failed(batch(sample("training_job_state_change"), hold)) == []
+    run = account.runs.load("gpt-7b")
+    assert (run.state, run.hold_reason) == (RunState.HELD, "ada said hold (the cluster moves)")
+
+
+def test_a_batch_that_fails_whole_goes_back_whole(account):
+    """Lambda is told of each message, and of no error of the function's own."""
+    assert failed(batch("{", {"source": "rerail.sweep", "detail": {"run": "nobody"}})) == ["message-0", "message-1"]
+
+
+def test_what_failed_is_said_in_the_log(account, logged):
+    """A message that goes back leaves its reason behind, or nobody could tell why the dead-letter queue fills."""
+    failed(batch("{"))
+    assert any("the message is not JSON" in json.dumps(line) for line in logged())
+
+
+def test_what_was_looked_at_is_said_in_the_log(account, logged):
+    """One line a message: what woke us, which run, and its state."""
+    account.submit("gpt-7b")
+    failed(batch(sample("training_job_state_change")))
+    (line,) = [line for line in logged() if line.get("message") == "looked"]
+    assert line["run"] == "gpt-7b"
+    assert "gpt-7b" in str(line["wakeup"])
+
+
+@pytest.mark.parametrize("variable", ["RERAIL_TABLE", "RERAIL_BUS", "RERAIL_POLICY_PREFIX"])
+def test_a_missing_variable_is_named(account, monkeypatch, variable, logged):
+    """Without its settings no message is handled, and the log names the variable."""
+    monkeypatch.delenv(variable)
+    assert failed(batch(sample("training_job_state_change"))) == ["message-0"]
+    assert variable in json.dumps(logged())
+    with pytest.raises(KeyError, match=variable):
+        supervise.supervisor()

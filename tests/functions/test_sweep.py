@@ -1,0 +1,53 @@
+"""The minute's round as Lambda calls it: counts out, wake-ups in the queue."""
+
+import pytest
+
+import supervise
+import sweep
+from rerail.aws.clients import client
+from tests.functions.account import Context, sample
+from tests.functions.test_supervise import batch
+
+
+def swept() -> dict[str, int]:
+    return sweep.handler(sample("schedule"), Context("sweep"))
+
+
+def test_an_empty_account_has_nothing_to_do(account):
+    """All counts are zero, and nobody is woken."""
+    assert swept() == {"OpenRuns": 0, "DueRuns": 0, "DiscoveredJobs": 0, "BlindRuns": 0}
+    assert account.waiting() == []
+
+
+def test_a_job_whose_event_was_lost_is_found(account):
+    """The round names it, and what it sends is what the supervisor reads: the job becomes a run."""
+    account.submit("gpt-7b")
+    assert swept() == {"OpenRuns": 0, "DueRuns": 0, "DiscoveredJobs": 1, "BlindRuns": 0}
+    (wakeup,) = account.waiting()
+    assert supervise.handler(batch(wakeup), Context()) == {"batchItemFailures": []}
+    assert account.runs.load("gpt-7b") is not None
+    assert swept() == {"OpenRuns": 1, "DueRuns": 0, "DiscoveredJobs": 0, "BlindRuns": 0}
+
+
+def test_the_counts_are_metrics_and_a_log_line(account, logged):
+    """The alarm on a missing round watches these, and people read the line."""
+    swept()
+    lines = logged()
+    (metric,) = [line for line in lines if "_aws" in line]
+    assert {"OpenRuns", "DueRuns", "DiscoveredJobs", "BlindRuns"} <= set(metric)
+    assert [line["OpenRuns"] for line in lines if line.get("message") == "swept"] == [0]
+
+
+def test_a_round_that_cannot_read_fails_aloud(account):
+    """A table that is gone is no empty table."""
+    client("dynamodb").delete_table(TableName="Rerail-Runs")
+    with pytest.raises(Exception, match="ResourceNotFoundException"):
+        swept()
+
+
+@pytest.mark.parametrize("variable", ["RERAIL_TABLE", "RERAIL_QUEUE_URL", "RERAIL_POLICY_PREFIX"])
+def test_a_missing_variable_is_named(account, monkeypatch, variable):
+    """The function fails, and its error is the variable's name."""
+    monkeypatch.delenv(variable)
+    with pytest.raises(KeyError, match=variable):
+        swept()
