@@ -6,6 +6,7 @@ import aws_cdk as cdk
 from constructs import Construct
 
 from stacks.options import Options
+from stacks.parts.alarm_events import AlarmEvents
 from stacks.parts.bus import Bus
 from stacks.parts.commands import Commands
 from stacks.parts.data_key import DataKey
@@ -35,6 +36,7 @@ class SupervisorStack(cdk.Stack):
 
         signals = SignalsQueue(self, "Signals", key=key, page=page)
         JobEvents(self, "JobEvents", signals=signals, key=key, page=page)
+        AlarmEvents(self, "AlarmEvents", signals=signals, key=key, page=page)
         Commands(self, "Commands", bus=bus, signals=signals, key=key, page=page)
         supervise = Supervise(
             self,

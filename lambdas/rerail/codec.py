@@ -32,6 +32,13 @@ def loads(cls: type[T], text: str) -> T:
         raise BadRecord(f"a {cls.__name__} that is not JSON: {error}") from error
     if not isinstance(table, dict) or table.pop("schema", None) != SCHEMA:
         raise BadRecord(f"a {cls.__name__} of another schema than {SCHEMA}: deploy the version that wrote it")
+    return read_plain(cls, table)
+
+
+def read_plain(cls: type[T], table: Any) -> T:
+    """The record that `plain` made into JSON types; raises BadRecord."""
+    if not isinstance(table, dict):
+        raise BadRecord(f"a {cls.__name__} must be a JSON object")
     record: T = _read(cls, table, path=cls.__name__)
     return record
 

@@ -23,7 +23,10 @@ CAUSES = {
     Kind.THROUGHPUT_DROP: Cause.HARDWARE,
     Kind.STALL: Cause.HANG,
     Kind.STARTUP_STALL: Cause.HANG,
+    Kind.ALARM: Cause.UNKNOWN,
 }
+# The state is sound, so the next checkpoint is worth waiting for.
+SAVED_FIRST = (Kind.THROUGHPUT_DROP, Kind.ALARM)
 LIVE = (RunState.WATCHING, RunState.STARTING)
 
 
@@ -83,7 +86,7 @@ def _stopping(
         fresh_machines=failure.diagnosis.cause is Cause.HARDWARE,
     )
     tell = notice(run, Severity.INFORM, f"{finding.kind}: relaunching", reason, key=_key(run, finding))
-    if finding.kind is Kind.THROUGHPUT_DROP and run.checkpoint_uri:
+    if finding.kind in SAVED_FIRST and run.checkpoint_uri:
         return Decision(replace(run, state=RunState.SAVING, stop=stop), (tell,), f"{reason}; waiting for a checkpoint")
     decision = stop_now(replace(run, stop=stop), reason)
     return replace(decision, actions=(*decision.actions, tell))

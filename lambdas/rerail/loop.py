@@ -12,14 +12,16 @@ from rerail.actions import Action, CreateJob, ReleaseWarmPool, StopJob, Tell
 from rerail.codec import plain
 from rerail.decide import decide
 from rerail.decision import Decision
+from rerail.detectors.finding import Finding, Kind, Level
 from rerail.enrol import Enrolled, Refused, enrol
 from rerail.errors import BadMessage, CapacityRefused, Conflict, JobExists, JobNotFound, RequestRefused, Throttled
 from rerail.model import Run, TimelineEntry, run_id
 from rerail.observe import observe
+from rerail.policy import OnAlarm
 from rerail.ports import Bus, Checkpoints, Jobs, Policies, Runs, policy_of
 from rerail.relaunch import ATTEMPT_TAG, RUN_TAG, rebuild, successor
-from rerail.signals import Commanded, CreateRefused, Done, Refusal, Signal
-from rerail.wakeups import CommandGiven, JobHeard, RunDue, Wakeup
+from rerail.signals import Commanded, CreateRefused, Done, Found, Refusal, Signal
+from rerail.wakeups import AlarmHeard, CommandGiven, JobHeard, RunDue, TroubleFound, Wakeup
 
 CONFLICTS_BEFORE_GIVING_UP = 8
 UNSUPERVISED_FOR = timedelta(hours=1)
@@ -45,6 +47,10 @@ class Supervisor:
                 return self.visit(wakeup.run)
             case CommandGiven():
                 return self.command(wakeup)
+            case TroubleFound():
+                return self.trouble(wakeup.run, wakeup.job_name, wakeup.findings)
+            case AlarmHeard():
+                return self.alarm(wakeup)
             case _ as unreachable:
                 assert_never(unreachable)
 
@@ -70,6 +76,23 @@ class Supervisor:
         run = self.visit(given.run)
         seen = self.checkpoints.under(run.checkpoint_uri) if run.checkpoint_uri else None
         return self._turn(run.id, Commanded(self.clock(), given.id, given.verb, given.who, given.why, seen))
+
+    def trouble(self, run_id: str, job_name: str, findings: tuple[Finding, ...]) -> Run:
+        """Look at the job first: what was found may be over by now."""
+        run = self.visit(run_id)
+        grave = any(finding.level is Level.INTERVENE for finding in findings)
+        seen = self.checkpoints.under(run.checkpoint_uri) if grave and run.checkpoint_uri else None
+        return self._turn(run_id, Found(self.clock(), job_name, findings, seen))
+
+    def alarm(self, heard: AlarmHeard) -> Run | None:
+        """A user's own alarm on a supervised job; one that returns to OK says nothing new."""
+        run_id = self.runs.run_of(heard.job_name)
+        if run_id is None or heard.state != "ALARM":
+            return None
+        acts = policy_of(self._load(run_id), self.policies).on_alarm is OnAlarm.RESTART
+        level = Level.INTERVENE if acts else Level.WARN
+        finding = Finding(Kind.ALARM, level, None, None, f"alarm {heard.alarm} went off: {heard.reason}", self.clock())
+        return self.trouble(run_id, heard.job_name, (finding,))
 
     def adopt(self, job_name: str) -> Run | None:
         """Take a job under supervision if its tags ask for it."""

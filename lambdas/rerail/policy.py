@@ -31,6 +31,13 @@ class OnMaxRuntime(StrEnum):
     RELAUNCH = "relaunch"
 
 
+class OnAlarm(StrEnum):
+    """What to do when a CloudWatch alarm of the user's own on the job goes off."""
+
+    INFORM = "inform"
+    RESTART = "restart"
+
+
 @dataclass(frozen=True, slots=True)
 class Retries:
     """How many failures of one cause in a row a run may have before it is held; progress refunds them all.
@@ -101,6 +108,7 @@ class Policy:
     name: str = "default"
     mode: Mode = Mode.ACT
     on_max_runtime: OnMaxRuntime = OnMaxRuntime.STOP
+    on_alarm: OnAlarm = OnAlarm.INFORM
     retries: Retries = field(default_factory=Retries)
     limits: Limits = field(default_factory=Limits)
     backoff: Backoff = field(default_factory=Backoff)

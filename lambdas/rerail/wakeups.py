@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rerail.codec import BadRecord, read_plain
+from rerail.detectors.finding import Finding
 from rerail.errors import BadMessage
 from rerail.signals import Verb
 
 SAGEMAKER = "aws.sagemaker"
 OPERATOR = "rerail.operator"
 SWEEP = "rerail.sweep"
+CLOUDWATCH = "aws.cloudwatch"
 RERAIL = "rerail"
 COMMAND = "Rerail Command"
 NOTICE = "Rerail Notice"
@@ -47,7 +50,26 @@ class CommandGiven:
     why: str
 
 
-Wakeup = JobHeard | RunDue | CommandGiven
+@dataclass(frozen=True, slots=True)
+class TroubleFound:
+    """The sweep's detectors have something to say of a run's job."""
+
+    run: str
+    job_name: str
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmHeard:
+    """A CloudWatch alarm on a metric of this job changed its state to `state`."""
+
+    job_name: str
+    alarm: str
+    state: str
+    reason: str
+
+
+Wakeup = JobHeard | RunDue | CommandGiven | TroubleFound | AlarmHeard
 
 
 def read(body: str) -> Wakeup:
@@ -60,6 +82,10 @@ def read(body: str) -> Wakeup:
     match envelope.get("source"):
         case "aws.sagemaker":
             return JobHeard(_name(detail, "TrainingJobName"))
+        case "aws.cloudwatch":
+            return _alarm(detail)
+        case "rerail.sweep" if "findings" in detail:
+            return _trouble(detail)
         case "rerail.sweep" if "run" in detail:
             return RunDue(_name(detail, "run"))
         case "rerail.sweep":
@@ -81,6 +107,36 @@ def _command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandG
         who=_words(detail, "who"),
         why=_words(detail, "why", default=""),
     )
+
+
+def _trouble(detail: Mapping[str, Any]) -> TroubleFound:
+    findings = detail["findings"]
+    try:
+        read = tuple(read_plain(Finding, finding) for finding in findings)
+    except (BadRecord, TypeError) as error:
+        raise BadMessage(f"field 'detail.findings' cannot be read: {error}") from error
+    return TroubleFound(_name(detail, "run"), _name(detail, "job"), read)
+
+
+def _alarm(detail: Mapping[str, Any]) -> AlarmHeard:
+    state = _table(detail.get("state"), "field 'detail.state'")
+    return AlarmHeard(
+        job_name=_alarmed_job(detail),
+        alarm=str(detail.get("alarmName", ""))[:WORDS_LIMIT],
+        state=str(state.get("value", "")),
+        reason=str(state.get("reason", ""))[:WORDS_LIMIT],
+    )
+
+
+def _alarmed_job(detail: Mapping[str, Any]) -> str:
+    """The job in the dimensions of the alarm's metrics: TrainingJobName, or Host, which is `<job>/algo-<n>`."""
+    configuration = _table(detail.get("configuration"), "field 'detail.configuration'")
+    for metric in configuration.get("metrics") or ():
+        dimensions = ((metric.get("metricStat") or {}).get("metric") or {}).get("dimensions") or {}
+        name = dimensions.get("TrainingJobName") or str(dimensions.get("Host", "")).partition("/")[0]
+        if isinstance(name, str) and JOB_NAME.fullmatch(name):
+            return name
+    raise BadMessage("field 'detail.configuration.metrics' names no training job (dimension TrainingJobName or Host)")
 
 
 def _table(value: Any, name: str) -> Mapping[str, Any]:

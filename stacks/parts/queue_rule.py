@@ -1,6 +1,7 @@
 """A rule of EventBridge that puts what it matches on the signals queue, and what it cannot deliver aside."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from aws_cdk import aws_events as events
 from aws_cdk import aws_kms as kms
@@ -22,7 +23,7 @@ class QueueRule(Construct):
         scope: Construct,
         id: str,
         *,
-        pattern: Mapping[str, Sequence[str]],
+        pattern: Mapping[str, Any],
         description: str,
         signals: SignalsQueue,
         key: kms.IKey,

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rerail.codec import plain
+from rerail.detectors.finding import Finding, Kind, Level
 from rerail.errors import BadMessage
 from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, RunDue, read
+from rerail.wakeups import AlarmHeard, CommandGiven, JobHeard, RunDue, TroubleFound, read
 from tests.core.strategies import job_names, json_values
 
 EVENTS = Path(__file__).parents[1] / "events"
@@ -134,3 +136,23 @@ def test_any_message_is_a_wakeup_or_a_bad_message(body):
         assert isinstance(read(body), JobHeard | RunDue | CommandGiven)
     except BadMessage as error:
         assert str(error)
+
+
+def test_an_alarm_names_its_job_in_a_dimension():
+    """Custom metrics carry TrainingJobName, machine metrics Host, which is the job and its machine."""
+    heard = read((EVENTS / "alarm_on_a_job.json").read_text())
+    assert heard == AlarmHeard("gpt", "gpu-idle", "ALARM", heard.reason)
+    assert "less than the threshold" in heard.reason
+    with pytest.raises(BadMessage, match="names no training job"):
+        read((EVENTS / "other_alarm.json").read_text())
+
+
+def test_what_the_detectors_found_travels_whole():
+    """The sweep's findings reach the supervisor as they were; a torn one is refused with the field's name."""
+    finding = Finding(Kind.STALL, Level.INTERVENE, 70, 60, "no step for 12 minutes")
+    detail = {"run": "gpt", "job": "gpt-a002", "findings": [plain(finding)]}
+    body = {"source": "rerail.sweep", "detail-type": "Rerail Wake", "detail": detail}
+    assert read(json.dumps(body)) == TroubleFound("gpt", "gpt-a002", (finding,))
+    for torn in ("x", [1], [{"kind": "melting"}], [{}], None):
+        with pytest.raises(BadMessage, match=r"detail\.findings"):
+            read(json.dumps({**body, "detail": {**detail, "findings": torn}}))

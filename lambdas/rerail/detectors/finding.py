@@ -27,6 +27,7 @@ class Kind(StrEnum):
     GRAD_NORM = "grad_norm"
     BLIND = "blind"
     CAPACITY_WAIT = "capacity_wait"
+    ALARM = "alarm"
 
 
 @dataclass(frozen=True, slots=True)

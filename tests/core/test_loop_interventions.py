@@ -1,0 +1,132 @@
+"""What the detectors say of a running job: people are told at once, the job is stopped only for what will not mend."""
+
+import pytest
+
+from rerail.actions import Severity
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.model import JobStatus, RunState
+from rerail.policy import Mode, OnAlarm, Policy, Retries
+from rerail.wakeups import AlarmHeard, JobHeard, TroubleFound
+from tests.fakes import World
+
+
+@pytest.fixture
+def world() -> World:
+    """A run that has trained for an hour, with checkpoints at steps 100 to 500."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    for step in range(100, 501, 100):
+        world.minutes(10)
+        world.checkpoints.save(step=step)
+    return world
+
+
+def found(world: World, kind: Kind, level: Level, *, onset: int | None = 350, step: int | None = 480, job: str = "gpt"):
+    finding = Finding(kind, level, step, onset, f"{kind} since step {onset}")
+    world.supervisor().handle(TroubleFound("gpt", job, (finding,)))
+
+
+def told(world: World, severity: Severity) -> list[str]:
+    return [notice.title for notice in world.bus.told if notice.severity is severity]
+
+
+def test_a_warning_is_told_once_and_nothing_is_done(world):
+    for _ in range(5):
+        found(world, Kind.LOSS_SPIKE, Level.WARN)
+    assert world.run().state is RunState.WATCHING
+    assert world.sagemaker.live() == ["gpt"]
+    assert told(world, Severity.INFORM) == ["gpt: loss_spike (warning)"]
+
+
+@pytest.mark.parametrize("kind", [Kind.DIVERGENCE, Kind.NON_FINITE, Kind.FROZEN_LOSS])
+def test_what_will_not_mend_is_rolled_back_to_before_its_onset(world, kind):
+    """Not to the newest checkpoint: those of steps 400 and 500 hold what went wrong at 350."""
+    found(world, kind, Level.INTERVENE)
+    world.minutes(3)
+    run = world.run()
+    assert (run.state, run.current.job_name, run.current.resumed_from_step) == (RunState.WATCHING, "gpt-a002", 300)
+    assert run.incidents[0].kind == kind
+    assert run.incidents[0].lost_steps == 180
+    assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
+    assert world.sagemaker.most_live_at_once == 1
+
+
+def test_a_slow_job_is_moved_without_losing_a_step(world):
+    """It waits for the next checkpoint, gives the machines back, and resumes from there."""
+    found(world, Kind.THROUGHPUT_DROP, Level.INTERVENE)
+    world.minutes(3)
+    assert world.run().state is RunState.SAVING
+    world.checkpoints.save(step=510)
+    world.minutes(3)
+    assert (world.run().current.job_name, world.run().current.resumed_from_step) == ("gpt-a002", 510)
+
+
+def test_a_job_that_hangs_is_stopped_at_once_and_resumes_from_its_newest_checkpoint(world):
+    """It will not save any more."""
+    found(world, Kind.STALL, Level.INTERVENE)
+    world.minutes(3)
+    assert (world.run().current.job_name, world.run().current.resumed_from_step) == ("gpt-a002", 500)
+
+
+@pytest.mark.parametrize("kind", [Kind.BLIND, Kind.CHECKPOINT_STALL, Kind.CAPACITY_WAIT, Kind.PLATEAU])
+def test_what_a_stop_cannot_mend_pages_and_stops_nothing(world, kind):
+    """Blind is not healthy, and no reason to stop a job."""
+    found(world, kind, Level.INTERVENE)
+    world.minutes(10)
+    assert world.sagemaker.live() == ["gpt"]
+    assert world.run().state is RunState.WATCHING
+    assert told(world, Severity.PAGE) == [f"gpt: {kind}"]
+
+
+def test_observing_says_what_it_would_do(world):
+    world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
+    found(world, Kind.DIVERGENCE, Level.INTERVENE)
+    world.minutes(5)
+    assert world.sagemaker.live() == ["gpt"]
+    assert world.run().state is RunState.WATCHING
+    assert "it would be stopping the job, to relaunch from step 300" in world.bus.told[-1].body
+
+
+def test_a_budget_that_is_spent_pages_and_lets_the_job_run(world):
+    world.policies.by_name["default"] = Policy(retries=Retries(diverged=0))
+    found(world, Kind.DIVERGENCE, Level.INTERVENE)
+    world.minutes(5)
+    assert world.run().state is RunState.HELD
+    assert world.sagemaker.live() == ["gpt"]
+    assert told(world, Severity.PAGE) == ["gpt: held"]
+
+
+def test_a_finding_about_an_attempt_that_is_over_changes_nothing(world):
+    """A late message must not stop the healthy successor."""
+    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.minutes(3)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    found(world, Kind.DIVERGENCE, Level.INTERVENE, job="gpt")
+    world.minutes(3)
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_a_finding_while_the_job_is_being_stopped_changes_nothing(world):
+    found(world, Kind.THROUGHPUT_DROP, Level.INTERVENE)
+    before = world.run().stop
+    found(world, Kind.DIVERGENCE, Level.INTERVENE)
+    assert world.run().stop == before
+
+
+@pytest.mark.parametrize(("choice", "jobs"), [(OnAlarm.INFORM, ["gpt"]), (OnAlarm.RESTART, ["gpt", "gpt-a002"])])
+def test_a_users_own_alarm_informs_or_restarts_as_the_policy_says(world, choice, jobs):
+    world.policies.by_name["default"] = Policy(on_alarm=choice)
+    for state in ("OK", "ALARM", "ALARM"):
+        world.supervisor().handle(AlarmHeard("gpt", "gpu-idle", state, "GPUUtilization below 10"))
+    world.minutes(1)
+    world.checkpoints.save(step=520)
+    world.minutes(3)
+    assert list(world.sagemaker.jobs) == jobs
+    assert len([title for title in told(world, Severity.INFORM) if "alarm" in title]) == 1
+
+
+def test_an_alarm_on_somebody_elses_job_is_nobodys_business(world):
+    world.sagemaker.submit("mine", policy=None)
+    assert world.supervisor().handle(AlarmHeard("mine", "gpu-idle", "ALARM", "")) is None
+    assert world.sagemaker.live() == ["gpt", "mine"]
