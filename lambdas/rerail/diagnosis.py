@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rerail.causes import Cause
-from rerail.symptoms import FALLBACKS, RULES, WRAPPERS, Rule
+from rerail.symptoms import FALLBACKS, LOOSE, RULES, WRAPPERS, Rule
 
 HEAD, TAIL, EVIDENCE = 4_000, 12_000, 200  # characters: a huge log costs no more than a small one
 
@@ -45,7 +45,13 @@ _BOILERPLATE = re.compile(
     r"|might run on corrupted/incomplete data|CUDA kernel errors might be[^.]{0,200}\.?"
     r"|Compile with `?TORCH_USE_CUDA_DSA[^.]{0,100}\.?|\(run with NCCL_DEBUG=INFO[^)]{0,60}\)"
     r"|It can be also caused by unexpected exit of a remote peer[^.]{0,200}\.?"
-    r"|\b(?:TORCH_)?NCCL_(?:ASYNC|BLOCKING|HEARTBEAT|ENABLE)\w+",
+    r"|\b(?:TORCH_)?NCCL_(?:ASYNC|BLOCKING|HEARTBEAT|ENABLE)\w+"
+    # What somebody says it was not: "stuck without any CUDA error", "not because it is out of memory".
+    r"|\b(?:without|no) (?:any |an? )?(?:\w+ )?(?:errors?|exceptions?|tracebacks?|warnings?|OOMs?)\b"
+    r"|(?:\bnot|n't) (?:because|due to|caused by)\b[^.;,]{0,60}|\bnothing to do with\b[^.;,]{0,40}"
+    r"|(?:\b(?:is|was|are|were|it's) not|(?:is|was|are|were)n't) (?:an? |the )?(?:\w+ ){1,3}?(?:issue|problem|fault)\b"
+    r"|\b(?:memory|disk|space|network|bandwidth)(?: usage)? (?:is|was|are) (?!not\b)(?:\w+ )?"
+    r"(?:enough|sufficient|fine|ok|normal)\b",
     re.IGNORECASE,
 )
 _CHATTER = re.compile(
@@ -92,8 +98,9 @@ def _diagnose_text(text: str, exit_code: int | None) -> Diagnosis:
     wrapper = _first_match(WRAPPERS, lines)
     if by_exit is not None and (wrapper is None or by_exit[1] != "exit-status"):
         return _diagnosis(*by_exit, f"exit code {exit_code}", None, exit_code, root="")
-    if wrapper is not None:
-        rule, evidence, root = wrapper
+    last = wrapper or _first_match(LOOSE, lines)
+    if last is not None:
+        rule, evidence, root = last
         return _diagnosis(rule.cause, rule.name, evidence, None, exit_code, root=root)
     return _diagnosis(Cause.UNKNOWN, "no-rule" if lines else "empty", " ".join(lines), None, exit_code)
 

@@ -2,7 +2,8 @@
 
 `RULES` is read from the top and the first match wins, so its order is policy: broken hardware named inside a watchdog
 line is hardware, a root error beats the cascade it set off on other ranks, and vague words come last. A rule that is
-not `firm` reads such vague words; it never overrules what the training program itself reported.
+not `firm` reads such vague words; it never overrules what the training program itself reported. `FALLBACKS`, `WRAPPERS`
+and `LOOSE` are asked in this order when `RULES` is silent, each knowing less than the one before.
 """
 
 import re
@@ -32,6 +33,11 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
+def _near(thing: str) -> tuple[str, str]:
+    """Patterns for a thing close to a word of trouble, in either order."""
+    return rf"\b{thing}\b.{{0,40}}\b{_TROUBLE}", rf"\b{_TROUBLE}\b.{{0,25}}\b{thing}\b"
+
+
 def _rule(name: str, cause: Cause, *patterns: str, firm: bool = True) -> Rule:
     return Rule(name, cause, "|".join(patterns), firm)
 
@@ -46,8 +52,23 @@ _PART = (
     r"(?:GPUs?(?! ?(?:node|memory|util))|NVLinks?|NV-?Switch\w*|HBM\d*\w*|DIMMs?|CPUs?|PSUs?|motherboard"
     r"|graphics cards?)"
 )
-_NODE = r"(?:nodes?|hosts?|instances?|machines?|servers?|workers?|VMs?|pods?)"
-_HOST = r"(?:[a-z]{1,12}-?(?:[a-z]+-)?\d{2,}|[a-z]{1,8}\d+[a-z]{1,4}\d+\w{0,8})"  # n30041, jean-zay-12, r10i4n8
+# A worker or a pod is as often a process as a machine: that one "failed" says nothing, so only the notes listen to it.
+_MACHINE = r"(?:nodes?|hosts?|instances?|machines?|servers?|VMs?|TPUs?)"
+_NODE = rf"(?:{_MACHINE}|workers?|pods?)"
+_HOST = (  # n30041, jean-zay-12, r10i4n8, gpu-2-12, a100-st-p4d24xlarge-22
+    r"(?:[a-z]{1,12}-?(?:[a-z]+-)?\d{2,}|[a-z]{1,8}\d+[a-z]{1,4}\d+\w{0,8}|"
+    r"[a-z]{1,12}\d{0,4}(?:-[a-z0-9]{1,15}){1,4}-\d+)"
+)
+_WENT = r"(?:(?:is|are|was|were|went|has|have|had|got|breaks?|broke|been|goes|just|suddenly|unexpectedly|gone) )*"
+_DOWN = (
+    r"(?:down|died|dead|lost|crash(?:ed)?|failed|disappeared|unreachable|evicted|preempted|terminated by|rebooted"
+    r"|restarted|reset)\b"
+)
+_TROUBLE = (
+    r"(?:fail\w*|errors?|problem\w*|issues?|bad|brok\w+|break\w*|crash\w*|die[sd]?|dying|dead|down|gone|missing|wrong"
+    r"|unhealthy|fault\w*|defect\w*|los[ts]\w*|trouble\w*|invalid|flaky|unstable|malfunction\w*|unavailable|unable"
+    r"|insufficient|unreachable|cannot|can't|couldn't)"
+)
 _RECORD = (
     r"(?:data(?:set)?|images?|jpe?gs?|pngs?|records?|samples?|shards?|parquet|tfrecords?|arrow|tar|zip|archives?|csv"
     r"|jsonl?|inputs?|examples?|documents?|tokens?|labels?|annotations?|video|audio)"
@@ -85,10 +106,20 @@ RULES: tuple[Rule, ...] = (
         Cause.HARDWARE,
         r"fall(?:en|ing|s) off the bus|fell off the bus",
         r"\bGPUs? (?:\S+ ){0,4}(?:is|are|was|were|has been|got) lost\b",
-        r"NVML_ERROR_GPU_IS_LOST|\blost (?:a |an |one |the |\d )?GPUs?\b",
+        r"NVML_ERROR_GPU_IS_LOST|\blost (?:a |an |one |the |\d )?GPUs?\b|CUDA_ERROR_(?:UN)?CONTAINED",
+        r"CUDA_ERROR_(?:HARDWARE|NVLINK|EXTERNAL_DEVICE|TENSOR_MEMORY)\w*",
         r"Unable to determine the device handle for GPU",
         r"reboot the system to recover this GPU|\bGPU (?:requires|needs) (?:a )?reset|GPU recovery action changed",
         r"RmInitAdapter failed|GSP (?:RPC|firmware).{0,20}(?:timeout|timed out|error|fail)|Timeout.{0,30}GSP",
+        # The kernel's driver complains about the device itself, whatever words it chooses; an Xid is read below.
+        r"NVRM: (?!Xid|loading|API mismatch|No NVIDIA)[^:]{0,60}.{0,120}?(?:fail|error|fatal|cannot|time(?:d )?-?out|"
+        r"hung)",
+        r"(?:only|just) \d+ (?:of (?:the )?\d+ )?GPUs? (?:are |is |were )?(?:visible|detected|found|left|show\w*|seen)",
+        r"\b(?:short|missing|minus) (?:a|an|one|two|\d) GPUs?\b|\bGPUs? (?:is|are|was|were) (?:a )?(?:loss|missing|"
+        r"gone)\b",
+        r"(?:GPUs?|cards?) (?:\S+ ){0,3}(?:not|n't) (?:working(?! hard)|work|detected|recogni[sz]ed|showing|show)\b",
+        r"GPU.{0,30}initiali[sz]ation fail",
+        r"\bERR!|nvml error: (?:unknown|gpu)|NVML_ERROR_UNKNOWN",
         r"NVIDIA-SMI has failed because it couldn't communicate",
         r"Failed to initialize NVML: (?:Unknown|GPU)",
     ),
@@ -113,6 +144,7 @@ RULES: tuple[Rule, ...] = (
         r"\bEDAC .{0,40}\bUE\b",
         r"\b(?:hardware|HW) (?:failure|fault|error|issue|problem|malfunction|defect)s?\b",
         r"failed (?:the )?hardware (?:check|test)|(?:NRT_EXEC_HW_ERR|hardware stack error)",
+        r"\bmemory subsystem error|\bcold[- ]boots?\b|\bPSUs?\b|\bpower[- ]suppl(?:y|ies) (?!.{0,20}(?:fine|ok))",
         r"\bCPU (?:error|failure|fault|machine)|\b(?:thermal (?:shutdown|trip|violation)|over-?heat\w*|overtemp\w*)",
         r"(?:power supply|PSU|fan|DIMM|motherboard|NVMe|SSD|disk drive|hard drive) (?:\w+ )?(?:fail|fault|died|"
         r"error|broke)\w*",
@@ -136,7 +168,7 @@ RULES: tuple[Rule, ...] = (
         r"){0,4}capacity\b(?! of \d)",
         r"capacity (?:crunch|shortage|constraint|exhausted|unavailable|not available|issue|problem)s?",
         r"instance type .{0,60}(?:temporarily unavailable|not (?:currently )?available|is unavailable|out of stock)",
-        r"\b(?:no|not enough|insufficient) (?:\S+ ){0,3}(?:instances?|GPUs?|nodes?|machines?) (?:are |is |were "
+        r"\b(?:no|not enough|insufficient) (?!CUDA)(?:\S+ ){0,3}(?:instances?|GPUs?|nodes?|machines?) (?:are |is |were "
         r")?(?:currently )?available\b",
         r"ResourceLimitExceeded|VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded",
         r"SpotMaxPriceTooLow|account-level service limit",
@@ -145,6 +177,11 @@ RULES: tuple[Rule, ...] = (
         r"(?:LimitExceeded|exceeded|insufficient|over) (?:\w+ )?(?:instance|vCPU|GPU)s? (?:quota|limit)",
         r"Quota '\w+' exceeded|exceeded quota:",
         r"ZONE_RESOURCE_POOL_EXHAUSTED|RESOURCE_POOL_EXHAUSTED|does not have enough resources available to fulfill",
+        r"\bexceed\w* (?:\w+ )?quota\b|(?<!disk )\bquotas? (?:\w+ ){0,2}(?:exceed|exhaust|reach|used up|of 0\b)|"
+        r"OutOfQuota",
+        r"\b(?:out of|enough|over|no|insufficient) (?:\w+ ){0,3}quotas?\b",
+        r"\binstances?(?: types?)? (?:is|are|was|were) (?:currently |still )?(?:not available|unavailable)",
+        r"\bcapacity ?errors?\b|\b(?:on-demand|spot|GPU|EC2|unused|spare) capacity (?:waits?|in)\b|waited for capacity",
         r"\bstock-?out\b|SkuNotAvailable|AllocationFailed|ResourcesUnavailableError",
         r"nodes are available: .{0,80}Insufficient|FailedScheduling|MaxPendingTime\w*",
         r"Spot (?:instance|request|capacity|block)?s?.{0,40}(?:interrupt|reclaim|terminat|no capacity|unfulfill)",
@@ -155,6 +192,7 @@ RULES: tuple[Rule, ...] = (
         r"InternalServer(?:Error|Exception)|We encountered an internal error|\bInternalFailure\b|InternalServiceError",
         r"internal service error",
         r"Launched instance was unhealthy|instance (?:health check|retirement)|(?:unhealthy|impaired) instance",
+        rf"\b{_MACHINE}(?:[- ]\S+)?(?: \S+){{0,3}}? (?:not |un-?)healthy\b|\bUNHEALTHY_\w+",
         r"system status check",
     ),
     # ---- NCCL told to do the impossible: the same settings fail for ever.
@@ -166,6 +204,7 @@ RULES: tuple[Rule, ...] = (
         r"nccl(?:InvalidUsage|InvalidArgument)|NCCL.{0,60}invalid (?:usage|argument)|Duplicate GPU detected",
         r"(?:no|unable to find a?) ?(?:socket |usable )?interfaces? found|Bootstrap : no socket interface",
         r"ibv_reg_mr\w* .{0,60}Cannot allocate memory|NCCL.{0,40}mismatched? version|undefined symbol: nccl",
+        r"no algorithm/protocol available|NCCL.{0,40}(?:unsupported|unknown) (?:algorithm|protocol|value)",
     ),
     # ---- Memory, on the device or the host: the same job needs the same memory again.
     _rule(
@@ -177,6 +216,7 @@ RULES: tuple[Rule, ...] = (
         r"cudaMalloc\w* .{0,20}(?:failed|out of memory)",
         r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|NVSHMEM)_(?:STATUS_)?ALLOC_FAILED",
         r"RESOURCE_EXHAUSTED: (?!.{0,60}(?:quota|rate))|Resource ?Exhausted(?:Error)?: .{0,40}(?:OOM|memory|alloc)",
+        r"(?:Attempting to|Failed to|trying to) (?:allocate|reserve) [\d.]+ ?[KMGT]i?B?\b",
         r"OOM when allocating",
         r"ran out of (?:\w+ ){0,2}memory|ran out of (?:GPU )?RAM|exhausted (?:\w+ )?memory|memory space hbm",
         r"failed to alloc\w* .{0,40}(?:on device|from device|memory)|could not allocate .{0,40}(?:device|GPU) memory",
@@ -196,7 +236,8 @@ RULES: tuple[Rule, ...] = (
         "host-memory",
         Cause.OOM,
         r"\boom[-_ ]?kill\w*|\boom[-_ ]reaper|Memory cgroup out of memory|cgroup out-of-memory",
-        r"out[- ]of[- ]memory\b",
+        r"out[- ]of[- ](?:\w+ ){0,2}(?:memory|[DV]?RAM|HBM)\b|(?:memory|[DV]?RAM|HBM) overflow|"
+        r"overflow\w* .{0,25}[DV]?RAM\b",
         r"std::bad_alloc|\b\w*MemoryError\b|DefaultCPUAllocator|Cannot allocate memory|can't allocate memory",
         r"could not allocate memory|not enough (?:\w+ )?memory",
         r"Unable to allocate [\d.]+ ?[KMGTP]i?B|\bmalloc(?:\(\d*\))?:? (?:\w+ )?fail",
@@ -206,7 +247,7 @@ RULES: tuple[Rule, ...] = (
         r"memory (?:limit|usage|pressure|threshold) .{0,30}(?:exceed|reach|high|kill|evict)",
         r"killed due to (?:the node running low on )?memory|low on resource: memory|MemoryPressure",
         r"instance type with more memory|larger instance|Java heap space|GC overhead limit",
-        r"insufficient (?:\w+ )?(?:memory|RAM)\b",
+        r"insufficient (?:\w+ )?(?:memory|RAM)\b|(?:memory|RAM) (?:is|was) (?:not |in)(?:enough|sufficient)",
     ),
     # ---- Training that went nowhere, when data is not named as the reason.
     _rule(
@@ -215,6 +256,9 @@ RULES: tuple[Rule, ...] = (
         r"(?:nois\w*|dirty|bad|garbage|broken|poison\w*|malformed|mis-?label\w*|invalid|toxic|duplicated?|wrong) "
         r"(?:\S+ ){0,5}(?:(?:training|pre-?training|text|task|multi-task|web) )?(?:data(?:set)?|shards?|"
         r"documents?|corpus|samples?|labels?)\b(?! ?(?:type|parallel|loader|is on|_|\())",
+        # A check of the annotations themselves, in the words of detection and segmentation trainers.
+        r"(?:negative|non-normalized|out.of.bounds|wrong|invalid) (?:class |bbox |box )?(?:label|annotation|box|bbox|"
+        r"coordinate)\w*",
         rf"\b{_RECORD} (?:\S+ ){{0,3}}(?:was|were|is|are|had been) (?:corrupt\w*|truncated|malformed|unreadable|"
         r"nois\w*|dirty|garbled|mis-?labell?ed|empty)",
     ),
@@ -230,7 +274,9 @@ RULES: tuple[Rule, ...] = (
         r"libpng error|unknown image (?:format|file)",
         r"Expected image \(JPEG|(?:Unable|failed) to decode (?:\w+ ){0,2}(?:image|bytes|jpeg|video|audio|frame)",
         r"moov atom not found|Invalid data found when processing input",
-        r"Error opening .{0,200}(?:Format not recognised|unknown format)|soundfile\.LibsndfileError",
+        r"Error opening .{0,200}(?:Format not recognised|unknown format)|LibsndfileError",
+        r"\b(?:flac|mp[34]|ogg|opus|vorbis|wav|jpe?g|png|webp|video|audio|h26[45]|av1) (?:\w+ )?decod\w*.{0,40}(?:lost|"
+        r"err|fail)",
         r"decord.{0,40}(?:error|fail)|imdecode|\(-215:Assertion failed\) !_src\.empty",
         rf"(?:corrupt(?:ed)?|truncated|malformed|unreadable|damaged|incomplete) (?:\w+ )?{_RECORD}\b",
         rf"\b{_RECORD} (?:file )?(?:is |appears to be |seems )?(?:corrupt(?:ed)?|truncated|malformed|unreadable|"
@@ -246,6 +292,13 @@ RULES: tuple[Rule, ...] = (
         r"Not a (?:Parquet|Feather|gzipped)|Invalid magic number|Unexpected end of stream|ComputeError: parquet",
         r"BadZipFile|not a zip file|tarfile\.\w*Error|ReadError: .{0,40}(?:tar|unexpected end|could not be opened)",
         r"unexpected end of data|zlib\.error|incorrect header check|Compressed file ended before|CRC check failed",
+        r"end-of-central-directory|Bad (?:CRC|magic|offset for central)|"
+        r"unpack\w* requires a buffer of (?:at least )?\d+ bytes",
+        r"Data loss: (?:truncated|corrupted|incomplete)|Invalid \\?\\escape|escape character in string",
+        r"Blankspace and colon not found|(?:libsvm|csv|recordio|parquet|arrow|jsonl?) format\b",
+        r"Failed to (?:load|read|parse|decode|open) (?:\S+ ){0,2}(?:libsvm|csv|tsv|recordio|parquet|jsonl?|arrow|image|"
+        r"audio|video|record|shard|dataset|training data)",
+        r"Unable to (?:read|load|parse|decode) (?:\S+ ){0,3}(?:data|channel|records?|images?|dataset)\b",
         r"Not a gzipped file|LZMAError|Error -3 while decompressing|ZstdError|invalid (?:block|gzip|stored block)",
         r"PytorchStreamReader failed|invalid load key|UnpicklingError|Ran out of input|pickle data was truncated",
         r"(?:HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer|InvalidHeaderDeserialization|Error while "
@@ -276,6 +329,9 @@ RULES: tuple[Rule, ...] = (
         r"(?:input|label|data|feature|column|target|array|y|X)s?\b.{0,20}contains? (?:NaN|null|inf|missing|"
         r"non-?finite)",
         r"contains NaN, inf",
+        r"\bNaNs?\W{1,3}(?:\w+ ){0,4}in (?:\S+ ){0,3}?(?:data(?:set)?\b(?!-)|labels?|samples?|inputs?|annotations?|"
+        r"images?|features?|"
+        r"targets?|columns?)\b",
         r"(?:NaN|null|missing) values? (?:found )?in (?:the )?(?:\w+ )?(?:input|data|label|column|feature|dataset)s?",
         r"Found array with 0|inconsistent numbers? of samples|must be in (?:\[0, ?(?:1|num_class)|range of)",
         r"Invalid (?:class(?:es)?|labels?) (?:inferred|found|value)|Unknown label type|label set cannot be empty",
@@ -305,6 +361,7 @@ RULES: tuple[Rule, ...] = (
         r"missing (?:\w+ )?channel",
         r"(?:No such file or directory|FileNotFoundError|NotFoundError|does not exist|cannot find|could not find"
         r"|not found)\b.{0,200}" + _DATA_PATH,
+        r"\bno (?:\w+ )?(?:files?|data|objects?|images?|samples?) (?:were |was |is |are )?found (?:in|at|under|for)\b",
         _DATA_PATH + r"\S{0,150} (?:does not exist|not found|No such file|is missing|doesn't exist)",
         rf"(?:missing|could not find|cannot find|can't find|unable to find) (?:\w+ ){{0,2}}{_RECORD} (?:files?|"
         r"shards?|director\w+)",
@@ -318,14 +375,16 @@ RULES: tuple[Rule, ...] = (
         r"NodeUnreachable",
         r"nodes? .{0,40}(?:not respond|unresponsive|not ready|unreachable|unhealthy|rebooted|reboot(?:ed|ing) "
         r"unexpectedly)",
-        rf"\b{_NODE}(?: \S+){{0,2}} (?:(?:is|are|was|were|went|has|have|had|got|breaks?|broke|been|goes|just|suddenly"
-        r"|unexpectedly|gone) )*(?:\w+ )?(?:down|died|dead|lost|crash(?:ed)?|failed|disappeared|unreachable|evicted"
-        r"|preempted|terminated by|rebooted)\b",
-        rf"\b{_HOST}(?:,? {_HOST})*,? (?:(?:and|is|are|was|were|went|has|have|had|just|suddenly) )*"
+        rf"\b{_MACHINE}(?: \S+){{0,2}} {_WENT}(?:\w+ )?{_DOWN}",
+        rf"\b{_HOST}(?:,? (?:and )?{_HOST}){{0,20}},? (?:(?:and|is|are|was|were|went|has|have|had|just|suddenly) )*"
         r"(?:breaks? down|broke down|down\b|died|dead\b|unreachable|rebooted|disappeared|not respond)",
         r"node network is break ?down",
         r"\b(?:node|host|machine|server)s?(?: \S+)? (?:break-?down|outage|crash(?:es|ed)?|loss|died|down)\b",
-        r"lost (?:a |one |the |\d+ )?(?:node|host|machine|instance|worker|executor)s?\b",
+        r"lost (?:a |one |the |\d+ )?(?:node|host|machine|instance|executor)s?\b|ExecutorLost\w*",
+        r"\b(?:marked|declared|considered|presumed) (?:as )?(?:dead|lost|down|unhealthy|failed)\b|"
+        r"missed too many heartbeats",
+        r"\bslurmd? daemon|slurm_script: No such|Raylet failed|lame workers|node breakdowns?\b",
+        r"Coordination ?Service.{0,80}(?:heartbeat|unhealthy|lost|fail|error)|FailedMount|FailedAttachVolume",
         r"Lost (?:connection|contact|communication) (?:to|with)|lost communication with|Host (?:is down|unreachable)",
         r"(?:slurmctld|slurmd|munge).{0,40}(?:fail|error|down|contact|respon)",
         r"Job credential (?:expired|revoked)|Task launch .{0,60}failed on node|Unable to confirm allocation",
@@ -339,7 +398,8 @@ RULES: tuple[Rule, ...] = (
         r"scheduled (?:for )?(?:maintenance|retirement)|maintenance (?:window|event|operation|downtime)",
         r"(?:power|cluster|network|datacenter|data ?centre|cooling|AZ|region|S3|storage|filesystem) outage",
         r"under maintenance",
-        r"ORTE (?:has lost|was unable)|mpirun (?:was unable|has lost)|daemon was unable to complete|PMIX ERROR",
+        r"ORTE (?:has lost|was unable|does not know how)|mpirun (?:was unable|has lost)",
+        r"daemon was unable to complete|PMIX ERROR",
         r"ssh: connect to host|kex_exchange_identification|Host key verification failed",
         r"(?:pod|node|agent|worker|raylet|actor|driver).{0,30}(?:heartbeat|missed too many)",
         r"heartbeats? .{0,20}(?:lost|missed|missing from node)|ActorDiedError",
@@ -352,8 +412,14 @@ RULES: tuple[Rule, ...] = (
         r"NET/(?:IBP?|OFI|UCX|EFA)\b.{0,200}(?:error|fail|unreach|timed? ?out|port)|Got async(?: fatal)? event",
         r"ibv_\w+ (?:\w+ )?(?:failed|error)|IBV_WC_\w+ERR|transport retry count(?:er)? exceeded|RNR retry",
         r"unresponsive receiver|Unreachable remote",
-        r"\b(?:link|port|IB|InfiniBand|RoCE|EFA|NIC|HCA|network card|eth\d|switch)\b.{0,25}\b(?:flap\w*|link[- "
-        r"]?down|is down|went down|down|degraded|fail\w*|error)\b",
+        r"\b(?:IB|InfiniBand|RoCE|EFA|RDMA|NIC|HCA|network card|eth\d|links?|ports?|"
+        r"switch(?:es)?)\b.{0,25}\b(?:flap\w*|"
+        r"link[- ]?down|down|degraded)\b",
+        # A port or a link may also be one of the program's; that it failed counts only for the fabric's own names.
+        r"\b(?:IB|InfiniBand|RoCE|EFA|RDMA|NIC|HCA|network card|eth\d|(?:link|port|switch)(?= (?:error|failure)))\b"
+        r".{0,25}\b(?:fail\w*|errors?|timed? ?out)\b",
+        r"\b(?:RETRY_EXC|RNR_RETRY_EXC|WR_FLUSH|REM_\w{2,8}|LOC_\w{2,8}|GENERAL|FATAL)_ERR\b|wc(?:->|\.)status",
+        r"\bCQE?\b.{0,40}(?:error|syndrome)|bad completion|completion (?:queue )?(?:error|with status)|vendor syndrome",
         r"fi_\w+ (?:failed|error)|libfabric.{0,60}(?:error|fail)|UCX +(?:ERROR|FATAL)|Link DOWN",
         r"network (?:is )?(?:error|failure|fault|issue|problem|unreachable|outage|glitch|partition|breakdown|"
         r"instability|jitter)s?\b",
@@ -366,12 +432,13 @@ RULES: tuple[Rule, ...] = (
         r"(?<!Data download failed:)No space left on device|Disk quota exceeded|StorageFull",
         r"disk (?:is |was |got )?full|Read-only file system|file ?system .{0,20}read-?only|Stale (?:NFS )?file handle",
         r"Transport endpoint is (?:not connected|already)|Input/output error|Remote I/O error",
-        r"\[Errno (?:5|28|30|107|116|121|122)\]|ephemeral-storage|DiskPressure|PytorchStreamWriter failed",
+        r"(?:\[|\b)Errno (?:5|28|30|107|116|121|122)\b|ephemeral-storage|DiskPressure|PytorchStreamWriter failed",
         r"unexpected pos \d+ vs|EXT4-fs error|XFS .{0,30}(?:error|shutdown)",
-        r"(?:NFS|Lustre|GPFS|FSx|EFS|BeeGFS|WekaFS|filesystem|file system|storage|fuse)\b.{0,60}(?:not responding|"
+        r"\b(?:NFS|Lustre|GPFS|FSx|EFS|BeeGFS|WekaFS|filesystem|file system|storage|fuse)\b.{0,60}(?:not responding|"
         r"evicted|unavailable|went down|down|hiccup|outage|connection lost|crash|failure|error|timed? ?out|"
         r"unresponsive|problem|issue)",
-        r"LustreError|out of inodes|inodes? (?:quota|limit|exhaust)",
+        r"LustreError|transport endpoint (?:shutdown|is)|mount(?:\.\w+)?(?: failed|: .{0,40}(?:error|fail|timed? out))",
+        r"out of inodes|inodes? (?:quota|limit|exhaust)",
     ),
     _rule(
         "service",
@@ -391,6 +458,17 @@ RULES: tuple[Rule, ...] = (
         r"SSL(?:EOF)?Error|SSLZeroReturn|EOF occurred in violation of protocol|(?:SSL|TLS) handshake",
         r"curl(?:Code|: \(\d+\)| error)|AWS_IO_|AWS_ERROR_|S3RetryableException|EOF during",
         r"Temporary failure in name resolution|Name or service not known|getaddrinfo failed|nodename nor servname",
+        r"Server ?Disconnected|ClientConnector\w*|ClientPayloadError|ClientOSError|FSTimeoutError|NETWORK_CONNECTION",
+        r"(?:requests|httpx|aiohttp|urllib3)\.(?:exceptions\.|client_exceptions\.)?\w*(?:Connect|Timeout|Read|"
+        r"Protocol)\w*",
+        r"(?:read|write) operation timed out|(?:down|up)load\w*\b.{0,60}\btimed? ?out",
+        r"LocalEntryNotFound\w*|StatusCode\.UNAVAILABLE|exceeds? the (?:rate|request) limit|Unexpected response code|"
+        r"\bUnavailable: ",
+        r"\"code\": ?(?:429|50\d)|An error occurred \((?:5\d\d|InternalError|RequestTimeout)",
+        # "the hub was down for some time"
+        r"\b(?:hub|hugging ?face|github|S3|GCS|registry|proxy|mirror|API|service|website|endpoint|cloud|provider)s? "
+        r"(?:\w+ )?(?:was|were|is|are|went|goes|has been|being) (?:\w+ )?(?:down|offline|unavailable|unreachable|"
+        r"overloaded)",
         r"could not resolve host|UnknownHostException|\bDNS\b.{0,30}(?:fail|error|timeout)|We couldn't connect to",
         r"(?:couldn't|cannot|can't|could not|unable to|failed to) (?:connect|reach) (?:to )?(?:the )?(?:Hub|"
         r"huggingface|https?:|S3|server|host|remote|master|scheduler|metadata)",
@@ -420,6 +498,7 @@ RULES: tuple[Rule, ...] = (
         Cause.USER_CODE,
         r"device-side assert triggered|an? illegal (?:memory access|instruction)|misaligned address",
         r"unspecified launch failure",
+        r"double free|corrupted (?:size|double-linked)|heap corruption|stack smashing|free\(\): invalid",
         r"invalid (?:device function|device ordinal|configuration argument|resource handle|program counter)",
         r"no kernel image is available|too many resources requested|IndexKernel|srcIndex < srcSelectDimSize",
         r"t >= 0 && t < n_classes|CUDNN_STATUS_(?:BAD_PARAM|NOT_SUPPORTED|ARCH_MISMATCH|VERSION_MISMATCH)",
@@ -463,13 +542,17 @@ RULES: tuple[Rule, ...] = (
         r"referenced before assignment|has not been initialized|trying to initialize the default process group twice",
         r"Detected mismatch between collectives|mismatch(?:ed)? collective|invalid literal for int",
         r"Unsupported (?:backend|dtype|format|option)|not a valid (?:hyperparameter|model identifier|argument|JSON)",
-        r"Additional hyperparameters|hyperparameters? .{0,60}(?:invalid|required|not allowed|unknown|missing|must)",
+        r"Additional (?:hyperparameters|properties)|No iterator has been registered|"
+        r"illegal char(?:acter)? sub-sequence",
+        r"Failed to import|(?:is|are) only supported when|bad request|hyperparameters? .{0,60}(?:invalid|required|"
+        r"not allowed|unknown|missing|must)",
         r"InvalidArgumentError|InvalidConfig|ConfigAttributeError|ConfigKeyError|MissingMandatoryValue",
         r"Could not override|ValidationError|yaml\.\w+\.\w*Error|OmegaConf|hydra\.errors|Config(?:uration)?Error",
         r"ParameterError|batch[_ ]size .{0,80}(?:not (?:equal|divisible)|must be)|(?:not|must be) divisible by",
         r"world[_ ]size .{0,60}(?:not|must|divis)",
         r"AccessDenied|Access Denied|Forbidden|403 Client Error|Unauthorized|401 Client Error",
-        r"not authorized to perform|Repository ?Not ?Found|GatedRepo|gated repo|RevisionNotFound|EntryNotFound",
+        r"not authorized to perform|Repository ?Not ?Found|GatedRepo|gated repo|RevisionNotFound|"
+        r"(?<!Local)EntryNotFound",
         r"404 Client Error|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|NoCredentials",
         r"PartialCredentials|Invalid (?:user )?token|KMS\.|ParamValidationError|InvalidParameter|ValidationException",
         r"UnrecognizedClient|API key|wandb: ERROR",
@@ -488,6 +571,8 @@ RULES: tuple[Rule, ...] = (
         "collective-timeout",
         Cause.HANG,
         r"no heartbeat from|Hang ?Detect\w*|(?:not|no) (?:made |making |any )?progress (?:since|for|in)\b",
+        r"detected by watchdog|heartbeat of its watchdog|stuck notify|sync(?:hronize)? timeout|task timeout",
+        r"(?:wait|notify|register|execution) (?:\S+ ){0,6}times? out\b|connect\(\) timed out|Stalled (?:ops|ranks)",
         r"collective (?:operation )?time(?:d )?out|operations? have failed or timed out|Watchdog caught",
         r"watchdog (?:\w+ )?(?:time ?out|timed out|got stuck|detected)|WorkNCCL\(|Work(?:Gloo|HCCL|XCCL)\(.{0,200}time",
         r"HCCL.{0,40}time ?out|\bNCCL\W{1,3}(?:\w+ ){0,2}time(?:d )?-?out",
@@ -521,7 +606,11 @@ RULES: tuple[Rule, ...] = (
         r"Gloo connect\w* .{0,60}(?:fail|error)|store->get\(\)|connectFullMesh|gloo/transport|HorovodInternalError",
         r"Horovod has been shut ?down|process group .{0,30}aborted|communicator was aborted",
         r"NCCL communicator .{0,30}abort|UnavailableError|\bUNAVAILABLE:|failed to connect to all addresses",
-        r"Socket closed|socket (?:error|failure)|peer (?:\S+ )?(?:closed|gone|exited|disconnect\w*)",
+        r"Connection to \S+ (?:\S+ )?(?:closed|lost|reset|refused|dropped)|closed by (?:the )?(?:remote )?(?:host|"
+        r"peer)\b",
+        r"Connect(?:ion)? fail(?:ed|ure)|connection is (?:shut down|closed|lost)|grpc error",
+        r"Proxy Service \d+\] Failed|Failed to execute operation \w+ from rank|NET/\w+.{0,60}completed with error",
+        r"Socket closed|socket (?:error|failure)|peer (?:\S+ ){0,4}(?:closed|gone|exited|disconnect\w*)",
         r"Transport (?:closed|error)",
     ),
     # ---- Vague words, and operators' notes. From here on nothing overrules the program's own report.
@@ -533,11 +622,17 @@ RULES: tuple[Rule, ...] = (
         r"\b(?:faulty|broken|bad|dead|defective|failed|failing|flaky|lost|damaged|crashed|unhealthy|problematic) "
         rf"(?:\w+ )?{_PART}\b",
         r"CUDA error: (?:unknown error|CUDA-capable device\(s\) is/are busy)",
+        r"\b(?:instability|degradation|degraded|anomal\w+) (?:\S+ ){0,5}GPUs?\b",
         r"all CUDA-capable devices are busy or unavailable|CUDA driver (?:initialization failed|error)",
         r"no CUDA-capable device is detected|No CUDA GPUs are available|cudaErrorUnknown",
         r"CUDA_ERROR_(?:UNKNOWN|NOT_INITIALIZED|NO_DEVICE|SYSTEM\w*|LAUNCH_FAILED)|No devices were found",
         r"Driver/library version mismatch|Unexpected error from cudaGetDeviceCount",
         r"CU(?:DNN|BLAS)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|ncclUnhandledCudaError",
+        r"\b(?:PC|desktop|computer|workstation|laptop)\b.{0,30}\b(?:shuts? (?:down|off)|shutdown|powers? off|"
+        r"powered off|restarts|reboots)\b",
+        r"\b(?:shut(?:s|down)?|power(?:s|ed)?) (?:\w+ )?(?:down|off) (?:\w+ ){0,2}(?:desktop|computer|PC|"
+        r"workstation)\b",
+        r"shutdowns? (?:the )?(?:computer|PC|desktop)|power (?:fluctuation|spike|surge)s?|sudden reboots?",
         r"unhandled cuda error|PCIe Bus Error|single-bit ECC|\bECC\b|\bhardware\b|Ascend.{0,40}(?:error|fault)",
         r"NPU .{0,20}(?:error|fault)",
         firm=False,
@@ -545,7 +640,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "capacity-note",
         Cause.CAPACITY,
-        r"(?<!disk )\bquota\b|\bcapacity .{0,40}(?:exceed|exhaust|crunch|wait|insufficient|unavailable)\w*",
+        r"(?<!disk )\bquotas?\b|\bcapacity .{0,40}(?:exceed|exhaust|crunch|wait|insufficient|unavailable)\w*",
         r"(?:waiting|queued?) for (?:\w+ )?(?:capacity|GPUs?|instances?|resources)",
         r"(?:could not|couldn't|cannot|unable to|can't|failed to) (?:find|get|obtain|acquire|allocate|launch) "
         r"(?:\w+ ){0,3}(?:GPUs|instances?|nodes|machines)",
@@ -563,10 +658,12 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "hang-note",
         Cause.HANG,
-        r"\b(?:hang\w*|hung|stuck|nothing happens|freez(?:es|ing)|froze|frozen(?! layer| param| weight)|stalls?|"
-        r"stalled|unresponsive|watchdog)\b",
+        r"\b(?:hang\w*|hungs?|stuck\w*|stucks?|nothing happens|freez(?:es?|ing)|froze|frozen(?! layer| param| weight)|"
+        r"stalls?|stalled|unresponsive|watchdog|wedged?|idles? forever)\b",
         r"stops? (?:at|responding|making)|no (?:more |further |new )?(?:output|progress|response|logs?)\b",
-        r"never (?:finish|return|end|complete|start)\w*|util\w* .{0,30}(?:always |stay\w* |stuck |at )+(?:0|100) ?%",
+        r"\bGPUs?\b.{0,40}\b(?:locked|pinned|stay\w*|sit\w*|remain\w*) at \W?(?:0|100)\b|\bstops? (?:right )?there\b",
+        r"never (?:finish|return|end|complete|start)\w*|util\w* .{0,30}(?:always |stay\w* |stuck |at |is |remains? |"
+        r"fell to |drops? to |dropped to |to )+(?:0|100) ?%",
         r"(?:0|100) ?% (?:GPU )?util\w*|wait\w*\b.{0,30} (?:forever|indefinitely)|endless(?:ly)?",
         r"does(?: not|n't) (?:proceed|continue|progress)|\btime[ds]?[ -]?outs?\b(?! ?[=:] ?[']?\d)",
         firm=False,
@@ -575,13 +672,34 @@ RULES: tuple[Rule, ...] = (
         "data-note",
         Cause.DATA,
         rf"\b(?:corrupt\w*|truncated|missing|bad|broken|wrong|invalid|nois\w*) (?:\S+ ){{0,3}}{_RECORD}\b",
+        r"\b(?:malformed|corrupt\w*|truncated|undecodable|unreadable|garbled|zero-byte)\b|(?:unknown|"
+        r"unrecogni[sz]ed) (?:file )?format",
+        r"(?:not able to|unable to|cannot|can't|could not|couldn't) (?:play|open|read|decode|"
+        r"parse) (?:\S+ ){0,5}(?:files?|images?|"
+        r"audio|videos?|wavs?)\b",
+        rf"\b{_RECORD}\b.{{0,90}} (?:is|are|was|were) (?:\w+ )?(?:causing|wrong|bad|broken|invalid|corrupt\w*|empty|"
+        r"incorrect|damaged|the (?:problem|culprit|issue|cause))\b",
+        r"\b(?:empty|NaN|null|none|missing|blank|illegal|mistyped|duplicated?) (?:\w+ )?(?:values?|rows?|strings?|"
+        r"entr(?:y|ies)|"
+        r"cells?|lines?|items?|elements?|fields?|labels?|samples?|images?|texts?|records?|annotations?|bbox\w*)\b",
+        rf"\b(?:mistyped|mislabell?ed|non-?valid|unlabell?ed) (?:\S+ )?(?:{_RECORD}|entries|rows)\b",
+        r"\b(?:training set|data(?:set)?|samples?|rows?|prompts?|labels?|annotations?|sentences?|"
+        r"captions?)\b.{0,40}\b(?:is|are|was|were) "
+        r"(?:\w+ )?(?:empty|null|none|blank|NaN|missing|invalid|wrong|duplicated?)\b",
+        rf"(?:caused by|because of|due to|problem (?:is|was)|issue (?:is|was)) (?:\S+ ){{0,4}}{_RECORD}\b",
+        r"\b(?:samples?|images?|labels?|annotations?|documents?|training set)\b.{0,50}\W?\bNaNs?\b",
+        r"\b(?:samples?|images?|labels?|annotations?|records?|documents?|training set)\b.{0,40}\b(?:not|n't|no) "
+        r"(?:\w+ ){0,2}valid\b",
         r"NaN .{0,60}\bdata\b|Data download failed|\bS3 objects? .{0,30}could not",
         firm=False,
     ),
     _rule(
         "node-note",
         Cause.INFRASTRUCTURE,
-        rf"\b(?:{_NODE}|{_HOST})\b.{{0,60}}\b(?:break(?:s|ing)? ?down|broke down|breakdown|goes down|went down|"
+        rf"\b(?:workers?|pods?)(?: \S+){{0,2}} {_WENT}(?:\w+ )?{_DOWN}|lost (?:a |one |the |\d+ )?workers?\b",
+        r"(?:fail\w*|error) (?:to |while |when |during )?(?:up|down)load\w*|(?:up|down)load\w* (?:has |have )?fail\w*",
+        rf"(?<!job )\b(?:{_NODE}|{_HOST}(?!-\d))\b.{{0,60}}\b(?:break(?:s|ing)? ?down|broke down|breakdown|goes down|"
+        rf"went down|"
         r"shut ?down|off-?line|fail(?:ure|ed|s)|issue|problem|drained|replaced?|swap\w*|excluded|removed)\b",
         r"\b(?:replac\w+|remov\w+|exclud\w+|swap\w*|drain\w*|cordon\w*|bad|faulty|broken|flaky|problematic) "
         rf"(?:\S+ ){{0,2}}(?:{_NODE}|{_HOST})\b",
@@ -631,4 +749,54 @@ WRAPPERS: tuple[Rule, ...] = (
         firm=False,
     ),
     _rule("request-refused", Cause.USER_CODE, r"\bClientError\b", firm=False),
+)
+# When there is not even that: a thing is named, and near it that something is wrong with it.
+LOOSE: tuple[Rule, ...] = (
+    _rule(
+        "device-trouble",
+        Cause.HARDWARE,
+        *_near(
+            r"(?<!multi-)(?<!multi )(?<!on )(?:GPUs?(?! training)|graphics cards?|cards?|NVML|nvidia-smi|NVLinks?|"
+            r"hardware)"
+        ),
+        firm=False,
+    ),
+    _rule(
+        "room-trouble", Cause.CAPACITY, *_near(r"(?:resources?|reservations?|spot instances?|allocations?)"), firm=False
+    ),
+    _rule("memory-trouble", Cause.OOM, *_near(r"(?:memory|[DV]?RAM|swap|shm|OOM)"), firm=False),
+    _rule(
+        "no-movement",
+        Cause.HANG,
+        r"\bno response\b|\bnot? (?:\w+ )?(?:respond|moving|advanc)\w*|\bwait(?:s|ing|ed)?\b|\bblocked\b|\bidle\b|"
+        r"\bsits?\b|timed? ?out|timeouts?",
+        firm=False,
+    ),
+    _rule(
+        "data-trouble",
+        Cause.DATA,
+        *_near(r"(?:data ?sets?|samples?|images?|shards?|labels?|annotations?|parquet|jsonl?|csv|tfrecords?|corpus)"),
+        firm=False,
+    ),
+    _rule(
+        "world-trouble",
+        Cause.INFRASTRUCTURE,
+        *_near(
+            rf"(?:{_NODE}|clusters?|networks?|connections?|sockets?|services?|storage|disks?|mounts?|prox(?:y|ies)|DNS|"
+            r"slurmd?|scheduler|kubernetes|k8s|containers?|ssh|internet|buckets?|S3|GCS|(?:down|up)loads?|hub|cloud)"
+        ),
+        firm=False,
+    ),
+    _rule(
+        "program-trouble",
+        Cause.USER_CODE,
+        r"\b(?:value|type|key|index|attribute|name|import|assertion|syntax|module|config\w*|argument|"
+        r"parsing) ?errors?\b",
+        r"\b(?:unsupported|incompatib\w+|mis-?match\w*|not supported|undefined)\b",
+        *_near(
+            r"(?:scripts?|arguments?|parameters?|hyperparameters?|versions?|packages?|dependenc(?:y|ies)|config\w*|"
+            r"shapes?|dtype)"
+        ),
+        firm=False,
+    ),
 )

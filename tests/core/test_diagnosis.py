@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rerail.causes import RETRY, Cause
 from rerail.diagnosis import EVIDENCE, diagnose
 from rerail.symptoms import RULES
@@ -31,11 +32,22 @@ def reason(error: str, *, cause: str = "unknown", step: int = 60, **more: object
     return f"AlgorithmError: {json.dumps(report)}, exit code: 1"
 
 
-def test_public_failures_with_a_clear_label_are_understood() -> None:
-    """At least 95 % of the real texts whose label is sure; 55 of 55 when this floor was set."""
-    rows = [row for row in _rows("bench/corpus/failures.jsonl") if row["confidence"] == "clear"]
+@pytest.mark.parametrize(("corpus", "floor"), [("failures", 0.97), ("failures_collected", 0.97)])
+def test_real_failures_with_a_clear_label_are_understood(corpus: str, floor: float) -> None:
+    """55 of 55 and 336 of 340 when the floors were set; the rules were widened with these texts in sight."""
+    rows = [row for row in _rows(f"bench/corpus/{corpus}.jsonl") if row["confidence"] == "clear"]
     mistakes = _mistakes(rows)
-    assert len(mistakes) <= 0.05 * len(rows), mistakes
+    assert len(mistakes) <= (1 - floor) * len(rows), mistakes
+
+
+def test_every_collected_failure_has_its_source() -> None:
+    """Each row names its thread, class and how sure the label is; ids are in order and no text is a whole log."""
+    rows = _rows("bench/corpus/failures_collected.jsonl")
+    assert [row["id"] for row in rows] == [f"c{number:03d}" for number in range(1, len(rows) + 1)]
+    classes = {"hardware", "infra_retryable", "capacity", "oom", "user_code", "data", "hang_timeout"}
+    assert {row["class"] for row in rows} == classes
+    assert {row["confidence"] for row in rows} == {"clear", "ambiguous"}
+    assert all(row["source"].startswith("https://") and len(row["text"]) < 1_000 for row in rows)
 
 
 def test_texts_of_all_kinds_are_understood() -> None:
@@ -78,11 +90,46 @@ def test_texts_of_all_kinds_are_understood() -> None:
             'AlgorithmError: ExecuteUserScriptError: ExitCode 1 Command "python train.py --on-oom=hang"',
             "user_code",
         ),
+        ("RuntimeError: worker 3 failed: KeyError: 'labels'", "user_code"),
+        ("Disk quota exceeded", "infrastructure"),
+        ("GPU memory is not enough for this batch", "oom"),
+        ("GPU 0 had ECC errors, rank 0 timeout", "hardware"),
+        ("docker: Unable to find image 'train:latest' locally; train: command not found", "user_code"),
     ],
 )
 def test_traps(text: str, cause: str) -> None:
     """A misleading word in the text does not decide."""
     assert diagnose(text).cause == cause, diagnose(text)
+
+
+@pytest.mark.parametrize(
+    "denial",
+    [
+        "it is not because it is out of memory", "there is no NCCL error", "without any CUDA error",
+        "the GPU memory is enough", "this is not a hardware problem", "it has nothing to do with the dataset",
+    ],
+)  # fmt: skip
+def test_what_is_denied_does_not_decide(denial: str) -> None:
+    """People list what they have ruled out; that is no evidence for it."""
+    assert diagnose(f"Training is stuck at step 500, {denial}").cause == Cause.HANG
+    assert diagnose(denial).cause == Cause.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("something is wrong with one of the graphics cards", "hardware"),
+        ("trouble with the proxy again", "infrastructure"),
+        ("the labels of the second half are wrong", "data"),
+        ("unsupported combination of flags", "user_code"),
+    ],
+)
+def test_a_thing_named_near_a_word_of_trouble_is_the_last_resort(text: str, cause: str) -> None:
+    """It fills silence, and a report of the training program is never changed by it."""
+    assert diagnose(text).cause == cause
+    assert diagnose(reason(text, cause="unknown")).cause in (Cause.UNKNOWN, cause)
+    assert diagnose(f"{text}\nKeyError: 'x'").cause in (Cause.USER_CODE, cause)
+    assert diagnose(reason("went away", cause="hang", last_lines=[text])).cause == Cause.HANG
 
 
 @pytest.mark.parametrize(
@@ -279,7 +326,25 @@ def test_no_report_makes_it_raise(prefix: str, report: dict[str, object]) -> Non
 
 @pytest.mark.parametrize(
     "unit",
-    ["a", "x ", "GPU ", "0x", "/a", '{"rerail":1,', "node 12 ", "bad a b c ", 'Command "', "[[", "\\n", "\ud800"],
+    [
+        "a",
+        "x ",
+        "GPU ",
+        "0x",
+        "/a",
+        '{"rerail":1,',
+        "node 12 ",
+        "bad a b c ",
+        "n12, ",
+        "a-1-",
+        "no x ",
+        "memory is ",
+        "NVRM: ",
+        'Command "',
+        "[[",
+        "\\n",
+        "\ud800",
+    ],
 )
 def test_a_huge_text_is_read_at_both_ends_in_little_time(unit: str) -> None:
     """Work is bounded by the first 4,000 and the last 12,000 characters; no pattern backtracks without bound."""
