@@ -2,9 +2,10 @@
 
 A checkpoint is a folder `step-000000060/` with `*.pt` files and, written last, `manifest.json`. It exists when its
 manifest does, and it is whole when every listed file is there with its size and checksum. Nothing whole is ever written
-over, and deleting begins with the manifest.
+over, and deleting begins with the manifest. What a rollback no longer trusts is kept in `quarantine/`.
 """
 
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,8 @@ import xxhash
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+QUARANTINE = "quarantine"
+STEP = re.compile(r"step-(\d{9,})")
 SAVING = ".saving-"  # the prefix of a folder whose save has not come to its manifest yet
 CHUNK = 1 << 23
 
@@ -89,6 +92,38 @@ def newest_whole(root: Path, allowed: Callable[[Manifest], bool], tell: Callable
     return 0
 
 
+def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], tell: Callable[[str], None]) -> None:
+    """Moves tainted checkpoints after a step to `quarantine/a<attempt>-step-<n>/`, and tells of each.
+
+    One without a readable manifest is torn or damaged: it goes too, its attempt unknown. Each takes one rename, so a
+    kill in between leaves the rest to the next start. Nothing is deleted, and nothing in quarantine is replaced.
+    """
+    for step in steps(root):
+        folder = root / folder_name(step)
+        attempt = _attempt_if(tainted, folder)
+        if step > after and attempt is not None:
+            place = _free_place(root / QUARANTINE / f"a{attempt}-{folder.name}")
+            place.parent.mkdir(exist_ok=True)
+            folder.rename(place)
+            _sync_folder(place.parent)
+            _sync_folder(root)
+            tell(f"{folder.name} of attempt {attempt} comes after step {after}: moved to {place.relative_to(root)}")
+
+
+def _attempt_if(tainted: Callable[[Manifest], bool], folder: Path) -> int | str | None:
+    try:
+        manifest = read_manifest(folder)
+    except DamagedCheckpoint:
+        return "unknown"
+    return manifest.attempt if tainted(manifest) else None
+
+
+def _free_place(wanted: Path) -> Path:
+    # A sync that was cut short between its upload and its delete brings a checkpoint back that was moved before.
+    places = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    return next(place for place in itertools.chain([wanted], places) if not place.exists())
+
+
 def verify(folder: Path) -> Manifest:
     """The manifest, once every listed file has its size and its checksum; raises DamagedCheckpoint."""
     manifest = read_manifest(folder)
@@ -119,7 +154,8 @@ def read_manifest(folder: Path) -> Manifest:
         listed = [(str(entry["name"]), int(entry["bytes"]), str(entry["checksum"])) for entry in manifest.files]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {type(error).__name__}") from error
-    if manifest.schema != SCHEMA or folder_name(manifest.step) != folder.name or not listed:
+    named = STEP.search(folder.name)  # a1-step-000000060 in quarantine
+    if manifest.schema != SCHEMA or named is None or int(named[1]) != manifest.step or not listed:
         raise DamagedCheckpoint(f"{MANIFEST} has schema {manifest.schema} and step {manifest.step}")
     return manifest
 
@@ -127,7 +163,7 @@ def read_manifest(folder: Path) -> Manifest:
 def prune(root: Path, *, keep: int, newest: int) -> None:
     """Deletes what is older than the last `keep` checkpoints up to `newest`, the one just saved.
 
-    Newer ones, of an attempt before a rollback, are left alone, and so is the newest clean one.
+    Newer ones, of another attempt, are left alone, and so are the newest clean one and the quarantine.
     """
     if keep < 1:
         raise ValueError(f"keep={keep}: must be at least 1, or the newest checkpoint would be deleted")
@@ -166,7 +202,7 @@ def sweep_up(root: Path) -> None:
 
 def steps(root: Path) -> list[int]:
     """The steps that have a folder, newest first."""
-    matches = (re.fullmatch(r"step-(\d{9,})", path.name) for path in root.glob("step-*"))
+    matches = (STEP.fullmatch(path.name) for path in root.glob("step-*"))
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 

@@ -1,19 +1,40 @@
 """Drills: real faults at a chosen step, so that a recovery can be watched before it is needed.
 
-`RERAIL_DRILL` holds drills joined by `;`, each `kind:step=N` with optional `attempt=N` (only in that attempt), `rank=N`
-and, for exit, `code=N`. Example: `kill:step=60:attempt=1;bug:step=90`. A drill fires as its step begins.
+`RERAIL_DRILL` holds drills joined by `;`, each `kind:step=S` with its settings: `kill:step=60:attempt=1;slow:step=90`.
+Every kind takes `attempt=N` (only in that attempt). Those marked * hit rank 0 alone, a hang the last rank (so that rank
+0 is left waiting), and take `rank=N`; the others hit all ranks alike. A fault fires as its step begins.
+
+bug *    numpy raises, and the rank fails
+oom *    torch's allocator refuses four pebibytes
+kill *   SIGKILL to the node
+exit *   the process ends with `code=1`
+hang *   the rank stays away from the next collective and does not hear SIGTERM
+spike    the last layer's weights change their sign, and Adam's second moments are so large from then on that it cannot
+         mend them for hundreds of steps: the loss jumps and stays up
+heal     `for=8` batches have wrong labels, fewer from each to the next, and their updates are skipped, as a script with
+         a guard does: the loss jumps and comes back to its level
+nan      a weight is no number any more, nor are loss and gradients from then on; the script trains on
+slow *   from step S on, each step takes `factor=4` times as long
+stall    from step S on, no step completes, as with a hung data loader; SIGTERM ends the process, nothing is saved
+blind    from step S on, no metric line is printed
+
+A spike and a NaN are in the weights, and so in every checkpoint from step S on: only an older one is free of them.
 """
 
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn
 
 import numpy as np
 import torch
+from torch import nn
+
+from model import VOCABULARY
 
 
 class Kind(StrEnum):
@@ -24,22 +45,42 @@ class Kind(StrEnum):
     KILL = "kill"
     EXIT = "exit"
     HANG = "hang"
+    SPIKE = "spike"
+    HEAL = "heal"
+    NAN = "nan"
+    SLOW = "slow"
+    STALL = "stall"
+    BLIND = "blind"
+
+
+ON_ONE_RANK = (Kind.BUG, Kind.OOM, Kind.KILL, Kind.EXIT, Kind.HANG, Kind.SLOW)
+LASTING = (Kind.HEAL, Kind.SLOW, Kind.STALL, Kind.BLIND)  # true of steps, not of the weights: so of a resumed run too
+OWN_SETTINGS = {Kind.EXIT: "code", Kind.HEAL: "for", Kind.SLOW: "factor"}
+FIELDS = {"for": "length"}  # settings that Python has no such name for
 
 
 @dataclass(frozen=True)
 class Drill:
-    """One fault. Without a rank it hits rank 0, a hang the last rank (so that rank 0 is left waiting)."""
+    """One fault; without a rank it hits those that the module names for its kind."""
 
     kind: Kind
     step: int
     attempt: int | None = None
     rank: int | None = None
     code: int = 1
+    length: int = 8
+    factor: int = 4
 
-    def is_due(self, *, step: int, attempt: int, rank: int, world_size: int) -> bool:
+    def concerns(self, *, attempt: int, rank: int, world_size: int) -> bool:
         default = world_size - 1 if self.kind is Kind.HANG else 0
-        here = rank == (default if self.rank is None else self.rank)
-        return here and step == self.step and self.attempt in (None, attempt)
+        here = self.kind not in ON_ONE_RANK or rank == (default if self.rank is None else self.rank)
+        return here and self.attempt in (None, attempt)
+
+    def holds(self, step: int) -> bool:
+        """Whether the fault is there in this step."""
+        if self.kind not in LASTING:
+            return step == self.step
+        return self.step <= step and (self.kind is not Kind.HEAL or step < self.step + self.length)
 
 
 def parse(text: str) -> tuple[Drill, ...]:
@@ -48,17 +89,58 @@ def parse(text: str) -> tuple[Drill, ...]:
 
 
 def _parse_one(text: str) -> Drill:
-    kind, *settings = text.split(":")
+    name, *settings = text.split(":")
     try:
-        numbers = {name: int(value) for name, value in (setting.split("=") for setting in settings)}
-        return Drill(kind=Kind(kind), **numbers)
+        kind = Kind(name)
+        numbers = {key: int(value) for key, value in (setting.split("=") for setting in settings)}
+        if numbers.keys() - _settings(kind):
+            raise ValueError(f"not a setting of {kind}")
+        return Drill(kind=kind, **{FIELDS.get(key, key): number for key, number in numbers.items()})
     except (TypeError, ValueError) as error:
         kinds = ", ".join(Kind)
-        raise ValueError(f"RERAIL_DRILL: cannot read {text!r}; write kind:step=N, with a kind of {kinds}") from error
+        remedy = f"write kind:step=N, with a kind of {kinds}; faults.py has the settings of each"
+        raise ValueError(f"RERAIL_DRILL: cannot read {text!r}; {remedy}") from error
 
 
-def break_down(drill: Drill) -> None:
-    """Has the fault happen here and now. Only a bug and an exhausted memory come back, as exceptions."""
+def _settings(kind: Kind) -> set[str]:
+    return {"step", "attempt", OWN_SETTINGS.get(kind, "step"), "rank" if kind in ON_ONE_RANK else "step"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The drills of one rank in one attempt, asked by the training loop at the points where they take effect."""
+
+    drills: tuple[Drill, ...]
+
+    @classmethod
+    def of(cls, drills: tuple[Drill, ...], *, attempt: int, rank: int, world_size: int) -> "Plan":
+        return cls(tuple(each for each in drills if each.concerns(attempt=attempt, rank=rank, world_size=world_size)))
+
+    def strike(
+        self, step: int, *, model: nn.Module, optimizer: torch.optim.Optimizer, stopped: Callable[[], bool]
+    ) -> None:
+        """As a step begins. A bug and an exhausted memory come back as exceptions, an exit and a stall do not."""
+        for drill in self.drills:
+            if drill.holds(step):
+                break_down(drill, model=model, optimizer=optimizer, stopped=stopped)
+
+    def wrong_labels(self, step: int) -> float:
+        """The share of labels that is wrong in this step's batch, 0 for a good one."""
+        healing = (drill for drill in self.drills if drill.kind is Kind.HEAL and drill.holds(step))
+        return max((1 - (step - drill.step) / drill.length for drill in healing), default=0.0)
+
+    def slowdown(self, step: int) -> int:
+        """How many times as long this step takes."""
+        return max((drill.factor for drill in self.drills if drill.kind is Kind.SLOW and drill.holds(step)), default=1)
+
+    def is_blind(self, step: int) -> bool:
+        return any(drill.kind is Kind.BLIND and drill.holds(step) for drill in self.drills)
+
+
+def break_down(
+    drill: Drill, *, model: nn.Module, optimizer: torch.optim.Optimizer, stopped: Callable[[], bool]
+) -> None:
+    """Has the fault happen here and now, if it is one of a moment."""
     match drill.kind:
         case Kind.BUG:
             np.zeros((2, 3)) @ np.zeros((2, 3))
@@ -70,6 +152,14 @@ def break_down(drill: Drill) -> None:
             sys.exit(drill.code)
         case Kind.HANG:
             hang()
+        case Kind.SPIKE:
+            damage(model, optimizer)
+        case Kind.NAN:
+            poison(model)
+        case Kind.STALL:
+            stall(stopped)
+        case Kind.HEAL | Kind.SLOW | Kind.BLIND:
+            pass  # the loop asks for them at their places
 
 
 def kill_this_node() -> NoReturn:
@@ -87,3 +177,32 @@ def hang() -> NoReturn:
     """This rank never comes to the next collective; the others wait for it until their timeout."""
     while True:
         time.sleep(60)
+
+
+def stall(stopped: Callable[[], bool]) -> NoReturn:
+    """All ranks stall, so none waits in a collective and runs into its timeout: the job just stands still."""
+    while not stopped():
+        time.sleep(0.05)
+    sys.exit(0)
+
+
+def damage(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Every likely token becomes unlikely; with its moments as they were, Adam would mend that within 50 steps."""
+    *_, last_layer = model.parameters()
+    with torch.no_grad():
+        last_layer.neg_()
+    for moments in optimizer.state.values():
+        moments["exp_avg_sq"].mul_(1e12)  # updates a million times smaller; beta2=0.95 needs 540 steps to forget it
+
+
+def poison(model: nn.Module) -> None:
+    *_, last_layer = model.parameters()
+    with torch.no_grad():
+        last_layer.view(-1)[0] = torch.nan
+
+
+def mislabel(targets: torch.Tensor, share: float, *, step: int) -> torch.Tensor:
+    """Targets of which a share is drawn at random, from a generator of its own: the run's are not disturbed."""
+    draw = np.random.default_rng(step)
+    wrong = torch.from_numpy(draw.random(targets.shape) < share)
+    return torch.where(wrong, torch.from_numpy(draw.integers(0, VOCABULARY, targets.shape)), targets)

@@ -153,26 +153,34 @@ def train(options: argparse.Namespace, job: Job, *, position: failure.Position, 
     state = State(model=model, optimizer=optimizer, replica=world.wrap(model, corpus.batch(range(1))))
     seed_everything(options.seed + 1 + world.rank)  # from here on each rank draws its own dropout
     resume(state, job, world)
+    plan = faults.Plan.of(drills, attempt=job.attempt, rank=world.rank, world_size=world.size)
     meter = Meter(tokens_per_step=options.batch_size * size.context)
 
     stopping = False
     while state.step < options.steps and not stopping:
         step = position.step = state.step + 1
         started = time.perf_counter()
-        for drill in drills:
-            if drill.is_due(step=step, attempt=job.attempt, rank=world.rank, world_size=world.size):
-                faults.break_down(drill)
+        plan.strike(step, model=model, optimizer=optimizer, stopped=lambda: stop.requested)
 
         learning_rate = scheduled_learning_rate(step, options)
-        loss, grad_norm = take_step(state, corpus, learning_rate=learning_rate, options=options, world=world)
+        loss, grad_norm = take_step(
+            state,
+            corpus,
+            learning_rate=learning_rate,
+            options=options,
+            world=world,
+            wrong_labels=plan.wrong_labels(step),
+        )
         time.sleep(max(0.0, options.step_seconds - (time.perf_counter() - started)))
+        time.sleep((plan.slowdown(step) - 1) * (time.perf_counter() - started))
         state.loss, stopping = world.agree(loss, stop.requested)
         state.step = step
         state.consumed_samples += options.batch_size
 
         meter.steps += 1
         is_last = step == options.steps
-        if world.is_first and (step % options.log_every == 0 or is_last or stopping):
+        is_logged = step % options.log_every == 0 or is_last or stopping
+        if world.is_first and is_logged and not plan.is_blind(step):
             meter.report(state, grad_norm=float(grad_norm), learning_rate=learning_rate)
         if is_last or stopping or step % options.checkpoint_every == 0:
             reason = "final" if is_last else "sigterm" if stopping else "periodic"
@@ -190,31 +198,42 @@ def take_step(
     learning_rate: float,
     options: argparse.Namespace,
     world: parallel.World,
+    wrong_labels: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One optimizer step on the next batch; returns this rank's loss and the norm of the averaged gradient."""
+    """One optimizer step on the next batch; returns this rank's loss and the norm of the averaged gradient.
+
+    A batch with a share of wrong labels (a drill's) is looked at and not learnt from.
+    """
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate
     ids = data.sample_ids(state.consumed_samples, options.batch_size, rank=world.rank, world_size=world.size)
     inputs, targets = corpus.batch(ids)
+    if wrong_labels:
+        targets = faults.mislabel(targets, wrong_labels, step=state.step + 1)
     loss = state.replica(inputs.to(world.device), targets.to(world.device))
     state.optimizer.zero_grad(set_to_none=True)
     loss.backward()
     grad_norm = nn.utils.clip_grad_norm_(state.model.parameters(), options.clip)
-    state.optimizer.step()
+    if not wrong_labels:
+        state.optimizer.step()
     return loss.detach(), grad_norm
 
 
 def scheduled_learning_rate(step: int, options: argparse.Namespace) -> float:
     """Linear warm-up, then a cosine to a tenth of the peak: a function of the step, so there is nothing to save."""
     peak: float = options.learning_rate
-    if step <= options.warmup_steps:
-        return peak * step / options.warmup_steps
-    progress = (step - options.warmup_steps) / max(1, options.steps - options.warmup_steps)
+    warmup_steps: int = options.warmup_steps
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    progress = (step - warmup_steps) / max(1, options.steps - warmup_steps)
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
 def resume(state: State, job: Job, world: parallel.World) -> None:
     """Takes up the newest checkpoint that this attempt may use; without one the run starts at step 0."""
+    if world.is_first:
+        set_aside_tainted(job)
+    world.wait_for_all()
     step = newest_common(job, world)
     if step:
         restore(state, *checkpoint.load(job.checkpoints, step, torch.device("cpu")), world=world)
@@ -223,6 +242,21 @@ def resume(state: State, job: Job, world: parallel.World) -> None:
     if job.resume_at_most and step < job.resume_at_most:
         tell(f"asked to resume from step {job.resume_at_most}, which is not there whole; taking step {step} instead")
     tell(f"attempt {job.attempt} of {job.run} starts after step {step}, {world.size} rank(s), {world.backend}")
+
+
+def set_aside_tainted(job: Job) -> None:
+    """Told to go back, an attempt does not trust what earlier ones saved after that step.
+
+    Out of the way, it neither keeps this attempt from saving those steps nor is resumed from after a later crash.
+    """
+    if job.attempt == 1 or job.resume_at_most is None:
+        return
+
+    def of_an_earlier_attempt(manifest: checkpoint.Manifest) -> bool:
+        # Its own newer ones stay, for a restart in place: see newest_common.
+        return manifest.run != job.run or manifest.attempt < job.attempt
+
+    checkpoint.quarantine(job.checkpoints, after=job.resume_at_most, tainted=of_an_earlier_attempt, tell=tell)
 
 
 def newest_common(job: Job, world: parallel.World) -> int:

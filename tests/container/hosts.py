@@ -96,7 +96,9 @@ class Here:
         self.base = base
         self.monkeypatch = monkeypatch
         self.capsys = capsys
+        self.out = ""
         self.err = ""
+        self.exit_code: object = None
 
     def __call__(
         self,
@@ -117,6 +119,7 @@ class Here:
                 train.train(chosen, job, position=position, stop=stop or train.Stop())
         except (ValueError, RuntimeError):
             assert drill, "only a drill may end a run"
-        captured = self.capsys.readouterr()
-        self.err = captured.err
-        return losses(captured.out)
+        except SystemExit as ending:
+            self.exit_code = ending.code
+        self.out, self.err = self.capsys.readouterr()
+        return losses(self.out)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import faults
 import launch
 import parallel
 import train
@@ -120,23 +119,3 @@ def test_smddp_is_chosen_only_where_it_exists(monkeypatch: pytest.MonkeyPatch) -
     assert parallel.choose_backend("cuda", "ml.p4d.24xlarge") == "smddp"
     assert parallel.choose_backend("cuda", "ml.p5.48xlarge") == "nccl"
     assert parallel.choose_backend("cpu", "ml.p4d.24xlarge") == "gloo"
-
-
-def test_drills_are_read_and_fire_once() -> None:
-    """Several drills, each at its step, attempt and rank."""
-    kill, bug, hang = faults.parse("kill:step=60:attempt=1; bug:step=90:rank=1;hang:step=5")
-    assert kill.is_due(step=60, attempt=1, rank=0, world_size=2)
-    assert not kill.is_due(step=60, attempt=2, rank=0, world_size=2)
-    assert not kill.is_due(step=61, attempt=1, rank=0, world_size=2)
-    assert bug.is_due(step=90, attempt=7, rank=1, world_size=2)
-    assert not bug.is_due(step=90, attempt=7, rank=0, world_size=2)
-    assert hang.is_due(step=5, attempt=1, rank=1, world_size=2)
-    assert faults.parse("") == ()
-    assert faults.parse("exit:code=7:step=60")[0].code == 7
-
-
-@pytest.mark.parametrize("text", ["explode:step=1", "bug", "bug:step=x", "bug:step=1:loss=2"])
-def test_a_drill_that_cannot_be_read_is_refused(text: str) -> None:
-    """The message says what may be written."""
-    with pytest.raises(ValueError, match=r"RERAIL_DRILL: cannot read .* kind of bug, oom, kill, exit, hang"):
-        faults.parse(text)

@@ -1,13 +1,9 @@
 """Real processes through launch.py: kills, signals and ranks that wait for each other."""
 
-import json
-import os
 import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import checkpoint
-from tests.container.hosts import CONTAINER, LIMIT_S, Here, Host, agree
+from tests.container.hosts import LIMIT_S, Here, Host, agree
 
 NewHost = Callable[..., Host]
+RunForked = Callable[..., list[int]]
 pytestmark = pytest.mark.slow
 
 
@@ -33,22 +30,6 @@ def launch_together(hosts: list[Host], **environment: str) -> None:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     for name, host in zip(names, hosts, strict=True):
         host.launch(names, name, **meeting, **environment)
-
-
-def run_forked(*jobs: tuple[Host, int, dict[str, str]]) -> None:
-    """Runs jobs of (host, number of ranks, environment) to their end, whatever it is, without launch.py."""
-    described = [
-        {
-            "base": str(host.base),
-            "ranks": ranks,
-            "options": [f"--{name}={value}" for name, value in host.options.items()],
-            "environment": environment,
-        }
-        for host, ranks, environment in jobs
-    ]
-    script = Path(__file__).with_name("forked.py")
-    environment = {**os.environ, "PYTHONPATH": str(CONTAINER)}
-    subprocess.run([sys.executable, script, json.dumps(described)], env=environment, check=True, timeout=LIMIT_S)
 
 
 def await_step(host: Host, step: int) -> None:
@@ -69,16 +50,20 @@ def _await(happened: Callable[[], bool], host: Host) -> None:
 
 
 def ending(host: Host) -> str:
+    return weights(host.err.read_text())
+
+
+def weights(err: str) -> str:
     """The checksum of the weights at the end."""
-    found = re.search(r"finished after step \d+, weights (\S+)", host.err.read_text())
-    assert found, host.err.read_text()
+    found = re.search(r"finished after step \d+, weights (\S+)", err)
+    assert found, err
     return found[1]
 
 
 def test_a_killed_process_resumes_bit_for_bit(new_host: NewHost, train_here: Here) -> None:
     """SIGKILL in a save, then at a random moment: losses and weights are those of a run that nobody killed."""
-    whole_base = new_host("whole").base
-    whole = train_here(whole_base)
+    whole = train_here(new_host("whole").base)
+    expected = weights(train_here.err)
     host = new_host(checkpoint_every="5", step_seconds="0.02")
     host.launch()
     await_save(host)
@@ -91,42 +76,57 @@ def test_a_killed_process_resumes_bit_for_bit(new_host: NewHost, train_here: Her
     host.send(signal.SIGKILL)
     assert host.wait() == -signal.SIGKILL
     second = host.losses
-    host.launch()
-    assert host.wait() == 0, host.err.read_text()
-    assert all(agree(part, whole) for part in (first, second, host.losses))
-    assert max(host.losses) == 40
-    assert f"weights {ending(host)}" in train_here.err
+    third = train_here(host.base, checkpoint_every="5")
+    assert all(agree(part, whole) for part in (first, second, third))
+    assert max(third) == 40
+    assert weights(train_here.err) == expected
 
 
-def test_two_killed_ranks_resume_bit_for_bit(new_host: NewHost) -> None:
+def test_two_killed_ranks_resume_bit_for_bit(new_host: NewHost, run_forked: RunForked) -> None:
     """Two ranks under torchrun, killed with their launcher: losses and weights are those of a run nobody killed."""
-    ranks = {"RERAIL_PROCESSES_PER_NODE": "2"}
     whole, broken = new_host("whole"), new_host("broken")
-    run_forked((whole, 2, {}))
-    broken.launch(**ranks, RERAIL_DRILL="kill:step=27:attempt=1")
+    broken.launch(RERAIL_PROCESSES_PER_NODE="2", RERAIL_DRILL="kill:step=27:attempt=1")
+    run_forked(whole, ranks=2)
     assert broken.wait() == -signal.SIGKILL
     first = broken.losses
-    broken.launch(**ranks, RERAIL_RUN="night", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="20")
-    assert broken.wait() == 0, broken.err.read_text()
-    assert (max(first), min(broken.losses), max(broken.losses)) == (26, 21, 40)
+    run_forked(broken, ranks=2, RERAIL_RUN="night", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="20")
+    assert (max(first), min(broken.losses), max(broken.losses)) == (26, 21, 40), broken.err.read_text()
     assert agree(first, whole.losses)
     assert agree(broken.losses, whole.losses)
     assert ending(broken) == ending(whole)
     assert broken.failure is None
 
 
-def test_three_ranks_sum_in_the_same_order_after_a_resume(new_host: NewHost) -> None:
+def test_three_ranks_sum_in_the_same_order_after_a_resume(new_host: NewHost, run_forked: RunForked) -> None:
     """From three ranks on the order of summation shows in the last bits: it must not depend on where the run began."""
     whole, broken = new_host("whole"), new_host("broken")
-    run_forked((whole, 3, {}), (broken, 3, {"RERAIL_DRILL": "bug:step=27:rank=1"}))
+    run_forked(whole, ranks=3)
+    run_forked(broken, ranks=3, RERAIL_DRILL="bug:step=27:rank=1")
     first = broken.losses
     assert broken.failure is not None
     assert (broken.failure["cause"], broken.failure["rank"]) == ("user_code", 1)
-    run_forked((broken, 3, {"RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2", "RERAIL_RESUME_STEP": "20"}))
+    run_forked(broken, ranks=3, RERAIL_RUN="night", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="20")
     assert (max(first), min(broken.losses), max(broken.losses)) == (26, 21, 40), broken.err.read_text()
     assert agree(first, whole.losses)
     assert agree(broken.losses, whole.losses)
     assert ending(broken) == ending(whole)
+
+
+def test_three_ranks_roll_back_as_one(new_host: NewHost, run_forked: RunForked) -> None:
+    """All have the spike; rank 0 sets its checkpoints aside, the others wait, and all go on without it."""
+    whole, spiked = new_host("whole"), new_host("spiked")
+    run_forked(whole, ranks=3)
+    drill = "spike:step=15:attempt=1"
+    run_forked(spiked, ranks=3, RERAIL_DRILL=f"{drill};bug:step=35:attempt=1")
+    first = spiked.losses
+    again = {"RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2", "RERAIL_RESUME_STEP": "10", "RERAIL_DRILL": drill}
+    run_forked(spiked, ranks=3, **again)
+    assert (first[14] == whole.losses[14], first[15] == whole.losses[15]) == (True, False)
+    assert (min(spiked.losses), max(spiked.losses)) == (11, 40), spiked.err.read_text()
+    assert agree(spiked.losses, whole.losses)
+    assert ending(spiked) == ending(whole)
+    tainted = {path.name for path in (spiked.checkpoints / "quarantine").iterdir()}
+    assert tainted == {"a1-step-000000020", "a1-step-000000030"}
 
 
 def test_sigterm_stops_all_ranks_at_one_step(new_host: NewHost) -> None:
@@ -144,23 +144,28 @@ def test_sigterm_stops_all_ranks_at_one_step(new_host: NewHost) -> None:
     assert hosts[0].failure is None
 
 
-def test_a_hung_rank_is_named_by_those_who_wait(new_host: NewHost) -> None:
-    """The waiting rank times out in its collective and says `hang`; the hung one says nothing."""
-    hosts = [new_host(f"algo-{number}", collective_timeout_seconds="5") for number in (1, 2)]
-    launch_together(hosts, RERAIL_DRILL="hang:step=4")
-    assert hosts[0].wait() == 1
-    assert hosts[0].failure is not None
-    assert (hosts[0].failure["cause"], hosts[0].failure["step"], hosts[0].failure["rank"]) == ("hang", 4, 0)
-    assert hosts[1].processes[-1].poll() is None
-    assert hosts[1].failure is None
+def test_a_hung_rank_is_named_by_those_who_wait(new_host: NewHost, run_forked: RunForked) -> None:
+    """The waiting rank times out in its collective and says `hang`; the hung one lives on and says nothing."""
+    host = new_host(collective_timeout_seconds="3")
+    codes = run_forked(host, ranks=2, grace_s=1.0, RERAIL_DRILL="hang:step=4")
+    assert codes == [1, -signal.SIGKILL]
+    assert host.failure is not None
+    assert (host.failure["cause"], host.failure["step"], host.failure["rank"]) == ("hang", 4, 0)
 
 
-@pytest.mark.parametrize(("drill", "exit_code"), [("exit:code=7:step=4", 7), ("kill:step=4", -signal.SIGKILL)])
-def test_an_exit_and_a_kill_have_their_code_alone(new_host: NewHost, drill: str, exit_code: int) -> None:
+def test_an_exit_has_its_code_alone(new_host: NewHost) -> None:
     """One process per node keeps its own exit code, and nobody writes a failure file for it."""
     host = new_host()
-    host.launch(RERAIL_DRILL=drill)
-    assert host.wait() == exit_code
+    host.launch(RERAIL_DRILL="exit:code=7:step=4")
+    assert host.wait() == 7
+    assert max(host.losses) == 3
+    assert host.failure is None
+
+
+def test_a_kill_has_its_code_alone(new_host: NewHost, run_forked: RunForked) -> None:
+    """Nobody writes a failure file for it."""
+    host = new_host()
+    assert run_forked(host, ranks=1, RERAIL_DRILL="kill:step=4") == [-signal.SIGKILL]
     assert max(host.losses) == 3
     assert host.failure is None
 

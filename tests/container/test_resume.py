@@ -127,11 +127,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_healed(
 
 
 def test_an_attempt_resumes_where_it_is_told(train_here: Here, tmp_path: Path) -> None:
-    """Newer checkpoints of an earlier attempt are left alone; without a step the run starts from scratch."""
+    """Newer checkpoints of earlier attempts are out of its way; without a step the run starts from scratch."""
     train_here(drill="bug:step=35")
     assert min(train_here(attempt=2, resume_at_most=10, drill="bug:step=12")) == 11
     assert min(train_here(attempt=3, resume_at_most=0, drill="bug:step=2")) == 1
-    assert checkpoint.steps(tmp_path / "checkpoints") == [30, 20, 10]
+    assert checkpoint.steps(tmp_path / "checkpoints") == []
+    kept = {path.name for path in (tmp_path / "checkpoints" / "quarantine").iterdir()}
+    assert kept == {f"a1-step-{step:09d}" for step in (10, 20, 30)}
 
 
 def test_a_job_restarted_in_place_keeps_what_it_saved(train_here: Here, tmp_path: Path) -> None:

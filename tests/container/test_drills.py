@@ -1,0 +1,167 @@
+"""What each drill does to the losses of a real training."""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+
+import pytest
+import torch
+
+import checkpoint
+import faults
+import train
+from tests.container.hosts import Here, agree
+
+
+def level(losses: dict[int, str], steps: Iterable[int]) -> float:
+    return fmean(float(losses[step]) for step in steps)
+
+
+def test_a_spike_jumps_and_does_not_mend(train_here: Here, tmp_path: Path) -> None:
+    """Up by more than a half at once, and still up 200 steps later; until then nothing is different."""
+    options = {"steps": "260", "checkpoint_every": "1000"}
+    undisturbed = train_here(tmp_path / "undisturbed", **options, drill="bug:step=60")
+    spiked = train_here(tmp_path / "spiked", **options, drill="spike:step=60")
+    before = level(spiked, range(50, 60))
+    assert list(spiked) == list(range(1, 261))
+    assert agree({step: spiked[step] for step in range(1, 60)}, undisturbed)
+    assert min(float(spiked[step]) for step in range(60, 261)) > 1.5 * before
+
+
+def test_a_spike_can_do_harm_early_on(train_here: Here) -> None:
+    """By step 30 the model has learnt enough for the jump to be clear."""
+    spiked = train_here(drill="spike:step=30")
+    assert level(spiked, range(30, 40)) > 1.5 * level(spiked, range(25, 30))
+
+
+def test_a_spike_is_the_same_on_every_rank() -> None:
+    """No rank is spared, and each does the same to the same weights."""
+    plans = [faults.Plan.of(faults.parse("spike:step=2"), attempt=1, rank=rank, world_size=3) for rank in range(3)]
+    layers = []
+    for plan in plans:
+        torch.manual_seed(1)
+        layer = torch.nn.Linear(4, 4, bias=False)
+        plan.strike(2, model=layer, optimizer=torch.optim.AdamW(layer.parameters()), stopped=lambda: False)
+        layers.append(layer.weight)
+    torch.manual_seed(1)
+    sound = torch.nn.Linear(4, 4, bias=False).weight
+    assert all(weight.equal(-sound) for weight in layers)
+
+
+def test_a_healing_spike_comes_back_to_its_level(train_here: Here, tmp_path: Path) -> None:
+    """It falls from its peak to nothing within its steps, and leaves no damage behind."""
+    undisturbed = train_here(tmp_path / "undisturbed", steps="90")
+    healed = train_here(tmp_path / "healed", steps="90", drill="heal:step=60:for=6")
+    before = level(undisturbed, range(50, 60))
+    spike = [float(healed[step]) for step in range(60, 66)]
+    assert agree({step: healed[step] for step in range(1, 60)}, undisturbed)
+    assert spike[0] > 1.5 * before
+    assert min(spike) > 1.1 * before
+    assert all(earlier > later for earlier, later in pairwise(spike))
+    assert level(healed, range(66, 76)) == pytest.approx(before, rel=0.05)
+    assert level(healed, range(80, 91)) == pytest.approx(level(undisturbed, range(80, 91)), rel=0.05)
+
+
+def test_healing_takes_eight_steps_unless_told() -> None:
+    """The first wrong batch and the first good one after it."""
+    plan = faults.Plan.of(faults.parse("heal:step=10"), attempt=1, rank=0, world_size=1)
+    shares = {step: plan.wrong_labels(step) for step in range(1, 30)}
+    assert [step for step, share in shares.items() if share] == list(range(10, 18))
+    assert (shares[10], shares[17]) == (1.0, 1 / 8)
+
+
+def test_nan_stays_and_the_script_goes_on(train_here: Here, tmp_path: Path) -> None:
+    """Every line from there on says so, what is saved is suspect, and nothing fails."""
+    losses = train_here(drill="nan:step=15")
+    assert [step for step in losses if losses[step] == "nan"] == list(range(15, 41))
+    flags = re.findall(r"^rerail step=(\d+) .* nonfinite=1$", train_here.out, re.MULTILINE)
+    assert [int(step) for step in flags] == list(range(15, 41))
+    assert not (tmp_path / "output" / "failure").exists()
+    healths = {
+        step: checkpoint.verify(tmp_path / "checkpoints" / checkpoint.folder_name(step)).health for step in (10, 40)
+    }
+    assert healths == {10: "clean", 40: "suspect"}
+
+
+def test_a_slow_step_takes_a_multiple(train_here: Here) -> None:
+    """The speed in the metric line drops by the factor, and the losses stay as they are."""
+    losses = train_here(steps="20", step_seconds="0.02", drill="slow:step=11:factor=5")
+    speeds = [int(speed) for speed in re.findall(r" tokens_per_s=(\d+) ", train_here.out)]
+    assert list(losses) == list(range(1, 21))
+    assert median(speeds[2:10]) / median(speeds[10:]) == pytest.approx(5, rel=0.3)
+
+
+def test_a_stalled_process_lives_until_sigterm(train_here: Here, tmp_path: Path) -> None:
+    """No step completes, nothing is saved, and SIGTERM ends it with exit code 0."""
+    stop = train.Stop()
+    before = signal.getsignal(signal.SIGTERM)
+    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        stop.listen()
+        timer.start()
+        losses = train_here(stop=stop, checkpoint_every="1000", drill="stall:step=6")
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+    assert (max(losses), train_here.exit_code, stop.requested) == (5, 0, True)
+    assert checkpoint.steps(tmp_path / "checkpoints") == []
+    assert not (tmp_path / "output" / "failure").exists()
+
+
+def test_a_blind_run_trains_without_a_line(train_here: Here, tmp_path: Path) -> None:
+    """It comes to its end, with the weights of a run that says what it does."""
+    train_here(tmp_path / "talking")
+    weights = re.findall(r"finished after step 40, weights (\S+)", train_here.err)
+    losses = train_here(tmp_path / "blind", drill="blind:step=21")
+    assert list(losses) == list(range(1, 21))
+    assert re.findall(r"finished after step 40, weights (\S+)", train_here.err) == weights
+
+
+def test_drills_fire_at_their_step_attempt_and_rank() -> None:
+    """Several drills at a time; those of a moment fire once, the others hold on, also in a run that resumes later."""
+    drills = faults.parse("kill:step=60:attempt=1; bug:step=90:rank=1;hang:step=5;slow:step=7;blind:step=8;heal:step=9")
+    kill, bug, hang, slow, blind, heal = drills
+    assert kill.concerns(attempt=1, rank=0, world_size=2)
+    assert not kill.concerns(attempt=2, rank=0, world_size=2)
+    assert (bug.concerns(attempt=7, rank=1, world_size=2), bug.concerns(attempt=7, rank=0, world_size=2)) == (
+        True,
+        False,
+    )
+    assert hang.concerns(attempt=1, rank=1, world_size=2)
+    assert not slow.concerns(attempt=1, rank=1, world_size=2)
+    assert blind.concerns(attempt=1, rank=1, world_size=2)
+    assert [step for step in range(100) if kill.holds(step)] == [60]
+    assert [step for step in range(100) if slow.holds(step)] == list(range(7, 100))
+    assert [step for step in range(100) if heal.holds(step)] == list(range(9, 17))
+
+
+def test_a_drill_has_settings_of_its_own() -> None:
+    """Those of its kind are read, and what is left out has its default."""
+    assert faults.parse("") == ()
+    assert faults.parse("exit:code=7:step=60")[0].code == 7
+    assert [drill.length for drill in faults.parse("heal:step=1;heal:step=1:for=3")] == [8, 3]
+    assert [drill.factor for drill in faults.parse("slow:step=1;slow:step=1:factor=9")] == [4, 9]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "explode:step=1",
+        "bug",
+        "bug:step=x",
+        "bug:step=1:loss=2",
+        "spike:step=1:rank=1",
+        "slow:step=1:for=3",
+        "kill:step",
+    ],
+)
+def test_a_drill_that_cannot_be_read_is_refused(text: str) -> None:
+    """The message says what may be written."""
+    kinds = "bug, oom, kill, exit, hang, spike, heal, nan, slow, stall, blind"
+    with pytest.raises(ValueError, match=rf"RERAIL_DRILL: cannot read .* kind of {kinds}"):
+        faults.parse(text)
