@@ -7,7 +7,7 @@ NODE = $(abspath $(shell $(BIN)/python -c "from pathlib import Path; import node
 CDK = PATH="$(NODE):$(abspath $(BIN)):$$PATH" npx --yes aws-cdk@2.1148.1
 SCENARIO ?= crash
 
-.PHONY: help demo test check format synth deploy clean
+.PHONY: help demo test check bench format synth deploy clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,10 +16,10 @@ $(VENV)/ready: pyproject.toml
 	@echo "setting up $(VENV): Python packages, the CDK with its Node, PyTorch (2-3 minutes, once)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --upgrade pip
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ".[functions,stacks,local,container,dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ".[functions,stacks,local,container,backtest,dev]"
 	@touch $@
 
-demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (SCENARIO=crash|infra|capacity|bug|oom)
+demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (SCENARIO=crash|bug|spike|stall|...)
 	$(BIN)/rerail demo --scenario $(SCENARIO)
 
 test: $(VENV)/ready ## the whole test suite
@@ -29,6 +29,9 @@ check: $(VENV)/ready ## linter, formatter, type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(VENV)/ready ## our detectors beside published rules, on real training logs
+	$(BIN)/python -m bench.detection --plateau --floor bench/floor.json
 
 format: $(VENV)/ready ## mend what the linter and the formatter can
 	$(BIN)/ruff check --fix .

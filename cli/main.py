@@ -3,8 +3,10 @@
 import typer
 
 from cli import local_aws, operators, runs
+from cli.backtest.command import backtest
 from cli.demo import command as demo
 from cli.diagnose import diagnose
+from cli.metrics import metrics
 
 app = typer.Typer(
     name="rerail",
@@ -14,6 +16,8 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(diagnose)
+app.command()(metrics)
+app.command()(backtest)
 app.command()(runs.status)
 app.command()(runs.show)
 app.command()(operators.hold)

@@ -16,8 +16,10 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
         "DueRuns": report.due,
         "DiscoveredJobs": report.discovered,
         "BlindRuns": len(report.blind),
+        "WatchedRuns": report.watched,
+        "Findings": report.found,
     }
     for name, value in counts.items():
         metrics.add_metric(name=name, unit="Count", value=value)
-    logger.info("swept", extra={**counts, "blind": report.blind})
+    logger.info("swept", extra={**counts, "blind": report.blind, "unread": report.unread})
     return counts

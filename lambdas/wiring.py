@@ -4,8 +4,10 @@ from datetime import UTC, datetime
 from functools import cache
 
 from rerail.actions import Severity
+from rerail.aws.cloudwatch import CloudWatchSeries
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
+from rerail.aws.memories import DynamoMemories
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.aws.sns import SnsTopics
@@ -13,6 +15,7 @@ from rerail.aws.sqs import SqsQueue
 from rerail.aws.ssm import SsmPolicies
 from rerail.loop import Supervisor
 from rerail.rounds import Round
+from rerail.watching import Watching
 from settings import NotifySettings, SuperviseSettings, SweepSettings
 
 
@@ -44,6 +47,7 @@ def minute_round() -> Round:
         jobs=SageMakerJobs(),
         checkpoints=S3Checkpoints(),
         policies=SsmPolicies(settings.policy_prefix, now),
+        watching=Watching(CloudWatchSeries(), DynamoMemories(settings.table)),
         queue=SqsQueue(settings.queue_url),
         clock=now,
     )

@@ -1,5 +1,6 @@
 """A pretend world for the core: a SageMaker that keeps its rules, a memory that keeps its conditions, and a clock."""
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -10,10 +11,13 @@ from rerail.checkpoints import Checkpoint
 from rerail.codec import dumps, loads
 from rerail.errors import CapacityRefused, Conflict, JobExists, JobNotFound, UnknownPolicy
 from rerail.loop import Supervisor
+from rerail.metrics import Points, Query, Statistic
 from rerail.model import Job, JobStatus, Run, TimelineEntry
 from rerail.policy import Policy
 from rerail.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.rounds import Round
+from rerail.wakeups import SWEEP, read
+from rerail.watching import Memory, Watching
 
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
 BUCKET = "s3://bucket/checkpoints/"
@@ -86,6 +90,7 @@ class FakeSageMaker:
     released: list[str] = field(default_factory=list)
     no_capacity: int = 0
     machines_come: bool = True
+    defined_metrics: tuple[str, ...] = ()
     most_live_at_once: int = 0
 
     def submit(self, name: str, *, policy: str | None = "default", uri: str = BUCKET, **facts: Any) -> Job:
@@ -155,6 +160,7 @@ class FakeSageMaker:
             created_at=self.clock(),
             training_started_at=self.clock() if self.machines_come else None,
             checkpoint_uri=uri,
+            defined_metrics=self.defined_metrics,
         )
         self.job_tags[name] = tags
         self.most_live_at_once = max(self.most_live_at_once, len(self.live()))
@@ -209,6 +215,38 @@ class FakeQueue:
 
 
 @dataclass
+class FakeSeries:
+    """Metrics by job: each minute's values under the time at which the minute begins."""
+
+    points: dict[str, dict[datetime, dict[str, float]]] = field(default_factory=dict)
+
+    def print(self, job: str, at: datetime, **values: float) -> None:
+        """The job reported these values in the minute that begins then."""
+        self.points.setdefault(job, {})[at] = values
+
+    def read(self, asked: Sequence[Query], start: datetime, end: datetime, period: timedelta) -> dict[Query, Points]:
+        return {query: self._of(query, start, end) for query in asked}
+
+    def _of(self, query: Query, start: datetime, end: datetime) -> Points:
+        minutes = sorted(self.points.get(query.job, {}).items())
+        name = "count" if query.statistic is Statistic.COUNT else query.metric
+        return [(at, values[name]) for at, values in minutes if start <= at < end and name in values]
+
+
+@dataclass
+class FakeMemories:
+    """Memories survive only as text."""
+
+    records: dict[str, str] = field(default_factory=dict)
+
+    def recall(self, run_ids: Sequence[str]) -> dict[str, Memory]:
+        return {run: loads(Memory, self.records[run]) for run in run_ids if run in self.records}
+
+    def keep(self, memories: Sequence[Memory]) -> None:
+        self.records |= {memory.run: dumps(memory) for memory in memories}
+
+
+@dataclass
 class World:
     """All of it together, with the real loop and the real round on top."""
 
@@ -217,6 +255,8 @@ class World:
     policies: FakePolicies = field(default_factory=FakePolicies)
     bus: FakeBus = field(default_factory=FakeBus)
     queue: FakeQueue = field(default_factory=FakeQueue)
+    series: FakeSeries = field(default_factory=FakeSeries)
+    memories: FakeMemories = field(default_factory=FakeMemories)
 
     def __post_init__(self) -> None:
         self.sagemaker = FakeSageMaker(self.clock)
@@ -234,7 +274,8 @@ class World:
         )
 
     def round(self) -> Round:
-        return Round(self.runs, self.sagemaker, self.checkpoints, self.policies, self.queue, self.clock)
+        watching = Watching(self.series, self.memories)
+        return Round(self.runs, self.sagemaker, self.checkpoints, self.policies, watching, self.queue, self.clock)
 
     def run(self, run_id: str = "gpt") -> Run:
         run = self.runs.load(run_id)
@@ -243,15 +284,13 @@ class World:
 
     def minutes(self, count: float, *, every: timedelta = timedelta(minutes=1)) -> None:
         """Let time pass with a sweep each minute, whose wake-ups the supervisor follows."""
-        from rerail.wakeups import JobHeard, RunDue
-
         end = self.clock() + timedelta(minutes=count)
         while self.clock() < end:
             self.clock.pass_by(every)
             self.round().make()
             waiting, self.queue.waiting = self.queue.waiting, []
             for wakeup in waiting:
-                self.supervisor().handle(RunDue(wakeup["run"]) if "run" in wakeup else JobHeard(wakeup["job"]))
+                self.supervisor().handle(read(json.dumps({"source": SWEEP, "detail": wakeup})))
 
 
 __all__ = ["ATTEMPT_TAG", "BUCKET", "MIDNIGHT", "RUN_TAG", "Clock", "World"]

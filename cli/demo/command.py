@@ -59,7 +59,7 @@ def _play(
     place.use_local(aws.endpoint_url)
     stage = Stage(aws, scenario, run_id=f"demo-{name}", scale=scale)
     stage.set()
-    with Screen(console) as screen:
+    with Screen(console, steps=scenario.steps) as screen:
         for picture in until_over(stage, within_s=PATIENCE_S):
             screen.show(picture)
     report = reports.facts(name, stage)

@@ -1,7 +1,7 @@
 """The faults that the demo can cause, and how each run must end."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from rerail.model import RunState
@@ -17,18 +17,51 @@ class Name(StrEnum):
     BUG = "bug"
     CAPACITY = "capacity"
     OOM = "oom"
+    SPIKE = "spike"
+    HEAL = "heal"
+    NAN = "nan"
+    SLOW = "slow"
+    STALL = "stall"
+    BLIND = "blind"
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One fault. `environment` goes into the job's request and makes the fault in the training process itself;
-    `strike` is called with the injection function once the training is past the step of the fault."""
+    """One fault. `drill` makes it in the training process itself, at the fault's step; `strike` is called with the
+    injection function once the training is past it. `findings` are what the detectors must have said, `exact` that
+    the mended run's losses must be those of the undisturbed one."""
 
     story: str
     ends: RunState
     causes: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    drill: str = ""
     strike: Callable[[Inject, str], None] | None = None
+    findings: tuple[str, ...] = ()
+    exact: bool = True
+    steps: int = 160
+    fault_step: int = 85
+    step_seconds: float = 0.12
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What the job's request carries to have the fault."""
+        return {"RERAIL_DRILL": self.drill.format(step=self.fault_step)} if self.drill else {}
+
+
+# The detectors learn a run's noise from its first rows, one a second on the demo's clock: these runs take longer.
+def watched(story: str, drill: str, *findings: str, causes: tuple[str, ...] = (), exact: bool = True) -> Scenario:
+    """A fault that only the metrics show, and that a relaunch mends or people are told of."""
+    return Scenario(
+        story,
+        ends=RunState.COMPLETED,
+        causes=causes,
+        drill=drill,
+        findings=findings,
+        exact=exact,
+        steps=880,
+        fault_step=640,
+        step_seconds=0.08,
+    )
 
 
 def kill(inject: Inject, job: str) -> None:
@@ -71,12 +104,40 @@ SCENARIOS: Mapping[Name, Scenario] = {
         "the training script has a bug that strikes at the same step each time",
         ends=RunState.HELD,
         causes=("user_code", "user_code"),
-        environment={"RERAIL_DRILL": "bug:step={fault_step}"},
+        drill="bug:step={step}",
     ),
     Name.OOM: Scenario(
         "the training script asks for more memory than there is",
         ends=RunState.HELD,
         causes=("oom",),
-        environment={"RERAIL_DRILL": "oom:step={fault_step}"},
+        drill="oom:step={step}",
+    ),
+    Name.SPIKE: watched(
+        "the loss jumps and does not mend: rolled back to before it",
+        "spike:step={step}:attempt=1",
+        "loss_spike",
+        "divergence",
+        causes=("diverged",),
+    ),
+    Name.HEAL: watched(
+        "the loss jumps and mends itself: hands off", "heal:step={step}:for=40", "loss_spike", exact=False
+    ),
+    Name.NAN: watched(
+        "the loss is no number any more, and the script trains on",
+        "nan:step={step}:attempt=1",
+        "non_finite",
+        causes=("diverged",),
+    ),
+    Name.SLOW: watched(
+        "each step takes four times as long: moved to fresh machines without losing a step",
+        "slow:step={step}:factor=4:attempt=1",
+        "throughput_drop",
+        causes=("hardware",),
+    ),
+    Name.STALL: watched(
+        "no step completes any more, and the process lives", "stall:step={step}:attempt=1", "stall", causes=("hang",)
+    ),
+    Name.BLIND: watched(
+        "the script trains on and prints nothing: people are told, the job is left alone", "blind:step={step}", "blind"
     ),
 }

@@ -6,7 +6,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from cli.demo.stage import STEPS, TWIN, Stage
+from cli.demo.stage import TWIN, Stage
 from cli.runs import attempts_table, clock, styled, timeline_table
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -16,15 +16,15 @@ DECISIONS_SHOWN = 8
 class Screen:
     """Shows a stage: redrawn in place on a terminal, line by line elsewhere."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, steps: int) -> None:
         self.console = console
         self._progress = Progress(
             TextColumn("{task.description:<24}"),
             BarColumn(bar_width=50),
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
         )
-        self._mine: TaskID = self._progress.add_task("supervised run", total=STEPS)
-        self._twins: TaskID = self._progress.add_task("its undisturbed twin", total=STEPS)
+        self._mine: TaskID = self._progress.add_task("supervised run", total=steps)
+        self._twins: TaskID = self._progress.add_task("its undisturbed twin", total=steps)
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
         self._told = 0
 
@@ -47,7 +47,7 @@ class Screen:
 
     def _tell_news(self, stage: Stage) -> None:
         for entry in stage.timeline[self._told :]:
-            where = f"step {stage.steps_done}/{STEPS}"
+            where = f"step {stage.steps_done}/{stage.scenario.steps}"
             self.console.print(
                 f"{clock(entry.at)} {where} {entry.after}: {entry.reason}", markup=False, highlight=False
             )

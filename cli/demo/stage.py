@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,19 +11,18 @@ from cli.demo.scenarios import Scenario
 from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
+from rerail.metrics import definitions
 from rerail.model import JobStatus, Run, TimelineEntry
-from rerail.policy import parse_policy, to_toml
+from rerail.policy import Policy, parse_policy, to_toml
 from rerail.relaunch import POLICY_TAG
 
-STEPS = 160
-CHECKPOINT_EVERY = 25
-FAULT_STEP = 85
-STEP_SECONDS = 0.12
+CHECKPOINT_EVERY, KEPT_CHECKPOINTS = 25, 30
+# Rows of metrics that the detectors wait before they act; on the demo's clock a row is a second.
+PATIENCE_ROWS = 12
 BUCKET = "sagemaker-rerail-demo"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 TWIN = "undisturbed"
 METRIC_LINE = re.compile(r"rerail step=(\d+) loss=(\S+)")
-METRICS = {"step": r"rerail step=(\d+) ", "loss": r"rerail step=\d+ loss=([0-9.eE+-]+)"}
 
 
 @dataclass
@@ -56,6 +55,19 @@ class Curve:
             yield from (event["message"] for event in answer["events"])
 
 
+def hasty(policy: Policy, scale: float) -> Policy:
+    """The policy on the demo's clock; what counts in rows is cut, so that the detectors decide within its minutes."""
+    scaled = policy.scaled(scale)
+    detection = replace(
+        scaled.detection,
+        patience_rows=PATIENCE_ROWS,
+        throughput_window_rows=PATIENCE_ROWS,
+        throughput_rows=PATIENCE_ROWS // 2,
+        throughput_patience_rows=PATIENCE_ROWS,
+    )
+    return replace(scaled, detection=detection)
+
+
 @dataclass
 class Stage:
     """Everything that the demo looks at, brought up to date by `look`."""
@@ -79,10 +91,9 @@ class Stage:
         """The policy on the scaled clock, a bucket, the supervised job and its twin."""
         ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
         policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
-        ssm.put_parameter(Name=name, Value=to_toml(policy.scaled(self.scale)), Overwrite=True, Type="String")
+        ssm.put_parameter(Name=name, Value=to_toml(hasty(policy, self.scale)), Overwrite=True, Type="String")
         self.aws.client("s3").create_bucket(Bucket=BUCKET)
-        environment = {name: text.format(fault_step=FAULT_STEP) for name, text in self.scenario.environment.items()}
-        self._submit(self.run_id, environment, tags=[{"Key": POLICY_TAG, "Value": "default"}])
+        self._submit(self.run_id, dict(self.scenario.environment), tags=[{"Key": POLICY_TAG, "Value": "default"}])
         self._submit(TWIN, {}, tags=[])
 
     def _submit(self, name: str, environment: dict[str, str], *, tags: list[dict[str, str]]) -> None:
@@ -92,12 +103,13 @@ class Stage:
             AlgorithmSpecification={
                 "TrainingImage": "rerail-training:demo",
                 "TrainingInputMode": "File",
-                "MetricDefinitions": [{"Name": metric, "Regex": regex} for metric, regex in METRICS.items()],
+                "MetricDefinitions": definitions(),
             },
             HyperParameters={
-                "steps": str(STEPS),
+                "steps": str(self.scenario.steps),
                 "checkpoint-every": str(CHECKPOINT_EVERY),
-                "step-seconds": str(STEP_SECONDS),
+                "step-seconds": str(self.scenario.step_seconds),
+                "keep": str(KEPT_CHECKPOINTS),
             },
             ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30},
             CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}/"},
@@ -121,7 +133,7 @@ class Stage:
 
     def _strike(self) -> None:
         first = self.curves.get(self.run_id)
-        if self.scenario.strike and self.struck_at is None and first and first.last_step >= FAULT_STEP:
+        if self.scenario.strike and self.struck_at is None and first and first.last_step >= self.scenario.fault_step:
             self.struck_at = datetime.now(UTC)
             self.scenario.strike(lambda fault, **fields: inject(self.aws.endpoint_url, fault, **fields), self.run_id)
 

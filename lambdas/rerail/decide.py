@@ -20,6 +20,7 @@ from rerail.decision import (
     relaunch_now,
     spoken_start,
     stop_now,
+    untainted,
     with_attempt,
     without,
 )
@@ -36,6 +37,8 @@ SPOT_OR_REPAIR = ("Interrupted", "Restarting", "Starting", "LaunchingMLInstances
 
 def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
     """Pure: no clock, no I/O. The new run carries the actions as pending; recording it is what makes them owed."""
+    if isinstance(signal, JobSeen | Found | Commanded) and signal.checkpoints:
+        signal = replace(signal, checkpoints=untainted(run, signal.checkpoints))
     match signal:
         case JobSeen():
             decision = _on_job(run, signal, policy)

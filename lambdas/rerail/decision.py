@@ -118,6 +118,15 @@ def notice(run: Run, severity: Severity, title: str, body: str, *, key: str) -> 
     return Tell(severity=severity, title=f"{run.id}: {title}", body=body, key=f"{run.id}/{key}")
 
 
+def untainted(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """The checkpoints without those that an attempt saved after its loss went wrong: they lie in the folder until the
+    next attempt moves them aside, and are neither progress nor a place to resume from."""
+    onsets = [(i.attempt, i.onset_step) for i in run.incidents if i.onset_step is not None]
+    return tuple(
+        c for c in checkpoints if not any(c.attempt <= attempt and c.step >= onset for attempt, onset in onsets)
+    )
+
+
 def spoken_start(step: int | None) -> str:
     """Where an attempt begins, as people say it."""
     return "from the start" if step is None else f"from step {step}"

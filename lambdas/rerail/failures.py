@@ -1,6 +1,7 @@
 """A failed attempt: diagnose it, settle the ledger, ask the rules, and open an incident."""
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, assert_never
 
 from rerail.actions import CreateJob, Severity
@@ -120,7 +121,16 @@ def _inputs(run: Run, failure: Failure, seen: JobSeen) -> dict[str, Any]:
     }
 
 
-def opened(run: Run, failure: Failure, reason: str, actions: tuple[str, ...], *, kind: str = "job_failed") -> Run:
+def opened(
+    run: Run,
+    failure: Failure,
+    reason: str,
+    actions: tuple[str, ...],
+    *,
+    kind: str = "job_failed",
+    onset_step: int | None = None,
+    began: datetime | None = None,
+) -> Run:
     """The run with this failure in its open incident, or in a new one where there was progress since."""
     before = run.open_incident
     if before and (failure.resume_step or 0) > (before.resume_step or 0):
@@ -136,10 +146,11 @@ def opened(run: Run, failure: Failure, reason: str, actions: tuple[str, ...], *,
         cause=failure.diagnosis.cause,
         reason=reason,
         evidence=failure.diagnosis.evidence,
-        happened_at=run.current.ended_at or failure.at,
+        happened_at=began or run.current.ended_at or failure.at,
         decided_at=failure.at,
         step=failure.last_step,
         resume_step=failure.resume_step,
+        onset_step=onset_step,
         actions=actions,
     )
     return replace(run, incidents=(*run.incidents, incident))

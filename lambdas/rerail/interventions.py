@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from rerail.actions import Severity
 from rerail.causes import Cause
+from rerail.checkpoints import newest_usable
 from rerail.decision import Decision, held, may_act, notice, resume_step, spoken_start, stop_now, with_attempt
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.diagnosis import Diagnosis
@@ -34,11 +35,23 @@ def on_found(run: Run, found: Found, policy: Policy) -> Decision:
     """The gravest finding decides; each is told once."""
     if run.state not in LIVE or found.job_name != run.current.job_name or not run.current.may_be_live:
         return Decision(run)  # it is being dealt with already, or speaks of an attempt that is over
-    fresh = tuple(finding for finding in found.findings if _key(run, finding) not in run.warnings)
+    findings = tuple(_borne_out(finding, found) for finding in found.findings)
+    fresh = tuple(finding for finding in findings if _key(run, finding) not in run.warnings)
     grave = [finding for finding in fresh if finding.level is Level.INTERVENE]
     if grave:
         return _on_grave(_told(run, grave[:1]), grave[0], found, policy)
     return _on_warning(run, fresh) if fresh else Decision(run)
+
+
+def _borne_out(finding: Finding, found: Found) -> Finding:
+    """A job that saves does not stand still: then it is we who are blind, and that stops no job."""
+    newest = newest_usable(found.checkpoints or ())
+    if finding.kind is not Kind.STALL or newest is None or finding.onset_at is None:
+        return finding
+    if newest.saved_at <= finding.onset_at:
+        return finding
+    text = f"{finding.evidence}, yet a checkpoint was saved at step {newest.step}: its metrics are missing"
+    return replace(finding, kind=Kind.BLIND, evidence=text)
 
 
 def _on_warning(run: Run, findings: tuple[Finding, ...]) -> Decision:
@@ -76,7 +89,9 @@ def _stopping(
     run: Run, failure: Failure, finding: Finding, policy: Policy, reason: str, before_step: int | None
 ) -> Decision:
     """Stop at once where a newer checkpoint would hold what went wrong or never come; else wait for one first."""
-    run = opened(run, failure, reason, ("stop", "relaunch"), kind=finding.kind)
+    began = finding.onset_at or finding.at or failure.at
+    actions = ("stop", "relaunch")
+    run = opened(run, failure, reason, actions, kind=finding.kind, onset_step=before_step, began=began)
     stop = Stop(
         then=Then.RELAUNCH,
         reason=finding.kind,

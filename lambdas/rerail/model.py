@@ -62,7 +62,10 @@ class Then(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training job as DescribeTrainingJob tells it: the truth, at one moment."""
+    """A training job as DescribeTrainingJob tells it: the truth, at one moment.
+
+    `metrics` are its last values, `defined_metrics` the names that its MetricDefinitions may ever give.
+    """
 
     name: str
     arn: str
@@ -75,6 +78,7 @@ class Job:
     checkpoint_uri: str = ""
     keep_alive_seconds: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    defined_metrics: tuple[str, ...] = ()
 
     @property
     def is_training(self) -> bool:
@@ -116,7 +120,8 @@ class Attempt:
 class Incident:
     """From the first finding to the first progress beyond it, or to a hold; failures in between belong to it.
 
-    `mended` says that it closed by progress; `reason` quotes the decisions in it.
+    `mended` says that it closed by progress; `reason` quotes the decisions in it; `onset_step` is where the trouble
+    began, if the run was rolled back to before that.
     """
 
     number: int
@@ -129,6 +134,7 @@ class Incident:
     decided_at: datetime
     step: int | None = None
     resume_step: int | None = None
+    onset_step: int | None = None
     actions: tuple[str, ...] = ()
     closed_at: datetime | None = None
     mended: bool = False

@@ -1,6 +1,7 @@
 """Policies: every threshold and budget, read from TOML and checked with one clear error."""
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -10,9 +11,12 @@ from enum import StrEnum
 from typing import Any, get_type_hints
 
 from rerail.causes import Cause
+from rerail.detectors.detection import Detection
 from rerail.errors import PolicyError
+from rerail.metrics import MetricNames
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+WORDS = {bool: "true or false", str: "text in quotes"}
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
@@ -114,6 +118,8 @@ class Policy:
     backoff: Backoff = field(default_factory=Backoff)
     capacity: Capacity = field(default_factory=Capacity)
     save: Save = field(default_factory=Save)
+    metrics: MetricNames = field(default_factory=MetricNames)
+    detection: Detection = field(default_factory=Detection)
 
     def scaled(self, factor: float) -> "Policy":
         """The same policy on a clock that runs `factor` times as fast: every duration divided by it."""
@@ -151,7 +157,9 @@ def to_toml(policy: Policy) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, timedelta):
         return f'"{value.total_seconds():.6f}'.rstrip("0").rstrip(".") + 's"'
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _read(cls: type[Any], table: Mapping[str, Any], *, where: str, path: str) -> Any:
@@ -177,6 +185,14 @@ def _value(kind: Any, value: Any, *, where: str, path: str) -> Any:
         return kind(value)
     if kind is timedelta:
         return _duration(value, where=where, path=path)
+    if kind in (bool, str):
+        if not isinstance(value, kind):
+            raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be {WORDS[kind]}")
+        return value
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1_000_000:
+            raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be a number from 0 to 1,000,000")
+        return float(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1_000_000:
         raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be a whole number from 0 to 1,000,000")
     return value

@@ -86,8 +86,8 @@ class Bus(Protocol):
 class Queue(Protocol):
     """The way to the supervisor."""
 
-    def wake(self, wakeups: Sequence[Mapping[str, str]], *, at: datetime) -> None:
-        """Ask the supervisor to look at these runs or jobs."""
+    def wake(self, wakeups: Sequence[Mapping[str, Any]], *, at: datetime) -> None:
+        """Ask the supervisor to look at these runs or jobs, or tell it what was found."""
 
 
 def policy_of(run: Run, policies: Policies) -> Policy:

@@ -7,7 +7,7 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from rerail.errors import PolicyError
-from rerail.policy import parse_policy
+from rerail.policy import parse_policy, to_toml
 
 PREFIX = "/rerail/policies"
 # The most that a parameter of the standard tier holds.
@@ -30,7 +30,8 @@ class Policies(Construct):
 
 
 def read_policies(folder: Path) -> Mapping[str, str]:
-    """Policy name to the text of its file."""
+    """Policy name to what is deployed of its file: every field with its value. The comments stay behind: with them a
+    file outgrows a parameter of the standard tier, and the defaults of the day are part of what was checked."""
     files = sorted(folder.glob("*.toml"))
     if not any(file.stem == "default" for file in files):
         raise PolicyError(f"{folder}: there is no default.toml; jobs without a policy of their own need it")
@@ -38,9 +39,8 @@ def read_policies(folder: Path) -> Mapping[str, str]:
 
 
 def _checked(file: Path) -> str:
-    text = file.read_text(encoding="utf-8")
     try:
-        parse_policy(text, name=file.stem)
+        text = to_toml(parse_policy(file.read_text(encoding="utf-8"), name=file.stem))
     except PolicyError as error:
         raise PolicyError(f"{file.parent.name}/{file.name}: {error}") from error
     if (size := len(text.encode())) > LIMIT_BYTES:

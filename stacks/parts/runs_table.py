@@ -45,6 +45,12 @@ class RunsTable(Construct):
         allow(role, "dynamodb:Query", on=f"{self.table.table_arn}/index/{INDEX}")
         use_key(role, self._key, *READ_ITEM, service="dynamodb")
 
+    def let_remember(self, role: iam.Role) -> None:
+        """Write what the detectors remember, and nothing else: a run's record is not theirs to change."""
+        own = {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["watch#*"]}}
+        allow(role, "dynamodb:BatchWriteItem", on=self.table.table_arn, where=own)
+        use_key(role, self._key, *WRITE_ITEM, service="dynamodb")
+
     def let_write(self, role: iam.Role) -> None:
         """A transaction needs the actions of its parts; nothing is ever deleted, `expires` does that."""
         actions = ("GetItem", "PutItem", "UpdateItem", "Query", "ConditionCheckItem")

@@ -59,11 +59,13 @@ class Sweep(Construct):
         )
         self.function = made.function
         runs.let_read(made.role)
+        runs.let_remember(made.role)
         signals.let_send(made.role)
         read_policies(made.role, PREFIX)
         read_checkpoints(made.role, options)
         allow(made.role, "sagemaker:DescribeTrainingJob", on=TRAINING_JOBS, because=ANY_JOB)
         allow(made.role, "sagemaker:ListTrainingJobs", on="*", because="ListTrainingJobs takes no resource.")
+        allow(made.role, "cloudwatch:GetMetricData", on="*", because="GetMetricData takes no resource.")
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
         DeadMan(self, "DeadMan", sweep=self.function, page=page)
         EveryMinute(self, "Schedule", function=self.function, key=key, page=page)

@@ -100,6 +100,7 @@ def test_a_description_becomes_a_job(api):
         checkpoint_uri="s3://bucket/checkpoints/gpt-7b",
         keep_alive_seconds=1800,
         metrics={"step": 1100.0},
+        defined_metrics=("step",),
     )
     assert told["HyperParameters"]["epochs"] == "3"
 

@@ -52,6 +52,19 @@ def test_what_will_not_mend_is_rolled_back_to_before_its_onset(world, kind):
     assert world.sagemaker.most_live_at_once == 1
 
 
+def test_a_tainted_checkpoint_is_neither_progress_nor_a_place_to_resume_from(world):
+    """It lies there until the next attempt moves it aside; if that attempt dies first, it is still passed over."""
+    found(world, Kind.DIVERGENCE, Level.INTERVENE)
+    world.minutes(3)
+    assert world.run().open_incident is not None, "step 500 of the first attempt is no progress of the second"
+    world.sagemaker.fail("gpt-a002", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.minutes(3)
+    assert world.run().current.resumed_from_step == 300
+    world.checkpoints.save(step=400, attempt=3)
+    world.minutes(3)
+    assert world.run().open_incident is None
+
+
 def test_a_slow_job_is_moved_without_losing_a_step(world):
     """It waits for the next checkpoint, gives the machines back, and resumes from there."""
     found(world, Kind.THROUGHPUT_DROP, Level.INTERVENE)

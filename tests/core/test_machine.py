@@ -1,5 +1,6 @@
 """Any order, repetition, loss and delay of signals, crashes anywhere, operators at any time: the promises hold."""
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -8,10 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from rerail.detectors.finding import Finding, Kind, Level
 from rerail.errors import Blind, Throttled
 from rerail.model import JobStatus, Run, RunState
 from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, RunDue
+from rerail.wakeups import SWEEP, CommandGiven, JobHeard, TroubleFound, Wakeup, read
 from tests.fakes import World
 
 REASONS = [
@@ -44,7 +46,7 @@ class Nights(RuleBasedStateMachine):
         self.world.supervisor().handle(JobHeard("gpt"))
         self.before = self.world.run()
 
-    def _handle(self, wakeup: JobHeard | RunDue | CommandGiven) -> None:
+    def _handle(self, wakeup: Wakeup) -> None:
         try:
             self.world.supervisor(self._wrap).handle(wakeup)
         except (Crash, Blind, Throttled):
@@ -122,7 +124,13 @@ class Nights(RuleBasedStateMachine):
         self.world.round().make()
         waiting, self.world.queue.waiting = self.world.queue.waiting, []
         for wakeup in waiting:
-            self._handle(RunDue(wakeup["run"]) if "run" in wakeup else JobHeard(wakeup["job"]))
+            self._handle(read(json.dumps({"source": SWEEP, "detail": wakeup})))
+
+    @rule(kind=st.sampled_from(Kind), level=st.sampled_from(Level), onset=st.integers(0, 40), late=st.booleans())
+    def the_detectors_speak(self, kind: Kind, level: Level, onset: int, late: bool) -> None:
+        """Of the current job, or late, of the first."""
+        job = "gpt" if late else self.world.run().current.job_name
+        self._handle(TroubleFound("gpt", job, (Finding(kind, level, onset + 5, onset, "told so"),)))
 
     @rule(verb=st.sampled_from(Verb), twice=st.booleans())
     def an_operator_speaks(self, verb: Verb, twice: bool) -> None:

@@ -70,3 +70,21 @@ def test_running_out_of_memory_is_held_at_once(play):
     assert facts["state"] == "held"
     assert [attempt["cause"] for attempt in facts["attempts"]] == ["oom"]
     assert facts["incidents"][-1]["mttr_s"] is None
+
+
+def test_a_loss_that_runs_away_is_rolled_back_to_before_it(play):
+    """Warned at once, stopped when it did not mend, resumed from before the onset: the curve is the undisturbed one."""
+    facts, printed = play("spike")
+    assert [attempt["cause"] for attempt in facts["attempts"] if attempt["cause"]] == ["diverged"]
+    assert {"loss_spike", "divergence"} <= set(facts["findings"])
+    assert 0 < facts["attempts"][1]["resumed_from_step"] <= 640
+    assert facts["reference_max_abs_loss_difference"] == 0
+    assert printed.index("warning: loss_spike") < printed.index("stopping the job")
+
+
+def test_a_job_that_became_slow_is_moved_without_losing_a_step(play):
+    """It saves first, and the fresh machines carry on where it stopped."""
+    facts, _ = play("slow")
+    assert [attempt["cause"] for attempt in facts["attempts"] if attempt["cause"]] == ["hardware"]
+    assert facts["incidents"][0]["lost_steps"] == 0
+    assert facts["reference_max_abs_loss_difference"] == 0

@@ -31,11 +31,16 @@ def fail(step: int) -> None:
     raise SystemExit(1)
 
 
-step = int(os.environ.get("RERAIL_RESUME_STEP", "0"))
-while step < int(os.environ["STEPS"]):
-    time.sleep(SECONDS_A_SAVE)
-    step += STEPS_A_SAVE
-    print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
-    if os.environ.get("BUG_AT") == str(step):
-        fail(step)
-    save(step)
+def main() -> None:
+    step = int(os.environ.get("RERAIL_RESUME_STEP", "0"))
+    while step < int(os.environ["STEPS"]):
+        time.sleep(SECONDS_A_SAVE)
+        step += STEPS_A_SAVE
+        print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
+        if os.environ.get("BUG_AT") == str(step):
+            fail(step)
+        save(step)
+
+
+if __name__ == "__main__":
+    main()

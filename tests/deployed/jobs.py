@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cli import place
+from cli.demo.stage import hasty
 from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
+from rerail.metrics import definitions
 from rerail.model import Run
 from rerail.policy import parse_policy, to_toml
 from rerail.relaunch import POLICY_TAG
@@ -19,6 +21,7 @@ ROLE = "arn:aws:iam::000000000000:role/SageMakerRole"
 T = TypeVar("T")
 
 SCRIPT = Path(__file__).parent / "counting_script.py"
+LOSSES = Path(__file__).parent / "loss_script.py"
 
 
 class Account:
@@ -34,9 +37,11 @@ class Account:
         self.aws.client("s3").create_bucket(Bucket=BUCKET)
         ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
         policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
-        ssm.put_parameter(Name=name, Value=to_toml(policy.scaled(60)), Overwrite=True, Type="String")
+        ssm.put_parameter(Name=name, Value=to_toml(hasty(policy, 60)), Overwrite=True, Type="String")
 
-    def submit(self, name: str, *, policy: str | None = "default", steps: int = 100, **environment: str) -> str:
+    def submit(
+        self, name: str, *, policy: str | None = "default", steps: int = 100, script: Path = SCRIPT, **environment: str
+    ) -> str:
         """Start a job as a researcher would, with the tag or without it."""
         self.sagemaker.create_training_job(
             TrainingJobName=name,
@@ -44,8 +49,8 @@ class Account:
             AlgorithmSpecification={
                 "TrainingImage": "rerail-training:test",
                 "TrainingInputMode": "File",
-                "ContainerEntrypoint": ["python", str(SCRIPT)],
-                "MetricDefinitions": [{"Name": "step", "Regex": r"rerail step=(\d+)"}],
+                "ContainerEntrypoint": ["python", str(script)],
+                "MetricDefinitions": definitions(),
             },
             ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30},
             CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}"},
@@ -68,11 +73,14 @@ class Account:
             time.sleep(0.2)
         raise AssertionError(f"{what}: not within {within_s:.0f} s\n{self.story()}")
 
-    def run_in(self, run_id: str, *states: str) -> Run:
+    def run_in(self, run_id: str, *states: str, within_s: float = 45.0) -> Run:
         """The run, once it is in one of these states."""
-        return self.wait(
-            f"{run_id} in {states}", lambda: run if (run := self.runs.load(run_id)) and run.state in states else None
-        )
+
+        def look() -> Run | None:
+            run = self.runs.load(run_id)
+            return run if run and run.state in states else None
+
+        return self.wait(f"{run_id} in {states}", look, within_s=within_s)
 
     def has_saved(self, name: str, *, steps: int) -> None:
         """Wait until a checkpoint of so many steps is in S3."""

@@ -13,7 +13,12 @@ STORED = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "te
 # Batches as Lambda hands them over are stored there too; a bus never sees those.
 SAMPLES = {name: event for name, event in STORED.items() if "detail-type" in event}
 # Which target a sample is for, by how its file is called; anything else is for nobody.
-MEANT_FOR = {"alarm_on_a_job": "SQS::Queue", "training_job": "SQS::Queue", "operator_command": "SQS::Queue", "notice": "Lambda::Function"}
+MEANT_FOR = {
+    "alarm_on_a_job": "SQS::Queue",
+    "training_job": "SQS::Queue",
+    "operator_command": "SQS::Queue",
+    "notice": "Lambda::Function",
+}
 
 
 def matches(rule, event):

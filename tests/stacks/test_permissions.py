@@ -9,6 +9,7 @@ WILDCARDS = {
     "xray:PutTraceSegments": "*",  # takes no resource
     "xray:PutTelemetryRecords": "*",  # takes no resource
     "sagemaker:ListTrainingJobs": "*",  # takes no resource
+    "cloudwatch:GetMetricData": "*",  # neither
     "sagemaker:DescribeTrainingJob": ":training-job/*",  # any job may ask to be supervised
     "sagemaker:ListTags": ":training-job/*",
     "sagemaker:CreateTrainingJob": ":training-job/*",
@@ -63,6 +64,8 @@ MAY = {
         "s3:GetObject",
         "sagemaker:DescribeTrainingJob",
         "sagemaker:ListTrainingJobs",
+        "cloudwatch:GetMetricData",
+        "dynamodb:BatchWriteItem",
     },
     "notify": {
         "logs:CreateLogStream",
@@ -184,3 +187,10 @@ def test_the_schedule_may_call_the_sweep_and_nothing_else(template):
     (trust,) = template.of("IAM::Role")[role]["AssumeRolePolicyDocument"]["Statement"]
     assert trust["Principal"] == {"Service": "scheduler.amazonaws.com"}
     assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
+
+
+def test_the_sweep_writes_nothing_but_what_its_detectors_remember(template):
+    """A run's record is not the sweep's to change: its writes are confined to keys of their own."""
+    (statement,) = with_action(template.allowed("sweep"), "dynamodb:BatchWriteItem")
+    assert many(statement["Action"]) == ["dynamodb:BatchWriteItem"]
+    assert statement["Condition"] == {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["watch#*"]}}

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rerail.policy import parse_policy
 from stacks import ROOT
 from tests.stacks.conftest import synthesize
 from tests.stacks.template import Template
@@ -53,10 +54,13 @@ def test_the_functions_come_as_the_folder_is(assembly):
 
 
 def test_every_policy_is_deployed_as_it_is_written(template):
-    """Each file of policies/ is a parameter below the prefix, word for word."""
+    """Each file of policies/ is a parameter below the prefix that says the same, without its comments."""
     deployed = {p["Name"]: p["Value"] for p in template.of("SSM::Parameter").values()}
-    files = (ROOT / "policies").glob("*.toml")
-    assert deployed == {f"/rerail/policies/{file.stem}": file.read_text() for file in files}
+    files = sorted((ROOT / "policies").glob("*.toml"))
+    assert sorted(deployed) == [f"/rerail/policies/{file.stem}" for file in files]
+    for file in files:
+        policy = parse_policy(file.read_text(), name=file.stem)
+        assert parse_policy(deployed[f"/rerail/policies/{file.stem}"], name=file.stem) == policy
 
 
 def test_a_broken_policy_stops_the_synth(tmp_path):

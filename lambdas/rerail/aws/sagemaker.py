@@ -106,6 +106,9 @@ def job_from(description: Mapping[str, Any]) -> Job:
         failure_reason=description.get("FailureReason", ""),
         checkpoint_uri=description.get("CheckpointConfig", {}).get("S3Uri", ""),
         keep_alive_seconds=description.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0),
+        defined_metrics=tuple(
+            each["Name"] for each in description.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
+        ),
         metrics={metric["MetricName"]: metric["Value"] for metric in description.get("FinalMetricDataList", [])},
     )
 

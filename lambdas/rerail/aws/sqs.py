@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from rerail.aws.clients import client
 from rerail.wakeups import SWEEP, WAKE
@@ -16,7 +17,7 @@ class SqsQueue:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def wake(self, wakeups: Sequence[Mapping[str, str]], *, at: datetime) -> None:
+    def wake(self, wakeups: Sequence[Mapping[str, Any]], *, at: datetime) -> None:
         for start in range(0, len(wakeups), BATCH):
             entries = [
                 {"Id": str(number), "MessageBody": _message(wakeup, at)}
@@ -29,5 +30,5 @@ class SqsQueue:
                 )
 
 
-def _message(wakeup: Mapping[str, str], at: datetime) -> str:
+def _message(wakeup: Mapping[str, Any], at: datetime) -> str:
     return json.dumps({"source": SWEEP, "detail-type": WAKE, "time": at.isoformat(), "detail": dict(wakeup)})

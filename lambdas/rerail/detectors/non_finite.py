@@ -7,30 +7,55 @@ from rerail.detectors.detection import Detection
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.detectors.sample import Sample
 
+# Of so many rows half being bad is as good as a run of bad ones; the first rows of a real run were nan, nan and six
+# rows later nan once more, and it trained on for ten thousand.
+MEMORY = 10
+
 
 @dataclass(slots=True)
 class NonFinite:
-    """How many rows in a row were not finite."""
+    """Which of the last rows were bad, newest in the lowest bit, and what has been said about it."""
 
-    bad: int = 0
+    recent: int = 0
+    good: int = 0
     onset: int | None = None
+    told: Level | None = None
 
     def see(self, sample: Sample, detection: Detection) -> Finding | None:
-        """Warn at the first such row, intervene when it lasts."""
-        if not _non_finite(sample):
-            self.bad, self.onset = 0, None
+        """Warn at the first bad row, intervene when there are several in a few."""
+        fault = _fault(sample)
+        self.recent = (self.recent << 1 | (fault is not None)) & ((1 << MEMORY) - 1)
+        if fault is None:
+            self.good += 1
+            if self.good >= detection.non_finite_quiet_rows:
+                self.told, self.onset = None, None
             return None
-        self.bad += 1
-        self.onset = sample.step if self.bad == 1 else self.onset
-        if self.bad not in (1, detection.non_finite_patience):
-            return None
-        level = Level.WARN if self.bad < detection.non_finite_patience else Level.INTERVENE
-        return Finding(
-            Kind.NON_FINITE, level, sample.step, self.onset, f"{self.bad} rows in a row are not finite", at=sample.at
-        )
+        self.good = 0
+        bad = self.recent.bit_count()
+        if self.onset is None:
+            self.onset = sample.step
+        run = (~self.recent & (self.recent + 1)).bit_length() - 1
+        if (run >= detection.non_finite_patience or bad >= MEMORY // 2) and self.told is not Level.INTERVENE:
+            return self._finding(Level.INTERVENE, sample, f"{fault} in {bad} of the last {MEMORY} rows")
+        # An infinite gradient with a sound loss is what a loss scaler provokes on purpose: it must come again.
+        if self.told is None and not (bad == 1 and _scaler_probe(sample)):
+            return self._finding(Level.WARN, sample, fault)
+        return None
+
+    def _finding(self, level: Level, sample: Sample, evidence: str) -> Finding:
+        self.told = level
+        return Finding(Kind.NON_FINITE, level, sample.step, self.onset, evidence, sample.at)
 
 
-def _non_finite(sample: Sample) -> bool:
-    return sample.nonfinite or any(
-        value is not None and not math.isfinite(value) for value in (sample.loss, sample.grad_norm)
-    )
+def _fault(sample: Sample) -> str | None:
+    if sample.nonfinite:
+        return "the run says itself that loss or gradient is not finite"
+    for name, value in (("loss", sample.loss), ("gradient norm", sample.grad_norm)):
+        if value is not None and not math.isfinite(value):
+            return f"{name} is {value}"
+    return None
+
+
+def _scaler_probe(sample: Sample) -> bool:
+    sound = sample.loss is not None and math.isfinite(sample.loss)
+    return sound and not sample.nonfinite and sample.grad_norm is not None and math.isinf(sample.grad_norm)

@@ -2,36 +2,75 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 
+from rerail.detectors import blind, capacity_wait, checkpoint_stall, pulse, stall, startup_stall
 from rerail.detectors.detection import Detection
+from rerail.detectors.divergence import Divergence
 from rerail.detectors.finding import Finding
+from rerail.detectors.frozen_loss import FrozenLoss
+from rerail.detectors.grad_norm import GradNorm
+from rerail.detectors.loss_spike import LossSpike
 from rerail.detectors.non_finite import NonFinite
+from rerail.detectors.plateau import Plateau
+from rerail.detectors.pulse import Pulse
 from rerail.detectors.sample import Sample
+from rerail.detectors.stall import Stall
+from rerail.detectors.throughput_drop import ThroughputDrop
 
 
 @dataclass(slots=True)
-class Watch:
-    """What each detector remembers; the order of the fields is the order in which they are asked."""
+class Judges:
+    """What each detector of a series remembers; the order of the fields is the order in which they are asked."""
 
     non_finite: NonFinite = field(default_factory=NonFinite)
+    frozen_loss: FrozenLoss = field(default_factory=FrozenLoss)
+    loss_spike: LossSpike = field(default_factory=LossSpike)
+    divergence: Divergence = field(default_factory=Divergence)
+    plateau: Plateau = field(default_factory=Plateau)
+    grad_norm: GradNorm = field(default_factory=GradNorm)
+    stall: Stall = field(default_factory=Stall)
+    throughput_drop: ThroughputDrop = field(default_factory=ThroughputDrop)
+
+
+# The questions that silence answers, and no sample: asked at a time, of the pulse.
+QUESTIONS = (stall.due, startup_stall.due, checkpoint_stall.due, blind.due, capacity_wait.due)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """All that is remembered of one run's metrics, from attempt to attempt."""
+
+    judges: Judges = field(default_factory=Judges)
+    pulse: Pulse = field(default_factory=Pulse)
 
 
 def see(watch: Watch, sample: Sample, detection: Detection) -> tuple[Watch, tuple[Finding, ...]]:
     """The watch after one more sample, and what it makes the detectors say; the old watch stays as it was."""
-    watch = replace(watch, **{f.name: replace(getattr(watch, f.name)) for f in fields(watch)})
-    return watch, tuple(_seen(watch, sample, detection))
+    judges = replace(watch.judges, **{f.name: replace(getattr(watch.judges, f.name)) for f in fields(Judges)})
+    beat = pulse.heard(watch.pulse, sample.at, step=sample.step) if sample.at else watch.pulse
+    return Watch(judges, beat), tuple(_judged(judges, sample, detection))
+
+
+def due(watch: Watch, now: datetime, detection: Detection) -> tuple[Finding, ...]:
+    """What is overdue at this moment: the findings that silence makes."""
+    answers = (question(watch.pulse, now, detection) for question in QUESTIONS)
+    return tuple(answer for answer in answers if answer is not None)
 
 
 def series(samples: Iterable[Sample], detection: Detection) -> Iterator[tuple[int, Finding]]:
     """Every finding of a whole series with the 0-based row at which it was spoken."""
-    watch = Watch()
+    judges = Judges()
     for row, sample in enumerate(samples):
-        for finding in _seen(watch, sample, detection):
+        for finding in _judged(judges, sample, detection):
             yield row, finding
 
 
-def _seen(watch: Watch, sample: Sample, detection: Detection) -> Iterator[Finding]:
-    for f in fields(watch):
-        finding = getattr(watch, f.name).see(sample, detection)
+def _judged(judges: Judges, sample: Sample, detection: Detection) -> Iterator[Finding]:
+    for name in _ORDER:
+        finding: Finding | None = getattr(judges, name).see(sample, detection)
         if finding is not None:
             yield finding
+
+
+_ORDER = tuple(f.name for f in fields(Judges))

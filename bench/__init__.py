@@ -1,0 +1,1 @@
+"""Benchmarks: how well Rerail judges real training logs, beside the rules that others published."""

@@ -1,0 +1,1 @@
+"""What Rerail would have done: its detectors over logs of the past."""

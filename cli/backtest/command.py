@@ -1,0 +1,113 @@
+"""`rerail backtest`: what Rerail would have said and done on your own logs."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cli import place
+from cli.backtest import plots, report, sources
+from cli.backtest.judge import Judged, judge, scored
+from cli.backtest.series import BadInput
+from cli.place import Local
+from rerail.detectors.detection import Detection
+from rerail.errors import PolicyError
+from rerail.policy import parse_policy
+
+POLICIES = place.ROOT / "policies"
+NARROWEST = 120
+Item = TypeVar("Item")
+
+
+def backtest(
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="A corpus folder, a CSV, a Hugging Face trainer_state.json, a TensorBoard run folder, or job:NAME."
+        ),
+    ],
+    policy: Annotated[str, typer.Option(help="The policy whose thresholds judge: a name in policies/, or a file.")] = (
+        "default"
+    ),
+    plateau: Annotated[
+        bool, typer.Option(help="Ask for plateaus too; a policy leaves them out unless it says otherwise.")
+    ] = True,
+    findings: Annotated[
+        Path | None, typer.Option(help="Write what labels can judge to this file, as JSON lines.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw logs with their findings into this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for another program.")] = False,
+    local: Local = False,
+) -> None:
+    """Ask what Rerail would have said and done on logs of the past. Nothing is launched, stopped or changed."""
+    console = Console(stderr=as_json) if sys.stdout.isatty() else Console(width=NARROWEST, stderr=as_json)
+    try:
+        if plot:
+            plots.check()
+        detection = _detection(policy)
+        detection = replace(detection, plateau=plateau or detection.plateau)
+        began = time.perf_counter()
+        logs = sources.find(path, local=local)
+        judged = list(_shown(judge(logs, detection), len(logs), "judging logs", console))
+        judged.sort(key=lambda one: one.log.name)
+        quality, seconds = scored(judged), time.perf_counter() - began
+        if findings:
+            _write(judged, findings)
+        if as_json:
+            typer.echo(json.dumps(report.as_json(judged, policy=policy, seconds=seconds, scored=quality), indent=2))
+        else:
+            report.show(console, judged, policy=policy, seconds=seconds, scored=quality)
+        if plot:
+            worth = plots.worth_drawing(judged)
+            drawn = list(_shown(plots.draw(worth, plot), len(worth), "drawing", console))
+            console.print(f"{len(drawn)} picture(s) in {plot}", highlight=False)
+    except BadInput as error:
+        _refuse(str(error))
+
+
+def _detection(name: str) -> Detection:
+    file = Path(name) if name.endswith(".toml") else POLICIES / f"{name}.toml"
+    known = ", ".join(sorted(each.stem for each in POLICIES.glob("*.toml")))
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"there is no policy {name!r}", f"give one of {known}, or a TOML file") from error
+    try:
+        return parse_policy(text, name=file.stem).detection
+    except PolicyError as error:
+        raise BadInput(str(error), f"correct {file.name}") from error
+
+
+def _shown(results: Iterator[Item], total: int, what: str, console: Console) -> Iterable[Item]:
+    """The results as they come, under a progress bar. The first is taken before the bar starts its thread: work is
+    spread by forking, and a process is forked best while it has one thread."""
+    first = next(results, None)
+    if first is None:
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=total < 2) as progress:
+        bar = progress.add_task(what, total=total, completed=1)
+        yield first
+        for result in results:
+            progress.advance(bar)
+            yield result
+
+
+def _write(judged: list[Judged], file: Path) -> None:
+    lines = [json.dumps(line) for one in judged for line in one.scorable_lines()]
+    try:
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot write {file}: {error}", "name another file for --findings") from error
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"rerail backtest: {' '.join(message.split())}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,139 @@
+"""Reads a past training job: its CloudWatch metrics by the minute, and its log stream line by line."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from cli import place
+from cli.backtest.series import BadInput, Series, sample, timed
+from rerail.aws.clients import client
+from rerail.detectors.sample import Sample
+
+NAMESPACE = LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+# CloudWatch's statistic for each metric; the loss has its smallest and largest value and its count as well.
+STATISTICS = {
+    "step": "Maximum",
+    "loss": "Average",
+    "loss_min": "Minimum",
+    "loss_max": "Maximum",
+    "count": "SampleCount",
+    "grad_norm": "Average",
+    "tokens_per_s": "Average",
+    "nonfinite": "Maximum",
+}
+METRIC_OF = {"loss_min": "loss", "loss_max": "loss", "count": "loss"}
+# CloudWatch keeps minutes for 15 days, five minutes for 63 days, hours for 455 days.
+KEPT = ((timedelta(days=15), 60), (timedelta(days=63), 300), (timedelta(days=455), 3600))
+# FilterLogEvents takes 100 streams by name.
+STREAMS_A_CALL = 100
+LINE = re.compile(r"\brerail (?=step=)")
+PAIR = re.compile(r"(\w+)=(\S+)")
+
+
+def read(name: str, *, local: bool) -> list[Series]:
+    """The job's metrics and its log, each as a series of its own where there is one; raises BadInput."""
+    if not name:
+        raise BadInput("job: names no job", "write job:NAME")
+    if local:
+        place.find(local=True)
+    try:
+        start, end = _times(name)
+        found = [
+            Series(f"{name}, CloudWatch", _metrics(name, start, end)),
+            Series(f"{name}, log", _log(name)),
+        ]
+    except (ClientError, BotoCoreError) as error:
+        where = "" if local else ", or add --local"
+        raise BadInput(
+            f"the job {name} cannot be read: {error}", f"check its name and your credentials{where}"
+        ) from error
+    found = [series for series in found if series.samples]
+    if not found:
+        definitions = "give the job MetricDefinitions for loss and step, or print lines like `rerail step=1 loss=2.5`"
+        raise BadInput(f"the job {name} left no metric loss and no line `rerail step=... loss=...`", definitions)
+    return found
+
+
+def _times(name: str) -> tuple[datetime, datetime]:
+    job = client("sagemaker").describe_training_job(TrainingJobName=name)
+    start = job.get("TrainingStartTime") or job["CreationTime"]
+    return start, job.get("TrainingEndTime") or place.now()
+
+
+def _metrics(name: str, start: datetime, end: datetime) -> tuple[Sample, ...]:
+    period = next((seconds for age, seconds in KEPT if place.now() - start < age), 3600)
+    queries = [_query(column, name, period) for column in STATISTICS]
+    columns: dict[str, dict[datetime, float]] = {column: {} for column in STATISTICS}
+    pages = client("cloudwatch").get_paginator("get_metric_data")
+    first, last = start.replace(second=0, microsecond=0), end + timedelta(seconds=period)
+    for page in pages.paginate(MetricDataQueries=queries, StartTime=first, EndTime=last, ScanBy="TimestampAscending"):
+        for result in page["MetricDataResults"]:
+            moments = [at.astimezone(UTC) for at in result["Timestamps"]]
+            columns[result["Id"]].update(zip(moments, result["Values"], strict=True))
+    times = sorted({at for values in columns.values() for at in values})
+    return timed([_minute({column: values.get(at) for column, values in columns.items()}, at) for at in times])
+
+
+def _query(column: str, job: str, period: int) -> dict[str, Any]:
+    dimensions = [{"Name": "TrainingJobName", "Value": job}]
+    metric = {"Namespace": NAMESPACE, "MetricName": METRIC_OF.get(column, column), "Dimensions": dimensions}
+    return {"Id": column, "MetricStat": {"Metric": metric, "Period": period, "Stat": STATISTICS[column]}}
+
+
+def _minute(values: Mapping[str, float | None], at: datetime) -> Sample:
+    one = sample(values, at=at)
+    count = max(1, int(values.get("count") or 1))
+    return Sample(
+        step=one.step,
+        at=at,
+        loss=one.loss,
+        grad_norm=one.grad_norm,
+        tokens_per_s=one.tokens_per_s,
+        nonfinite=one.nonfinite,
+        count=count,
+        loss_min=values.get("loss_min"),
+        loss_max=values.get("loss_max"),
+    )
+
+
+def _log(name: str) -> tuple[Sample, ...]:
+    return timed([line for event in _events(name) if (line := _line(event))])
+
+
+def _events(name: str) -> list[dict[str, Any]]:
+    """The metric lines of all hosts, oldest first; only one of them prints any."""
+    logs = client("logs")
+    try:
+        pages = logs.get_paginator("describe_log_streams").paginate(
+            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/"
+        )
+        streams = [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
+    except logs.exceptions.ResourceNotFoundException:
+        return []
+    found: list[dict[str, Any]] = []
+    for first in range(0, len(streams), STREAMS_A_CALL):
+        pages = logs.get_paginator("filter_log_events").paginate(
+            logGroupName=LOG_GROUP,
+            logStreamNames=streams[first : first + STREAMS_A_CALL],
+            filterPattern='"rerail step="',
+        )
+        found += [event for page in pages for event in page["events"]]
+    return sorted(found, key=lambda event: event["timestamp"])
+
+
+def _line(event: Mapping[str, Any]) -> Sample | None:
+    """The metric line in a log event, wherever a launcher's prefix put it."""
+    if not (found := LINE.search(event["message"])):
+        return None
+    values = {key: _number(text) for key, text in PAIR.findall(event["message"][found.end() :])}
+    return sample(values, at=datetime.fromtimestamp(event["timestamp"] / 1000, UTC))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,69 @@
+"""Asks the detectors about logs of the past, as if each row came in just now."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.judging import as_calls
+from bench.parallel import spread
+from bench.scoring import FAMILIES, SCORED_AS, Score, score
+from cli.backtest.sources import Log
+from rerail.detectors.detection import Detection
+from rerail.detectors.finding import Finding, Level
+from rerail.detectors.watch import series
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One log and all that would have been said about it, each finding with the place of its sample."""
+
+    log: Log
+    samples: int
+    findings: tuple[tuple[int, Finding], ...]
+    rows: tuple[int, ...]
+
+    def of(self, level: Level) -> int:
+        return sum(finding.level == level for _, finding in self.findings)
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Every finding as plain data."""
+        for row, (_, finding) in zip(self.rows, self.findings, strict=True):
+            yield {
+                "run_id": self.log.name,
+                "row": row,
+                "kind": str(finding.kind),
+                "level": str(finding.level),
+                "step": finding.step,
+                "onset_step": finding.onset_step,
+                "evidence": finding.evidence,
+            }
+
+    def scorable_lines(self) -> Iterator[dict[str, Any]]:
+        """The findings that a label can confirm or deny, in the words of the labels."""
+        for line in self.lines():
+            kind = SCORED_AS.get(line["kind"], line["kind"])
+            if kind in FAMILIES:
+                yield {**line, "kind": kind}
+
+
+def judge(logs: Sequence[Log], detection: Detection) -> Iterator[Judged]:
+    """Each log, in any order; corpora are read and judged on all cores."""
+    yield from spread(_judge, [(log, detection) for log in logs])
+
+
+def scored(judged: Sequence[Judged]) -> tuple[Score, Mapping[str, int]] | None:
+    """How good the findings are, and what was said that no label can judge; None where there are no labels."""
+    runs = [one.log.labelled for one in judged if one.log.labelled]
+    if not runs:
+        return None
+    unscored: Counter[str] = Counter()
+    calls = {one.log.name: as_calls(one.findings, unscored=unscored) for one in judged}
+    return score(runs, calls), unscored
+
+
+def _judge(task: tuple[Log, Detection]) -> Judged:
+    log, detection = task
+    read = log.read()
+    findings = tuple(series(read.samples, detection))
+    return Judged(log, len(read.samples), findings, rows=tuple(read.row(place) for place, _ in findings))

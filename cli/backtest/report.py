@@ -1,0 +1,120 @@
+"""What the backtest prints: what was found, where, and how right it was."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bench.floor import measures
+from bench.scoring import Score
+from cli.backtest.judge import Judged
+from rerail.detectors.finding import Finding, Level
+
+LOGS_SHOWN, FINDINGS_SHOWN = 15, 30
+STYLES = {Level.WARN: "yellow", Level.INTERVENE: "bold red"}
+MEANING = "warn: tell people and save a checkpoint. intervene: stop the job and go on from before the onset."
+
+Scored = tuple[Score, Mapping[str, int]] | None
+
+
+def show(console: Console, judged: Sequence[Judged], *, policy: str, seconds: float, scored: Scored) -> None:
+    """Everything, for people."""
+    rows = sum(one.samples for one in judged)
+    logs = "1 log" if len(judged) == 1 else f"{len(judged)} logs"
+    console.print(f"{logs}, {rows:,} rows, judged with the policy {policy} in {seconds:.1f} s", highlight=False)
+    if not any(one.findings for one in judged):
+        console.print("nothing to report: Rerail would have kept its hands off")
+    else:
+        console.print(_kinds(judged))
+        console.print(_findings(judged[0]) if len(judged) == 1 else _logs(judged))
+        console.print(MEANING, style="dim", highlight=False)
+    if scored:
+        console.print(_quality(*scored))
+
+
+def as_json(judged: Sequence[Judged], *, policy: str, seconds: float, scored: Scored) -> dict[str, Any]:
+    """The same, for programs."""
+    return {
+        "policy": policy,
+        "logs": len(judged),
+        "rows": sum(one.samples for one in judged),
+        "seconds": round(seconds, 2),
+        "findings": {kind: dict(levels) for kind, levels in _by_kind(judged).items()},
+        "by_log": [
+            {"log": one.log.name, "rows": one.samples, "findings": list(one.lines())} for one in judged if one.findings
+        ],
+        "score": {**scored[0].as_json(), "unscored": dict(scored[1])} if scored else None,
+    }
+
+
+def _by_kind(judged: Sequence[Judged]) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {}
+    for one in judged:
+        for _, finding in one.findings:
+            counts.setdefault(str(finding.kind), Counter())[str(finding.level)] += 1
+    return counts
+
+
+def _kinds(judged: Sequence[Judged]) -> Table:
+    table = Table("kind", title="findings", title_justify="left")
+    for heading in ("logs", "warn", "intervene"):
+        table.add_column(heading, justify="right")
+    for kind, levels in sorted(_by_kind(judged).items()):
+        logs = sum(any(finding.kind == kind for _, finding in one.findings) for one in judged)
+        table.add_row(kind, str(logs), str(levels[Level.WARN]), str(levels[Level.INTERVENE]))
+    return table
+
+
+def _logs(judged: Sequence[Judged]) -> Table:
+    """The logs with most interventions, then most warnings."""
+    loud = sorted(
+        (one for one in judged if one.findings), key=lambda one: (-one.of(Level.INTERVENE), -len(one.findings))
+    )
+    table = Table("log", title=f"{len(loud)} of {len(judged)} logs have findings", title_justify="left")
+    for heading in ("rows", "warn", "intervene"):
+        table.add_column(heading, justify="right")
+    table.add_column("the gravest")
+    for one in loud[:LOGS_SHOWN]:
+        gravest = next((f for _, f in one.findings if f.level is Level.INTERVENE), one.findings[0][1])
+        counts = (f"{one.samples:,}", str(one.of(Level.WARN)), str(one.of(Level.INTERVENE)))
+        table.add_row(Text(one.log.name), *counts, _evidence(gravest))
+    if len(loud) > LOGS_SHOWN:
+        table.add_row(f"and {len(loud) - LOGS_SHOWN} more", "", "", "", "--json prints them all")
+    return table
+
+
+def _findings(one: Judged) -> Table:
+    table = Table("row", "step", "level", "kind", "evidence", title=Text(one.log.name), title_justify="left")
+    for row, (_, finding) in list(zip(one.rows, one.findings, strict=True))[:FINDINGS_SHOWN]:
+        step = "" if finding.step is None else str(finding.step)
+        table.add_row(str(row), step, Text(finding.level, STYLES[finding.level]), finding.kind, Text(finding.evidence))
+    if len(one.findings) > FINDINGS_SHOWN:
+        rest = f"{len(one.findings) - FINDINGS_SHOWN} more: --json prints them all"
+        table.add_row("...", "", "", "", rest)
+    return table
+
+
+def _evidence(finding: Finding) -> Text:
+    step = "" if finding.step is None else f"step {finding.step}: "
+    return Text(f"{step}{finding.kind}, {finding.evidence}", STYLES[finding.level])
+
+
+def _quality(score: Score, unscored: Mapping[str, int]) -> Table:
+    table = Table("against the labels", title="how right it was", title_justify="left")
+    table.add_column("", justify="right")
+    for family, recall in score.families.items():
+        table.add_row(f"{family}: found of {recall.labels}, macro / micro", f"{recall.macro:.2f} / {recall.micro:.2f}")
+    values = measures(score)
+    table.add_row("false alarms", f"{score.false_alarms}, {values['false alarms per 100k rows']:.2f} per 100k rows")
+    table.add_row(
+        "wrong interventions", f"{score.wrong}, {values['wrong interventions per 100k rows']:.2f} per 100k rows"
+    )
+    table.add_row("right interventions", str(score.right))
+    for family, (acted, of) in score.lasting.items():
+        table.add_row(f"{family}: lasting events that were acted on", f"{acted} of {of}")
+    if unscored:
+        table.add_row("besides, not scored", ", ".join(f"{count} {kind}" for kind, count in unscored.items()))
+    return table

@@ -1,0 +1,153 @@
+"""A log as it was read: samples with the rows they came from, and the columns that its names mean."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from rerail.detectors.sample import Sample
+
+# What other people call our columns; compared in small letters, with every run of other characters as one underscore.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "step": (
+        *("step", "global_step", "iteration", "iterations", "iter", "it", "steps", "update", "num_updates", "batch"),
+        *("train_global_step", "trainer_global_step", "train_step"),
+    ),
+    "loss": (
+        *(
+            "loss",
+            "train_loss",
+            "training_loss",
+            "loss_train",
+            "train_loss_step",
+            "loss_step",
+            "lm_loss",
+            "train_lm_loss",
+        ),
+        *("batch_loss", "train_batch_loss", "total_loss", "train_total_loss", "loss_total", "nll_loss", "ce_loss"),
+    ),
+    "grad_norm": ("grad_norm", "gradient_norm", "gnorm", "train_grad_norm", "total_norm", "grad_norm_total", "norm"),
+    "step_time_s": (
+        *(
+            "step_time_s",
+            "step_time",
+            "seconds_per_step",
+            "sec_per_step",
+            "time_per_step",
+            "iteration_time",
+            "iter_time",
+        ),
+        *("train_step_time", "batch_time", "elapsed_time_per_iteration", "step_duration"),
+    ),
+    "step_time_ms": (
+        "step_time_ms",
+        "iter_time_ms",
+        "iteration_time_ms",
+        "elapsed_time_per_iteration_ms",
+        "ms_per_step",
+    ),
+    "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate", "lr_group_0"),
+    "tokens_per_s": (
+        *("tokens_per_s", "tokens_per_sec", "tokens_per_second", "tok_per_sec", "tokens_s", "tok_s"),
+        *("train_tokens_per_second", "samples_per_second", "samples_per_sec"),
+    ),
+    "nonfinite": ("nonfinite", "non_finite"),
+    "at": ("at", "timestamp", "time", "wall_time", "datetime", "date"),
+}
+METRICS = ("loss", "step_time_s", "step_time_ms", "tokens_per_s")
+# A loss of one of these is not the loss that is trained on.
+NOT_TRAINING = re.compile(r"(^|_)(val|valid|validation|eval|test|dev|best|min|max|avg|mean|ema|epoch)(_|$)")
+
+
+class BadInput(Exception):
+    """The user's logs cannot be read: what is the matter, and what to do."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem, self.remedy = problem, remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One log. `rows` says where each sample stood in it, where that is not simply its place."""
+
+    name: str
+    samples: tuple[Sample, ...]
+    rows: tuple[int, ...] | None = None
+
+    def row(self, place: int) -> int:
+        return self.rows[place] if self.rows else place
+
+
+def meanings(names: Iterable[str], *, where: str) -> dict[str, str]:
+    """Our column -> the name that it has here; raises BadInput where there is nothing to judge."""
+    named = {plain(name): name for name in names}
+    known = {column: next((named[n] for n in aliases if n in named), None) for column, aliases in NAMES.items()}
+    found = {column: name for column, name in known.items() if name is not None}
+    if "loss" not in found and (guess := _only_loss(named, where=where)):
+        found["loss"] = guess
+    if not set(METRICS) & set(found):
+        have = ", ".join(named.values()) or "none at all"
+        raise BadInput(f"{where} has no column loss (it has {have})", "rename the training loss to `loss`")
+    return found
+
+
+def _only_loss(named: Mapping[str, str], *, where: str) -> str | None:
+    losses = [name for name in named if re.search(r"(^|_)loss(_|$)", name) and not NOT_TRAINING.search(name)]
+    if len(losses) > 1:
+        several = ", ".join(named[name] for name in losses)
+        raise BadInput(f"{where} has no column loss but several that may be it: {several}", "rename one to `loss`")
+    return named[losses[0]] if losses else None
+
+
+def plain(name: str) -> str:
+    """A column's name without the differences that mean nothing."""
+    return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
+
+
+def sample(values: Mapping[str, float | None], *, at: datetime | None = None) -> Sample:
+    """A sample from values by our columns."""
+    step, milliseconds = values.get("step"), values.get("step_time_ms")
+    seconds = values.get("step_time_s")
+    return Sample(
+        step=int(step) if step is not None and math.isfinite(step) else None,
+        at=at,
+        loss=values.get("loss"),
+        grad_norm=values.get("grad_norm"),
+        step_time_s=milliseconds / 1000 if seconds is None and milliseconds is not None else seconds,
+        lr=values.get("lr"),
+        tokens_per_s=values.get("tokens_per_s"),
+        nonfinite=bool(values.get("nonfinite")),
+    )
+
+
+def timed(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Where the log tells when but not how long, a step took the time since the row before, divided by its steps."""
+    if not samples or any(one.step_time_s is not None for one in samples):
+        return tuple(samples)
+    seconds = [None, *(_seconds_a_step(before, one) for before, one in zip(samples, samples[1:], strict=False))]
+    return tuple(replace(one, step_time_s=each) for one, each in zip(samples, seconds, strict=True))
+
+
+def _seconds_a_step(before: Sample, one: Sample) -> float | None:
+    if before.at is None or one.at is None or before.step is None or one.step is None or one.step <= before.step:
+        return None
+    return max(0.0, (one.at - before.at).total_seconds()) / (one.step - before.step)
+
+
+def moment(text: str) -> datetime | None:
+    """A time as logs write it: seconds since 1970, or ISO 8601; anything else is no time."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            told = datetime.fromisoformat(text)
+        except ValueError:
+            return None
+        return told if told.tzinfo else told.replace(tzinfo=UTC)
+    # Smaller numbers count from the start of the run: as good, for only differences are looked at.
+    return datetime.fromtimestamp(seconds, UTC) if 0 <= seconds < 1e11 else None

@@ -1,0 +1,78 @@
+"""Finds the logs that the user means: a corpus, a CSV, a Trainer's state, a TensorBoard run or a past job."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench.logs import BadCorpus, Corpus, read_corpus, read_log
+from bench.scoring import Labelled
+from cli.backtest import jobs, tables, tensorboards, trainer
+from cli.backtest.series import BadInput, Series
+
+JOB = "job:"
+ACCEPTED = "give a corpus folder, a CSV, a trainer_state.json, a TensorBoard run folder, or job:NAME for a past job"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One log: its name, how to read it (in any process), and its labels where it has some."""
+
+    name: str
+    read: Callable[[], Series]
+    labelled: Labelled | None = None
+
+
+def find(path: str, *, local: bool) -> tuple[Log, ...]:
+    """The logs at a path or of a job; raises BadInput."""
+    if path.startswith(JOB):
+        return _read_now(jobs.read(path.removeprefix(JOB), local=local))
+    place = Path(path)
+    if not place.exists():
+        raise BadInput(f"there is no {path}", ACCEPTED)
+    if place.is_dir():
+        return _folder(place)
+    if place.suffix == ".json":
+        return _read_now([trainer.read(place)])
+    if tensorboards.is_events(place):
+        return _read_now(tensorboards.read(place.parent))
+    if place.suffix in (".csv", ".tsv", ".gz"):
+        return _read_now([tables.read(place)])
+    raise BadInput(f"{path} is no log that can be read", ACCEPTED)
+
+
+def _folder(place: Path) -> tuple[Log, ...]:
+    if (place / "index.csv").exists():
+        return _corpus(place)
+    if state := trainer.newest_state(place):
+        return _read_now([trainer.read(state)])
+    if tensorboards.runs(place):
+        return _read_now(tensorboards.read(place))
+    raise BadInput(f"{place} holds no log", ACCEPTED)
+
+
+def _corpus(place: Path) -> tuple[Log, ...]:
+    try:
+        corpus = read_corpus(place)
+    except BadCorpus as error:
+        raise BadInput(error.problem, error.remedy) from error
+    return tuple(_of_corpus(corpus, run) for run in corpus.runs)
+
+
+def _of_corpus(corpus: Corpus, run: Labelled) -> Log:
+    return Log(run.id, partial(_corpus_log, run.id, corpus.file(run)), run if corpus.labelled else None)
+
+
+def _corpus_log(name: str, file: Path) -> Series:
+    try:
+        return Series(name, tuple(read_log(file)))
+    except BadCorpus as error:
+        raise BadInput(error.problem, error.remedy) from error
+
+
+def _read_now(series: Sequence[Series]) -> tuple[Log, ...]:
+    return tuple(Log(one.name, partial(_same, one)) for one in series)
+
+
+def _same(series: Series) -> Series:
+    return series

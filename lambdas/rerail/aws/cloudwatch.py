@@ -1,0 +1,96 @@
+"""The metrics of training jobs in CloudWatch, read for all runs together."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from math import isfinite
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from rerail.aws.clients import client
+from rerail.errors import Blind, Throttled
+from rerail.metrics import Points, Query
+
+NAMESPACE = "/aws/sagemaker/TrainingJobs"
+QUERIES = 500  # a request's most
+DATAPOINTS = 100_800  # a request's most; beyond them the answer comes in pages
+READERS = 4
+THROTTLING = ("Throttling", "ThrottlingException", "RequestLimitExceeded", "LimitExceeded", "LimitExceededException")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    points: Mapping[Query, Points]
+    calls: int
+
+
+class CloudWatchSeries:
+    """The port `Series` on GetMetricData.
+
+    `calls` and `metrics` count what this object has asked so far: requests, and series in them, which is what is billed
+    (at most: see rerail.metrics)."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.metrics = 0
+
+    def read(self, asked: Sequence[Query], start: datetime, end: datetime, period: timedelta) -> Mapping[Query, Points]:
+        size = _batch_size(start, end, period)
+        batches = [asked[first : first + size] for first in range(0, len(asked), size)]
+        with ThreadPoolExecutor(READERS) as readers:
+            answers = list(readers.map(partial(_read, start=start, end=end, period=period), batches))
+        self.calls += sum(answer.calls for answer in answers)
+        self.metrics += sum(answer.calls * len(batch) for answer, batch in zip(answers, batches, strict=True))
+        return {query: points for answer in answers for query, points in answer.points.items()}
+
+
+def _batch_size(start: datetime, end: datetime, period: timedelta) -> int:
+    points = max(1, -((start - end) // period))
+    return max(1, min(QUERIES, DATAPOINTS // points))
+
+
+def _read(batch: Sequence[Query], *, start: datetime, end: datetime, period: timedelta) -> _Answer:
+    queries = {f"q{number}": query for number, query in enumerate(batch)}
+    pages = (
+        client("cloudwatch")
+        .get_paginator("get_metric_data")
+        .paginate(
+            MetricDataQueries=[_wire(name, query, period) for name, query in queries.items()],
+            StartTime=start,
+            EndTime=end,
+            ScanBy="TimestampAscending",
+        )
+    )
+    found: dict[str, dict[datetime, float]] = defaultdict(dict)
+    status: dict[str, str] = {}
+    calls = 0
+    try:
+        for calls, page in enumerate(pages, start=1):  # noqa: B007
+            for result in page["MetricDataResults"]:
+                status[result["Id"]] = result.get("StatusCode", "Complete")
+                found[result["Id"]] |= _points(result)
+    except ClientError as error:
+        throttled = error.response["Error"]["Code"] in THROTTLING
+        raise (Throttled if throttled else Blind)(f"GetMetricData: {error}") from error
+    except BotoCoreError as error:
+        raise Blind(f"GetMetricData: {error}") from error
+    # PartialData on the last page, InternalError, Forbidden, or no word at all: not known, which is not empty.
+    whole = {queries[name]: sorted(found[name].items()) for name in queries if status.get(name) == "Complete"}
+    return _Answer(whole, calls)
+
+
+def _points(result: Mapping[str, Any]) -> dict[datetime, float]:
+    pairs = zip(result["Timestamps"], result["Values"], strict=True)
+    return {at.astimezone(UTC): float(value) for at, value in pairs if isfinite(value)}
+
+
+def _wire(name: str, query: Query, period: timedelta) -> dict[str, Any]:
+    owner = ("Host", f"{query.job}/{query.host}") if query.host else ("TrainingJobName", query.job)
+    dimensions = [{"Name": owner[0], "Value": owner[1]}]
+    metric = {"Namespace": NAMESPACE, "MetricName": query.metric, "Dimensions": dimensions}
+    seconds = int(period.total_seconds())
+    return {"Id": name, "MetricStat": {"Metric": metric, "Period": seconds, "Stat": query.statistic.value}}

@@ -1,0 +1,36 @@
+"""The lowest of the last few values of a series."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Lowest:
+    """A queue of the values that may still become the lowest: rising, oldest first; amortised O(1) a push."""
+
+    size: int
+    pushed: int = 0
+    numbers: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.numbers, self.values = list(self.numbers), list(self.values)
+
+    def push(self, value: float) -> None:
+        """Take one more value in, and forget what is older than `size` pushes."""
+        self.pushed += 1
+        while self.values and self.values[-1] >= value:
+            self.values.pop()
+            self.numbers.pop()
+        self.values.append(value)
+        self.numbers.append(self.pushed)
+        if self.numbers[0] <= self.pushed - self.size:
+            self.values.pop(0)
+            self.numbers.pop(0)
+
+    def value(self) -> float:
+        """The lowest; there must have been a push."""
+        return self.values[0]
+
+    def copy(self) -> "Lowest":
+        """Another one with the same values."""
+        return Lowest(self.size, self.pushed, self.numbers, self.values)

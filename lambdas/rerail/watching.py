@@ -1,0 +1,182 @@
+"""Watching: read what is new of every run, let the detectors judge it, and remember what they learnt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+from rerail.detectors import stall
+from rerail.detectors.detection import Detection
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.pulse import Phase, Pulse, entered, relaunched
+from rerail.detectors.sample import Sample
+from rerail.detectors.watch import Watch, due, see
+from rerail.metrics import Cursor, MetricNames, Points, Query, Series, Watched, fetch, follow, load, samples
+from rerail.model import Attempt, Run
+from rerail.policy import Policy
+
+OF_THE_LOSS = (Kind.NON_FINITE, Kind.LOSS_SPIKE, Kind.DIVERGENCE, Kind.FROZEN_LOSS)
+# A trouble that is intervened on began within so many patiences.
+ONSET_PATIENCES, KEPT_ONSETS = 3, 20
+# Percent of one device: below this nothing is being computed. A full GPU proves nothing, a waiting collective spins.
+IDLE_BELOW = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is known of a run's series: how far it was read, and the state of the detectors; outlives its jobs.
+
+    `rows` counts what was judged, `step` is the last row's; `onsets` are the rows in which trouble with the loss was
+    found lately, each with the step at which it began.
+    """
+
+    run: str
+    cursor: Cursor
+    watch: Watch = field(default_factory=Watch)
+    rows: int = 0
+    step: int | None = None
+    onsets: tuple[tuple[int, int], ...] = ()
+
+
+class Memories(Protocol):
+    """Where memories are kept."""
+
+    def recall(self, run_ids: Sequence[str]) -> Mapping[str, Memory]:
+        """The memories of those runs that have one."""
+
+    def keep(self, memories: Sequence[Memory]) -> None:
+        """Remember them; the last one kept of a run wins."""
+
+
+class Watchable(NamedTuple):
+    """A run whose job is in progress, what its metrics are called, and whether the user's code is running."""
+
+    run: Run
+    policy: Policy
+    names: MetricNames
+    trains: bool
+
+
+class Judged(NamedTuple):
+    """What the detectors made of one run's news."""
+
+    memory: Memory
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """Over its ports: the series, and the memories."""
+
+    series: Series
+    memories: Memories
+
+    def judge(self, watchable: Sequence[Watchable], *, at: datetime) -> list[Judged]:
+        """Read all runs' news together and judge each. Nothing is kept yet: what was found has to be told first."""
+        known = self.memories.recall([each.run.id for each in watchable])
+        remembered = [(remember(known.get(each.run.id), each, at=at), each) for each in watchable]
+        watched = [
+            Watched(memory.cursor, each.names, stall_suspected=_suspicious(memory, each.policy, at))
+            for memory, each in remembered
+            if each.trains  # before that a series says nothing, and would be paid for in vain
+        ]
+        answers = fetch(self.series, watched, now=at)
+        return [judged(memory, each, answers, at=at) for memory, each in remembered]
+
+    def keep(self, judgements: Sequence[Judged]) -> None:
+        """Remember what was judged, now that it was told."""
+        self.memories.keep([judgement.memory for judgement in judgements])
+
+
+def judged(memory: Memory, watchable: Watchable, answers: Mapping[Query, Points], *, at: datetime) -> Judged:
+    """One run's news, sample by sample, and then what is overdue."""
+    policy = watchable.policy
+    cursor, news = samples(answers, memory.cursor, watchable.names, now=at)
+    findings: list[Finding] = []
+    for sample in news:
+        memory, said = _seen(memory, sample, policy.detection)
+        findings += said
+    pulse = replace(_heard(memory.watch.pulse, cursor), idle=_idle(answers, cursor.job))
+    watch = replace(memory.watch, pulse=pulse)
+    findings += (_witnessed(finding, pulse, watchable.run) for finding in due(watch, at, policy.detection))
+    return Judged(replace(memory, cursor=cursor, watch=watch), tuple(findings))
+
+
+def _seen(memory: Memory, sample: Sample, detection: Detection) -> tuple[Memory, tuple[Finding, ...]]:
+    """One row judged, and each finding dated to the earliest step at which the trouble can have begun.
+
+    A row stands for all the steps since the one before it. And what does not mend was a spike first: the spike's onset
+    is the one that a rollback has to reach behind.
+    """
+    watch, said = see(memory.watch, sample, detection)
+    span = 0 if sample.step is None or memory.step is None else max(0, sample.step - memory.step - 1)
+    found = [
+        replace(f, onset_step=max(0, f.onset_step - span)) if f.kind in OF_THE_LOSS and f.onset_step is not None else f
+        for f in said
+    ]
+    rows = memory.rows + 1
+    dated = tuple((rows, f.onset_step) for f in found if f.kind in OF_THE_LOSS and f.onset_step is not None)
+    recent = rows - ONSET_PATIENCES * detection.patience_rows
+    onsets = (*(each for each in memory.onsets if each[0] > recent), *dated)[-KEPT_ONSETS:]
+    earliest = min((onset for _, onset in onsets), default=None)
+    told = tuple(
+        replace(f, onset_step=earliest) if f.kind in OF_THE_LOSS and f.level is Level.INTERVENE else f for f in found
+    )
+    step = sample.step if sample.step is not None else memory.step
+    return replace(memory, watch=watch, rows=rows, step=step, onsets=onsets), told
+
+
+def _heard(pulse: Pulse, cursor: Cursor) -> Pulse:
+    """Replayed steps make no samples, but they are signs of life."""
+    if cursor.read_to is None:
+        return pulse
+    pulse = entered(pulse, Phase.STEP, cursor.read_to) if pulse.phase is Phase.STARTUP else pulse
+    moved = max(filter(None, (pulse.moved_at, cursor.seen_at)), default=None)
+    return replace(pulse, heard_at=cursor.read_to, moved_at=moved)
+
+
+def _suspicious(memory: Memory, policy: Policy, at: datetime) -> bool:
+    """A stall wants a second witness: only then is the load of the machines asked for, which costs more series."""
+    return stall.due(memory.watch.pulse, at, policy.detection) is not None
+
+
+def _idle(answers: Mapping[Query, Points], job: str) -> bool | None:
+    busy = [percent for percent in load(answers, job) if percent is not None]
+    return max(busy) < IDLE_BELOW if busy else None
+
+
+def _witnessed(finding: Finding, pulse: Pulse, run: Run) -> Finding:
+    """Silence alone stops no job: machines that do nothing must bear it out, or the checkpoint folder, which is looked
+    into before anything is done. A start may take its time on busy machines."""
+    borne_out = pulse.idle or (finding.kind is Kind.STALL and run.checkpoint_uri)
+    if finding.kind in (Kind.STALL, Kind.STARTUP_STALL) and not borne_out:
+        return replace(finding, level=Level.WARN)
+    return finding
+
+
+def remember(memory: Memory | None, watchable: Watchable, *, at: datetime) -> Memory:
+    """The memory to judge the run's current job with: the series of its attempts are one series, stitched by step."""
+    run, attempt = watchable.run, watchable.run.current
+    if memory is None:
+        memory = Memory(run.id, Cursor(attempt.job_name), Watch(pulse=Pulse(Phase.CAPACITY, at)))
+    elif memory.cursor.job != attempt.job_name:
+        memory = _followed(memory, run, attempt, at)
+    pulse = memory.watch.pulse
+    if watchable.trains and pulse.phase is Phase.CAPACITY:
+        pulse = entered(pulse, Phase.STARTUP, at)
+    return replace(memory, watch=replace(memory.watch, pulse=pulse))
+
+
+def _followed(memory: Memory, run: Run, attempt: Attempt, at: datetime) -> Memory:
+    pulse = relaunched(memory.watch.pulse, at)
+    if _rolled_back(run, attempt):
+        # What the detectors learnt after the onset is not to be trusted: they begin afresh where the run does.
+        cursor = follow(memory.cursor, attempt.job_name, judged_to=attempt.resumed_from_step or 0)
+        return Memory(run.id, cursor, Watch(pulse=pulse))
+    return replace(memory, cursor=follow(memory.cursor, attempt.job_name), watch=replace(memory.watch, pulse=pulse))
+
+
+def _rolled_back(run: Run, attempt: Attempt) -> bool:
+    """The attempt resumed from before what was judged, on purpose: old step numbers come again with new values."""
+    last = run.incidents[-1] if run.incidents else None
+    return last is not None and last.onset_step is not None and attempt.number == last.attempt + 1

@@ -1,0 +1,54 @@
+"""What the detectors remember, in the table: many at once, and one of another version begins afresh."""
+
+import zlib
+from datetime import UTC, datetime
+
+import pytest
+
+from rerail.aws.clients import client
+from rerail.aws.memories import READ_BATCH, DynamoMemories
+from rerail.detectors.detection import Detection
+from rerail.detectors.sample import Sample
+from rerail.detectors.watch import Watch, see
+from rerail.metrics import Cursor
+from rerail.watching import Memory
+from tests.aws.places import TABLE
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def memories(table) -> DynamoMemories:
+    return DynamoMemories(table)
+
+
+def learnt(rows: int) -> Watch:
+    watch = Watch()
+    for row in range(rows):
+        watch, _ = see(watch, Sample(step=row, at=NOON, loss=2.0 + row % 7 / 100, step_time_s=0.5), Detection())
+    return watch
+
+
+def test_what_was_kept_is_recalled_and_judges_alike(memories):
+    """A state that went through the table says the same of the next sample as one that did not."""
+    watch = learnt(120)
+    memories.keep([Memory("gpt", Cursor("gpt-a002", read_to=NOON, step=119), watch)])
+    recalled = memories.recall(["gpt", "llama"])
+    assert list(recalled) == ["gpt"]
+    assert recalled["gpt"].cursor == Cursor("gpt-a002", read_to=NOON, step=119)
+    spike = Sample(step=120, at=NOON, loss=20.0, step_time_s=0.5)
+    assert see(recalled["gpt"].watch, spike, Detection())[1] == see(watch, spike, Detection())[1] != ()
+
+
+def test_more_than_a_batch_is_kept_and_recalled(memories):
+    names = [f"run-{number}" for number in range(READ_BATCH + 7)]
+    memories.keep([Memory(name, Cursor(name)) for name in names])
+    assert sorted(memories.recall(names)) == sorted(names)
+
+
+def test_a_memory_of_another_version_begins_afresh(memories):
+    """It is a cache of what the metrics said: learnt again within some rows."""
+    memories.keep([Memory("gpt", Cursor("gpt"))])
+    key = {"pk": {"S": "watch#gpt"}, "sk": {"S": "watch"}}
+    client("dynamodb").put_item(TableName=TABLE, Item={**key, "doc": {"B": zlib.compress(b'{"schema": 99}')}})
+    assert memories.recall(["gpt"]) == {}

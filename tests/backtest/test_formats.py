@@ -1,0 +1,162 @@
+"""Each kind of input, on a small piece of a real log."""
+
+import csv
+import gzip
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util.tensor_util import make_tensor_proto
+
+from cli.backtest import jobs, sources, tables, tensorboards, trainer
+from cli.backtest.series import BadInput, Series, meanings, moment
+from tests.backtest.command import DATA
+
+CSV, STATE = DATA / "metrics.csv", DATA / "trainer_state.json"
+
+
+def numbers(column: str) -> list[float]:
+    """A column of the CSV, as the csv module reads it."""
+    return [float(row[column]) for row in csv.DictReader(CSV.open()) if row[column]]
+
+
+def test_a_csv_is_read_by_what_its_columns_mean():
+    """Other names, validation rows between; each sample knows the row that it came from."""
+    series = tables.read(CSV)
+    assert [one.loss for one in series.samples] == numbers("train/loss")
+    assert series.samples[0].step_time_s == pytest.approx(0.86, abs=0.05)
+    assert (series.samples[0].step, series.row(99), series.row(100)) == (150000, 99, 101)
+
+
+def test_a_csv_may_be_gzipped(tmp_path: Path):
+    """The same samples."""
+    (tmp_path / "metrics.csv.gz").write_bytes(gzip.compress(CSV.read_bytes()))
+    assert tables.read(tmp_path / "metrics.csv.gz").samples == tables.read(CSV).samples
+
+
+def test_a_csv_without_steps_counts_rows_and_tells_speed_from_times(tmp_path: Path):
+    """The time between two rows is what a step took; nan is kept, nothing is nothing."""
+    file = tmp_path / "log.csv"
+    file.write_text("Loss,timestamp\n2.5,1700000000\nnan,1700000002\n,\n2.4,2023-11-14T22:13:24\n")
+    first, second, last = tables.read(file).samples
+    assert (first.step, second.step, last.step) == (0, 1, 3)
+    assert second.loss is not None and second.loss != second.loss
+    assert (first.step_time_s, second.step_time_s, last.step_time_s) == (None, 2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("names", "loss"),
+    [
+        (["epoch", "Train Loss"], "Train Loss"),
+        (["Loss/train", "Loss/val"], "Loss/train"),
+        (["lm loss", "aux loss"], "lm loss"),
+        (["mlm_loss", "val_loss", "best_loss"], "mlm_loss"),
+    ],
+)
+def test_the_training_loss_is_recognised(names, loss):
+    """By its usual names, or as the only loss that is trained on."""
+    assert meanings(names, where="here")["loss"] == loss
+
+
+def test_two_candidates_are_not_guessed_between():
+    """The message names both."""
+    with pytest.raises(BadInput, match="mlm_loss, nsp_loss"):
+        meanings(["step", "mlm_loss", "nsp_loss"], where="here")
+
+
+def test_a_trainer_state_is_read_without_its_evaluations():
+    """Only entries with a training loss; the place in log_history is the row. A gradient may be NaN in them."""
+    series = trainer.read(STATE)
+    history = json.loads(STATE.read_text())["log_history"]
+    assert [one.loss for one in series.samples] == [entry["loss"] for entry in history if "loss" in entry]
+    assert any(one.grad_norm is not None and one.grad_norm != one.grad_norm for one in series.samples)
+    assert history[series.row(1)]["step"] == series.samples[1].step == 5001
+
+
+def test_an_output_folder_of_the_trainer_means_its_last_checkpoint(tmp_path: Path):
+    """By number, not by name: 1000 comes after 900."""
+    for number in (900, 1000):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        entry = {"step": number, "loss": 1.0}
+        (tmp_path / f"checkpoint-{number}" / trainer.STATE).write_text(json.dumps({"log_history": [entry]}))
+    (log,) = sources.find(str(tmp_path), local=False)
+    assert log.read().samples[0].step == 1000
+
+
+def write_events(folder: Path, *, as_tensors: bool = False) -> None:
+    """The CSV's loss as a run of TensorBoard, a step every half second."""
+    writer = EventFileWriter(str(folder))
+    for place, (step, loss) in enumerate(zip(numbers("global_step"), numbers("train/loss"), strict=False)):
+        at = 1.7e9 + 50.0 * place
+        if as_tensors:
+            plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))
+            value = Summary.Value(tag="train/loss", metadata=plugin, tensor=make_tensor_proto(loss, dtype="float32"))
+        else:
+            value = Summary.Value(tag="train/loss", simple_value=loss)
+        writer.add_event(Event(wall_time=at, step=int(step), summary=Summary(value=[value])))
+        norm = Summary.Value(tag="train/grad_norm", simple_value=0.5)
+        writer.add_event(Event(wall_time=at + 0.01, step=int(step), summary=Summary(value=[norm])))
+    evaluation = Summary.Value(tag="eval/loss", simple_value=9.0)
+    writer.add_event(Event(wall_time=1.7e9, step=1, summary=Summary(value=[evaluation])))
+    writer.close()
+
+
+@pytest.mark.parametrize("as_tensors", [False, True], ids=["torch", "tensorflow"])
+def test_a_tensorboard_run_is_read(tmp_path: Path, as_tensors):
+    """Tags joined by step, from either way of storing scalars; the speed from the times of the events."""
+    write_events(tmp_path, as_tensors=as_tensors)
+    (series,) = tensorboards.read(tmp_path)
+    assert [one.loss for one in series.samples] == pytest.approx(numbers("train/loss")[: len(series.samples)], rel=1e-6)
+    assert len(series.samples) > 400
+    assert {one.grad_norm for one in series.samples} == {0.5}
+    assert series.samples[1].step_time_s == pytest.approx(0.5)
+    assert series.samples[0].at == datetime.fromtimestamp(1.7e9, UTC)
+
+
+def test_a_folder_of_tensorboard_runs_is_a_log_each(tmp_path: Path):
+    """A run without a loss is left out; a file means its folder."""
+    write_events(tmp_path / "one")
+    write_events(tmp_path / "two")
+    writer = EventFileWriter(str(tmp_path / "other"))
+    other = Summary(value=[Summary.Value(tag="accuracy", simple_value=1.0)])
+    writer.add_event(Event(wall_time=1.7e9, step=1, summary=other))
+    writer.close()
+    assert [log.name for log in sources.find(str(tmp_path), local=False)] == ["one", "two"]
+    (file,) = (tmp_path / "two").iterdir()
+    assert len(sources.find(str(file), local=False)) == 1
+
+
+def test_tensorboard_is_asked_for_in_one_line(tmp_path: Path, monkeypatch):
+    """With the version that is known to work."""
+    write_events(tmp_path)
+    monkeypatch.setattr(tensorboards.importlib, "import_module", _not_installed)
+    with pytest.raises(BadInput, match="pip install tensorboard=="):
+        tensorboards.read(tmp_path)
+
+
+def test_a_metric_line_is_found_behind_a_launchers_prefix():
+    """mpirun puts the rank before it; nan and exponents are numbers, words are none."""
+    line = "[1,mpirank:0,algo-1]<stdout>:rerail step=60 loss=nan grad_norm=9.1e-05 lr=3e-4 tokens_per_s=123 nonfinite=1"
+    found = jobs._line({"message": line, "timestamp": 1_700_000_000_000})
+    assert found is not None and found.loss != found.loss
+    assert (found.step, found.grad_norm, found.tokens_per_s, found.nonfinite) == (60, 9.1e-05, 123.0, True)
+    assert jobs._line({"message": "rerailing 3 jobs", "timestamp": 0}) is None
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "1e30"])
+def test_what_is_no_time_is_none(text):
+    """A column called time may hold anything."""
+    assert moment(text) is None
+
+
+def test_rows_default_to_places():
+    """A log that was read whole needs no table of rows."""
+    assert Series("a", ()).row(7) == 7
+
+
+def _not_installed(name: str) -> None:
+    raise ImportError(name)

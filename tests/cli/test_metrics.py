@@ -1,0 +1,61 @@
+"""`rerail metrics`: what is printed can be pasted and run."""
+
+import json
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+
+import typer
+from typer.testing import CliRunner
+
+from cli.metrics import LINE, PURPOSE, metrics
+from rerail.metrics import definitions
+
+
+def shown(*args: str) -> str:
+    app = typer.Typer()
+    app.command()(metrics)
+    result = CliRunner().invoke(app, list(args), env={"COLUMNS": "80", "NO_COLOR": "1"})
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def run(text: str) -> list:
+    names: dict = {}
+    exec(text, names)
+    return names["metric_definitions"]
+
+
+def test_the_definitions_for_boto3_are_python():
+    """Pasted, they are the list that AlgorithmSpecification takes, expressions unharmed."""
+    assert run(shown()) == definitions()
+    assert shown() == shown("--format", "boto3")
+
+
+def test_the_definitions_for_the_sdk_are_python_for_both_of_its_versions(monkeypatch):
+    """A list of dicts for an Estimator, a list of MetricDefinition for a ModelTrainer."""
+    configs = ModuleType("sagemaker.core.training.configs")
+    configs.MetricDefinition = SimpleNamespace  # type: ignore[attr-defined]
+    for name in ("sagemaker", "sagemaker.core", "sagemaker.core.training"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, configs.__name__, configs)
+    second, third = shown("--format", "sdk").split("\n\n", 1)
+    assert run(second) == definitions()
+    assert [{"Name": each.name, "Regex": each.regex} for each in run(third)] == definitions()
+
+
+def test_each_metric_has_a_line_on_what_it_is_for():
+    """So that nobody has to guess which one to leave out."""
+    for format in ("boto3", "sdk"):
+        lines = [line.strip() for line in shown("--format", format).splitlines()]
+        assert all(f"# {d['Name']}: {PURPOSE[d['Name']]}" in lines for d in definitions())
+
+
+def test_json_is_what_the_api_takes():
+    """Names and expressions, nothing else."""
+    assert json.loads(shown("--format", "json")) == definitions()
+
+
+def test_the_line_that_is_shown_is_one_that_is_read():
+    """The example and the expressions belong together."""
+    assert all(re.search(d["Regex"], LINE) for d in definitions())

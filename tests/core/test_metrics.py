@@ -1,0 +1,459 @@
+"""Metrics in: what the expressions read off a line, what is asked for, and each step judged once, in order."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from time import process_time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail import metrics
+from rerail.codec import dumps, loads
+from rerail.detectors.sample import Sample
+from rerail.metrics import (
+    Cursor,
+    Load,
+    MetricNames,
+    Points,
+    Query,
+    Silence,
+    Statistic,
+    Watched,
+    definitions,
+    fetch,
+    follow,
+    load,
+    queries,
+    resolution,
+    samples,
+)
+
+NAMES = MetricNames()
+MINUTE = timedelta(minutes=1)
+START = datetime(2026, 1, 31, tzinfo=UTC)
+LATER = START + timedelta(days=1)
+LINE = "rerail step=60 loss=2.34567891 grad_norm=1.2 lr=0.0003 tokens_per_s=12345 nonfinite=0"
+VALUES = {"step": "60", "loss": "2.34567891", "grad_norm": "1.2", "tokens_per_s": "12345", "nonfinite": "0"}
+
+
+def read(line: str) -> dict[str, str]:
+    """What SageMaker takes from a log line: the first group of each expression that is found in it."""
+    found = {d["Name"]: re.search(d["Regex"], line) for d in definitions()}
+    return {name: match[1] for name, match in found.items() if match}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LINE,
+        f"{LINE}\n",
+        f"{LINE}\r",
+        f"[1,mpirank:0,algo-1]<stdout>:{LINE}",
+        f"[1,mpirank:12,algo-2]<stderr>:{LINE}\r\n",
+        f"[1,0]<stdout>:{LINE}",
+        f"[default0]:{LINE}",
+        f"[rank3]: {LINE}",
+        f"2026-01-31 01:02:03,456 INFO train.py:117 {LINE}",
+        f"{LINE} epoch=3 note=later_fields",
+        "rerail nonfinite=0 tokens_per_s=12345 lr=0.0003 val_loss=9 grad_norm=1.2 loss=2.34567891 step=60",
+        f"[1,mpirank:0,algo-1]<stdout>:{LINE}[1,mpirank:1,algo-1]<stdout>:{LINE}".replace("=0[1,", "=0 [1,"),
+        f"rerail step=59 loss=2.1[1,mpirank:1,algo-1]<stdout>:{LINE}",
+    ],
+)  # fmt: skip
+def test_the_line_is_read_whatever_stands_around_it(line):
+    """Prefixes of mpirun and torchrun, loggers, other orders, more fields, and a line torn by another rank's."""
+    assert read(line) == VALUES
+
+
+@pytest.mark.parametrize("number", ["9.1e-05", "1e+10", "-3.2", "0", "0.0", "12", "5.", ".5", "1E6", "+1.5", "3e08"])
+def test_a_number_is_read_whole(number):
+    """An exponent or a sign that is cut off would be another number."""
+    assert read(LINE.replace("2.34567891", number))["loss"] == number
+    assert read(LINE.replace("=1.2 ", f"={number} "))["grad_norm"] == number
+
+
+@pytest.mark.parametrize(
+    "word", ["nan", "NaN", "inf", "-inf", "Infinity", "None", "", "-", "1e", "2.3[1,mpirank:1", "2,3"]
+)
+def test_what_is_no_number_is_not_read(word):
+    """CloudWatch takes no NaN; the flag carries it, and the rest of the line is read as ever."""
+    line = LINE.replace("2.34567891", word).replace("nonfinite=0", "nonfinite=1")
+    assert read(line) == {name: value for name, value in VALUES.items() if name != "loss"} | {"nonfinite": "1"}
+
+
+@pytest.mark.parametrize(
+    "line", ["", "step=60 loss=2.3", "derail step=60 loss=2", "rerail_agent step=60 loss=2", "rerail: 3"]
+)
+def test_other_lines_are_left_alone(line):
+    """Only our own line speaks."""
+    assert not read(line)
+
+
+def test_ranks_that_print_the_same_line_are_each_read():
+    """All feed one series: each line gives its own value, whichever rank printed it."""
+    lines = [f"[1,mpirank:{rank},algo-1]<stdout>:{LINE.replace('2.34567891', f'2.{rank}')}" for rank in range(16)]
+    assert [read(line)["loss"] for line in lines] == [f"2.{rank}" for rank in range(16)]
+
+
+def test_definitions_fit_the_api_and_the_policy():
+    """At most 40, names up to 255 and expressions up to 500 characters; a metric has the policy's name, or none."""
+    assert [d["Name"] for d in definitions()] == ["step", "loss", "grad_norm", "tokens_per_s", "nonfinite"]
+    assert all(len(d["Regex"]) <= 500 and d.keys() == {"Name", "Regex"} for d in definitions())
+    renamed = definitions(MetricNames(loss="train:loss", grad_norm=""))
+    assert [d["Name"] for d in renamed] == ["step", "train:loss", "tokens_per_s", "nonfinite"]
+    assert [d["Regex"] for d in renamed] == [d["Regex"] for d in definitions() if d["Name"] != "grad_norm"]
+
+
+def test_a_run_is_asked_five_things():
+    """At $0.01 per 1,000 a metric each minute is $0.43 a month; five are $2.16, and are enough to judge a run."""
+    assert queries("gpt", NAMES) == (
+        Query("gpt", "step", Statistic.MAXIMUM),
+        Query("gpt", "loss", Statistic.AVERAGE),
+        Query("gpt", "loss", Statistic.MINIMUM),
+        Query("gpt", "loss", Statistic.COUNT),
+        Query("gpt", "nonfinite", Statistic.MAXIMUM),
+    )
+
+
+def test_names_decide_what_is_asked():
+    """What is not published is not paid for; without steps the tokens tell the speed; details are extra."""
+    stepless = MetricNames(step="", nonfinite="")
+    assert [q.metric for q in queries("gpt", stepless)] == ["loss", "loss", "loss", "tokens_per_s"]
+    assert len(queries("gpt", replace(NAMES, detailed=True))) == 8
+    assert queries("gpt", MetricNames("", "", "", "", "")) == ()
+
+
+def test_the_load_of_a_host_is_asked_where_a_stall_is_suspected():
+    """A second witness, paid for only when it is needed."""
+    extra = set(queries("gpt", NAMES, stall_suspected=True)) - set(queries("gpt", NAMES))
+    gpu, cpu = sorted(extra, key=lambda query: query.metric, reverse=True)
+    assert (gpu, cpu) == (
+        Query("gpt", "GPUUtilization", Statistic.AVERAGE, "algo-1"),
+        Query("gpt", "CPUUtilization", Statistic.AVERAGE, "algo-1"),
+    )
+    assert load({gpu: [(START, 99.0), (START + MINUTE, 1.5)], cpu: []}, "gpt") == Load(1.5, None)
+
+
+@dataclass
+class Told:
+    """The series of jobs as they were published, and how often someone asked."""
+
+    values: dict[Query, dict[datetime, float]] = field(default_factory=dict)
+    readings: list[tuple[int, timedelta]] = field(default_factory=list)
+
+    def minute(self, number: int, job: str = "gpt", **row: float) -> None:
+        """One minute's aggregates, by the column that they become."""
+        if "loss" in row:
+            row = {"loss_min": row["loss"], "count": 6.0} | row
+        for metric, statistic, column in metrics._columns(replace(NAMES, detailed=True)):
+            if column in row:
+                self.values.setdefault(Query(job, metric, statistic), {})[START + number * MINUTE] = row[column]
+
+    def minutes(self, numbers: Sequence[int], job: str = "gpt", *, first_step: int = 10, pace: int = 10) -> None:
+        for count, number in enumerate(numbers):
+            self.minute(number, job, step=first_step + pace * count, loss=3.0, nonfinite=0.0)
+
+    def read(self, asked: Sequence[Query], start: datetime, end: datetime, period: timedelta) -> Mapping[Query, Points]:
+        self.readings.append((len(asked), end - start))
+        values = {query: self.values.get(query, {}) for query in asked}
+        return {query: [(at, v) for at, v in points.items() if start <= at < end] for query, points in values.items()}
+
+
+def see(
+    told: Told, cursor: Cursor, *, now: datetime = LATER, names: MetricNames = NAMES
+) -> tuple[Cursor, tuple[Sample, ...]]:
+    """One reading of one run, from as far back as the test needs."""
+    everything = told.read(queries(cursor.job, names), START, LATER, MINUTE)
+    return samples(everything, cursor, names, now=now)
+
+
+def test_a_minute_becomes_a_sample():
+    """The aggregates, the step that the minute ends with, its end, and seconds a step since the minute before."""
+    told = Told()
+    told.minute(0, step=10.0, loss=3.0, loss_min=2.9, count=5.0, nonfinite=0.0)
+    told.minute(1, step=22.0, loss=2.8, loss_min=2.7, loss_max=3.1, count=12.0, nonfinite=0.0, grad_norm=1.5)
+    cursor, (first, second) = see(told, Cursor("gpt"), names=replace(NAMES, detailed=True))
+    assert first == Sample(step=10, at=START + MINUTE, loss=3.0, loss_min=2.9, count=5)
+    assert second == Sample(
+        step=22,
+        at=START + 2 * MINUTE,
+        loss=2.8,
+        grad_norm=1.5,
+        step_time_s=5.0,
+        count=12,
+        loss_min=2.7,
+        loss_max=3.1,
+    )
+    assert cursor == Cursor(
+        "gpt", START + 2 * MINUTE, step=22, seen_step=22, seen_at=START + 2 * MINUTE, silence=Silence(loss_heard=True)
+    )
+
+
+def test_a_minute_that_is_still_filling_waits():
+    """It is judged a minute after its end, and then once."""
+    told = Told()
+    told.minutes(range(3))
+    cursor, found = see(told, Cursor("gpt"), now=START + timedelta(seconds=179))
+    assert [s.step for s in found] == [10]
+    cursor, found = see(told, cursor, now=START + timedelta(seconds=180))
+    assert [s.step for s in found] == [20]
+    assert see(told, cursor, now=START + timedelta(seconds=239)) == (cursor, ())
+
+
+def test_a_pause_is_part_of_the_step_time():
+    """An evaluation of two minutes without a line shows in the first step after it."""
+    told = Told()
+    told.minutes([0, 1, 4])
+    _, found = see(told, Cursor("gpt"))
+    assert [s.step_time_s for s in found] == [None, 6.0, 18.0]
+
+
+def test_what_arrives_late_is_read_unless_a_later_minute_was_judged():
+    """Order is kept: a late minute at the end of the series is found, one in its middle is lost."""
+    told = Told()
+    told.minutes([0, 2])
+    cursor, _ = see(told, Cursor("gpt"), now=START + 6 * MINUTE)
+    told.minute(1, step=15.0, loss=9.0)
+    told.minute(3, step=40.0, loss=2.0)
+    assert [s.step for s in see(told, cursor)[1]] == [40]
+
+
+def test_a_relaunch_repeats_steps_that_are_not_judged_again():
+    """Attempt 1 was judged to step 50; attempt 2 resumes at 20 and is heard again from the first new step on."""
+    told = Told()
+    told.minutes(range(5))
+    cursor, _ = see(told, Cursor("gpt"))
+    cursor = follow(cursor, "gpt-a002")
+    told.minutes(range(10, 13), "gpt-a002", first_step=30)
+    cursor, found = see(told, cursor, now=START + 14 * MINUTE)
+    assert (found, cursor.behind, cursor.read_to) == ((), True, START + 13 * MINUTE)
+    told.minutes(range(13, 15), "gpt-a002", first_step=60)
+    cursor, found = see(told, cursor)
+    assert [(s.step, s.step_time_s) for s in found] == [(60, 6.0), (70, 6.0)]
+    assert not cursor.behind
+
+
+def test_steps_that_we_threw_away_are_new_when_they_come_again():
+    """After a rollback the watch is set back before the onset, and so is the cursor."""
+    told = Told()
+    told.minutes(range(5))
+    cursor, _ = see(told, Cursor("gpt"))
+    told.minutes(range(10, 14), "gpt-a002", first_step=20)
+    _, found = see(told, follow(cursor, "gpt-a002", judged_to=30))
+    assert [s.step for s in found] == [40, 50]
+
+
+def test_a_job_that_restarts_inside_itself_repeats_steps_too():
+    """The container's own restart keeps the job's name; the rule is the same."""
+    told = Told()
+    told.minutes(range(3))
+    told.minutes(range(3, 6), first_step=20)
+    _, found = see(told, Cursor("gpt"))
+    assert [(s.step, s.step_time_s) for s in found] == [(10, None), (20, 6.0), (30, 6.0), (40, 6.0)]
+
+
+def test_a_minute_without_its_step_counts_as_the_one_before():
+    """New where the run makes progress, a replay where it repeats."""
+    told = Told()
+    told.minute(0, step=10.0, loss=3.0)
+    told.minute(1, loss=3.1)
+    cursor, found = see(told, Cursor("gpt"))
+    assert [(s.step, s.loss) for s in found] == [(10, 3.0), (None, 3.1)]
+    told.minute(10, "gpt-a002", loss=3.0)
+    assert not see(told, follow(cursor, "gpt-a002"))[1]
+
+
+def test_a_job_without_steps_is_judged_by_its_lines():
+    """Seconds a line stand for seconds a step, and every minute is new, also after a relaunch."""
+    names = MetricNames(step="", nonfinite="")
+    told = Told()
+    told.minute(0, loss=3.0, count=12.0, tokens_per_s=900.0)
+    cursor, (first,) = see(told, Cursor("gpt"), names=names)
+    assert (first.step, first.step_time_s, first.tokens_per_s) == (None, 5.0, 900.0)
+    told.minute(9, "gpt-a002", loss=3.0)
+    assert len(see(told, follow(cursor, "gpt-a002"), names=names)[1]) == 1
+
+
+def test_the_flag_tells_of_a_nan():
+    """At once, whether other lines of the minute had a loss or not."""
+    told = Told()
+    told.minute(0, step=10.0, loss=3.0, nonfinite=1.0)
+    told.minute(1, step=20.0, nonfinite=1.0)
+    _, found = see(told, Cursor("gpt"))
+    assert [(s.loss, s.nonfinite) for s in found] == [(3.0, True), (None, True)]
+
+
+def test_without_a_flag_a_missing_loss_tells_of_a_nan():
+    """The log flows and the loss is missing for the second minute: a number would have been read."""
+    told = Told()
+    told.minute(0, step=10.0, loss=3.0)
+    for number in (1, 2, 3):
+        told.minute(number, step=10.0 * number + 10)
+    _, found = see(told, Cursor("gpt"), names=MetricNames(nonfinite=""))
+    assert [s.nonfinite for s in found] == [False, False, True, True]
+
+
+def test_a_flag_that_says_no_is_believed():
+    """The loss is late or logged more rarely: no NaN."""
+    told = Told()
+    told.minute(0, step=10.0, loss=3.0, nonfinite=0.0)
+    for number in (1, 2, 3, 4):
+        told.minute(number, step=10.0 * number + 10, nonfinite=0.0)
+    _, found = see(told, Cursor("gpt"))
+    assert not any(s.nonfinite for s in found)
+
+
+def test_a_loss_that_is_logged_rarely_is_no_nan_twice():
+    """The pause that it came back from is learned; one that was never heard is a missing metric, not a NaN."""
+    told = Told()
+    for number in range(16):
+        told.minute(number, step=10.0 * number + 10, **({"loss": 3.0} if number % 5 == 0 else {}))
+    cursor, found = see(told, Cursor("gpt"), names=MetricNames(nonfinite=""))
+    assert [n for n, s in enumerate(found) if s.nonfinite] == [2, 3, 4]
+    assert cursor.silence.longest == 4
+    assert not any(s.nonfinite for s in see(told, Cursor("gpt"), names=MetricNames(nonfinite="", loss="elsewhere"))[1])
+
+
+def test_a_series_that_was_not_read_is_not_an_empty_one():
+    """Nothing is judged on half an answer; the next reading finds the cursor where it was."""
+    told = Told()
+    told.minutes(range(3))
+    whole = told.read(queries("gpt", NAMES), START, LATER, MINUTE)
+    for missing in queries("gpt", NAMES):
+        partly = {query: points for query, points in whole.items() if query != missing}
+        assert samples(partly, Cursor("gpt"), NAMES, now=LATER) == (Cursor("gpt"), ())
+
+
+def test_a_cursor_survives_as_text():
+    """It is kept with the run between two rounds and across relaunches."""
+    told = Told()
+    told.minutes(range(5))
+    cursor, _ = see(told, Cursor("gpt"))
+    for each in (Cursor("gpt"), cursor, follow(cursor, "gpt-a002")):
+        assert loads(Cursor, dumps(each)) == each
+
+
+@pytest.mark.parametrize(
+    ("seconds", "read"), [(0.2, 1), (1, 1), (2, 5), (12, 20), (31, 60), (60, 60), (61, 120), (300, 300), (3599, 3600)]
+)
+def test_a_period_is_one_that_cloudwatch_takes(seconds, read):
+    """1, 5, 10, 20, 30 seconds and whole minutes; never shorter than wished."""
+    assert resolution(timedelta(seconds=seconds)) == timedelta(seconds=read)
+
+
+def a_round(told: Told, cursors: list[Cursor], now: datetime) -> tuple[list[Cursor], list[Sample]]:
+    series = fetch(told, [Watched(cursor, NAMES) for cursor in cursors], now=now)
+    seen = [samples(series, cursor, NAMES, now=now) for cursor in cursors]
+    return [cursor for cursor, _ in seen], [sample for _, found in seen for sample in found]
+
+
+def test_a_round_asks_once_for_all_and_only_for_what_is_new():
+    """All runs in one reading of a minute; a second round in the same minute asks nothing."""
+    told = Told()
+    jobs = [f"job-{number}" for number in range(3)]
+    for job in jobs:
+        told.minutes(range(10), job)
+    cursors, _ = a_round(told, [Cursor(job) for job in jobs], START + 5 * MINUTE)
+    told.readings.clear()
+    cursors, found = a_round(told, cursors, START + 6 * MINUTE)
+    assert (len(found), told.readings) == (3, [(15, MINUTE)])
+    assert a_round(told, cursors, START + timedelta(seconds=399)) == (cursors, [])
+    assert told.readings == [(15, MINUTE)]
+
+
+def test_a_silent_run_does_not_lengthen_the_reading_of_the_others():
+    """It is asked for apart, as far back as to three hours ago."""
+    told = Told()
+    told.minutes(range(400), "busy")
+    cursors, _ = a_round(told, [Cursor("busy"), Cursor("mute")], START + 300 * MINUTE)
+    told.readings.clear()
+    a_round(told, cursors, START + 301 * MINUTE)
+    assert sorted(told.readings) == [(5, MINUTE), (5, timedelta(hours=3) - MINUTE)]
+
+
+def test_a_longer_period_is_read_less_often():
+    """Five minutes cost a fifth."""
+    told = Told()
+    names = replace(NAMES, period=5 * MINUTE)
+    cursor = Cursor("gpt", read_to=START)
+    for minute in range(15):
+        fetch(told, [Watched(cursor, names)], now=START + minute * MINUTE)
+    assert [length for _, length in told.readings] == [5 * MINUTE] * 5
+
+
+rows = st.fixed_dictionaries(
+    {},
+    optional={
+        "step": st.integers(0, 40).map(float) | st.floats(),
+        "loss": st.floats(),
+        "count": st.floats(),
+        "nonfinite": st.sampled_from([0.0, 1.0]),
+        "tokens_per_s": st.floats(),
+    },
+)
+histories = st.lists(st.tuples(st.integers(0, 12), rows, st.integers(0, 14), st.booleans()), max_size=30)
+
+
+@given(histories, st.sampled_from([NAMES, MetricNames(step="tokens_per_s"), MetricNames(nonfinite="", loss="")]))
+def test_no_step_is_judged_twice(history, names):
+    """Whatever arrives, in whatever order, late or twice, over however many attempts: steps and times only grow."""
+    told, cursor, judged = Told(), Cursor("gpt"), []
+    for minute, row, now, relaunch in history:
+        told.minute(minute, cursor.job, **row)
+        cursor, found = see(told, cursor, now=START + now * MINUTE, names=names)
+        assert [s.at for s in found] == sorted({s.at for s in found})
+        judged += found
+        cursor = follow(cursor, cursor.job + "+") if relaunch else cursor
+        assert loads(Cursor, dumps(cursor)) == cursor
+    steps = [s.step for s in judged if s.step is not None]
+    assert steps == sorted(set(steps))
+
+
+def points_of(told: Told, cursor: Cursor, order: Sequence[int]) -> dict[Query, Points]:
+    whole = told.read(queries(cursor.job, NAMES), START, LATER, MINUTE)
+    return {query: [points[i % len(points)] for i in order] if points else [] for query, points in whole.items()}
+
+
+@given(st.permutations(range(12)), st.lists(st.integers(0, 11)))
+def test_the_order_of_an_answer_says_nothing(order, again):
+    """Newest first, oldest first, shuffled, with repetitions: the same samples."""
+    told = Told()
+    told.minutes(range(12))
+    shuffled = points_of(told, Cursor("gpt"), [*order, *again])
+    assert samples(shuffled, Cursor("gpt"), NAMES, now=LATER) == see(told, Cursor("gpt"))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=8))
+def test_reading_in_parts_is_reading_at_once(waits):
+    """However the rounds fall, the samples are those of one look back."""
+    told = Told()
+    told.minutes(range(60))
+    now, cursor, parts = START, Cursor("gpt"), []
+    for wait in waits:
+        now += wait * MINUTE
+        series = fetch(told, [Watched(cursor, NAMES)], now=now)
+        cursor, found = samples(series, cursor, NAMES, now=now)
+        parts += found
+    assert parts == list(see(told, Cursor("gpt"), now=now)[1])
+
+
+def test_a_thousand_runs_take_milliseconds(capsys):
+    """One new minute of each run; the time is printed, and held to a bound that only a blunder breaks."""
+    told = Told()
+    for number in range(1000):
+        told.minutes(range(3), f"job-{number}")
+    cursors, _ = a_round(told, [Cursor(f"job-{number}") for number in range(1000)], START + 3 * MINUTE)
+    now = START + 4 * MINUTE
+    series = fetch(told, [Watched(cursor, NAMES) for cursor in cursors], now=now)
+    took = []
+    for _ in range(5):
+        began = process_time()
+        found = [samples(series, cursor, NAMES, now=now) for cursor in cursors]
+        took.append(1000 * (process_time() - began))
+    with capsys.disabled():
+        print(f"\n1,000 runs, one new minute each: {min(took):.1f} ms of CPU from values to samples")
+    assert sum(len(each) for _, each in found) == 1000
+    assert min(took) < 200

@@ -1,0 +1,193 @@
+"""A run's metrics through the round: judged as they come, stitched over its attempts, remembered, and acted on."""
+
+import math
+from datetime import timedelta
+
+import pytest
+
+from rerail.actions import Severity
+from rerail.errors import Throttled
+from rerail.model import JobStatus, RunState
+from rerail.policy import Mode, Policy
+from rerail.wakeups import JobHeard
+from tests.fakes import World
+
+MINUTE = timedelta(minutes=1)
+STEPS_A_MINUTE = 10
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    return world
+
+
+def train(world: World, minutes: int, *, job: str = "gpt", first: int = 0, loss=None, nonfinite: float = 0.0) -> int:
+    """The job prints for so many minutes, a checkpoint each ten, a round each minute; its last step."""
+    step = first
+    for _ in range(minutes):
+        begun = world.clock()
+        step += STEPS_A_MINUTE
+        value = loss(step) if loss else 2.0 + 3.0 * math.exp(-step / 500) + 0.01 * math.sin(step)
+        row = {"step": float(step), "nonfinite": nonfinite, "count": float(STEPS_A_MINUTE)}
+        if not nonfinite:
+            row |= {"loss": value}
+        world.series.print(job, begun, **row)
+        if step % 100 == 0:
+            world.checkpoints.save(step=step)
+        world.minutes(1)
+    return step
+
+
+def test_a_healthy_run_is_watched_in_silence(world):
+    train(world, 200)
+    assert world.run().state is RunState.WATCHING
+    assert world.bus.told == []
+    assert world.memories.recall(["gpt"])["gpt"].cursor.step == 1990
+
+
+def test_a_loss_that_is_no_number_is_rolled_back_to_before_it(world):
+    """CloudWatch takes no NaN: the explicit flag says so. The successor resumes from a checkpoint before the onset."""
+    last = train(world, 95)
+    train(world, 10, first=last, nonfinite=1.0)
+    world.minutes(5)
+    run = world.run()
+    assert run.current.number == 2
+    assert run.current.resumed_from_step == 900
+    assert run.incidents[0].kind == "non_finite"
+    assert 950 <= run.incidents[0].onset_step <= 970
+
+
+def test_after_a_rollback_the_same_steps_are_judged_again(world):
+    """They are new steps with the same numbers; a NaN that comes back is found again."""
+    last = train(world, 95)
+    train(world, 10, first=last, nonfinite=1.0)
+    world.minutes(5)
+    last = train(world, 5, job="gpt-a002", first=900)
+    assert world.memories.recall(["gpt"])["gpt"].cursor.step < 950
+    train(world, 10, job="gpt-a002", first=last, nonfinite=1.0)
+    world.minutes(5)
+    assert world.run().current.number == 3 or world.run().state is RunState.HELD
+
+
+def test_after_a_lost_node_replayed_steps_are_not_judged_twice(world):
+    """What was healthy once is healthy now; judging goes on beyond the last judged step."""
+    last = train(world, 95)
+    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.minutes(3)
+    judged = world.memories.recall(["gpt"])["gpt"].cursor.step
+    train(world, 3, job="gpt-a002", first=900)
+    assert world.memories.recall(["gpt"])["gpt"].cursor.step == judged
+    train(world, 20, job="gpt-a002", first=last)
+    assert world.memories.recall(["gpt"])["gpt"].cursor.step > judged
+    assert world.run().state is RunState.WATCHING
+
+
+def test_metrics_that_cannot_be_read_stop_nothing_and_are_reported(world, monkeypatch):
+    def refuse(*_):
+        raise Throttled("GetMetricData: rate exceeded")
+
+    monkeypatch.setattr(world.series, "read", refuse)
+    world.minutes(5)
+    assert world.round().make().unread == "GetMetricData: rate exceeded"
+    assert world.sagemaker.live() == ["gpt"]
+
+
+def test_what_is_found_is_told_before_it_is_remembered(world, monkeypatch):
+    """A round that dies between the two tells it again, and people hear it once."""
+    last = train(world, 95)
+    world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
+    keep, world.memories.keep = world.memories.keep, lambda memories: (_ for _ in ()).throw(RuntimeError("killed"))
+    for minute in range(5):
+        world.series.print("gpt", world.clock(), step=float(last + 10 * minute + 10), nonfinite=1.0, count=10.0)
+        world.clock.pass_by(MINUTE)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="killed"):
+            world.round().make()
+    assert len(world.queue.waiting) == 2
+    assert world.queue.waiting[0] == world.queue.waiting[1]
+    world.memories.keep = keep
+    world.minutes(3)
+    heard = [n for n in world.bus.told if n.severity is Severity.INFORM and "non_finite" in n.title]
+    assert len({notice.key for notice in heard}) == len(heard)
+
+
+def test_only_runs_in_training_are_read(world):
+    """Starting, waiting and held runs would be paid for in vain."""
+    train(world, 5)
+    assert world.round().make().watched == 1
+    world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
+    world.minutes(2)
+    assert world.round().make().watched == 0
+
+
+def test_a_job_without_metric_definitions_is_not_watched_and_its_silence_means_nothing(world):
+    """Somebody only added the tag: two days without a metric cost nothing, warn of nothing, stop nothing."""
+    world.sagemaker.defined_metrics = ()
+    world.sagemaker.submit("plain")
+    world.supervisor().handle(JobHeard("plain"))
+    train(world, 3)
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.minutes(48 * 60, every=timedelta(minutes=20))
+    assert world.sagemaker.live() == ["plain"]
+    assert [notice for notice in world.bus.told if notice.title.startswith("plain")] == []
+
+
+def stall_from(world: World, minutes: int, **host: float) -> None:
+    """No step any more; the machines report their load where that is given."""
+    for _ in range(minutes):
+        if host:
+            world.series.print("gpt", world.clock(), **host)
+        world.minutes(1)
+
+
+def test_a_job_that_stands_still_on_idle_machines_is_stopped_and_resumes(world):
+    """No step and nothing computed: two signals agree."""
+    train(world, 95)
+    stall_from(world, 12, GPUUtilization=0.0)
+    assert world.run().current.number == 2
+    assert world.run().current.resumed_from_step == 900
+    assert world.run().incidents[0].kind == "stall"
+
+
+def test_a_job_that_only_stopped_printing_is_never_stopped(world):
+    """It saves: it is we who are blind. People are told, the job goes on."""
+    train(world, 95)
+    for step in range(1000, 2000, 100):
+        world.checkpoints.save(step=step)
+        stall_from(world, 10)
+    assert world.sagemaker.live() == ["gpt"]
+    assert world.run().state is RunState.WATCHING
+    assert any("blind" in notice.title for notice in world.bus.told)
+
+
+def test_a_slow_start_on_busy_machines_is_told_and_not_stopped(world):
+    """Two hours of preprocessing before the first step."""
+    stall_from(world, 120, CPUUtilization=380.0)
+    assert world.sagemaker.live() == ["gpt"]
+    assert any("startup_stall" in notice.title for notice in world.bus.told)
+
+
+def test_an_evaluation_pause_that_this_run_is_known_to_make_is_no_stall(world):
+    """The limit is learnt from the run's own longest pauses."""
+    last = train(world, 30)
+    for _ in range(4):
+        stall_from(world, 4, GPUUtilization=90.0)
+        last = train(world, 30, first=last)
+    assert world.run().current.number == 1
+    assert [n.title for n in world.bus.told if "stall" in n.title] == []
+
+
+def test_a_rollback_reaches_behind_the_whole_row_in_which_the_spike_began(world):
+    """Rows of a minute hold many steps, and what does not mend was a spike first: the earliest step that can have
+    been the onset decides, not the row in which patience ended."""
+    last = train(world, 120)
+    last = train(world, 100, first=last, loss=lambda step: 12.0 + 0.05 * math.sin(step))
+    world.minutes(3)
+    run = world.run()
+    assert run.incidents[0].kind == "divergence"
+    assert run.incidents[0].onset_step == 1201
+    assert run.attempts[1].resumed_from_step == 1200

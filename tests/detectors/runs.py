@@ -1,0 +1,50 @@
+"""Made-up runs for the detectors: a loss that falls by a power law with noise, and what may befall it."""
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+
+from rerail.detectors.detection import Detection
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.sample import Sample
+from rerail.detectors.watch import series
+
+START = datetime(2026, 11, 21, tzinfo=UTC)
+DETECTION = Detection()
+
+
+def falling(rows: int = 400, *, noise: float = 0.01, seed: int = 7) -> list[float]:
+    """A sound run: 2 + 8 / sqrt(row) with noise of the given share."""
+    dice = random.Random(seed)
+    return [(2 + 8 / math.sqrt(row + 1)) * math.exp(dice.gauss(0, noise)) for row in range(rows)]
+
+
+def lifted(losses: Sequence[float], first: int, last: int, *, times: float) -> list[float]:
+    """The run with the rows first..last multiplied."""
+    return [loss * times if first <= row <= last else loss for row, loss in enumerate(losses)]
+
+
+def samples(losses: Iterable[float], *, every: int = 1) -> list[Sample]:
+    """One sample a row, `every` steps apart."""
+    return [Sample(step=(row + 1) * every, loss=loss) for row, loss in enumerate(losses)]
+
+
+def slow(seconds: Iterable[float]) -> list[Sample]:
+    """One sample a row that knows nothing but its step time."""
+    return [Sample(step=row + 1, step_time_s=value) for row, value in enumerate(seconds)]
+
+
+def said(rows: Iterable[Sample], *kinds: Kind, detection: Detection = DETECTION) -> list[tuple[int, Finding]]:
+    """What was said of these kinds (all kinds without any), with the rows."""
+    return [(row, finding) for row, finding in series(rows, detection) if not kinds or finding.kind in kinds]
+
+
+def levels(findings: Iterable[tuple[int, Finding]]) -> list[Level]:
+    """The levels of findings, in order."""
+    return [finding.level for _, finding in findings]
+
+
+def minutes(count: float) -> datetime:
+    """So many minutes after the start."""
+    return START + timedelta(minutes=count)

@@ -1,0 +1,154 @@
+"""The detectors that read the clock: slower steps, long steps, and silence."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from rerail.detectors.detection import Detection
+from rerail.detectors.finding import Kind, Level
+from rerail.detectors.pulse import Phase, Pulse, entered, heard, relaunched
+from rerail.detectors.sample import Sample
+from rerail.detectors.watch import QUESTIONS, Watch, due, see
+from tests.detectors.runs import DETECTION, START, levels, minutes, said, slow
+
+DICE = random.Random(5)
+PACE = (Kind.STALL, Kind.THROUGHPUT_DROP)
+
+
+def steps(rows: int, seconds: float = 0.5) -> list[float]:
+    """Step times with two per cent of noise."""
+    return [seconds * (1 + DICE.gauss(0, 0.02)) for _ in range(rows)]
+
+
+def test_steps_of_one_pace_are_left_in_peace() -> None:
+    """Noise, and an evaluation of ten times a step every hundred rows, are no trouble."""
+    rows = [value * (10 if row % 100 == 99 else 1) for row, value in enumerate(steps(3000))]
+    assert said(slow(rows), *PACE) == []
+
+
+def test_a_sudden_drop_is_told_and_a_grave_one_intervened_on() -> None:
+    """Thirty per cent slower: a warning when it has lasted, an intervention when it goes on for long."""
+    found = said(slow(steps(600) + steps(600, 0.65)), Kind.THROUGHPUT_DROP)
+    assert levels(found) == [Level.WARN, Level.INTERVENE]
+    assert 600 < found[0][0] < 700
+
+
+def test_a_small_drop_is_only_told() -> None:
+    """Twelve per cent slower is worth a word, not a relaunch."""
+    assert levels(said(slow(steps(600) + steps(600, 0.56)), Kind.THROUGHPUT_DROP)) == [Level.WARN]
+
+
+def test_a_creeping_drop_is_told() -> None:
+    """From 0.4 s to 4 s over hundreds of rows: no two neighbouring windows differ by much."""
+    rows = [0.4 * 1.002 ** max(0, row - 300) * (1 + DICE.gauss(0, 0.02)) for row in range(1400)]
+    assert said(slow(rows), Kind.THROUGHPUT_DROP)
+
+
+def test_a_new_pace_stops_alarming() -> None:
+    """Longer sequences are slower for good: told, and then the usual pace."""
+    assert len(said(slow(steps(600) + steps(6000, 1.0)), Kind.THROUGHPUT_DROP)) == 2
+
+
+def test_tokens_a_second_stand_for_the_step_time() -> None:
+    """Half the tokens a second are steps twice as long."""
+    rows = [Sample(step=n, tokens_per_s=1000 / value) for n, value in enumerate(steps(600) + steps(300, 1.0))]
+    assert said(rows, Kind.THROUGHPUT_DROP)
+
+
+def test_one_step_that_took_too_long_is_told_in_hindsight() -> None:
+    """Evaluations every hundred rows are learnt; a pause far beyond them is not one of them."""
+    rows = [value * (1.5 if row % 100 == 99 else 1) for row, value in enumerate(steps(500))]
+    rows[350] *= 10
+    assert [(row, f.kind) for row, f in said(slow(rows), *PACE)] == [(350, Kind.STALL)]
+
+
+def test_the_first_long_pause_of_its_kind_may_be_a_save() -> None:
+    """A run that never paused before is not judged by its first pause."""
+    rows = steps(500)
+    rows[250] *= 60
+    assert said(slow(rows), *PACE) == []
+
+
+def stepping(step_s: float = 10.0) -> Pulse:
+    """A run that has logged a row every ten seconds for five minutes."""
+    pulse = entered(Pulse(Phase.CAPACITY, START), Phase.STARTUP, START)
+    for row in range(30):
+        pulse = heard(pulse, minutes(row * step_s / 60), step=row + 1)
+    return pulse
+
+
+@pytest.mark.parametrize(
+    ("minute", "idle", "expected"),
+    [
+        (9, None, []),
+        (10.5, None, [Level.WARN]),
+        (10.5, True, [Level.INTERVENE]),
+        (16, None, [Level.INTERVENE]),
+    ],
+)
+def test_silence_is_a_stall_when_it_is_longer_than_the_run_ever_paused(minute, idle, expected) -> None:
+    """The floor of five minutes holds for short steps; a second signal or double the time confirms."""
+    watch = Watch(pulse=replace(stepping(), idle=idle))
+    found = [f.level for f in due(watch, minutes(minute), DETECTION) if f.kind is Kind.STALL]
+    assert found == expected
+
+
+def test_a_long_gap_that_came_before_raises_the_limit() -> None:
+    """Four minutes between rows is how this run is: five times that is the limit."""
+    pulse = stepping(240.0)
+    assert (
+        due(Watch(pulse=pulse), minutes(29 * 4 + 15), replace(DETECTION, blind_after=10 * DETECTION.blind_after)) == ()
+    )
+
+
+def test_the_first_step_may_take_its_time_but_not_for_ever() -> None:
+    """Start-up has a limit of its own, and the stall of steps says nothing in it."""
+    watch = Watch(pulse=entered(Pulse(Phase.CAPACITY, START), Phase.STARTUP, START))
+    assert due(watch, minutes(29), DETECTION) == ()
+    assert Kind.STARTUP_STALL in {f.kind for f in due(watch, minutes(31), DETECTION)}
+    assert Kind.STALL not in {f.kind for f in due(watch, minutes(90), DETECTION)}
+
+
+def test_a_save_has_a_limit_learnt_from_the_saves_before() -> None:
+    """A save of four minutes makes twenty the limit, not ten; the second one is judged by it."""
+    pulse = entered(entered(stepping(), Phase.SAVE, minutes(5)), Phase.STEP, minutes(9))
+    saving = Watch(pulse=entered(pulse, Phase.SAVE, minutes(20)))
+    kinds = {minute: {f.kind for f in due(saving, minutes(20 + minute), DETECTION)} for minute in (15, 25)}
+    assert Kind.CHECKPOINT_STALL not in kinds[15]
+    assert Kind.CHECKPOINT_STALL in kinds[25]
+
+
+def test_blind_is_told_and_never_intervened_on() -> None:
+    """Metrics that stop while the job trains page; they are no reason to stop it."""
+    found = [f for f in due(Watch(pulse=stepping()), minutes(60), DETECTION) if f.kind is Kind.BLIND]
+    assert [f.level for f in found] == [Level.WARN]
+
+
+def test_rows_without_steps_are_heard() -> None:
+    """A run whose step stands still but whose rows come is stalled, not blind."""
+    pulse = stepping()
+    for minute in range(5, 30):
+        pulse = heard(pulse, minutes(minute), step=30)
+    assert {f.kind for f in due(Watch(pulse=pulse), minutes(30), DETECTION)} == {Kind.STALL}
+
+
+def test_waiting_for_machines_is_told_after_hours() -> None:
+    """A successor that waits keeps what was learnt of its run, and is told of after two hours."""
+    pulse = relaunched(stepping(), minutes(10))
+    assert due(Watch(pulse=pulse), minutes(100), DETECTION) == ()
+    assert [f.kind for f in due(Watch(pulse=pulse), minutes(140), DETECTION)] == [Kind.CAPACITY_WAIT]
+    assert pulse.step_s == stepping().step_s
+
+
+def test_samples_with_a_time_feed_the_pulse() -> None:
+    """The watch learns the gaps from the rows themselves."""
+    watch = Watch()
+    for row in range(30):
+        watch, _ = see(watch, Sample(step=row, at=minutes(row), loss=2.0 + row % 3), Detection())
+    assert watch.pulse.step == 29 and watch.pulse.step_s == 60 and watch.pulse.phase is Phase.STEP
+
+
+def test_every_question_is_silent_about_a_run_that_has_not_begun() -> None:
+    """A pulse without a single time answers nothing."""
+    assert [question(Pulse(), START, DETECTION) for question in QUESTIONS] == [None] * len(QUESTIONS)
