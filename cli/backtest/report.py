@@ -15,7 +15,7 @@ from rerail.detectors.finding import Finding, Level
 
 LOGS_SHOWN, FINDINGS_SHOWN = 15, 30
 STYLES = {Level.WARN: "yellow", Level.INTERVENE: "bold red"}
-MEANING = "warn: tell people and save a checkpoint. intervene: stop the job and go on from before the onset."
+MEANING = "warn: tell people, do nothing else. intervene: stop the job and go on from before the onset."
 
 Scored = tuple[Score, Mapping[str, int]] | None
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from bench.logs import BadCorpus
 from rerail.detectors.sample import Sample
 
 # What other people call our columns; compared in small letters, with every run of other characters as one underscore.
@@ -60,15 +61,8 @@ METRICS = ("loss", "step_time_s", "step_time_ms", "tokens_per_s")
 NOT_TRAINING = re.compile(r"(^|_)(val|valid|validation|eval|test|dev|best|min|max|avg|mean|ema|epoch)(_|$)")
 
 
-class BadInput(Exception):
+class BadInput(BadCorpus):
     """The user's logs cannot be read: what is the matter, and what to do."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem, remedy)
-        self.problem, self.remedy = problem, remedy
-
-    def __str__(self) -> str:
-        return f"{self.problem}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)

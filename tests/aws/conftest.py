@@ -5,27 +5,14 @@ from collections.abc import Iterator
 import pytest
 from moto import mock_aws
 
-from rerail.aws import clients
-from tests.aws.places import REGION, TABLE, make_table
+from rerail.aws.clients import client
+from tests.aws.places import TABLE, make_table, our_own_clients
 
 
 @pytest.fixture(scope="module", autouse=True)
 def clients_of_our_own() -> Iterator[None]:
-    """Dummy credentials, and clients that are made once a module: reading a service's model takes half a second."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-            environment.setenv(name, "testing")
-        environment.setenv("AWS_DEFAULT_REGION", REGION)
-        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"):
-            environment.delenv(name, raising=False)
-        forget_clients()
+    with our_own_clients():
         yield
-        forget_clients()
-
-
-def forget_clients() -> None:
-    clients.client.cache_clear()
-    clients._session.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -38,5 +25,5 @@ def aws() -> Iterator[None]:
 @pytest.fixture
 def table() -> str:
     """The table, as the stack makes it."""
-    make_table(clients.client("dynamodb"))
+    make_table(client("dynamodb"))
     return TABLE

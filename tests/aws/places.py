@@ -1,6 +1,12 @@
 """Where the adapters' tests take place: the region, the account and the table that the stack would make."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
+
+from rerail.aws import clients
 
 REGION = "eu-west-1"
 ACCOUNT = "123456789012"
@@ -25,3 +31,23 @@ def make_table(dynamodb: Any) -> None:
             }
         ],
     )
+
+
+@contextmanager
+def our_own_clients() -> Iterator[None]:
+    """Dummy credentials, and clients that are made once a module: reading a service's model takes half a second."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+            environment.setenv(name, "testing")
+        environment.setenv("AWS_DEFAULT_REGION", REGION)
+        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"):
+            environment.delenv(name, raising=False)
+        forget_clients()
+        yield
+        forget_clients()
+
+
+def forget_clients() -> None:
+    """The next call makes its client anew."""
+    clients.client.cache_clear()
+    clients._session.cache_clear()

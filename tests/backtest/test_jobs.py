@@ -9,7 +9,7 @@ import pytest
 from cli import place
 from cli.backtest import jobs
 from local.stack import LocalAws
-from rerail.aws import clients
+from tests.aws.places import forget_clients
 from tests.backtest.command import refused, run
 
 pytestmark = pytest.mark.slow
@@ -79,11 +79,6 @@ def test_no_local_aws_is_refused(aws, tmp_path: Path, monkeypatch):
     result = run("job:past", "--local")
     assert result.exit_code == 2
     assert "no local AWS is running" in result.stderr
-
-
-def forget_clients() -> None:
-    clients.client.cache_clear()
-    clients._session.cache_clear()
 
 
 def _train(aws: LocalAws, name: str, script: Path, metrics: dict[str, str]) -> None:

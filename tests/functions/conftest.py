@@ -10,28 +10,14 @@ from moto import mock_aws
 
 import observability
 import wiring
-from rerail.aws import clients
-from tests.aws.places import REGION
+from tests.aws.places import our_own_clients
 from tests.functions.account import Account
 
 
 @pytest.fixture(scope="module", autouse=True)
 def clients_of_our_own() -> Iterator[None]:
-    """Dummy credentials, and clients that are made once a module: reading a service's model takes half a second."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-            environment.setenv(name, "testing")
-        environment.setenv("AWS_DEFAULT_REGION", REGION)
-        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"):
-            environment.delenv(name, raising=False)
-        forget_clients()
+    with our_own_clients():
         yield
-        forget_clients()
-
-
-def forget_clients() -> None:
-    clients.client.cache_clear()
-    clients._session.cache_clear()
 
 
 @pytest.fixture(autouse=True)
