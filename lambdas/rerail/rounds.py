@@ -119,4 +119,5 @@ def _watchable(run: Run, policy: Policy, signals: tuple[Signal, ...]) -> Watchab
     if run.state not in (RunState.WATCHING, RunState.STARTING):
         return None
     names = expected(policy.metrics, seen.job.defined_metrics)
-    return Watchable(run, policy, names, trains=seen.job.is_training) if names else None
+    saves = tuple(checkpoint.saved_at for checkpoint in seen.checkpoints or ())
+    return Watchable(run, policy, names, trains=seen.job.is_training, saves=saves) if names else None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from rerail.detectors import stall
+from rerail.detectors import checkpoint_stall, stall
 from rerail.detectors.detection import Detection
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.detectors.pulse import Phase, Pulse, entered, relaunched
@@ -49,12 +49,14 @@ class Memories(Protocol):
 
 
 class Watchable(NamedTuple):
-    """A run whose job is in progress, what its metrics are called, and whether the user's code is running."""
+    """A run whose job is in progress, what its metrics are called, whether the user's code is running, and when its
+    checkpoints were saved, where somebody looked."""
 
     run: Run
     policy: Policy
     names: MetricNames
     trains: bool
+    saves: tuple[datetime, ...] = ()
 
 
 class Judged(NamedTuple):
@@ -99,6 +101,8 @@ def judged(memory: Memory, watchable: Watchable, answers: Mapping[Query, Points]
     pulse = replace(_heard(memory.watch.pulse, cursor), idle=_idle(answers, cursor.job))
     watch = replace(memory.watch, pulse=pulse)
     findings += (_witnessed(finding, pulse, watchable.run) for finding in due(watch, at, policy.detection))
+    if late := checkpoint_stall.overdue(watchable.saves, at, policy.detection):
+        findings.append(late)
     return Judged(replace(memory, cursor=cursor, watch=watch), tuple(findings))
 
 

@@ -191,3 +191,17 @@ def test_a_rollback_reaches_behind_the_whole_row_in_which_the_spike_began(world)
     assert run.incidents[0].kind == "divergence"
     assert run.incidents[0].onset_step == 1201
     assert run.attempts[1].resumed_from_step == 1200
+
+
+def test_saves_that_arrive_no_more_are_told_and_stop_nothing(world):
+    """Steps go on, checkpoints stopped: what a crash would cost grows by the minute."""
+    last = train(world, 60)
+    for minute in range(70):
+        world.series.print(
+            "gpt", world.clock(), step=float(last + 10 * minute + 10), loss=2.0, count=10.0, nonfinite=0.0
+        )
+        world.minutes(1)
+    told = [notice for notice in world.bus.told if "checkpoint_stall" in notice.title]
+    assert len(told) == 1
+    assert "they came at most 10 min apart" in told[0].body
+    assert world.sagemaker.live() == ["gpt"]

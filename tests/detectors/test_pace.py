@@ -2,9 +2,11 @@
 
 import random
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
+from rerail.detectors import checkpoint_stall
 from rerail.detectors.detection import Detection
 from rerail.detectors.finding import Kind, Level
 from rerail.detectors.pulse import Phase, Pulse, entered, heard, relaunched
@@ -152,3 +154,14 @@ def test_samples_with_a_time_feed_the_pulse() -> None:
 def test_every_question_is_silent_about_a_run_that_has_not_begun() -> None:
     """A pulse without a single time answers nothing."""
     assert [question(Pulse(), START, DETECTION) for question in QUESTIONS] == [None] * len(QUESTIONS)
+
+
+def test_saves_are_overdue_by_their_own_intervals() -> None:
+    """Three of the longest interval, and never less than the floor; two saves are too few to know an interval."""
+    saves = [START + timedelta(minutes=20 * n) for n in range(4)]
+    assert checkpoint_stall.overdue(saves, saves[-1] + timedelta(minutes=60), Detection()) is None
+    late = checkpoint_stall.overdue(saves[::-1], saves[-1] + timedelta(minutes=61), Detection())
+    assert (late.kind, late.level, late.onset_at) == (Kind.CHECKPOINT_STALL, Level.WARN, saves[-1])
+    assert checkpoint_stall.overdue(saves[:2], saves[-1] + timedelta(days=9), Detection()) is None
+    often = [START + timedelta(seconds=n) for n in range(4)]
+    assert checkpoint_stall.overdue(often, often[-1] + timedelta(minutes=9), Detection()) is None

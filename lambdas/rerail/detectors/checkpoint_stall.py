@@ -1,10 +1,27 @@
-"""Does a save take far longer than this run's saves do?"""
+"""Does a save take far longer than this run's saves do, or do they arrive no more?"""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from rerail.detectors.detection import Detection
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.detectors.pulse import Phase, Pulse
+
+SAVES_NEEDED = 3  # two intervals: one alone may be the odd one
+
+
+def overdue(saves: Sequence[datetime], now: datetime, detection: Detection) -> Finding | None:
+    """The next save should have come long ago, by the longest interval between the saves that there are."""
+    times = sorted(saves)
+    if len(times) < SAVES_NEEDED:
+        return None
+    longest = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    limit = max(detection.save_floor, detection.save_factor * longest)
+    if now - times[-1] <= limit:
+        return None
+    minutes, usual = (now - times[-1]).total_seconds() / 60, longest.total_seconds() / 60
+    text = f"no checkpoint for {minutes:.0f} min, they came at most {usual:.0f} min apart"
+    return Finding(Kind.CHECKPOINT_STALL, Level.WARN, None, None, text, now, times[-1])
 
 
 def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:

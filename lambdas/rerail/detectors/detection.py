@@ -85,6 +85,7 @@ class Detection:
     # Stalls: five times the longest gap known, as NVIDIA's resiliency extension has it, and never less than the floor.
     stall_factor: float = 5.0
     stall_floor: timedelta = timedelta(minutes=5)
+    save_factor: float = 3.0  # so many of the longest interval between saves without one is told
     save_floor: timedelta = timedelta(minutes=10)
     startup_limit: timedelta = timedelta(minutes=30)
     blind_after: timedelta = timedelta(minutes=10)
