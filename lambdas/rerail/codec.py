@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from rerail.errors import RerailError
 
 SCHEMA = 1
+NUMBERS = frozenset({int, float})
 T = TypeVar("T")
 
 
@@ -55,7 +56,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(item) for item in value]
+        # The detectors' windows: hundreds of numbers in a row, once a minute for every run.
+        return list(value) if NUMBERS.issuperset(map(type, value)) else [plain(item) for item in value]
     return value
 
 
@@ -75,6 +77,8 @@ def _read(kind: Any, value: Any, *, path: str) -> Any:
     if is_dataclass(kind):
         return _read_dataclass(kind, value, path=path)
     if origin is tuple or (isinstance(origin, type) and issubclass(origin, Sequence)):
+        if arguments[0] in NUMBERS and NUMBERS.issuperset(map(type, value)):
+            return tuple(value)
         return tuple(_read(arguments[0], item, path=f"{path}[{i}]") for i, item in enumerate(value))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {arguments[0](key): _read(arguments[1], item, path=f"{path}.{key}") for key, item in value.items()}
