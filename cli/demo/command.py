@@ -13,7 +13,7 @@ from cli import place
 from cli.demo import report as reports
 from cli.demo.scenarios import SCENARIOS, Name, Scenario
 from cli.demo.screen import Screen
-from cli.demo.stage import Stage, until_over
+from cli.demo.stage import PATIENCE_ROWS, Stage, until_over
 from local.deploy import DeployError
 from local.stack import LocalAws, LocalAwsError
 
@@ -35,6 +35,8 @@ def demo(
         f"clock x{scale:g}: SageMaker's pace, the minute's sweep and the policy's durations are divided by {scale:g}",
         highlight=False,
     )
+    if chosen.findings:
+        console.print(f"the detectors' patience is cut to {PATIENCE_ROWS} rows, one a second", highlight=False)
     aws = LocalAws(place.LOCAL_STATE / "demo", scale=scale, schedule_scale=scale, assemblies=place.SYNTHESES)
     try:
         with console.status("starting") as status:
