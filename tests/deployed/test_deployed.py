@@ -99,6 +99,32 @@ def test_an_operator_restarts_a_run_and_it_loses_nothing(account: Account, envir
     account.run_in(name, "stopped")
 
 
+def test_a_users_own_alarm_on_a_job_reaches_its_timeline_and_stops_nothing(account: Account):
+    name = account.submit("alarmed", steps=10_000)
+    account.run_in(name, "watching")
+    cloudwatch = account.aws.client("cloudwatch")
+    cloudwatch.put_metric_alarm(
+        AlarmName="loss-too-high",
+        Namespace="/aws/sagemaker/TrainingJobs",
+        MetricName="loss",
+        Dimensions=[{"Name": "TrainingJobName", "Value": name}],
+        Statistic="Maximum",
+        Period=60,
+        EvaluationPeriods=1,
+        Threshold=1e9,
+        ComparisonOperator="GreaterThanThreshold",
+        TreatMissingData="ignore",
+    )
+    cloudwatch.set_alarm_state(AlarmName="loss-too-high", StateValue="ALARM", StateReason="it is")
+    entries = account.wait(
+        "the alarm in the timeline", lambda: [e for e in account.runs.timeline(name) if e.finding == "alarm"]
+    )
+    assert "alarm loss-too-high went off: it is" in entries[0].reason
+    assert account.jobs(name) == [name]
+    account.sagemaker.stop_training_job(TrainingJobName=name)
+    account.run_in(name, "stopped")
+
+
 def test_status_lists_every_run_for_people_and_for_programs(account: Account, environment: dict[str, str]):
     name = account.submit("listed", steps=20)
     account.run_in(name, "completed")
