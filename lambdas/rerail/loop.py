@@ -20,7 +20,7 @@ from rerail.observe import observe
 from rerail.policy import OnAlarm
 from rerail.ports import Bus, Checkpoints, Jobs, Policies, Runs, policy_of
 from rerail.relaunch import ATTEMPT_TAG, RUN_TAG, rebuild, successor
-from rerail.signals import Commanded, CreateRefused, Done, Found, Refusal, Signal
+from rerail.signals import Commanded, CreateRefused, Done, Found, Refusal, Signal, Verb
 from rerail.wakeups import AlarmHeard, CommandGiven, JobHeard, RunDue, TroubleFound, Wakeup
 
 CONFLICTS_BEFORE_GIVING_UP = 8
@@ -74,7 +74,8 @@ class Supervisor:
     def command(self, given: CommandGiven) -> Run:
         """Grant an operator's wish, on the world as it is now."""
         run = self.visit(given.run)
-        seen = self.checkpoints.under(run.checkpoint_uri) if run.checkpoint_uri else None
+        relaunches = given.verb is Verb.RELEASE and run.checkpoint_uri  # only then is there a step to choose
+        seen = self.checkpoints.under(run.checkpoint_uri) if relaunches else None
         return self._turn(run.id, Commanded(self.clock(), given.id, given.verb, given.who, given.why, seen))
 
     def trouble(self, run_id: str, job_name: str, findings: tuple[Finding, ...]) -> Run:

@@ -16,7 +16,6 @@ from rerail.signals import Verb
 SAGEMAKER = "aws.sagemaker"
 OPERATOR = "rerail.operator"
 SWEEP = "rerail.sweep"
-CLOUDWATCH = "aws.cloudwatch"
 RERAIL = "rerail"
 COMMAND = "Rerail Command"
 NOTICE = "Rerail Notice"
