@@ -17,6 +17,10 @@ class BadMessage(RerailError):
     """A message on the queue is not one of ours, or lacks a field that we need."""
 
 
+class BadMail(BadMessage):
+    """An object in the mailbox is not one of ours, or malformed; the message names the field."""
+
+
 class BadManifest(RerailError):
     """A checkpoint's manifest cannot be believed; the message names the object and the field."""
 
