@@ -32,6 +32,7 @@ class SuperviseSettings(Settings):
     table: str
     bus: str
     policy_prefix: str
+    mailbox: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class SweepSettings(Settings):
     table: str
     queue_url: str
     policy_prefix: str
+    mailbox: str
 
 
 @dataclass(frozen=True, slots=True)

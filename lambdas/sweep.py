@@ -18,8 +18,10 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
         "BlindRuns": len(report.blind),
         "WatchedRuns": report.watched,
         "Findings": report.found,
+        "BeatingRuns": report.beating,
+        "GarbledHeartbeats": len(report.garbled),
     }
     for name, value in counts.items():
         metrics.add_metric(name=name, unit="Count", value=value)
-    logger.info("swept", extra={**counts, "blind": report.blind, "unread": report.unread})
+    logger.info("swept", extra={**counts, "blind": report.blind, "unread": report.unread, "garbled": report.garbled})
     return counts

@@ -7,6 +7,7 @@ from rerail.actions import Severity
 from rerail.aws.cloudwatch import CloudWatchSeries
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
+from rerail.aws.mailbox import S3Mailbox
 from rerail.aws.memories import DynamoMemories
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
@@ -34,6 +35,7 @@ def supervisor() -> Supervisor:
         checkpoints=S3Checkpoints(),
         policies=SsmPolicies(settings.policy_prefix, now),
         bus=EventBus(settings.bus),
+        mailbox=S3Mailbox(settings.mailbox),
         clock=now,
     )
 
@@ -48,6 +50,7 @@ def minute_round() -> Round:
         checkpoints=S3Checkpoints(),
         policies=SsmPolicies(settings.policy_prefix, now),
         watching=Watching(CloudWatchSeries(), DynamoMemories(settings.table)),
+        mailbox=S3Mailbox(settings.mailbox),
         queue=SqsQueue(settings.queue_url),
         clock=now,
     )

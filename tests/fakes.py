@@ -9,14 +9,32 @@ from typing import Any
 from rerail.actions import Tell
 from rerail.checkpoints import Checkpoint
 from rerail.codec import dumps, loads
-from rerail.errors import CapacityRefused, Conflict, JobExists, JobNotFound, UnknownPolicy
+from rerail.detectors.finding import Finding
+from rerail.detectors.pulse import Phase
+from rerail.errors import BadMail, CapacityRefused, Conflict, JobExists, JobNotFound, UnknownPolicy, Unposted
 from rerail.loop import Supervisor
+from rerail.mailbox import (
+    Command,
+    Durability,
+    Heartbeat,
+    Report,
+    Told,
+    Wish,
+    heartbeat_key,
+    read_command,
+    read_heartbeat,
+    read_report,
+    report_key,
+    run_of_report,
+    write,
+)
 from rerail.metrics import Points, Query, Statistic
 from rerail.model import Job, JobStatus, Run, TimelineEntry
 from rerail.policy import Policy
+from rerail.ports import Beat, Beats
 from rerail.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.rounds import Round
-from rerail.wakeups import SWEEP, read
+from rerail.wakeups import SWEEP, ReportFiled, read
 from rerail.watching import Memory, Watching
 
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
@@ -122,7 +140,8 @@ class FakeSageMaker:
         if self.no_capacity:
             self.no_capacity -= 1
             raise CapacityRefused("ResourceLimitExceeded: no instances")
-        self._start(name, {tag["Key"]: tag["Value"] for tag in request["Tags"]}, request["CheckpointConfig"]["S3Uri"])
+        uri = request.get("CheckpointConfig", {}).get("S3Uri", "")
+        self._start(name, {tag["Key"]: tag["Value"] for tag in request["Tags"]}, uri)
         self.requests[name] = request
 
     def stop(self, job_name: str) -> None:
@@ -247,6 +266,39 @@ class FakeMemories:
 
 
 @dataclass
+class FakeMailbox:
+    """Commands, reports and heartbeats as the bytes that they are; closed, it takes no command."""
+
+    clock: Clock
+    objects: dict[str, tuple[bytes, datetime]] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
+    closed: bool = False
+
+    def post(self, command: Command) -> None:
+        if self.closed:
+            raise Unposted("PutObject: access denied")
+        self.commands.append(read_command(write(command), run=command.run))
+
+    def report(self, key: str) -> Report | None:
+        run, id = run_of_report(key)
+        return read_report(self.objects[key][0], run=run, id=id) if key in self.objects else None
+
+    def heartbeats(self, folders: Collection[str]) -> Beats:
+        heard, unread = {}, {}
+        for folder in folders:
+            if found := self.objects.get(heartbeat_key(folder)):
+                try:
+                    heard[folder] = Beat(read_heartbeat(found[0], run=folder), found[1])
+                except BadMail as error:
+                    unread[folder] = str(error)
+        return Beats(heard, unread)
+
+    def put(self, key: str, text: bytes) -> None:
+        """Somebody, most likely an agent, writes an object."""
+        self.objects[key] = text, self.clock()
+
+
+@dataclass
 class World:
     """All of it together, with the real loop and the real round on top."""
 
@@ -261,6 +313,7 @@ class World:
     def __post_init__(self) -> None:
         self.sagemaker = FakeSageMaker(self.clock)
         self.checkpoints = FakeCheckpoints(self.clock)
+        self.mailbox = FakeMailbox(self.clock)
 
     def supervisor(self, wrap: Callable[[Any], Any] = lambda port: port) -> Supervisor:
         """The loop on this world; `wrap` may stand between it and each port."""
@@ -270,12 +323,22 @@ class World:
             checkpoints=wrap(self.checkpoints),
             policies=self.policies,
             bus=wrap(self.bus),
+            mailbox=wrap(self.mailbox),
             clock=self.clock,
         )
 
     def round(self) -> Round:
         watching = Watching(self.series, self.memories)
-        return Round(self.runs, self.sagemaker, self.checkpoints, self.policies, watching, self.queue, self.clock)
+        return Round(
+            self.runs,
+            self.sagemaker,
+            self.checkpoints,
+            self.policies,
+            watching,
+            self.mailbox,
+            self.queue,
+            self.clock,
+        )
 
     def run(self, run_id: str = "gpt") -> Run:
         run = self.runs.load(run_id)
@@ -293,4 +356,54 @@ class World:
                 self.supervisor().handle(read(json.dumps({"source": SWEEP, "detail": wakeup})))
 
 
-__all__ = ["ATTEMPT_TAG", "BUCKET", "MIDNIGHT", "RUN_TAG", "Clock", "World"]
+@dataclass
+class Agent:
+    """The agent in one attempt of a run: it says what it is told to, and the supervisor hears it, unless it is lost."""
+
+    world: World
+    run: str = "gpt"
+    attempt: int = 1
+    job: str = "gpt"
+    told: int = 0
+
+    @property
+    def asked(self) -> Command:
+        """The newest command, if it is for this attempt and asks for a checkpoint."""
+        command = self.world.mailbox.commands[-1]
+        assert (command.run, command.attempt, command.wish) == (self.run, self.attempt, Wish.CHECKPOINT)
+        return command
+
+    def hello(self) -> None:
+        self.hear(self.files(Told.HELLO))
+
+    def hears(self) -> None:
+        self.hear(self.files(Told.HEARD, command=self.asked.id))
+
+    def commits(self, step: int, durability: Durability = Durability.REMOTE) -> None:
+        self.hear(self.files(Told.CHECKPOINT, command=self.asked.id, step=step, durability=durability))
+
+    def refuses(self, reason: str) -> None:
+        self.hear(self.files(Told.REFUSED, command=self.asked.id, reason=reason))
+
+    def finds(self, *findings: Finding) -> None:
+        self.hear(self.files(Told.FINDINGS, findings=findings))
+
+    def beats(self, step: int | None, phase: Phase = Phase.STEP, **facts: Any) -> None:
+        """One heartbeat, as it is overwritten each minute."""
+        beat = Heartbeat(self.run, self.attempt, self.job, facts.pop("at", self.world.clock()), phase, step, **facts)
+        self.world.mailbox.put(heartbeat_key(self.run), write(beat))
+
+    def files(self, told: Told, **facts: Any) -> str:
+        """Write a report; its key."""
+        self.told += 1
+        at = facts.pop("at", self.world.clock())
+        report = Report(f"r{self.attempt}-{self.told}", self.run, self.attempt, self.job, told, at, **facts)
+        self.world.mailbox.put(key := report_key(self.run, report.id), write(report))
+        return key
+
+    def hear(self, key: str) -> None:
+        """The event about the report reaches the supervisor."""
+        self.world.supervisor().handle(ReportFiled(*run_of_report(key), key))
+
+
+__all__ = ["ATTEMPT_TAG", "BUCKET", "MIDNIGHT", "RUN_TAG", "Agent", "Clock", "World"]

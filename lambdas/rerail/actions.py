@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rerail.mailbox import Command
+
 
 @dataclass(frozen=True, slots=True)
 class CreateJob:
@@ -27,7 +29,14 @@ class ReleaseWarmPool:
     job_name: str
 
 
-Action = CreateJob | StopJob | ReleaseWarmPool
+@dataclass(frozen=True, slots=True)
+class PostCommand:
+    """Leave a command in the run's mailbox in place of the one before; the agent heeds each id once."""
+
+    command: Command
+
+
+Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand
 
 
 class Severity(StrEnum):

@@ -13,7 +13,10 @@ from rerail.errors import BadManifest
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-STEP_FOLDER = re.compile(r"step-(\d{1,18})")
+# Ours, and the one that Hugging Face and others write.
+STEP_FOLDER = re.compile(r"(?:step|checkpoint)-(\d{1,18})")
+EMERGENCY = "emergency"
+REASON = re.compile(r"[a-z_]{1,40}")
 
 
 class Health(StrEnum):
@@ -26,7 +29,8 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A saved state with its manifest; `missing` names the files that the manifest promises and nobody can find."""
+    """A saved state with its manifest; `missing` names the files that the manifest promises and nobody can find,
+    `reason` says why it was saved, if its writer said so."""
 
     uri: str
     step: int
@@ -34,6 +38,7 @@ class Checkpoint:
     saved_at: datetime
     health: Health = Health.CLEAN
     missing: tuple[str, ...] = ()
+    reason: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -58,6 +63,7 @@ def read_manifest(text: str | bytes, *, uri: str, sizes: Mapping[str, int]) -> C
         saved_at=_time(table, uri=uri),
         health=_health(table, uri=uri),
         missing=_missing(table, sizes, uri=uri),
+        reason=_reason(table),
     )
 
 
@@ -99,6 +105,12 @@ def _health(table: Mapping[str, Any], *, uri: str) -> Health:
         raise BadManifest(f"{uri}: field 'health' must be one of {', '.join(Health)}") from error
 
 
+def _reason(table: Mapping[str, Any]) -> str:
+    """One word, or nothing: it is quoted to people, and no manifest is refused for it."""
+    reason = table.get("reason")
+    return reason if isinstance(reason, str) and REASON.fullmatch(reason) else ""
+
+
 def _missing(table: Mapping[str, Any], sizes: Mapping[str, int], *, uri: str) -> tuple[str, ...]:
     files = table.get("files")
     if not isinstance(files, list) or not files:
@@ -111,6 +123,14 @@ def _missing(table: Mapping[str, Any], sizes: Mapping[str, int], *, uri: str) ->
             or not isinstance(entry.get("bytes"), int)
         ):
             raise BadManifest(f"{uri}: each entry of 'files' needs a 'name' and a size in 'bytes'")
+        if not _is_inside(entry["name"]):
+            raise BadManifest(f"{uri}: file {entry['name'][:100]!r} does not lie in the checkpoint's folder")
         if sizes.get(entry["name"]) != entry["bytes"]:
             missing.append(entry["name"])
     return tuple(missing)
+
+
+def _is_inside(name: str) -> bool:
+    """A relative path of plain parts: such names are joined to paths by those who load the checkpoint."""
+    parts = name.split("/")
+    return not {"", ".", ".."} & set(parts) and name.isprintable() and "\\" not in name

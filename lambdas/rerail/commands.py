@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import assert_never
 
-from rerail.actions import CreateJob, StopJob
+from rerail.actions import CreateJob, PostCommand, StopJob
 from rerail.decision import (
     Decision,
     ended,
@@ -11,14 +11,13 @@ from rerail.decision import (
     next_attempt,
     resume_step,
     spoken_start,
-    stop_now,
     with_attempt,
     without,
 )
 from rerail.ledger import pardoned
 from rerail.model import Run, RunState, Stop, Then
 from rerail.policy import Policy
-from rerail.remedies import spoken
+from rerail.saving import save_first
 from rerail.signals import Commanded, Verb
 
 KEPT_COMMANDS = 10
@@ -44,7 +43,8 @@ def on_command(run: Run, command: Commanded, policy: Policy) -> Decision:
 def _on_hold(run: Run, command: Commanded, said: str) -> Decision:
     if run.state.is_end:
         return Decision(run, reason=f"{said}, but the run has ended ({run.state}): nothing to hold")
-    run = replace(without(run, CreateJob, StopJob), state=RunState.HELD, hold_reason=said, wake_at=None, stop=None)
+    run = without(run, CreateJob, StopJob, PostCommand)
+    run = replace(run, state=RunState.HELD, hold_reason=said, wake_at=None, stop=None)
     return Decision(run, reason=f"{said}: held, a job that runs goes on unsupervised")
 
 
@@ -68,15 +68,12 @@ def _on_stop(run: Run, command: Commanded, policy: Policy, said: str) -> Decisio
     then = Then.END if command.verb is Verb.STOP else Then.RELAUNCH
     if not run.current.may_be_live:
         return _on_stop_without_job(run, then, said)
-    run = replace(
-        without(run, StopJob),
-        state=RunState.SAVING,
-        stop=Stop(then=then, reason=said, asked_at=command.at, deadline=command.at + policy.save.deadline),
-    )
-    if not run.checkpoint_uri:
-        return stop_now(run, f"{said}: the job has no checkpoints to wait for, stopping it")
-    reason = f"{said}: waiting up to {spoken(policy.save.deadline)} for a newer checkpoint, then stopping the job"
-    return Decision(run, reason=reason)
+    if run.state is RunState.STOPPING and run.stop:
+        # To wait again would take the end of the job, which we have caused, for somebody else's doing.
+        run = replace(run, stop=replace(run.stop, then=then, reason=said))
+        return Decision(run, reason=f"{said}: the job is being stopped already")
+    stop = Stop(then=then, reason=said, asked_at=command.at, deadline=command.at + policy.save.deadline)
+    return save_first(run, stop, policy, said)
 
 
 def _on_stop_without_job(run: Run, then: Then, said: str) -> Decision:

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from rerail.actions import CreateJob, Severity, StopJob
-from rerail.checkpoints import newest_step, newest_usable
+from rerail.checkpoints import newest_step
 from rerail.commands import on_command
 from rerail.decision import (
     Decision,
@@ -20,7 +20,7 @@ from rerail.decision import (
     relaunch_now,
     spoken_start,
     stop_now,
-    untainted,
+    suspected,
     with_attempt,
     without,
 )
@@ -28,7 +28,20 @@ from rerail.failures import on_failed, on_refusal
 from rerail.interventions import on_found
 from rerail.model import Attempt, Job, JobStatus, Run, RunState, Then
 from rerail.policy import OnMaxRuntime, Policy
-from rerail.signals import Commanded, CreateRefused, Done, Found, JobGone, JobSeen, Signal, Tick
+from rerail.reports import on_bad_mail, on_report
+from rerail.saving import on_checkpoints, on_time
+from rerail.signals import (
+    Commanded,
+    CreateRefused,
+    Done,
+    Found,
+    JobGone,
+    JobSeen,
+    MailRefused,
+    Reported,
+    Signal,
+    Tick,
+)
 
 TIME_RAN_OUT = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 NEW_JOB_GRACE = timedelta(minutes=5)
@@ -37,8 +50,8 @@ SPOT_OR_REPAIR = ("Interrupted", "Restarting", "Starting", "LaunchingMLInstances
 
 def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
     """Pure: no clock, no I/O. The new run carries the actions as pending; recording it is what makes them owed."""
-    if isinstance(signal, JobSeen | Found | Commanded) and signal.checkpoints:
-        signal = replace(signal, checkpoints=untainted(run, signal.checkpoints))
+    if isinstance(signal, JobSeen | Found | Reported | Commanded) and signal.checkpoints:
+        signal = replace(signal, checkpoints=suspected(run, signal.checkpoints))
     match signal:
         case JobSeen():
             decision = _on_job(run, signal, policy)
@@ -50,6 +63,10 @@ def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
             decision = on_command(run, signal, policy)
         case Found():
             decision = on_found(run, signal, policy)
+        case Reported():
+            decision = on_report(run, signal, policy)
+        case MailRefused():
+            decision = on_bad_mail(run, signal)
         case Done():
             decision = Decision(_settled_actions(run, signal))
         case CreateRefused():
@@ -103,9 +120,8 @@ def _noted(attempt: Attempt, job: Job, at: datetime) -> Attempt:
 
 def _on_progress(run: Run, before: Attempt, seen: JobSeen) -> Decision:
     """The job lives: keep still, but for a stop that we are in the middle of."""
-    newest = newest_usable(seen.checkpoints or ())
-    if run.state is RunState.SAVING and run.stop and newest and newest.saved_at > run.stop.asked_at:
-        return stop_now(run, f"the checkpoint of step {newest.step} is newer than the wish to stop: stopping the job")
+    if run.state is RunState.SAVING and run.stop and (saved := on_checkpoints(run, run.stop, seen.checkpoints or ())):
+        return saved
     if run.state is RunState.STOPPING and not owes(run, StopJob):
         return stop_now(run, "the job still runs although it was asked to stop: asking again")
     if run.state is RunState.STARTING and seen.job.is_training:
@@ -160,8 +176,8 @@ def _on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
         attempt = run.current
         start = spoken_start(attempt.resumed_from_step)
         return Decision(run, actions, f"the wait is over: creating {attempt.job_name} {start}")
-    if run.state is RunState.SAVING and run.stop and tick.at >= run.stop.deadline:
-        return stop_now(run, "no newer checkpoint came before the deadline: stopping the job all the same")
+    if run.state is RunState.SAVING and run.stop:
+        return on_time(run, run.stop, tick.at)
     return Decision(run)
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from rerail.actions import Action, CreateJob, ReleaseWarmPool, Severity, StopJob, Tell
-from rerail.checkpoints import Checkpoint, newest_usable
+from rerail.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail.checkpoints import Checkpoint, Health, newest_usable
 from rerail.ledger import started
-from rerail.model import Attempt, Run, RunState, successor_name
+from rerail.mailbox import LIMITS, Command, Wish
+from rerail.model import Attempt, Run, RunState, Stop, successor_name
 from rerail.policy import Mode, Policy
 from rerail.signals import JobSeen
 
@@ -48,8 +49,8 @@ def with_attempt(run: Run, attempt: Attempt) -> Run:
 
 
 def ended(run: Run, state: RunState) -> Run:
-    """The run at an end: nothing is waited for any more."""
-    return replace(run, state=state, wake_at=None, stop=None)
+    """The run at an end: nothing is waited for any more, and nothing asked of its agent."""
+    return replace(without(run, PostCommand), state=state, wake_at=None, stop=None)
 
 
 def closed(run: Run, resolution: str, at: datetime, *, mended: bool = False) -> Run:
@@ -65,22 +66,51 @@ def next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run
     assert not run.current.may_be_live
     number = run.current.number + 1
     attempt = Attempt(number=number, job_name=successor_name(run.id, number), resumed_from_step=resume_step)
+    run = without(run, PostCommand)
     return replace(run, state=RunState.WAITING, attempts=(*run.attempts, attempt), wake_at=wake_at, stop=None)
 
 
 def launched(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Action, ...]]:
-    """The run with its current attempt being created, and the action that creates it."""
+    """The run with its current attempt being created, and the actions that create it: first of all the agents of older
+    attempts, should one be alive against all evidence, are told that the run is not theirs any more."""
     run = replace(run, state=RunState.STARTING, wake_at=None, ledger=started(run.ledger, at=at, limits=policy.limits))
     attempt = run.current
-    return run, (CreateJob(attempt.job_name, attempt.number, attempt.resumed_from_step),)
+    create = CreateJob(attempt.job_name, attempt.number, attempt.resumed_from_step)
+    if attempt.number == 1:
+        return run, (create,)
+    return without(run, PostCommand), (PostCommand(command_for(run, Wish.TRAIN, at=at)), create)
+
+
+def command_for(run: Run, wish: Wish, *, at: datetime, deadline: datetime | None = None, reason: str = "") -> Command:
+    """A wish to the current attempt's agent. Its id is made of what it says, so that a repetition is the same command;
+    there is one at a time, and a newer one takes its place."""
+    number = run.current.number
+    name = f"{wish}-a{number:03d}-{at.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
+    return Command(name, run.mailbox, number, wish, asked_at=at, deadline=deadline, reason=reason[: LIMITS["reason"]])
 
 
 def relaunch_now(run: Run, seen: JobSeen, policy: Policy, what: str) -> Decision:
     """Launch the next attempt without a wait, from the newest usable checkpoint that our stop allows."""
     step = resume_step(seen.checkpoints, before_step=run.stop.before_step if run.stop else None)
+    if step is None and run.stop and not run.checkpoint_uri:
+        step = _unseen_step(run.stop)
     release = release_pool(run) if run.stop and run.stop.fresh_machines else ()
+    run = _resumed(run, step) if run.stop else run
     run, actions = launched(next_attempt(run, step, wake_at=seen.at), seen.at, policy)
     return Decision(run, (*release, *actions), f"{what}: relaunching {spoken_start(step)}")
+
+
+def _unseen_step(stop: Stop) -> int | None:
+    """On a file system that only the jobs can see: the agent's word is all there is, or a bound for a rollback."""
+    return stop.committed_step if stop.before_step is None else max(0, stop.before_step - 1)
+
+
+def _resumed(run: Run, step: int | None) -> Run:
+    """The run whose incident knows what the stop has cost: a checkpoint may have been saved since it was opened."""
+    incident = run.open_incident
+    if incident is None or incident.attempt != run.current.number:
+        return run
+    return replace(run, incidents=(*run.incidents[:-1], replace(incident, resume_step=step)))
 
 
 def release_pool(run: Run) -> tuple[Action, ...]:
@@ -96,7 +126,8 @@ def resume_step(checkpoints: Sequence[Checkpoint] | None, *, before_step: int | 
 
 def stop_now(run: Run, reason: str) -> Decision:
     """Stop the current job; the intent is recorded with the action, before anything is called."""
-    return Decision(replace(run, state=RunState.STOPPING), (StopJob(run.current.job_name),), reason)
+    run = replace(without(run, PostCommand), state=RunState.STOPPING)
+    return Decision(run, (StopJob(run.current.job_name),), reason)
 
 
 def finish_stopped(run: Run, seen: JobSeen, reason: str) -> Decision:
@@ -118,12 +149,15 @@ def notice(run: Run, severity: Severity, title: str, body: str, *, key: str) -> 
     return Tell(severity=severity, title=f"{run.id}: {title}", body=body, key=f"{run.id}/{key}")
 
 
-def untainted(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """The checkpoints without those that an attempt saved after its loss went wrong: they lie in the folder until the
+def suspected(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """The checkpoints, those suspect that an attempt saved after its loss went wrong: they lie in the folder until the
     next attempt moves them aside, and are neither progress nor a place to resume from."""
     onsets = [(i.attempt, i.onset_step) for i in run.incidents if i.onset_step is not None]
     return tuple(
-        c for c in checkpoints if not any(c.attempt <= attempt and c.step >= onset for attempt, onset in onsets)
+        replace(c, health=Health.SUSPECT)
+        if c.health is Health.CLEAN and any(c.attempt <= attempt and c.step >= onset for attempt, onset in onsets)
+        else c
+        for c in checkpoints
     )
 
 

@@ -122,6 +122,9 @@ def _diagnose_report(text: str, report: Mapping[str, object], exit_code: int | N
         if found is not None and (cause is Cause.UNKNOWN or found[0].firm):
             rule, evidence, root = found
             return _diagnosis(rule.cause, rule.name, evidence, step, exit_code, root=root)
+    by_exit = _EXITS.get(exit_code or 0) or _SIGNALS.get(_signal(exit_code))
+    if cause is Cause.UNKNOWN and by_exit is not None and by_exit[1] != "exit-status":
+        return _diagnosis(*by_exit, error or f"exit code {exit_code}", step, exit_code, root="")
     return _diagnosis(cause, "reported", error or f"the training program reported {cause}", step, exit_code)
 
 

@@ -1,12 +1,14 @@
 """Adoption: a tagged job becomes the first attempt of a run when it is first heard of."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from rerail.actions import Severity, Tell
+from rerail.actions import PostCommand, Severity, Tell
+from rerail.decision import command_for
 from rerail.errors import PolicyError, UnknownPolicy
+from rerail.mailbox import Wish
 from rerail.model import Attempt, Job, JobStatus, Ledger, Run, RunState, run_id
 from rerail.policy import Policy
 from rerail.ports import Policies
@@ -50,7 +52,8 @@ def enrol(
     if job.ended_at and at - job.ended_at > RECENT:
         return Refused("it failed too long before it was heard of")
     policy, problem = _policy(asked, policies)
-    return _enrolled(job, policy, problem, taken=taken, at=at)
+    place = job.checkpoint_uri
+    return _enrolled(job, policy, problem, place, taken=taken, at=at)
 
 
 def _policy(asked: str, policies: Policies) -> tuple[Policy, str]:
@@ -62,7 +65,7 @@ def _policy(asked: str, policies: Policies) -> tuple[Policy, str]:
         return policies.get("default"), str(error)
 
 
-def _enrolled(job: Job, policy: Policy, problem: str, *, taken: bool, at: datetime) -> Enrolled:
+def _enrolled(job: Job, policy: Policy, problem: str, place: str, *, taken: bool, at: datetime) -> Enrolled:
     # A name may be used again after DeleteTrainingJob: the newer job is another run.
     name = run_id(f"{job.name[:45].rstrip('-')}-{job.created_at:%Y%m%d%H%M}" if taken else job.name)
     reason = f"adopted {job.name} under policy '{policy.name}'"
@@ -77,11 +80,13 @@ def _enrolled(job: Job, policy: Policy, problem: str, *, taken: bool, at: dateti
         state=RunState.STARTING,
         created_at=at,
         attempts=(Attempt(number=1, job_name=job.name, created_at=job.created_at),),
-        checkpoint_uri=job.checkpoint_uri,
+        checkpoint_uri=place,
         ledger=Ledger(starts=(job.created_at,)),
         observe_only=bool(problem),
         pending=notices,
     )
+    if taken:  # what was last asked of the namesake's agents lies in this job's mailbox still
+        run = replace(run, pending=(*notices, PostCommand(command_for(run, Wish.TRAIN, at=at))))
     return Enrolled(run, reason)
 
 

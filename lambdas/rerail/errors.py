@@ -18,7 +18,14 @@ class BadMessage(RerailError):
 
 
 class BadMail(BadMessage):
-    """An object in the mailbox is not one of ours, or malformed; the message names the field."""
+    """An object in the mailbox is not one of ours, or malformed; the message names the field.
+
+    `defect` is one of a few words for the kind of defect: people are told once of each.
+    """
+
+    def __init__(self, message: str, *, defect: str = "content") -> None:
+        super().__init__(message)
+        self.defect = defect
 
 
 class BadManifest(RerailError):
@@ -51,6 +58,10 @@ class Throttled(RerailError):
 
 class Unanswered(RerailError):
     """A call failed in a way that says neither yes nor no: the action stays pending and is tried again."""
+
+
+class Unposted(RerailError):
+    """The mailbox took no command: it stays pending and is tried again, and the supervisor does without the agent."""
 
 
 class Blind(RerailError):

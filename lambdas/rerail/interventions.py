@@ -11,7 +11,8 @@ from rerail.diagnosis import Diagnosis
 from rerail.failures import opened, settled
 from rerail.model import Run, RunState, Stop, Then
 from rerail.policy import Policy
-from rerail.remedies import Failure, Hold, remedy
+from rerail.remedies import Failure, Hold, Verdict, remedy
+from rerail.saving import save_first
 from rerail.signals import Found
 
 KEPT_WARNINGS = 20
@@ -26,8 +27,8 @@ CAUSES = {
     Kind.STARTUP_STALL: Cause.HANG,
     Kind.ALARM: Cause.UNKNOWN,
 }
-# The state is sound, so the next checkpoint is worth waiting for.
-SAVED_FIRST = (Kind.THROUGHPUT_DROP, Kind.ALARM)
+# It will not save any more, whoever asks.
+HANGS = (Kind.STALL, Kind.STARTUP_STALL)
 LIVE = (RunState.WATCHING, RunState.STARTING)
 
 
@@ -35,7 +36,7 @@ def on_found(run: Run, found: Found, policy: Policy) -> Decision:
     """The gravest finding decides; each is told once."""
     if run.state not in LIVE or found.job_name != run.current.job_name or not run.current.may_be_live:
         return Decision(run)  # it is being dealt with already, or speaks of an attempt that is over
-    findings = tuple(_borne_out(finding, found) for finding in found.findings)
+    findings = found.findings if found.witnessed else tuple(_borne_out(f, found) for f in found.findings)
     fresh = tuple(finding for finding in findings if _key(run, finding) not in run.warnings)
     grave = [finding for finding in fresh if finding.level is Level.INTERVENE]
     if grave:
@@ -72,23 +73,29 @@ def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decis
         return Decision(run, (tell,), body, finding=finding.kind)
     before_step = finding.onset_step if cause is Cause.DIVERGED else None
     failure = _failure(run, finding, cause, found, before_step)
-    run = settled(with_attempt(run, replace(run.current, cause=cause, fingerprint=finding.kind)), failure)
-    verdict = remedy(run, failure, policy)
-    if isinstance(verdict, Hold):
-        reason = f"{what}; held: {verdict.why}. To do: {verdict.advice}; the job goes on until you stop it"
-        return _named(held(opened(run, failure, reason, ("hold",), kind=finding.kind), found.at, reason), finding)
-    plan = f"stopping the job, to relaunch {spoken_start(failure.resume_step)} ({verdict.why})"
-    if not may_act(run, policy):
-        reason = f"{what}; observing only: it would be {plan}"
+    charged = settled(with_attempt(run, replace(run.current, cause=cause, fingerprint=finding.kind)), failure)
+    verdict = remedy(charged, failure, policy)
+    if not may_act(run, policy):  # nothing is done, so nothing is charged, and the job has not failed
+        reason = f"{what}; observing only: it would be {_plan(verdict, failure)}"
         tell = notice(run, Severity.INFORM, f"{finding.kind}: observing only", reason, key=_key(run, finding))
         return Decision(run, (tell,), reason, finding=finding.kind)
-    return _named(_stopping(run, failure, finding, policy, f"{what}; {plan}", before_step), finding)
+    if isinstance(verdict, Hold):
+        reason = f"{what}; {_plan(verdict, failure)}. To do: {verdict.advice}; the job goes on until you stop it"
+        return _named(held(opened(charged, failure, reason, ("hold",), kind=finding.kind), found.at, reason), finding)
+    reason = f"{what}; {_plan(verdict, failure)}"
+    return _named(_stopping(charged, failure, finding, policy, reason, before_step), finding)
+
+
+def _plan(verdict: Verdict, failure: Failure) -> str:
+    if isinstance(verdict, Hold):
+        return f"held: {verdict.why}"
+    return f"stopping the job, to relaunch {spoken_start(failure.resume_step)} ({verdict.why})"
 
 
 def _stopping(
     run: Run, failure: Failure, finding: Finding, policy: Policy, reason: str, before_step: int | None
 ) -> Decision:
-    """Stop at once where a newer checkpoint would hold what went wrong or never come; else wait for one first."""
+    """Stop at once where no checkpoint would ever come; else have one saved first."""
     began = finding.onset_at or finding.at or failure.at
     actions = ("stop", "relaunch")
     run = opened(run, failure, reason, actions, kind=finding.kind, onset_step=before_step, began=began)
@@ -101,8 +108,8 @@ def _stopping(
         fresh_machines=failure.diagnosis.cause is Cause.HARDWARE,
     )
     tell = notice(run, Severity.INFORM, f"{finding.kind}: relaunching", reason, key=_key(run, finding))
-    if finding.kind in SAVED_FIRST and run.checkpoint_uri:
-        return Decision(replace(run, state=RunState.SAVING, stop=stop), (tell,), f"{reason}; waiting for a checkpoint")
+    if finding.kind not in HANGS:
+        return save_first(run, stop, policy, reason, tell)
     decision = stop_now(replace(run, stop=stop), reason)
     return replace(decision, actions=(*decision.actions, tell))
 

@@ -3,43 +3,81 @@
 A decision is recorded with its actions pending (one conditional write) before anything is done, and they are cleared
 when they are done. Whatever dies in between is found pending by the next turn, and done again without harm."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from rerail.actions import Action, CreateJob, ReleaseWarmPool, StopJob, Tell
+from rerail.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, StopJob, Tell
+from rerail.checkpoints import Checkpoint
 from rerail.codec import plain
 from rerail.decide import decide
 from rerail.decision import Decision
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.enrol import Enrolled, Refused, enrol
-from rerail.errors import BadMessage, CapacityRefused, Conflict, JobExists, JobNotFound, RequestRefused, Throttled
+from rerail.errors import (
+    BadMail,
+    BadMessage,
+    CapacityRefused,
+    Conflict,
+    JobExists,
+    JobNotFound,
+    RequestRefused,
+    Throttled,
+)
+from rerail.mailbox import Report
 from rerail.model import Run, TimelineEntry, run_id
 from rerail.observe import observe
 from rerail.policy import OnAlarm
-from rerail.ports import Bus, Checkpoints, Jobs, Policies, Runs, policy_of
+from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, Policies, Runs, policy_of
 from rerail.relaunch import ATTEMPT_TAG, RUN_TAG, rebuild, successor
-from rerail.signals import Commanded, CreateRefused, Done, Found, Refusal, Signal, Verb
-from rerail.wakeups import AlarmHeard, CommandGiven, JobHeard, RunDue, TroubleFound, Wakeup
+from rerail.signals import (
+    Commanded,
+    CreateRefused,
+    Done,
+    Found,
+    JobSeen,
+    MailRefused,
+    Refusal,
+    Reported,
+    Signal,
+    Tick,
+    Verb,
+)
+from rerail.wakeups import AlarmHeard, CommandGiven, JobHeard, ReportFiled, RunDue, Stray, TroubleFound, Wakeup
 
 CONFLICTS_BEFORE_GIVING_UP = 8
 UNSUPERVISED_FOR = timedelta(hours=1)
+# Older agents are told and bad machines given back before the next job is launched; people are told last.
+ORDER = (PostCommand, StopJob, ReleaseWarmPool, CreateJob, Tell)
+# What we were woken for as a signal, made of the run and of its checkpoints where somebody has looked already.
+Hearing = Callable[[Run, Sequence[Checkpoint] | None], Signal]
 
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """The loop over its ports; `clock` is the only source of time."""
+    """The loop over its ports; `clock` is the only source of time, `failed` the errors of one message's actions."""
 
     runs: Runs
     jobs: Jobs
     checkpoints: Checkpoints
     policies: Policies
     bus: Bus
+    mailbox: Mailbox
     clock: Callable[[], datetime]
+    failed: list[Exception] = field(default_factory=list, init=False)
 
     def handle(self, wakeup: Wakeup) -> Run | None:
-        """Do all that this wake-up and the state of the world ask for; the run as it is afterwards."""
+        """Do all that this wake-up and the state of the world ask for; the run as it is afterwards.
+
+        An action that fails keeps nothing else from being done or decided; its error is raised last."""
+        self.failed.clear()
+        run = self._handled(wakeup)
+        if self.failed:
+            raise self.failed[0]
+        return run
+
+    def _handled(self, wakeup: Wakeup) -> Run | None:
         match wakeup:
             case JobHeard():
                 return self.hear(wakeup.job_name)
@@ -51,6 +89,10 @@ class Supervisor:
                 return self.trouble(wakeup.run, wakeup.job_name, wakeup.findings)
             case AlarmHeard():
                 return self.alarm(wakeup)
+            case ReportFiled():
+                return self.report(wakeup)
+            case Stray():
+                return None
             case _ as unreachable:
                 assert_never(unreachable)
 
@@ -62,28 +104,64 @@ class Supervisor:
         run = self.visit(run_id)
         return self.adopt(job_name) if run.state.is_end and self._is_another(job_name, run) else run
 
-    def visit(self, run_id: str) -> Run:
-        """Finish what is pending, look at the run's job, and decide."""
+    def visit(self, run_id: str, hear: Hearing | None = None) -> Run:
+        """Finish what is pending, look at the run's job, hear what we were woken for, and decide on each.
+
+        The job comes first: what somebody says of it may be over by now. The time comes last: what was just heard may
+        be what a deadline waits for."""
         run = self._load(run_id)
         if run.pending:
             run = self._act(run)
-        for signal in observe(run, self.jobs, self.checkpoints, at=self.clock()):
+        signals = observe(run, self.jobs, self.checkpoints, at=self.clock())
+        seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobSeen)), None)
+        for signal in signals:
+            if isinstance(signal, Tick) and hear:
+                run = self._turn(run_id, hear(run, seen))
             run = self._turn(run_id, signal)
         return run
 
     def command(self, given: CommandGiven) -> Run:
         """Grant an operator's wish, on the world as it is now."""
-        run = self.visit(given.run)
-        relaunches = given.verb is Verb.RELEASE and run.checkpoint_uri  # only then is there a step to choose
-        seen = self.checkpoints.under(run.checkpoint_uri) if relaunches else None
-        return self._turn(run.id, Commanded(self.clock(), given.id, given.verb, given.who, given.why, seen))
+
+        def wish(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
+            relaunches = given.verb is Verb.RELEASE  # only then is there a step to choose
+            saved = self._saved(run, seen) if relaunches else None
+            return Commanded(self.clock(), given.id, given.verb, given.who, given.why, saved)
+
+        return self.visit(given.run, wish)
 
     def trouble(self, run_id: str, job_name: str, findings: tuple[Finding, ...]) -> Run:
-        """Look at the job first: what was found may be over by now."""
-        run = self.visit(run_id)
-        grave = any(finding.level is Level.INTERVENE for finding in findings)
-        seen = self.checkpoints.under(run.checkpoint_uri) if grave and run.checkpoint_uri else None
-        return self._turn(run_id, Found(self.clock(), job_name, findings, seen))
+        """Judge what was found, on the world as it is now."""
+
+        def found(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
+            return Found(self.clock(), job_name, findings, self._saved(run, seen) if _grave(findings) else None)
+
+        return self.visit(run_id, found)
+
+    def report(self, filed: ReportFiled) -> Run | None:
+        """Hear what an agent has to say of the run whose folder it uses. What cannot be read is refused, and said."""
+        run = self.runs.load(self.runs.run_of(filed.run) or filed.run)
+        if run is None or run.mailbox != filed.run:
+            return None  # of a job that nobody asked us to supervise, or of an attempt that is over
+        try:
+            report = self.mailbox.report(filed.key)
+        except BadMail as error:
+            return self._turn(run.id, MailRefused(self.clock(), error.defect, str(error)))
+        return self._hear(run, report) if report else run
+
+    def _hear(self, run: Run, report: Report) -> Run:
+        if report.job != run.current.job_name:
+            return run  # an older attempt's, or nobody's: not worth a look
+
+        def reported(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
+            saved = self._saved(run, seen) if _grave(report.findings) else seen
+            return Reported(self.clock(), report, saved)
+
+        return self.visit(run.id, reported)
+
+    def _saved(self, run: Run, seen: Sequence[Checkpoint] | None) -> Sequence[Checkpoint] | None:
+        """The run's checkpoints; listed only where nobody has just done so."""
+        return seen if seen is not None or not run.checkpoint_uri else self.checkpoints.under(run.checkpoint_uri)
 
     def alarm(self, heard: AlarmHeard) -> Run | None:
         """A user's own alarm on a supervised job; one that returns to OK says nothing new."""
@@ -150,28 +228,25 @@ class Supervisor:
         raise Conflict(f"run {run_id} is being changed by others again and again: try later")
 
     def _act(self, run: Run) -> Run:
-        """Carry out what is pending, notices last, and record what came of it.
+        """Carry out what is pending, in order, and record what came of it.
 
         One action's error keeps no other from being done; what failed stays pending, and its error is raised last.
         """
         done: list[Action | Tell] = []
         refusals: list[CreateRefused] = []
-        errors: list[Exception] = []
-        for action in sorted(run.pending, key=lambda action: isinstance(action, Tell)):
+        for action in sorted(run.pending, key=lambda action: ORDER.index(type(action))):
             try:
                 refusal = self._perform(run, action)
             except Throttled:
                 continue  # the sweep finds it pending in a minute
-            except Exception as error:  # whatever it is, the other actions come first; raised below
-                errors.append(error)
+            except Exception as error:  # whatever it is, all else comes first: see `handle`
+                self.failed.append(error)
             else:
                 refusals.append(refusal) if refusal else done.append(action)
         if done:
             run = self._turn(run.id, Done(self.clock(), tuple(done)))
         for refused in refusals:
             run = self._turn(run.id, refused)
-        if errors:
-            raise errors[0]
         return run
 
     def _perform(self, run: Run, action: Action | Tell) -> CreateRefused | None:
@@ -182,6 +257,8 @@ class Supervisor:
                 self.jobs.stop(action.job_name)
             case ReleaseWarmPool():
                 self.jobs.release_warm_pool(action.job_name)
+            case PostCommand():
+                self.mailbox.post(action.command)
             case Tell():
                 self.bus.publish(action, run=run.id, at=self.clock())
             case _ as unreachable:
@@ -215,6 +292,10 @@ class Supervisor:
         if run is None:
             raise BadMessage(f"there is no run {run_id!r}; `rerail status` lists the runs")
         return run
+
+
+def _grave(findings: Sequence[Finding]) -> bool:
+    return any(finding.level is Level.INTERVENE for finding in findings)
 
 
 def _entry(before: Run, after: Run, signal: Signal, decision: Decision) -> TimelineEntry:

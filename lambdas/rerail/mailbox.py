@@ -7,9 +7,9 @@ attempt owns the run), `runs/<run>/heartbeat.json` (overwritten by the agent onc
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -24,6 +24,12 @@ REPORT_KEY = re.compile(
     r"runs/(?P<run>[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/reports/(?P<id>[a-zA-Z0-9][a-zA-Z0-9._-]{0,126})\.json"
 )
 LIMITS = {"reason": 500, "evidence": 48_000, "path": 1024}
+FINDINGS_LIMIT = 20
+QUOTED = 1_000  # characters of a finding's evidence: it goes into notices
+# Times that anybody can reckon with.
+EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+# Terminals and mail programs make something of these.
+CONTROLS = {code: " " for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Wish(StrEnum):
@@ -142,7 +148,8 @@ def read_report(text: bytes, *, run: str, id: str) -> Report:
     """The report of this id in the mailbox of a run; raises BadMail."""
     report: Report = _read(Report, text, run=run)
     if report.id != id:
-        raise BadMail(f"mail for run {run}: field 'id' is {report.id[:100]!r}, but the object is called {id!r}")
+        what = f"field 'id' is {report.id[:100]!r}, but the object is called {id!r}"
+        raise BadMail(f"mail for run {run}: {what}", defect="id")
     return report
 
 
@@ -155,44 +162,82 @@ def read_heartbeat(text: bytes, *, run: str) -> Heartbeat:
 def _read(cls: type[Any], text: bytes, *, run: str) -> Any:
     where = f"mail for run {run}"
     if len(text) > SIZE_LIMIT:
-        raise BadMail(f"{where}: {len(text)} bytes; at most {SIZE_LIMIT} are read")
+        raise BadMail(f"{where}: {len(text)} bytes; at most {SIZE_LIMIT} are read", defect="size")
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadMail(f"{where}: not JSON ({error})") from error
+        raise BadMail(f"{where}: not JSON ({error})"[:500], defect="json") from error
     if not isinstance(table, dict) or table.pop("schema", None) != SCHEMA:
-        raise BadMail(f"{where}: must be a JSON object with field 'schema' {SCHEMA}")
+        raise BadMail(f"{where}: must be a JSON object with field 'schema' {SCHEMA}", defect="schema")
     if table.get("type") != cls.__name__:
-        raise BadMail(f"{where}: field 'type' is {table.get('type')!r:.60}; it must be {cls.__name__}")
+        what = f"field 'type' is {table.get('type')!r:.60}; it must be {cls.__name__}"
+        raise BadMail(f"{where}: {what}", defect="type")
     try:
         mail = read_plain(cls, table)
-    except (BadRecord, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise BadMail(f"{where}: {error}"[:500]) from error
-    _check(mail, where=where, run=run)
-    return mail
-
-
-def _check(mail: Any, *, where: str, run: str) -> None:
-    """The types and ranges that a reader relies on: what stands in the bucket was not necessarily written by us."""
-    rows: Mapping[str, Any] = {name: getattr(mail, name) for name in type(mail).__slots__}
-    for name, value in rows.items():
-        kinds = _KINDS.get(name)
-        if value is not None and kinds and (not isinstance(value, kinds) or isinstance(value, bool)):
-            raise BadMail(f"{where}: field '{name}' is {value!r:.60}; it must be {_SPOKEN[kinds]}")
-        if isinstance(value, str) and len(value) > LIMITS.get(name, 128):
-            raise BadMail(f"{where}: field '{name}' has {len(value)} characters; at most {LIMITS.get(name, 128)}")
-        if isinstance(value, datetime) and value.tzinfo is None:
-            raise BadMail(f"{where}: field '{name}' has no time zone; write it as 2026-01-31T03:00:00+00:00")
-        if name in ("attempt", "step") and value is not None and not 0 <= value < 10**18:
-            raise BadMail(f"{where}: field '{name}' is {value!r:.60}; it must be a whole number, 0 or more")
+    except (BadRecord, TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadMail(f"{where}: {error!s:.400}", defect="field") from error
+    if problem := next(_problems(mail, LIMITS), None):
+        raise BadMail(f"{where}: field {problem}", defect="field")
     if mail.run != run:
-        raise BadMail(f"{where}: field 'run' is {mail.run!r:.100}; it must be the run whose folder the object lies in")
+        what = f"field 'run' is {mail.run!r:.100}; it must be the run whose folder the object lies in"
+        raise BadMail(f"{where}: {what}", defect="run")
+    return _legible(mail)
 
 
+def problem_with(finding: Finding) -> str:
+    """What is wrong with a finding that came from elsewhere, with its field's name in front; nothing for a sound one.
+
+    The codec reads fields into their places and does not look at what they hold."""
+    return next(_problems(finding, LIMITS), "")
+
+
+def _problems(mail: Any, limits: Mapping[str, int]) -> Iterator[str]:
+    """The types and ranges that a reader relies on: what stands in the bucket was not necessarily written by us."""
+    for name in (f.name for f in fields(mail)):
+        value = getattr(mail, name)
+        if name == "findings":
+            if len(value) > FINDINGS_LIMIT:
+                yield f"'findings' has {len(value)} entries; at most {FINDINGS_LIMIT} are read"
+            yield from (f"'findings': {problem}" for finding in value for problem in _problems(finding, limits))
+        elif value is None and name not in _REQUIRED:
+            continue
+        elif (kinds := _KINDS.get(name)) and (not isinstance(value, kinds) or isinstance(value, bool)):
+            yield f"'{name}' is {value!r:.60}; it must be {_SPOKEN[kinds]}"
+        else:
+            yield from _out_of_range(name, value, limits.get(name, 128))
+
+
+def _out_of_range(name: str, value: Any, limit: int) -> Iterator[str]:
+    if isinstance(value, str) and len(value) > limit:
+        yield f"'{name}' has {len(value)} characters; at most {limit}"
+    elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        yield f"'{name}' is no text: it holds half a character"
+    elif isinstance(value, datetime) and value.tzinfo is None:
+        yield f"'{name}' has no time zone; write it as 2026-01-31T03:00:00+00:00"
+    elif isinstance(value, datetime) and not EARLIEST <= value < LATEST:
+        yield f"'{name}' is {value:%Y-%m-%d}; it must be a time between {EARLIEST:%Y} and {LATEST:%Y}"
+    elif name in _NUMBERS and isinstance(value, int) and abs(value) >= 10**18:
+        yield f"'{name}' is {value!r:.60}; that is too great a number"
+    elif name in _COUNTS and not 0 <= value < 10**18:
+        yield f"'{name}' is {value!r:.60}; it must be a whole number, 0 or more"
+
+
+def _legible(mail: Any) -> Any:
+    """The mail with its texts as people may be shown them."""
+    words = {name: getattr(mail, name).translate(CONTROLS) for name in ("reason", "evidence") if hasattr(mail, name)}
+    if isinstance(mail, Report):
+        words["findings"] = tuple(replace(f, evidence=f.evidence.translate(CONTROLS)[:QUOTED]) for f in mail.findings)
+    return replace(mail, **words)
+
+
+_COUNTS = ("attempt", "step", "onset_step")
+_NUMBERS = ("loss", "step_seconds", "tokens_per_s")
 _KINDS: Mapping[str, Any] = {
     **dict.fromkeys(("id", "run", "job", "command", "path", "reason", "evidence"), str),
-    **dict.fromkeys(("attempt", "step"), int),
-    **dict.fromkeys(("asked_at", "deadline", "at", "moved_at"), datetime),
-    **dict.fromkeys(("loss", "step_seconds", "tokens_per_s"), (int, float)),
+    **dict.fromkeys(_COUNTS, int),
+    **dict.fromkeys(("asked_at", "deadline", "at", "onset_at", "moved_at"), datetime),
+    **dict.fromkeys(_NUMBERS, (int, float)),
 }
+# Whatever their default, these may not be null.
+_REQUIRED = ("id", "run", "job", "attempt", "command", "path", "reason", "evidence", "asked_at")
 _SPOKEN: Mapping[Any, str] = {str: "text", int: "a whole number", datetime: "a time", (int, float): "a number"}

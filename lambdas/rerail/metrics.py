@@ -63,7 +63,8 @@ class Series(Protocol):
 class MetricNames:
     """What the job's metrics are called; an empty name says that this job does not publish it.
 
-    Each name has its regular expression in `definitions`. `period` is how often, and over how long, values are read.
+    Each name has its regular expression in `definitions`. `period` is how often, and over how long, values are read,
+    `heartbeat` how often an agent says where its job is.
     """
 
     step: str = "step"
@@ -73,6 +74,7 @@ class MetricNames:
     nonfinite: str = "nonfinite"
     detailed: bool = False
     period: timedelta = timedelta(minutes=1)
+    heartbeat: timedelta = timedelta(minutes=1)
 
 
 def expected(names: MetricNames, defined: Collection[str]) -> MetricNames | None:
@@ -189,6 +191,19 @@ def follow(cursor: Cursor, job: str, *, judged_to: int | None = None) -> Cursor:
     step = cursor.step if judged_to is None or cursor.step is None else min(cursor.step, judged_to)
     longest = cursor.silence.longest
     return Cursor(job, step=step, behind=step is not None, silence=Silence(longest=longest))
+
+
+def handed_over(cursor: Cursor, *, step: int | None, moved_at: datetime, at: datetime, period: timedelta) -> Cursor:
+    """The cursor after somebody else, at `at`, has judged the run up to `step`, which was completed at `moved_at`.
+
+    The minute in which that was is read again: it may hold more steps, and without any it makes no sample.
+    """
+    read_to = _floor(at, resolution(period))
+    cursor = replace(cursor, read_to=max(read_to, cursor.read_to or read_to))
+    if step is None or step == cursor.seen_step:
+        return cursor
+    behind = cursor.behind and step <= (cursor.step or 0)
+    return replace(cursor, step=max(step, cursor.step or 0), seen_step=step, seen_at=moved_at, behind=behind)
 
 
 @dataclass(frozen=True, slots=True)

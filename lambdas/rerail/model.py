@@ -88,7 +88,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One SageMaker job of a run."""
+    """One SageMaker job of a run; `agent` says that an agent of ours works in it, which can be asked to save."""
 
     number: int
     job_name: str
@@ -104,6 +104,7 @@ class Attempt:
     last_step: int | None = None
     self_repairs: int = 0
     keep_alive_seconds: int = 0
+    agent: bool = False
 
     @property
     def exists(self) -> bool:
@@ -166,7 +167,9 @@ class Ledger:
 class Stop:
     """A stop that we mean: recorded before StopTrainingJob is called, so that ours is never taken for a human's.
 
-    `before_step` is the onset of what went wrong: the successor resumes from a checkpoint older than that.
+    `before_step` is the onset of what went wrong: the successor resumes from a checkpoint older than that. Where the
+    agent was asked to save first: `command_id` is the wish, `answer_by` until when it should be heard (None when that
+    is settled), `heard_at` when it was, `committed_step` the checkpoint that is on its way to S3.
     """
 
     then: Then
@@ -175,6 +178,15 @@ class Stop:
     deadline: datetime
     before_step: int | None = None
     fresh_machines: bool = False
+    command_id: str = ""
+    answer_by: datetime | None = None
+    heard_at: datetime | None = None
+    committed_step: int | None = None
+
+    @property
+    def is_tainted(self) -> bool:
+        """What the job would save now holds what went wrong: it is evidence, and never resumed from."""
+        return self.before_step is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +195,7 @@ class Run:
 
     `version` grows by one with every recorded decision; `pending` are the actions decided and not yet known to be done;
     `commands` are the ids of the operators' last wishes, so that one that arrives twice is granted once; `warnings` are
-    the findings that people were told of last, for the same reason.
+    the findings that people were told of last, `defects` the kinds of malformed mail, for the same reason.
     """
 
     id: str
@@ -201,12 +213,19 @@ class Run:
     observe_only: bool = False
     commands: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    defects: tuple[str, ...] = ()
     version: int = 0
 
     @property
     def current(self) -> Attempt:
         """The newest attempt: the only one that may be live."""
         return self.attempts[-1]
+
+    @property
+    def mailbox(self) -> str:
+        """The folder of the mailbox that the current attempt's agent uses: we tell successors the run's name, the first
+        job knows only its own, which differs where it is long or was used before."""
+        return self.current.job_name if self.current.number == 1 else self.id
 
     @property
     def open_incident(self) -> Incident | None:

@@ -100,8 +100,9 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """How long a planned stop waits for a checkpoint that is newer than the wish to stop."""
+    """How long a planned stop waits: for the agent's word that it has heard of it, and for the checkpoint in all."""
 
+    answer: timedelta = timedelta(minutes=2)
     deadline: timedelta = timedelta(minutes=15)
 
 

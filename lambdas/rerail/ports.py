@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rerail.actions import Tell
 from rerail.checkpoints import Checkpoint
 from rerail.errors import UnknownPolicy
+from rerail.mailbox import Command, Heartbeat, Report
 from rerail.model import Job, Run, TimelineEntry
 from rerail.policy import Policy
 
@@ -81,6 +82,33 @@ class Bus(Protocol):
 
     def publish(self, notice: Tell, *, run: str, at: datetime) -> None:
         """Put the notice on the bus; raises where it was not accepted."""
+
+
+class Beat(NamedTuple):
+    """A heartbeat, and when it arrived by the mailbox's own clock: the job's may be wrong."""
+
+    heartbeat: Heartbeat
+    at: datetime
+
+
+class Beats(NamedTuple):
+    """The heartbeats that there are, by folder, and of the others that should be readable why they are not."""
+
+    heard: Mapping[str, Beat]
+    unread: Mapping[str, str]
+
+
+class Mailbox(Protocol):
+    """Commands to the agents in running jobs, and what they have to say."""
+
+    def post(self, command: Command) -> None:
+        """Leave the command in the folder of its run in place of the one before; raises Throttled or Unposted."""
+
+    def report(self, key: str) -> Report | None:
+        """The report in this object, or None where there is none; raises BadMail, or Blind where nobody can tell."""
+
+    def heartbeats(self, folders: Collection[str]) -> Beats:
+        """The newest heartbeat in each of these folders."""
 
 
 class Queue(Protocol):

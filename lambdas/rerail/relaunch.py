@@ -13,6 +13,7 @@ ATTEMPT_TAG = "rerail:attempt"
 RESERVED_TAG_PREFIX = "aws:"
 ENVIRONMENT_LIMIT = 100
 TAG_LIMIT = 50
+LOCAL_PATH = "/opt/ml/checkpoints"
 # Returned by DescribeTrainingJob, refused by CreateTrainingJob.
 READ_ONLY_RESOURCE_FIELDS = ("SelectedInstanceType", "SelectedInstanceCount")
 # A user's own names and values: an empty value means something here.
@@ -53,7 +54,7 @@ def successor(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dic
         **{k: v for k, v in request.get("Environment", {}).items() if k != "RERAIL_RESUME_STEP"},
         "RERAIL_RUN": run,
         "RERAIL_ATTEMPT": str(action.attempt),
-        **({"RERAIL_RESUME_STEP": str(action.resume_step)} if action.resume_step is not None else {}),
+        **_resume_step(request, action),
     }
     if len(environment) > ENVIRONMENT_LIMIT:
         raise RequestRefused(
@@ -72,6 +73,24 @@ def successor(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dic
     _rename_in_hyperparameters(launched)
     _end_with_slash(launched)
     return launched
+
+
+def checkpoint_uri(request: Mapping[str, Any]) -> str:
+    """Where in S3 a job's checkpoints come to lie, by its request or its description; "" where Rerail cannot look."""
+    config = request.get("CheckpointConfig") or {}
+    copied = config.get("LocalPath", LOCAL_PATH).rstrip("/")
+    place: str = (request.get("Environment") or {}).get("RERAIL_CHECKPOINTS", "") or copied
+    if f"{place}/".startswith(f"{copied}/"):  # SageMaker copies it to S3
+        below = place.removeprefix(copied).strip("/")
+        return f"{config['S3Uri'].rstrip('/')}/{below}" if below and config else str(config.get("S3Uri", ""))
+    return place if place.startswith("s3://") else ""
+
+
+def _resume_step(request: Mapping[str, Any], action: CreateJob) -> dict[str, str]:
+    """Nothing that may be resumed from is step 0; where Rerail cannot look, nothing is said, and the job looks."""
+    if action.resume_step is None and not checkpoint_uri(request):
+        return {}
+    return {"RERAIL_RESUME_STEP": str(action.resume_step or 0)}
 
 
 def _rename_in_hyperparameters(request: dict[str, Any]) -> None:

@@ -2,9 +2,9 @@
 
 It only reads. What it would decide is decided again by the supervisor, the one that writes and acts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from rerail.codec import plain
@@ -14,9 +14,9 @@ from rerail.metrics import expected
 from rerail.model import JobStatus, Run, RunState
 from rerail.observe import observe
 from rerail.policy import Policy
-from rerail.ports import Checkpoints, Jobs, Policies, Queue, Runs, policy_of
+from rerail.ports import Beats, Checkpoints, Jobs, Mailbox, Policies, Queue, Runs, policy_of
 from rerail.signals import JobSeen, Signal
-from rerail.watching import Watchable, Watching
+from rerail.watching import Watchable, Watching, with_beat
 
 # How far back the round looks for tagged jobs whose events were lost; several rounds overlap.
 LOOK_BACK = timedelta(minutes=15)
@@ -27,7 +27,8 @@ READERS = 8
 class RoundReport:
     """What one round saw: how many runs are open, watched and due, how many findings and unknown jobs there are.
 
-    `blind` are the runs about which nothing could be learnt; `unread` says why no metrics could be read.
+    `blind` are the runs about which nothing could be learnt; `unread` says why no metrics could be read; `beating`
+    counts the runs that were judged by their heartbeat, `garbled` says why others' heartbeats could not be read.
     """
 
     open: int
@@ -37,6 +38,8 @@ class RoundReport:
     watched: int = 0
     found: int = 0
     unread: str = ""
+    beating: int = 0
+    garbled: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Round:
     checkpoints: Checkpoints
     policies: Policies
     watching: Watching
+    mailbox: Mailbox
     queue: Queue
     clock: Callable[[], datetime]
 
@@ -68,7 +72,12 @@ class Round:
         due = [look.name for look in looks if look.due]
         self.queue.wake([{"run": name} for name in due], at=at)  # first: what follows may be refused
         watchable = [look.watchable for look in looks if look.watchable]
-        found, unread = self._judge(watchable, at)
+        beats = self._beats(watchable)
+        watchable = [with_beat(each, beats.heard.get(each.run.mailbox), at=at) for each in watchable]
+        watchable = [each for each in watchable if each.is_watched]
+        # The two apart: what CloudWatch refuses to tell must not deafen us to the heartbeats.
+        heard, _ = self._judge([each for each in watchable if each.beat], at)
+        found, unread = self._judge([each for each in watchable if not each.beat], at)
         strangers = self.runs.unheard_of(self.jobs.changed_since(at - LOOK_BACK))
         self.queue.wake([{"job": job} for job in sorted(strangers)], at=at)
         return RoundReport(
@@ -77,12 +86,21 @@ class Round:
             discovered=len(strangers),
             blind=tuple(look.name for look in looks if look.due is None),
             watched=sum(each.trains for each in watchable),
-            found=found,
+            found=found + heard,
             unread=unread,
+            beating=sum(each.beat is not None for each in watchable),
+            garbled=beats.unread,
         )
+
+    def _beats(self, watchable: list[Watchable]) -> Beats:
+        """An agent that is there says more, for less: its heartbeat is read before any metric is paid for."""
+        folders = [each.run.mailbox for each in watchable if each.trains and each.run.current.agent]
+        return self.mailbox.heartbeats(folders) if folders else Beats({}, {})
 
     def _judge(self, watchable: list[Watchable], at: datetime) -> tuple[int, str]:
         """Tell what was found before it is remembered: a round that dies in between tells it again."""
+        if not watchable:
+            return 0, ""
         try:
             judgements = self.watching.judge(watchable, at=at)
         except RerailError as error:
@@ -102,22 +120,23 @@ class Round:
             return Look(name, None)
         try:
             policy = policy_of(run, self.policies)
-            if run.pending:
-                return Look(name, True)
             signals = observe(run, self.jobs, self.checkpoints, at=at)
         except RerailError:
-            return Look(name, None)  # blind is not healthy: counted, reported, and never a reason to act
-        due = any(decide(run, signal, policy).run != run for signal in signals)
+            # Blind is not healthy: counted, reported, and never a reason to act; what is owed is owed all the same.
+            return Look(name, True if run.pending else None)
+        due = bool(run.pending) or any(decide(run, signal, policy).run != run for signal in signals)
         return Look(name, due, _watchable(run, policy, signals))
 
 
 def _watchable(run: Run, policy: Policy, signals: tuple[Signal, ...]) -> Watchable | None:
-    """A run that nobody is stopping, with its job in progress and metrics to be expected of it."""
+    """A run that nobody is stopping, with its job in progress and metrics or heartbeats to be expected of it."""
     seen = next((signal for signal in signals if isinstance(signal, JobSeen)), None)
     if seen is None or seen.job.status is not JobStatus.IN_PROGRESS:
         return None
     if run.state not in (RunState.WATCHING, RunState.STARTING):
         return None
     names = expected(policy.metrics, seen.job.defined_metrics)
+    if names is None and not run.current.agent:
+        return None
     saves = tuple(checkpoint.saved_at for checkpoint in seen.checkpoints or ())
-    return Watchable(run, policy, names, trains=seen.job.is_training, saves=saves) if names else None
+    return Watchable(run, policy, names, trains=seen.job.is_training, saves=saves)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from rerail.actions import Action, CreateJob, Tell
 from rerail.checkpoints import Checkpoint
 from rerail.detectors.finding import Finding
+from rerail.mailbox import Report
 from rerail.model import Job
 
 
@@ -66,12 +67,33 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the detectors say of a job that runs, and its checkpoints where that may matter."""
+    """What the detectors say of a job that runs, and its checkpoints where that may matter.
+
+    `witnessed`: whoever says so looks at the process itself, and silence needs no second witness."""
 
     at: datetime
     job_name: str
     findings: tuple[Finding, ...]
     checkpoints: Sequence[Checkpoint] | None = None
+    witnessed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What an agent has to say, at the time at which we heard it, and the checkpoints where somebody looked."""
+
+    at: datetime
+    report: Report
+    checkpoints: Sequence[Checkpoint] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MailRefused:
+    """A report that cannot be read; `defect` is the kind of defect, `why` names the field."""
+
+    at: datetime
+    defect: str
+    why: str
 
 
 class Refusal(StrEnum):
@@ -91,4 +113,4 @@ class CreateRefused:
     message: str
 
 
-Signal = JobSeen | JobGone | Tick | Commanded | Found | Done | CreateRefused
+Signal = JobSeen | JobGone | Tick | Commanded | Found | Reported | MailRefused | Done | CreateRefused

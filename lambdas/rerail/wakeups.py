@@ -10,14 +10,19 @@ from typing import Any
 
 from rerail.codec import BadRecord, read_plain
 from rerail.detectors.finding import Finding
-from rerail.errors import BadMessage
+from rerail.errors import BadMail, BadMessage
+from rerail.mailbox import problem_with, run_of_report
 from rerail.signals import Verb
 
 SAGEMAKER = "aws.sagemaker"
+ALARMS = "aws.cloudwatch"
+MAILBOX = "aws.s3"
 OPERATOR = "rerail.operator"
 SWEEP = "rerail.sweep"
 RERAIL = "rerail"
 COMMAND = "Rerail Command"
+SOURCES = (SAGEMAKER, ALARMS, MAILBOX, SWEEP, OPERATOR)
+FILED = "Object Created"
 NOTICE = "Rerail Notice"
 WAKE = "Rerail Wake"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
@@ -68,7 +73,23 @@ class AlarmHeard:
     reason: str
 
 
-Wakeup = JobHeard | RunDue | CommandGiven | TroubleFound | AlarmHeard
+@dataclass(frozen=True, slots=True)
+class ReportFiled:
+    """An agent has left a report in the mailbox, in the folder `run`."""
+
+    run: str
+    id: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """Somebody left an object in the mailbox that is none of the agents' reports: it is let lie."""
+
+    why: str
+
+
+Wakeup = JobHeard | RunDue | CommandGiven | TroubleFound | AlarmHeard | ReportFiled | Stray
 
 
 def read(body: str) -> Wakeup:
@@ -83,6 +104,8 @@ def read(body: str) -> Wakeup:
             return JobHeard(_name(detail, "TrainingJobName"))
         case "aws.cloudwatch":
             return _alarm(detail)
+        case "aws.s3":
+            return _report(envelope, detail)
         case "rerail.sweep" if "findings" in detail:
             return _trouble(detail)
         case "rerail.sweep" if "run" in detail:
@@ -92,7 +115,7 @@ def read(body: str) -> Wakeup:
         case "rerail.operator":
             return _command(envelope, detail)
         case source:
-            raise BadMessage(f"field 'source' is {source!r}; it must be {SAGEMAKER}, {SWEEP} or {OPERATOR}")
+            raise BadMessage(f"field 'source' is {source!r:.100}; it must be one of {', '.join(SOURCES)}")
 
 
 def _command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandGiven:
@@ -114,7 +137,23 @@ def _trouble(detail: Mapping[str, Any]) -> TroubleFound:
         read = tuple(read_plain(Finding, finding) for finding in findings)
     except (BadRecord, TypeError) as error:
         raise BadMessage(f"field 'detail.findings' cannot be read: {error}") from error
+    if problem := next(filter(None, map(problem_with, read)), ""):
+        raise BadMessage(f"field 'detail.findings' cannot be read: field {problem}")
     return TroubleFound(_name(detail, "run"), _name(detail, "job"), read)
+
+
+def _report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> ReportFiled | Stray:
+    """Only the object's key: which bucket is the mailbox, we know ourselves."""
+    if envelope.get("detail-type") != FILED:
+        raise BadMessage(f"field 'detail-type' is {envelope.get('detail-type')!r:.100}; it must be {FILED!r}")
+    key = _table(detail.get("object"), "field 'detail.object'").get("key")
+    if not isinstance(key, str):
+        raise BadMessage("field 'detail.object.key' must be text")
+    try:
+        run, id = run_of_report(key)
+    except BadMail as error:
+        return Stray(str(error))
+    return ReportFiled(run, id, key)
 
 
 def _alarm(detail: Mapping[str, Any]) -> AlarmHeard:
@@ -130,8 +169,12 @@ def _alarm(detail: Mapping[str, Any]) -> AlarmHeard:
 def _alarmed_job(detail: Mapping[str, Any]) -> str:
     """The job in the dimensions of the alarm's metrics: TrainingJobName, or Host, which is `<job>/algo-<n>`."""
     configuration = _table(detail.get("configuration"), "field 'detail.configuration'")
-    for metric in configuration.get("metrics") or ():
-        dimensions = ((metric.get("metricStat") or {}).get("metric") or {}).get("dimensions") or {}
+    metrics = configuration.get("metrics")
+    for metric in metrics if isinstance(metrics, list) else ():
+        dimensions = metric
+        for part in ("metricStat", "metric", "dimensions"):
+            dimensions = dimensions.get(part) if isinstance(dimensions, dict) else None
+        dimensions = dimensions if isinstance(dimensions, dict) else {}
         name = dimensions.get("TrainingJobName") or str(dimensions.get("Host", "")).partition("/")[0]
         if isinstance(name, str) and JOB_NAME.fullmatch(name):
             return name

@@ -5,19 +5,21 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from rerail.beating import felt, is_believed, judged_by_the_agent
 from rerail.detectors import checkpoint_stall, stall
 from rerail.detectors.detection import Detection
 from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.onsets import OF_THE_LOSS, dated
 from rerail.detectors.pulse import Phase, Pulse, entered, relaunched
 from rerail.detectors.sample import Sample
 from rerail.detectors.watch import Watch, due, see
+from rerail.mailbox import Heartbeat
 from rerail.metrics import Cursor, MetricNames, Points, Query, Series, Watched, fetch, follow, load, samples
 from rerail.model import Attempt, Run
 from rerail.policy import Policy
+from rerail.ports import Beat
 
-OF_THE_LOSS = (Kind.NON_FINITE, Kind.LOSS_SPIKE, Kind.DIVERGENCE, Kind.FROZEN_LOSS)
-# A trouble that is intervened on began within so many patiences.
-ONSET_PATIENCES, KEPT_ONSETS = 3, 20
+STALLS = (Kind.STALL, Kind.STARTUP_STALL)
 # Percent of one device: below this nothing is being computed. A full GPU proves nothing, a waiting collective spins.
 IDLE_BELOW = 5.0
 
@@ -49,14 +51,20 @@ class Memories(Protocol):
 
 
 class Watchable(NamedTuple):
-    """A run whose job is in progress, what its metrics are called, whether the user's code is running, and when its
-    checkpoints were saved, where somebody looked."""
+    """A run whose job is in progress, what its metrics are called (None: it has none), whether the user's code is
+    running, when its checkpoints were saved, where somebody looked, and the heartbeat that its agent gives, if any."""
 
     run: Run
     policy: Policy
-    names: MetricNames
+    names: MetricNames | None
     trains: bool
     saves: tuple[datetime, ...] = ()
+    beat: Beat | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        """There is something to judge it by."""
+        return self.beat is not None or self.names is not None
 
 
 class Judged(NamedTuple):
@@ -80,10 +88,14 @@ class Watching:
         watched = [
             Watched(memory.cursor, each.names, stall_suspected=_suspicious(memory, each.policy, at))
             for memory, each in remembered
-            if each.trains  # before that a series says nothing, and would be paid for in vain
+            # Before it trains a series says nothing, and would be paid for in vain.
+            if each.trains and each.names and each.beat is None
         ]
         answers = fetch(self.series, watched, now=at)
-        return [judged(memory, each, answers, at=at) for memory, each in remembered]
+        return [
+            beaten(memory, each, each.beat, at=at) if each.beat else judged(memory, each, answers, at=at)
+            for memory, each in remembered
+        ]
 
     def keep(self, judgements: Sequence[Judged]) -> None:
         """Remember what was judged, now that it was told."""
@@ -93,7 +105,7 @@ class Watching:
 def judged(memory: Memory, watchable: Watchable, answers: Mapping[Query, Points], *, at: datetime) -> Judged:
     """One run's news, sample by sample, and then what is overdue."""
     policy = watchable.policy
-    cursor, news = samples(answers, memory.cursor, watchable.names, now=at)
+    cursor, news = samples(answers, memory.cursor, watchable.names or policy.metrics, now=at)
     findings: list[Finding] = []
     for sample in news:
         memory, said = _seen(memory, sample, policy.detection)
@@ -101,9 +113,43 @@ def judged(memory: Memory, watchable: Watchable, answers: Mapping[Query, Points]
     pulse = replace(_heard(memory.watch.pulse, cursor), idle=_idle(answers, cursor.job))
     watch = replace(memory.watch, pulse=pulse)
     findings += (_witnessed(finding, pulse, watchable.run) for finding in due(watch, at, policy.detection))
-    if late := checkpoint_stall.overdue(watchable.saves, at, policy.detection):
-        findings.append(late)
+    findings += _unsaved(watchable, at)
     return Judged(replace(memory, cursor=cursor, watch=watch), tuple(findings))
+
+
+def with_beat(watchable: Watchable, beat: Beat | None, *, at: datetime) -> Watchable:
+    """The run with its agent's heartbeat, if that can be believed: it takes the place of the metrics."""
+    every = watchable.policy.metrics.heartbeat
+    believed = beat is not None and is_believed(beat, watchable.run.current, every=every, at=at)
+    return watchable._replace(beat=beat if believed else None)
+
+
+def beaten(memory: Memory, watchable: Watchable, beat: Beat, *, at: datetime) -> Judged:
+    """What is overdue by the heartbeat. The rows are the agent's business: it judges each step, and reports.
+
+    It sees the main thread stand still, too: from here a stall is only told."""
+    detection = watchable.policy.detection
+    memory = _taught(memory, beat.heartbeat, detection)
+    watch = replace(memory.watch, pulse=felt(memory.watch.pulse, beat, at=at))
+    cursor = judged_by_the_agent(memory.cursor, beat, period=watchable.policy.metrics.period, at=at)
+    memory = replace(memory, cursor=cursor, watch=watch, onsets=())
+    overdue = (replace(f, level=Level.WARN) if f.kind in STALLS else f for f in due(watch, at, detection))
+    return Judged(memory, (*overdue, *_unsaved(watchable, at)))
+
+
+def _taught(memory: Memory, heartbeat: Heartbeat, detection: Detection) -> Memory:
+    """The detectors learn one row a heartbeat, so that they know the run should they have to judge it again; what they
+    say to it the agent has said, and sooner."""
+    step = heartbeat.step
+    if step is None or (memory.step is not None and step <= memory.step):
+        return memory
+    row = Sample(step=step, loss=heartbeat.loss, step_time_s=heartbeat.step_seconds)
+    return replace(memory, watch=see(memory.watch, row, detection)[0], step=step)
+
+
+def _unsaved(watchable: Watchable, at: datetime) -> tuple[Finding, ...]:
+    late = checkpoint_stall.overdue(watchable.saves, at, watchable.policy.detection)
+    return (late,) if late else ()
 
 
 def _seen(memory: Memory, sample: Sample, detection: Detection) -> tuple[Memory, tuple[Finding, ...]]:
@@ -119,13 +165,7 @@ def _seen(memory: Memory, sample: Sample, detection: Detection) -> tuple[Memory,
         for f in said
     ]
     rows = memory.rows + 1
-    dated = tuple((rows, f.onset_step) for f in found if f.kind in OF_THE_LOSS and f.onset_step is not None)
-    recent = rows - ONSET_PATIENCES * detection.patience_rows
-    onsets = (*(each for each in memory.onsets if each[0] > recent), *dated)[-KEPT_ONSETS:]
-    earliest = min((onset for _, onset in onsets), default=None)
-    told = tuple(
-        replace(f, onset_step=earliest) if f.kind in OF_THE_LOSS and f.level is Level.INTERVENE else f for f in found
-    )
+    onsets, told = dated(memory.onsets, found, row=rows, detection=detection)
     step = sample.step if sample.step is not None else memory.step
     return replace(memory, watch=watch, rows=rows, step=step, onsets=onsets), told
 
@@ -153,7 +193,7 @@ def _witnessed(finding: Finding, pulse: Pulse, run: Run) -> Finding:
     """Silence alone stops no job: machines that do nothing must bear it out, or the checkpoint folder, which is looked
     into before anything is done. A start may take its time on busy machines."""
     borne_out = pulse.idle or (finding.kind is Kind.STALL and run.checkpoint_uri)
-    if finding.kind in (Kind.STALL, Kind.STARTUP_STALL) and not borne_out:
+    if finding.kind in STALLS and not borne_out:
         return replace(finding, level=Level.WARN)
     return finding
 

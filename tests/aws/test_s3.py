@@ -67,6 +67,18 @@ def test_a_folder_is_meant_however_it_is_written(s3, uri):
     assert steps(uri) == [60]
 
 
+def test_both_ways_of_naming_a_folder_are_known(s3):
+    """`step-<n>` is ours, `checkpoint-<n>` that of other libraries; anything else is no checkpoint."""
+    save(s3, 60)
+    for folder in ("checkpoint-80", "quarantine-90", "my-checkpoint-95", "checkpoint-x"):
+        put(s3, f"runs/gpt/{folder}/model/__0_0.distcp", b"abc")
+        put(s3, f"runs/gpt/{folder}/.metadata", b"abcd")
+        files = {"model/__0_0.distcp": 3, ".metadata": 4}
+        put(s3, f"runs/gpt/{folder}/manifest.json", manifest(80, files))
+    assert steps() == [80, 60]
+    assert S3Checkpoints().under(URI)[0].is_whole
+
+
 @pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/"])
 def test_a_bucket_may_be_the_folder(s3, uri):
     """Checkpoints at the bucket's root are found as well."""

@@ -4,8 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from rerail.actions import CreateJob, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail.actions import CreateJob, PostCommand, ReleaseWarmPool, Severity, StopJob, Tell
 from rerail.causes import Cause
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.pulse import Phase
+from rerail.mailbox import Command, Durability, Heartbeat, Report, Told, Wish
 from rerail.model import Attempt, Incident, JobStatus, Ledger, Run, RunState, Stop, Then, TimelineEntry
 from rerail.policy import Backoff, Capacity, Limits, Mode, OnMaxRuntime, Policy, Retries, Save
 
@@ -24,7 +27,59 @@ json_values = st.recursive(
     max_leaves=12,
 )
 
+names = st.text("abz019._-", min_size=1, max_size=20)
+numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+commands = st.builds(
+    Command,
+    id=names,
+    run=job_names,
+    attempt=counts,
+    wish=st.sampled_from(Wish),
+    asked_at=moments,
+    deadline=st.none() | moments,
+    reason=words,
+)
+findings = st.builds(
+    Finding,
+    kind=st.sampled_from(Kind),
+    level=st.sampled_from(Level),
+    step=steps,
+    onset_step=steps,
+    evidence=words,
+    at=st.none() | moments,
+    onset_at=st.none() | moments,
+)
+reports = st.builds(
+    Report,
+    id=names,
+    run=job_names,
+    attempt=counts,
+    job=job_names,
+    told=st.sampled_from(Told),
+    at=moments,
+    command=names | st.just(""),
+    step=steps,
+    durability=st.none() | st.sampled_from(Durability),
+    path=words,
+    reason=words,
+    findings=st.lists(findings, max_size=3).map(tuple),
+    evidence=words,
+)
+heartbeats = st.builds(
+    Heartbeat,
+    run=job_names,
+    attempt=counts,
+    job=job_names,
+    at=moments,
+    phase=st.sampled_from(Phase),
+    step=steps,
+    moved_at=st.none() | moments,
+    loss=numbers,
+    step_seconds=numbers,
+    tokens_per_s=numbers,
+)
 actions = st.one_of(
+    st.builds(PostCommand, command=commands),
     st.builds(CreateJob, job_name=words, attempt=counts, resume_step=steps),
     st.builds(StopJob, job_name=words),
     st.builds(ReleaseWarmPool, job_name=words),
@@ -46,6 +101,7 @@ attempts = st.builds(
     last_step=steps,
     self_repairs=counts,
     keep_alive_seconds=counts,
+    agent=st.booleans(),
 )
 incidents = st.builds(
     Incident,
@@ -72,7 +128,19 @@ ledgers = st.builds(
     capacity_since=st.none() | moments,
     entries=st.lists(words, max_size=3).map(tuple),
 )
-stops = st.builds(Stop, then=st.sampled_from(Then), reason=words, asked_at=moments, deadline=moments)
+stops = st.builds(
+    Stop,
+    then=st.sampled_from(Then),
+    reason=words,
+    asked_at=moments,
+    deadline=moments,
+    before_step=steps,
+    fresh_machines=st.booleans(),
+    command_id=words,
+    answer_by=st.none() | moments,
+    heard_at=st.none() | moments,
+    committed_step=steps,
+)
 runs = st.builds(
     Run,
     id=words,
@@ -89,6 +157,7 @@ runs = st.builds(
     hold_reason=words,
     observe_only=st.booleans(),
     commands=st.lists(words, max_size=3).map(tuple),
+    defects=st.lists(words, max_size=3).map(tuple),
     version=counts,
 )
 timeline_entries = st.builds(
@@ -122,5 +191,5 @@ policies = st.builds(
     limits=st.builds(Limits, attempts=counts, attempts_without_progress=counts, starts=counts, starts_window=durations),
     backoff=st.builds(Backoff, base=durations, cap=durations),
     capacity=st.builds(Capacity, wait=durations, base=durations, cap=durations),
-    save=st.builds(Save, deadline=durations),
+    save=st.builds(Save, answer=durations, deadline=durations),
 )

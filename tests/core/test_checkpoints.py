@@ -42,7 +42,7 @@ def a_checkpoint(step: int, *, minute: int = 0, **facts) -> Checkpoint:
 
 def test_a_manifest_becomes_a_checkpoint():
     """Step, attempt, time and health are the manifest's; the URI is the folder that it lies in."""
-    assert read() == Checkpoint("s3://bucket/run/step-000000060/", 60, 2, SAVED)
+    assert read() == Checkpoint("s3://bucket/run/step-000000060/", 60, 2, SAVED, reason="periodic")
     assert read().is_whole
 
 
@@ -63,6 +63,21 @@ def test_a_checkpoint_is_whole_when_every_file_is_there_with_its_size(sizes, mis
 def test_files_beside_the_checkpoint_do_not_spoil_it():
     """Whatever else lies in the folder, such as an uploader's own marks, is no concern of the manifest."""
     assert read({**SIZES, "rank-0.pt.sagemaker-uploading": 1}).is_whole
+
+
+def test_files_may_lie_in_folders_and_begin_with_a_dot():
+    """As torch.distributed.checkpoint calls them."""
+    files = [{"name": name, "bytes": 7} for name in (".metadata", "__0_0.distcp", "optimizer/__1_0.distcp")]
+    assert read({each["name"]: 7 for each in files}, files=files).is_whole
+
+
+def test_what_a_manifest_says_beyond_our_fields_is_passed_over():
+    assert read(mood="hopeful", layout={"tensors": [1]}, skipped=[[1, 2]]) == read()
+
+
+@pytest.mark.parametrize(("reason", "kept"), [("emergency", "emergency"), (7, ""), ("\ud800", ""), ("x" * 99, "")])
+def test_the_reason_is_one_word_or_nothing(reason, kept):
+    assert read(reason=reason).reason == kept
 
 
 def test_health_is_clean_unless_it_is_said():
@@ -95,6 +110,21 @@ def test_health_is_clean_unless_it_is_said():
         ({"files": [{"name": "rank-0.pt"}]}, "each entry of 'files' needs"),
         ({"files": [{"name": 1, "bytes": 1}]}, "each entry of 'files' needs"),
         ({"files": [{"name": "rank-0.pt", "bytes": "100"}]}, "each entry of 'files' needs"),
+        *(
+            ({"files": [{"name": name, "bytes": 1}]}, "does not lie in the checkpoint's folder")
+            for name in (
+                "../step-2/rank-0.pt",
+                "/etc/passwd",
+                "a//b",
+                "./a",
+                "a/..",
+                "",
+                "..",
+                "a\\b",
+                "a\nb",
+                "\ud800",
+            )
+        ),
     ],
 )
 def test_a_manifest_that_cannot_be_believed_names_its_field(changes, complaint):

@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
-from rerail.errors import Throttled
+from rerail.checkpoints import EMERGENCY
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.errors import Throttled, Unposted
+from rerail.mailbox import Durability, Told
 from rerail.model import JobStatus, RunState
-from rerail.wakeups import JobHeard, RunDue
-from tests.fakes import World
+from rerail.wakeups import JobHeard, ReportFiled, RunDue, TroubleFound, Wakeup
+from tests.fakes import Agent, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 
 
-class Crash(Exception):
-    """The function died here."""
+class Crash(BaseException):
+    """The function died here, whatever it would have caught."""
 
 
 @dataclass
@@ -68,12 +71,53 @@ def a_night(saboteur: Saboteur) -> World:
     return world
 
 
-def deliver(world: World, saboteur: Saboteur, wakeup: JobHeard | RunDue) -> None:
+def a_handshake(saboteur: Saboteur) -> World:
+    """A job is slow, its agent saves it, it is moved; then its loss diverges, and the agent's report tells."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    deliver(world, saboteur, JobHeard("gpt"))
+    agent = Agent(world)
+    deliver(world, saboteur, filed(agent, Told.HELLO))
+    world.checkpoints.save(step=100)
+    world.clock.pass_by(timedelta(minutes=1))
+    slow = Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 110, 105, "slow")
+    deliver(world, saboteur, TroubleFound("gpt", "gpt", (slow,)))
+    deliver(world, saboteur, filed(agent, Told.HEARD, command=agent.asked.id))
+    world.clock.pass_by(timedelta(seconds=20))
+    world.checkpoints.save(step=120, reason=EMERGENCY)
+    deliver(world, saboteur, saved(agent, 120))
+    a_minute(world, saboteur, "gpt")
+    successor = Agent(world, attempt=2, job="gpt-a002")
+    deliver(world, saboteur, filed(successor, Told.HELLO))
+    diverged = Finding(Kind.DIVERGENCE, Level.INTERVENE, 150, 115, "9.1 for 80 rows")
+    deliver(world, saboteur, filed(successor, Told.FINDINGS, findings=(diverged,)))
+    world.clock.pass_by(timedelta(seconds=20))
+    deliver(world, saboteur, saved(successor, 155))
+    a_minute(world, saboteur, "gpt-a002")
+    a_minute(world, saboteur, "gpt-a003")
+    return world
+
+
+def filed(agent: Agent, told: Told, **facts: Any) -> ReportFiled:
+    key = agent.files(told, **facts)
+    return ReportFiled(agent.run, f"r{agent.attempt}-{agent.told}", key)
+
+
+def saved(agent: Agent, step: int) -> ReportFiled:
+    return filed(agent, Told.CHECKPOINT, command=agent.asked.id, step=step, durability=Durability.REMOTE)
+
+
+def a_minute(world: World, saboteur: Saboteur, job: str) -> None:
+    world.clock.pass_by(timedelta(minutes=1))
+    deliver(world, saboteur, JobHeard(job))
+
+
+def deliver(world: World, saboteur: Saboteur, wakeup: Wakeup) -> None:
     """As the queue does: again, until the function returns."""
     for _ in range(3):
         try:
             world.supervisor(saboteur.wrap).handle(wakeup)
-        except Crash:
+        except (Crash, Unposted):
             continue
         return
     raise AssertionError("one strike must not fail a message three times")
@@ -108,6 +152,31 @@ def test_the_undisturbed_night_ends_well():
 @pytest.mark.parametrize("call", range(1, UNDISTURBED.calls + 1))
 def test_a_crash_at_any_call_changes_nothing_in_the_end(call, after):
     assert outcome(a_night(Saboteur(call, after))) == EXPECTED
+
+
+A_CALM_HANDSHAKE = Saboteur(strike_at=0, after=False)
+SHAKEN = outcome(a_handshake(A_CALM_HANDSHAKE))
+
+
+def test_the_undisturbed_handshake_ends_well():
+    assert SHAKEN["state"] is RunState.WATCHING
+    assert SHAKEN["jobs"] == ["gpt", "gpt-a002", "gpt-a003"]
+    assert SHAKEN["resumed_from"] == [None, 120, 100]
+    assert SHAKEN["pending"] == ()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", range(1, A_CALM_HANDSHAKE.calls + 1))
+def test_a_crash_at_any_call_of_a_handshake_changes_nothing_in_the_end(call, after):
+    """Before and after each read of the mailbox, each command, each stop."""
+    assert outcome(a_handshake(Saboteur(call, after))) == SHAKEN
+
+
+@pytest.mark.parametrize("call", range(1, A_CALM_HANDSHAKE.calls + 1))
+def test_an_error_at_any_call_of_a_handshake_changes_nothing_in_the_end(call):
+    """The service says no once, and the rest is done before the message goes back."""
+    saboteur = Saboteur(call, after=False, error=lambda: Unposted("PutObject: refused"))
+    assert outcome(a_handshake(saboteur)) == SHAKEN
 
 
 @pytest.mark.parametrize("call", range(1, UNDISTURBED.calls + 1))

@@ -1,5 +1,7 @@
 """What the detectors say of a running job: people are told at once, the job is stopped only for what will not mend."""
 
+from datetime import timedelta
+
 import pytest
 
 from rerail.actions import Severity
@@ -8,6 +10,8 @@ from rerail.model import JobStatus, RunState
 from rerail.policy import Mode, OnAlarm, Policy, Retries
 from rerail.wakeups import AlarmHeard, JobHeard, TroubleFound
 from tests.fakes import World
+
+MINUTE = timedelta(minutes=1)
 
 
 @pytest.fixture
@@ -99,6 +103,29 @@ def test_observing_says_what_it_would_do(world):
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
     assert "it would be stopping the job, to relaunch from step 300" in world.bus.told[-1].body
+    run = world.run()
+    assert run.ledger.charges == {}, "nothing was done, so nothing was spent"
+    assert (run.current.cause, run.current.fingerprint, run.incidents) == (None, "", ())
+
+
+def test_observing_a_spent_budget_holds_nothing(world):
+    world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE, retries=Retries(diverged=0))
+    found(world, Kind.DIVERGENCE, Level.INTERVENE)
+    assert world.run().state is RunState.WATCHING
+    assert told(world, Severity.PAGE) == []
+    assert "observing only: it would be held: diverged is not retried" in world.bus.told[-1].body
+
+
+def test_the_folder_is_listed_once_for_one_message(world, monkeypatch):
+    """Each listing is paid for, and the second would say the same."""
+    listed = []
+    under = world.checkpoints.under
+    monkeypatch.setattr(world.checkpoints, "under", lambda uri: (listed.append(uri), under(uri))[1])
+    for _ in range(20):  # in some minutes the folder is looked into anyway
+        world.clock.pass_by(MINUTE)
+        before = len(listed)
+        found(world, Kind.BLIND, Level.INTERVENE)
+        assert len(listed) - before == 1
 
 
 def test_a_budget_that_is_spent_pages_and_lets_the_job_run(world):

@@ -110,11 +110,16 @@ def test_out_of_memory_is_not_retried(world):
     assert list(world.sagemaker.jobs) == ["gpt"]
 
 
-def test_a_broken_gpu_is_not_handed_back_by_the_warm_pool(world):
+def test_a_broken_gpu_is_not_handed_back_by_the_warm_pool(world, monkeypatch):
+    """The pool is given back before anything is launched into it."""
     adopted(world, keep_alive_seconds=1800)
     world.sagemaker.fail("gpt", ECC)
+    create, pools = world.sagemaker.create, []
+    monkeypatch.setattr(
+        world.sagemaker, "create", lambda request: (pools.append(tuple(world.sagemaker.released)), create(request))
+    )
     world.minutes(3)
-    assert world.sagemaker.released == ["gpt"]
+    assert pools == [("gpt",)]
     assert world.run().current.number == 2
 
 

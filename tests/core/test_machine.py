@@ -9,12 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from rerail.checkpoints import EMERGENCY
 from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import Blind, Throttled
+from rerail.errors import Blind, Throttled, Unposted
+from rerail.mailbox import Durability, Told, report_key
 from rerail.model import JobStatus, Run, RunState
 from rerail.signals import Verb
-from rerail.wakeups import SWEEP, CommandGiven, JobHeard, TroubleFound, Wakeup, read
-from tests.fakes import World
+from rerail.wakeups import SWEEP, CommandGiven, JobHeard, ReportFiled, TroubleFound, Wakeup, read
+from tests.fakes import Agent, World
 
 REASONS = [
     "InternalServerError: We encountered an internal error.  Please try again.",
@@ -27,8 +29,8 @@ REASONS = [
 ]
 
 
-class Crash(Exception):
-    """The function died here."""
+class Crash(BaseException):
+    """The function died here, whatever it would have caught."""
 
 
 class Nights(RuleBasedStateMachine):
@@ -42,14 +44,17 @@ class Nights(RuleBasedStateMachine):
         self.commands = 0
         self.step = 0
         self.human_stop: tuple[int, int] | None = None
+        self.filed: list[str] = []
+        self.reports = 0
         self.world.sagemaker.submit("gpt")
         self.world.supervisor().handle(JobHeard("gpt"))
         self.before = self.world.run()
 
     def _handle(self, wakeup: Wakeup) -> None:
+        self.struck = False
         try:
             self.world.supervisor(self._wrap).handle(wakeup)
-        except (Crash, Blind, Throttled):
+        except (Crash, Blind, Throttled, Unposted):
             self.strikes.clear()
 
     def _wrap(self, port: Any) -> Any:
@@ -64,7 +69,12 @@ class Nights(RuleBasedStateMachine):
 
     def _pass_on(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.calls += 1
+        if method.__name__ == "stop":
+            self._is_meant(*args)
+        if method.__name__ == "create":
+            self._is_announced(args[0])
         due = [strike for strike in self.strikes if strike[0] <= self.calls]
+        self.struck = self.struck or bool(due)
         if due and not due[0][1]:
             self.strikes.remove(due[0])
             raise due[0][2]()
@@ -73,6 +83,21 @@ class Nights(RuleBasedStateMachine):
             self.strikes.remove(due[0])
             raise due[0][2]()
         return result
+
+    def _is_meant(self, job: str) -> None:
+        """Never a stop that was not recorded before: it would be taken for a human's, or repeated for ever."""
+        run = self.world.run()
+        assert (
+            job != run.current.job_name or not run.current.may_be_live or (run.stop and run.state.value == "stopping")
+        )
+
+    def _is_announced(self, request: dict[str, Any]) -> None:
+        """Never a launch of which the agents of older attempts were not told, if anybody can be told anything."""
+        attempt = int(request["Environment"]["RERAIL_ATTEMPT"])
+        owed = any(type(action).__name__ == "PostCommand" for action in self.world.run().pending)
+        assert owed, "the announcement is recorded together with the launch"
+        if not self.world.mailbox.closed and not self.struck:
+            assert self.world.mailbox.commands[-1].attempt == attempt
 
     def _live(self) -> str | None:
         live = self.world.sagemaker.live()
@@ -103,6 +128,25 @@ class Nights(RuleBasedStateMachine):
             self.step += steps
             self.world.checkpoints.save(step=self.step)
 
+    @rule(steps=st.integers(1, 30), torn=st.booleans())
+    def the_agent_saves(self, steps: int, torn: bool) -> None:
+        """Asked or not; SageMaker may not have copied all of it yet."""
+        if self._live():
+            self.step += steps
+            attempt = self.world.run().current.number
+            missing = ("__0_0.distcp",) if torn else ()
+            self.world.checkpoints.save(step=self.step, attempt=attempt, reason=EMERGENCY, missing=missing)
+
+    @rule()
+    def the_mailbox_closes_or_opens(self) -> None:
+        self.world.mailbox.closed = not self.world.mailbox.closed
+
+    @rule(beat=st.integers(0, 40), moved=st.booleans())
+    def the_heart_beats(self, beat: int, moved: bool) -> None:
+        current = self.world.run().current
+        agent = Agent(self.world, attempt=current.number, job=current.job_name)
+        agent.beats(beat, moved_at=self.world.clock() if moved else None)
+
     @rule(count=st.integers(1, 3))
     def capacity_is_short(self, count: int) -> None:
         self.world.sagemaker.no_capacity = count
@@ -131,6 +175,54 @@ class Nights(RuleBasedStateMachine):
         """Of the current job, or late, of the first."""
         job = "gpt" if late else self.world.run().current.job_name
         self._handle(TroubleFound("gpt", job, (Finding(kind, level, onset + 5, onset, "told so"),)))
+
+    @rule(
+        told=st.sampled_from(Told),
+        late=st.booleans(),
+        asked=st.booleans(),
+        lost=st.booleans(),
+        step=st.none() | st.integers(0, 60),
+        durability=st.sampled_from(Durability),
+        kind=st.sampled_from(Kind),
+        level=st.sampled_from(Level),
+    )
+    def an_agent_reports(
+        self,
+        told: Told,
+        late: bool,
+        asked: bool,
+        lost: bool,
+        step: int | None,
+        durability: Durability,
+        kind: Kind,
+        level: Level,
+    ) -> None:
+        """Of the current attempt or of the first, to our wish or to another; the event may be lost."""
+        run = self.world.run()
+        attempt = run.attempts[0 if late else -1]
+        self.reports += 1
+        agent = Agent(self.world, attempt=attempt.number, job=attempt.job_name, told=self.reports)
+        command = run.stop.command_id if asked and run.stop else ""
+        findings = (Finding(kind, level, step, step, "seen"),) if told is Told.FINDINGS else ()
+        facts = {"command": command, "step": step, "durability": durability, "findings": findings}
+        key = agent.files(told, **facts)
+        self.filed.append(key)
+        if not lost:
+            self._hear(key)
+
+    @rule(which=st.integers(0, 50))
+    def a_report_is_heard_again(self, which: int) -> None:
+        """Whenever, and as often as it likes."""
+        if self.filed:
+            self._hear(self.filed[which % len(self.filed)])
+
+    @rule(text=st.sampled_from([b"{", b"[]", b'{"schema":1}']))
+    def somebody_leaves_rubbish(self, text: bytes) -> None:
+        self.world.mailbox.put(report_key("gpt", "rubbish"), text)
+        self._hear(report_key("gpt", "rubbish"))
+
+    def _hear(self, key: str) -> None:
+        self._handle(ReportFiled("gpt", key.rpartition("/")[2].removesuffix(".json"), key))
 
     @rule(verb=st.sampled_from(Verb), twice=st.booleans())
     def an_operator_speaks(self, verb: Verb, twice: bool) -> None:
@@ -186,6 +278,10 @@ class Nights(RuleBasedStateMachine):
             return
         self.strikes.clear()
         self.world.sagemaker.no_capacity = 0
+        self.world.mailbox.closed = False
+        if self.world.run().state is RunState.SAVING:
+            self.world.minutes(17)
+            assert self.world.run().state is not RunState.SAVING, "a stop that saves first never ended"
         for _ in range(400):
             if not self.world.run().is_open:
                 break

@@ -10,7 +10,7 @@ from botocore.validate import ParamValidator
 
 from rerail.actions import CreateJob
 from rerail.errors import RequestRefused
-from rerail.relaunch import reason_to_refuse, rebuild, successor
+from rerail.relaunch import checkpoint_uri, reason_to_refuse, rebuild, successor
 
 DATA = Path(__file__).parent / "data"
 OPERATION = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
@@ -130,11 +130,39 @@ def test_an_attempt_knows_who_it_is():
     }
 
 
-def test_an_attempt_from_the_start_is_given_no_step():
+def test_an_attempt_from_the_start_is_told_so():
     """A step left over from the request that it is made of would resume from the wrong place."""
-    environment = second(CreateJob("gpt-7b-a002", 2, None))["Environment"]
-    assert "RERAIL_RESUME_STEP" not in environment
-    assert second(CreateJob("gpt-7b-a002", 2, 0))["Environment"]["RERAIL_RESUME_STEP"] == "0"
+    for step in (None, 0):
+        assert second(CreateJob("gpt-7b-a002", 2, step))["Environment"]["RERAIL_RESUME_STEP"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("place", "uri"),
+    [
+        ("", "s3://bucket/gpt"),
+        ("s3://bucket/direct/", "s3://bucket/direct/"),
+        ("/opt/ml/checkpoints/", "s3://bucket/gpt"),
+        ("/opt/ml/checkpoints/night", "s3://bucket/gpt/night"),
+        ("/opt/ml/checkpoints-of-mine", ""),
+        ("/fsx/checkpoints", ""),
+    ],
+)
+def test_checkpoints_are_looked_for_where_the_job_writes_them(place, uri):
+    """A job that writes elsewhere leaves the folder empty that SageMaker copies; a file system nobody else can see."""
+    config = {"S3Uri": "s3://bucket/gpt"}
+    assert checkpoint_uri({"CheckpointConfig": config, "Environment": {"RERAIL_CHECKPOINTS": place}}) == uri
+    assert not checkpoint_uri({"Environment": {"RERAIL_CHECKPOINTS": place}}) or place.startswith("s3://")
+
+
+@pytest.mark.parametrize("place", ["/fsx/checkpoints", ""])
+def test_an_attempt_whose_checkpoints_nobody_else_can_see_looks_for_itself(place):
+    """A script that saves to a file system of its own goes on from what lies there; Rerail cannot know of it."""
+    request = rebuild(described(), TAGS, members=MEMBERS)
+    request["Environment"] = {"RERAIL_RESUME_STEP": "40", "RERAIL_CHECKPOINTS": place}
+    if not place:
+        del request["CheckpointConfig"]
+    launched = successor(request, CreateJob("gpt-7b-a002", 2, None), run="gpt-7b")
+    assert "RERAIL_RESUME_STEP" not in launched["Environment"]
 
 
 def test_an_attempt_is_found_by_its_tags():

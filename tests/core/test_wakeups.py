@@ -11,7 +11,18 @@ from rerail.codec import plain
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.errors import BadMessage
 from rerail.signals import Verb
-from rerail.wakeups import AlarmHeard, CommandGiven, JobHeard, RunDue, TroubleFound, read
+from rerail.wakeups import (
+    SOURCES,
+    AlarmHeard,
+    CommandGiven,
+    JobHeard,
+    ReportFiled,
+    RunDue,
+    Stray,
+    TroubleFound,
+    Wakeup,
+    read,
+)
 from tests.core.strategies import job_names, json_values
 
 EVENTS = Path(__file__).parents[1] / "events"
@@ -72,9 +83,10 @@ def test_what_is_no_name_is_refused(name):
 
 @pytest.mark.parametrize("source", ["aws.ec2", "rerail", "", None, 7, ["aws.sagemaker"]])
 def test_a_stranger_is_told_who_may_speak(source):
-    """Only SageMaker, the sweep and operators are heard."""
+    """The message lists everybody who is heard."""
     message = refusal({"source": source, "detail": {"TrainingJobName": "gpt", "run": "gpt"}})
-    assert message == f"field 'source' is {source!r}; it must be aws.sagemaker, rerail.sweep or rerail.operator"
+    heard = "aws.sagemaker, aws.cloudwatch, aws.s3, rerail.sweep, rerail.operator"
+    assert message == f"field 'source' is {source!r}; it must be one of {heard}"
 
 
 @pytest.mark.parametrize(
@@ -118,14 +130,18 @@ def test_a_command_needs_an_id_and_no_reason():
 
 envelopes = st.fixed_dictionaries(
     {
-        "source": st.sampled_from(["aws.sagemaker", "rerail.sweep", "rerail.operator"]) | json_values,
+        "source": st.sampled_from(SOURCES) | json_values,
         "detail": st.dictionaries(
-            st.sampled_from(["TrainingJobName", "run", "job", "verb", "who", "why"]),
-            st.sampled_from(["hold", "gpt", ""]) | json_values,
+            st.sampled_from(
+                ["TrainingJobName", "run", "job", "verb", "who", "why", "findings", "configuration", "state", "object"]
+            ),
+            st.sampled_from(["hold", "gpt", ""])
+            | st.dictionaries(st.sampled_from(["metrics", "value", "key"]), json_values, max_size=2)
+            | json_values,
         )
         | json_values,
     },
-    optional={"id": json_values},
+    optional={"id": json_values, "detail-type": st.just("Object Created") | json_values},
 )
 
 
@@ -133,9 +149,36 @@ envelopes = st.fixed_dictionaries(
 def test_any_message_is_a_wakeup_or_a_bad_message(body):
     """Nothing but BadMessage is ever raised, whatever is on the queue."""
     try:
-        assert isinstance(read(body), JobHeard | RunDue | CommandGiven)
+        assert isinstance(read(body), Wakeup)
     except BadMessage as error:
         assert str(error)
+
+
+def test_a_report_is_named_by_its_key():
+    """Which bucket is the mailbox we know ourselves; nothing else in the event is read."""
+    key = "runs/gpt-7b/reports/a001-000003-checkpoint.json"
+    assert read(sample("report_filed")) == ReportFiled("gpt-7b", "a001-000003-checkpoint", key)
+
+
+@pytest.mark.parametrize("key", ["runs/gpt/heartbeat.json", "runs/a/b/reports/x.json", "runs/gpt/reports/a b.json", ""])
+def test_an_object_that_is_no_report_is_let_lie(key):
+    """Whoever may write into the bucket must not be able to fill the dead-letter queue."""
+    event = json.loads(sample("report_filed"))
+    event["detail"]["object"]["key"] = key
+    stray = read(json.dumps(event))
+    assert isinstance(stray, Stray) and repr(key) in stray.why
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"detail-type": "Object Deleted"}, "field 'detail-type' is 'Object Deleted'; it must be 'Object Created'"),
+        ({"detail": {}}, "field 'detail.object' must be a JSON object"),
+        ({"detail": {"object": {"key": 7}}}, "field 'detail.object.key' must be text"),
+    ],
+)
+def test_an_event_of_s3_that_is_no_new_object_is_refused(change, complaint):
+    assert refusal({**json.loads(sample("report_filed")), **change}) == complaint
 
 
 def test_an_alarm_names_its_job_in_a_dimension():
@@ -153,6 +196,7 @@ def test_what_the_detectors_found_travels_whole():
     detail = {"run": "gpt", "job": "gpt-a002", "findings": [plain(finding)]}
     body = {"source": "rerail.sweep", "detail-type": "Rerail Wake", "detail": detail}
     assert read(json.dumps(body)) == TroubleFound("gpt", "gpt-a002", (finding,))
-    for torn in ("x", [1], [{"kind": "melting"}], [{}], None):
+    torn_ones = [{**plain(finding), "step": "70"}], [{**plain(finding), "onset_at": "2026-01-31T03:00:00"}]
+    for torn in ("x", [1], [{"kind": "melting"}], [{}], None, *torn_ones):
         with pytest.raises(BadMessage, match=r"detail\.findings"):
             read(json.dumps({**body, "detail": {**detail, "findings": torn}}))

@@ -14,6 +14,7 @@ from tests.aws.places import TABLE, make_table
 
 EVENTS = Path(__file__).parents[1] / "events"
 PREFIX = "/rerail/policies"
+MAILBOX = "sagemaker-rerail-123456789012-eu-west-1"
 
 
 def sample(name: str) -> dict[str, Any]:
@@ -44,6 +45,7 @@ class Account:
         client("events").create_event_bus(Name="rerail")
         client("ssm").put_parameter(Name=f"{PREFIX}/default", Value='mode = "act"', Type="String")
         client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        client("s3").create_bucket(Bucket=MAILBOX, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
         self.queue = self.sqs.create_queue(QueueName="signals")["QueueUrl"]
         self.topics = {name: self._topic(name) for name in ("page", "inform")}
         self.runs = DynamoRuns(TABLE)
@@ -51,8 +53,8 @@ class Account:
     def settings(self) -> tuple[Settings, ...]:
         """What the stack would tell the functions."""
         return (
-            SuperviseSettings(table=TABLE, bus="rerail", policy_prefix=PREFIX),
-            SweepSettings(table=TABLE, queue_url=self.queue, policy_prefix=PREFIX),
+            SuperviseSettings(table=TABLE, bus="rerail", policy_prefix=PREFIX, mailbox=MAILBOX),
+            SweepSettings(table=TABLE, queue_url=self.queue, policy_prefix=PREFIX, mailbox=MAILBOX),
             NotifySettings(page_topic=self.topics["page"], inform_topic=self.topics["inform"]),
         )
 
@@ -71,6 +73,10 @@ class Account:
         job = sagemaker_backends["123456789012"]["eu-west-1"].training_jobs[name]
         # moto calls a job completed at its birth.
         job.training_job_status, job.secondary_status, job.training_end_time = "InProgress", "Training", None
+
+    def leave(self, key: str, text: bytes) -> None:
+        """An agent leaves something in the mailbox."""
+        client("s3").put_object(Bucket=MAILBOX, Key=key, Body=text)
 
     def waiting(self) -> list[Any]:
         """The messages in the signals queue."""

@@ -1,10 +1,12 @@
 """The function that thinks: messages in, runs in the table, and only what failed goes back."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
 import supervise
+from rerail.mailbox import Report, Told, write
 from rerail.model import RunState
 from tests.functions.account import Context, sample
 
@@ -58,6 +60,35 @@ def test_an_operator_is_obeyed(account):
     assert (run.state, run.hold_reason) == (RunState.HELD, "ada said hold (the cluster moves)")
 
 
+def test_an_agent_is_heard(account):
+    """The event names the object, the object says hello, and the run knows of its agent."""
+    account.submit("gpt-7b")
+    event = sample("report_filed")
+    key = event["detail"]["object"]["key"]
+    id = key.rpartition("/")[2].removesuffix(".json")
+    hello = Report(id, "gpt-7b", 1, "gpt-7b", Told.HELLO, datetime(2026, 1, 31, 3, tzinfo=UTC))
+    account.leave(key, write(hello))
+    assert failed(batch(sample("training_job_state_change"), event)) == []
+    assert account.runs.load("gpt-7b").current.agent
+
+
+def test_mail_that_cannot_be_read_does_not_come_back(account):
+    """Neither a torn report, nor one that is gone, nor one of a run that nobody knows fills the dead-letter queue."""
+    account.submit("gpt-7b")
+    event = sample("report_filed")
+    keys = [
+        "runs/gpt-7b/reports/torn.json",
+        "runs/gpt-7b/reports/gone.json",
+        "runs/who/reports/r.json",
+        "runs/x y.json",
+    ]
+    account.leave(keys[0], b"{")
+    account.leave(keys[2], b"{")
+    filed = [{**event, "detail": {**event["detail"], "object": {"key": key}}} for key in keys]
+    assert failed(batch(sample("training_job_state_change"), *filed)) == []
+    assert account.runs.load("gpt-7b").defects == ("json",)
+
+
 def test_a_batch_that_fails_whole_goes_back_whole(account):
     """Lambda is told of each message, and of no error of the function's own."""
     assert failed(batch("{", {"source": "rerail.sweep", "detail": {"run": "nobody"}})) == ["message-0", "message-1"]
@@ -78,7 +109,7 @@ def test_what_was_looked_at_is_said_in_the_log(account, logged):
     assert "gpt-7b" in str(line["wakeup"])
 
 
-@pytest.mark.parametrize("variable", ["RERAIL_TABLE", "RERAIL_BUS", "RERAIL_POLICY_PREFIX"])
+@pytest.mark.parametrize("variable", ["RERAIL_TABLE", "RERAIL_BUS", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX"])
 def test_a_missing_variable_is_named(account, monkeypatch, variable, logged):
     """Without its settings no message is handled, and the log names the variable."""
     monkeypatch.delenv(variable)

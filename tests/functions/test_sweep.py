@@ -1,14 +1,19 @@
 """The minute's round as Lambda calls it: counts out, wake-ups in the queue."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 import supervise
 import sweep
 from rerail.aws.clients import client
+from rerail.detectors.pulse import Phase
+from rerail.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch
 
 COUNTS = ("OpenRuns", "DueRuns", "DiscoveredJobs", "BlindRuns", "WatchedRuns", "Findings")
+COUNTS += ("BeatingRuns", "GarbledHeartbeats")
 NOTHING = dict.fromkeys(COUNTS, 0)
 
 
@@ -41,6 +46,20 @@ def test_the_counts_are_metrics_and_a_log_line(account, logged):
     assert [line["OpenRuns"] for line in lines if line.get("message") == "swept"] == [0]
 
 
+@pytest.mark.parametrize(("text", "counted"), [(None, "BeatingRuns"), (b"{", "GarbledHeartbeats")])
+def test_hearts_that_beat_are_counted(account, text, counted):
+    """A run whose agent said hello is judged by its heartbeat; one that cannot be read is counted."""
+    account.submit("gpt-7b")
+    supervise.handler(batch({"source": "rerail.sweep", "detail": {"job": "gpt-7b"}}), Context())
+    at = datetime.now(UTC)
+    account.leave(report_key("gpt-7b", "r1"), write(Report("r1", "gpt-7b", 1, "gpt-7b", Told.HELLO, at)))
+    event = sample("report_filed")
+    event["detail"]["object"]["key"] = report_key("gpt-7b", "r1")
+    assert supervise.handler(batch(event), Context()) == {"batchItemFailures": []}
+    account.leave(heartbeat_key("gpt-7b"), text or write(Heartbeat("gpt-7b", 1, "gpt-7b", at, Phase.STEP, 60)))
+    assert swept()[counted] == 1
+
+
 def test_a_round_that_cannot_read_fails_aloud(account):
     """A table that is gone is no empty table."""
     client("dynamodb").delete_table(TableName="Rerail-Runs")
@@ -48,7 +67,7 @@ def test_a_round_that_cannot_read_fails_aloud(account):
         swept()
 
 
-@pytest.mark.parametrize("variable", ["RERAIL_TABLE", "RERAIL_QUEUE_URL", "RERAIL_POLICY_PREFIX"])
+@pytest.mark.parametrize("variable", ["RERAIL_TABLE", "RERAIL_QUEUE_URL", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX"])
 def test_a_missing_variable_is_named(account, monkeypatch, variable):
     """The function fails, and its error is the variable's name."""
     monkeypatch.delenv(variable)

@@ -9,6 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from rerail.aws.clients import client
 from rerail.errors import Blind, CapacityRefused, JobExists, JobNotFound, RequestRefused, Throttled, Unanswered
 from rerail.model import Job, JobStatus
+from rerail.relaunch import checkpoint_uri
 
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
 NO_ROOM = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")
@@ -104,7 +105,7 @@ def job_from(description: Mapping[str, Any]) -> Job:
         training_started_at=description.get("TrainingStartTime"),
         ended_at=description.get("TrainingEndTime"),
         failure_reason=description.get("FailureReason", ""),
-        checkpoint_uri=description.get("CheckpointConfig", {}).get("S3Uri", ""),
+        checkpoint_uri=checkpoint_uri(description),
         keep_alive_seconds=description.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0),
         defined_metrics=tuple(
             each["Name"] for each in description.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])

@@ -28,6 +28,7 @@ class Kind(StrEnum):
     BLIND = "blind"
     CAPACITY_WAIT = "capacity_wait"
     ALARM = "alarm"
+    RESUME_MISMATCH = "resume_mismatch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,11 @@ class Window:
     def push(self, value: float) -> None:
         """Take one more finite value in, and forget the oldest when full."""
         value = round(value, self.digits)
-        self.values.append(value)
-        insort(self.ranked, value)
-        if len(self.values) > self.size:
-            del self.ranked[bisect_left(self.ranked, self.values.pop(0))]
+        values, ranked = self.values, self.ranked
+        values.append(value)
+        insort(ranked, value)
+        if len(values) > self.size:
+            del ranked[bisect_left(ranked, values.pop(0))]
 
     def quantile(self, share: float) -> float:
         """The value below which about this share of the others lies; the window must not be empty."""

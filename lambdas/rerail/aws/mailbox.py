@@ -1,0 +1,77 @@
+"""The mailbox in S3: commands to the agents, their reports and heartbeats, each object no larger than it may be."""
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from rerail.aws.clients import client
+from rerail.errors import BadMail, Blind, Throttled, Unposted
+from rerail.mailbox import (
+    SIZE_LIMIT,
+    Command,
+    Report,
+    command_key,
+    heartbeat_key,
+    read_heartbeat,
+    read_report,
+    run_of_report,
+    write,
+)
+from rerail.ports import Beat, Beats
+
+MISSING = ("NoSuchKey", "404")
+THROTTLING = ("SlowDown", "503", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded")
+READERS = 10  # as many connections as the SDK keeps open
+
+
+class S3Mailbox:
+    """The port `Mailbox` on one bucket."""
+
+    def __init__(self, bucket: str) -> None:
+        self._bucket = bucket
+
+    def post(self, command: Command) -> None:
+        key = command_key(command.run)
+        try:
+            client("s3").put_object(Bucket=self._bucket, Key=key, Body=write(command), ContentType="application/json")
+        except ClientError as error:
+            if error.response["Error"]["Code"] in THROTTLING:
+                raise Throttled(f"PutObject {key}: {error}") from error
+            raise Unposted(f"PutObject {key} in {self._bucket}: {error}") from error
+        except BotoCoreError as error:
+            raise Unposted(f"PutObject {key} in {self._bucket}: {error}") from error
+
+    def report(self, key: str) -> Report | None:
+        run, id = run_of_report(key)
+        found = self._get(key)
+        return read_report(found[0], run=run, id=id) if found else None
+
+    def heartbeats(self, folders: Collection[str]) -> Beats:
+        names = sorted(set(folders))
+        with ThreadPoolExecutor(READERS) as readers:
+            answers = dict(zip(names, readers.map(self._heartbeat, names), strict=True))
+        heard = {name: answer for name, answer in answers.items() if isinstance(answer, Beat)}
+        return Beats(heard, {name: answer for name, answer in answers.items() if isinstance(answer, str)})
+
+    def _heartbeat(self, folder: str) -> Beat | str | None:
+        """The heartbeat, or why it cannot be read; None where there is none."""
+        try:
+            found = self._get(heartbeat_key(folder))
+            return Beat(read_heartbeat(found[0], run=folder), found[1]) if found else None
+        except (BadMail, Blind) as error:
+            return str(error)
+
+    def _get(self, key: str) -> tuple[bytes, datetime] | None:
+        """An object's content, as far as it is worth reading, and when it was written; None where there is none."""
+        try:
+            answer = client("s3").get_object(Bucket=self._bucket, Key=key)
+            with answer["Body"] as body:
+                return body.read(SIZE_LIMIT + 1), answer["LastModified"].astimezone(UTC)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in MISSING:
+                return None
+            raise Blind(f"GetObject {key} in {self._bucket}: {error}") from error
+        except (BotoCoreError, OSError) as error:
+            raise Blind(f"GetObject {key} in {self._bucket}: {error}") from error

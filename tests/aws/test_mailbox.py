@@ -1,0 +1,141 @@
+"""The mailbox in S3: what is there, what is not, and what is too much."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from rerail.aws import mailbox as adapter
+from rerail.aws.clients import client
+from rerail.aws.mailbox import S3Mailbox
+from rerail.detectors.pulse import Phase
+from rerail.errors import BadMail, Blind, Throttled, Unposted
+from rerail.mailbox import (
+    SIZE_LIMIT,
+    Command,
+    Heartbeat,
+    Report,
+    Told,
+    Wish,
+    command_key,
+    heartbeat_key,
+    read_command,
+    report_key,
+    write,
+)
+from tests.aws.places import REGION
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+BUCKET = "sagemaker-rerail-123456789012-eu-west-1"
+
+
+@pytest.fixture
+def s3():
+    s3 = client("s3")
+    s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+    return s3
+
+
+def a_heartbeat(run: str) -> Heartbeat:
+    return Heartbeat(run, 1, run, NOON, Phase.STEP, 60)
+
+
+def a_report() -> Report:
+    return Report("r1", "gpt", 1, "gpt", Told.HELLO, NOON)
+
+
+def refusing(monkeypatch, code: str) -> None:
+    """Every call is answered with this error."""
+
+    class Refusing:
+        def __getattr__(self, name):
+            def refuse(**_):
+                raise ClientError({"Error": {"Code": code, "Message": "no"}}, name)
+
+            return refuse
+
+    monkeypatch.setattr(adapter, "client", lambda service: Refusing())
+
+
+def test_a_command_lies_where_the_agent_looks(s3):
+    """The newest one only."""
+    for number in (1, 2):
+        S3Mailbox(BUCKET).post(Command(f"c{number}", "gpt", number, Wish.TRAIN, NOON))
+    answer = s3.get_object(Bucket=BUCKET, Key=command_key("gpt"))
+    assert read_command(answer["Body"].read(), run="gpt").id == "c2"
+    assert answer["ContentType"] == "application/json"
+
+
+def test_a_report_is_read_by_its_key(s3):
+    s3.put_object(Bucket=BUCKET, Key=report_key("gpt", "r1"), Body=write(a_report()))
+    assert S3Mailbox(BUCKET).report(report_key("gpt", "r1")) == a_report()
+
+
+def test_a_report_that_is_not_there_is_none(s3):
+    assert S3Mailbox(BUCKET).report(report_key("gpt", "r2")) is None
+
+
+@pytest.mark.parametrize("key", [command_key("gpt"), "runs/a/b/reports/x.json"])
+def test_any_other_object_is_no_report(s3, key):
+    with pytest.raises(BadMail):
+        S3Mailbox(BUCKET).report(key)
+
+
+@pytest.mark.parametrize(("size", "defect"), [(0, "json"), (SIZE_LIMIT, "json"), (SIZE_LIMIT + 1, "size")])
+def test_no_more_is_read_than_a_report_may_hold(s3, size, defect):
+    """Ten gigabytes would cost as much memory as sixty-four kilobytes."""
+    s3.put_object(Bucket=BUCKET, Key=report_key("gpt", "r1"), Body=b"x" * size)
+    with pytest.raises(BadMail) as error:
+        S3Mailbox(BUCKET).report(report_key("gpt", "r1"))
+    assert error.value.defect == defect
+
+
+def test_heartbeats_are_read_together(s3):
+    """Those that there are, with the time of their arrival; why one cannot be read; nothing of one that is absent."""
+    begun = datetime.now(UTC) - timedelta(seconds=2)
+    for run in ("a", "b"):
+        s3.put_object(Bucket=BUCKET, Key=heartbeat_key(run), Body=write(a_heartbeat(run)))
+    s3.put_object(Bucket=BUCKET, Key=heartbeat_key("torn"), Body=b'{"schema":1')
+    s3.put_object(Bucket=BUCKET, Key=heartbeat_key("alien"), Body=write(a_heartbeat("a")))
+    beats = S3Mailbox(BUCKET).heartbeats(["b", "a", "a", "torn", "alien", "absent"])
+    assert {run: beat.heartbeat for run, beat in beats.heard.items()} == {"a": a_heartbeat("a"), "b": a_heartbeat("b")}
+    assert all(begun <= beat.at <= datetime.now(UTC) for beat in beats.heard.values())
+    assert set(beats.unread) == {"torn", "alien"}
+    assert "not JSON" in beats.unread["torn"] and "field 'run'" in beats.unread["alien"]
+
+
+def test_nobody_is_asked_about_nobody(s3):
+    assert S3Mailbox(BUCKET).heartbeats([]) == ({}, {})
+
+
+def test_a_mailbox_that_may_not_be_read_is_no_empty_one(s3, monkeypatch):
+    """Each heartbeat says why; a report is asked for again."""
+    refusing(monkeypatch, "AccessDenied")
+    assert "AccessDenied" in S3Mailbox(BUCKET).heartbeats(["gpt"]).unread["gpt"]
+    with pytest.raises(Blind, match="AccessDenied"):
+        S3Mailbox(BUCKET).report(report_key("gpt", "r1"))
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [("SlowDown", Throttled), ("AccessDenied", Unposted), ("NoSuchBucket", Unposted)]
+)
+def test_a_command_that_is_not_taken_is_owed(s3, monkeypatch, code, error):
+    refusing(monkeypatch, code)
+    with pytest.raises(error, match=r"PutObject runs/gpt/command\.json"):
+        S3Mailbox(BUCKET).post(Command("c1", "gpt", 1, Wish.TRAIN, NOON))
+
+
+def test_a_connection_that_fails_says_neither_yes_nor_no(s3, monkeypatch):
+    class Dead:
+        def __getattr__(self, name):
+            def fail(**_):
+                raise EndpointConnectionError(endpoint_url="https://s3")
+
+            return fail
+
+    monkeypatch.setattr(adapter, "client", lambda service: Dead())
+    with pytest.raises(Unposted):
+        S3Mailbox(BUCKET).post(Command("c1", "gpt", 1, Wish.TRAIN, NOON))
+    with pytest.raises(Blind):
+        S3Mailbox(BUCKET).report(report_key("gpt", "r1"))
+    assert "gpt" in S3Mailbox(BUCKET).heartbeats(["gpt"]).unread

@@ -1,0 +1,302 @@
+"""Heartbeats in place of metrics: cheaper, sooner, and given up the minute they cannot be believed."""
+
+import math
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail.codec import dumps, loads
+from rerail.detectors.pulse import Phase
+from rerail.mailbox import heartbeat_key, read_heartbeat, write
+from rerail.model import Attempt, JobStatus, Run, RunState
+from rerail.policy import Policy
+from rerail.ports import Beat
+from rerail.wakeups import JobHeard
+from rerail.watching import Memory, Watchable, beaten, remember
+from tests.core.strategies import heartbeats
+from tests.fakes import MIDNIGHT, Agent, World
+
+MINUTE = timedelta(minutes=1)
+STEPS_A_MINUTE = 10
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    return world
+
+
+@pytest.fixture
+def agent(world) -> Agent:
+    agent = Agent(world)
+    agent.hello()
+    return agent
+
+
+@pytest.fixture
+def asked(world, monkeypatch) -> list[str]:
+    """The jobs whose metrics were paid for."""
+    jobs: list[str] = []
+    read = world.series.read
+
+    def noted(queries, *rest):
+        jobs.extend(query.job for query in queries)
+        return read(queries, *rest)
+
+    monkeypatch.setattr(world.series, "read", noted)
+    return jobs
+
+
+def train(world: World, minutes: int, agent: Agent | None = None, *, first: int = 0, loss: float = 2.0, **beat) -> int:
+    """The job prints for so many minutes, and its agent's heart beats where there is one; the last step."""
+    step, job = first, world.run().current.job_name
+    for _ in range(minutes):
+        step += STEPS_A_MINUTE
+        value = loss + 3.0 * math.exp(-step / 500) + 0.01 * math.sin(step)
+        world.series.print(job, world.clock(), step=float(step), loss=value, nonfinite=0.0, count=10.0)
+        if agent:
+            agent.beats(step, moved_at=world.clock(), loss=value, step_seconds=6.0, **beat)
+        world.minutes(1)
+    return step
+
+
+def memory(world: World):
+    return world.memories.recall(["gpt"])["gpt"]
+
+
+def told(world: World) -> list[str]:
+    return [notice.title for notice in world.bus.told]
+
+
+def test_a_heart_that_beats_costs_no_metrics(world, agent, asked):
+    train(world, 30, agent)
+    assert asked == []
+    assert world.round().make().beating == 1
+    assert memory(world).watch.pulse.step == 300
+    assert told(world) == []
+
+
+def test_without_an_agent_nothing_is_looked_for_in_the_mailbox(world, monkeypatch):
+    """A request for each run each minute, for nothing."""
+    monkeypatch.setattr(world.mailbox, "heartbeats", lambda folders: 1 / 0)
+    train(world, 5)
+    assert memory(world).cursor.step == 40
+
+
+def test_a_heart_that_stops_beating_hands_over_to_the_metrics(world, agent, asked):
+    """After two and a half intervals, not after one."""
+    step = train(world, 30, agent)
+    step = train(world, 1, first=step)
+    assert asked == []
+    train(world, 2, first=step)
+    assert set(asked) == {"gpt"}
+
+
+def test_no_step_is_judged_twice_and_none_is_passed_over(world, agent, monkeypatch):
+    """To and fro: the agent judges what its heartbeats tell of, we the rest, each row once and in order."""
+    rows: list[int] = []
+    monkeypatch.setattr("rerail.watching.see", _noting(rows))
+    step = train(world, 20)
+    step = train(world, 20, agent, first=step)
+    step = train(world, 20, first=step)
+    step = train(world, 20, agent, first=step)
+    train(world, 20, first=step)
+    assert rows == sorted(set(rows)), "each row once, in order"
+    of_the_agent = {*range(200, 401, 10), *range(600, 801, 10)}
+    missed = set(range(10, 980, 10)) - set(rows) - of_the_agent
+    assert missed == set()
+    assert not {row for row in rows if 220 <= row <= 400 or 620 <= row <= 800}
+
+
+def _noting(rows: list[int]):
+    from rerail.detectors.watch import see
+
+    def noted(watch, sample, detection):
+        if sample.at:  # others are what the heartbeats teach
+            rows.append(sample.step)
+        return see(watch, sample, detection)
+
+    return noted
+
+
+def test_trouble_after_the_hand_over_is_dated_after_it(world, agent):
+    """What the agent judged was sound: a rollback must not reach back over it, to what was found before it began."""
+    step = train(world, 30)
+    step = stumble(world, 1, first=step)
+    step = train(world, 5, first=step)
+    step = train(world, 110, agent, first=step)
+    world.checkpoints.save(step=step)
+    stumble(world, 10, first=step)
+    incident = world.run().incidents[0]
+    assert incident.kind == "non_finite"
+    assert step - STEPS_A_MINUTE < incident.onset_step <= step + 3 * STEPS_A_MINUTE
+
+
+def stumble(world: World, minutes: int, *, first: int) -> int:
+    """The loss is no number."""
+    step = first
+    for _ in range(minutes):
+        step += STEPS_A_MINUTE
+        world.series.print("gpt", world.clock(), step=float(step), nonfinite=1.0, count=10.0)
+        world.minutes(1)
+    return step
+
+
+@pytest.mark.parametrize("facts", [{"attempt": 2}, {"job": "gpt-old"}])
+def test_a_heartbeat_of_another_attempt_is_none(world, agent, asked, facts):
+    """The dead one's last heartbeat lies there until the successor's first."""
+    for name, value in facts.items():
+        setattr(agent, name, value)
+    train(world, 5, agent)
+    assert set(asked) == {"gpt"}
+
+
+def test_what_the_job_calls_the_time_proves_nothing(world, agent, asked):
+    """Its clock is a day slow, then a day fast: by the mailbox's clock the heartbeat is young, and steps go on."""
+    step = 0
+    for wrong in (timedelta(days=-1), timedelta(days=1)):
+        for _ in range(15):
+            step += 10
+            at = world.clock() + wrong
+            agent.beats(step, at=at, moved_at=at - timedelta(seconds=3))
+            world.minutes(1)
+    assert asked == []
+    assert told(world) == []
+    assert memory(world).watch.pulse.moved_at == world.clock() - MINUTE - timedelta(seconds=3)
+
+
+def test_the_detectors_know_the_run_when_they_take_over(world, agent):
+    """They learnt from the heartbeats, and said nothing to them: one row after the hand-over a spike is seen."""
+    step = train(world, 100, agent)
+    step = train(world, 5, first=step)
+    train(world, 5, first=step, loss=9.0)
+    assert told(world)[0] == "gpt: loss_spike (warning)"
+
+
+def test_what_the_heartbeats_tell_of_the_loss_is_the_agents_to_report(world, agent):
+    """Twice the same news would be one too many."""
+    step = train(world, 100, agent)
+    train(world, 100, agent, first=step, loss=9.0)
+    assert told(world) == []
+    assert world.run().state is RunState.WATCHING
+
+
+def test_a_heartbeat_that_cannot_be_read_is_counted_and_the_metrics_are_read(world, agent, asked):
+    world.mailbox.put(heartbeat_key("gpt"), b"{")
+    report = world.round().make()
+    assert (list(report.garbled), report.beating) == (["gpt"], 0)
+    train(world, 5)
+    assert set(asked) == {"gpt"}
+
+
+def test_heartbeats_are_heard_though_no_metrics_can_be_read(world, agent, monkeypatch):
+    """One run has an agent, the other has not, and CloudWatch refuses."""
+    from rerail.errors import Throttled
+
+    world.sagemaker.submit("plain")
+    world.supervisor().handle(JobHeard("plain"))
+
+    def refuse(*_):
+        raise Throttled("GetMetricData: rate exceeded")
+
+    monkeypatch.setattr(world.series, "read", refuse)
+    train(world, 5, agent)
+    assert memory(world).watch.pulse.step == 50
+    assert world.round().make().unread == "GetMetricData: rate exceeded"
+
+
+def test_a_hang_is_told_from_here_and_dealt_with_when_the_agent_says_so(world, agent):
+    """The heart beats on, the step does not move: whoever looks at the main thread is the witness, not the silence."""
+    step = train(world, 30, agent)
+    stopped = world.clock()
+    for _ in range(30):
+        agent.beats(step, moved_at=stopped)
+        world.minutes(1)
+    assert told(world) == ["gpt: stall (warning)"]
+    assert world.sagemaker.live() == ["gpt"]
+
+
+def test_an_evaluation_that_is_announced_is_learnt(world, agent):
+    """Twenty minutes without a step, four times: told at first, known then."""
+    step = train(world, 30, agent)
+    for _ in range(4):
+        stopped = world.clock()
+        for _ in range(20):
+            agent.beats(step, Phase.EVALUATION, moved_at=stopped)
+            world.minutes(1)
+        step = train(world, 30, agent, first=step)
+    assert memory(world).watch.pulse.evaluation_s > 600
+    assert told(world) == ["gpt: stall (warning)"]
+
+
+def test_a_save_that_takes_far_too_long_is_told(world, agent):
+    step = train(world, 30, agent)
+    for _ in range(15):
+        agent.beats(step, Phase.SAVE, moved_at=world.clock() - MINUTE)
+        world.minutes(1)
+    assert told(world) == ["gpt: checkpoint_stall (warning)"]
+
+
+def test_a_start_that_takes_too_long_is_told_and_not_stopped(world, agent):
+    for _ in range(70):
+        agent.beats(None, Phase.STARTUP)
+        world.minutes(1)
+    assert told(world) == ["gpt: startup_stall (warning)"]
+    assert world.sagemaker.live() == ["gpt"]
+
+
+def test_a_job_that_repeats_steps_after_a_restart_of_sagemakers_own_is_alive(world, agent):
+    """Its step numbers go back; it moves all the same."""
+    train(world, 30, agent)
+    train(world, 15, agent, first=100)
+    assert told(world) == []
+    assert memory(world).watch.pulse.step == 250
+
+
+def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
+    """Where nobody defined metrics the heartbeat is all there is; when it ceases, silence means nothing as ever."""
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.sagemaker.defined_metrics = ()
+    world.sagemaker.submit("plain")
+    world.supervisor().handle(JobHeard("plain"))
+    agent = Agent(world, run="plain", job="plain")
+    agent.hello()
+    for minute in range(20):
+        agent.beats(minute, moved_at=world.clock())
+        world.minutes(1)
+    assert world.round().make().watched == 1
+    world.minutes(60)
+    assert world.round().make().watched == 0
+    assert [title for title in told(world) if title.startswith("plain")] == []
+
+
+@given(st.lists(heartbeats, max_size=6), st.lists(st.integers(-200, 200), min_size=6, max_size=6))
+def test_no_heartbeat_whatever_it_holds_ends_a_round(beats, lags):
+    """One job's nonsense must not blind us to all the others."""
+    run = Run("gpt", "default", RunState.WATCHING, MIDNIGHT, (Attempt(1, "gpt", agent=True),))
+    watchable = Watchable(run, Policy(), None, trains=True)
+    memory, now = remember(None, watchable, at=MIDNIGHT), MIDNIGHT
+    for heartbeat, lag in zip(beats, lags, strict=False):
+        now += MINUTE
+        beat = Beat(read_heartbeat(write(heartbeat), run=heartbeat.run), now + timedelta(seconds=lag))
+        memory = loads(Memory, dumps(beaten(memory, watchable, beat, at=now).memory))
+        assert memory.watch.pulse.heard_at <= now
+        assert memory.watch.pulse.moved_at is None or memory.watch.pulse.moved_at <= now
+        assert memory.cursor.read_to <= now
+
+
+def test_the_successor_is_judged_by_its_own_heart(world, agent):
+    train(world, 95, agent)
+    world.checkpoints.save(step=900)
+    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.minutes(3)
+    successor = Agent(world, attempt=2, job="gpt-a002")
+    successor.hello()
+    train(world, 20, successor, first=900)
+    assert memory(world).watch.pulse.step == 1100
+    assert world.run().state is RunState.WATCHING

@@ -1,0 +1,671 @@
+"""The emergency checkpoint, told as timetables: the agent is asked, heard and believed, or done without in time."""
+
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from rerail.actions import PostCommand, Severity
+from rerail.checkpoints import EMERGENCY, Health
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.errors import Unposted
+from rerail.mailbox import Durability, Told, Wish, report_key
+from rerail.model import JobStatus, Run, RunState
+from rerail.policy import Policy, Save
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, ReportFiled, RunDue, TroubleFound
+from tests.fakes import Agent, World
+
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+DIVERGED = (Kind.DIVERGENCE, Kind.NON_FINITE, Kind.FROZEN_LOSS, Kind.LOSS_SPIKE)
+
+
+@pytest.fixture
+def world() -> World:
+    """A run that has trained for an hour, with checkpoints at steps 100 to 500."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    for step in range(100, 501, 100):
+        world.minutes(10)
+        world.checkpoints.save(step=step)
+    world.minutes(2)
+    return world
+
+
+@pytest.fixture
+def agent(world) -> Agent:
+    """An agent in its job, which has said hello."""
+    agent = Agent(world)
+    agent.hello()
+    return agent
+
+
+def found(world: World, kind: Kind = Kind.THROUGHPUT_DROP, *, onset: int = 450, step: int = 510) -> None:
+    finding = Finding(kind, Level.INTERVENE, step, onset, f"{kind} since step {onset}")
+    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+
+
+def said(world: World) -> list[str]:
+    return [entry.reason for entry in world.runs.timeline]
+
+
+def told(world: World, severity: Severity = Severity.INFORM) -> list[str]:
+    return [notice.title for notice in world.bus.told if notice.severity is severity]
+
+
+def relaunched(world: World) -> Run:
+    """The run after some minutes, in which it must have been relaunched once."""
+    world.minutes(3)
+    run = world.run()
+    assert (run.state, run.current.job_name) == (RunState.WATCHING, "gpt-a002")
+    assert world.sagemaker.most_live_at_once == 1
+    return run
+
+
+# The agent is there
+
+
+def test_a_hello_is_a_fact_and_no_news(world):
+    before = len(world.runs.timeline)
+    agent = Agent(world)
+    for _ in range(3):
+        agent.hello()
+    assert world.run().current.agent
+    assert len(world.runs.timeline) == before
+    assert world.bus.told == []
+
+
+def test_whatever_an_agent_says_it_is_there(world):
+    """Its hello may have been lost."""
+    agent = Agent(world)
+    agent.hear(agent.files(Told.CHECKPOINT, step=510, durability=Durability.REMOTE))
+    assert world.run().current.agent
+
+
+def test_a_slow_job_is_moved_without_losing_a_step(world, agent):
+    """62:00 asked, 62:05 heard, 62:20 committed at step 520: stopped then, and resumed from there."""
+    found(world)
+    run = world.run()
+    assert (run.state, world.sagemaker.live()) == (RunState.SAVING, ["gpt"])
+    asked = agent.asked
+    assert (asked.id, asked.deadline, asked.reason) == (run.stop.command_id, run.stop.deadline, "throughput_drop")
+    world.clock.pass_by(timedelta(seconds=5))
+    agent.hears()
+    assert world.run().stop.heard_at == world.clock()
+    world.clock.pass_by(timedelta(seconds=15))
+    world.checkpoints.save(step=520, reason=EMERGENCY)
+    agent.commits(520)
+    assert said(world)[-1] == "the emergency checkpoint of step 520 is committed: stopping the job"
+    run = relaunched(world)
+    assert run.current.resumed_from_step == 520
+    assert run.incidents[0].lost_steps == 0
+    assert "the agent has heard the wish for a checkpoint: all ranks save at one step" in said(world)
+
+
+def test_the_incident_of_a_job_that_was_moved_is_open_until_it_has_come_further(world, agent):
+    """The checkpoint that was saved for the move is no progress of the successor."""
+    found(world)
+    world.checkpoints.save(step=520, reason=EMERGENCY)
+    agent.commits(520)
+    relaunched(world)
+    world.minutes(5)
+    assert world.run().open_incident is not None
+    world.checkpoints.save(step=600, attempt=2)
+    world.minutes(2)
+    assert world.run().open_incident is None
+
+
+@pytest.mark.parametrize(("verb", "ends"), [(Verb.STOP, RunState.STOPPED), (Verb.RESTART, RunState.WATCHING)])
+def test_an_operator_gets_a_checkpoint_first(world, agent, verb, ends):
+    world.supervisor().handle(CommandGiven("c1", "gpt", verb, "ada", "moving house"))
+    world.checkpoints.save(step=515, reason=EMERGENCY)
+    agent.commits(515)
+    world.minutes(3)
+    assert world.run().state is ends
+    assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
+    if ends is RunState.WATCHING:
+        assert world.run().current.resumed_from_step == 515
+
+
+def test_a_slow_machine_is_given_back_before_the_successor_is_launched(world, agent):
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], keep_alive_seconds=1800)
+    world.minutes(1)
+    found(world)
+    order = []
+    create, release = world.sagemaker.create, world.sagemaker.release_warm_pool
+    world.sagemaker.create = lambda request: (order.append("create"), create(request))
+    world.sagemaker.release_warm_pool = lambda job: (order.append("release"), release(job))
+    agent.commits(520)
+    relaunched(world)
+    assert order == ["release", "create"]
+
+
+def test_a_wish_that_comes_while_the_job_is_being_stopped_changes_what_follows(world, agent):
+    """The end of the job is still our doing: it is no human's stop."""
+    found(world, Kind.DIVERGENCE, onset=350)
+    end, world.sagemaker.stop = world.sagemaker.stop, lambda job: None  # it takes its time
+    agent.commits(520)
+    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RESTART, "ada", ""))
+    assert (world.run().state, world.run().stop.reason) == (RunState.STOPPING, "ada said restart")
+    world.sagemaker.stop = end
+    assert relaunched(world).current.resumed_from_step == 300
+
+
+def test_a_checkpoint_of_the_scripts_own_does_not_cut_the_agent_short(world, agent):
+    """Periodic saves go on while the ranks agree: the emergency checkpoint is some steps newer."""
+    found(world)
+    world.clock.pass_by(timedelta(seconds=5))
+    world.checkpoints.save(step=511, reason="periodic")
+    world.supervisor().handle(RunDue("gpt"))
+    assert world.run().state is RunState.SAVING, "it has two minutes to hear of it"
+    agent.hears()
+    world.checkpoints.save(step=512, reason="periodic")
+    world.minutes(5)
+    assert world.run().state is RunState.SAVING, "and the whole time to save"
+    world.checkpoints.save(step=520, reason=EMERGENCY)
+    agent.commits(520)
+    assert relaunched(world).current.resumed_from_step == 520
+
+
+@pytest.mark.parametrize("kind", DIVERGED)
+def test_a_state_that_went_wrong_is_kept_as_evidence_and_never_resumed_from(world, agent, kind):
+    found(world, kind, onset=350)
+    assert world.run().state is RunState.SAVING
+    world.checkpoints.save(step=520, reason=EMERGENCY, health=Health.SUSPECT)
+    agent.commits(520)
+    run = relaunched(world)
+    assert run.current.resumed_from_step == 300
+    assert run.incidents[0].lost_steps == 210
+
+
+def test_a_tainted_save_that_calls_itself_clean_is_passed_over_all_the_same(world, agent):
+    found(world, Kind.DIVERGENCE, onset=350)
+    world.checkpoints.save(step=520, reason=EMERGENCY)
+    agent.commits(520)
+    assert relaunched(world).current.resumed_from_step == 300
+
+
+@pytest.mark.parametrize("kind", [Kind.STALL, Kind.STARTUP_STALL])
+def test_a_job_that_hangs_is_not_asked(world, agent, kind):
+    """Nobody could answer."""
+    found(world, kind)
+    assert world.run().state is RunState.STOPPING
+    assert world.mailbox.commands == []
+    assert relaunched(world).current.resumed_from_step == 500
+
+
+def test_without_an_agent_nobody_is_asked(world):
+    found(world, Kind.DIVERGENCE, onset=350)
+    assert world.run().state is RunState.STOPPING
+    assert world.mailbox.commands == []
+
+
+# What SageMaker has to copy to S3
+
+
+def test_a_checkpoint_on_the_machine_counts_when_it_is_whole_in_s3(world, agent):
+    """62:00 asked, committed on the machine; 63:00 half of it is there; 64:00 all of it: now the job is stopped."""
+    found(world)
+    agent.hears()
+    agent.commits(520, Durability.LOCAL)
+    assert (world.run().state, world.run().stop.committed_step) == (RunState.SAVING, 520)
+    assert "stopping the job once all of it is in S3" in said(world)[-1]
+    world.checkpoints.save(step=520, reason="periodic", missing=("__1_0.distcp",))
+    world.minutes(2)
+    assert world.run().state is RunState.SAVING
+    world.checkpoints.saved["s3://bucket/checkpoints/"].pop(0)
+    world.checkpoints.save(step=520, reason="periodic")
+    assert relaunched(world).current.resumed_from_step == 520
+
+
+def test_a_checkpoint_that_is_in_s3_already_when_it_is_reported(world, agent):
+    """The upload was faster than the report."""
+    found(world)
+    world.checkpoints.save(step=520, reason="periodic")
+    agent.commits(520, Durability.LOCAL)
+    assert world.run().state is RunState.STOPPING
+
+
+def test_a_tainted_state_is_worth_no_upload(world, agent):
+    found(world, Kind.DIVERGENCE, onset=350)
+    agent.commits(520, Durability.LOCAL)
+    assert world.run().state is RunState.STOPPING
+
+
+def test_an_upload_that_never_ends_is_not_waited_for_beyond_the_deadline(world, agent):
+    found(world)
+    agent.commits(520, Durability.LOCAL)
+    world.minutes(14)
+    assert world.run().state is RunState.SAVING
+    world.minutes(1)
+    assert relaunched(world).current.resumed_from_step == 500
+
+
+@pytest.mark.parametrize(("durability", "step"), [(Durability.REMOTE, 520), (Durability.LOCAL, None)])
+def test_on_a_file_system_that_only_the_jobs_see_the_agents_word_is_taken(durability, step):
+    """There is nothing to list. What was local is gone with the machine."""
+    world = World()
+    world.sagemaker.submit("gpt", uri="")
+    world.supervisor().handle(JobHeard("gpt"))
+    agent = Agent(world)
+    agent.hello()
+    world.sagemaker.request_members = lambda: {"TrainingJobName", "Tags"}
+    found(world)
+    assert world.run().state is RunState.SAVING
+    agent.commits(520, durability)
+    assert world.run().state is RunState.STOPPING
+    world.supervisor().handle(RunDue("gpt"))
+    assert world.run().current.resumed_from_step == step
+
+
+# Words that are late, lost, repeated, out of order, or somebody else's
+
+
+def test_reports_that_are_lost_are_made_up_for_by_a_look(world, agent):
+    """Neither heard nor committed arrives; the checkpoint does."""
+    found(world)
+    world.clock.pass_by(timedelta(seconds=20))
+    world.checkpoints.save(step=520, reason=EMERGENCY)
+    world.minutes(1)
+    assert "the emergency checkpoint of step 520 is committed: stopping the job" in said(world)
+    assert relaunched(world).current.resumed_from_step == 520
+
+
+def test_a_lost_hello_means_that_nobody_is_asked(world):
+    """As ever: it waits for the next checkpoint of the script's own."""
+    found(world)
+    assert world.mailbox.commands == []
+    world.clock.pass_by(timedelta(seconds=20))
+    world.checkpoints.save(step=600)
+    assert relaunched(world).current.resumed_from_step == 600
+
+
+def test_a_report_that_comes_again_changes_nothing(world, agent):
+    found(world)
+    heard = agent.files(Told.HEARD, command=agent.asked.id)
+    agent.hear(heard)
+    before = world.run()
+    world.clock.pass_by(timedelta(seconds=5))
+    agent.hear(heard)
+    assert world.run() == before
+    committed = agent.files(Told.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
+    world.checkpoints.save(step=520, reason=EMERGENCY)
+    for _ in range(3):
+        agent.hear(committed)
+    relaunched(world)
+    for key in (heard, committed):
+        before = world.run()
+        agent.hear(key)
+        assert world.run() == before
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_words_out_of_order(world, agent):
+    """Committed comes before heard."""
+    found(world)
+    heard = agent.files(Told.HEARD, command=agent.asked.id)
+    agent.commits(520, Durability.LOCAL)
+    before = world.run()
+    agent.hear(heard)
+    assert world.run() == before
+
+
+def test_a_late_answer_is_an_answer(world, agent):
+    """Nobody heard for two minutes; then they save after all, within the deadline."""
+    found(world)
+    world.minutes(5)
+    assert world.run().state is RunState.SAVING
+    agent.hears()
+    world.checkpoints.save(step=530, reason=EMERGENCY)
+    agent.commits(530)
+    assert relaunched(world).current.resumed_from_step == 530
+
+
+def test_an_answer_after_the_job_was_stopped_changes_nothing(world, agent):
+    found(world)
+    late = agent.files(Told.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
+    world.minutes(20)
+    before = world.run()
+    assert before.current.number == 2
+    agent.hear(late)
+    assert world.run() == before
+
+
+@pytest.mark.parametrize("facts", [{"attempt": 2}, {"job": "another"}, {"attempt": 7, "job": "gpt-a007"}])
+def test_a_report_of_another_attempt_changes_nothing(world, agent, facts):
+    found(world)
+    before = world.run()
+    stranger = replace(agent, **facts)
+    stranger.hear(stranger.files(Told.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE))
+    stranger.hear(stranger.files(Told.REFUSED, command=agent.asked.id, reason="x"))
+    stranger.hear(stranger.files(Told.FINDINGS, findings=(Finding(Kind.STALL, Level.INTERVENE, 5, 5, "x"),)))
+    assert world.run() == before
+
+
+def test_a_report_of_an_older_attempt_changes_nothing(world, agent):
+    """A machine that everybody believes dead is alive and speaks."""
+    world.sagemaker.fail("gpt", NODE_LOST)
+    relaunched(world)
+    before = world.run()
+    agent.hello()
+    agent.finds(Finding(Kind.NON_FINITE, Level.INTERVENE, 510, 510, "the loss is nan"))
+    assert world.run() == before
+
+
+@pytest.mark.parametrize("command", ["", "checkpoint-a001-20260131T000000.000000", "c1"])
+def test_an_answer_to_another_wish_changes_nothing(world, agent, command):
+    found(world)
+    before = world.run()
+    agent.hear(agent.files(Told.CHECKPOINT, command=command, step=520, durability=Durability.REMOTE))
+    agent.hear(agent.files(Told.REFUSED, command=command, reason="x"))
+    assert world.run() == before
+
+
+def test_a_checkpoint_of_the_agents_own_is_only_a_fact(world, agent):
+    """It saves at a SIGTERM or a warning without being asked."""
+    before = world.run()
+    agent.hear(agent.files(Told.CHECKPOINT, step=520, durability=Durability.REMOTE))
+    assert world.run() == before
+
+
+def test_a_report_about_a_run_that_nobody_knows_is_nobodys_business(world):
+    Agent(world, run="mine", job="mine").hello()
+    assert world.runs.load("mine") is None
+    assert world.bus.told == []
+
+
+def test_a_report_that_is_gone_is_nothing(world, agent):
+    before = world.run()
+    key = report_key("gpt", "r9")
+    assert world.supervisor().handle(ReportFiled("gpt", "r9", key)) == before
+
+
+def test_a_report_reaches_only_the_run_whose_folder_it_lies_in(world, agent):
+    """A successor's name is no folder; what lies there steers nobody."""
+    world.sagemaker.fail("gpt", NODE_LOST)
+    relaunched(world)
+    stranger = Agent(world, run="gpt-a002", attempt=2, job="gpt-a002")
+    stranger.hello()
+    assert not world.run().current.agent
+    Agent(world, attempt=2, job="gpt-a002").hello()
+    assert world.run().current.agent
+
+
+def test_a_human_who_stops_the_job_while_it_saves_has_stopped_it(world, agent):
+    """Its agent still reports the checkpoint: that must not make the stop ours, and relaunch against them."""
+    found(world)
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], status=JobStatus.STOPPING, secondary="Stopping")
+    world.checkpoints.save(step=520, reason=EMERGENCY)
+    agent.commits(520)
+    world.minutes(16)
+    assert world.run().state is RunState.SAVING
+    world.sagemaker.end("gpt", JobStatus.STOPPED)
+    world.minutes(5)
+    assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.STOPPED, ["gpt"])
+
+
+# Answers that are no checkpoint
+
+
+def test_an_agent_that_cannot_save_is_not_waited_for(world, agent):
+    found(world)
+    agent.refuses("disk full")
+    reason = "the agent cannot save (disk full): stopping the job, its newest clean checkpoint must do"
+    assert said(world)[-1] == reason
+    assert relaunched(world).current.resumed_from_step == 500
+
+
+def test_an_agent_that_does_not_answer_leaves_it_to_the_script(world, agent):
+    """62:00 asked, 64:00 nobody has heard of it, said once; 70:00 the script saves of its own accord."""
+    found(world)
+    world.minutes(6)
+    silent = [reason for reason in said(world) if "the agent has not answered within 2 min" in reason]
+    assert len(silent) == 1
+    assert "waiting up to 13 min more for a checkpoint of the script's own" in silent[0]
+    assert world.sagemaker.live() == ["gpt"]
+    world.checkpoints.save(step=600, reason="periodic")
+    assert relaunched(world).current.resumed_from_step == 600
+
+
+def test_a_tainted_state_waits_for_nobody_but_the_agent(world, agent):
+    found(world, Kind.DIVERGENCE, onset=350)
+    world.minutes(1)
+    assert world.run().state is RunState.SAVING
+    world.minutes(1)
+    assert world.run().state is not RunState.SAVING
+    assert relaunched(world).current.resumed_from_step == 300
+
+
+def test_an_agent_that_heard_and_never_saves_is_waited_for_until_the_deadline(world, agent):
+    found(world)
+    agent.hears()
+    world.minutes(14)
+    assert world.sagemaker.live() == ["gpt"]
+    world.minutes(1)
+    assert "no newer checkpoint came before the deadline: stopping the job all the same" in said(world)
+    relaunched(world)
+
+
+def test_the_policy_says_how_long(world, agent):
+    save = Save(answer=timedelta(minutes=4), deadline=timedelta(minutes=8))
+    world.policies.by_name["default"] = Policy(save=save)
+    found(world)
+    world.minutes(3)
+    assert world.run().stop.answer_by is not None
+    world.minutes(1)
+    assert world.run().stop.answer_by is None
+    world.minutes(4)
+    assert world.run().state is not RunState.SAVING
+
+
+# A mailbox that takes nothing
+
+
+def test_a_mailbox_that_is_closed_for_a_minute_gets_the_wish_later(world, agent):
+    world.mailbox.closed = True
+    with pytest.raises(Unposted):
+        found(world)
+    assert world.run().state is RunState.SAVING
+    assert any(isinstance(action, PostCommand) for action in world.run().pending)
+    assert "gpt: throughput_drop: relaunching" in told(world), "people are told nevertheless"
+    world.mailbox.closed = False
+    world.minutes(1)
+    assert world.run().pending == ()
+    agent.commits(520)
+    assert world.run().state is RunState.STOPPING
+
+
+@pytest.mark.parametrize(("kind", "step"), [(Kind.THROUGHPUT_DROP, 600), (Kind.DIVERGENCE, 400)])
+def test_a_mailbox_that_stays_closed_is_an_agent_that_does_not_answer(world, agent, kind, step):
+    """The same end of the first leg; each message fails in the end, and so says why."""
+    world.mailbox.closed = True
+    with pytest.raises(Unposted):
+        found(world, kind)
+    for minute in range(12):
+        world.clock.pass_by(timedelta(minutes=1))
+        if minute == 5:
+            world.checkpoints.save(step=600)
+        with suppress(Unposted):
+            world.supervisor().handle(RunDue("gpt"))
+    run = world.run()
+    assert (run.current.number, run.current.resumed_from_step) == (2, step)
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_an_operator_is_heard_though_the_mailbox_is_closed(world, agent):
+    world.mailbox.closed = True
+    with pytest.raises(Unposted):
+        found(world)
+    with pytest.raises(Unposted):
+        world.supervisor().handle(CommandGiven("c1", "gpt", Verb.STOP, "ada", ""))
+    assert world.run().stop.reason == "ada said stop"
+    with pytest.raises(Unposted):
+        world.supervisor().handle(CommandGiven("c2", "gpt", Verb.HOLD, "ada", ""))
+    assert (world.run().state, world.run().pending) == (RunState.HELD, ())
+
+
+# Who owns the run
+
+
+def test_a_successor_is_announced_before_it_is_created(world, agent):
+    """An older attempt's agent that is alive after all must not save any more."""
+    order = []
+    create, post = world.sagemaker.create, world.mailbox.post
+    world.sagemaker.create = lambda request: (order.append("create"), create(request))
+    world.mailbox.post = lambda command: (order.append((command.wish, command.attempt)), post(command))
+    world.sagemaker.fail("gpt", NODE_LOST)
+    relaunched(world)
+    assert order == [(Wish.TRAIN, 2), "create"]
+
+
+def test_a_successor_is_created_though_nobody_can_be_told(world, agent):
+    """The announcement is owed, and its failure said; the run trains, is watched, and the debt is paid later."""
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.mailbox.closed = True
+    world.supervisor().handle(RunDue("gpt"))
+    for _ in range(2):
+        world.clock.pass_by(timedelta(minutes=1))
+        with pytest.raises(Unposted):
+            world.supervisor().handle(RunDue("gpt"))
+    run = world.run()
+    assert (run.state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt-a002"])
+    assert [type(action) for action in run.pending] == [PostCommand]
+    world.mailbox.closed = False
+    world.minutes(1)
+    assert world.run().pending == ()
+    assert world.mailbox.commands[-1].attempt == 2
+
+
+def test_a_launch_that_is_tried_again_owes_one_announcement(world):
+    """No machines, twice, and a mailbox that takes nothing."""
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.mailbox.closed, world.sagemaker.no_capacity = True, 2
+    for _ in range(20):
+        world.clock.pass_by(timedelta(minutes=1))
+        with suppress(Unposted):
+            world.supervisor().handle(RunDue("gpt"))
+    assert world.sagemaker.live() == ["gpt-a002"]
+    assert [type(action) for action in world.run().pending] == [PostCommand]
+
+
+def test_an_announcement_that_is_owed_never_overwrites_a_newer_wish(world):
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.mailbox.closed = True
+    for _ in range(2):
+        world.clock.pass_by(timedelta(minutes=1))
+        with suppress(Unposted):
+            world.supervisor().handle(RunDue("gpt"))
+    agent = Agent(world, attempt=2, job="gpt-a002")
+    with pytest.raises(Unposted):
+        agent.hello()
+    with pytest.raises(Unposted):
+        world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RESTART, "ada", ""))
+    world.mailbox.closed = False
+    world.minutes(1)
+    assert [command.wish for command in world.mailbox.commands] == [Wish.CHECKPOINT]
+
+
+def test_a_long_name_is_shortened_for_the_run_and_the_first_agent_knows_only_its_own():
+    """The first job's agent reads the folder of its job's name, its successors that of the run."""
+    name = "g" * 63
+    world = World()
+    world.sagemaker.submit(name)
+    world.supervisor().handle(JobHeard(name))
+    run_id = world.runs.run_of(name)
+    assert run_id != name
+    agent = Agent(world, run=name, job=name)
+    agent.hello()
+    assert world.run(run_id).current.agent
+    world.supervisor().handle(CommandGiven("c1", run_id, Verb.RESTART, "ada", ""))
+    agent.commits(10)
+    world.minutes(3)
+    assert world.mailbox.commands[-1].run == run_id
+    successor = Agent(world, run=run_id, attempt=2, job=f"{run_id}-a002")
+    successor.hello()
+    assert world.run(run_id).current.agent
+
+
+def test_a_name_used_again_is_freed_of_what_was_asked_under_it(world, agent):
+    """The old run's last command lies in the folder that the new job reads: it would fence it off."""
+    world.sagemaker.fail("gpt", NODE_LOST)
+    relaunched(world)
+    world.sagemaker.end("gpt-a002", JobStatus.COMPLETED)
+    world.minutes(2)
+    del world.sagemaker.jobs["gpt"]
+    world.clock.pass_by(timedelta(hours=1))
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    assert (world.mailbox.commands[-1].run, world.mailbox.commands[-1].attempt) == ("gpt", 1)
+    Agent(world).hello()
+    (name,) = [name for name in world.runs.records if name != "gpt"]
+    assert world.run(name).current.agent
+
+
+# What the agent finds
+
+
+def test_what_the_agent_finds_is_dealt_with_as_what_the_sweep_finds(world, agent):
+    agent.finds(Finding(Kind.LOSS_SPIKE, Level.WARN, 505, 505, "loss 9.1, usual 2.3"))
+    assert told(world) == ["gpt: loss_spike (warning)"]
+    agent.finds(Finding(Kind.DIVERGENCE, Level.INTERVENE, 520, 450, "loss 9.1 for 80 rows"))
+    assert world.run().state is RunState.SAVING
+    world.checkpoints.save(step=521, reason=EMERGENCY, health=Health.SUSPECT)
+    agent.commits(521)
+    assert relaunched(world).current.resumed_from_step == 400
+
+
+def test_an_agent_that_sees_the_main_thread_stand_still_needs_no_second_witness(world, agent):
+    """Not even a checkpoint that was committed in the background since speaks against it."""
+    onset = world.clock()
+    world.minutes(5)
+    world.checkpoints.save(step=505)
+    agent.finds(Finding(Kind.STALL, Level.INTERVENE, 510, 510, "no step for 300 s", world.clock(), onset))
+    assert world.run().state is RunState.STOPPING
+    assert relaunched(world).incidents[0].kind == "stall"
+
+
+def test_a_clock_that_is_wrong_dates_nothing_before_the_attempt_or_after_now(world, agent):
+    begun = world.run().current.training_started_at
+    for onset, expected in ((begun - timedelta(days=900), begun), (begun + timedelta(days=900), None)):
+        fresh = World()
+        fresh.sagemaker.submit("gpt")
+        fresh.supervisor().handle(JobHeard("gpt"))
+        fresh.minutes(10)
+        Agent(fresh).finds(Finding(Kind.STALL, Level.INTERVENE, 5, 5, "still", onset, onset))
+        incident = fresh.run().incidents[0]
+        assert incident.happened_at == (expected or fresh.clock())
+        assert fresh.run().stop.asked_at == fresh.clock()
+
+
+def test_a_loss_that_does_not_follow_on_after_a_resume_is_told(world, agent):
+    agent.finds(Finding(Kind.RESUME_MISMATCH, Level.WARN, 501, 500, "loss 2.9 at step 501, 2.3 when it was saved"))
+    assert told(world) == ["gpt: resume_mismatch (warning)"]
+    assert world.run().state is RunState.WATCHING
+
+
+# Reports that cannot be read
+
+
+def test_a_report_that_cannot_be_read_is_said_once_for_each_defect(world, agent):
+    """No message goes back to the queue for it, and nothing else comes of it."""
+    for number, text in enumerate([b"{", b"[]", b"{", b"", b"x" * 70_000, b"y" * 70_000]):
+        key = report_key("gpt", f"bad-{number}")
+        world.mailbox.put(key, text)
+        agent.hear(key)
+    assert told(world) == ["gpt: a report cannot be read"] * 3
+    assert world.run().defects == ("json", "schema", "size")
+    assert world.run().state is RunState.WATCHING
+
+
+@pytest.mark.parametrize("swap", [{"run": "other"}, {"id": "other"}])
+def test_a_report_that_belongs_elsewhere_is_refused(world, agent, swap):
+    """It says of itself that it is another run's, or another report."""
+    key = agent.files(Told.HELLO)
+    text, _ = world.mailbox.objects[key]
+    old = {"run": b'"run":"gpt"', "id": b'"id":"r1-'}
+    ((name, value),) = swap.items()
+    world.mailbox.put(key, text.replace(old[name], f'"{name}":"{value}'.encode() + (b'"' if name == "run" else b"-")))
+    agent.hear(key)
+    assert world.run().defects == (name,)

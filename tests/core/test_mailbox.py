@@ -1,0 +1,211 @@
+"""The mailbox's objects: what one side writes the other reads, and nothing else in the bucket does any harm."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rerail.codec import dumps
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.pulse import Phase
+from rerail.errors import BadMail
+from rerail.mailbox import (
+    CONTROLS,
+    FINDINGS_LIMIT,
+    QUOTED,
+    SIZE_LIMIT,
+    Command,
+    Durability,
+    Heartbeat,
+    Report,
+    Told,
+    Wish,
+    bucket_name,
+    command_key,
+    heartbeat_key,
+    read_command,
+    read_heartbeat,
+    read_report,
+    report_key,
+    run_of_report,
+    write,
+)
+from tests.core.strategies import commands, heartbeats, job_names, json_values, names, reports
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+FINDING = Finding(Kind.STALL, Level.INTERVENE, 60, 50, "no step for 300 s", NOON, NOON)
+COMMAND = Command("c1", "gpt", 1, Wish.CHECKPOINT, NOON, NOON, "throughput_drop")
+REPORT = Report(
+    "r1", "gpt", 1, "gpt", Told.CHECKPOINT, NOON, "c1", 60, Durability.LOCAL, "/opt/x", "why", (FINDING,), "stacks"
+)
+HEARTBEAT = Heartbeat("gpt", 1, "gpt", NOON, Phase.STEP, 60, NOON, 2.5, 0.1, 1000)
+
+
+def legible(text: str) -> str:
+    return text.translate(CONTROLS)
+
+
+def read(text: bytes, kind: type) -> Any:
+    if kind is Report:
+        return read_report(text, run="gpt", id="r1")
+    return (read_command if kind is Command else read_heartbeat)(text, run="gpt")
+
+
+@given(commands)
+def test_a_command_is_read_as_it_was_written(command):
+    again = read_command(write(command), run=command.run)
+    assert dumps(again) == dumps(command).replace(json.dumps(command.reason), json.dumps(legible(command.reason)))
+
+
+@given(reports)
+def test_a_report_is_read_as_it_was_written(report):
+    """But for the characters that a terminal would obey."""
+    again = read_report(write(report), run=report.run, id=report.id)
+    assert (again.told, again.at, again.command, again.step) == (report.told, report.at, report.command, report.step)
+    assert (again.reason, again.evidence) == (legible(report.reason), legible(report.evidence))
+    assert [f.kind for f in again.findings] == [f.kind for f in report.findings]
+
+
+@given(heartbeats)
+def test_a_heartbeat_is_read_as_it_was_written(heartbeat):
+    assert read_heartbeat(write(heartbeat), run=heartbeat.run) == heartbeat
+
+
+@given(job_names, names)
+def test_a_reports_key_tells_its_run_and_its_id(run, id):
+    if id[0].isalnum():
+        assert run_of_report(report_key(run, id)) == (run, id)
+    for key in (command_key(run), heartbeat_key(run)):
+        with pytest.raises(BadMail):
+            run_of_report(key)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "runs/gpt/reports/.json",
+        "runs/gpt/reports/../r.json",
+        "runs/a/b/reports/r.json",
+        "runs/-gpt/reports/r.json",
+        "runs/gpt/reports/r.json\n",
+        "runs/gpt/reports/r.txt",
+        f"runs/{'g' * 64}/reports/r.json",
+        "x/runs/gpt/reports/r.json",
+    ],
+)
+def test_any_other_key_is_no_report(key):
+    with pytest.raises(BadMail):
+        run_of_report(key)
+
+
+def test_the_buckets_name_lets_training_roles_in():
+    """AmazonSageMakerFullAccess grants buckets whose name contains `sagemaker`."""
+    assert bucket_name("123456789012", "eu-west-1") == "sagemaker-rerail-123456789012-eu-west-1"
+
+
+ONE_OF_EACH = (COMMAND, REPORT, HEARTBEAT)
+FIELDS = sorted({name for mail in ONE_OF_EACH for name in json.loads(write(mail))})
+OF_A_FINDING = sorted(json.loads(write(REPORT))["findings"][0])
+values = json_values | st.sampled_from(
+    [
+        "9999-12-31T23:59:59-23:59",
+        "0001-01-01T00:00:00+23:59",
+        "2026-01-31T12:00:00",
+        "\ud800",
+        10**30,
+        10**400,
+        -1,
+        True,
+        "x" * 60_000,
+        {"type": "Finding"},
+        [{}],
+        [[]],
+        float("nan"),
+    ]
+)
+
+
+@given(st.sampled_from(ONE_OF_EACH), st.dictionaries(st.sampled_from(FIELDS), values, min_size=1, max_size=3))
+@example(REPORT, {"at": "0001-01-01T00:00:00+23:59"})
+@example(REPORT, {"reason": "\ud800"})
+@example(REPORT, {"findings": "x"})
+@example(REPORT, {"findings": {"a": 1}})
+def test_any_field_is_read_or_refused(mail, changes):
+    """Nothing but BadMail is raised, and what is read is of the types that it claims."""
+    text = json.dumps({**json.loads(write(mail)), **changes}).encode()
+    try:
+        again = read(text, type(mail))
+    except BadMail as error:
+        assert str(error).startswith("mail for run gpt: ")
+        assert len(str(error)) < 700
+        str(error).encode()
+    else:
+        assert isinstance(again, type(mail))
+        json.dumps(json.loads(dumps(again)), ensure_ascii=False).encode()
+
+
+@given(st.dictionaries(st.sampled_from(OF_A_FINDING), values, min_size=1, max_size=3))
+@example({"step": "60"})
+@example({"onset_at": "2026-01-31T12:00:00"})
+@example({"evidence": 7})
+def test_any_finding_is_read_or_refused(changes):
+    """Nested fields are looked at like the others: the supervisor reckons with them."""
+    table = json.loads(write(REPORT))
+    table["findings"][0] |= changes
+    try:
+        (finding,) = read(json.dumps(table).encode(), Report).findings
+    except BadMail:
+        return
+    assert all(each is None or type(each) is int for each in (finding.step, finding.onset_step))
+    assert all(each is None or each.tzinfo for each in (finding.at, finding.onset_at))
+    assert isinstance(finding.evidence, str)
+    assert (finding.kind, finding.level) in {(k, v) for k in Kind for v in Level}
+
+
+@given(
+    st.sampled_from([Command, Report, Heartbeat]), st.binary(max_size=200) | json_values.map(json.dumps).map(str.encode)
+)
+@example(Report, b"[" * 60_000)
+@example(Report, b'{"schema":' + b"1" * 5_000 + b"}")
+def test_any_bytes_are_refused(kind, text):
+    with pytest.raises(BadMail):
+        read(text, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "defect"),
+    [
+        (b" " * (SIZE_LIMIT + 1), "size"),
+        (b"{", "json"),
+        (b"{}", "schema"),
+        (b'{"schema":1,"type":"Command"}', "type"),
+        (b'{"schema":1,"type":"Report"}', "field"),
+        (write(REPORT).replace(b'"run":"gpt"', b'"run":"gpt-2"'), "run"),
+        (write(REPORT).replace(b'"id":"r1"', b'"id":"r2"'), "id"),
+    ],
+)
+def test_each_kind_of_defect_has_its_name(text, defect):
+    """There are few of them, so that people can be told once of each."""
+    with pytest.raises(BadMail) as error:
+        read(text, Report)
+    assert error.value.defect == defect
+
+
+def test_there_is_an_end_to_what_one_report_may_say():
+    many = Report("r1", "gpt", 1, "gpt", Told.FINDINGS, NOON, findings=(FINDING,) * (FINDINGS_LIMIT + 1))
+    with pytest.raises(BadMail, match="'findings' has 21 entries; at most 20 are read"):
+        read(write(many), Report)
+    wordy = Finding(Kind.STALL, Level.WARN, 1, 1, "stack\n" * 1000)
+    (finding,) = read(write(Report("r1", "gpt", 1, "gpt", Told.FINDINGS, NOON, findings=(wordy,))), Report).findings
+    assert len(finding.evidence) == QUOTED
+
+
+def test_what_a_terminal_would_obey_is_taken_out():
+    loud = Report("r1", "gpt", 1, "gpt", Told.REFUSED, NOON, reason="\x1b[2Jgone\x07 \u009b1m", evidence="a\tb\nc")
+    again = read(write(loud), Report)
+    assert again.reason == " [2Jgone   1m"
+    assert again.evidence == "a\tb\nc"
