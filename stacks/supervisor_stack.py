@@ -12,8 +12,10 @@ from stacks.parts.commands import Commands
 from stacks.parts.data_key import DataKey
 from stacks.parts.functions import Functions
 from stacks.parts.job_events import JobEvents
+from stacks.parts.mailbox import Mailbox
 from stacks.parts.notices import Notices
 from stacks.parts.policies import PREFIX, Policies
+from stacks.parts.reports import Reports
 from stacks.parts.runs_table import RunsTable
 from stacks.parts.signals_queue import SignalsQueue
 from stacks.parts.supervise import Supervise
@@ -32,11 +34,13 @@ class SupervisorStack(cdk.Stack):
         page = topics.page
         runs = RunsTable(self, "Runs", key=key)
         bus = Bus(self, "Bus")
+        mailbox = Mailbox(self, "Mailbox")
         functions = Functions(self, "Functions", log_retention=options.log_retention)
 
         signals = SignalsQueue(self, "Signals", key=key, page=page)
         JobEvents(self, "JobEvents", signals=signals, key=key, page=page)
         AlarmEvents(self, "AlarmEvents", signals=signals, key=key, page=page)
+        Reports(self, "Reports", mailbox=mailbox, signals=signals, key=key, page=page)
         Commands(self, "Commands", bus=bus, signals=signals, key=key, page=page)
         supervise = Supervise(
             self,
@@ -45,11 +49,20 @@ class SupervisorStack(cdk.Stack):
             runs=runs,
             signals=signals,
             bus=bus,
+            mailbox=mailbox,
             options=options,
             page=page,
         )
         sweep = Sweep(
-            self, "Sweep", functions=functions, runs=runs, signals=signals, options=options, key=key, page=page
+            self,
+            "Sweep",
+            functions=functions,
+            runs=runs,
+            signals=signals,
+            mailbox=mailbox,
+            options=options,
+            key=key,
+            page=page,
         )
         notices = Notices(self, "Notices", functions=functions, bus=bus, topics=topics, key=key)
 
@@ -63,6 +76,7 @@ class SupervisorStack(cdk.Stack):
             "SweepFunctionName": sweep.function.function_name,
             "NotifyFunctionName": notices.function.function_name,
             "PolicyPrefix": PREFIX,
+            "MailboxBucket": mailbox.bucket.bucket_name,
         }
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)

@@ -114,6 +114,16 @@ class Attempt:
 
     async def stop(self) -> None:
         """SIGTERM to each entrypoint, the grace period, SIGKILL to what is left, the last sync."""
+        await self._terminate()
+        await self.end()
+
+    async def reclaim(self) -> None:
+        """The spot market wants the nodes back: SIGTERM and the grace period, while checkpoints are synced as ever;
+        then the nodes are gone, with what had not left them by then."""
+        await self._terminate()
+        await self.lose()
+
+    async def _terminate(self) -> None:
         for process in self.processes.values():
             process.terminate()
         exits = [asyncio.ensure_future(process.exited.wait()) for process in self._started()]
@@ -121,7 +131,6 @@ class Attempt:
             await asyncio.wait(exits, timeout=self._fleet.timing.real(self._fleet.timing.stop_grace))
         for task in exits:
             task.cancel()
-        await self.end()
 
     async def end(self) -> None:
         """Whatever still runs is killed; checkpoints, logs and metrics are sent a last time."""

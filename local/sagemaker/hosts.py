@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 _FROM_THIS_MACHINE = ("PATH", "HOME", "LANG", "TMPDIR")
+# Under network isolation a container has no credentials, and whatever it asks for ends at a closed door.
+_NOTHING = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
 _FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints", "code")
 
 
@@ -111,13 +113,13 @@ def environment_of(
 ) -> dict[str, str]:
     """Nothing of this machine's environment gets in but a few plain names; credentials are dummies."""
     inherited = {key: os.environ[key] for key in _FROM_THIS_MACHINE if key in os.environ}
+    isolated = request.get("EnableNetworkIsolation", False)
+    reach = _NOTHING if isolated else {**_credentials(account_id), "AWS_ENDPOINT_URL": endpoint_url}
     return {
         **inherited,
-        "AWS_ENDPOINT_URL": endpoint_url,
+        **reach,
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,
-        "AWS_ACCESS_KEY_ID": account_id,
-        "AWS_SECRET_ACCESS_KEY": "local",
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -130,6 +132,10 @@ def environment_of(
         "TRAINING_JOB_NAME": request["TrainingJobName"],
         "TRAINING_JOB_ARN": arn,
     }
+
+
+def _credentials(account_id: str) -> dict[str, str]:
+    return {"AWS_ACCESS_KEY_ID": account_id, "AWS_SECRET_ACCESS_KEY": "local"}
 
 
 def free_port() -> int:

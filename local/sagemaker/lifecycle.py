@@ -202,7 +202,10 @@ class JobRun:
         await self._attempt_once()
 
     async def _wait_for_spot(self) -> None:
-        await self._end_processes(lost=True)
+        """The job still trains, as far as anybody is told, while its processes have their notice."""
+        if self.attempt:
+            await self.attempt.reclaim()
+            self.attempt = None
         self.job.move(Secondary.INTERRUPTED)
         await self._unless_ordered(self._pause(self._interruption))
         await self._attempt_once()

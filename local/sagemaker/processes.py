@@ -72,8 +72,9 @@ class HostProcess:
         return self._process is not None and self.exit_code is None
 
     def terminate(self) -> None:
-        """SIGTERM to the entrypoint alone, as `docker stop` does; a PID 1 without a handler never sees it."""
-        if self._process and self.running and catches(self._process.pid, signal.SIGTERM):
+        """SIGTERM to the entrypoint alone, as `docker stop` does; a PID 1 without a handler never sees it, unless it
+        holds the signal back until it has one: Linux keeps what is blocked, also for PID 1."""
+        if self._process and self.running and takes(self._process.pid, signal.SIGTERM):
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
 
@@ -131,14 +132,14 @@ class Usage:
     resident_bytes: int
 
 
-def catches(pid: int, number: signal.Signals) -> bool:
-    """Does the process have a handler? Where the kernel does not tell, assume so."""
+def takes(pid: int, number: signal.Signals) -> bool:
+    """Does the process have a handler, or does it block the signal? Where the kernel does not tell, assume so."""
     try:
         status = (_PROC / str(pid) / "status").read_text()
     except OSError:
         return True
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith(("SigCgt", "SigBlk"))]
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 def tree_of(root: int, marker: str) -> list[ProcessInfo]:

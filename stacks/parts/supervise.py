@@ -10,6 +10,7 @@ from stacks.options import Options
 from stacks.parts.alarms import FunctionAlarms
 from stacks.parts.bus import Bus
 from stacks.parts.functions import Functions
+from stacks.parts.mailbox import Mailbox
 from stacks.parts.permissions import ANY_JOB, TRAINING_JOBS, allow, read_checkpoints, read_policies
 from stacks.parts.policies import PREFIX
 from stacks.parts.runs_table import RunsTable
@@ -33,11 +34,17 @@ class Supervise(Construct):
         runs: RunsTable,
         signals: SignalsQueue,
         bus: Bus,
+        mailbox: Mailbox,
         options: Options,
         page: sns.ITopic,
     ) -> None:
         super().__init__(scope, id)
-        settings = SuperviseSettings(table=runs.table.table_name, bus=bus.bus.event_bus_name, policy_prefix=PREFIX)
+        settings = SuperviseSettings(
+            table=runs.table.table_name,
+            bus=bus.bus.event_bus_name,
+            policy_prefix=PREFIX,
+            mailbox=mailbox.bucket.bucket_name,
+        )
         made = functions.make(
             self, NAME, settings=settings, description="Rerail: decides and acts on training jobs", timeout=TIMEOUT
         )
@@ -49,6 +56,8 @@ class Supervise(Construct):
         )
         runs.let_write(made.role)
         bus.let_publish(made.role)
+        mailbox.let_command(made.role)
+        mailbox.let_read_reports(made.role)
         read_policies(made.role, PREFIX)
         read_checkpoints(made.role, options)
         _act_on_jobs(made.role, options)

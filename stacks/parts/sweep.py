@@ -13,6 +13,7 @@ from stacks.options import Options
 from stacks.parts.alarms import DeadMan, FunctionAlarms
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.functions import Functions
+from stacks.parts.mailbox import Mailbox
 from stacks.parts.permissions import (
     ANY_JOB,
     SEND_MESSAGE,
@@ -43,12 +44,18 @@ class Sweep(Construct):
         functions: Functions,
         runs: RunsTable,
         signals: SignalsQueue,
+        mailbox: Mailbox,
         options: Options,
         key: kms.IKey,
         page: sns.ITopic,
     ) -> None:
         super().__init__(scope, id)
-        settings = SweepSettings(table=runs.table.table_name, queue_url=signals.queue.queue_url, policy_prefix=PREFIX)
+        settings = SweepSettings(
+            table=runs.table.table_name,
+            queue_url=signals.queue.queue_url,
+            policy_prefix=PREFIX,
+            mailbox=mailbox.bucket.bucket_name,
+        )
         made = functions.make(
             self,
             NAME,
@@ -61,6 +68,7 @@ class Sweep(Construct):
         runs.let_read(made.role)
         runs.let_remember(made.role)
         signals.let_send(made.role)
+        mailbox.let_read_heartbeats(made.role)
         read_policies(made.role, PREFIX)
         read_checkpoints(made.role, options)
         allow(made.role, "sagemaker:DescribeTrainingJob", on=TRAINING_JOBS, because=ANY_JOB)

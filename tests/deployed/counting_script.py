@@ -10,14 +10,14 @@ ATTEMPT = int(os.environ.get("RERAIL_ATTEMPT", "1"))
 STEPS_A_SAVE, SECONDS_A_SAVE = 10, 0.2
 
 
-def save(step: int) -> None:
+def save(step: int, *, reason: str = "periodic") -> None:
     """Files first, manifest last."""
     folder = BASE / "checkpoints" / f"step-{step:09d}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.pt").write_bytes(b"x" * 100)
     saved_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     files = [{"name": "model.pt", "bytes": 100}]
-    manifest = {"schema": 1, "attempt": ATTEMPT, "step": step, "saved_at": saved_at, "files": files}
+    manifest = {"schema": 1, "attempt": ATTEMPT, "step": step, "saved_at": saved_at, "reason": reason, "files": files}
     partial = folder / "manifest.json.tmp"
     partial.write_text(json.dumps(manifest))
     partial.rename(folder / "manifest.json")

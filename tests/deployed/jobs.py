@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 SCRIPT = Path(__file__).parent / "counting_script.py"
 LOSSES = Path(__file__).parent / "loss_script.py"
+AGENT = Path(__file__).parent / "agent_script.py"
 
 
 class Account:
@@ -92,6 +93,15 @@ class Account:
         """Names of the jobs that begin so, oldest first."""
         answer = self.sagemaker.list_training_jobs(NameContains=prefix, SortBy="CreationTime", SortOrder="Ascending")
         return [job["TrainingJobName"] for job in answer["TrainingJobSummaries"]]
+
+    def dead_letters(self) -> list[str]:
+        """The queues that hold something which they should not."""
+        sqs, left = self.aws.client("sqs"), []
+        for url in sqs.list_queues().get("QueueUrls", []):
+            counts = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+            if "on-call" not in url and counts["ApproximateNumberOfMessages"] != "0":
+                left.append(url)
+        return left
 
     def story(self) -> str:
         """For a failed test: every run and its decisions."""

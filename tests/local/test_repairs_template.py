@@ -3,6 +3,9 @@
 import json
 from datetime import UTC, datetime
 
+import pytest
+from botocore.exceptions import ClientError
+
 from local.public_parameters import POWERTOOLS_LAYER
 from local.stack import LocalAws
 from tests.local.waiting import Mailbox
@@ -47,10 +50,30 @@ def test_event_carries_the_time_of_its_sender(aws: LocalAws) -> None:
 
 
 def test_object_put_reaches_the_bus(aws: LocalAws) -> None:
-    """An object written to a bucket with EventBridge switched on in the template is announced on the default bus."""
-    aws.client("s3").put_object(Bucket=aws.outputs["MailboxName"], Key="runs/a/report.json", Body=b"{}")
-    [event] = Mailbox(aws, "Mail").find(lambda m: True)
-    assert event["body"]["detail"]["object"]["key"] == "runs/a/report.json"
+    """An object written to a bucket with EventBridge switched on in the template is announced on the default bus; a
+    rule with a wildcard takes the keys that it means, and each writing of an object is news."""
+    s3, bucket = aws.client("s3"), aws.outputs["MailboxName"]
+    other = ["runs/a/command.json", "runs/a/heartbeat.json", "runs/a/reports/1.txt"]
+    written = ["runs/a/reports/1.json", "runs/b-2/reports/x.y_z.json", "runs/a/reports/1.json"]
+    for key in (*other, *written):
+        s3.put_object(Bucket=bucket, Key=key, Body=b"{}")
+    events = [event["body"] for event in Mailbox(aws, "Mail").find(lambda m: True, count=len(written))]
+    assert sorted(event["detail"]["object"]["key"] for event in events) == sorted(written)
+    assert {event["detail"]["bucket"]["name"] for event in events} == {bucket}
+    assert {(event["source"], event["detail-type"]) for event in events} == {("aws.s3", "Object Created")}
+
+
+def test_object_read_tells_what_has_not_changed_and_what_is_not_there(aws: LocalAws) -> None:
+    """The agent asks again and again, and pays for an answer only when there is one."""
+    s3, place = aws.client("s3"), {"Bucket": aws.outputs["MailboxName"], "Key": "runs/c/command.json"}
+    with pytest.raises(s3.exceptions.NoSuchKey):
+        s3.get_object(**place)
+    etag = s3.put_object(**place, Body=b"{}")["ETag"]
+    with pytest.raises(ClientError) as unchanged:
+        s3.get_object(**place, IfNoneMatch=etag)
+    assert unchanged.value.response["ResponseMetadata"]["HTTPStatusCode"] == 304
+    s3.put_object(**place, Body=b"{ }")
+    assert s3.get_object(**place, IfNoneMatch=etag)["Body"].read() == b"{ }"
 
 
 def test_clients_may_not_send_events_of_aws(aws: LocalAws) -> None:

@@ -5,27 +5,37 @@ import json
 import pytest
 from ministack.services.eventbridge import _matches_pattern
 
-from rerail import wakeups
+from rerail import mailbox, wakeups
 from stacks import ROOT
 from tests.stacks.template import target
 
 STORED = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "tests" / "events").glob("*.json"))}
 # Batches as Lambda hands them over are stored there too; a bus never sees those.
 SAMPLES = {name: event for name, event in STORED.items() if "detail-type" in event}
+MAILBOX = mailbox.bucket_name("111122223333", "eu-west-1")
 # Which target a sample is for, by how its file is called; anything else is for nobody.
 MEANT_FOR = {
     "alarm_on_a_job": "SQS::Queue",
     "training_job": "SQS::Queue",
     "operator_command": "SQS::Queue",
+    "report": "SQS::Queue",
     "notice": "Lambda::Function",
 }
 
 
-def matches(rule, event):
+def matches(template, rule, event):
     """On the bus that the event travels on, judged by the emulator's own matcher of patterns."""
     bus = "aws." if "EventBusName" not in rule else "rerail"
     entry = {"Source": event["source"], "DetailType": event["detail-type"], "Detail": json.dumps(event["detail"])}
-    return event["source"].startswith(bus) and _matches_pattern(json.dumps(rule["EventPattern"]), entry)
+    (mailbox_id,) = template.of("S3::Bucket")
+    pattern = json.dumps(rule["EventPattern"]).replace(json.dumps({"Ref": mailbox_id}), json.dumps(MAILBOX))
+    return event["source"].startswith(bus) and _matches_pattern(pattern, entry)
+
+
+def put(key, bucket=MAILBOX):
+    """S3's event for a new object, as far as patterns look."""
+    detail = {"bucket": {"name": bucket}, "object": {"key": key, "size": 300}, "reason": "PutObject"}
+    return {"source": "aws.s3", "detail-type": "Object Created", "detail": detail}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -34,7 +44,7 @@ def test_a_sample_reaches_its_target_and_no_other(template, name):
     reached = [
         template.resources[target(one["Arn"])]["Type"]
         for rule in template.of("Events::Rule").values()
-        if matches(rule, SAMPLES[name])
+        if matches(template, rule, SAMPLES[name])
         for one in rule["Targets"]
     ]
     kind = next((kind for prefix, kind in MEANT_FOR.items() if name.startswith(prefix)), None)
@@ -45,6 +55,27 @@ def test_a_sample_reaches_its_target_and_no_other(template, name):
 def test_there_is_a_sample_of_each(prefix):
     """No rule goes untried."""
     assert [name for name in SAMPLES if name.startswith(prefix)]
+
+
+@pytest.mark.parametrize(
+    ("event", "heard"),
+    [
+        (put(mailbox.report_key("train-7", "hello-1")), True),
+        (put(mailbox.heartbeat_key("train-7")), False),
+        (put(mailbox.command_key("train-7")), False),
+        (put(f"{mailbox.report_key('train-7', 'hello-1')}.tmp"), False),
+        (put(mailbox.report_key("train-7", "hello-1"), bucket="sagemaker-eu-west-1-111122223333"), False),
+    ],
+)
+def test_of_the_mailbox_only_reports_are_heard(template, event, heard):
+    """A heartbeat a minute for each job would be a message a minute for nothing; our own commands are no news to us."""
+    assert [matches(template, rule, event) for rule in template.of("Events::Rule").values()].count(True) == heard
+
+
+def test_the_mailbox_tells_the_bus(template):
+    """The bucket announces its objects to EventBridge, by its own property and without a custom resource."""
+    (bucket,) = template.of("S3::Bucket").values()
+    assert bucket["NotificationConfiguration"] == {"EventBridgeConfiguration": {"EventBridgeEnabled": True}}
 
 
 def test_the_rules_speak_the_words_of_the_code(template):
@@ -103,12 +134,12 @@ def allowed_rules(template, queue):
     return [s["Condition"]["ArnEquals"]["aws:SourceArn"] for s in statements]
 
 
-def test_the_signals_queue_hears_its_three_rules_only(template):
-    """SageMaker's events and commands come by rules; wake-ups come from the sweep's role."""
+def test_the_signals_queue_hears_its_four_rules_only(template):
+    """Events of SageMaker, alarms, reports and commands come by rules; wake-ups come from the sweep's role."""
     queue = target(template.body["Outputs"]["SignalsQueueUrl"]["Value"])
     rules = [id for id, rule in template.of("Events::Rule").items() if target(rule["Targets"][0]["Arn"]) == queue]
     assert sorted(target(arn) for arn in allowed_rules(template, queue)) == sorted(rules)
-    assert len(rules) == 3
+    assert len(rules) == 4
 
 
 def test_every_alarm_is_simple_and_pages(template):

@@ -62,7 +62,7 @@ def test_the_supervisor_reads_in_small_batches(template):
 
 
 def test_names_in_the_environment_are_the_deployed_ones(template):
-    """The functions are pointed at the table, queue, bus and topics of this very stack."""
+    """The functions are pointed at the table, queue, bus, mailbox and topics of this very stack."""
     outputs = {name: output["Value"] for name, output in template.body["Outputs"].items()}
     told = {**template.function("supervise")["Environment"]["Variables"]}
     told |= template.function("sweep")["Environment"]["Variables"]
@@ -71,5 +71,6 @@ def test_names_in_the_environment_are_the_deployed_ones(template):
     assert told["RERAIL_QUEUE_URL"] == outputs["SignalsQueueUrl"]
     assert told["RERAIL_BUS"] == outputs["BusName"]
     assert told["RERAIL_POLICY_PREFIX"] == outputs["PolicyPrefix"]
+    assert told["RERAIL_MAILBOX"] == outputs["MailboxBucket"]
     assert told["RERAIL_PAGE_TOPIC"] == outputs["PageTopicArn"]
     assert told["RERAIL_INFORM_TOPIC"] == outputs["InformTopicArn"]

@@ -2,9 +2,12 @@
 
 import pytest
 
+from rerail import mailbox
 from tests.stacks.template import many, target, text
 
-# Action to the resource that holds a wildcard, and why. Whatever is not here must name its resource in full.
+MAILBOX = f"arn:<AWS::Partition>:s3:::{mailbox.bucket_name('<AWS::AccountId>', '<AWS::Region>')}"
+
+# Action to the resources that hold a wildcard, and why. Whatever is not here must name its resource in full.
 WILDCARDS = {
     "xray:PutTraceSegments": "*",  # takes no resource
     "xray:PutTelemetryRecords": "*",  # takes no resource
@@ -18,7 +21,9 @@ WILDCARDS = {
     "sagemaker:UpdateTrainingJob": ":training-job/*",
     "ssm:GetParameter": ":parameter/rerail/policies/*",  # the job's tag names the policy
     "s3:ListBucket": ":s3:::*sagemaker*",  # context checkpointBuckets
-    "s3:GetObject": ":s3:::*sagemaker*/*",
+    # The same, and the mailbox: jobs name their runs themselves.
+    "s3:GetObject": (":s3:::*sagemaker*/*", "/runs/*/reports/*.json", "/runs/*/heartbeat.json"),
+    "s3:PutObject": "/runs/*/command.json",
     "iam:PassRole": ":role/*SageMaker*",  # context trainingRoleArns
 }
 
@@ -42,6 +47,7 @@ MAY = {
         "ssm:GetParameter",
         "s3:ListBucket",
         "s3:GetObject",
+        "s3:PutObject",
         "sagemaker:DescribeTrainingJob",
         "sagemaker:ListTags",
         "sagemaker:CreateTrainingJob",
@@ -141,6 +147,39 @@ def test_only_what_is_supervised_is_touched(template, action):
         {"Null": {"aws:ResourceTag/rerail:policy": "false"}},
         {"Null": {"aws:ResourceTag/rerail:run": "false"}},
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "may"),
+    [
+        ("supervise", {"s3:PutObject": "/runs/*/command.json", "s3:GetObject": "/runs/*/reports/*.json"}),
+        ("sweep", {"s3:GetObject": "/runs/*/heartbeat.json"}),
+    ],
+)
+def test_the_mailbox_is_used_by_its_keys(template, name, may):
+    """Each function is allowed the objects that it reads or writes there; it lists, so that what is not there is told
+    from what is forbidden."""
+    statements = [s for s in template.allowed(name) if MAILBOX in text(many(s["Resource"])[0])]
+    assert {(s["Action"], text(s["Resource"]).removeprefix(MAILBOX)) for s in statements} == {
+        *may.items(),
+        ("s3:ListBucket", ""),
+    }
+
+
+def test_only_the_supervisor_commands(template):
+    """A training role that may write anywhere in the bucket can neither write nor remove a command."""
+    refusals = [
+        statement
+        for policy in template.of("S3::BucketPolicy").values()
+        for statement in policy["PolicyDocument"]["Statement"]
+        if "SecureTransport" not in str(statement)
+    ]
+    (refusal,) = refusals
+    assert (refusal["Effect"], refusal["Principal"]) == ("Deny", {"AWS": "*"})
+    assert set(refusal["Action"]) == {"s3:PutObject", "s3:DeleteObject"}
+    assert text(refusal["Resource"]) == f"{MAILBOX}/runs/*/command.json"
+    role = target(template.function("supervise")["Role"])
+    assert refusal["Condition"] == {"ArnNotEquals": {"aws:PrincipalArn": {"Fn::GetAtt": [role, "Arn"]}}}
 
 
 def test_roles_are_passed_to_sagemaker_only(template):

@@ -2,8 +2,9 @@
 
 import pytest
 
+from rerail import mailbox
 from rerail.aws import dynamodb
-from tests.stacks.template import target
+from tests.stacks.template import many, target, text
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +28,45 @@ def test_everything_at_rest_is_under_our_key(template, key):
     assert {target(one) for one in keys} == {key}
 
 
-@pytest.mark.parametrize(("kind", "field"), [("SQS::Queue", "Queues"), ("SNS::Topic", "Topics")])
+@pytest.mark.parametrize(
+    ("kind", "field"), [("SQS::Queue", "Queues"), ("SNS::Topic", "Topics"), ("S3::Bucket", "Bucket")]
+)
 def test_everything_in_transit_is_under_tls(template, kind, field):
-    """Every queue and every topic refuses whoever comes without."""
-    refusing = set()
-    for policy in template.of(f"{kind}Policy").values():
-        for statement in policy["PolicyDocument"]["Statement"]:
-            if statement["Effect"] == "Deny":
-                assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
-                refusing |= {target(one) for one in policy[field]}
+    """Every queue, every topic and the bucket refuse whoever comes without."""
+    refusing = {
+        target(one)
+        for policy in template.of(f"{kind}Policy").values()
+        for statement in policy["PolicyDocument"]["Statement"]
+        if statement["Effect"] == "Deny" and statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+        for one in many(policy[field])
+    }
     assert refusing == set(template.of(kind))
+
+
+def test_the_mailbox_is_where_the_agent_looks_for_it(template):
+    """The agent derives the bucket's name from the ARN of its job: it is the one that the code says."""
+    (bucket,) = template.of("S3::Bucket").values()
+    assert text(bucket["BucketName"]) == mailbox.bucket_name("<AWS::AccountId>", "<AWS::Region>")
+
+
+def test_the_mailbox_asks_for_no_permission_of_a_key(template):
+    """Encrypted with S3's own key, closed to the public, and without access lists."""
+    (bucket,) = template.of("S3::Bucket").values()
+    (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
+    assert rule["ServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
+    assert len(bucket["PublicAccessBlockConfiguration"]) == 4
+    assert set(bucket["PublicAccessBlockConfiguration"].values()) == {True}
+    assert bucket["OwnershipControls"]["Rules"] == [{"ObjectOwnership": "BucketOwnerEnforced"}]
+
+
+def test_old_mail_goes_and_the_mailbox_stays(template):
+    """A month is longer than any job. A deployment that failed leaves no bucket in the way of the next one."""
+    ((id, bucket),) = template.of("S3::Bucket").items()
+    (rule,) = bucket["LifecycleConfiguration"]["Rules"]
+    assert (rule["Status"], rule["ExpirationInDays"]) == ("Enabled", 30)
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+    assert template.resources[id]["DeletionPolicy"] == "RetainExceptOnCreate"
+    assert template.resources[id]["UpdateReplacePolicy"] == "Retain"
 
 
 def test_the_table_is_the_one_that_the_adapter_knows(template):

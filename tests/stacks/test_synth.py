@@ -19,6 +19,7 @@ OUTPUTS = {
     "SweepFunctionName",
     "NotifyFunctionName",
     "PolicyPrefix",
+    "MailboxBucket",
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from local.sagemaker.control import InjectionRefused
-from tests.local.sagemaker.stage import steps, until
+from tests.local.sagemaker.stage import BUCKET, steps, until
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +66,24 @@ def test_spot_interruption(stage, tmp_path):
     assert described["TrainingJobStatus"] == "Completed"
     begun = ["Starting", "Downloading", "Training"]
     assert steps(described) == [*begun, "Interrupted", *begun, "Uploading", "Completed"]
+
+
+def test_spot_notice(stage, tmp_path):
+    """Reclaimed instances are told by SIGTERM: what is saved and synced then is what the same job starts anew with."""
+    script = """
+        [ -f {flag} ] && cp -r $SAGEMAKER_BASE_DIR/checkpoints {flag}-restored && exit 0
+        echo 1 > $SAGEMAKER_BASE_DIR/checkpoints/periodic; touch {flag}
+        trap 'echo 2 > $SAGEMAKER_BASE_DIR/checkpoints/at-notice; sleep 0.4; exit 0' TERM
+        while :; do sleep 0.05; done"""
+    flag, uri = tmp_path / "flag", f"s3://{BUCKET}/spot/"
+    job = stage.create(script.format(flag=flag), CheckpointConfig={"S3Uri": uri}, **SPOT)
+    stage.training(job)
+    until(flag.exists)
+    stage.inject("interrupt", TrainingJobName=job, WaitSeconds=0.1)
+    described = stage.ended(job)
+    assert steps(described).count("Training") == 2
+    assert described["SecondaryStatusTransitions"][3]["Status"] == "Interrupted"
+    assert {path.name for path in (tmp_path / "flag-restored").iterdir()} == {"periodic", "at-notice"}
 
 
 def test_stop_while_interrupted(stage):

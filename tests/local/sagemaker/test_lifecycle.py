@@ -119,6 +119,17 @@ def test_container_contract(stage):
     assert environments[0]["SAGEMAKER_BASE_DIR"] != environments[1]["SAGEMAKER_BASE_DIR"]
 
 
+def test_network_isolation(stage):
+    """An isolated container has no credentials, no endpoint, and nothing to connect to."""
+    job = stage.create("env > $SAGEMAKER_BASE_DIR/code/env", EnableNetworkIsolation=True)
+    assert stage.ended(job)["TrainingJobStatus"] == "Completed"
+    lines = (stage.base(job) / "code" / "env").read_text().splitlines()
+    environment = dict(line.partition("=")[::2] for line in lines)
+    assert not {name for name in environment if name.startswith(("AWS_ENDPOINT", "AWS_ACCESS", "AWS_SECRET"))}
+    assert environment["AWS_REGION"] == "us-east-1"
+    assert environment["HTTPS_PROXY"] == "http://127.0.0.1:9"
+
+
 def test_entrypoint_of_the_request(stage):
     """ContainerEntrypoint and ContainerArguments take the place of the image's entrypoint and of `train`."""
     algorithm = {"ContainerEntrypoint": ["sh", "-c"], "ContainerArguments": ["exit 3"]}
@@ -137,6 +148,23 @@ def test_stop_with_handler(stage):
     assert steps(described) == ["Starting", "Downloading", "Training", "Stopping", "Uploading", "Stopped"]
     assert "FailureReason" not in described
     assert stage.keys("stop-handler/") == {"done"}
+
+
+def test_stop_of_one_that_holds_the_signal_back(stage):
+    """A SIGTERM that comes while the entrypoint blocks it is delivered when it has a handler, as to a real PID 1."""
+    script = """import os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+open(os.environ["SAGEMAKER_BASE_DIR"] + "/code/blocked", "w").close()
+time.sleep(0.3)
+signal.signal(signal.SIGTERM, lambda *_: (open(os.environ["SAGEMAKER_BASE_DIR"] + "/code/heard", "w"), sys.exit(0)))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+time.sleep(600)
+"""
+    job = stage.create(script)
+    until((stage.base(job) / "code" / "blocked").exists)
+    stage.stop(job)
+    stage.ended(job)
+    assert (stage.base(job) / "code" / "heard").exists()
 
 
 def test_stop_without_handler(stage):

@@ -154,9 +154,8 @@ class Sample(cdk.Stack):
         bucket.node.default_child.add_property_override(  # type: ignore[union-attr]
             "NotificationConfiguration.EventBridgeConfiguration.EventBridgeEnabled", True
         )
-        pattern = events.EventPattern(
-            source=["aws.s3"], detail_type=["Object Created"], detail={"bucket": {"name": [bucket.bucket_name]}}
-        )
+        detail = {"bucket": {"name": [bucket.bucket_name]}, "object": {"key": [{"wildcard": "runs/*/reports/*.json"}]}}
+        pattern = events.EventPattern(source=["aws.s3"], detail_type=["Object Created"], detail=detail)
         events.Rule(self, "MailRule", event_pattern=pattern, targets=[targets.SqsQueue(self.queue("Mail"))])
         self.outputs["MailboxName"] = bucket.bucket_name
 

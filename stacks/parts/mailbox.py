@@ -1,0 +1,83 @@
+"""The mailbox: the bucket in which the supervisor and the agents of running jobs leave each other messages."""
+
+from aws_cdk import Aws, Duration, RemovalPolicy
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from rerail.mailbox import bucket_name, command_key, heartbeat_key, report_key
+from stacks.parts.permissions import acknowledge, allow
+
+EVERY_COMMAND, EVERY_HEARTBEAT, EVERY_REPORT = command_key("*"), heartbeat_key("*"), report_key("*", "*")
+# No job runs for more than 28 days.
+KEPT = Duration.days(30)
+ANY_RUN = "Runs are named by the jobs that ask to be supervised; which ones do is not known here."
+
+
+class Mailbox(Construct):
+    """Encrypted with S3's own key, so that a training role needs no permission for a key, and for TLS only.
+
+    The name is a function of account and region, because the agent derives it from its job's ARN. For the same reason
+    a bucket that outlived its stack stands in the way of a new one; a deployment that fails leaves none behind.
+    """
+
+    def __init__(self, scope: Construct, id: str) -> None:
+        super().__init__(scope, id)
+        name = bucket_name(Aws.ACCOUNT_ID, Aws.REGION)
+        self._arn = f"arn:{Aws.PARTITION}:s3:::{name}"
+        self.bucket = s3.Bucket(
+            self,
+            "Bucket",
+            bucket_name=name,
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            enforce_ssl=True,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    id="OldMail", expiration=KEPT, abort_incomplete_multipart_upload_after=Duration.days(1)
+                )
+            ],
+            removal_policy=RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
+        )
+        _announce_to_event_bridge(self.bucket)
+        reason = "Messages of a few hundred bytes, gone after 30 days; each says which job wrote it, and when."
+        acknowledge(self.bucket, "AwsSolutions-S1", reason=reason)
+
+    def let_command(self, role: iam.Role) -> None:
+        """Only this role writes commands: a training role that may use the bucket could else command other jobs."""
+        allow(role, "s3:PutObject", on=self._objects(EVERY_COMMAND), because=ANY_RUN)
+        self.bucket.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="OnlyTheSupervisorCommands",
+                effect=iam.Effect.DENY,
+                principals=[iam.AnyPrincipal()],
+                actions=["s3:PutObject", "s3:DeleteObject"],
+                resources=[self._objects(EVERY_COMMAND)],
+                conditions={"ArnNotEquals": {"aws:PrincipalArn": role.role_arn}},
+            )
+        )
+
+    def let_read_reports(self, role: iam.Role) -> None:
+        self._let_read(role, EVERY_REPORT)
+
+    def let_read_heartbeats(self, role: iam.Role) -> None:
+        self._let_read(role, EVERY_HEARTBEAT)
+
+    def _let_read(self, role: iam.Role, keys: str) -> None:
+        allow(role, "s3:GetObject", on=self._objects(keys), because=ANY_RUN)
+        # Whoever may not list a bucket is told 403 instead of 404 for an object that is not there.
+        allow(role, "s3:ListBucket", on=self._arn)
+
+    def _objects(self, keys: str) -> str:
+        return f"{self._arn}/{keys}"
+
+
+def _announce_to_event_bridge(bucket: s3.Bucket) -> None:
+    # The convenient property of the bucket would bring a custom resource, with a function, to set this one flag.
+    plain = bucket.node.default_child
+    assert isinstance(plain, s3.CfnBucket)
+    enabled = s3.CfnBucket.EventBridgeConfigurationProperty(event_bridge_enabled=True)
+    plain.notification_configuration = s3.CfnBucket.NotificationConfigurationProperty(
+        event_bridge_configuration=enabled
+    )

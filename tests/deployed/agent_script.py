@@ -1,0 +1,63 @@
+"""A training script without training, and an agent in a few lines: says hello, finds its job slow, saves when asked."""
+
+import os
+import signal
+import sys
+import time
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+import boto3
+from counting_script import ATTEMPT, BASE, save
+
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.mailbox import Durability, Report, Told, Wish, command_key, read_command, report_key, write
+
+RUN = os.environ.get("RERAIL_RUN") or os.environ["TRAINING_JOB_NAME"]
+SLOW_AT, STEPS, SECONDS = 20, int(os.environ["STEPS"]), 0.1
+DURABILITY = Durability(os.environ.get("DURABILITY", "local"))
+s3, mailbox = boto3.client("s3"), os.environ["MAILBOX"]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+known: set[str] = set()
+
+
+def tell(told: Told, **said) -> None:
+    job, id = os.environ["TRAINING_JOB_NAME"], f"a{ATTEMPT}-{told}"
+    report = Report(id, RUN, ATTEMPT, job, told, datetime.now(UTC), **said)
+    s3.put_object(Bucket=mailbox, Key=report_key(RUN, id), Body=write(report))
+
+
+def asked() -> str:
+    """The id of a wish for a checkpoint that was not heard before."""
+    try:
+        text = s3.get_object(Bucket=mailbox, Key=command_key(RUN))["Body"].read()
+    except s3.exceptions.NoSuchKey:
+        return ""
+    command = read_command(text, run=RUN)
+    news = command.attempt == ATTEMPT and command.wish is Wish.CHECKPOINT and command.id not in known
+    known.add(command.id)
+    return command.id if news else ""
+
+
+def upload(folder: Path) -> None:
+    """What writes to S3 by itself does not wait for SageMaker's copy."""
+    for file in sorted(folder.iterdir()):
+        s3.upload_file(str(file), os.environ["BUCKET"], f"{RUN}/{folder.name}/{file.name}")
+
+
+tell(Told.HELLO)
+for step in count(int(os.environ.get("RERAIL_RESUME_STEP", "0")) + 1):
+    time.sleep(SECONDS)
+    print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
+    if ATTEMPT == 1 and step == SLOW_AT:
+        tell(Told.FINDINGS, findings=(Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, step, step, "four times slower"),))
+    if command := asked():
+        tell(Told.HEARD, command=command)
+        save(step, reason="emergency")
+        folder = BASE / "checkpoints" / f"step-{step:09d}"
+        if DURABILITY is Durability.REMOTE:
+            upload(folder)
+        tell(Told.CHECKPOINT, command=command, step=step, durability=DURABILITY, path=str(folder))
+    if step >= STEPS:
+        break
