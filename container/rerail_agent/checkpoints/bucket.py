@@ -1,0 +1,254 @@
+"""Checkpoints in S3, written and read directly: no disk, no upload by somebody else, and the manifest is the last PUT.
+
+Nothing can be renamed in S3, so a file that must not be mixed up with another attempt's has a name of its own. Works
+with s3torchconnector, whose client is used without its torch part in the writer process.
+"""
+
+import itertools
+import os
+import sys
+import urllib.parse
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import xxhash
+
+from rerail_agent.checkpoints.manifest import (
+    MANIFEST,
+    METADATA,
+    QUARANTINE,
+    STEP,
+    DamagedCheckpoint,
+    Manifest,
+    dump,
+    folder_name,
+    now,
+    parse,
+)
+
+SMALLEST_PART = 8 << 20
+MOST_PARTS = 9_000  # S3 takes 10,000
+LARGEST_COPY = 5 << 30  # of one CopyObject
+# s3torchconnector's exceptions have no code, only these words: of a HEAD and of a GET.
+NOT_FOUND = ("The object was not found", "The key does not exist")
+
+
+@dataclass(frozen=True)
+class S3Place:
+    """A prefix of a bucket; `prefix` is empty or ends with a slash."""
+
+    bucket: str
+    prefix: str
+    region: str
+    endpoint: str | None = None
+    durability: str = "remote"
+    is_shared: bool = True
+
+    @classmethod
+    def of(cls, uri: str) -> "S3Place":
+        """From `s3://bucket/prefix`, with the region and, for a local AWS, the endpoint of the environment."""
+        bucket, _, path = uri.removeprefix("s3://").partition("/")
+        if not bucket:
+            raise ValueError(f"{uri}: must be s3://bucket/prefix")
+        folder = path.strip("/")
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+        return cls(bucket, f"{folder}/" if folder else "", _region(), endpoint)
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+    def file_name(self, rank: int, nonce: int) -> str:
+        return f"__{rank}_{nonce}.distcp"
+
+    def path(self, step: int) -> str:
+        return f"{self.uri}{folder_name(step)}/"
+
+    def write(self, step: int, name: str, chunks: Iterable[memoryview], *, total: int) -> dict[str, Any]:
+        digest, size = xxhash.xxh3_64(), 0
+        with _told_as_os_errors():
+            stream = self._client(total).put_object(self.bucket, self._key(step, name))
+            for chunk in chunks:
+                digest.update(chunk)
+                stream.write(bytes(chunk))
+                size += len(chunk)
+            if size != total:
+                raise OSError(f"{name}: {size} bytes came to be written instead of {total}")
+            stream.close()  # only now there is an object
+        return {"name": name, "bytes": size, "checksum": f"xxh3_64:{digest.hexdigest()}"}
+
+    def reveal(self, step: int) -> None:
+        """Nothing to do: the files are where they belong, and invisible for want of a manifest."""
+
+    def commit(self, manifest: Manifest, metadata: bytes) -> Manifest:
+        step = manifest.step
+        index = self.write(step, METADATA, [memoryview(metadata)], total=len(metadata))
+        complete = replace(manifest, files=(*manifest.files, index), saved_at=now())
+        if self._content(self._key(step, MANIFEST)) is not None:
+            raise FileExistsError(f"{self.path(step)} is there already, and nothing whole is written over")
+        text = dump(complete)
+        self.write(step, MANIFEST, [memoryview(text)], total=len(text))
+        return complete
+
+    def discard(self, step: int) -> None:
+        if self._content(self._key(step, MANIFEST)) is None:
+            self.drop(step)
+
+    def sweep_up(self) -> None:
+        """Nothing to do: what a killed save left has no manifest, is in nobody's way, and goes with the retention."""
+
+    def steps(self) -> list[int]:
+        with _told_as_os_errors():
+            pages = list(self._client().list_objects(self.bucket, self.prefix, "/", 1000))
+        names = (path.rstrip("/").rpartition("/")[2] for page in pages for path in page.common_prefixes)
+        return sorted((int(match[1]) for name in names if (match := STEP.fullmatch(name))), reverse=True)
+
+    def manifest(self, step: int) -> Manifest | None:
+        text = self._content(self._key(step, MANIFEST))
+        return None if text is None else parse(text, folder=folder_name(step))
+
+    def check(self, step: int, entry: dict[str, Any]) -> None:
+        name, digest, size = entry["name"], xxhash.xxh3_64(), 0
+        try:
+            with _told_as_os_errors():
+                for chunk in self._client().get_object(self.bucket, self._key(step, name), None, None):
+                    digest.update(chunk)
+                    size += len(chunk)
+        except FileNotFoundError as error:
+            raise DamagedCheckpoint(f"{name} is missing") from error
+        if size != entry["bytes"]:
+            raise DamagedCheckpoint(f"{name} has {size} bytes instead of {entry['bytes']}")
+        if f"xxh3_64:{digest.hexdigest()}" != entry["checksum"]:
+            raise DamagedCheckpoint(f"{name} does not match its checksum")
+
+    def drop(self, step: int) -> None:
+        self._delete(self._key(step, ""))
+
+    def set_aside(self, step: int, attempt: int | str) -> str | None:
+        """Copies, compares sizes and only then deletes; begun again after a kill, it goes on where it was.
+
+        None for a folder without manifest: it is what a killed save left, or a killed deletion.
+        """
+        source = self._key(step, "")
+        text = self._content(source + MANIFEST)
+        if text is None:
+            return None
+        target = self._free_prefix(f"{self.prefix}{QUARANTINE}/a{attempt}-{folder_name(step)}", text)
+        sizes = self._sizes(source)
+        for name in sorted(sizes, key=lambda name: name == MANIFEST):  # the manifest last: it makes the copy count
+            if self._sizes(target).get(name) != sizes[name] or name == MANIFEST:
+                self._copy(source + name, target + name, sizes[name])
+        if {name: size for name, size in self._sizes(target).items() if name in sizes} != sizes:
+            raise OSError(f"{target} is not a whole copy of {source}; nothing was deleted")
+        self._delete(source)
+        return target.removeprefix(self.prefix).rstrip("/")
+
+    def reader(self, step: int) -> Any:
+        from torch.distributed.checkpoint import FileSystemReader
+
+        reader = FileSystemReader(self.path(step))
+        reader.fs, reader.path = _Streams(self), self._key(step, "")  # type: ignore[assignment, unused-ignore]
+        return reader
+
+    def _key(self, step: int, name: str) -> str:
+        return f"{self.prefix}{folder_name(step)}/{name}"
+
+    def _client(self, total: int = 0) -> Any:
+        part = max(SMALLEST_PART, -(-total // MOST_PARTS))
+        if "torch" not in sys.modules:
+            return _plain_client(self.region, self.endpoint, part)
+        # A training process may fork, for its data loaders, and this one knows to step aside for that moment.
+        return _forkable_client(self.region, self.endpoint, part)._client
+
+    def _content(self, key: str) -> bytes | None:
+        try:
+            with _told_as_os_errors():
+                return b"".join(self._client().get_object(self.bucket, key, None, None))
+        except FileNotFoundError:
+            return None
+
+    def _sizes(self, prefix: str) -> dict[str, int]:
+        with _told_as_os_errors():
+            pages = list(self._client().list_objects(self.bucket, prefix, "", 1000))
+        return {item.key.removeprefix(prefix): item.size for page in pages for item in page.object_info}
+
+    def _delete(self, prefix: str) -> None:
+        for name in sorted(self._sizes(prefix), key=lambda name: name != MANIFEST):
+            with _told_as_os_errors():
+                self._client().delete_object(self.bucket, prefix + name)
+
+    def _copy(self, source: str, target: str, size: int) -> None:
+        client = self._client(size)
+        with _told_as_os_errors():
+            if size < LARGEST_COPY:
+                client.copy_object(self.bucket, urllib.parse.quote(source), self.bucket, target)
+                return
+            stream = client.put_object(self.bucket, target)
+            for chunk in client.get_object(self.bucket, source, None, None):
+                stream.write(chunk)
+            stream.close()
+
+    def _free_prefix(self, wanted: str, manifest: bytes) -> str:
+        """Where nothing is yet, or only a copy of this very checkpoint, whole or begun."""
+        for prefix in itertools.chain([f"{wanted}/"], (f"{wanted}-{number}/" for number in itertools.count(2))):
+            if self._content(prefix + MANIFEST) in (None, manifest):
+                return prefix
+        raise AssertionError("numbers do not end")
+
+
+class _Streams:
+    """What torch.distributed.checkpoint's reader asks of a file system, over the objects of a bucket.
+
+    s3torchconnector has a reader of its own, which wants one more package and hears of no endpoint.
+    """
+
+    def __init__(self, place: S3Place) -> None:
+        self.place = place
+
+    def concat_path(self, path: str, suffix: str) -> str:
+        return f"{path}{suffix}"
+
+    @contextmanager
+    def create_stream(self, path: str, mode: str) -> Iterator[Any]:
+        from s3torchconnector import S3ReaderConstructor
+
+        client = _forkable_client(self.place.region, self.place.endpoint, SMALLEST_PART)
+        ranged = S3ReaderConstructor.range_based(buffer_size=SMALLEST_PART)
+        with _told_as_os_errors(), client.get_object(self.place.bucket, path, reader_constructor=ranged) as stream:
+            yield stream
+
+
+@lru_cache(maxsize=8)
+def _plain_client(region: str, endpoint: str | None, part: int) -> Any:
+    from s3torchconnectorclient._mountpoint_s3_client import MountpointS3Client
+
+    return MountpointS3Client(region, endpoint=endpoint, part_size=part, force_path_style=endpoint is not None)
+
+
+@lru_cache(maxsize=8)
+def _forkable_client(region: str, endpoint: str | None, part: int) -> Any:
+    from s3torchconnector import S3ClientConfig
+    from s3torchconnector._s3client import S3Client
+
+    settings = S3ClientConfig(part_size=part, force_path_style=endpoint is not None)
+    return S3Client(region, endpoint=endpoint, s3client_config=settings)
+
+
+@contextmanager
+def _told_as_os_errors() -> Iterator[None]:
+    from s3torchconnectorclient import S3Exception
+
+    try:
+        yield
+    except S3Exception as error:
+        kind = FileNotFoundError if any(words in str(error) for words in NOT_FOUND) else OSError
+        raise kind(f"S3: {error}") from error
+
+
+def _region() -> str:
+    arn = os.environ.get("TRAINING_JOB_ARN", "").split(":")
+    named = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return named or (arn[3] if len(arn) > 3 else "us-east-1")

@@ -1,0 +1,264 @@
+"""Plans a save once: which rank writes what, where it lies in the file, and the index that readers find it by."""
+
+import io
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.tensor import DTensor
+
+from rerail_agent.checkpoints.arena import Arena
+from rerail_agent.checkpoints.exchange import Exchange
+from rerail_agent.checkpoints.image import aligned, frame, value_blob
+from rerail_agent.checkpoints.leaves import Leaf, is_branch
+from rerail_agent.checkpoints.shares import Piece, share_out
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+Spot = tuple[int, int]  # offset and length within a file
+
+
+@dataclass
+class Part:
+    """A piece that this rank stages: row `row` and on of the tensor `number` in what it holds as its leaf `leaf`."""
+
+    leaf: int
+    number: int
+    row: int
+    rows: int | None  # None: the whole of it
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    payload: int  # where its bytes begin in the file
+    spot: Spot
+    copy: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass
+class Plan:
+    """This rank's part of every save of a state of one structure."""
+
+    structure: list[Any]
+    parts: list[Part]
+    values: list[tuple[str, int]]  # keys and leaves
+    image: int  # bytes of the file that hold tensors; the values follow
+    frames: list[tuple[int, bytes]]
+    file_name: str
+    slots: dict[str, int] = field(default_factory=dict)
+    remembered: dict[str, tuple[Any, bytes]] = field(default_factory=dict)
+
+    @property
+    def staged_bytes(self) -> int:
+        """The bytes of tensors that this rank copies in a save."""
+        return sum(part.copy.nbytes for part in self.parts)
+
+    def lay_out(self, arena: Arena) -> None:
+        """Writes the frames into the arena, and lets the parts' copies be the holes between them."""
+        for offset, content in self.frames:
+            arena.write(offset, content)
+        for part in self.parts:
+            part.copy = arena.tensor(offset=part.payload, sizes=part.sizes, dtype=part.dtype)
+
+    def fits(self, leaves: Sequence[Any]) -> bool:
+        """Whether the leaves of a state, in the order of flatten(), are still of the kinds and shapes planned for."""
+        return all(map(_is_like, leaves, self.structure))
+
+    def stage(self, leaves: Sequence[Any]) -> None:
+        """Copies this rank's parts into the arena; returns once the bytes are there."""
+        sources, copies = [], []
+        for part in self.parts:
+            source = tensors_of(leaves[part.leaf])[part.number]
+            sources.append(source if part.rows is None else source.narrow(0, part.row, part.rows))
+            copies.append(part.copy)
+        if not sources:
+            return
+        with torch.no_grad():
+            torch._foreach_copy_(copies, sources, non_blocking=True)
+        for device in {source.device for source in sources if source.device.type == "cuda"}:
+            torch.cuda.synchronize(device)
+
+    def value_blobs(self, leaves: Sequence[Any]) -> tuple[bytes, dict[str, Spot]]:
+        """The plain values that this rank writes, and where each lies in the file."""
+        blobs, spots, offset = io.BytesIO(), {}, self.image
+        for key, leaf in self.values:
+            blob = self._blob(key, leaves[leaf])
+            spots[key] = (offset, len(blob))
+            blobs.write(blob)
+            offset += len(blob)
+        return blobs.getvalue(), spots
+
+    def _blob(self, key: str, value: Any) -> bytes:
+        is_simple = value is None or type(value) in (bool, int, float, str)
+        if is_simple and key in self.remembered:
+            before, blob = self.remembered[key]
+            if type(before) is type(value) and before == value:
+                return blob
+        blob = value_blob(value, room=self.slots.get(key, 0))
+        self.slots[key] = len(blob)
+        if is_simple:
+            self.remembered[key] = (value, blob)
+        return blob
+
+
+class Index:
+    """What rank 0 knows of all files: enough for `.metadata`, which is pickled once and then used again and again."""
+
+    def __init__(self, shares: Sequence[Sequence[Piece]], paths: Mapping[str, Any], files: Sequence[Any]) -> None:
+        self._shares = shares
+        self._paths = dict(paths)
+        self._files = files  # for each rank its file's name and the spots of its pieces of tensors
+        self._values: list[dict[str, Spot]] = []
+        self._pickled = b""
+
+    def content(self, values: Sequence[dict[str, Spot]]) -> bytes:
+        """The bytes of `.metadata`, given where each rank's values lie this time: nearly always where they lay before.
+
+        Pickling takes 20 microseconds a piece and holds the GIL, so it is not for every save.
+        """
+        if not self._pickled or list(values) != self._values:
+            self._values = list(values)
+            self._pickled = pickle.dumps(self._metadata())
+        return self._pickled
+
+    def _metadata(self) -> Metadata:
+        described: dict[str, Any] = {}
+        stored: dict[MetadataIndex, Any] = {}
+        for pieces, (name, spots), values in zip(self._shares, self._files, self._values, strict=True):
+            tensors = (piece for piece in pieces if piece.offsets is not None)
+            for piece, (offset, length) in zip(tensors, spots, strict=True):
+                known = described.setdefault(piece.key, _description(piece))
+                index = MetadataIndex(piece.key, piece.offsets, len(known.chunks))
+                known.chunks.append(ChunkStorageMetadata(torch.Size(piece.offsets or ()), torch.Size(piece.sizes)))
+                stored[index] = filesystem._StorageInfo(name, offset, length)
+            for key, (offset, length) in values.items():
+                described[key] = BytesStorageMetadata()
+                stored[MetadataIndex(key)] = filesystem._StorageInfo(name, offset, length)
+        metadata = Metadata(described, planner_data=self._paths, storage_data=stored, storage_meta=StorageMeta())
+        if hasattr(filesystem, "CURRENT_DCP_VERSION"):
+            metadata.version = filesystem.CURRENT_DCP_VERSION
+        return metadata
+
+
+def _description(piece: Piece) -> TensorStorageMetadata:
+    return TensorStorageMetadata(TensorProperties(dtype=_dtype(piece.dtype)), torch.Size(piece.whole), [])
+
+
+def make_plan(leaves: Sequence[Leaf], exchange: Exchange, *, file_name: str) -> tuple[Plan, Index | None]:
+    """Agrees with the other ranks on who writes what; the index is rank 0's. Collective."""
+    twice = [key for key, count in Counter(leaf.key for leaf in leaves).items() if count > 1]
+    if twice:
+        raise ValueError(f"{twice[0]}: two places of the state have this key; rename one of them")
+    held = held_pieces(leaves)
+    everything = exchange.collect((held, {leaf.key: leaf.path for leaf in leaves}))
+    shares = share_out([pieces for pieces, _ in everything]) if everything else None
+    mine: list[Piece] = exchange.spread_each(shares)
+    plan = _lay_out(mine, held, leaves, file_name)
+    files = exchange.collect((file_name, [part.spot for part in plan.parts]))
+    if shares is None or everything is None or files is None:
+        return plan, None
+    paths = {key: path for _, those in reversed(everything) for key, path in those.items()}
+    return plan, Index(shares, paths, files)
+
+
+def _lay_out(mine: Iterable[Piece], held: Iterable[Piece], leaves: Sequence[Leaf], file_name: str) -> Plan:
+    origins = {(piece.key, piece.offsets): (piece.number, piece.sizes) for piece in held}
+    places = {leaf.key: place for place, leaf in enumerate(leaves)}
+    plan = Plan([_likeness(leaf.value) for leaf in leaves], [], [], 0, [], file_name)
+    for piece in mine:
+        if piece.offsets is None:
+            plan.values.append((piece.key, places[piece.key]))
+            continue
+        origin = (piece.offsets[0] - piece.row, *piece.offsets[1:]) if piece.offsets else ()
+        number, sizes = origins[piece.key, origin]
+        dtype = _dtype(piece.dtype)
+        around = frame(dtype, piece.sizes)
+        start = aligned(plan.image)
+        payload = start + len(around.before)
+        end = payload + piece.bytes + len(around.after)
+        rows = None if piece.sizes == sizes else piece.sizes[0]
+        spot = (start, end - start)
+        plan.parts.append(Part(places[piece.key], number, piece.row, rows, dtype, piece.sizes, payload, spot))
+        plan.frames += [(start, around.before), (payload + piece.bytes, around.after)]
+        plan.image = end
+    return plan
+
+
+def held_pieces(leaves: Sequence[Leaf]) -> list[Piece]:
+    """What this rank could write: each tensor that it holds, or its part of it, and each value."""
+    return [piece for leaf in leaves for piece in (_boxes(leaf) if leaf.is_tensor else (Piece(leaf.key, None),))]
+
+
+def _boxes(leaf: Leaf) -> Iterable[Piece]:
+    whole = tuple(leaf.value.shape)
+    for number, (offsets, tensor) in enumerate(zip(_offsets(leaf), tensors_of(leaf.value), strict=True)):
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise TypeError(f"{leaf.key}: a {tensor.layout} tensor of {tensor.dtype} cannot be saved; densify it first")
+        if tensor.numel() == 0 and 0 not in whole:
+            continue  # an uneven split that leaves this rank without a row
+        sizes = tuple(tensor.shape)
+        yield Piece(leaf.key, offsets, sizes, whole, _name(tensor.dtype), tensor.nbytes, number=number)
+
+
+def _offsets(leaf: Leaf) -> list[tuple[int, ...]]:
+    value = leaf.value
+    if isinstance(value, DTensor):
+        if value.device_mesh.get_coordinate() is None:
+            return []
+        if any(placement.is_partial() for placement in value.placements):
+            raise TypeError(f"{leaf.key}: a DTensor with partial sums cannot be saved; redistribute it first")
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        _, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+        return [tuple(int(offset) for offset in offsets)]
+    if hasattr(value, "local_shards"):
+        return [tuple(shard.metadata.shard_offsets) for shard in value.local_shards()]
+    return [(0,) * value.dim()]
+
+
+def tensors_of(value: torch.Tensor) -> list[torch.Tensor]:
+    """What of a tensor this rank has in its memory: itself, or the local part of a DTensor or a ShardedTensor."""
+    if type(value) in PLAIN:
+        return [value]
+    if isinstance(value, DTensor):
+        # Not to_local(), which is an autograd function and takes 20 microseconds.
+        return [] if value.device_mesh.get_coordinate() is None else [value._local_tensor]
+    if hasattr(value, "local_shards"):
+        return [shard.tensor for shard in value.local_shards()]
+    return [value]
+
+
+def _likeness(value: Any) -> Any:
+    """What of a leaf must stay the same for a plan to hold; None for a plain value."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return [(tensor.dtype, tensor.shape) for tensor in tensors_of(value)]
+
+
+def _is_like(value: Any, likeness: Any) -> bool:
+    if type(value) in PLAIN:
+        return bool(likeness == [(value.dtype, value.shape)])
+    if likeness is None:
+        return not isinstance(value, torch.Tensor) and not is_branch(value)
+    return isinstance(value, torch.Tensor) and bool(likeness == _likeness(value))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,86 @@
+"""Puts a checkpoint's content into a state, in place, however many ranks wrote it."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+
+from rerail_agent.checkpoints.leaves import Leaf, flatten
+
+NAMED = 5
+
+
+class UnfitState(ValueError):
+    """The state to load into is not of the checkpoint's shape: the code has changed, not the checkpoint."""
+
+
+class InPlace(DefaultLoadPlanner):  # type: ignore[misc, unused-ignore]
+    """Reads into the leaves of a state; a plain value goes back to where it came from, under its very key.
+
+    The planner of PyTorch writes values under string keys, beside those of a dict with numbers for keys.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        super().__init__()
+        self.leaves = {leaf.key: leaf for leaf in leaves}
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        return create_default_local_load_plan(self.state_dict, self.metadata)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        leaf = self.leaves[read_item.dest_index.fqn]
+        leaf.holder[leaf.name] = torch.load(value, map_location="cpu", weights_only=False)
+
+
+def load_into(state: dict[str, Any], reader: Any, *, per_rank: Sequence[str], partial: bool) -> None:
+    """Fills a state from a torch.distributed.checkpoint reader, without a collective; raises UnfitState.
+
+    A key below one of `per_rank` (`random.3`) that the checkpoint lacks is left as it is: there were fewer ranks.
+    """
+    metadata: Metadata = reader.read_metadata()
+    leaves = [leaf for leaf in flatten(state) if _is_wanted(leaf.key, metadata, per_rank)]
+    _compare({leaf.key: leaf for leaf in leaves}, metadata, per_rank=per_rank, partial=partial)
+    planner = InPlace(leaves)
+    planner.set_up_planner({leaf.key: leaf.value for leaf in leaves}, metadata, True)
+    planner.state_dict = {leaf.key: leaf.value for leaf in leaves}
+    reader.set_up_storage_reader(metadata, True)
+    plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
+    with torch.no_grad():
+        reader.read_data(plan, planner).wait()
+
+
+def _is_wanted(key: str, metadata: Metadata, per_rank: Sequence[str]) -> bool:
+    return key in metadata.state_dict_metadata or key.split(".")[0] not in per_rank
+
+
+def _compare(leaves: Mapping[str, Leaf], metadata: Metadata, *, per_rank: Sequence[str], partial: bool) -> None:
+    saved = metadata.state_dict_metadata
+    lacking = [key for key in leaves if key not in saved]
+    if lacking:
+        raise UnfitState(f"the checkpoint has nothing for {_named(lacking)} of the state")
+    homeless = [key for key in saved if key not in leaves and key.split(".")[0] not in per_rank]
+    if homeless and not partial:
+        raise UnfitState(
+            f"the state has no place for {_named(homeless)} of the checkpoint; an optimizer's state, for one, has to"
+            " exist before it can be loaded (get_optimizer_state_dict makes it), or pass partial=True"
+        )
+    for key, leaf in leaves.items():
+        there = saved[key]
+        if isinstance(there, BytesStorageMetadata) == leaf.is_tensor:
+            kinds = ("a tensor", "a plain value") if leaf.is_tensor else ("a plain value", "a tensor")
+            raise UnfitState(f"{key} is {kinds[0]} in the state and {kinds[1]} in the checkpoint")
+        if isinstance(there, TensorStorageMetadata) and there.size != leaf.value.size():
+            raise UnfitState(
+                f"{key} is {tuple(leaf.value.size())} in the state and {tuple(there.size)} in the checkpoint"
+            )
+
+
+def _named(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+    return ", ".join(keys[:NAMED]) + more

@@ -1,0 +1,148 @@
+"""Rerail in MosaicML Composer: `RerailCallback` and `resume_from`.
+
+    trainer = Trainer(..., callbacks=[RerailCallback(save_every=500)], load_path=resume_from())
+
+Checkpoints are `<checkpoints>/step-<n>/composer.pt` (a folder of shards with FSDP) with a manifest beside it; the step
+is Composer's batch count. Written to Composer's documented events and tested with a loop that drives them as its engine
+does: the library itself pins an older PyTorch than ours, so it has not been run.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+try:
+    from composer import Callback  # type: ignore[import-not-found,unused-ignore]
+except ImportError:
+
+    class Callback:  # type: ignore[no-redef]
+        """What the engine relies on: one method an event, found by the event's name."""
+
+        def run_event(self, event: Any, state: Any, logger: Any) -> None:
+            hook = getattr(self, event.value, None)
+            if hook is not None:
+                hook(state, logger)
+
+
+from rerail_agent import manifests
+from rerail_agent.guard import Guard
+
+FILE = "composer.pt"
+
+
+def resume_from(checkpoints: str | os.PathLike[str] | None = None) -> str | None:
+    """The newest whole checkpoint that this attempt may go on from, for `Trainer(load_path=...)`."""
+    found = manifests.resume_from(checkpoints)
+    return None if found is None else str(found / FILE)
+
+
+def write_with_composer(state: Any, path: Path) -> None:
+    """The whole training state, random states of all ranks included; collective."""
+    from composer.utils import save_checkpoint  # type: ignore[import-not-found,unused-ignore]
+
+    save_checkpoint(state, str(path).replace("{", "{{").replace("}", "}}"))  # it takes a format string
+
+
+class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
+    """Feeds the guard, saves every `save_every` batches (0: never) and whenever the guard wants it, and stops.
+
+    `keep`: how many checkpoints stay. `loss_every`: batches between looks at the loss, each of which waits for the
+    device. `write(state, path)` saves, if it is not to be Composer's own function.
+    """
+
+    def __init__(
+        self,
+        checkpoints: str | os.PathLike[str] | None = None,
+        *,
+        save_every: int = 0,
+        keep: int = 3,
+        loss_every: int = 1,
+        write: Callable[[Any, Path], Any] = write_with_composer,
+        guard: Guard | None = None,
+    ) -> None:
+        super().__init__()
+        self.guard = Guard.from_env() if guard is None else guard
+        self._shelf = manifests.Shelf(self.guard, manifests.root_of(checkpoints), keep=keep)
+        self._save_every, self._loss_every, self._write = save_every, max(1, loss_every), write
+        self._saved = self._tokens = 0
+        self._losses: list[Any] = []  # of the microbatches of this batch
+        self._loss: float | None = None
+        self._phase = ExitStack()
+
+    def fit_start(self, state: Any, logger: Any) -> None:
+        self._phase.close()
+        self._saved, self._tokens = int(state.timestamp.batch), int(state.timestamp.token)
+
+    def after_loss(self, state: Any, logger: Any) -> None:
+        self._losses.append(total(state.loss))
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        step = int(state.timestamp.batch)
+        self._tell(state, step)
+        reason = self.guard.reason if self.guard.wants_checkpoint else ""
+        if self._save_every and step % self._save_every == 0:
+            reason = reason or "periodic"
+        if reason:
+            self._save(state, reason)
+        if self.guard.should_stop:
+            stop(state)
+
+    def eval_start(self, state: Any, logger: Any) -> None:
+        self._phase.close()
+        self._phase.enter_context(self.guard.phase("evaluation"))
+
+    def eval_end(self, state: Any, logger: Any) -> None:
+        self._phase.close()
+
+    def fit_end(self, state: Any, logger: Any) -> None:
+        if self._save_every and int(state.timestamp.batch) > self._saved:
+            self._save(state, "final")
+        # Whatever the script does from here on, it makes no steps: that is no hang.
+        self._phase.enter_context(self.guard.phase("evaluation"))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"guard": self.guard.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.guard.load_state_dict(state.get("guard", {}))
+
+    def _tell(self, state: Any, step: int) -> None:
+        losses, self._losses = self._losses, []
+        loss = None
+        if losses and step % self._loss_every == 0:
+            loss = self._loss = self.guard.reduce(torch.stack(losses).mean())
+        seen, self._tokens = self._tokens, int(state.timestamp.token)
+        rates = [group["lr"] for optimizer in state.optimizers for group in optimizer.param_groups]
+        self.guard.step(step=step, loss=loss, lr=rates[0] if rates else None, tokens=self._tokens - seen or None)
+
+    def _save(self, state: Any, reason: str) -> None:
+        self._saved = int(state.timestamp.batch)
+        if not self.guard.fenced:
+            self._shelf.save(
+                self._saved,
+                lambda folder: self._write(state, folder / FILE),
+                reason=reason,
+                loss=self._loss,
+                consumed_samples=int(state.timestamp.sample),
+            )
+
+
+def total(loss: Any) -> torch.Tensor:
+    """The loss of a microbatch: a number, or several by name or in order, which Composer adds up to train on."""
+    if isinstance(loss, Mapping):
+        return total(loss["total"]) if "total" in loss else total(list(loss.values()))
+    if isinstance(loss, Sequence):
+        return torch.stack([total(part) for part in loss]).sum()
+    return torch.as_tensor(loss).detach().float().mean()
+
+
+def stop(state: Any) -> None:
+    """Ends the training after this batch; older versions have no word for it."""
+    if hasattr(state, "stop_training"):
+        state.stop_training()
+    else:
+        state.max_duration = state.timestamp.batch

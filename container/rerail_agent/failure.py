@@ -1,0 +1,181 @@
+"""Says why a rank failed, as JSON in SageMaker's failure file, which becomes the job's FailureReason."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import traceback
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+LIMIT = 1024  # characters of the file that SageMaker keeps
+LAST_LINES = 6
+
+
+class Cause(str, Enum):  # noqa: UP042  (init.py comes here in images whose Python is older than StrEnum)
+    """Rerail's causes, as far as a container can tell them apart."""
+
+    USER_CODE = "user_code"
+    OOM = "oom"
+    DATA = "data"
+    HARDWARE = "hardware"
+    HANG = "hang"
+    INFRASTRUCTURE = "infrastructure"
+    UNKNOWN = "unknown"
+
+
+class DataError(Exception):
+    """The training data cannot be read, or is not what it should be."""
+
+
+@dataclass
+class Position:
+    """Where the rank is; the training loop keeps `step` up to date."""
+
+    rank: int
+    step: int = 0
+
+
+# torch's own wording, because most of these are plain RuntimeErrors: (a piece of the text, in lower case, the cause).
+# First match wins; causes that name a broken part come before their consequences.
+PHRASES = (
+    ("uncorrectable ecc error", Cause.HARDWARE),
+    ("nvlink", Cause.HARDWARE),
+    ("cuda error: hardware stack error", Cause.HARDWARE),
+    ("can't allocate memory", Cause.OOM),
+    ("cannot allocate memory", Cause.OOM),
+    ("out of memory", Cause.OOM),
+)
+DISTRIBUTED_PHRASES = (
+    ("timed out", Cause.HANG),
+    ("timeout", Cause.HANG),
+    ("connection closed by peer", Cause.INFRASTRUCTURE),
+    ("connection reset", Cause.INFRASTRUCTURE),
+    ("connection refused", Cause.INFRASTRUCTURE),
+    ("unhandled system error", Cause.INFRASTRUCTURE),
+    ("remote process exited", Cause.INFRASTRUCTURE),
+)
+DISTRIBUTED_SIGNS = ("gloo", "nccl", "tcpstore", "smddp", "torch.distributed", "connection closed by peer")
+# Each alternative is a whole class name. torch's own (DistBackendError, ...) by their names: nobody here imports torch.
+OF_HARDWARE = re.compile(r"(?:[\w.]+\.)?HardwareError")
+OF_DATA = re.compile(r"(?:rerail_agent\.)?failure\.DataError|(?:builtins\.)?UnicodeDecodeError")
+OF_MEMORY = re.compile(r"(?:[\w.]+\.)?(?:MemoryError|OutOfMemoryError)")
+OF_TORCH_DISTRIBUTED = re.compile(r"(?:[\w.:]+[.:])?Dist\w*Error")
+OF_CONNECTIONS = re.compile(r"(?:builtins\.)?(?:RuntimeError|Connection\w*Error|BrokenPipeError)")
+
+
+def cause_of(error: BaseException) -> Cause:
+    """The cause that an exception speaks for; a mistake in the script is what is left when nothing else fits."""
+    chain = _chain(error)
+    classes = [cls for link in chain for cls in type(link).__mro__]
+    text = " ".join(f"{type(link).__name__}: {link}" for link in chain)
+    return cause_of_words(text, [f"{cls.__module__}.{cls.__name__}" for cls in classes]) or Cause.USER_CODE
+
+
+def cause_of_words(text: str, exceptions: Collection[str]) -> Cause | None:
+    """The cause that an error's text speaks for, if it does; `exceptions` are the names of the classes in it."""
+    text = text.lower()
+    if _has(OF_HARDWARE, exceptions):
+        return Cause.HARDWARE
+    if _has(OF_DATA, exceptions):
+        return Cause.DATA
+    if _has(OF_MEMORY, exceptions):
+        return Cause.OOM
+    named = next((cause for phrase, cause in PHRASES if phrase in text), None)
+    return named or _distributed_cause(text, exceptions)
+
+
+def _distributed_cause(text: str, exceptions: Collection[str]) -> Cause | None:
+    own = _has(OF_TORCH_DISTRIBUTED, exceptions)
+    plain = _has(OF_CONNECTIONS, exceptions) and any(sign in text for sign in DISTRIBUTED_SIGNS)
+    if not own and not plain:
+        return None
+    matches = (cause for phrase, cause in DISTRIBUTED_PHRASES if phrase in text)
+    return next(matches, Cause.INFRASTRUCTURE if own else None)
+
+
+def _has(kind: re.Pattern[str], exceptions: Collection[str]) -> bool:
+    return any(kind.fullmatch(name) for name in exceptions)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__
+    return chain
+
+
+def describe(error: BaseException, position: Position, *, exit_code: int = 1) -> str:
+    """The failure file's text: valid JSON of at most 1024 characters, whatever the error says."""
+    return Report(
+        cause=cause_of(error),
+        error=f"{type(error).__name__}: {error}",
+        step=position.step,
+        rank=position.rank,
+        exit_code=exit_code,
+        last_lines="".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines(),
+    ).text()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the failure file says; step and rank are None where nobody knows them."""
+
+    cause: Cause
+    error: str
+    step: int | None
+    rank: int | None
+    exit_code: int
+    last_lines: Sequence[str]
+
+    def text(self) -> str:
+        """Valid JSON of at most 1024 characters: drops the oldest lines first, then the tail of the error's text."""
+        error, lines = self.error, [line for line in self.last_lines if line.strip()][-LAST_LINES:]
+        while len(text := self._json(error, lines)) > LIMIT:
+            if lines:
+                lines = lines[1:]
+            else:
+                error = error[: len(error) * 3 // 4]
+        return text
+
+    def _json(self, error: str, lines: list[str]) -> str:
+        return json.dumps(
+            {
+                "rerail": 1,
+                "cause": self.cause.value,
+                "error": error,
+                "step": self.step,
+                "rank": self.rank,
+                "exit_code": self.exit_code,
+                "last_lines": lines,
+            }
+        )
+
+
+def write(path: Path, text: str) -> bool:
+    """Writes the file unless another rank (or the script) was first: the first failure is the one that tells most."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return False
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    return True
+
+
+@contextmanager
+def recorded(path: Path, *, rank: int) -> Iterator[Position]:
+    """Lets every exception pass, after writing it to the failure file. An exit on purpose (SystemExit) says nothing."""
+    position = Position(rank=rank)
+    try:
+        yield position
+    except Exception as error:
+        write(path, describe(error, position))
+        raise

@@ -1,0 +1,190 @@
+"""Rerail in the Hugging Face Trainer: `RerailCallback` and `resume_from`.
+
+    trainer = Trainer(..., callbacks=[rerail := RerailCallback()])
+    trainer.train(resume_from_checkpoint=resume_from(args.output_dir))
+
+`output_dir` is the folder that SageMaker uploads (/opt/ml/checkpoints), or one on a shared file system. The Trainer
+saves as it always does, to `checkpoint-<n>`, and deletes by its own `save_total_limit`; the callback asks for further
+saves and adds the manifest to each. It knows the loss at the steps that the Trainer logs: with `logging_steps=1`, all.
+"""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from rerail_agent import manifests
+from rerail_agent.guard import Guard
+from rerail_agent.harmless import tell
+
+MEMORY = "rerail.json"  # what the detectors have learnt, beside the Trainer's files
+
+
+def resume_from(output_dir: str | None = None) -> str | None:
+    """The newest whole checkpoint that this attempt may go on from, for `train(resume_from_checkpoint=...)`."""
+    found = manifests.resume_from(output_dir)
+    return None if found is None else str(found)
+
+
+class RerailCallback(TrainerCallback):
+    """Feeds the guard, and has the Trainer save and stop when the guard wants it, on every rank at the same step."""
+
+    def __init__(self, guard: Guard | None = None) -> None:
+        self.guard = Guard.from_env() if guard is None else guard
+        self._untold: int | None = None  # a step whose loss the Trainer is about to log
+        self._owed = ""  # why a checkpoint is wanted that is not saved yet
+        self._tokens = 0
+        self._loss: float | None = None
+        self._phase, self._is_within = ExitStack(), False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._leave()
+        self._tokens = int(state.num_input_tokens_seen)
+        if state.global_step:
+            self._remember(_folder(args, state))
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._leave()
+        if self._untold is not None:  # a Trainer whose log() tells the callbacks nothing
+            self._tell(state, {})
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        self._untold = state.global_step
+        if control.should_log:
+            return control  # on_log comes before the Trainer saves, and knows the loss
+        self._tell(state, {})
+        return self._steer(control)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> TrainerControl:
+        if self._untold == state.global_step and logs and "loss" in logs:
+            self._tell(state, logs)
+            return self._steer(control)
+        return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        if self.guard.should_stop:  # saved already, and the time is short
+            control.should_save = control.should_evaluate = False
+        self._expect(control)
+        return control
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if not self._is_within:
+            self._enter("evaluation")
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._leave()
+        self._expect(control)
+
+    def on_predict(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+    ) -> None:
+        self._leave()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        reason, self._owed = self._owed or "periodic", ""
+        folder = _folder(args, state)
+        manifests.gathered(None)  # every rank has written its random state and its shards
+        try:
+            self._keep_memory(folder)
+        except OSError as error:
+            tell(f"{folder / MEMORY} cannot be written ({error}); after a resume the detectors start afresh")
+        manifests.conclude(
+            self.guard,
+            folder,
+            step=state.global_step,
+            reason="final" if reason == "periodic" and state.global_step >= state.max_steps else reason,
+            loss=self._loss,
+            consumed_samples=state.global_step * _samples_per_step(args),
+        )
+        self._leave()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # Whatever the script does from here on, it makes no steps: that is no hang.
+        self._leave()
+        self._enter("evaluation")
+
+    def _tell(self, state: TrainerState, logs: dict[str, Any]) -> None:
+        """The step that waits to be told, with what the Trainer has logged of it; the loss is the mean over the ranks,
+        and over the steps since the last log."""
+        step, self._untold = self._untold, None
+        if step is None:
+            return
+        seen, self._tokens = self._tokens, int(state.num_input_tokens_seen)
+        self._loss = logs.get("loss", self._loss)
+        self.guard.step(
+            step=step,
+            loss=logs.get("loss"),
+            grad_norm=logs.get("grad_norm"),
+            lr=logs.get("learning_rate"),
+            tokens=self._tokens - seen or None,
+            extra={"epoch": logs["epoch"]} if "epoch" in logs else None,
+        )
+        if self.guard.wants_checkpoint:
+            self._owed = self.guard.reason
+
+    def _steer(self, control: TrainerControl) -> TrainerControl:
+        """What the Trainer does after this step, when the guard has something to say."""
+        if self.guard.fenced:
+            control.should_save, self._owed = False, ""
+        elif self._owed:
+            control.should_save = True
+        if self.guard.should_stop:
+            control.should_training_stop = True
+            control.should_evaluate = False  # the machine goes away in two minutes: first of all, save
+        self._expect(control)
+        return control
+
+    def _expect(self, control: TrainerControl) -> None:
+        """The Trainer has no event for the beginning of an evaluation or a save: it evaluates first, then it saves."""
+        self._leave()
+        if control.should_evaluate or control.should_save:
+            self._enter("evaluation" if control.should_evaluate else "save")
+
+    def _enter(self, phase: str) -> None:
+        self._phase.enter_context(self.guard.phase(phase))
+        self._is_within = True
+
+    def _leave(self) -> None:
+        self._phase.close()
+        self._is_within = False
+
+    def _keep_memory(self, folder: Path) -> None:
+        if manifests.rank() == 0 and folder.is_dir():
+            (folder / MEMORY).write_text(json.dumps(self.guard.state_dict()))
+
+    def _remember(self, folder: Path) -> None:
+        try:
+            self.guard.load_state_dict(json.loads((folder / MEMORY).read_text()))
+        except FileNotFoundError:
+            pass  # saved without the agent
+        except (OSError, ValueError) as error:
+            tell(f"{folder / MEMORY} cannot be read ({error}); the detectors start afresh")
+
+
+def _folder(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+
+
+def _samples_per_step(args: TrainingArguments) -> int:
+    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)

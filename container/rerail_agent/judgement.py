@@ -1,0 +1,91 @@
+"""What the detectors make of each step: findings, told once, and whether a checkpoint saved now can be trusted."""
+
+import json
+import math
+from dataclasses import fields
+from typing import Any
+
+from rerail import codec
+from rerail.detectors.detection import Detection
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.onsets import OF_THE_LOSS, Onsets, dated
+from rerail.detectors.sample import Sample
+from rerail.detectors.watch import Judges, Watch, see
+
+CLEAN, SUSPECT = "clean", "suspect"
+NAMES = tuple(f.name for f in fields(Judges))
+TRIAL = Sample(step=1, loss=1.0, grad_norm=1.0, step_time_s=1.0)
+
+
+class Judgement:
+    """The detectors of one run, asked in each step, and the troubles with the loss that are still open.
+
+    A trouble is over when its detector says so: the loss has mended, or has stayed where it is for so long that this is
+    its level now. Where the supervisor acts, it has acted long before that.
+    """
+
+    def __init__(self, detection: Detection) -> None:
+        self._detection = detection
+        self._judges = Judges()
+        self._open: set[Kind] = set()
+        self._told: set[tuple[Kind, Level, int | None]] = set()
+        self._finite = True
+        self._rows = 0
+        self._onsets: Onsets = ()
+
+    @property
+    def health(self) -> str:
+        return SUSPECT if self._open or not self._finite else CLEAN
+
+    def see(self, sample: Sample) -> list[Finding]:
+        """The new findings of one step. The detectors learn in place: watch.see keeps the old state, at thrice the
+        price, which nobody asks for here."""
+        self._finite = sample.loss is None or math.isfinite(sample.loss)
+        self._rows += 1
+        found: list[Finding] = []
+        for name in NAMES:
+            finding = getattr(self._judges, name).see(sample, self._detection)
+            if finding is not None:
+                found.append(finding)
+                if finding.kind in OF_THE_LOSS:
+                    self._open.add(finding.kind)
+        if self._open:
+            self._open = {kind for kind in self._open if self._is_going_on(kind)}
+        if not found:
+            return found
+        self._onsets, told = dated(self._onsets, found, row=self._rows, detection=self._detection)
+        return [finding for finding in told if self.is_new(finding)]
+
+    def is_new(self, finding: Finding) -> bool:
+        """True the first time that a trouble of this kind, level and onset is heard of."""
+        name = finding.kind, finding.level, finding.onset_step
+        new = name not in self._told
+        self._told.add(name)
+        return new
+
+    def _is_going_on(self, kind: Kind) -> bool:
+        judges = self._judges
+        match kind:
+            case Kind.NON_FINITE:
+                return judges.non_finite.recent > 0
+            case Kind.LOSS_SPIKE:
+                return judges.loss_spike.up > 0
+            case Kind.DIVERGENCE:
+                return judges.divergence.rise is not None
+            case _:
+                return judges.frozen_loss.repeats > 1
+
+    def state(self) -> str:
+        """All that was learnt, as JSON text."""
+        table = {"watch": json.loads(codec.dumps(Watch(self._judges))), "open": sorted(self._open)}
+        return json.dumps(table, separators=(",", ":"))
+
+    def restore(self, text: str) -> None:
+        """Goes on with what an earlier process has learnt; raises what is wrong with it, and then nothing changed."""
+        table: Any = json.loads(text)
+        if not isinstance(table, dict):
+            raise ValueError("must be a JSON object")
+        watch = codec.loads(Watch, json.dumps(table.get("watch")))
+        see(watch, TRIAL, self._detection)  # on a copy: the codec does not look at what is in the windows
+        open_ = {Kind(kind) for kind in table.get("open", ())}
+        self._judges, self._open = watch.judges, open_

@@ -1,0 +1,398 @@
+"""Makes a checkpoint of a folder that a script's own saver has written: `manifest.json`, which lists what lies in it.
+
+    commit(folder, step=500, loss=2.1)    once every file is written: each one's size and checksum, the manifest last
+    resume_from(root)                     the newest whole checkpoint that this attempt may go on from
+
+The folder is called `step-500`, `step-000000500` or, as the Hugging Face Trainer has it, `checkpoint-500`; what is in
+it is the saver's own affair. Nothing here knows a framework.
+"""
+
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed as dist
+
+from rerail_agent.checkpoints.manifest import MANIFEST, QUARANTINE, SCHEMA, DamagedCheckpoint, Manifest, dump, now
+from rerail_agent.checkpoints.place import LocalPlace, checksum, sync_folder, write_file
+from rerail_agent.harmless import tell
+from rerail_agent.identity import Identity
+
+if TYPE_CHECKING:
+    from rerail_agent.guard import Guard
+
+Tell = Callable[[str], None]
+FORMAT = "files"  # whatever the script's framework writes
+FOLDER = re.compile(r"(?:step|checkpoint)-(\d{1,18})")
+READERS = 4  # files that are summed up at once
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which attempt of which run this is; `resume_at_most`: the newest step to go on from, 0 to start from scratch."""
+
+    run: str = "local"
+    number: int = 1
+    resume_at_most: int | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Attempt":
+        """A first job has no RERAIL_ variables; a successor without RERAIL_RESUME_STEP saves where Rerail cannot look,
+        and takes what it finds there."""
+        identity = Identity.from_environment({"RERAIL_MAILBOX": "off", **environment}, lambda message: None)
+        step = environment.get("RERAIL_RESUME_STEP", "")
+        if not re.fullmatch(r"[0-9]{0,18}", step):
+            raise ValueError(f"RERAIL_RESUME_STEP={step!r}: must be a whole number; unset it to start a fresh run")
+        at_most = int(step) if step else None
+        return cls(environment.get("RERAIL_RUN") or identity.run or cls().run, identity.attempt, at_most)
+
+    def made(self, manifest: Manifest) -> bool:
+        return (manifest.run, manifest.attempt) == (self.run, self.number)
+
+    def may_resume(self, manifest: Manifest) -> bool:
+        """SageMaker restarts a job in place with the environment of its first start: what this same attempt has saved
+        since then is newer than the step named there."""
+        return self.resume_at_most is None or manifest.step <= self.resume_at_most or self.made(manifest)
+
+    def distrusts(self, manifest: Manifest) -> bool:
+        return manifest.run != self.run or manifest.attempt < self.number
+
+
+# ---------------------------------------------------------------------- one checkpoint
+
+
+def commit(
+    folder: str | os.PathLike[str],
+    *,
+    step: int,
+    loss: float | None = None,
+    consumed_samples: int = 0,
+    world_size: int = 1,
+    health: str = "clean",
+    reason: str = "periodic",
+    attempt: Attempt | None = None,
+) -> Manifest:
+    """Makes a checkpoint of all files in a folder, durably; one process does it, when all ranks have written theirs.
+
+    Raises OSError when the disk refuses, and ValueError for a folder without files or with another step in its name.
+    """
+    place, attempt = Path(folder), attempt or Attempt.from_environment()
+    if step_of(place) != step:
+        raise ValueError(f"{place}: a checkpoint of step {step} lies in a folder step-{step} or checkpoint-{step}")
+    names = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
+    names = [name for name in names if name not in (MANIFEST, f"{MANIFEST}.tmp")]
+    if not names:
+        raise ValueError(f"{place}: there is nothing in this folder to make a checkpoint of")
+    if strange := [name for name in names if not _is_plain(name)]:
+        raise ValueError(f"{place}: the supervisor takes no file called {strange[0]!r}; use printable names")
+    with ThreadPoolExecutor(READERS) as pool:
+        files = tuple(pool.map(lambda name: _entry(place, name), names))
+    for inner in {(place / name).parent for name in names}:
+        sync_folder(inner)
+    manifest = Manifest(
+        run=attempt.run,
+        attempt=attempt.number,
+        step=step,
+        consumed_samples=consumed_samples,
+        world_size=world_size,
+        loss=loss if loss is not None and math.isfinite(loss) else None,
+        reason=reason,
+        health=health,
+        saved_at=now(),
+        files=files,
+        format=FORMAT,
+    )
+    text = dump(manifest)
+    write_file(place / f"{MANIFEST}.tmp", [memoryview(text)], total=len(text))
+    (place / f"{MANIFEST}.tmp").rename(place / MANIFEST)
+    sync_folder(place)
+    sync_folder(place.parent)
+    return manifest
+
+
+def ensure(folder: str | os.PathLike[str], **facts: Any) -> bool:
+    """Commits a folder of this disk that is called like a checkpoint and has no manifest; True if it did."""
+    place = Path(folder)
+    step = step_of(place)
+    if step is None or not place.is_dir() or (place / MANIFEST).exists():
+        return False
+    commit(place, step=step, **facts)
+    return True
+
+
+def _is_plain(name: str) -> bool:
+    return not {"", ".", ".."} & set(name.split("/")) and name.isprintable() and "\\" not in name
+
+
+def _entry(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    with open(path, "rb") as file:  # savers do not sync what they write
+        os.fsync(file.fileno())
+    return {"name": name, "bytes": path.stat().st_size, "checksum": checksum(path)}
+
+
+def read(folder: Path) -> Manifest:
+    """What a checkpoint says of itself; raises DamagedCheckpoint."""
+    known = {field.name for field in fields(Manifest)}
+    try:
+        table = json.loads((folder / MANIFEST).read_bytes())
+        files = tuple(
+            {"name": str(e["name"]), "bytes": int(e["bytes"]), "checksum": str(e["checksum"])} for e in table["files"]
+        )
+        manifest = Manifest(**{name: value for name, value in table.items() if name in known} | {"files": files})
+        if any(type(number) is not int for number in (manifest.step, manifest.attempt)):
+            raise TypeError("step and attempt must be whole numbers")
+        if not all(_is_plain(str(entry["name"])) for entry in files):
+            raise ValueError("a file outside the checkpoint's folder")
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{MANIFEST} is missing") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {type(error).__name__}") from error
+    if manifest.schema != SCHEMA or step_of(folder) != manifest.step or not files:
+        raise DamagedCheckpoint(f"{MANIFEST} has schema {manifest.schema}, step {manifest.step} and {len(files)} files")
+    return manifest
+
+
+def verify(folder: Path) -> Manifest:
+    """The manifest, once every listed file has its size and its checksum; raises DamagedCheckpoint."""
+    manifest = read(folder)
+    with ThreadPoolExecutor(READERS) as pool:
+        for _ in pool.map(lambda entry: _check(folder, entry), manifest.files):
+            pass
+    return manifest
+
+
+def _check(folder: Path, entry: Mapping[str, Any]) -> None:
+    path = folder / entry["name"]
+    try:
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            raise DamagedCheckpoint(f"{entry['name']} has {size} bytes instead of {entry['bytes']}")
+        if checksum(path) != entry["checksum"]:
+            raise DamagedCheckpoint(f"{entry['name']} does not match its checksum")
+    except OSError as error:
+        raise DamagedCheckpoint(f"{entry['name']} cannot be read: {type(error).__name__}") from error
+
+
+def is_whole(folder: Path) -> bool:
+    try:
+        verify(folder)
+    except DamagedCheckpoint:
+        return False
+    return True
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in a folder's name, None where there is none."""
+    match = FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+# ---------------------------------------------------------------------- all of a run
+
+
+def folders(root: Path) -> list[Path]:
+    """The folders with a step in their name, the newest step first, torn ones too."""
+    found = [(step, path) for path in root.glob("*-*") if (step := step_of(path)) is not None and path.is_dir()]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def newest_whole(root: Path, allowed: Callable[[Manifest], bool], tell: Tell = tell) -> Path | None:
+    """The newest whole checkpoint that is allowed; tells of each torn or damaged one that it passes over."""
+    for folder in folders(root):
+        try:
+            if allowed(read(folder)):
+                verify(folder)
+                return folder
+        except DamagedCheckpoint as damage:
+            tell(f"{folder.name} is not whole ({damage}); falling back to the one before it")
+    return None
+
+
+def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], tell: Tell = tell) -> None:
+    """Moves tainted checkpoints after a step to `quarantine/a<attempt>-<folder>/`, and tells of each.
+
+    One without a readable manifest goes too, its attempt unknown. Each takes one rename; nothing is ever deleted.
+    """
+    for folder in folders(root):
+        attempt = _attempt_if(tainted, folder)
+        if (step_of(folder) or 0) <= after or attempt is None:
+            continue
+        place = _free_place(root / QUARANTINE / f"a{attempt}-{folder.name}")
+        place.parent.mkdir(exist_ok=True)
+        try:
+            folder.rename(place)
+        except FileNotFoundError:
+            continue  # another machine on the same file system was faster
+        sync_folder(place.parent)
+        sync_folder(root)
+        tell(f"{folder.name} of attempt {attempt} comes after step {after}: moved to {place.relative_to(root)}")
+
+
+def _attempt_if(tainted: Callable[[Manifest], bool], folder: Path) -> int | str | None:
+    try:
+        manifest = read(folder)
+    except DamagedCheckpoint:
+        return "unknown"
+    return manifest.attempt if tainted(manifest) else None
+
+
+def _free_place(wanted: Path) -> Path:
+    # A sync that was cut short between its upload and its delete brings a checkpoint back that was moved before.
+    places = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    return next(place for place in itertools.chain([wanted], places) if not place.exists())
+
+
+def kept(root: Path, *, keep: int, newest: int) -> set[int]:
+    """The steps up to `newest` that stay: the last `keep` checkpoints, and the last clean one."""
+    there = [manifest for folder in folders(root) if (manifest := _read_or_none(folder)) and manifest.step <= newest]
+    clean = [manifest.step for manifest in there if manifest.health == "clean"]
+    return {*(manifest.step for manifest in there[: max(1, keep)]), *clean[:1]}
+
+
+def _read_or_none(folder: Path) -> Manifest | None:
+    try:
+        return read(folder)
+    except DamagedCheckpoint:
+        return None
+
+
+def drop(folder: Path) -> None:
+    """Deletes a checkpoint, manifest first: half deleted, it must not look whole."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def root_of(place: str | os.PathLike[str] | None = None, environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder for checkpoints: the one that is named, else RERAIL_CHECKPOINTS, else the one SageMaker uploads."""
+    named = os.fspath(place or environment.get("RERAIL_CHECKPOINTS") or "")
+    if "://" in named:
+        raise ValueError(f"checkpoints={named!r}: must be a folder; frameworks write files. SageMaker uploads them")
+    return Path(named or Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml") / "checkpoints")
+
+
+def resume_from(root: str | os.PathLike[str] | None = None) -> Path | None:
+    """The newest whole checkpoint that this attempt may go on from, the same on every rank; None to start afresh.
+
+    Told to go back, an attempt does not trust what earlier ones have saved after that step: it is set aside first.
+    Call it on every rank: where a process group is up, they agree.
+    """
+    place, attempt = root_of(root), Attempt.from_environment()
+    if attempt.resume_at_most is not None and attempt.number > 1 and _leads_here():
+        quarantine(place, after=attempt.resume_at_most, tainted=attempt.distrusts)
+    at_most = sys.maxsize
+    while True:
+        mine = _newest(place, attempt, at_most)
+        at_most, most = min(steps := [step for step in gathered(mine) if step is not None]), max(steps)
+        if at_most == most:
+            break
+    wanted = attempt.resume_at_most
+    if wanted and at_most < wanted and rank() == 0:
+        tell(f"asked to resume from step {wanted}, which is not there whole; taking step {at_most} instead")
+    return next((folder for folder in folders(place) if step_of(folder) == at_most), None) if at_most else None
+
+
+def _newest(root: Path, attempt: Attempt, at_most: int) -> int | None:
+    """This machine's newest; None where another process of this machine reads and sums up the files."""
+    if dist.is_available() and dist.is_initialized() and not _leads_here():
+        return None
+    found = newest_whole(root, lambda manifest: manifest.step <= at_most and attempt.may_resume(manifest))
+    return 0 if found is None else step_of(found)
+
+
+# ---------------------------------------------------------------------- from a training loop
+
+
+def conclude(guard: "Guard", folder: Path, *, step: int, reason: str, **facts: Any) -> bool:
+    """After all ranks have written: rank 0 makes the checkpoint and reports it; True there. Raises nothing of ours."""
+    if rank() != 0 or guard.fenced:
+        return False
+    try:
+        commit(folder, step=step, reason=reason, health=guard.health, world_size=world_size(), **facts)
+    except (OSError, ValueError) as error:
+        why = f"no checkpoint at step {step}: {type(error).__name__}: {error}"
+        tell(why)
+        guard.save_failed(why)
+        return False
+    guard.committed(folder, step, LocalPlace(str(folder.absolute())).durability)
+    return True
+
+
+class Shelf:
+    """Checkpoints `step-<n>/` of a framework that can write its state to a path; the last `keep` of them stay.
+
+    Every method is called on every rank.
+    """
+
+    def __init__(self, guard: "Guard", root: Path, *, keep: int) -> None:
+        self._guard, self._root, self._keep = guard, root, keep
+
+    def save(self, step: int, write: Callable[[Path], Any], *, reason: str, **facts: Any) -> None:
+        """Has `write(folder)` write the state. A whole checkpoint of this step is left as it is. A save that fails is
+        told, and training goes on."""
+        folder = self._root / f"step-{step:09d}"
+        with self._guard.phase("save"):
+            if gathered(rank() == 0 and is_whole(folder))[0]:
+                self._guard.committed(folder, step, LocalPlace(str(folder.absolute())).durability)
+                return
+            failure = self._first_failure(lambda: self._make_room(folder)) or self._first_failure(lambda: write(folder))
+            if failure:
+                tell(f"the save at step {step} failed: {failure}")
+                self._guard.save_failed(f"the save at step {step} failed: {failure}")
+            elif gathered(conclude(self._guard, folder, step=step, reason=reason, **facts))[0]:
+                self._prune(step)
+
+    def _first_failure(self, work: Callable[[], Any]) -> str:
+        """Does it on every rank; what went wrong on one of them, the same on all, so that none goes on alone."""
+        failure = ""
+        try:
+            work()
+        except Exception as error:  # of whatever framework: its save failed, the training has not
+            failure = f"{type(error).__name__}: {error}"
+        return next((failure for failure in gathered(failure) if failure), "")
+
+    def _make_room(self, folder: Path) -> None:
+        if _leads_here():
+            drop(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def _prune(self, newest: int) -> None:
+        staying = gathered(kept(self._root, keep=self._keep, newest=newest) if rank() == 0 else None)[0]
+        if _leads_here():
+            for folder in folders(self._root):
+                if (step := step_of(folder)) is not None and step < newest and step not in staying:
+                    drop(folder)
+
+
+def rank() -> int:
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_rank())
+    return Identity.from_environment({"RERAIL_MAILBOX": "off", **os.environ}, lambda message: None).rank or 0
+
+
+def world_size() -> int:
+    return int(dist.get_world_size()) if dist.is_available() and dist.is_initialized() else 1
+
+
+def gathered(value: Any) -> list[Any]:
+    """Every rank's value, on every rank."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _leads_here() -> bool:
+    """Whether this is the process that acts for its machine, whose disk the others may share."""
+    names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "0") == "0"

@@ -1,0 +1,99 @@
+"""Reads and writes objects of the mailbox bucket, and says of each failure whether trying again soon makes sense.
+
+boto3 is imported when the first object is asked for, by the thread that asks, which is never the one that trains.
+"""
+
+import os
+import threading
+from typing import Any, NamedTuple
+
+from rerail.mailbox import SIZE_LIMIT
+
+CONNECT_S, READ_S = 3, 10
+FORK_WAIT_S = 15
+LASTING = {"AccessDenied", "NoSuchBucket", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch", "403"}
+
+_importing = threading.Lock()
+_held_for_fork = False
+
+
+def _before_fork() -> None:
+    global _held_for_fork
+    _held_for_fork = _importing.acquire(timeout=FORK_WAIT_S)
+
+
+def _after_fork() -> None:
+    if _held_for_fork:
+        _importing.release()
+
+
+if hasattr(os, "register_at_fork"):
+    # A data loader's worker that is forked in the middle of an import has half a module, and its lock, for ever.
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+class Unreachable(Exception):
+    """An object could not be read or written; `lasting`: it takes a human to change that."""
+
+    def __init__(self, message: str, *, lasting: bool) -> None:
+        super().__init__(message)
+        self.lasting = lasting
+
+
+class Letter(NamedTuple):
+    """An object's content, and the tag by which its next version differs."""
+
+    text: bytes
+    tag: str
+
+
+class Post:
+    """One bucket, for one thread."""
+
+    def __init__(self, bucket: str, region: str) -> None:
+        self.bucket, self._region = bucket, region
+        self._client: Any = None
+
+    def read(self, key: str, *, unless: str = "") -> Letter | None:
+        """The object; None when there is none, or when it still has the tag `unless`. Raises Unreachable."""
+        condition = {"IfNoneMatch": unless} if unless else {}
+        try:
+            answer = self._s3().get_object(Bucket=self.bucket, Key=key, **condition)
+            return Letter(answer["Body"].read(SIZE_LIMIT + 1), answer["ETag"])
+        except Exception as error:
+            if _code(error) in ("304", "NotModified", "404", "NoSuchKey"):
+                return None
+            raise _unreachable(error) from error
+
+    def write(self, key: str, text: bytes) -> None:
+        """Puts an object, over the one that is there. Raises Unreachable."""
+        try:
+            self._s3().put_object(Bucket=self.bucket, Key=key, Body=text, ContentType="application/json")
+        except Exception as error:
+            raise _unreachable(error) from error
+
+    def _s3(self) -> Any:
+        if self._client is None:
+            with _importing:
+                import boto3
+                from botocore.config import Config
+
+                # One try: the courier knows better than the SDK what to try again, and when.
+                config = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"total_max_attempts": 1})
+                if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+                    # A local AWS has one host name for all buckets.
+                    config = config.merge(Config(s3={"addressing_style": "path"}))
+                session = boto3.session.Session(region_name=self._region or None)
+                self._client = session.client("s3", config=config)
+        return self._client
+
+
+def _code(error: Exception) -> str:
+    answer = getattr(error, "response", None)
+    return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
+
+
+def _unreachable(error: Exception) -> Unreachable:
+    lasting = _code(error) in LASTING or isinstance(error, ImportError) or "Credentials" in type(error).__name__
+    text = str(error) if _code(error) else f"{type(error).__name__}: {error}"
+    return Unreachable(text[:300], lasting=lasting)

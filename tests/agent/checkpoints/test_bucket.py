@@ -1,0 +1,174 @@
+"""Checkpoints in S3, on the local AWS: the manifest comes last, and no name is used twice."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from rerail_agent.checkpoints import Saver, place_of
+from rerail_agent.checkpoints.bucket import S3Place
+from tests.agent.checkpoints.ranks import Ranks, Told, manifest, same, state
+from tests.agent.checkpoints.test_several_ranks import large
+
+pytest.importorskip("s3torchconnector")
+ROOT = Path(__file__).resolve().parents[3]
+READY_WITHIN_S = 60
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An S3 client of a local AWS that is there for this module, with the environment that training jobs have."""
+    home = tmp_path_factory.mktemp("aws")
+    command = [sys.executable, "-m", "local.emulator", "--state", str(home), "--with-parent"]
+    emulator = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not (home / "ready.json").exists():
+            assert emulator.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        endpoint = json.loads((home / "ready.json").read_text())["endpoint"]
+        names = {"AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "000000000000", "AWS_SECRET_ACCESS_KEY": "local"}
+        with pytest.MonkeyPatch.context() as patched:
+            for name, value in (names | {"AWS_ENDPOINT_URL": endpoint}).items():
+                patched.setenv(name, value)
+            patched.delenv("AWS_PROFILE", raising=False)
+            yield boto3.client("s3", region_name="us-east-1")
+    finally:
+        emulator.terminate()
+        emulator.wait()
+
+
+@pytest.fixture
+def bucket(s3: Any) -> str:
+    name = f"bucket-{os.urandom(4).hex()}"
+    s3.create_bucket(Bucket=name)
+    return name
+
+
+def keys(s3: Any, bucket: str) -> list[str]:
+    return [item["Key"] for item in s3.list_objects_v2(Bucket=bucket).get("Contents", [])]
+
+
+def save(saver: Saver, step: int, **changes: Any) -> Any:
+    saver.save(state(step), manifest(step, **changes))
+    [ended] = saver.wait(30)
+    return ended
+
+
+def test_a_state_comes_back_from_s3(s3: Any, bucket: str) -> None:
+    """Three ranks write it directly, another number of ranks reads it; it outlives the machine at once."""
+    uri = f"s3://{bucket}/runs/a b"
+    with Ranks([uri] * 3) as three:
+        for step in (10, 20):
+            [ended] = three.save(step, large)[0]
+            assert (ended.error, ended.durability) == (None, "remote")
+            assert ended.path == f"{uri}/step-{step:09d}/"
+        assert three.restored(large) == [(20, True)] * 3
+        assert three.all(lambda saver, rank: saver.save(large(20, rank), manifest(20))) == [False] * 3
+    with Ranks([uri] * 2) as two:
+        assert [step for step, _ in two.restored(large)] == [20, 20]
+    last = sorted(s3.list_objects_v2(Bucket=bucket)["Contents"], key=lambda item: item["LastModified"])[-1]
+    assert last["Key"] == "runs/a b/step-000000020/manifest.json"
+
+
+def test_damage_in_s3_falls_back(s3: Any, bucket: str) -> None:
+    """A flipped bit, a missing object and a missing manifest: never restored, and a replay makes room."""
+    told = Told()
+    saver = Saver(place_of(f"s3://{bucket}"), tell=told.append)
+    for step in (10, 20, 30, 40):
+        assert save(saver, step).error is None
+    shards = {int(key[5:14]): key for key in keys(s3, bucket) if key.endswith(".distcp")}
+    body = bytearray(s3.get_object(Bucket=bucket, Key=shards[20])["Body"].read())
+    body[len(body) // 2] ^= 1
+    s3.put_object(Bucket=bucket, Key=shards[20], Body=bytes(body))
+    s3.delete_object(Bucket=bucket, Key=shards[30])
+    s3.delete_object(Bucket=bucket, Key="step-000000040/manifest.json")
+    assert saver.newest() == 10
+    assert [line[:36] for line in told] == [f"checkpoint step-0000000{step} is damaged" for step in (30, 20)]
+    later = Saver(saver.place)
+    for step in (20, 30, 40):
+        assert save(later, step, attempt=2).error is None
+    found = state(99)
+    assert later.load(found, later.newest()).attempt == 2
+    assert same(found, state(40))
+    used = [key for key in keys(s3, bucket) if key.endswith(".distcp")]
+    assert not set(used) & {shards[20], shards[30], shards[40]}  # names of its own
+    saver.close()
+    later.close()
+
+
+def test_the_second_to_commit_a_step_is_refused(s3: Any, bucket: str) -> None:
+    """Nothing whole is written over, though both began when the step was free."""
+    one, other = Saver(place_of(f"s3://{bucket}/a")), Saver(place_of(f"s3://{bucket}/a"))
+    one.prepare(state(1))
+    other.prepare(state(1))
+    assert save(one, 10).error is None
+    assert "nothing whole is written over" in save(other, 10, attempt=2).error
+    one.close()
+    other.close()
+
+
+def test_pruning_in_s3(s3: Any, bucket: str) -> None:
+    """Torn and outdated ones go, quarantine and strangers' objects stay."""
+    saver = Saver(place_of(f"s3://{bucket}/a"))
+    s3.put_object(Bucket=bucket, Key="a/step-000000005/__0_1.distcp", Body=b"torn")
+    s3.put_object(Bucket=bucket, Key="a/notes.txt", Body=b"mine")
+    s3.put_object(Bucket=bucket, Key="a/quarantine/a1-step-000000001/manifest.json", Body=b"{}")
+    saver.prune(keep=1, doublings=0)
+    for step in (10, 20):
+        assert save(saver, step).error is None
+    deadline = time.monotonic() + 10
+    while (folders := {key.split("/")[1] for key in keys(s3, bucket)}) != {"notes.txt", "quarantine", "step-000000020"}:
+        assert time.monotonic() < deadline, folders
+        time.sleep(0.05)
+    saver.close()
+
+
+def test_quarantine_in_s3_goes_on_where_it_was(s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at any of its requests and begun again, it ends with one whole copy, and no original that counts."""
+    saver = Saver(place_of(f"s3://{bucket}/a"))
+    for step in (10, 20):
+        save(saver, step)
+    before = {
+        key.rpartition("/")[2]: s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        for key in keys(s3, bucket)
+        if "step-000000020" in key
+    }
+    for moment in range(20):
+        left = [moment]
+
+        def deadly(name: str, left: list[int] = left) -> Any:
+            original = getattr(S3Place, name)
+
+            def call(*args: Any) -> Any:
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                left[0] -= 1
+                return original(*args)
+
+            return call
+
+        with monkeypatch.context() as patched:
+            for name in ("_copy", "_sizes", "_content"):
+                patched.setattr(S3Place, name, deadly(name))
+            try:
+                saver.quarantine(after=10, tainted=lambda found: True)
+                survived = True
+            except KeyboardInterrupt:
+                survived = False
+        if survived:
+            break
+    assert survived
+    assert saver.newest() == 10
+    moved = {key.rpartition("/"): key for key in keys(s3, bucket) if "quarantine" in key}
+    assert {folder for folder, _, _ in moved} == {"a/quarantine/a1-step-000000020"}
+    assert {name: s3.get_object(Bucket=bucket, Key=key)["Body"].read() for (_, _, name), key in moved.items()} == before
+    saver.close()

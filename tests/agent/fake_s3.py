@@ -1,0 +1,135 @@
+"""A bucket service that starts in a millisecond: objects with ETags, conditional reads, and failures on order."""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from rerail.mailbox import Command, Heartbeat, Report, read_heartbeat, read_report, run_of_report, write
+
+BUCKET = "sagemaker-rerail-000000000000-us-east-1"
+
+
+class Request(NamedTuple):
+    method: str
+    key: str
+    status: int
+    at: float
+
+
+class Bucket:
+    """What lies in it, what was asked of it, and how to have it fail: `broken` is a status and an error code."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.requests: list[Request] = []
+        self.broken: dict[str, tuple[int, str]] = {}  # by method
+        self.changed = threading.Condition()
+        self.url = ""
+
+    def put(self, key: str, text: bytes) -> None:
+        with self.changed:
+            self.objects[key] = text
+            self.changed.notify_all()
+
+    def command(self, command: Command) -> None:
+        self.put(f"runs/{command.run}/command.json", write(command))
+
+    def reports(self, run: str = "night") -> dict[str, Report]:
+        """By id; each is read as the supervisor reads it."""
+        found = [(key, text) for key, text in list(self.objects.items()) if key.startswith(f"runs/{run}/reports/")]
+        named = [(run_of_report(key)[1], text) for key, text in found]
+        return {id: read_report(text, run=run, id=id) for id, text in named}
+
+    def heartbeat(self, run: str = "night") -> Heartbeat | None:
+        text = self.objects.get(f"runs/{run}/heartbeat.json")
+        return read_heartbeat(text, run=run) if text else None
+
+    def wait_for(self, what: Callable[[], Any], within_s: float = 20.0) -> Any:
+        """What it gives, as soon as it is true."""
+        deadline = time.monotonic() + within_s
+        with self.changed:
+            while not (found := what()):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise AssertionError(f"waited {within_s} s in vain; there are {sorted(self.objects)}")
+                self.changed.wait(min(left, 0.05))
+        return found
+
+    def wait_for_report(self, told: str, within_s: float = 20.0) -> Report:
+        return self.wait_for(lambda: next((r for r in self.reports().values() if r.told == told), None), within_s)
+
+
+@contextmanager
+def serving(bucket: Bucket) -> Iterator[Bucket]:
+    """The service on a free port of this machine."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            with bucket.changed:
+                text = bucket.objects.get(self.key())
+            if self.refuses():
+                return
+            if text is None:
+                self.answer(404, code="NoSuchKey")
+            elif self.headers.get("If-None-Match") == tag(text):
+                self.answer(304)
+            else:
+                self.answer(200, text, etag=tag(text))
+
+        def do_PUT(self) -> None:
+            text = self.body()
+            if not self.refuses():
+                bucket.put(self.key(), text)
+                self.answer(200, etag=tag(text))
+
+        def key(self) -> str:
+            place, _, key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")
+            assert place == BUCKET, f"{self.path}: another bucket, or not path style"
+            return key
+
+        def body(self) -> bytes:
+            assert "aws-chunked" not in self.headers.get("Content-Encoding", "")
+            return self.rfile.read(int(self.headers["Content-Length"]))
+
+        def refuses(self) -> bool:
+            if failure := bucket.broken.get(self.command):
+                self.answer(failure[0], code=failure[1])
+            return failure is not None
+
+        def answer(self, status: int, text: bytes = b"", *, etag: str = "", code: str = "") -> None:
+            bucket.requests.append(Request(self.command, self.key(), status, time.monotonic()))
+            if code:
+                text = f"<Error><Code>{code}</Code><Message>on order</Message></Error>".encode()
+            self.send_response(status)
+            if etag:
+                self.send_header("ETag", etag)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Nothing: the requests are kept in the bucket."""
+
+    def tag(text: bytes) -> str:
+        return json.dumps(hashlib.md5(text).hexdigest())
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    bucket.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True)
+    thread.start()
+    try:
+        yield bucket
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,288 @@
+"""One guard in one process: it does no harm, wherever it is and whatever breaks."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import AbstractContextManager
+
+import pytest
+import torch
+
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail_agent import Guard, agreement
+from tests.agent.fake_s3 import Bucket
+from tests.agent.jobs import environment_of
+from tests.house.sources import ROOT
+
+SPIKE = Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5")
+
+
+def exercise(guard: Guard) -> None:
+    """Everything that a training script can call."""
+    for step in range(1, 40):
+        loss = guard.reduce(torch.tensor(2.0 + step % 5 / 100))
+        guard.step(step=step, loss=loss, grad_norm=torch.tensor(1.0), tokens=10, lr=0.1, extra={"mfu": 0.4})
+        if guard.wants_checkpoint:
+            guard.committed("/p", step)
+    with guard.phase("save"):
+        guard.save_failed("no")
+    with guard.phase("evaluation"), guard.phase("no such phase"):
+        guard.report(SPIKE)
+    guard.load_state_dict(guard.state_dict())
+    guard.load_state_dict({"detectors": "{"})
+    assert guard.health in ("clean", "suspect")
+    assert guard.reason in ("", "warning", "emergency", "sigterm")
+    assert guard.should_stop in (True, False)
+    assert guard.fenced in (True, False)
+
+
+def test_outside_sagemaker_it_prints_metric_lines_and_starts_no_thread(new_guard, capfd, monkeypatch):
+    """No mailbox, no watchdog, no SDK."""
+    started: list[object] = []
+    monkeypatch.setattr("threading.Thread.start", lambda self: started.append(self))
+    exercise(new_guard())
+    assert started == []
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 39
+    assert lines[0].startswith("rerail step=1 loss=2.00999999 grad_norm=1 lr=0.1")
+    assert lines[0].endswith("nonfinite=0 mfu=0.4")
+
+
+def test_log_every_thins_the_lines_and_log_overrides_it(new_guard, capfd):
+    """Detectors see every step all the same."""
+    guard = new_guard(log_every=10)
+    for step in range(1, 31):
+        guard.step(step=step, loss=2.0, log={15: True, 20: False}.get(step))
+    steps = [line.split()[1] for line in capfd.readouterr().out.splitlines()]
+    assert steps == ["step=10", "step=15", "step=30"]
+
+
+def test_a_step_without_a_loss_is_a_sign_of_life_only(new_guard, capfd):
+    """Frameworks that know the loss now and then call step() in between all the same."""
+    guard = new_guard()
+    guard.step(step=1)
+    guard.step(step=2, loss=2.0)
+    assert [line.split()[1] for line in capfd.readouterr().out.splitlines()] == ["step=2"]
+    assert guard.health == "clean"
+
+
+def test_a_loss_that_is_no_number_is_suspect_at_once(new_guard):
+    """Before any detector has made up its mind."""
+    guard = new_guard()
+    guard.step(step=1, loss=math.nan)
+    assert guard.health == "suspect"
+
+
+class Broken:
+    """Whatever is asked of it, it raises."""
+
+    def __getattr__(self, name: str) -> object:
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError(f"{name} is broken")
+
+        return fail
+
+
+@pytest.mark.parametrize("part", ["_progress", "_meter", "_judgement", "_orders", "_courier", "_watchdog", "_stopping"])
+def test_no_collaborator_can_hurt_the_training(bucket: Bucket, new_guard, capfd, monkeypatch, part):
+    """A part that breaks is told once, with its traceback, and done without."""
+    guard = new_guard(bucket)
+    sound = getattr(guard, part)
+    monkeypatch.setattr(guard, part, Broken())
+    if part == "_progress":  # plain numbers, which do not raise
+        for name in ("mean_s", "step_s", "trained_s"):
+            setattr(guard._progress, name, 0.0)
+    if part == "_judgement":
+        guard._judgement.health = "clean"
+    exercise(guard)
+    guard.step(step=100, loss=2.0)
+    guard.close()
+    told = capfd.readouterr().err
+    faults = [line for line in told.splitlines() if line.startswith("rerail: fault") and "phase" not in line]
+    assert len(faults) == len(set(faults))
+    if part not in ("_orders", "_courier"):
+        assert "is broken" in told
+    monkeypatch.setattr(guard, part, sound)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "rerail_agent.guard.Identity.from_environment",
+        "rerail_agent.guard.Settings.from_environment",
+        "rerail_agent.guard.Post",
+        "rerail_agent.guard.Courier",
+        "rerail_agent.guard.Watchdog",
+        "rerail_agent.guard.Limits.of",
+        "rerail_agent.stopping.signal.signal",
+        "rerail_agent.post.Post._s3",
+        "rerail_agent.courier.Courier._round",
+        "rerail_agent.courier.write",
+        "rerail_agent.guard.write",
+        "rerail_agent.orders.read_command",
+        "rerail_agent.telemetry.line",
+        "rerail.detectors.loss_spike.LossSpike.see",
+        "rerail.codec.dumps",
+    ],
+)
+def test_no_fault_inside_the_agent_is_raised(bucket: Bucket, new_guard, monkeypatch, target):
+    """From the first line of a script to its last."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(target, fail)
+    guard = new_guard(bucket)
+    exercise(guard)
+    guard.close()
+    monkeypatch.undo()
+
+
+def test_a_broken_part_is_told_once(new_guard, monkeypatch, capfd):
+    """And the rest works on: here the line is gone, and the detectors are not."""
+    monkeypatch.setattr("rerail_agent.telemetry.line", lambda **_: 1 / 0)
+    guard = new_guard()
+    for step in range(1, 120):
+        guard.step(step=step, loss=9.0 if step == 110 else 2.0 + step % 7 / 100)
+    told = capfd.readouterr().err
+    assert told.count("ZeroDivisionError") == 1
+    assert "metric line is switched off" in told
+    assert "loss_spike at step 110" in told
+
+
+def test_a_forked_worker_has_no_part_in_it(bucket: Bucket, new_guard):
+    """A data loader's worker inherits the guard; its calls do nothing, and SIGTERM ends it as it always did."""
+    guard = new_guard(bucket)
+    bucket.wait_for_report("hello")
+    guard.step(step=1, loss=2.0)
+    read, written = os.pipe()
+    child = os.fork()
+    if child == 0:
+        guard.step(step=2, loss=9.0)
+        guard.report(SPIKE)
+        guard.committed("/p", 2)
+        guard.close()
+        os.write(written, f"{guard.reduce(3.0)} {guard.wants_checkpoint}".encode())
+        time.sleep(30)
+        os._exit(1)
+    assert os.read(read, 100) == b"3.0 False"
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    time.sleep(0.15)
+    assert set(bucket.reports()) == {"a001-hello"}
+    assert guard._progress.step == 1
+
+
+def test_sigterm_wants_a_checkpoint_once_and_stops(new_guard):
+    """The handler that was there before is called too, and put back at the end."""
+    heard: list[int] = []
+
+    def of_the_script(signum: int, frame: object) -> None:
+        heard.append(signum)
+
+    signal.signal(signal.SIGTERM, of_the_script)
+    guard = new_guard()
+    guard.step(step=1, loss=2.0)
+    assert not guard.should_stop
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    guard.step(step=2, loss=2.0)
+    assert (guard.wants_checkpoint, guard.reason, guard.should_stop) == (True, "sigterm", True)
+    guard.step(step=3, loss=2.0)
+    assert (guard.wants_checkpoint, guard.should_stop) == (False, True)
+    assert set(heard) == {signal.SIGTERM}
+    guard.close()
+    assert signal.getsignal(signal.SIGTERM) is of_the_script
+
+
+def test_sigterm_that_was_held_back_is_heard(new_guard):
+    """launch.py blocks the signal until somebody listens."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # the only thread there, on SageMaker
+    guard = new_guard()
+    guard.step(step=1, loss=2.0)
+    assert guard.should_stop
+
+
+def test_several_ranks_without_a_process_group_want_nothing(bucket: Bucket, new_guard):
+    """The launcher started four, nothing joins them: each would save at a step of its own."""
+    guard = new_guard(bucket, RANK="0", WORLD_SIZE="4")
+    guard._agreement.hoist(agreement.COMMAND)
+    guard.step(step=1, loss=2.0)
+    assert not guard.wants_checkpoint
+
+
+def test_the_time_of_a_save_is_not_taken_for_a_slow_step(new_guard):
+    """Nor is that of an evaluation, nested or not."""
+    guard = new_guard()
+    guard.step(step=1, loss=2.0)
+    with guard.phase("evaluation"), guard.phase("save"):
+        time.sleep(0.1)
+    guard.step(step=2, loss=2.0)
+    assert guard._progress.step_s < 0.05
+    assert guard._progress.longest["save"] >= 0.1
+
+
+def test_an_error_in_a_phase_is_the_scripts(new_guard):
+    """It passes, and the phase is over."""
+    guard = new_guard()
+    guard.step(step=1, loss=2.0)
+    phase = guard.phase("save")
+    assert isinstance(phase, AbstractContextManager)
+    with pytest.raises(KeyError), phase:
+        raise KeyError
+    assert guard._progress.phase == "step"
+
+
+def test_the_state_is_the_same_shape_on_every_rank(new_guard):
+    """Plain JSON, a few kilobytes of one text, so that a checkpoint format has one leaf to store."""
+    first, other = new_guard(RANK="0"), new_guard(RANK="1")
+    for step in range(1, 60):
+        first.step(step=step, loss=2.0, log=False)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert set(state) == set(other.state_dict()) == {"detectors"}
+    other.load_state_dict(state)
+    successor = new_guard()
+    successor.load_state_dict(state)
+    assert successor.state_dict() == first.state_dict()
+
+
+def test_importing_the_package_loads_no_torch():
+    """PID 1 of a container lives in it, and must not wait for that; and nothing but a mailbox loads the SDK."""
+    code = """
+        import sys
+        import rerail_agent
+        assert "torch" not in sys.modules
+        from rerail_agent import Guard
+        guard = Guard.from_env()
+        guard.step(step=1, loss=2.0)
+        assert "boto3" not in sys.modules
+    """
+    scrubbed = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("lambdas", "container"))
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env={**scrubbed, "PYTHONPATH": path}, check=True, timeout=60
+    )
+
+
+def test_a_script_that_ends_without_close_sends_its_last_report_and_ends(bucket: Bucket, tmp_path):
+    """The interpreter's exit waits two seconds at most for the mail."""
+    code = """
+        from rerail_agent import Guard
+        from rerail.detectors.finding import Finding, Kind, Level
+        guard = Guard.from_env()
+        guard.step(step=1, loss=2.0)
+        guard.report(Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5"))
+    """
+    scrubbed = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("lambdas", "container"))
+    environment = {**scrubbed, "PYTHONPATH": path, **environment_of(bucket, base=tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, timeout=60)
+    assert ended.returncode == 0
+    assert "a001-hello" in bucket.reports()

@@ -1,0 +1,324 @@
+"""The Hugging Face Trainer with Rerail's callback: the real library, a tiny model, one process."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+from rerail import checkpoints
+from rerail.mailbox import Told, Wish
+from rerail_agent import manifests
+from rerail_agent.hf import RerailCallback, resume_from
+from tests.agent.jobs import Ranks, command
+from tests.agent.test_manifests import snippets
+
+STEPS = 12
+LINE = re.compile(r"^rerail step=(\d+) loss=(\S+) grad_norm=(\S+) lr=(\S+) (?:tokens_per_s=(\d+) )?nonfinite=0", re.M)
+
+
+class Each(TrainerCallback):
+    """Does something at the beginning of a step."""
+
+    def __init__(self, step: int, work: Any) -> None:
+        self.step, self.work = step, work
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step + 1 == self.step:
+            self.work()
+
+
+def trainer_in(folder: Path, *callbacks: TrainerCallback, **changes: Any) -> Trainer:
+    """A model with dropout, a few hundred samples, and the same seed every time."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2))
+    ids = torch.randint(0, 32, (40, 8), generator=torch.Generator().manual_seed(1))
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    settings = {"max_steps": STEPS, "save_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 4, **changes}
+    settings |= {"use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 3, "dataloader_pin_memory": False}
+    args = TrainingArguments(output_dir=str(folder), **settings)
+    return Trainer(model=model, args=args, train_dataset=data, eval_dataset=data[:4], callbacks=list(callbacks))
+
+
+def losses(trainer: Trainer) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def as_the_supervisor_sees(folder: Path) -> checkpoints.Checkpoint:
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    return checkpoints.read_manifest((folder / "manifest.json").read_text(), uri=f"{folder}/manifest.json", sizes=sizes)
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A forked process can have no more, and sums in another order end in other bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """The same training without Rerail."""
+    trainer = trainer_in(tmp_path_factory.mktemp("undisturbed"))
+    trainer.result = trainer.train()
+    return trainer
+
+
+def test_training_is_what_it_was_without_the_callback(undisturbed, new_guard, tmp_path, capsys):
+    """Outside SageMaker: the same losses and weights bit for bit, and a metric line for each step that is logged."""
+    trainer = trainer_in(tmp_path, RerailCallback(new_guard()))
+    assert trainer.train().training_loss == undisturbed.result.training_loss
+    assert losses(trainer) == losses(undisturbed)
+    assert all(torch.equal(value, weights(undisturbed)[name]) for name, value in weights(trainer).items())
+    lines = {int(line[1]): line for line in LINE.finditer(capsys.readouterr().out)}
+    assert {step: float(line[2]) for step, line in lines.items()} == pytest.approx(losses(trainer), rel=1e-8)
+    assert float(lines[1][4]) == pytest.approx(5e-5)
+
+
+def test_every_save_of_the_trainer_becomes_a_checkpoint(new_guard, tmp_path, capsys):
+    """The manifest lists the Trainer's files and ours; deleting is left to save_total_limit. Tokens make a speed."""
+    trainer = trainer_in(
+        tmp_path, RerailCallback(new_guard()), save_total_limit=2, include_num_input_tokens_seen="all", logging_steps=3
+    )
+    trainer.train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-12", "checkpoint-8"]
+    assert all(manifests.is_whole(path) for path in tmp_path.iterdir())
+    seen = as_the_supervisor_sees(tmp_path / "checkpoint-12")
+    assert (seen.step, seen.attempt, seen.is_whole, seen.health) == (12, 1, True, "clean")
+    table = manifest(tmp_path / "checkpoint-8")
+    assert (table["reason"], table["consumed_samples"], table["world_size"]) == ("periodic", 32, 1)
+    assert table["loss"] == losses(trainer)[6]  # the last that was known
+    assert manifest(tmp_path / "checkpoint-12")["reason"] == "final"
+    lines = list(LINE.finditer(capsys.readouterr().out))
+    assert [int(line[1]) for line in lines] == [3, 6, 9, 12]
+    assert all(int(line[5]) > 0 for line in lines[1:])
+
+
+@pytest.mark.parametrize("logging_steps", [1, 5])
+def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_path, logging_steps):
+    """At the very step in which the command arrives, be it logged or not; the report names its folder."""
+    guard = new_guard(bucket)
+
+    def ask():
+        bucket.command(command("c1"))
+        bucket.wait_for_report(Told.HEARD)
+
+    trainer = trainer_in(tmp_path, RerailCallback(guard), Each(6, ask), save_strategy="no", logging_steps=logging_steps)
+    trainer.train()
+    report = bucket.wait_for_report(Told.CHECKPOINT)
+    assert (report.command, report.step, report.durability) == ("c1", 6, "local")
+    assert report.path == str(tmp_path / "checkpoint-6")
+    assert as_the_supervisor_sees(tmp_path / "checkpoint-6").is_whole
+    assert manifest(tmp_path / "checkpoint-6")["reason"] == "emergency"
+    assert trainer.state.global_step == STEPS
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
+
+
+def test_a_save_that_another_decision_overrules_is_made_up_for(new_guard, bucket, tmp_path):
+    """With save_strategy="best" the Trainer decides anew after an evaluation; the command is answered a step later."""
+
+    def ask():
+        bucket.command(command("c1"))
+        bucket.wait_for_report(Told.HEARD)
+
+    trainer = trainer_in(
+        tmp_path,
+        RerailCallback(new_guard(bucket)),
+        Each(6, ask),
+        save_strategy="best",
+        eval_strategy="steps",
+        eval_steps=3,
+        metric_for_best_model="eval_loss",
+        greater_is_better=True,  # the loss falls: no evaluation but the first is the best
+        learning_rate=1e-2,
+    )
+    trainer.train()
+    assert bucket.wait_for_report(Told.CHECKPOINT).step == 7
+
+
+def test_sigterm_saves_and_ends_the_training(new_guard, tmp_path):
+    """After the step that is under way, without the evaluation and the epoch's end that were due; train() returns."""
+    guard = new_guard()
+    evaluated = []
+
+    class Spy(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            evaluated.append(state.global_step)
+
+    trainer = trainer_in(
+        tmp_path,
+        RerailCallback(guard),
+        Spy(),
+        Each(5, lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        eval_strategy="steps",
+        eval_steps=5,
+    )
+    trainer.train()
+    assert guard.should_stop
+    assert trainer.state.global_step == 5
+    assert evaluated == []
+    assert manifest(tmp_path / "checkpoint-5")["reason"] == "sigterm"
+    assert resume_from(str(tmp_path)) == str(tmp_path / "checkpoint-5")
+
+
+def test_a_killed_training_goes_on_as_if_nothing_had_happened(undisturbed, new_guard, tmp_path):
+    """Killed at step 10, with a torn save lying there: from step 8 on, the same losses and weights bit for bit."""
+    child = os.fork()
+    if child == 0:
+        die = Each(10, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        trainer_in(tmp_path, RerailCallback(new_guard()), die).train()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    torn = tmp_path / "checkpoint-9"
+    torn.mkdir()
+    (torn / "model.safetensors").write_bytes(b"half")
+
+    assert resume_from(str(tmp_path)) == str(tmp_path / "checkpoint-8")
+    trainer = trainer_in(tmp_path, RerailCallback(new_guard()))
+    trainer.train(resume_from_checkpoint=resume_from(str(tmp_path)))
+    assert losses(trainer) == losses(undisturbed)  # the first eight are remembered in the checkpoint
+    assert all(torch.equal(value, weights(undisturbed)[name]) for name, value in weights(trainer).items())
+
+
+def test_an_attempt_that_is_told_to_go_back_trains_those_steps_again(undisturbed, new_guard, tmp_path):
+    """What came after the step is set aside, out of reach of the Trainer's own deleting, and saved anew."""
+    trainer_in(tmp_path, RerailCallback(new_guard()), save_total_limit=3).train()
+    guard = new_guard(RERAIL_RUN="local", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="4", TRAINING_JOB_NAME="local-a002")
+    found = resume_from(str(tmp_path))
+    assert found == str(tmp_path / "checkpoint-4")
+    assert sorted(path.name for path in (tmp_path / "quarantine").iterdir()) == ["a1-checkpoint-12", "a1-checkpoint-8"]
+    trainer = trainer_in(tmp_path, RerailCallback(guard), save_total_limit=3)
+    trainer.train(resume_from_checkpoint=found)
+    assert losses(trainer) == losses(undisturbed)
+    assert manifest(tmp_path / "checkpoint-12")["attempt"] == 2
+    assert manifests.is_whole(tmp_path / "checkpoint-4")
+
+
+def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
+    """Once a newer attempt owns the run, neither the guard's saves nor the Trainer's own are made."""
+    guard = new_guard(bucket)
+
+    def fence():
+        bucket.command(command("c2", attempt=2, wish=Wish.TRAIN))
+        bucket.wait_for_report(Told.REFUSED)
+
+    trainer_in(tmp_path, RerailCallback(guard), Each(6, fence)).train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
+
+
+def test_a_manifest_that_cannot_be_written_is_refused_and_training_goes_on(new_guard, bucket, tmp_path, monkeypatch):
+    """The supervisor hears why, and need not wait for its deadline."""
+
+    def full(*arguments: Any, **fields: Any):
+        raise OSError(28, "No space left on device")
+
+    def ask():
+        bucket.command(command("c1"))
+        bucket.wait_for_report(Told.HEARD)
+
+    monkeypatch.setattr(manifests, "commit", full)
+    trainer = trainer_in(tmp_path, RerailCallback(new_guard(bucket)), Each(6, ask), save_strategy="no")
+    trainer.train()
+    report = bucket.wait_for_report(Told.REFUSED)
+    assert "No space left" in report.reason
+    assert trainer.state.global_step == STEPS
+
+
+def test_evaluations_and_saves_are_no_slow_steps(new_guard, bucket, tmp_path):
+    """The heartbeat tells them apart, and what comes after the last step is no hang either."""
+    guard = new_guard(bucket)
+    phases = []
+
+    class Spy(TrainerCallback):
+        def on_prediction_step(self, args, state, control, **kwargs):
+            phases.append(("evaluating", guard._progress.phase))
+
+        def on_save(self, args, state, control, **kwargs):
+            phases.append(("saving", guard._progress.phase))
+
+        def on_substep_end(self, args, state, control, **kwargs):
+            phases.append(("stepping", guard._progress.phase))
+
+    spy, callback = Spy(), RerailCallback(guard)
+    settings = {"eval_strategy": "steps", "eval_steps": 6, "save_steps": 6, "gradient_accumulation_steps": 2}
+    trainer = trainer_in(tmp_path, spy, callback, **settings)
+    trainer.train()
+    assert set(phases) == {
+        ("evaluating", "evaluation"),
+        ("saving", "save"),
+        ("stepping", "step"),
+        ("stepping", "startup"),
+    }
+    assert guard._progress.phase == "evaluation"
+    trainer.evaluate()
+
+
+def test_the_detectors_remember_across_a_resume(new_guard, tmp_path):
+    """What they had learnt by step 8 is what they know when a successor starts there."""
+    first, second = new_guard(), new_guard()
+    trainer_in(tmp_path, RerailCallback(first), max_steps=8).train()
+    found = resume_from(str(tmp_path))
+    trainer = trainer_in(tmp_path, RerailCallback(second), max_steps=9, save_strategy="no")
+    assert first.state_dict() != second.state_dict()
+    trainer.add_callback(Each(9, lambda: remembered.append(second.state_dict())))
+    remembered: list[Any] = []
+    trainer.train(resume_from_checkpoint=found)
+    assert remembered == [first.state_dict()]
+
+
+def test_the_page_for_users_shows_a_script_that_works(new_guard, tmp_path, capsys):
+    """It trains, and started again it goes on from what it has saved."""
+    new_guard().close(within_s=0.2)  # its environment is what Guard.from_env() finds
+    (text,) = snippets("Hugging Face Trainer")
+    like = trainer_in(tmp_path)
+    settings = {"use_cpu": True, "report_to": [], "disable_tqdm": True}
+    names = {"checkpoints": str(tmp_path), "model": like.model, "dataset": like.train_dataset}
+    for steps in (3, 6):
+        names["settings"] = {"max_steps": steps, **settings}
+        exec(compile(text, "docs/scripts.md", "exec"), names)
+        names["rerail"].guard.close(within_s=0.2)
+        assert names["trainer"].state.log_history[-1]["step"] == steps
+        assert resume_from(str(tmp_path)) == str(tmp_path / f"checkpoint-{steps}")
+    assert capsys.readouterr().out.count("rerail step=") == 6
+
+
+@pytest.mark.slow
+def test_all_ranks_save_and_stop_at_the_same_step(tmp_path):
+    """SIGTERM comes to one of two: both leave after the same step, and its checkpoint has the state of both."""
+    environment = {"SAGEMAKER_BASE_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    first, second = Ranks(two_ranks, 2, environment=environment, folder=str(tmp_path / "out")).answers(within_s=120)
+    assert first == second
+    step, found = first
+    assert found == str(tmp_path / "out" / f"checkpoint-{step}")
+    names = [entry["name"] for entry in manifest(Path(found))["files"]]
+    assert {"rng_state_0.pth", "rng_state_1.pth", "rerail.json"} <= set(names)
+    assert (manifest(Path(found))["reason"], manifest(Path(found))["world_size"]) == ("sigterm", 2)
+
+
+def two_ranks(rank: int, *, say: Any, folder: str) -> tuple[int, str | None]:
+    os.environ["LOCAL_RANK"] = str(rank)
+    callbacks = [RerailCallback()]
+    if rank == 1:
+        callbacks.append(Each(6, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    trainer = trainer_in(Path(folder), *callbacks, max_steps=40, ddp_backend="gloo", save_strategy="no")
+    trainer.train(resume_from_checkpoint=resume_from(folder))
+    return trainer.state.global_step, resume_from(folder)

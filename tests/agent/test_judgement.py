@@ -1,0 +1,127 @@
+"""The detectors, step by step: what they find, once, and what it makes of a checkpoint saved now."""
+
+import json
+import math
+import random
+
+import pytest
+
+from rerail.detectors.detection import Detection
+from rerail.detectors.finding import Kind, Level
+from rerail.detectors.sample import Sample
+from rerail.detectors.watch import series
+from rerail_agent.judgement import Judgement
+
+
+def losses(steps: int, *, seed: int = 1, level: float = 2.0) -> list[float]:
+    chance = random.Random(seed)
+    return [level * math.exp(chance.gauss(0, 0.01)) for _ in range(steps)]
+
+
+def rows(values: list[float], first: int = 1) -> list[Sample]:
+    return [Sample(step=step, loss=value, step_time_s=0.1) for step, value in enumerate(values, first)]
+
+
+def test_a_spike_makes_checkpoints_suspect_until_it_has_mended():
+    """From the first row that is too high to the first that is back."""
+    judgement = Judgement(Detection())
+    health = []
+    for sample in rows(losses(100) + [6.0, 5.0, 4.0] + losses(20, seed=2)):
+        judgement.see(sample)
+        health.append(judgement.health)
+    assert health == ["clean"] * 100 + ["suspect"] * 3 + ["clean"] * 20
+
+
+def test_a_loss_that_is_no_number_makes_checkpoints_suspect_for_some_steps():
+    """Until the detector has seen ten good rows in a row."""
+    judgement = Judgement(Detection())
+    health = []
+    for sample in rows([*losses(40), math.nan, *losses(30, seed=2)]):
+        judgement.see(sample)
+        health.append(judgement.health)
+    assert health == ["clean"] * 40 + ["suspect"] * 10 + ["clean"] * 21
+
+
+def test_a_loss_that_stays_up_is_suspect_until_well_after_the_time_to_act():
+    """The detectors take a level that has lasted for the new one, long after they have asked for an intervention."""
+    judgement = Judgement(Detection())
+    found, last_suspect = {}, 0
+    for sample in rows(losses(200) + losses(400, seed=3, level=4.0)):
+        for finding in judgement.see(sample):
+            found.setdefault((finding.kind, finding.level), sample.step)
+        last_suspect = sample.step if judgement.health == "suspect" else last_suspect
+    acted = found[Kind.DIVERGENCE, Level.INTERVENE]
+    assert found[Kind.LOSS_SPIKE, Level.WARN] == 201
+    assert 264 <= acted <= 320
+    assert acted < last_suspect < 500
+
+
+def test_the_findings_are_those_of_the_detectors_benchmark_each_told_once():
+    """In place or not, the same detectors say the same; what they repeat about one onset is told once."""
+    samples = rows([*losses(150), *losses(12, seed=4, level=5.0), *losses(60, seed=5), math.nan, *losses(90, seed=6)])
+    judgement = Judgement(Detection())
+    mine = [finding for sample in samples for finding in judgement.see(sample)]
+    theirs = list(dict.fromkeys((f.kind, f.level, f.onset_step) for _, f in series(samples, Detection())))
+    assert [(f.kind, f.level, f.onset_step) for f in mine] == theirs
+    assert len(theirs) >= 2
+
+
+def test_what_was_learnt_outlives_the_process():
+    """Resumed after some steps, the detectors judge the next ones as if nothing had happened."""
+    before, after = rows(losses(120)), rows([*losses(30, seed=7), 5.0, *losses(5, seed=8)], first=121)
+    one = Judgement(Detection())
+    for sample in before:
+        one.see(sample)
+    state = one.state()
+    assert isinstance(json.loads(state), dict)
+    other = Judgement(Detection())
+    other.restore(state)
+    for sample in after:
+        assert one.see(sample) == other.see(sample)
+        assert one.health == other.health
+    assert one.state() == other.state()
+
+
+def test_a_suspect_state_is_resumed_as_suspect():
+    """A checkpoint saved in the middle of a spike carries the spike along."""
+    one, other = Judgement(Detection()), Judgement(Detection())
+    for sample in rows([*losses(100), 6.0]):
+        one.see(sample)
+    other.restore(one.state())
+    assert other.health == "suspect"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"watch": 5}',
+        '{"watch": {"schema": 2}}',
+        '{"watch": {"schema": 1, "judges": {"loss_spike": {"baseline": {"level": {"size": "x", "values": ["y"]}}}}}}',
+        '{"watch": {"schema": 1}, "open": ["no such kind"]}',
+    ],
+)
+def test_a_state_that_cannot_be_read_changes_nothing(text):
+    """It is an error for the guard to tell, and the detectors go on as they were."""
+    judgement = Judgement(Detection())
+    for sample in rows(losses(50)):
+        judgement.see(sample)
+    before = judgement.state()
+    with pytest.raises(Exception):  # noqa: B017  (whatever it is, the guard tells it)
+        judgement.restore(text)
+    assert judgement.state() == before
+
+
+def test_a_rise_that_lasts_began_with_its_spike():
+    """A rollback has to reach behind the first step that went wrong, not behind the one that was noticed later."""
+    judgement = Judgement(Detection(patience_rows=12))
+    noise = random.Random(5)
+    found = []
+    for step in range(1, 500):
+        level = 3.0 if step < 400 else 6.0
+        found += judgement.see(Sample(step=step, loss=level * (1 + noise.gauss(0, 0.01))))
+    spike = next(f for f in found if f.kind is Kind.LOSS_SPIKE)
+    grave = next(f for f in found if f.level is Level.INTERVENE)
+    assert spike.onset_step == grave.onset_step == 400

@@ -1,0 +1,324 @@
+"""PyTorch Lightning with Rerail's callback: the real library, a tiny model, one process."""
+
+import json
+import os
+import re
+import signal
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+
+from rerail import checkpoints
+from rerail.mailbox import Told, Wish
+from rerail_agent import manifests
+from rerail_agent.lightning import RerailCallback, resume_from
+from tests.agent.jobs import Ranks, command
+from tests.agent.test_manifests import snippets
+
+STEPS = 12
+LINE = re.compile(r"^rerail step=(\d+) loss=(\S+) .*?lr=(\S+) (?:tokens_per_s=(\d+) )?nonfinite=0", re.M)
+
+
+class Model(LightningModule):
+    """A layer with dropout, and a learning rate that moves."""
+
+    def __init__(self, *, grad_norm: float | None = None) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 1))
+        self.seen: list[float] = []
+        self.logged_norm = grad_norm
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        loss = nn.functional.mse_loss(self.net(x), y)
+        self.seen.append(loss.item())
+        if self.logged_norm is not None:
+            self.log("grad_norm", self.logged_norm)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", self.net(batch[0]).mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=STEPS)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Batches:
+    """Eight batches an epoch; it knows where it is, as torchdata's StatefulDataLoader does."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.data = [(torch.randn(4, 8, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(8)]
+        self.next = 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self.next = self.next, 0
+        for number in range(start, len(self.data)):
+            self.next = (number + 1) % len(self.data)
+            yield self.data[number]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+class Each(Callback):
+    """Does something before a batch."""
+
+    def __init__(self, step: int, work: Any) -> None:
+        self.step, self.work = step, work
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.global_step + 1 == self.step:
+            self.work()
+
+
+def fit(*callbacks: Callback, ckpt_path: str | None = None, model: Model | None = None, **changes: Any) -> Model:
+    """The same model, data and dropout every time."""
+    torch.manual_seed(0)
+    model = model or Model()
+    settings = {"max_steps": STEPS, "max_epochs": -1, "limit_val_batches": 0, "devices": 1, **changes}
+    settings |= {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    settings |= {"enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = Trainer(callbacks=list(callbacks), **settings)
+        trainer.fit(model, Batches(), Batches(), ckpt_path=ckpt_path)
+    return model
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A forked process can have no more, and sums in another order end in other bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(one_thread: None) -> Model:
+    """The same training without Rerail."""
+    return fit()
+
+
+def test_training_is_what_it_was_without_the_callback(undisturbed, new_guard, tmp_path, capsys):
+    """Outside SageMaker: the same losses and weights bit for bit, a metric line for each step, and no checkpoint."""
+    model = fit(RerailCallback(tmp_path, guard=new_guard()), model=None)
+    assert model.seen == undisturbed.seen
+    assert all(torch.equal(value, undisturbed.state_dict()[name]) for name, value in model.state_dict().items())
+    lines = list(LINE.finditer(capsys.readouterr().out))
+    assert [int(line[1]) for line in lines] == list(range(1, STEPS + 1))
+    assert [float(line[2]) for line in lines] == pytest.approx(model.seen, rel=1e-8)
+    assert float(lines[0][3]) == pytest.approx(1e-2 / 3, rel=1e-5)  # the rate of that very step
+    assert names(tmp_path) == []
+
+
+def test_accumulated_gradients_make_one_step_with_their_mean_loss(new_guard, tmp_path, capsys):
+    """Tokens are counted over all batches of a step, and what the module logs as grad_norm is passed on."""
+    callback = RerailCallback(tmp_path, guard=new_guard(), tokens=lambda batch: batch[0].numel())
+    model = fit(callback, model=Model(grad_norm=1.5), accumulate_grad_batches=3, max_steps=3)
+    out = capsys.readouterr().out
+    # Eight batches an epoch: the third step has but two.
+    means = [sum(model.seen[:3]) / 3, sum(model.seen[3:6]) / 3, sum(model.seen[6:8]) / 2]
+    assert [float(line[2]) for line in LINE.finditer(out)] == pytest.approx(means, rel=1e-5)
+    assert out.count("grad_norm=1.5") == 3
+    assert all(line[4] for line in list(LINE.finditer(out))[1:])
+
+
+def test_checkpoints_are_saved_now_and_then_and_the_last_ones_stay(new_guard, tmp_path):
+    """Every five steps and at the end; the manifest says what is in it, and the supervisor takes it."""
+    fit(RerailCallback(tmp_path, guard=new_guard(), save_every=5, keep=2))
+    assert names(tmp_path) == ["step-000000010", "step-000000012"]
+    folder = tmp_path / "step-000000010"
+    assert manifests.is_whole(folder)
+    table = manifest(folder)
+    assert (table["reason"], table["consumed_samples"], table["health"]) == ("periodic", 40, "clean")
+    assert manifest(tmp_path / "step-000000012")["reason"] == "final"
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    seen = checkpoints.read_manifest((folder / "manifest.json").read_text(), uri="s3://b/manifest.json", sizes=sizes)
+    assert seen.step == 10
+    assert seen.is_whole
+
+
+def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_path):
+    """At the very step in which the command arrives; the report names its folder."""
+
+    def ask():
+        bucket.command(command("c1"))
+        bucket.wait_for_report(Told.HEARD)
+
+    model = fit(RerailCallback(tmp_path, guard=new_guard(bucket)), Each(6, ask))
+    report = bucket.wait_for_report(Told.CHECKPOINT)
+    assert (report.command, report.step, report.durability) == ("c1", 6, "local")
+    assert report.path == str(tmp_path / "step-000000006")
+    assert manifest(tmp_path / "step-000000006")["reason"] == "emergency"
+    assert manifest(tmp_path / "step-000000006")["loss"] == pytest.approx(model.seen[5])
+    assert len(model.seen) == STEPS
+
+
+def test_sigterm_saves_and_ends_the_process_with_zero(undisturbed, new_guard, tmp_path):
+    """After the step that is under way, whatever min_steps says; the next attempt goes on bit for bit."""
+    guard = new_guard()
+    with pytest.raises(SystemExit) as ending:
+        fit(RerailCallback(tmp_path, guard=guard), Each(5, lambda: os.kill(os.getpid(), signal.SIGTERM)), min_steps=11)
+    assert ending.value.code == 0
+    assert guard.should_stop
+    assert manifest(tmp_path / "step-000000005")["reason"] == "sigterm"
+    model = fit(RerailCallback(tmp_path, guard=new_guard()), ckpt_path=resume_from(tmp_path))
+    assert model.seen == undisturbed.seen[5:]
+
+
+@pytest.mark.parametrize("save_every", [5, 8])
+def test_a_killed_training_goes_on_as_if_nothing_had_happened(undisturbed, new_guard, tmp_path, save_every):
+    """Killed at step 10, in the middle of an epoch or after its end: the same losses bit for bit, dropout included."""
+    child = os.fork()
+    if child == 0:
+        die = Each(10, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        fit(RerailCallback(tmp_path, guard=new_guard(), save_every=save_every), die)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    found = resume_from(tmp_path)
+    assert found == str(tmp_path / f"step-{save_every:09d}" / "lightning.ckpt")
+    model = fit(RerailCallback(tmp_path, guard=new_guard(), save_every=save_every), ckpt_path=found)
+    assert model.seen == undisturbed.seen[save_every:]
+    assert all(torch.equal(value, undisturbed.state_dict()[name]) for name, value in model.state_dict().items())
+    assert manifest(tmp_path / "step-000000012")["consumed_samples"] == 4 * STEPS
+
+
+def test_a_finished_training_has_nothing_more_to_do(new_guard, tmp_path):
+    """Started again from its last checkpoint, it makes no step."""
+    fit(RerailCallback(tmp_path, guard=new_guard(), save_every=5))
+    assert fit(RerailCallback(tmp_path, guard=new_guard(), save_every=5), ckpt_path=resume_from(tmp_path)).seen == []
+
+
+def test_an_attempt_that_is_told_to_go_back_sets_aside_what_came_after(new_guard, tmp_path):
+    """And saves those steps anew, under its own number."""
+    fit(RerailCallback(tmp_path, guard=new_guard(), save_every=4))
+    guard = new_guard(RERAIL_RUN="local", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="4")
+    found = resume_from(tmp_path)
+    assert found == str(tmp_path / "step-000000004" / "lightning.ckpt")
+    assert sorted(path.name for path in (tmp_path / "quarantine").iterdir()) == [
+        "a1-step-000000008",
+        "a1-step-000000012",
+    ]
+    fit(RerailCallback(tmp_path, guard=guard, save_every=4), ckpt_path=found)
+    assert [manifest(tmp_path / name)["attempt"] for name in names(tmp_path)] == [1, 2, 2]
+
+
+def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
+    """Once a newer attempt owns the run, no checkpoint is written any more."""
+
+    def fence():
+        bucket.command(command("c2", attempt=2, wish=Wish.TRAIN))
+        bucket.wait_for_report(Told.REFUSED)
+
+    fit(RerailCallback(tmp_path, guard=new_guard(bucket), save_every=4), Each(6, fence))
+    assert names(tmp_path) == ["step-000000004"]
+
+
+def test_a_save_that_fails_is_refused_and_training_goes_on(new_guard, bucket, tmp_path, monkeypatch):
+    """The supervisor hears why, and nothing that could be taken for a checkpoint is left behind."""
+
+    def full(*arguments: Any, **fields: Any):
+        raise OSError(28, "No space left on device")
+
+    def ask():
+        monkeypatch.setattr(Trainer, "save_checkpoint", full)
+        bucket.command(command("c1"))
+        bucket.wait_for_report(Told.HEARD)
+
+    model = fit(RerailCallback(tmp_path, guard=new_guard(bucket)), Each(6, ask))
+    assert "No space left" in bucket.wait_for_report(Told.REFUSED).reason
+    assert len(model.seen) == STEPS
+    assert resume_from(tmp_path) is None
+
+
+def test_evaluations_and_saves_are_no_slow_steps(new_guard, tmp_path):
+    """The heartbeat tells them apart, and what comes after the last step is no hang either."""
+    guard = new_guard()
+    phases = set()
+
+    class Spy(Callback):
+        def on_validation_batch_end(self, *arguments):
+            phases.add(("evaluating", str(guard._progress.phase)))
+
+        def on_save_checkpoint(self, *arguments):
+            phases.add(("saving", str(guard._progress.phase)))
+
+        def on_train_batch_start(self, trainer, *arguments):
+            if trainer.global_step:
+                phases.add(("stepping", str(guard._progress.phase)))
+
+    callback = RerailCallback(tmp_path, guard=guard, save_every=4)
+    fit(Spy(), callback, limit_val_batches=2, val_check_interval=4, num_sanity_val_steps=1)
+    assert phases == {("evaluating", "evaluation"), ("saving", "save"), ("stepping", "step")}
+    assert guard._progress.phase == "evaluation"
+
+
+def test_the_detectors_remember_across_a_resume(new_guard, tmp_path):
+    """What they had learnt by step 8 is what they know when a successor starts there."""
+    first, second = new_guard(), new_guard()
+    fit(RerailCallback(tmp_path, guard=first, save_every=8), max_steps=8)
+    remembered: list[Any] = []
+    remember = Each(9, lambda: remembered.append(second.state_dict()))
+    fit(RerailCallback(tmp_path, guard=second), remember, max_steps=9, ckpt_path=resume_from(tmp_path))
+    assert remembered == [first.state_dict()]
+
+
+def test_the_page_for_users_shows_a_script_that_works(new_guard, tmp_path):
+    """It trains to the end, and started again it finds nothing left to do."""
+    new_guard().close(within_s=0.2)  # its environment is what Guard.from_env() finds
+    (text,) = snippets("PyTorch Lightning")
+    settings = {"max_steps": 3, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    for steps in (3, 0):
+        names: dict[str, Any] = {"checkpoints": tmp_path, "model": Model(), "loader": Batches(), "settings": settings}
+        exec(compile(text, "docs/scripts.md", "exec"), names)
+        names["trainer"].callbacks[0].guard.close(within_s=0.2)
+        assert len(names["model"].seen) == steps
+    assert manifest(tmp_path / "step-000000003")["reason"] == "final"
+
+
+@pytest.mark.slow
+def test_all_ranks_save_and_stop_at_the_same_step(tmp_path):
+    """SIGTERM comes to one of two: both save after the step in which it came, and both go on from there.
+
+    Lightning's own handler would begin a collective on the rank that has the signal, and the other knows nothing of it.
+    """
+    ranks = Ranks(two_ranks, 2, environment={"SAGEMAKER_BASE_DIR": str(tmp_path)}, folder=str(tmp_path / "out"))
+    assert ranks.answers(within_s=120) == [(0, str(tmp_path / "out/step-000000006/lightning.ckpt"))] * 2
+    table = manifest(tmp_path / "out" / "step-000000006")
+    assert (table["reason"], table["world_size"], table["consumed_samples"]) == ("sigterm", 2, 48)
+
+
+def two_ranks(rank: int, *, say: Any, folder: str) -> tuple[Any, str | None]:
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "one"}
+    callbacks = [RerailCallback(folder)]
+    if rank == 1:
+        callbacks.append(Each(6, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    try:
+        fit(*callbacks, devices=2, strategy="ddp", ckpt_path=resume_from(folder))
+    except SystemExit as ending:
+        return ending.code, resume_from(folder)
+    return None, None

@@ -1,0 +1,243 @@
+"""The background thread, with the real SDK against a bucket service of this machine."""
+
+import time
+
+import pytest
+
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.mailbox import Wish
+from tests.agent.fake_s3 import Bucket
+from tests.agent.jobs import command
+
+SPIKE = Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5")
+
+
+def train_until_wanted(guard, first: int = 1) -> int:
+    """Steps until a checkpoint is wanted; that step."""
+    for step in range(first, first + 1000):
+        guard.step(step=step, loss=2.0, log=False)
+        if guard.wants_checkpoint:
+            return step
+        time.sleep(0.005)
+    raise AssertionError("nobody wanted a checkpoint")
+
+
+def test_hello_heard_checkpoint(bucket: Bucket, new_guard):
+    """The whole handshake: hello, a command, heard, a save, and the report with the command's id."""
+    guard = new_guard(bucket)
+    hello = bucket.wait_for_report("hello")
+    assert (hello.id, hello.run, hello.attempt, hello.job) == ("a001-hello", "night", 1, "night")
+    bucket.command(command())
+    step = train_until_wanted(guard)
+    assert guard.reason == "emergency"
+    assert bucket.wait_for_report("heard").command == "c1"
+    guard.step(step=step + 1, loss=2.0)
+    assert not guard.wants_checkpoint
+    guard.committed("/opt/ml/checkpoints/step-x", step)
+    report = bucket.wait_for_report("checkpoint")
+    assert (report.command, report.step, report.durability) == ("c1", step, "local")
+
+
+def test_commands_follow_one_another(bucket: Bucket, new_guard):
+    """Each id is one wish, granted once."""
+    guard = new_guard(bucket)
+    step = 0
+    for id in ("c1", "c2"):
+        bucket.command(command(id))
+        step = train_until_wanted(guard, step + 1)
+        guard.committed("s3://b/p", step)
+        bucket.wait_for(lambda id=id: f"a001-checkpoint-{id}" in bucket.reports())
+    assert {report.durability for report in bucket.reports().values() if report.told == "checkpoint"} == {"remote"}
+
+
+def test_an_unchanged_command_is_not_read_twice(bucket: Bucket, new_guard):
+    """The poll is conditional: S3 answers 304."""
+    bucket.command(command(wish=Wish.TRAIN))
+    new_guard(bucket)
+
+    def statuses() -> list[int]:
+        return [request.status for request in bucket.requests if request.method == "GET"]
+
+    bucket.wait_for(lambda: statuses().count(304) >= 3)
+    assert statuses().count(200) == 1
+
+
+def test_a_save_that_fails_is_reported(bucket: Bucket, new_guard, capfd):
+    """step() catches what the save raises, and tells whoever waits for it."""
+
+    def save(reason: str) -> str:
+        raise OSError("no space left")
+
+    guard = new_guard(bucket, save=save)
+    bucket.command(command())
+    train_until_wanted(guard)
+    report = bucket.wait_for_report("refused")
+    assert "no space left" in report.reason
+    assert report.command == "c1"
+    assert "no space left" in capfd.readouterr().err
+
+
+def test_step_saves_by_itself_when_it_was_told_how(bucket: Bucket, new_guard):
+    """Guard(save=...) needs no further line in the loop."""
+    reasons = []
+    guard = new_guard(bucket, save=lambda reason: reasons.append(reason) or "/fsx/step-1")
+    bucket.command(command())
+    step = train_until_wanted(guard)
+    assert bucket.wait_for_report("checkpoint").step == step
+    assert reasons == ["emergency"]
+
+
+def test_the_heartbeat_says_where_the_job_is(bucket: Bucket, new_guard):
+    """Its step, its loss, its speed, and what it is doing."""
+    guard = new_guard(bucket)
+    assert bucket.wait_for(bucket.heartbeat).phase == "startup"
+    for step in range(1, 20):
+        guard.step(step=step, loss=2.5, tokens=1000, log=step % 5 == 0)
+        time.sleep(0.01)
+    beat = bucket.wait_for(lambda: (b := bucket.heartbeat()) and b.step == 19 and b)
+    assert (beat.run, beat.attempt, beat.phase, beat.loss) == ("night", 1, "step", 2.5)
+    assert beat.moved_at is not None
+    assert 0.005 < (beat.step_seconds or 0.01) < 0.1
+    assert 10_000 < beat.tokens_per_s < 200_000
+    with guard.phase("save"):
+        assert bucket.wait_for(lambda: (b := bucket.heartbeat()) and b.phase == "save")
+    guard.step(step=20, loss=float("nan"))
+    assert bucket.wait_for(lambda: (b := bucket.heartbeat()) and b.step == 20 and b.loss is None)
+
+
+def test_findings_are_filed_once(bucket: Bucket, new_guard, capfd):
+    """Each kind, level and onset; people read them on stderr too."""
+    guard = new_guard(bucket)
+    guard.report(SPIKE)
+    report = bucket.wait_for_report("findings")
+    assert report.findings == (SPIKE,)
+    assert "warn: loss_spike at step 60: loss 5" in capfd.readouterr().err
+
+
+def test_a_spike_is_told_and_wants_a_suspect_checkpoint(bucket: Bucket, new_guard):
+    """Spikes mostly mend by themselves: nothing but a save comes of the warning, and no command is answered with it."""
+    guard = new_guard(bucket)
+    wanted = []
+    for step in range(1, 130):
+        guard.step(step=step, loss=9.0 if step in (100, 101) else 2.0 + step % 7 / 100, log=False)
+        if guard.wants_checkpoint:
+            wanted.append((step, guard.reason, guard.health))
+            guard.committed("/p", step)
+    assert wanted == [(100, "warning", "suspect")]
+    assert guard.health == "clean"
+    assert bucket.wait_for_report("findings").findings[0].onset_step == 100
+    assert "checkpoint" not in {report.told for report in bucket.reports().values()}
+
+
+def test_saving_on_a_warning_can_be_switched_off(bucket: Bucket, new_guard):
+    """The finding is told all the same."""
+    guard = new_guard(bucket, RERAIL_SAVE_ON_WARNING="off")
+    for step in range(1, 110):
+        guard.step(step=step, loss=9.0 if step == 100 else 2.0 + step % 7 / 100, log=False)
+        assert not guard.wants_checkpoint
+    assert bucket.wait_for_report("findings")
+
+
+def test_a_broken_command_is_refused_once_and_changes_nothing(bucket: Bucket, new_guard):
+    """The next good one is heard."""
+    guard = new_guard(bucket)
+    bucket.put("runs/night/command.json", b'{"schema": 1}')
+    assert "type" in bucket.wait_for_report("refused").reason
+    guard.step(step=1, loss=2.0)
+    assert not guard.wants_checkpoint
+    bucket.command(command())
+    train_until_wanted(guard, 2)
+    assert len([report for report in bucket.reports().values() if report.told == "refused"]) == 1
+
+
+def test_a_fenced_attempt_saves_no_more(bucket: Bucket, new_guard):
+    """A newer attempt owns the run: no checkpoint is wanted, for whatever reason."""
+    guard = new_guard(bucket)
+    bucket.command(command(attempt=2, wish=Wish.TRAIN))
+    for step in range(1, 1000):
+        guard.step(step=step, loss=2.0, log=False)
+        if guard.fenced:
+            break
+        time.sleep(0.005)
+    guard.step(step=step + 1, loss=2.0)
+    guard._agreement.hoist(1)
+    guard.step(step=step + 2, loss=2.0)
+    assert guard.should_stop
+    assert not guard.wants_checkpoint
+    assert "attempt 2 owns the run" in bucket.wait_for_report("refused").reason
+
+
+def test_after_an_outage_everything_arrives_once_and_under_its_name(bucket: Bucket, new_guard, monkeypatch, capfd):
+    """Reports wait, the training does not; one line tells of the trouble and one of its end."""
+    monkeypatch.setattr("rerail_agent.courier.PATIENCE_S", (0.02, 0.1))
+    bucket.broken = {"PUT": (503, "SlowDown"), "GET": (500, "InternalError")}
+    guard = new_guard(bucket)
+    guard.report(SPIKE)
+    bucket.wait_for(lambda: len([r for r in bucket.requests if r.method == "PUT"]) > 5)
+    assert not bucket.reports()
+    began = time.perf_counter()
+    guard.step(step=1, loss=2.0)
+    assert time.perf_counter() - began < 0.1
+    bucket.broken = {}
+    bucket.command(command())
+    train_until_wanted(guard)
+    bucket.wait_for_report("heard")
+    assert sorted(bucket.reports()) == ["a001-findings-loss_spike-warn-58", "a001-heard-c1", "a001-hello"]
+    told = capfd.readouterr().err
+    assert told.count("SlowDown") == 1
+    assert told.count("works again") == 2
+
+
+def test_without_permission_one_line_says_so_and_it_is_tried_rarely(bucket: Bucket, new_guard, capfd):
+    """A role that may not write there costs nothing but what the mailbox is for."""
+    bucket.broken = {"PUT": (403, "AccessDenied"), "GET": (403, "AccessDenied")}
+    guard = new_guard(bucket)
+    bucket.wait_for(lambda: len(bucket.requests) >= 2)
+    time.sleep(0.4)
+    assert len(bucket.requests) == 2
+    assert [line.count("AccessDenied") for line in capfd.readouterr().err.splitlines()] == [1, 1]
+    began = time.perf_counter()
+    guard.close()
+    assert time.perf_counter() - began < 1.5
+
+
+def test_a_role_that_may_not_list_still_hears_commands(bucket: Bucket, new_guard, capfd):
+    """Without s3:ListBucket S3 denies what merely is not there yet: reports flow, and polling goes on at its pace."""
+    bucket.broken = {"GET": (403, "AccessDenied")}
+    guard = new_guard(bucket)
+    bucket.wait_for_report("hello")
+    bucket.wait_for(lambda: len([r for r in bucket.requests if r.status == 403]) >= 3)
+    bucket.broken = {}
+    bucket.command(command())
+    train_until_wanted(guard)
+    assert capfd.readouterr().err.count("AccessDenied") == 1
+
+
+def test_a_bucket_that_is_not_reachable_does_not_hold_up_the_end(bucket: Bucket, new_guard):
+    """close() waits for the last mail, but not for a network that is not there."""
+    guard = new_guard(bucket, AWS_ENDPOINT_URL="http://127.0.0.1:9")
+    time.sleep(0.2)
+    guard.report(SPIKE)
+    began = time.perf_counter()
+    guard.close(within_s=1.0)
+    guard.close()
+    assert time.perf_counter() - began < 3
+
+
+def test_the_last_report_gets_out_before_the_end(bucket: Bucket, new_guard):
+    """close() sends what is queued."""
+    guard = new_guard(bucket)
+    bucket.wait_for_report("hello")
+    guard.report(SPIKE)
+    guard.close()
+    assert "a001-findings-loss_spike-warn-58" in bucket.reports()
+
+
+@pytest.mark.parametrize("rank", ["1", "7"])
+def test_only_rank_0_talks_to_the_mailbox(bucket: Bucket, new_guard, rank):
+    """The others do not even look."""
+    guard = new_guard(bucket, RANK=rank)
+    guard.step(step=1, loss=2.0)
+    guard.report(SPIKE)
+    time.sleep(0.2)
+    assert bucket.requests == []

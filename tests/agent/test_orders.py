@@ -1,0 +1,146 @@
+"""Commands and their answers, without a network."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.mailbox import Durability, Report, Told, Wish, read_report, write
+from rerail_agent.identity import Identity
+from rerail_agent.orders import Heard, Orders
+from tests.agent.jobs import command
+
+ME = Identity(run="night", attempt=2, job="night-a002")
+NOW = datetime.now(UTC)
+
+
+def orders() -> Orders:
+    return Orders(ME)
+
+
+def mine(id: str = "c1", **fields: object) -> bytes:
+    return write(command(id, attempt=2, **fields))
+
+
+def read(report: Report | None) -> Report:
+    """As the supervisor reads it."""
+    assert report is not None
+    return read_report(write(report), run="night", id=report.id)
+
+
+def test_a_wish_for_a_checkpoint_is_heard_and_then_answered():
+    """The answer carries the command's id, the step, and where the checkpoint lies."""
+    desk = orders()
+    heard = desk.hear(mine(), at=NOW)
+    assert (heard.save, heard.fenced, read(heard.report).told) == (True, False, Told.HEARD)
+    desk.agreed(61)
+    answer = read(desk.committed("s3://b/step-61", step=61, durability=Durability.REMOTE, at=NOW))
+    assert (answer.id, answer.command, answer.step) == ("a002-checkpoint-c1", "c1", 61)
+    assert desk.committed("s3://b/step-90", step=90, durability=Durability.REMOTE, at=NOW) is None
+
+
+def test_only_what_was_saved_at_the_agreed_step_or_later_answers():
+    """A periodic save that was under way when the command came is not what was asked for."""
+    desk = orders()
+    desk.hear(mine(), at=NOW)
+    assert desk.committed("p", step=50, durability=Durability.LOCAL, at=NOW) is None
+    desk.agreed(61)
+    assert desk.committed("p", step=50, durability=Durability.LOCAL, at=NOW) is None
+    assert read(desk.committed("p", step=None, durability=Durability.LOCAL, at=NOW)).step == 61
+
+
+def test_the_same_command_again_is_no_news():
+    """S3 gives what is there; only another id is another command."""
+    desk = orders()
+    assert desk.hear(mine(), at=NOW).save
+    assert desk.hear(mine(), at=NOW) == Heard()
+    assert desk.hear(mine("c2"), at=NOW).save
+
+
+def test_an_older_attempts_command_is_not_ours():
+    """It lies there from before this attempt was started."""
+    assert orders().hear(write(command(attempt=1)), at=NOW) == Heard()
+
+
+def test_owning_the_run_asks_for_nothing():
+    """What every attempt finds in the mailbox when it starts."""
+    assert orders().hear(mine(wish=Wish.TRAIN), at=NOW) == Heard()
+
+
+@pytest.mark.parametrize("wish", list(Wish))
+def test_a_newer_attempt_fences_this_one(wish):
+    """It says so once, as the answer to the command that it cannot grant any more if there is one."""
+    desk = orders()
+    desk.hear(mine(), at=NOW)
+    heard = desk.hear(write(command("c9", attempt=3, wish=wish)), at=NOW)
+    answer = read(heard.report)
+    assert (heard.fenced, heard.save, answer.told, answer.command) == (True, False, Told.REFUSED, "c1")
+    assert answer.reason == "attempt 3 owns the run: attempt 2 saves no more"
+    assert desk.hear(write(command("c10", attempt=3)), at=NOW) == Heard(fenced=True)
+    desk.agreed(5)
+    assert desk.committed("p", step=5, durability=Durability.LOCAL, at=NOW) is None
+
+
+def test_past_its_deadline_a_command_is_refused():
+    """Nobody waits for the answer any more: it changes nothing."""
+    late = orders().hear(mine(left_s=-3600), at=NOW)
+    answer = read(late.report)
+    assert (late.save, answer.told, answer.command) == (False, Told.REFUSED, "c1")
+    assert "deadline passed" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"{}", "schema"),
+        (b" " * 70_000, "at most"),
+        (mine().replace(b'"night"', b'"day"'), "field 'run'"),
+        (mine().replace(b'"checkpoint"', b'"dance"'), "dance"),
+        (json.dumps({"schema": 1, "type": "Command", "id": "c1"}).encode(), "missing"),
+    ],
+)
+def test_what_is_no_command_for_this_run_is_refused_once_with_the_reason(text, words):
+    """It changes nothing, however often it is read."""
+    desk = orders()
+    answer = desk.hear(text, at=NOW)
+    assert (answer.save, answer.fenced) == (False, False)
+    assert words in read(answer.report).reason
+    assert desk.hear(text, at=NOW) == Heard()
+    assert desk.hear(mine(), at=NOW).save
+
+
+def test_a_save_that_fails_is_answered_once():
+    """Whoever waits for the checkpoint should not wait until the deadline."""
+    desk = orders()
+    assert desk.failed("no disk", at=NOW) is None
+    desk.hear(mine(), at=NOW)
+    answer = read(desk.failed("no disk left " * 100, at=NOW))
+    assert (answer.id, answer.command, answer.told) == ("a002-refused-c1", "c1", Told.REFUSED)
+    assert desk.failed("again", at=NOW) is None
+
+
+def test_ids_are_the_same_for_the_same_thing_and_differ_otherwise():
+    """A report that is sent twice overwrites itself; no two things share a name, and every name is a legal one."""
+    at = NOW + timedelta(seconds=5)
+    spike = Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5")
+    assert orders().found(spike, at=NOW).id == orders().found(spike, at=at).id == "a002-findings-loss_spike-warn-58"
+    start = Finding(Kind.STARTUP_STALL, Level.INTERVENE, None, None, "no step")
+    others = [spike, replace(spike, onset_step=61), replace(spike, level=Level.INTERVENE), start]
+    odd = ["c/1", "c 1", "c:1", "ü" * 128, "x" * 128, "x" * 127 + "y", "../../heartbeat"]
+    reports = [orders().found(finding, at=NOW) for finding in others] + [orders().hello(at=NOW)]
+    reports += [orders().hear(mine(id), at=NOW).report for id in odd]
+    assert len({read(report).id for report in reports}) == len(reports)
+
+
+@pytest.mark.parametrize("character", ["x", "\n", '"', "\\", "é", "火", "\udcff", "😀"])
+def test_evidence_is_cut_to_what_its_reader_takes(character):
+    """JSON makes twelve bytes of one rare character, and half of one is no text."""
+    finding = Finding(Kind.STALL, Level.INTERVENE, 60, 60, f"stuck in {character}")
+    report = read(orders().found(finding, at=NOW, evidence=f"main thread {character * 100_000}"))
+    assert report.evidence.startswith("main thread ")
+    assert len(report.evidence) > 5_000
