@@ -7,16 +7,16 @@ NODE = $(abspath $(shell $(BIN)/python -c "from pathlib import Path; import node
 CDK = PATH="$(NODE):$(abspath $(BIN)):$$PATH" npx --yes aws-cdk@2.1148.1
 SCENARIO ?= crash
 
-.PHONY: help demo test check bench format synth deploy clean
+.PHONY: help demo test check bench bench-training format synth deploy clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(VENV)/ready: pyproject.toml
 	@echo "setting up $(VENV): Python packages, the CDK with its Node, PyTorch (2-3 minutes, once)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --upgrade pip
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ".[functions,stacks,local,container,backtest,dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ".[functions,stacks,local,container,frameworks,backtest,dev]"
 	@touch $@
 
 demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (SCENARIO=crash|bug|spike|stall|...)
@@ -32,6 +32,13 @@ check: $(VENV)/ready ## linter, formatter, type checker
 
 bench: $(VENV)/ready ## our detectors beside published rules, on real training logs
 	$(BIN)/python -m bench.detection --plateau --floor bench/floor.json
+
+bench-training: $(VENV)/ready ## saves, agent, exactness, signals and kills, as ratios measured in one run (20-30 minutes)
+	$(BIN)/python -m bench.saving
+	$(BIN)/python -m bench.agent
+	$(BIN)/python -m bench.exactness
+	$(BIN)/python -m bench.signals
+	$(BIN)/python -m bench.killing
 
 format: $(VENV)/ready ## mend what the linter and the formatter can
 	$(BIN)/ruff check --fix .

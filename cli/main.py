@@ -4,6 +4,7 @@ import typer
 
 from cli import local_aws, operators, runs
 from cli.backtest.command import backtest
+from cli.checkpoints import checkpoints
 from cli.demo import command as demo
 from cli.diagnose import diagnose
 from cli.metrics import metrics
@@ -20,6 +21,7 @@ app.command()(metrics)
 app.command()(backtest)
 app.command()(runs.status)
 app.command()(runs.show)
+app.command()(checkpoints)
 app.command()(operators.hold)
 app.command()(operators.release)
 app.command()(operators.stop)

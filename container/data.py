@@ -1,22 +1,35 @@
 """Seeded bytes to train on, addressed by absolute sample id, so that the data position is one number.
 
-Sample ids count up from 0 for the whole run. A batch is the next `batch_size` ids, dealt out to the ranks in turn: any
-number of ranks reads every id exactly once, and a resumed run goes on at the next id.
+Sample ids count up from 0 for the whole run. A batch is the next `batch_size` ids that are not to be skipped, dealt out
+to the ranks in turn: any number of ranks reads every one of them exactly once, and a resumed run goes on at the next.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from failure import DataError
+from rerail_agent.failure import DataError
 
 SYNTHETIC_BYTES = 1 << 17
 
 
-def sample_ids(consumed: int, batch_size: int, *, rank: int, world_size: int) -> range:
-    """The ids that one rank reads of the batch that begins at `consumed`."""
-    return range(consumed + rank, consumed + batch_size, world_size)
+def batch_ids(consumed: int, batch_size: int, *, skipped: Sequence[range] = ()) -> list[int]:
+    """The ids of the batch that begins at `consumed`; the next one begins after the last of them.
+
+    `skipped` is in ascending order. Ids after a skipped range move up, so that every batch is full.
+    """
+    ids: list[int] = []
+    for gap in skipped:
+        ids += range(consumed, min(gap.start, consumed + batch_size - len(ids)))
+        consumed = max(consumed, gap.stop)
+    return ids + list(range(consumed, consumed + batch_size - len(ids)))
+
+
+def dealt(ids: Sequence[int], *, rank: int, world_size: int) -> Sequence[int]:
+    """What one of `world_size` ranks reads of a batch."""
+    return ids[rank::world_size]
 
 
 class Corpus:
@@ -41,7 +54,7 @@ class Corpus:
             self._order = (epoch, np.random.default_rng([self.seed, epoch]).permutation(self.windows))
         return int(self._order[1][position])
 
-    def batch(self, ids: range) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets, both int64 of shape (len(ids), context)."""
         starts = [self.window(sample_id) * self.context for sample_id in ids]
         rows = np.stack([self.bytes[start : start + self.context + 1] for start in starts])

@@ -6,7 +6,7 @@ Every kind takes `attempt=N` (only in that attempt). Those marked * hit rank 0 a
 
 bug *    numpy raises, and the rank fails
 oom *    torch's allocator refuses four pebibytes
-kill *   SIGKILL to the node
+kill *   SIGKILL to the rank and its launcher
 exit *   the process ends with `code=1`
 hang *   the rank stays away from the next collective and does not hear SIGTERM
 spike    the last layer's weights change their sign, and Adam's second moments are so large from then on that it cannot
@@ -25,7 +25,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn
@@ -116,13 +115,11 @@ class Plan:
     def of(cls, drills: tuple[Drill, ...], *, attempt: int, rank: int, world_size: int) -> "Plan":
         return cls(tuple(each for each in drills if each.concerns(attempt=attempt, rank=rank, world_size=world_size)))
 
-    def strike(
-        self, step: int, *, model: nn.Module, optimizer: torch.optim.Optimizer, stopped: Callable[[], bool]
-    ) -> None:
+    def strike(self, step: int, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """As a step begins. A bug and an exhausted memory come back as exceptions, an exit and a stall do not."""
         for drill in self.drills:
             if drill.holds(step):
-                break_down(drill, model=model, optimizer=optimizer, stopped=stopped)
+                break_down(drill, model=model, optimizer=optimizer)
 
     def wrong_labels(self, step: int) -> float:
         """The share of labels that is wrong in this step's batch, 0 for a good one."""
@@ -137,9 +134,7 @@ class Plan:
         return any(drill.kind is Kind.BLIND and drill.holds(step) for drill in self.drills)
 
 
-def break_down(
-    drill: Drill, *, model: nn.Module, optimizer: torch.optim.Optimizer, stopped: Callable[[], bool]
-) -> None:
+def break_down(drill: Drill, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Has the fault happen here and now, if it is one of a moment."""
     match drill.kind:
         case Kind.BUG:
@@ -157,7 +152,7 @@ def break_down(
         case Kind.NAN:
             poison(model)
         case Kind.STALL:
-            stall(stopped)
+            stall()
         case Kind.HEAL | Kind.SLOW | Kind.BLIND:
             pass  # the loop asks for them at their places
 
@@ -179,26 +174,37 @@ def hang() -> NoReturn:
         time.sleep(60)
 
 
-def stall(stopped: Callable[[], bool]) -> NoReturn:
+def stall() -> NoReturn:
     """All ranks stall, so none waits in a collective and runs into its timeout: the job just stands still."""
-    while not stopped():
-        time.sleep(0.05)
-    sys.exit(0)
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
+    try:
+        while True:
+            time.sleep(3600)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def damage(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Every likely token becomes unlikely; with its moments as they were, Adam would mend that within 50 steps."""
     *_, last_layer = model.parameters()
     with torch.no_grad():
-        last_layer.neg_()
+        own_part(last_layer).neg_()
     for moments in optimizer.state.values():
-        moments["exp_avg_sq"].mul_(1e12)  # updates a million times smaller; beta2=0.95 needs 540 steps to forget it
+        # Updates a million times smaller; beta2=0.95 needs 540 steps to forget it.
+        own_part(moments["exp_avg_sq"]).mul_(1e12)
 
 
 def poison(model: nn.Module) -> None:
+    """One weight of each rank's part; a part without any (more ranks than rows) is spared."""
     *_, last_layer = model.parameters()
     with torch.no_grad():
-        last_layer.view(-1)[0] = torch.nan
+        part = own_part(last_layer)
+        part[:1, :1] = torch.nan
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor that may be split over the ranks (a DTensor); a change in it is one in there."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def mislabel(targets: torch.Tensor, share: float, *, step: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What SageMaker and Rerail told this container: its folders, its run and attempt, and where it may resume."""
+"""What SageMaker and Rerail told this container: its folders, its run and attempt, where to resume, what to skip."""
 
 import json
 import os
@@ -6,7 +6,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+
+class Saved(Protocol):
+    """What a checkpoint's manifest says of where it comes from."""
+
+    @property
+    def run(self) -> str: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def health(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -14,25 +30,51 @@ class Job:
     """One attempt of a run, as seen from inside its container.
 
     `resume_at_most` is the newest step this attempt may resume from: None for any, 0 for a start from scratch.
+    `skipped` are the samples that this attempt passes over, in ascending order; `checkpoint_place` is a folder or an
+    `s3://` prefix that takes the place of the folder which SageMaker copies to S3.
     """
 
     base: Path
     run: str
     attempt: int
     resume_at_most: int | None
+    skipped: tuple[range, ...] = ()
+    checkpoint_place: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Job":
-        """A first job has no RERAIL_ variables; a successor without RERAIL_RESUME_STEP starts from scratch."""
+        """A first job has no RERAIL_ variables; a successor without RERAIL_RESUME_STEP saves where Rerail cannot look,
+        and takes what it finds there."""
         run = environment.get("RERAIL_RUN") or environment.get("TRAINING_JOB_NAME") or "local"
         attempt = _whole_number(environment, "RERAIL_ATTEMPT")
-        step = _whole_number(environment, "RERAIL_RESUME_STEP")
-        at_most = step if step is not None or attempt is None else 0
-        return cls(base=base_folder(environment), run=run, attempt=attempt or 1, resume_at_most=at_most)
+        return cls(
+            base=base_folder(environment),
+            run=run,
+            attempt=attempt or 1,
+            resume_at_most=_whole_number(environment, "RERAIL_RESUME_STEP"),
+            skipped=read_ranges(environment.get("RERAIL_SKIP_SAMPLES", "")),
+            checkpoint_place=environment.get("RERAIL_CHECKPOINTS", ""),
+        )
 
     @property
-    def checkpoints(self) -> Path:
-        return self.base / "checkpoints"
+    def checkpoints(self) -> str:
+        return self.checkpoint_place or str(self.base / "checkpoints")
+
+    def may_resume_from(self, saved: "Saved") -> bool:
+        """Whether a checkpoint is not too new for this attempt."""
+        # SageMaker restarts a job in place after a hardware repair, with the environment of its first start: what this
+        # same attempt has saved since then is newer than the step named there.
+        is_own = (saved.run, saved.attempt) == (self.run, self.attempt)
+        return self.resume_at_most is None or saved.step <= self.resume_at_most or is_own
+
+    def trusts(self, saved: "Saved") -> bool:
+        """The same, if nothing was wrong with the loss when it was saved."""
+        return saved.health == "clean" and self.may_resume_from(saved)
+
+    def mistrusts(self, saved: "Saved") -> bool:
+        """Told to go back, an attempt does not trust what earlier ones saved after that step. Its own stays, for a
+        restart in place."""
+        return saved.run != self.run or saved.attempt < self.attempt
 
     @property
     def model(self) -> Path:
@@ -71,6 +113,25 @@ class Cluster:
     @property
     def node_rank(self) -> int:
         return self.hosts.index(self.current_host)
+
+
+def read_ranges(text: str) -> tuple[range, ...]:
+    """`10240-10495,20000-20015`, each with its last sample, in ascending order and with nothing in two of them."""
+    ranges: list[range] = []
+    for first, last in sorted(_ends(part.strip()) for part in text.split(",") if part.strip()):
+        if ranges and first <= ranges[-1].stop:
+            ranges[-1] = range(ranges[-1].start, max(ranges[-1].stop, last + 1))
+        else:
+            ranges.append(range(first, last + 1))
+    return tuple(ranges)
+
+
+def _ends(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", text)
+    if not match or int(match[1]) > int(match[2]):
+        remedy = "write first-last, joined by commas, such as 10240-10495,20000-20015"
+        raise ValueError(f"RERAIL_SKIP_SAMPLES: {text!r} is no range of sample ids; {remedy}")
+    return int(match[1]), int(match[2])
 
 
 def base_folder(environment: Mapping[str, str] = os.environ) -> Path:

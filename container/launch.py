@@ -1,67 +1,84 @@
-"""PID 1 of the image: turns SageMaker's files into a command line and becomes the training process.
+"""PID 1 of the image: turns SageMaker's files into a command line and runs it under the agent's init.
 
-It replaces itself (exec) and never stays as a parent: a parent that is PID 1 and does not forward SIGTERM is why a Stop
-never reaches the script in the stock images. Run: `python launch.py`, no arguments.
+Init passes SIGTERM on to the ranks, reaps, and says why a rank failed that could not say so: see rerail_agent/init.py.
+Run: `python launch.py`, no arguments.
 """
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-import failure
+import mpi
+from instances import network_settings
 from job import Cluster, base_folder, failure_file, read_json
+from rerail_agent import failure, init
 
 TRAIN = Path(__file__).with_name("train.py")
 DEFAULT_PORT = 7777  # the port that AWS's toolkit uses between the hosts of a job
+OURS = ("RERAIL_LAUNCHER", "RERAIL_PROCESSES_PER_NODE")  # hyperparameters that train.py does not know
 
 
-def main() -> None:
+def main() -> NoReturn:
+    # What comes while this file reads others waits, blocked, until init has its handlers: Linux keeps a blocked signal
+    # even for PID 1, and drops every other that PID 1 has no handler for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, init.STOPS)
     base = base_folder()
     with failure.recorded(failure_file(base), rank=0):
         hyperparameters = read_hyperparameters(base)
         cluster = Cluster.read(base)
+        environment = {
+            **network_settings(cluster.instance_type),
+            **os.environ,
+            **rendezvous(cluster, os.environ),
+            "RERAIL_INSTANCE_TYPE": cluster.instance_type,
+        }
         processes = processes_per_node(hyperparameters)
-        os.environ.update(rendezvous(cluster, os.environ))
-        os.environ["RERAIL_INSTANCE_TYPE"] = cluster.instance_type
-        os.environ["RERAIL_LAUNCHER_PID"] = str(os.getpid())
         arguments = command_line(hyperparameters)
-        if processes == 1:
-            become_the_rank(cluster, arguments)
-        become_torchrun(cluster, processes, arguments)
+        if launcher(hyperparameters) == "mpirun":
+            place = mpi.leave_environment(base, environment)
+            script = [sys.executable, str(TRAIN), *arguments]
+            command = mpi.command(cluster, processes, script, place=place, smddp=shutil.which("smddprun") is not None)
+        elif processes == 1:
+            environment.update(the_only_rank(cluster))
+            command = [sys.executable, str(TRAIN), *arguments]
+        else:
+            command = torchrun(cluster, processes, arguments, environment)
+    # The ranks die with their launcher, which knows itself by this variable, and the launcher with init.
+    sys.exit(init.run(command, environment=environment, pid_as="RERAIL_LAUNCHER_PID"))
 
 
-def become_the_rank(cluster: Cluster, arguments: list[str]) -> None:
-    """One process per node needs no launcher: its exit code and its SIGTERM stay its own."""
-    os.environ.update(
-        RANK=str(cluster.node_rank), WORLD_SIZE=str(len(cluster.hosts)), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1"
-    )
-    # A SIGTERM that comes while torch is imported waits, blocked, until train.py has its handler: the mask and the
-    # pending signal both survive exec, and Linux keeps a blocked signal even for PID 1.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    become([sys.executable, str(TRAIN), *arguments])
+def launcher(hyperparameters: Mapping[str, str]) -> str:
+    """SMDDP has its AllReduce only under mpirun; under torchrun it brings its AllGather and leaves the rest to NCCL."""
+    asked = setting("RERAIL_LAUNCHER", hyperparameters) or "torchrun"
+    if asked not in ("torchrun", "mpirun"):
+        raise ValueError(f"RERAIL_LAUNCHER={asked!r}: must be torchrun or mpirun; leave it out for torchrun")
+    return asked
 
 
-def become_torchrun(cluster: Cluster, processes: int, arguments: list[str]) -> None:
-    """torchrun passes SIGTERM on to its ranks, but then gives them 30 s and ends with 1 even if all of them end with 0.
+def the_only_rank(cluster: Cluster) -> dict[str, str]:
+    """One process per node needs no launcher: its exit code stays its own."""
+    return {
+        "RANK": str(cluster.node_rank),
+        "WORLD_SIZE": str(len(cluster.hosts)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
 
-    SMDDP has its AllReduce only under mpirun; under torchrun it brings its AllGather and leaves the rest to NCCL. This
-    image settles for that: one launcher everywhere.
-    """
-    become(
+
+def torchrun(cluster: Cluster, processes: int, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Its ranks' stdout and stderr stay as they are: no --redirects, no --tee."""
+    return (
         [sys.executable, "-m", "torch.distributed.run", "--max-restarts=0"]
         + [f"--nnodes={len(cluster.hosts)}", f"--node-rank={cluster.node_rank}", f"--nproc-per-node={processes}"]
-        + [f"--master-addr={os.environ['MASTER_ADDR']}", f"--master-port={os.environ['MASTER_PORT']}"]
+        + [f"--master-addr={environment['MASTER_ADDR']}", f"--master-port={environment['MASTER_PORT']}"]
         + [str(TRAIN), *arguments]
     )
-
-
-def become(command: list[str]) -> None:
-    sys.stdout.flush()
-    os.execvp(command[0], command)
 
 
 def read_hyperparameters(base: Path) -> dict[str, str]:
@@ -80,17 +97,21 @@ def decoded(value: str) -> str:
 
 def command_line(hyperparameters: Mapping[str, str]) -> list[str]:
     """`--key=value` for every hyperparameter but those that the SDK and this launcher keep for themselves."""
-    ours = {"RERAIL_PROCESSES_PER_NODE"}
     return [
         f"--{key}={value}"  # one word, so that a value may begin with a dash
         for key, value in sorted(hyperparameters.items())
-        if key not in ours and not key.startswith("sagemaker_")
+        if key not in OURS and not key.startswith("sagemaker_")
     ]
+
+
+def setting(name: str, hyperparameters: Mapping[str, str]) -> str | None:
+    """The environment outweighs the hyperparameter."""
+    return os.environ.get(name) or hyperparameters.get(name)
 
 
 def processes_per_node(hyperparameters: Mapping[str, str]) -> int:
     name = "RERAIL_PROCESSES_PER_NODE"
-    asked = os.environ.get(name) or hyperparameters.get(name)
+    asked = setting(name, hyperparameters)
     if asked is None:
         return max(1, gpu_count())
     if not asked.isdigit() or int(asked) < 1:

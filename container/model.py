@@ -32,11 +32,15 @@ SIZES = {
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward layer, each added to what came in."""
+    """Attention, then a feed-forward layer, each added to what came in.
+
+    `queries_keys_values` is ordered by heads, each head's queries, keys and values side by side: a rank that holds the
+    first half of its rows has half of the heads whole, which is what tensor parallelism asks for (see parallel.py).
+    """
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.heads = size.heads
+        self.head_width = size.width // size.heads
         self.dropout = size.dropout
         self.norm_1 = nn.LayerNorm(size.width)
         self.queries_keys_values = nn.Linear(size.width, 3 * size.width, bias=False)
@@ -50,11 +54,10 @@ class Block(nn.Module):
         return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)))), self.dropout, self.training)
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        heads = self.queries_keys_values(x).view(batch, length, 3, self.heads, width // self.heads)
-        queries, keys, values = heads.permute(2, 0, 3, 1, 4)
+        heads = self.queries_keys_values(x).unflatten(-1, (-1, 3, self.head_width))  # as many heads as this rank has
+        queries, keys, values = heads.permute(3, 0, 2, 1, 4)
         mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        return self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
+        return self.projection(mixed.transpose(1, 2).flatten(2))
 
 
 class GPT(nn.Module):
@@ -73,7 +76,8 @@ class GPT(nn.Module):
         x = self.tokens(inputs) + self.places(torch.arange(inputs.shape[1], device=inputs.device))
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        logits = self.head(self.norm(x)).float()  # of bfloat16 numbers the loss would keep three digits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def _initialise(module: nn.Module) -> None:

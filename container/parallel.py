@@ -1,20 +1,43 @@
-"""The ranks of a job: which backend joins them, what each one is, and how they agree."""
+"""The ranks of a job: which backend joins them, what each one is, and how a model is spread over them."""
 
 import ctypes
+import functools
 import importlib.util
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
+
+import plan
+from choices import Choices, Parallel, Precision, shard_size
+from job import Cluster, base_folder
+
+try:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+except ImportError:  # until torch 2.5
+    from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard
 
 # SMDDP exists for these alone, and since 2.3.0 it refuses to be imported anywhere else.
 SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
+DEFAULT_PORT = "7777"  # the port that AWS's toolkit uses between the hosts of a job
 
 
 @dataclass(frozen=True)
@@ -25,6 +48,8 @@ class World:
     size: int
     device: torch.device
     backend: str
+    local_rank: int = 0
+    local_size: int = 1  # ranks on this machine
 
     @property
     def is_first(self) -> bool:
@@ -35,7 +60,7 @@ class World:
         if self.size == 1:
             return model
         devices = [self.device.index] if self.device.type == "cuda" else None
-        replica = nn.parallel.DistributedDataParallel(model, device_ids=devices)
+        replica = nn.parallel.DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
         # DDP regroups its buckets after its first backward pass, and with three or more ranks the grouping decides the
         # order of summation: a resumed run would differ in its last bits. So have it done before any step counts.
         replica(*(tensor.to(self.device) for tensor in example)).backward()
@@ -80,17 +105,317 @@ class World:
             dist.barrier()
 
 
-def join(*, timeout: timedelta) -> World:
-    """Joins the process group that RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR describe; alone without them."""
+@dataclass(frozen=True)
+class Layout:
+    """How a model is spread over the ranks, by the names of the options in choices.py.
+
+    Ranks with the same `data_rank` share every layer (tensor parallelism): they read the same samples and must draw the
+    same dropout, so seed by `data_rank` and deal out the batch over `data_size`.
+
+    | | parameters | gradients, optimizer state | made with |
+    |---|---|---|---|
+    | ddp | whole | whole | DistributedDataParallel |
+    | ddp, shard_optimizer | whole while a step computes | cut up | fully_shard, not resharded after the forward |
+    | fsdp | whole one layer at a time | cut up over all ranks | fully_shard |
+    | hybrid | whole one layer at a time | cut up within shard_size ranks | fully_shard on replicas x shards |
+    | tensor_parallel | linear layers cut up, always | as the parameters | parallelize_module, then the above |
+
+    Why shard_optimizer is not torch's ZeroRedundancyOptimizer: the state of that one lies with whichever rank owns a
+    parameter, and no other number of ranks can read it from a checkpoint. fully_shard's DTensors can be resharded, cost
+    the same traffic (reduce-scatter and all-gather for an all-reduce), and the gradients are cut up as well.
+    """
+
+    choices: Choices
+    world: World
+    mesh: DeviceMesh | None = None
+
+    @classmethod
+    def of(cls, options: Any, world: World) -> "Layout":
+        """Raises ValueError naming the option that these ranks cannot have, and the remedy."""
+        choices = Choices.of(options)
+        plan.insist(plan.check_ranks(choices, ranks=world.size, ranks_per_node=world.local_size))
+        if world.backend == "smddp" and choices.needs_groups:
+            raise ValueError(
+                f"parallel={choices.parallel}, tensor_parallel={choices.tensor_parallel}: SMDDP has no groups of ranks"
+                " (new_group), which these need; use parallel=ddp or fsdp, or the image without SMDDP"
+            )
+        choices = replace(choices, shard_size=shard_size(choices, world.size, world.local_size))
+        sharded = world.size > 1 and not choices.is_whole
+        if sharded and choices.tensor_parallel < world.size:
+            demand_fully_shard(world.device)
+        return cls(choices, world, make_mesh(choices, world) if sharded else None)
+
+    @property
+    def data_rank(self) -> int:
+        return self.world.rank // self.choices.tensor_parallel
+
+    @property
+    def data_size(self) -> int:
+        """Ranks over which a batch is dealt out."""
+        return self.world.size // self.choices.tensor_parallel
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every rank has plain tensors, the same on all, as with DDP or one rank."""
+        return self.mesh is None
+
+    def apply(
+        self,
+        model: nn.Module,
+        make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        *,
+        example: tuple[torch.Tensor, ...],
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The model to call in a step, and its optimizer; `model` itself stays the one to save, with its names.
+
+        `model` may lie on the CPU, where a large one has room: layers move to the device as they are cut up. It needs
+        `blocks`, the layers that are cut up and checkpointed one by one. `example` is an input to rehearse with.
+        """
+        if self.choices.activation_checkpointing:
+            checkpoint_activations(model, offload=self.choices.activation_offload)
+        if self.choices.tensor_parallel > 1:
+            split_layers(model, self._dimensions("tensor"))
+        if self._is_fully_sharded:
+            self._shard(model)
+        model.to(self.world.device)
+        if self._computes_in_autocast:
+            # Around forward itself, so that nobody who calls the model has to think of it.
+            model.forward = torch.autocast(self.world.device.type, torch.bfloat16)(model.forward)
+        replica = self.world.wrap(model, example) if self.is_replicated else model
+        optimizer = make_optimizer(model.parameters())
+        fill(optimizer)
+        return replica, optimizer
+
+    @property
+    def _is_fully_sharded(self) -> bool:
+        return self.mesh is not None and self.data_size > 1
+
+    @property
+    def _computes_in_autocast(self) -> bool:
+        return self.choices.precision is Precision.BF16 and not self._is_fully_sharded
+
+    def _dimensions(self, *names: str) -> DeviceMesh:
+        assert self.mesh is not None
+        return self.mesh if self.mesh.mesh_dim_names == names else self.mesh[names]
+
+    def _shard(self, model: nn.Module) -> None:
+        assert self.mesh is not None
+        used = [name for name in ("replicas", "shards") if name in self.mesh.mesh_dim_names]
+        # Gradients are added up in fp32: bfloat16 would lose what many ranks contribute.
+        bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        settings = {
+            "mesh": self._dimensions(*used),
+            "mp_policy": bf16 if self.choices.precision is Precision.BF16 else MixedPrecisionPolicy(),
+            "reshard_after_forward": self.choices.parallel is not Parallel.DDP,
+        }
+        for block in model.blocks:
+            fully_shard(block, **settings)
+        fully_shard(model, **settings)
+
+    def clip(self, model: nn.Module, limit: float) -> torch.Tensor:
+        """Scales the gradients to a norm of at most `limit`, over all ranks; gives the norm before, on every rank."""
+        if self.is_replicated:
+            return nn.utils.clip_grad_norm_(model.parameters(), limit)
+        return clip_sharded([parameter.grad for parameter in model.parameters() if parameter.grad is not None], limit)
+
+    def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """What a checkpoint holds: tensors, DTensors and plain values by the names of the parameters.
+
+        The tensors are the live ones, not copies: loading into them in place is most of a restore, and `restore` is
+        the rest. The names do not depend on the layout, so that any layout can load what another has saved.
+        """
+        weights, moments = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": moments}
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Takes up a state that a checkpoint was loaded into."""
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+    def whole(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """All weights as plain tensors on the CPU, on rank 0 (empty elsewhere). Every rank must call it."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)
+        return weights if self.world.is_first else {}
+
+
+def make_mesh(choices: Choices, world: World) -> DeviceMesh:
+    """Ranks in rows, the last dimension running fastest: tensor-parallel ranks are neighbours, on one machine.
+
+    Only the dimensions that are used: a mesh of one takes the group of all ranks, which is the only one SMDDP has.
+    """
+    across = world.size // choices.tensor_parallel
+    shape: dict[str, int] = {}
+    if choices.shard_size < across:
+        shape["replicas"] = across // choices.shard_size
+    if across > 1:
+        shape["shards"] = choices.shard_size
+    if choices.tensor_parallel > 1:
+        shape["tensor"] = choices.tensor_parallel
+    return init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+
+
+def demand_fully_shard(device: torch.device) -> None:
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if device.type != "cuda" and release < (2, 6):
+        raise ValueError(
+            f"parallel: torch {torch.__version__} cuts up models on GPUs alone, and this is a {device.type}; use"
+            " parallel=ddp without tensor_parallel and shard_optimizer, or torch 2.6"
+        )
+
+
+def checkpoint_activations(model: nn.Module, *, offload: bool) -> None:
+    """Keeps the input of every block and computes the rest again in the backward pass; `offload` keeps it on the CPU.
+
+    In place of `forward`, within the hooks of whatever is done to the block later, and without another name in the
+    checkpoint as torch's checkpoint_wrapper would have.
+    """
+    for block in model.blocks:
+        block.forward = functools.partial(_run_again, block.forward, offload)
+
+
+def _run_again(forward: Callable[..., torch.Tensor], offload: bool, x: torch.Tensor) -> torch.Tensor:
+    if not offload:
+        return checkpoint(forward, x, use_reentrant=False)
+    with torch.autograd.graph.save_on_cpu(pin_memory=x.is_cuda):
+        return checkpoint(forward, x, use_reentrant=False)
+
+
+# mypy does not read torch (see pyproject.toml), so ParallelStyle is Any to it.
+class Replicated(ParallelStyle):  # type: ignore[misc]
+    """A layer that every rank computes in full.
+
+    Its weights become DTensors too, for optimizers and FSDP take no mixture of those and plain tensors.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def take_in(module: nn.Module, inputs: tuple[torch.Tensor, ...], mesh: DeviceMesh) -> tuple[DTensor, ...]:
+            return tuple(DTensor.from_local(each, mesh, [Replicate()], run_check=False) for each in inputs)
+
+        def give_out(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+            return output.to_local()
+
+        return distribute_module(module, device_mesh, input_fn=take_in, output_fn=give_out)
+
+
+def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cuts attention by its heads and the feed-forward layer by its width; one all-reduce ends each of the two."""
+    first, second = ColwiseParallel(), RowwiseParallel()
+    pairs = {"queries_keys_values": first, "projection": second, "up": first, "down": second}
+    for block in model.blocks:
+        parallelize_module(block, mesh, {**pairs, "norm_1": Replicated(), "norm_2": Replicated()})
+    parallelize_module(model, mesh, {name: Replicated() for name in ("tokens", "places", "norm", "head")})
+
+
+def clip_sharded(gradients: list[DTensor], limit: float) -> torch.Tensor:
+    """As torch's clip_grad_norm_, which takes a collective for each gradient; here it is one or two for all."""
+    parts: dict[tuple[DeviceMesh, tuple[int, ...]], list[torch.Tensor]] = {}
+    for gradient in gradients:
+        cut = tuple(i for i, placement in enumerate(gradient.placements) if not placement.is_replicate())
+        parts.setdefault((gradient.device_mesh, cut), []).append(gradient.to_local())
+    squares = []
+    for (mesh, cut), tensors in parts.items():
+        norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
+        square = torch.stack(norms).square().sum()
+        for dimension in cut:
+            dist.all_reduce(square, group=mesh.get_group(dimension))
+        squares.append(square)
+    norm = torch.stack(squares).sum().sqrt()
+    scale = torch.clamp(limit / (norm + 1e-6), max=1.0)  # as torch does it
+    for tensors in parts.values():
+        torch._foreach_mul_(tensors, scale)
+    return norm
+
+
+def fill(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the optimizer's state before the first step, all zeros, so that it can be saved and loaded into.
+
+    Left to itself, torch's get_state_dict would make it by a step of its own and leave Adam's count at 1.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+
+
+def join(*, timeout: timedelta, options: Any = None) -> World:
+    """Joins the process group of all ranks (see `find_seat`); alone when there are no others.
+
+    `options` has a say in the backend: SMDDP cannot do all that choices.py may ask for.
+    """
     die_with_the_launcher()
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = own_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = choose_backend(device.type, os.environ.get("RERAIL_INSTANCE_TYPE", ""))
-    if size > 1:
+    seat = find_seat()
+    choices = Choices.of(options)
+    device = own_device(seat.local_rank)
+    instance = os.environ.get("RERAIL_INSTANCE_TYPE") or seat.instance_type
+    backend = choose_backend(device.type, instance, needs_groups=choices.needs_groups)
+    if seat.size > 1:
+        os.environ.setdefault("MASTER_ADDR", seat.master)
+        os.environ.setdefault("MASTER_PORT", DEFAULT_PORT)
         if backend == "smddp":
-            importlib.import_module("smdistributed.dataparallel.torch.torch_smddp")  # registers the backend
-        dist.init_process_group(backend, timeout=timeout)
-    return World(rank=rank, size=size, device=device, backend=backend)
+            load_smddp(choices)
+        dist.init_process_group(backend, timeout=timeout, rank=seat.rank, world_size=seat.size)
+    here = {"local_rank": seat.local_rank, "local_size": seat.local_size}
+    return World(rank=seat.rank, size=seat.size, device=device, backend=backend, **here)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a process sits among the others of its job; `launcher` says who told it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launcher: str
+    master: str = "127.0.0.1"
+    instance_type: str = ""
+
+
+def find_seat(environment: Mapping[str, str] = os.environ, base: Path | None = None) -> Seat:
+    """From torchrun or launch.py (RANK), else mpirun (OMPI_COMM_WORLD_RANK), else SageMaker's resourceconfig.json.
+
+    In this order, because mpirun may have started one torchrun on each host, and then torchrun knows more. The file
+    alone means one process on each host; without it too, this process is the only one.
+    """
+    cluster = Cluster.read(base or base_folder(environment))
+    hosts = len(cluster.hosts)
+    place: dict[str, Any] = {
+        "master": cluster.hosts[0] if hosts > 1 else "127.0.0.1",
+        "instance_type": cluster.instance_type,
+    }
+    for launcher, (rank, size, local_rank, local_size) in LAUNCHERS.items():
+        if rank in environment or size in environment:
+            found = _numbers(environment, rank, size)
+            # By hand people leave these two out: then all machines have as many.
+            here = int(environment.get(local_size) or max(1, found[1] // hosts))
+            return Seat(*found, int(environment.get(local_rank) or found[0] % here), here, launcher, **place)
+    return Seat(cluster.node_rank, hosts, 0, 1, "resourceconfig.json" if hosts > 1 else "none", **place)
+
+
+LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "mpirun": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+}
+
+
+def _numbers(environment: Mapping[str, str], rank: str, size: str) -> tuple[int, int]:
+    """Both or none: half of them is a rank that would wait for ever, or train alone."""
+    missing = [name for name in (rank, size) if not environment.get(name, "").isdigit()]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)}: not a number; set {rank} and {size}, or neither")
+    found = int(environment[rank]), int(environment[size])
+    if found[0] >= found[1]:
+        raise ValueError(f"{rank}={found[0]}: must be less than {size}={found[1]}")
+    return found
 
 
 def leave(code: int) -> NoReturn:
@@ -112,11 +437,22 @@ def own_device(local_rank: int) -> torch.device:
     return device
 
 
-def choose_backend(device_type: str, instance_type: str) -> str:
-    """smddp where it exists, else nccl on GPUs, else gloo."""
+def choose_backend(device_type: str, instance_type: str, *, needs_groups: bool = False) -> str:
+    """smddp where it exists and is enough, else nccl on GPUs, else gloo."""
     if device_type != "cuda":
         return "gloo"
-    return "smddp" if instance_type in SMDDP_INSTANCES and smddp_is_installed() else "nccl"
+    return "smddp" if instance_type in SMDDP_INSTANCES and not needs_groups and smddp_is_installed() else "nccl"
+
+
+def load_smddp(choices: Choices) -> None:
+    """Registers the backend. It has its own AllReduce or its own AllGather, never both, and NCCL does the rest.
+
+    Its AllReduce, for DDP, exists under mpirun only. Its AllGather, for FSDP, is what torchrun gives; under mpirun one
+    has to ask for it, before the import.
+    """
+    if not choices.is_whole:
+        os.environ.setdefault("SMDATAPARALLEL_OPTIMIZE_SDP", "true")
+    importlib.import_module("smdistributed.dataparallel.torch.torch_smddp")
 
 
 def smddp_is_installed() -> bool:

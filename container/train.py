@@ -5,218 +5,206 @@ happened (weights, optimizer, random numbers of every rank, data position; the l
 """
 
 import argparse
+import contextlib
 import math
 import os
-import random
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-import checkpoint
+import chance
 import data
-import failure
 import faults
 import parallel
-from job import Job, base_folder, failure_file
+import plan
+import preflight
+from job import Cluster, Job, base_folder, failure_file
+from memory import parameters_of
 from model import GPT, SIZES
+from options import read_options
+from replay import Replay, fingerprint
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail_agent import Guard, failure
+from rerail_agent.checkpoints import Committed, Manifest, Saver, place_of
+from sieve import Sieve
+from speed import Meter
 
-
-class Options(argparse.ArgumentParser):
-    """Raises instead of exiting, so that a mistyped hyperparameter ends in the failure file."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"hyperparameters: {message}")
-
-
-def read_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Each hyperparameter of the job is one option; `--step-seconds` and `--step_seconds` are the same."""
-    options = Options(description=__doc__.splitlines()[0], allow_abbrev=False)
-
-    def add(name: str, **settings: Any) -> None:
-        options.add_argument(*dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")), **settings)
-
-    add("steps", type=int, default=1000, help="optimizer steps of the whole run")
-    add("batch-size", type=int, default=16, help="samples a step, over all ranks")
-    add("learning-rate", type=float, default=3e-3, help="at its peak, after the warm-up")
-    add("warmup-steps", type=int, default=20, help="steps of linear warm-up; a cosine to a tenth follows")
-    add("weight-decay", type=float, default=0.1)
-    add("clip", type=float, default=1.0, help="the largest norm of the gradient")
-    add("seed", type=int, default=1)
-    add("model-size", choices=SIZES, default="demo")
-    add("checkpoint-every", type=int, default=50, help="steps between checkpoints")
-    add("keep", type=int, default=3, help="checkpoints to keep")
-    add("log-every", type=int, default=1, help="steps between metric lines")
-    add("step-seconds", type=float, default=0.0, help="the least a step takes, for a demo to watch")
-    add("collective-timeout-seconds", type=float, default=600.0, help="how long a rank waits for a hung one")
-    chosen = options.parse_args(argv)
-    for name in ("steps", "batch_size", "checkpoint_every", "keep", "log_every"):
-        if getattr(chosen, name) < 1:
-            options.error(f"{name} must be at least 1")
-    return chosen
+LAST_SAVE_S = 30.0
 
 
 @dataclass
-class Stop:
-    """Raised by SIGTERM: a Stop, a reclaimed spot machine or the end of MaxRuntime, 120 s before the kill."""
+class Run:
+    """One rank of an attempt; what stands below `sieve` changes from step to step."""
 
-    requested: bool = False
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        self.requested = True
-
-    def listen(self) -> None:
-        signal.signal(signal.SIGTERM, self)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # launch.py holds an early one back until now
-
-
-@dataclass
-class State:
-    """Everything that changes from step to step."""
-
-    model: nn.Module
+    options: argparse.Namespace
+    job: Job
+    layout: parallel.Layout
+    guard: Guard
+    saver: Saver
+    corpus: data.Corpus
+    replay: Replay
+    model: nn.Module  # the one to save
+    replica: nn.Module  # the one to call: with its gradients averaged over the ranks
     optimizer: torch.optim.Optimizer
-    replica: nn.Module  # the model as it is trained: with its gradients averaged over the ranks
+    sieve: Sieve
     step: int = 0
     consumed_samples: int = 0
     loss: float = math.nan
 
-    def parts(self, random_states: list[dict[str, Any]]) -> dict[str, Any]:
-        """What goes into the files of a checkpoint."""
+    @property
+    def is_first(self) -> bool:
+        return self.layout.world.is_first
+
+    def state(self) -> dict[str, Any]:
+        """What goes into a checkpoint; the manifest has the step and the data position."""
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "random": random_states,
+            **self.layout.state(self.model, self.optimizer),
+            "random": {self.seat: chance.state()},
+            "sieve": self.sieve.state_dict(),
+            "guard": self.guard.state_dict(),
         }
 
-
-@dataclass
-class Meter:
-    """Prints the metric line that CloudWatch's regular expressions and Rerail's detectors read."""
-
-    tokens_per_step: int
-    steps: int = 0
-    since: float = field(default_factory=time.perf_counter)
-
-    def report(self, state: State, *, grad_norm: float, learning_rate: float) -> None:
-        now = time.perf_counter()
-        speed = self.tokens_per_step * self.steps / (now - self.since)
-        self.steps, self.since = 0, now
-        # CloudWatch takes no NaN, hence the flag. Nine digits give a float32 back bit for bit.
-        nonfinite = int(not (math.isfinite(state.loss) and math.isfinite(grad_norm)))
-        print(
-            f"rerail step={state.step} loss={state.loss:.9g} grad_norm={grad_norm:.6g} lr={learning_rate:.6g}"
-            f" tokens_per_s={speed:.0f} nonfinite={nonfinite}",
-            flush=True,
-        )
+    @property
+    def seat(self) -> str:
+        """Under which this rank's random numbers are saved: ranks that share every layer draw the same ones."""
+        return f"{self.layout.data_rank}-of-{self.layout.data_size}"
 
 
 def main() -> None:
-    """One rank, from its first to its last moment; the state stays alive until then (see parallel.leave)."""
-    stop = Stop()
-    stop.listen()
+    """One rank, from its first to its last moment; the run stays alive until then (see parallel.leave)."""
     try:
-        with failure.recorded(failure_file(base_folder()), rank=int(os.environ.get("RANK", "0"))) as position:
-            state = train(read_options(), Job.from_environment(), position=position, stop=stop)
+        with (
+            contextlib.closing(Guard.from_env()) as guard,  # first of all: launch.py holds a SIGTERM back
+            failure.recorded(failure_file(base_folder()), rank=int(os.environ.get("RANK", "0"))) as position,
+        ):
+            run = train(read_options(), Job.from_environment(), position=position, guard=guard)
     except SystemExit as ending:
         parallel.leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
     except BaseException:
         traceback.print_exc()
         parallel.leave(1)
-    tell(f"rank {position.rank} ends after step {state.step}")
+    tell(f"rank {position.rank} ends after step {run.step}")
     parallel.leave(0)
 
 
-def train(options: argparse.Namespace, job: Job, *, position: failure.Position, stop: Stop) -> State:
+def train(options: argparse.Namespace, job: Job, *, position: failure.Position, guard: Guard) -> Run:
     """The whole attempt: from the state to resume from, to the last step or to a request to stop."""
     drills = faults.parse(os.environ.get("RERAIL_DRILL", ""))
-    make_repeatable(options.seed)
-    world = parallel.join(timeout=timedelta(seconds=options.collective_timeout_seconds))
-    if options.batch_size % world.size:
-        raise ValueError(f"batch_size={options.batch_size}: must be a multiple of the {world.size} ranks")
+    chance.make_repeatable(options.seed)
+    world = parallel.join(timeout=timedelta(seconds=options.collective_timeout_seconds), options=options)
+    position.rank = world.rank
+    check(options, job, world)
+    saver = Saver(place_of(job.checkpoints), rank=world.rank, world_size=world.size, device=world.device, tell=tell)
+    with contextlib.closing(saver):
+        run = build(options, job, parallel.Layout.of(options, world), guard, saver)
+        resume(run)
+        saver.prepare(run.state())
+        saver.prune(keep=options.keep)
+        drill = faults.Plan.of(drills, attempt=job.attempt, rank=world.rank, world_size=world.size)
+        try:
+            loop(run, drill, position)
+        except Exception:
+            land(run, within_s=LAST_SAVE_S)  # what is copied already is worth having
+            raise
+        land(run)
+        finish(run)
+        world.wait_for_all()
+    return run
 
+
+def check(options: argparse.Namespace, job: Job, world: parallel.World) -> None:
+    """Before anything is built: can it work at all? Raises with every error, and tells of what may go wrong."""
+    cluster, size = Cluster.read(job.base), SIZES[options.model_size]
+    findings = plan.check(options, cluster, size, ranks_per_node=world.local_size)
+    plan.insist(findings)
+    for finding in findings if world.is_first else ():
+        tell(f"{finding.level}: {finding}")
+    block, others = parameters_of(size)
+    state_bytes = 12 * (size.layers * block + others) // len(cluster.hosts)  # fp32 weights and two moments
+    preflight.inspect(world, job, cluster, tell=tell, state_bytes=state_bytes)
+
+
+def build(options: argparse.Namespace, job: Job, layout: parallel.Layout, guard: Guard, saver: Saver) -> Run:
+    """Everything as before the first step of the run."""
     size = SIZES[options.model_size]
     corpus = data.open_corpus(job.channel("train"), context=size.context, seed=options.seed)
-    model = GPT(size).to(world.device)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
+    model = GPT(size)
+    replica, optimizer = layout.apply(
+        model,
+        lambda parameters: torch.optim.AdamW(
+            parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
+        ),
+        example=corpus.batch(range(1)),
     )
-    state = State(model=model, optimizer=optimizer, replica=world.wrap(model, corpus.batch(range(1))))
-    seed_everything(options.seed + 1 + world.rank)  # from here on each rank draws its own dropout
-    resume(state, job, world)
-    plan = faults.Plan.of(drills, attempt=job.attempt, rank=world.rank, world_size=world.size)
-    meter = Meter(tokens_per_step=options.batch_size * size.context)
+    chance.seed_everything(options.seed + 1 + layout.data_rank)  # from here on each data rank draws its own dropout
+    replay = Replay.on(layout.world, options, skipped=job.skipped)
+    sieve = Sieve(options.skip_bad_updates)
+    return Run(options, job, layout, guard, saver, corpus, replay, model, replica, optimizer, sieve)
 
-    stopping = False
-    while state.step < options.steps and not stopping:
-        step = position.step = state.step + 1
+
+def loop(run: Run, drill: faults.Plan, position: failure.Position) -> None:
+    """Step after step, until the last one or until some rank was asked to stop."""
+    options, guard = run.options, run.guard
+    tokens = options.batch_size * run.corpus.context
+    meter = Meter.on(run.layout, run.model, SIZES[options.model_size], tokens=tokens)
+    while run.step < options.steps and not guard.should_stop:
+        step = position.step = run.step + 1
         started = time.perf_counter()
-        plan.strike(step, model=model, optimizer=optimizer, stopped=lambda: stop.requested)
-
+        drill.strike(step, model=run.model, optimizer=run.optimizer)
         learning_rate = scheduled_learning_rate(step, options)
-        loss, grad_norm = take_step(
-            state,
-            corpus,
-            learning_rate=learning_rate,
-            options=options,
-            world=world,
-            wrong_labels=plan.wrong_labels(step),
-        )
+        grad_norm = take_step(run, learning_rate=learning_rate, wrong_labels=drill.wrong_labels(step))
         time.sleep(max(0.0, options.step_seconds - (time.perf_counter() - started)))
-        time.sleep((plan.slowdown(step) - 1) * (time.perf_counter() - started))
-        state.loss, stopping = world.agree(loss, stop.requested)
-        state.step = step
-        state.consumed_samples += options.batch_size
+        time.sleep((drill.slowdown(step) - 1) * (time.perf_counter() - started))
 
-        meter.steps += 1
         is_last = step == options.steps
-        is_logged = step % options.log_every == 0 or is_last or stopping
-        if world.is_first and is_logged and not plan.is_blind(step):
-            meter.report(state, grad_norm=float(grad_norm), learning_rate=learning_rate)
-        if is_last or stopping or step % options.checkpoint_every == 0:
-            reason = "final" if is_last else "sigterm" if stopping else "periodic"
-            save(state, job, world, reason=reason, keep=options.keep)
+        meter.steps += 1
+        is_logged = (step % options.log_every == 0 or is_last) and not drill.is_blind(step)
+        guard.step(
+            step=step,
+            loss=run.loss,
+            grad_norm=grad_norm,
+            tokens=tokens,
+            lr=learning_rate,
+            extra={**meter.look(), **run.sieve.counts()} if is_logged else {},
+            log=is_logged,
+        )
+        compare(run)
+        if guard.wants_checkpoint or is_last or step % options.checkpoint_every == 0:
+            save(run, reason="final" if is_last else guard.reason or "periodic")
+        settle(run, run.saver.finished())
+        run.replay.keep(run.saver.place)
 
-    finish(state, job, world, steps=options.steps)
-    world.wait_for_all()
-    return state
 
-
-def take_step(
-    state: State,
-    corpus: data.Corpus,
-    *,
-    learning_rate: float,
-    options: argparse.Namespace,
-    world: parallel.World,
-    wrong_labels: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One optimizer step on the next batch; returns this rank's loss and the norm of the averaged gradient.
+def take_step(run: Run, *, learning_rate: float, wrong_labels: float = 0.0) -> torch.Tensor:
+    """One optimizer step on the next batch; sets the mean loss of all ranks, and returns the norm of the gradient.
 
     A batch with a share of wrong labels (a drill's) is looked at and not learnt from.
     """
-    for group in state.optimizer.param_groups:
+    for group in run.optimizer.param_groups:
         group["lr"] = learning_rate
-    ids = data.sample_ids(state.consumed_samples, options.batch_size, rank=world.rank, world_size=world.size)
-    inputs, targets = corpus.batch(ids)
+    layout, device = run.layout, run.layout.world.device
+    ids = data.batch_ids(run.consumed_samples, run.options.batch_size, skipped=run.job.skipped)
+    inputs, targets = run.corpus.batch(data.dealt(ids, rank=layout.data_rank, world_size=layout.data_size))
     if wrong_labels:
-        targets = faults.mislabel(targets, wrong_labels, step=state.step + 1)
-    loss = state.replica(inputs.to(world.device), targets.to(world.device))
-    state.optimizer.zero_grad(set_to_none=True)
+        targets = faults.mislabel(targets, wrong_labels, step=run.step + 1)
+    loss = run.replica(inputs.to(device), targets.to(device))
+    run.optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    grad_norm = nn.utils.clip_grad_norm_(state.model.parameters(), options.clip)
-    if not wrong_labels:
-        state.optimizer.step()
-    return loss.detach(), grad_norm
+    grad_norm = layout.clip(run.model, run.options.clip)
+    run.loss = run.guard.reduce(loss.detach())
+    # Both numbers are the same on every rank, so all make the update or none does.
+    if run.sieve.lets_pass(run.loss, grad_norm) and not wrong_labels:
+        run.optimizer.step()
+    run.step += 1
+    run.consumed_samples = ids[-1] + 1
+    return grad_norm
 
 
 def scheduled_learning_rate(step: int, options: argparse.Namespace) -> float:
@@ -229,129 +217,111 @@ def scheduled_learning_rate(step: int, options: argparse.Namespace) -> float:
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
-def resume(state: State, job: Job, world: parallel.World) -> None:
+def resume(run: Run) -> None:
     """Takes up the newest checkpoint that this attempt may use; without one the run starts at step 0."""
-    if world.is_first:
-        set_aside_tainted(job)
-    world.wait_for_all()
-    step = newest_common(job, world)
-    if step:
-        restore(state, *checkpoint.load(job.checkpoints, step, torch.device("cpu")), world=world)
-    if not world.is_first:
+    job, world = run.job, run.layout.world
+    if job.attempt > 1 and job.resume_at_most is not None:
+        # Out of the way, it neither keeps this attempt from saving those steps nor is resumed from after a later crash.
+        run.saver.quarantine(after=job.resume_at_most, tainted=job.mistrusts)
+    state = run.state()
+    state["random"][run.seat] = None  # stays so where there is none of this seat
+    # A suspect one is taken where there is no other: it may be sound, and a start from scratch loses everything.
+    manifest = run.saver.restore(state, job.trusts) or run.saver.restore(state, job.may_resume_from)
+    if manifest is not None:
+        restore(run, manifest, state)
+    if not run.is_first:
         return
-    if job.resume_at_most and step < job.resume_at_most:
-        tell(f"asked to resume from step {job.resume_at_most}, which is not there whole; taking step {step} instead")
-    tell(f"attempt {job.attempt} of {job.run} starts after step {step}, {world.size} rank(s), {world.backend}")
+    asked = job.resume_at_most or 0
+    if run.step < asked:
+        tell(f"asked to resume from step {asked}, which is not there whole; taking step {run.step} instead")
+    tell(f"attempt {job.attempt} of {job.run} starts after step {run.step}, {world.size} rank(s), {world.backend}")
+    if 0 < run.step < run.options.steps and (reason := run.replay.resumed(run.step, run.saver.place)):
+        tell(reason)
 
 
-def set_aside_tainted(job: Job) -> None:
-    """Told to go back, an attempt does not trust what earlier ones saved after that step.
+def restore(run: Run, manifest: Manifest, state: dict[str, Any]) -> None:
+    """Puts a checkpoint's state in place; the random numbers too, if the data goes to as many ranks as then."""
+    run.layout.restore(run.model, run.optimizer, state)
+    run.sieve.load_state_dict(state["sieve"])
+    run.guard.load_state_dict(state["guard"])
+    run.step, run.consumed_samples = manifest.step, manifest.consumed_samples
+    run.loss = math.nan if manifest.loss is None else manifest.loss
+    if (saved := state["random"][run.seat]) is not None:
+        chance.restore(saved)
+    else:  # anything but the start of the run again
+        chance.seed_everything(torch.initial_seed() + 1_000_003 * manifest.step)
 
-    Out of the way, it neither keeps this attempt from saving those steps nor is resumed from after a later crash.
-    """
-    if job.attempt == 1 or job.resume_at_most is None:
+
+def save(run: Run, *, reason: str) -> None:
+    """Returns when the state is copied: the next step goes on while it is written, and settle() hears of the end."""
+    if run.guard.fenced:
         return
-
-    def of_an_earlier_attempt(manifest: checkpoint.Manifest) -> bool:
-        # Its own newer ones stay, for a restart in place: see newest_common.
-        return manifest.run != job.run or manifest.attempt < job.attempt
-
-    checkpoint.quarantine(job.checkpoints, after=job.resume_at_most, tainted=of_an_earlier_attempt, tell=tell)
-
-
-def newest_common(job: Job, world: parallel.World) -> int:
-    """The newest allowed step that is whole on every rank's disk: each node has its own copies."""
-    at_most = sys.maxsize
-
-    def allowed(manifest: checkpoint.Manifest) -> bool:
-        # SageMaker restarts a job in place after a hardware repair, with the environment of its first start: what this
-        # same attempt has saved since then is newer than the step named there.
-        own = (manifest.run, manifest.attempt) == (job.run, job.attempt)
-        in_time = job.resume_at_most is None or manifest.step <= job.resume_at_most
-        return manifest.step <= at_most and (in_time or own)
-
-    while True:
-        mine = checkpoint.newest_whole(job.checkpoints, allowed, tell)
-        at_most = world.smallest(mine)
-        if at_most == world.largest(mine):
-            return at_most
-
-
-def restore(state: State, manifest: checkpoint.Manifest, parts: dict[str, Any], *, world: parallel.World) -> None:
-    """Puts a checkpoint's state in place; the random numbers too, if the number of ranks is still the same."""
-    state.model.load_state_dict(parts["model"])
-    state.optimizer.load_state_dict(parts["optimizer"])
-    state.step = manifest.step
-    state.consumed_samples = manifest.consumed_samples
-    state.loss = math.nan if manifest.loss is None else manifest.loss
-    if manifest.world_size == world.size:
-        restore_random_state(parts["random"][world.rank])
-    else:
-        seed_everything(torch.initial_seed() + 1_000_003 * manifest.step)  # anything but the start of the run again
-
-
-def save(state: State, job: Job, world: parallel.World, *, reason: str, keep: int) -> None:
-    """Every rank hands in its random state; rank 0 writes, so that one node holds all files and lists them."""
-    random_states = world.gather(random_state())
-    if not world.is_first:
-        return
-    manifest = checkpoint.Manifest(
-        run=job.run,
-        attempt=job.attempt,
-        step=state.step,
-        consumed_samples=state.consumed_samples,
-        world_size=world.size,
-        loss=state.loss if math.isfinite(state.loss) else None,
+    manifest = Manifest(
+        run=run.job.run,
+        attempt=run.job.attempt,
+        step=run.step,
+        consumed_samples=run.consumed_samples,
+        world_size=run.layout.world.size,
+        loss=run.loss if math.isfinite(run.loss) else None,
         reason=reason,
-        health="clean" if math.isfinite(state.loss) else "suspect",
+        health=run.guard.health,
     )
-    written = checkpoint.save(job.checkpoints, manifest, state.parts(random_states))
-    checkpoint.prune(job.checkpoints, keep=keep, newest=state.step)
-    tell(f"checkpoint {checkpoint.folder_name(state.step)} {'saved' if written else 'was there already'} ({reason})")
+    with run.guard.phase("save"):
+        is_new = run.saver.save(run.state(), manifest)
+    if is_new:
+        run.replay.follow(run.step)
+    else:
+        place = run.saver.place
+        tell_first(run, f"checkpoint of step {run.step} was there already ({reason})")
+        run.guard.committed(place.path(run.step), step=run.step, durability=place.durability)
 
 
-def finish(state: State, job: Job, world: parallel.World, *, steps: int) -> None:
-    """A finished model goes to SageMaker's model folder. Not before: a Stop uploads that folder, and bills the time."""
-    if not world.is_first:
+def settle(run: Run, ended: Iterable[Committed]) -> None:
+    """Reports the saves that have come to their end; one that failed costs that checkpoint and not the run."""
+    for each in ended:
+        reason = each.manifest.reason
+        if each.error is None:
+            run.guard.committed(each.path, step=each.step, durability=each.durability)
+            run.replay.committed.add(each.step)
+            tell_first(run, f"checkpoint of step {each.step} saved ({reason}), {each.seconds:.2f} s after its step")
+        else:
+            if reason != "periodic":  # of a periodic one nobody waits to hear
+                run.guard.save_failed(each.error)
+            tell_first(run, f"checkpoint of step {each.step} could not be saved ({reason}): {each.error}")
+
+
+def land(run: Run, *, within_s: float | None = None) -> None:
+    """Waits for what is being written: it is the end of the attempt."""
+    with run.guard.phase("save"):
+        settle(run, run.saver.wait(within_s))
+    run.replay.keep(run.saver.place, is_last=True)
+
+
+def compare(run: Run) -> None:
+    """After a resume: do the losses that followed the checkpoint come again? Told and reported, never stopped for."""
+    outcome = run.replay.see(run.step, run.loss) if run.is_first else None
+    if outcome is None or outcome.is_same:
+        tell(outcome.words) if outcome else None
         return
-    if state.step >= steps:
-        job.model.mkdir(parents=True, exist_ok=True)
-        torch.save(state.model.state_dict(), job.model / "model.pt")
-    ending = "finished" if state.step >= steps else "stopped as asked"
-    tell(f"{ending} after step {state.step}, weights {checkpoint.fingerprint(state.model.state_dict())}")
+    tell(f"the resume has forgotten something: {outcome.words}")
+    run.guard.report(Finding(Kind.RESUME_MISMATCH, Level.WARN, run.step, onset_step=run.step, evidence=outcome.words))
 
 
-def make_repeatable(seed: int) -> None:
-    """The same numbers on every run: one thread, deterministic kernels, and the same first weights on every rank."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
-    seed_everything(seed)
+def finish(run: Run) -> None:
+    """A finished model goes to SageMaker's model folder. Not before: a Stop uploads that folder, and bills the time."""
+    if run.step < run.options.steps:
+        tell_first(run, f"stopped as asked after step {run.step}")
+        return
+    weights = run.layout.whole(run.model)
+    if run.is_first:
+        run.job.model.mkdir(parents=True, exist_ok=True)
+        torch.save(weights, run.job.model / "model.pt")
+        tell(f"finished after step {run.step}, weights {fingerprint(weights)}")
 
 
-def seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def random_state() -> dict[str, Any]:
-    """The state of every generator a training script may draw from, in types that torch.load takes without pickle."""
-    name, keys, *rest = np.random.get_state()
-    return {
-        "python": random.getstate(),
-        "numpy": (str(name), np.asarray(keys).tolist(), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
-
-
-def restore_random_state(saved: dict[str, Any]) -> None:
-    random.setstate(saved["python"])
-    np.random.set_state(saved["numpy"])
-    torch.set_rng_state(saved["torch"])
-    if saved["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(saved["cuda"])
+def tell_first(run: Run, message: str) -> None:
+    if run.is_first:
+        tell(message)
 
 
 def tell(message: str) -> None:

@@ -14,10 +14,11 @@ from cli.demo import report as reports
 from cli.demo.scenarios import SCENARIOS, Name, Scenario
 from cli.demo.screen import Screen
 from cli.demo.stage import PATIENCE_ROWS, Stage, until_over
+from cli.demo.verdict import shortcomings
 from local.deploy import DeployError
 from local.stack import LocalAws, LocalAwsError
 
-PATIENCE_S = 240.0
+PATIENCE_S = 420.0
 NARROWEST = 120
 
 
@@ -65,7 +66,7 @@ def _play(
         for picture in until_over(stage, within_s=PATIENCE_S):
             screen.show(picture)
     report = reports.facts(name, stage)
-    problems = reports.shortcomings(scenario, report)
+    problems = shortcomings(scenario, report)
     page = reports.page(scenario, stage, report, problems)
     console.print(page)
     reports.save_html(html, page)

@@ -1,7 +1,7 @@
-"""What came of it: the facts as JSON, one page to read, and the verdict whether the run ended as it must."""
+"""What came of it: the facts as JSON, and one page to read."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
+from cli.demo.handshake import handshakes
 from cli.demo.scenarios import Name, Scenario
 from cli.demo.screen import sparkline
 from cli.demo.stage import Stage
 from cli.runs import attempts_table, timeline_table
+from cli.saves import Save
 from rerail.detectors.finding import Kind
-from rerail.model import Attempt, Incident, Run, RunState
+from rerail.model import Attempt, Incident, Run
 
 
 def facts(name: Name, stage: Stage) -> dict[str, Any]:
@@ -30,6 +32,8 @@ def facts(name: Name, stage: Stage) -> dict[str, Any]:
         "clock_scale": stage.scale,
         "attempts": [_attempt(stage, attempt) for attempt in run.attempts],
         "incidents": [_incident(stage, incident) for incident in run.incidents],
+        "handshake": next(handshakes(stage.timeline), None),
+        "checkpoints": [_save(save) for save in stage.saves()],
         "findings": sorted({entry.finding for entry in stage.timeline if entry.finding in set(Kind)}),
         "final_step": final_step,
         "final_loss": curve.get(final_step),
@@ -45,8 +49,21 @@ def _attempt(stage: Stage, attempt: Attempt) -> dict[str, Any]:
         "failure_reason": attempt.failure_reason,
         "cause": attempt.cause,
         "resumed_from_step": attempt.resumed_from_step,
+        "self_repairs": attempt.self_repairs,
         "first_step": curve.first_step if curve else None,
         "last_step": curve.last_step if curve else None,
+    }
+
+
+def _save(save: Save) -> dict[str, Any]:
+    return {
+        "folder": save.folder,
+        "step": save.step,
+        "attempt": save.checkpoint.attempt if save.checkpoint else None,
+        "reason": save.checkpoint.reason if save.checkpoint else "",
+        "health": save.checkpoint.health if save.checkpoint else None,
+        "whole": save.is_whole,
+        "aside": save.is_aside,
     }
 
 
@@ -65,6 +82,8 @@ def _incident(stage: Stage, incident: Incident) -> dict[str, Any]:
         "relaunched_after_s": _seconds(incident.decided_at, launched),
         "mttr_s": _seconds(began, ended),
         "lost_steps": None if last_step is None else max(0, last_step - (resumed or 0)),
+        "onset_step": incident.onset_step,
+        "resumed_from_step": resumed,
     }
 
 
@@ -93,29 +112,6 @@ def _run(stage: Stage) -> Run:
     return stage.run
 
 
-def shortcomings(scenario: Scenario, report: dict[str, Any]) -> Sequence[str]:
-    """Where the run did not end as the scenario must; empty is good."""
-    causes = [attempt["cause"] for attempt in report["attempts"] if attempt["cause"]]
-    problems = []
-    if report["state"] != scenario.ends:
-        problems.append(f"the run is {report['state']}, it must end {scenario.ends}")
-    if tuple(causes) != scenario.causes:
-        problems.append(f"the causes are {', '.join(causes) or 'none'}, they must be {', '.join(scenario.causes)}")
-    if (
-        scenario.ends is RunState.COMPLETED
-        and report["final_step"] != scenario.steps
-        and scenario.findings != ("blind",)
-    ):
-        problems.append(f"the last step is {report['final_step']}, it must be {scenario.steps}")
-    if scenario.ends is RunState.COMPLETED and causes and not report["attempts"][-1]["resumed_from_step"]:
-        problems.append("the last attempt did not resume from a checkpoint")
-    if missing := set(scenario.findings) - set(report["findings"]):
-        problems.append(f"the detectors did not say {', '.join(sorted(missing))}")
-    if scenario.exact and report["reference_max_abs_loss_difference"] != 0.0:
-        problems.append(f"the loss differs from the undisturbed run by {report['reference_max_abs_loss_difference']}")
-    return problems
-
-
 def page(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> RenderableType:
     """The one-page summary."""
     verdict = "[bold green]as it must[/]" if not problems else "[bold red]NOT as it must:[/] " + "; ".join(problems)
@@ -127,6 +123,8 @@ def page(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Seq
     )
     for incident in report["incidents"]:
         head.add_row(f"incident: {incident['cause']}", _sentence(incident))
+    for name, text in _more(scenario, report):
+        head.add_row(name, text)
     head.add_row(
         "against its undisturbed twin",
         f"largest difference of the loss at any step: {report['reference_max_abs_loss_difference']}",
@@ -137,6 +135,24 @@ def page(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Seq
         attempts_table(_run(stage)),
         timeline_table(stage.timeline),
     )
+
+
+def _more(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    asked, aside = report["handshake"], [save["folder"] for save in report["checkpoints"] if save["aside"]]
+    if asked:
+        heard, committed = asked["heard_after_s"], asked["committed_after_s"]
+        yield (
+            "emergency checkpoint",
+            f"heard {heard} s after the wish, step {asked['step']} committed after {committed} s, "
+            f"stop called after {asked['stop_called_after_s']} s",
+        )
+    if aside:
+        yield "put aside, not deleted", ", ".join(aside)
+    if scenario.saves and report["checkpoints"]:
+        newest = report["checkpoints"][0]
+        yield "saved within the grace", f"step {newest['step']} ({newest['reason']})"
+    if repairs := sum(attempt["self_repairs"] for attempt in report["attempts"]):
+        yield "restarted by SageMaker itself", f"{repairs} time(s), in the same job"
 
 
 def _sentence(incident: dict[str, Any]) -> str:

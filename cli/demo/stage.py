@@ -1,16 +1,20 @@
 """The stage: a local AWS with the deployed template, a supervised job, and its undisturbed twin of the same seed."""
 
+import json
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cli.demo.scenarios import Scenario
+from cli.saves import Save, saves_under
 from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
+from rerail.codec import plain
+from rerail.detectors.detection import Detection
 from rerail.metrics import definitions
 from rerail.model import JobStatus, Run, TimelineEntry
 from rerail.policy import Policy, parse_policy, to_toml
@@ -19,6 +23,11 @@ from rerail.relaunch import POLICY_TAG
 CHECKPOINT_EVERY, KEPT_CHECKPOINTS = 25, 30
 # Rows of metrics that the detectors wait before they act; on the demo's clock a row is a second.
 PATIENCE_ROWS = 12
+STEPS_COMPARED = 40
+# How long the supervisor waits to be heard. Queue and polling keep real time, so on the fast clock it is given more.
+ANSWER = timedelta(seconds=6)
+DAY_S = 86400
+NO_AGENT = {"RERAIL_MAILBOX": "off"}
 BUCKET = "sagemaker-rerail-demo"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 TWIN = "undisturbed"
@@ -65,7 +74,30 @@ def hasty(policy: Policy, scale: float) -> Policy:
         throughput_rows=PATIENCE_ROWS // 2,
         throughput_patience_rows=PATIENCE_ROWS,
     )
-    return replace(scaled, detection=detection)
+    return replace(scaled, detection=detection, save=replace(scaled.save, answer=ANSWER))
+
+
+def told(detection: Detection) -> dict[str, str]:
+    """What a job's environment carries so that its agent has these thresholds, and keeps the demo's clock.
+
+    The agent's rows are steps, a twelfth of a second each: on a busy machine some of them take twice as long, and a few
+    take seconds.
+    """
+    detection = replace(
+        detection,
+        throughput_window_rows=STEPS_COMPARED,
+        throughput_rows=STEPS_COMPARED,
+        throughput_patience_rows=STEPS_COMPARED,
+        throughput_drop=0.5,
+        throughput_grave=1.0,
+    )
+    thresholds = {name: value for name, value in plain(detection).items() if name != "type"}
+    return {
+        "RERAIL_DETECTION": json.dumps(thresholds),
+        "RERAIL_HANG_SECONDS": str(2 * detection.stall_floor.total_seconds()),
+        "RERAIL_POLL_SECONDS": "1",
+        "RERAIL_HEARTBEAT_SECONDS": "1",
+    }
 
 
 @dataclass
@@ -91,12 +123,16 @@ class Stage:
         """The policy on the scaled clock, a bucket, the supervised job and its twin."""
         ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
         policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
-        ssm.put_parameter(Name=name, Value=to_toml(hasty(policy, self.scale)), Overwrite=True, Type="String")
+        policy = hasty(policy, self.scale)
+        ssm.put_parameter(Name=name, Value=to_toml(policy), Overwrite=True, Type="String")
         self.aws.client("s3").create_bucket(Bucket=BUCKET)
-        self._submit(self.run_id, dict(self.scenario.environment), tags=[{"Key": POLICY_TAG, "Value": "default"}])
-        self._submit(TWIN, {}, tags=[])
+        watched = told(policy.detection) if self.scenario.agent else NO_AGENT
+        tags = [{"Key": POLICY_TAG, "Value": "default"}]
+        self._submit(self.run_id, {**self.scenario.environment, **watched}, tags=tags)
+        self._submit(TWIN, NO_AGENT, tags=[])
 
     def _submit(self, name: str, environment: dict[str, str], *, tags: list[dict[str, str]]) -> None:
+        spot = self.scenario.spot
         self._sagemaker.create_training_job(
             TrainingJobName=name,
             RoleArn="arn:aws:iam::000000000000:role/DemoSageMakerRole",
@@ -114,7 +150,8 @@ class Stage:
             ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30},
             CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}/"},
             OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
-            StoppingCondition={"MaxRuntimeInSeconds": 86400},
+            StoppingCondition={"MaxRuntimeInSeconds": DAY_S, **({"MaxWaitTimeInSeconds": 2 * DAY_S} if spot else {})},
+            EnableManagedSpotTraining=spot,
             Environment=environment,
             Tags=tags,
         )
@@ -135,7 +172,17 @@ class Stage:
         first = self.curves.get(self.run_id)
         if self.scenario.strike and self.struck_at is None and first and first.last_step >= self.scenario.fault_step:
             self.struck_at = datetime.now(UTC)
-            self.scenario.strike(lambda fault, **fields: inject(self.aws.endpoint_url, fault, **fields), self.run_id)
+            self.scenario.strike(self, self.run_id)
+
+    def inject(self, fault: str, **fields: Any) -> None:
+        inject(self.aws.endpoint_url, fault, **fields)
+
+    def stop(self, job: str) -> None:
+        self._sagemaker.stop_training_job(TrainingJobName=job)
+
+    def saves(self) -> list[Save]:
+        """What the run has saved, as it lies in S3 now."""
+        return saves_under(self.aws.client("s3"), f"s3://{BUCKET}/{self.run_id}/")
 
     @property
     def is_over(self) -> bool:

@@ -1,8 +1,9 @@
 """Runs jobs of several ranks, one line of JSON from stdin after the other, with a single import of torch.
 
 Each job is {"base": folder, "ranks": number, "options": [...], "environment": {...}, "grace_s": seconds}. Its output
-goes to out.txt and err.txt in its base, as that of a job through launch.py does. When rank 0 has ended, the others have
-the grace to do so too, and then they are killed. A line on stdout has the exit codes, negative ones for signals.
+goes to out.txt and err.txt in its base, as that of a job through launch.py does, and the ranks' pids to pids.json. When
+rank 0 has ended, the others have the grace to do so too, and then they are killed. A line on stdout has the exit codes,
+negative ones for signals.
 """
 
 import json
@@ -30,6 +31,8 @@ def run(job: dict[str, Any]) -> list[int]:
     ]
     for output in outputs:
         output.close()
+    with open(os.path.join(job["base"], "pids.json"), "w") as file:  # for a test that signals them
+        json.dump(ranks, file)
     codes = [exit_code(ranks[0])]
     timers = [threading.Timer(job["grace_s"], os.kill, (pid, signal.SIGKILL)) for pid in ranks[1:]]
     for timer in timers:

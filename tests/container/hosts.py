@@ -1,5 +1,6 @@
 """Runs the training image's code: here in this process, or as real processes through launch.py."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import failure
 import train
 from job import Job
+from options import read_options
+from rerail.detectors.finding import Finding
+from rerail_agent import Guard, failure
+from rerail_agent.checkpoints import Manifest, place_of
 
 CONTAINER = Path(train.__file__).parent
 OPTIONS = {"steps": "40", "checkpoint_every": "10", "batch_size": "12", "model_size": "tiny", "warmup_steps": "5"}
@@ -28,6 +32,34 @@ def agree(one: dict[int, str], other: dict[int, str]) -> bool:
     """Both have a step in common, and no such step has two losses."""
     common = one.keys() & other.keys()
     return bool(common) and all(one[step] == other[step] for step in common)
+
+
+def saved(root: Path) -> dict[int, Manifest]:
+    """Step to manifest of every checkpoint in a folder; all of their files are verified."""
+    place = place_of(root)
+    manifests = {step: manifest for step in sorted(place.steps()) if (manifest := place.manifest(step))}
+    for step, manifest in manifests.items():
+        for entry in manifest.files:
+            place.check(step, entry)
+    return manifests
+
+
+class Listening(Guard):
+    """Keeps what is reported, and gets a SIGTERM of its own in the middle of a step, if one is named."""
+
+    def __init__(self, *, sigterm_in: int = 0) -> None:
+        super().__init__(environment={})
+        self.findings: list[Finding] = []
+        self.left = sigterm_in
+
+    def reduce(self, loss: object) -> float:
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGTERM)
+        return super().reduce(loss)
+
+    def report(self, finding: Finding) -> None:
+        self.findings.append(finding)
 
 
 class Host:
@@ -99,6 +131,7 @@ class Here:
         self.out = ""
         self.err = ""
         self.exit_code: object = None
+        self.run: train.Run | None = None
 
     def __call__(
         self,
@@ -107,16 +140,18 @@ class Here:
         drill: str = "",
         attempt: int = 1,
         resume_at_most: int | None = None,
-        stop: train.Stop | None = None,
+        skipped: tuple[range, ...] = (),
+        guard: Guard | None = None,
         **options: str,
     ) -> dict[int, str]:
         self.monkeypatch.setenv("RERAIL_DRILL", drill)
-        job = Job(base=base or self.base, run="night", attempt=attempt, resume_at_most=resume_at_most)
-        chosen = train.read_options([f"--{name}={value}" for name, value in {**OPTIONS, **options}.items()])
+        job = Job(base or self.base, "night", attempt, resume_at_most, skipped)
+        chosen = read_options([f"--{name}={value}" for name, value in {**OPTIONS, **options}.items()])
         self.capsys.readouterr()
+        guard = guard or Guard(environment={})
         try:
-            with failure.recorded(job.failure_file, rank=0) as position:
-                train.train(chosen, job, position=position, stop=stop or train.Stop())
+            with contextlib.closing(guard), failure.recorded(job.failure_file, rank=0) as position:
+                self.run = train.train(chosen, job, position=position, guard=guard)
         except (ValueError, RuntimeError):
             assert drill, "only a drill may end a run"
         except SystemExit as ending:

@@ -9,19 +9,56 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import data
-from failure import DataError
+from job import Job, read_ranges
+from rerail_agent.failure import DataError
+
+RANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 60)), max_size=8).map(
+    lambda pairs: read_ranges(",".join(f"{first}-{first + more}" for first, more in pairs))
+)
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=8), st.integers(0, 1000))
-def test_any_ranks_read_every_sample_once(world_sizes: list[int], start: int) -> None:
-    """However the number of ranks changes from batch to batch, the ids follow one another without gap or repetition."""
+@given(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=8), st.integers(0, 500), RANGES)
+def test_any_ranks_read_every_sample_once(world_sizes: list[int], start: int, skipped: tuple[range, ...]) -> None:
+    """However the number of ranks changes from one resume to the next, every id is read once, a skipped one never."""
     consumed, read = start, []
     for world_size in world_sizes:
-        for rank in range(world_size):
-            read += data.sample_ids(consumed, 12, rank=rank, world_size=world_size)
-        consumed += 12
-    assert sorted(read) == list(range(start, consumed))
+        ids = data.batch_ids(consumed, 12, skipped=skipped)
+        shares = [data.dealt(ids, rank=rank, world_size=world_size) for rank in range(world_size)]
+        assert {len(share) for share in shares} == {12 // world_size}
+        read += [sample_id for share in shares for sample_id in share]
+        consumed = ids[-1] + 1
+    unread = {sample_id for gap in skipped for sample_id in gap}
+    assert sorted(read) == [sample_id for sample_id in range(start, consumed) if sample_id not in unread]
+    assert len(read) == 12 * len(world_sizes)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 500), st.integers(1, 40), st.integers(1, 40), RANGES)
+def test_two_batches_are_one_big_one(start: int, first: int, second: int, skipped: tuple[range, ...]) -> None:
+    """The position is all there is to know: another batch size from the middle on reads the same ids."""
+    one = data.batch_ids(start, first, skipped=skipped)
+    other = data.batch_ids(one[-1] + 1, second, skipped=skipped)
+    assert one + other == data.batch_ids(start, first + second, skipped=skipped)
+
+
+def test_skipping_far_ahead_costs_nothing() -> None:
+    """Billions of skipped ids are passed over in one stride."""
+    skipped = read_ranges("3-9999999999,20000000000-29999999999")
+    assert data.batch_ids(0, 5, skipped=skipped) == [0, 1, 2, 10_000_000_000, 10_000_000_001]
+
+
+def test_ranges_are_put_in_order() -> None:
+    """Written in any order, and also into one another."""
+    assert read_ranges("20-29, 5-9,10-12,25-40,7-8") == (range(5, 13), range(20, 41))
+    assert read_ranges("") == read_ranges(" , ") == ()
+
+
+@pytest.mark.parametrize("text", ["7", "9-8", "a-b", "1-2-3", "1-2;3-4", "-1-2", "1-2,x"])
+def test_ranges_that_cannot_be_read_are_refused(text: str) -> None:
+    """The message names the variable and says what may be written."""
+    with pytest.raises(ValueError, match=r"RERAIL_SKIP_SAMPLES: .* is no range of sample ids; write first-last"):
+        Job.from_environment({"RERAIL_SKIP_SAMPLES": text})
 
 
 @settings(deadline=None)

@@ -1,14 +1,19 @@
-"""The failure file: always valid, always short, and the first one wins."""
+"""The failure file: always valid, always short, and the first one wins; what others write is read for its cause."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import failure
-from failure import Cause
+from preflight import HardwareError
+from rerail.diagnosis import diagnose
+from rerail_agent import failure
+from rerail_agent.failure import Cause
+from rerail_agent.inquest import Death, report
+from rerail_agent.passage import Line
 
 
 class DistNetworkError(RuntimeError):
@@ -38,6 +43,7 @@ def test_any_error_fits_and_is_json(message: str, step: int, rank: int) -> None:
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
+        (HardwareError("algo-2: GPU 3 gives wrong results"), Cause.HARDWARE),
         (MemoryError(), Cause.OOM),
         (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), Cause.OOM),
         (
@@ -86,3 +92,155 @@ def test_an_exit_on_purpose_says_nothing(tmp_path: Path) -> None:
     with pytest.raises(SystemExit), failure.recorded(tmp_path / "failure", rank=0):
         raise SystemExit(7)
     assert not (tmp_path / "failure").exists()
+
+
+KEY_ERROR = """Traceback (most recent call last):
+  File "/opt/ml/code/train.py", line 3, in <module>
+    row["label"]
+    ~~~^^^^^^^^^
+KeyError: 'label'"""
+LOST_PEER = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/opt/ml/code/train.py", line 9, in <module>
+[rank0]:     dist.all_reduce(loss)
+[rank0]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"""
+TORCHRUN = """E1121 05:20:42.123000 44 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1)
+Traceback (most recent call last):
+  File "/opt/conda/lib/python3.11/runpy.py", line 198, in _run_module_as_main
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_05:20:42
+  host      : algo-1
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 45)
+  error_file: <N/A>
+============================================================"""
+WATCHDOG = """[rank3]:[E1121 05:20:42.1 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation \
+timeout: WorkNCCL(SeqNum=41, OpType=ALLREDUCE) ran for 600031 milliseconds before timing out.
+[rank3]:[E1121 05:20:42.1 ProcessGroupNCCL.cpp:684] To avoid data inconsistency, we are taking the process down.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank 3] Process group watchdog thread terminated with exception"""
+
+
+def lines(text: str, at: float = 100.0) -> list[Line]:
+    return [Line(at, line) for line in text.splitlines()]
+
+
+def test_the_first_rank_to_die_speaks_for_all() -> None:
+    """Its traceback, not the torn connections that it left behind, nor what torchrun has to say."""
+    ranks = [Death(1, 1, 100.1), Death(0, 1, 101.0), Death(2, -signal.SIGTERM, 101.5)]
+    said = [*lines(KEY_ERROR), *lines(LOST_PEER, 100.9), *lines(TORCHRUN, 102.0)]
+    found = report(Death(None, 1, 102.5), ranks, said, oom_killed=False)
+    assert (found.cause, found.rank, found.exit_code, found.error) == (Cause.USER_CODE, 1, 1, "KeyError: 'label'")
+    assert found.last_lines[-1] == "KeyError: 'label'"
+
+
+def test_a_label_tells_whose_traceback_it_is() -> None:
+    """torch puts the rank in front of each line; the other rank's error came later and is out of the question."""
+    said = [
+        *lines(LOST_PEER, 99.0),
+        *lines(KEY_ERROR.replace("\n", "\n[rank1]: ").replace("Trace", "[rank1]: Trace", 1)),
+    ]
+    found = report(Death(None, 1, 101.0), [Death(0, 1, 100.1), Death(1, 1, 100.1)], said, oom_killed=False)
+    assert (found.rank, found.cause) == (0, Cause.INFRASTRUCTURE)
+    assert found.error.startswith("torch.distributed.DistBackendError: NCCL error")
+
+
+def test_an_error_that_was_caught_and_logged_is_not_the_last() -> None:
+    """Long before the death, or before another one."""
+    old = lines(KEY_ERROR, 30.0)
+    found = report(Death(None, 7, 100.0), [], old, oom_killed=False)
+    assert (found.error, found.cause) == ("the command ended with exit code 7", Cause.UNKNOWN)
+    found = report(
+        Death(None, 1, 100.0), [], [*old, *lines(KEY_ERROR.replace("KeyError", "ValueError"))], oom_killed=False
+    )
+    assert found.error == "ValueError: 'label'"
+
+
+def test_a_chain_of_exceptions_has_its_causes() -> None:
+    """As with exceptions that a rank sees itself."""
+    because = "The above exception was the direct cause of the following exception:"
+    chain = f"Traceback (most recent call last):\nMemoryError\n\n{because}\n\n{KEY_ERROR}"
+    found = report(Death(None, 1, 100.0), [], lines(chain), oom_killed=False)
+    assert (found.cause, found.error) == (Cause.OOM, "KeyError: 'label'")
+
+
+def test_the_watchdog_of_nccl_is_a_hang() -> None:
+    """It ends the rank with SIGABRT; its own words say why."""
+    found = report(Death(None, 1, 101.0), [Death(3, -signal.SIGABRT, 100.1)], lines(WATCHDOG), oom_killed=False)
+    assert (found.cause, found.rank, found.exit_code) == (Cause.HANG, 3, 134)
+    assert "killed by SIGABRT" in found.error
+    assert "Watchdog caught collective operation timeout" in found.error
+    assert diagnose(f"AlgorithmError: {found.text()}, exit code: 1").cause == "hang"
+
+
+@pytest.mark.parametrize(
+    ("status", "oom_killed", "cause"),
+    [
+        (-signal.SIGKILL, True, "oom"),
+        (-signal.SIGKILL, False, "unknown"),
+        (-signal.SIGSEGV, True, "user_code"),
+        (-signal.SIGBUS, False, "oom"),
+        (-signal.SIGABRT, False, "unknown"),
+        (-64, False, "unknown"),
+        (2, False, "user_code"),
+        (7, False, "unknown"),
+    ],
+)
+def test_a_death_without_words(status: int, oom_killed: bool, cause: str) -> None:
+    """The signal says something, the kernel's count of kills for memory more; the supervisor sees it alike."""
+    found = report(Death(None, 1, 101.0), [Death(2, status, 100.0)], lines("loading data"), oom_killed=oom_killed)
+    assert (found.cause.value, found.rank, found.last_lines) == (cause, 2, ["loading data"])
+    assert diagnose(f"AlgorithmError: {found.text()}, exit code: 1").cause == cause
+
+
+def test_a_data_loader_killed_for_its_memory_is_no_bug() -> None:
+    """The rank itself sees a RuntimeError."""
+    said = "Traceback (most recent call last):\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
+    ranks = [Death(0, 1, 100.0)]
+    assert report(Death(None, 1, 100.0), ranks, lines(said), oom_killed=True).cause is Cause.OOM
+    assert report(Death(None, 1, 100.0), ranks, lines(said), oom_killed=False).cause is Cause.USER_CODE
+
+
+def test_the_error_file_of_torch_comes_first() -> None:
+    """The oldest one names the rank, whatever order the deaths had."""
+
+    def testimony(second: int, error: str) -> str:
+        extra = {"py_callstack": f"Traceback\n{error}", "timestamp": str(second)}
+        return json.dumps({"message": {"message": error, "extraInfo": extra}})
+
+    late, early = testimony(1795239706, "RuntimeError: x"), testimony(1795239700, "torch.OutOfMemoryError: CUDA")
+    ranks = [Death(0, 1, 100.0, late), Death(5, 1, 101.0, early), Death(6, 1, 99.0, "")]
+    found = report(Death(None, 1, 102.0), ranks, lines(KEY_ERROR), oom_killed=False)
+    assert (found.rank, found.error, found.cause) == (5, "torch.OutOfMemoryError: CUDA", Cause.OOM)
+
+
+@pytest.mark.parametrize(
+    ("said", "rank", "exit_code"),
+    [
+        (
+            "mpirun noticed that process rank 9 with PID 0 on node algo-2 exited on signal 11 (Segmentation fault).",
+            9,
+            139,
+        ),
+        ("The first process to do so was:\n\n  Process name: [[4242,1],12]\n  Exit code:    3", 12, 3),
+        (TORCHRUN, 1, 1),
+    ],
+)
+def test_launchers_name_a_rank_that_nobody_saw_dying(said: str, rank: int, exit_code: int) -> None:
+    """mpirun is quicker than init to ask how its ranks ended, and those of other hosts only it knows."""
+    found = report(Death(None, 1, 101.0), [Death(0, None, 100.0)], lines(said), oom_killed=False)
+    assert (found.rank, found.exit_code) == (rank, exit_code)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(max_size=200), max_size=30), st.integers(-70, 255), st.booleans())
+def test_whatever_is_printed_there_is_a_report(said: list[str], status: int, oom_killed: bool) -> None:
+    """Never an exception, always short enough."""
+    printed = [Line(100.0, line) for line in said]
+    text = report(Death(None, status, 100.0), [Death(0, status, 100.0)], printed, oom_killed=oom_killed).text()
+    assert len(text) <= 1024
+    assert json.loads(text)["rerail"] == 1

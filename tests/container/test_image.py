@@ -2,17 +2,29 @@
 
 import json
 import re
+import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 import launch
+import mpi
 import parallel
 import train
 from job import Cluster, Job
+from tests.house.sources import imports, modules, top
 
 CONTAINER = Path(launch.__file__).parent
+ROOT = CONTAINER.parent
 DOCKERFILE = (CONTAINER / "Dockerfile").read_text()
+REQUIRED = dict(
+    line.split("==") for line in (CONTAINER / "requirements.txt").read_text().splitlines() if not line.startswith("#")
+)
+# In the base image, or part of another requirement, or the build's.
+GIVEN = {"torch", "smdistributed", "botocore", "s3torchconnectorclient", "setuptools"}
+# A script that uses one of these has it.
+FRAMEWORKS = {"transformers", "lightning", "pytorch_lightning", "composer"}
 
 
 def test_every_target_starts_launch_py_without_a_shell() -> None:
@@ -34,8 +46,56 @@ def test_both_targets_take_their_base_image_as_an_argument() -> None:
 
 def test_requirements_are_pinned() -> None:
     """An image built next year has the same packages."""
-    lines = [line for line in (CONTAINER / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
-    assert all(re.fullmatch(r"[a-z]+==[0-9.]+", line) for line in lines)
+    assert all(re.fullmatch(r"[a-z0-9]+", name) for name in REQUIRED)
+    assert all(re.fullmatch(r"[0-9.]+", version) for version in REQUIRED.values())
+
+
+def copied() -> dict[str, str]:
+    """Source to target of every file that the Dockerfile copies from the repository, paths from its root."""
+    found = {}
+    for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
+        *sources, target = line.split()
+        for source in sources:
+            paths = [path for each in ROOT.glob(source) for path in ([each] if each.is_file() else each.rglob("*.py"))]
+            assert paths, f"COPY {source}: there is no such file"
+            base = ROOT / source if (ROOT / source).is_dir() else (ROOT / source).parent
+            found |= {str(path.relative_to(ROOT)): f"{target.rstrip('/')}/{path.relative_to(base)}" for path in paths}
+    return found
+
+
+def test_the_image_has_all_that_its_code_imports() -> None:
+    """The scripts, the agent, and Rerail's core without what calls AWS; everything else is a requirement."""
+    there = copied()
+    targets = set(there.values())
+    assert {"/opt/rerail/train.py", "/opt/rerail/rerail_agent/init.py", "/opt/rerail/rerail/mailbox.py"} <= targets
+    assert not [path for path in there if "rerail/aws" in path]
+    for path in modules("container"):
+        for name in imports(path):
+            if top(name) not in {*sys.stdlib_module_names, *REQUIRED, *GIVEN, *FRAMEWORKS}:
+                places = [f"/opt/rerail/{name.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
+                parent = f"/opt/rerail/{'/'.join(name.split('.')[:-1])}"
+                places += [f"{parent}.py", f"{parent}/__init__.py"]  # a name in a module
+                assert targets & set(places), f"{path.name} imports {name}"
+
+
+def test_the_build_context_has_what_is_copied_and_little_else() -> None:
+    """The context is the whole repository, and an .dockerignore with the Dockerfile's name keeps most of it out."""
+    lines = (CONTAINER / "Dockerfile.dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+
+    def is_sent(path: str) -> bool:
+        sent = True
+        for rule in rules:
+            pattern = rule.removeprefix("!").removeprefix("**/")
+            parts = Path(path).parts
+            whole = [str(Path(*parts[: n + 1])) for n in range(len(parts))]
+            if any(fnmatch(each, pattern) for each in (parts if "**/" in rule else whole)):
+                sent = rule.startswith("!")
+        return sent
+
+    assert all(is_sent(path) for path in copied() if not path.endswith("setup.py"))
+    kept_out = (".venv/x.py", ".git/config", "lambdas/rerail/aws/s3.py", "container/__pycache__/x.pyc", "tests/x.py")
+    assert not [path for path in kept_out if is_sent(path)]
 
 
 def test_the_readme_names_every_file() -> None:
@@ -91,17 +151,76 @@ def test_a_host_without_gpus_runs_one_process(monkeypatch: pytest.MonkeyPatch) -
         launch.processes_per_node({})
 
 
+P4D = "ml.p4d.24xlarge"
+
+
+def test_one_mpirun_starts_the_ranks_of_all_hosts(tmp_path: Path) -> None:
+    """The first host runs it, the others let it in; a rank is told nothing but where its host's environment lies."""
+    first = Cluster(("algo-1", "algo-2"), "algo-1", P4D, "eth0")
+    place = tmp_path / "environment.json"
+    command = mpi.command(first, 8, ["python", "train.py", "--steps=5"], place=place, smddp=True)
+    text = " ".join(command)
+    assert command[2:5] == ["lead", "algo-2", "mpirun"]
+    assert "--host algo-1:8,algo-2:8 -np 16 --allow-run-as-root" in text
+    assert "-mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0" in text
+    assert "-x SMDATAPARALLEL_USE_HOMOGENEOUS=1 -x SMDATAPARALLEL_SERVER_ADDR=algo-1" in text
+    assert command[command.index("smddprun") + 2 :][1:] == ["rank", str(place), "python", "train.py", "--steps=5"]
+    assert "tag-output" not in text
+    second = Cluster(first.hosts, "algo-2", P4D, "eth0")
+    assert mpi.command(second, 8, ["python"], place=place, smddp=True)[2:] == ["follow"]
+
+
+@pytest.mark.parametrize(("instance", "smddp"), [(P4D, True), (P4D, False), ("ml.p5.48xlarge", True)])
+def test_smddprun_is_for_p4d_alone(tmp_path: Path, instance: str, smddp: bool) -> None:
+    """And for images that have it; one host needs neither ssh nor a network."""
+    command = mpi.command(Cluster(("algo-1",), "algo-1", instance, "eth0"), 8, ["x"], place=tmp_path, smddp=smddp)
+    assert ("smddprun" in command, "SMDATAPARALLEL_USE_SINGLENODE=1" in command) == (instance == P4D and smddp,) * 2
+    assert command[2:4] == ["lead", ""]
+    assert "localhost:8" in command
+    assert "eth0" not in command
+
+
+def test_a_host_leaves_its_environment_to_its_ranks_alone(tmp_path: Path) -> None:
+    """There may be keys in it."""
+    (tmp_path / "rerail-environment.json").write_text("of an attempt before")
+    place = mpi.leave_environment(tmp_path, {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"})
+    assert json.loads(place.read_text()) == {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"}
+    assert place.stat().st_mode & 0o777 == 0o600
+
+
+def test_torchrun_keeps_its_hands_off_the_output(tmp_path: Path) -> None:
+    """CloudWatch reads the metric line from stdout."""
+    cluster = Cluster(("algo-1", "algo-2"), "algo-2", "", "")
+    meeting = {"MASTER_ADDR": "algo-1", "MASTER_PORT": "7777"}
+    command = launch.torchrun(cluster, 8, ["--steps=5"], meeting)
+    words = ["--nnodes=2", "--node-rank=1", "--nproc-per-node=8", "--master-addr=algo-1", "--master-port=7777"]
+    assert [word for word in command if word in words] == words
+    assert not [word for word in command if word.startswith(("--redirects", "--tee", "--log"))]
+    assert command[-2:] == [str(launch.TRAIN), "--steps=5"]
+
+
+def test_another_launcher_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the environment or as a hyperparameter, which train.py does not see."""
+    monkeypatch.delenv("RERAIL_LAUNCHER", raising=False)
+    assert launch.launcher({}) == "torchrun"
+    assert launch.launcher({"RERAIL_LAUNCHER": "mpirun"}) == "mpirun"
+    assert launch.command_line({"RERAIL_LAUNCHER": "mpirun"}) == []
+    monkeypatch.setenv("RERAIL_LAUNCHER", "srun")
+    with pytest.raises(ValueError, match="RERAIL_LAUNCHER='srun'"):
+        launch.launcher({})
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
         ({"TRAINING_JOB_NAME": "night"}, ("night", 1, None)),
-        ({"TRAINING_JOB_NAME": "night-a002", "RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2"}, ("night", 2, 0)),
+        ({"TRAINING_JOB_NAME": "night-a002", "RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2"}, ("night", 2, None)),
         ({"RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2", "RERAIL_RESUME_STEP": "60"}, ("night", 2, 60)),
-        ({"RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2", "RERAIL_RESUME_STEP": ""}, ("night", 2, 0)),
+        ({"RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2", "RERAIL_RESUME_STEP": "0"}, ("night", 2, 0)),
     ],
 )
 def test_where_an_attempt_may_resume(environment: dict[str, str], expected: tuple[str, int, int | None]) -> None:
-    """A first job takes any checkpoint, a successor the one it is told, or none."""
+    """A successor takes the checkpoint it is told, or none; a first job any, as one whose folder Rerail cannot see."""
     job = Job.from_environment(environment)
     assert (job.run, job.attempt, job.resume_at_most) == expected
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 import signal
 import socket
 import time
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import checkpoint
-from tests.container.hosts import LIMIT_S, Here, Host, agree
+from rerail_agent.checkpoints import place_of
+from tests.container.hosts import LIMIT_S, Here, Host, agree, saved
 
 NewHost = Callable[..., Host]
 RunForked = Callable[..., list[int]]
@@ -84,10 +85,14 @@ def test_a_killed_process_resumes_bit_for_bit(new_host: NewHost, train_here: Her
 
 def test_two_killed_ranks_resume_bit_for_bit(new_host: NewHost, run_forked: RunForked) -> None:
     """Two ranks under torchrun, killed with their launcher: losses and weights are those of a run nobody killed."""
-    whole, broken = new_host("whole"), new_host("broken")
+    whole, broken = new_host("whole"), new_host("broken", step_seconds="0.05")  # the save is done before the kill
     broken.launch(RERAIL_PROCESSES_PER_NODE="2", RERAIL_DRILL="kill:step=27:attempt=1")
     run_forked(whole, ranks=2)
-    assert broken.wait() == -signal.SIGKILL
+    assert broken.wait() == 137
+    assert broken.failure is not None
+    assert (broken.failure["cause"], broken.failure["exit_code"]) == ("unknown", 137)
+    assert "was killed by SIGKILL" in str(broken.failure["error"])
+    (broken.base / "output" / "failure").unlink()
     first = broken.losses
     run_forked(broken, ranks=2, RERAIL_RUN="night", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="20")
     assert (max(first), min(broken.losses), max(broken.losses)) == (26, 21, 40), broken.err.read_text()
@@ -139,9 +144,26 @@ def test_sigterm_stops_all_ranks_at_one_step(new_host: NewHost) -> None:
     ends = [re.search(r"rank \d ends after step (\d+)", host.err.read_text()) for host in hosts]
     steps = [int(found[1]) for found in ends if found]
     assert steps == [max(hosts[0].losses)] * 2
-    newest = Path(hosts[0].checkpoints / checkpoint.folder_name(steps[0]))
-    assert checkpoint.verify(newest).reason in ("sigterm", "periodic")
+    newest = place_of(hosts[0].checkpoints).manifest(steps[0])
+    assert newest is not None
+    assert newest.reason in ("sigterm", "periodic")
     assert hosts[0].failure is None
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_sigterm_saves_below_a_launcher(new_host: NewHost, launcher: str) -> None:
+    """Two ranks of one host: both are asked, both end after the same step, and the exit code is 0."""
+    if not shutil.which(launcher) and launcher == "mpirun":
+        pytest.skip("no mpirun here")
+    host = new_host(steps="100000", step_seconds="0.01")
+    host.launch(RERAIL_PROCESSES_PER_NODE="2", RERAIL_LAUNCHER=launcher)
+    await_step(host, 3)
+    host.send(signal.SIGTERM)
+    assert host.wait() == 0, host.err.read_text()
+    ends = set(re.findall(r"rank \d ends after step (\d+)", host.err.read_text()))
+    assert ends == {str(max(host.losses))}
+    assert saved(host.checkpoints)[max(host.losses)].reason in ("sigterm", "periodic")
+    assert host.failure is None
 
 
 def test_a_hung_rank_is_named_by_those_who_wait(new_host: NewHost, run_forked: RunForked) -> None:
@@ -153,17 +175,18 @@ def test_a_hung_rank_is_named_by_those_who_wait(new_host: NewHost, run_forked: R
     assert (host.failure["cause"], host.failure["step"], host.failure["rank"]) == ("hang", 4, 0)
 
 
-def test_an_exit_has_its_code_alone(new_host: NewHost) -> None:
-    """One process per node keeps its own exit code, and nobody writes a failure file for it."""
+def test_an_exit_keeps_its_code(new_host: NewHost) -> None:
+    """The rank has said nothing, so init says how it ended."""
     host = new_host()
     host.launch(RERAIL_DRILL="exit:code=7:step=4")
     assert host.wait() == 7
     assert max(host.losses) == 3
-    assert host.failure is None
+    assert host.failure is not None
+    assert (host.failure["error"], host.failure["exit_code"]) == ("rank 0 ended with exit code 7", 7)
 
 
 def test_a_kill_has_its_code_alone(new_host: NewHost, run_forked: RunForked) -> None:
-    """Nobody writes a failure file for it."""
+    """Without init above it, nobody writes a failure file for it."""
     host = new_host()
     assert run_forked(host, ranks=1, RERAIL_DRILL="kill:step=4") == [-signal.SIGKILL]
     assert max(host.losses) == 3
@@ -174,8 +197,17 @@ def test_a_sigterm_during_the_start_is_kept(new_host: NewHost) -> None:
     """Sent while torch is imported, it takes effect after the first step: it neither kills nor is lost."""
     host = new_host(steps="100000")
     host.launch()
-    _await(lambda: "train.py" in Path(f"/proc/{host.processes[-1].pid}/cmdline").read_text(), host)
+    _await(lambda: "train.py" in "".join(commands_below(host.processes[-1].pid)), host)
     host.send(signal.SIGTERM)
     assert host.wait() == 0, host.err.read_text()
     assert list(host.losses) == [1]
-    assert checkpoint.verify(host.checkpoints / "step-000000001").reason == "sigterm"
+    assert saved(host.checkpoints)[1].reason == "sigterm"
+
+
+def commands_below(pid: int) -> list[str]:
+    """The command lines of a process's children."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [Path(f"/proc/{child}/cmdline").read_text() for child in children]
+    except OSError:
+        return []

@@ -1,19 +1,23 @@
 """A resumed run goes on as if nothing had happened, and one that forgot a piece of state would be seen."""
 
 import json
+import math
 import random
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import checkpoint
+import chance
 import train
-from tests.container.hosts import Here, agree
+from bench.exactness import FORGETFUL, forget
+from replay import fingerprint
+from rerail.detectors.finding import Kind, Level
+from tests.container.hosts import Here, Listening, agree, saved
 
 
 @pytest.fixture
@@ -23,7 +27,7 @@ def undisturbed(train_here: Here, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 def weights(base: Path) -> str:
-    return checkpoint.fingerprint(torch.load(base / "model" / "model.pt", weights_only=True))
+    return fingerprint(torch.load(base / "model" / "model.pt", weights_only=True))
 
 
 def test_an_interrupted_run_has_the_same_losses_and_weights(train_here: Here, tmp_path: Path) -> None:
@@ -40,59 +44,70 @@ def test_an_interrupted_run_has_the_same_losses_and_weights(train_here: Here, tm
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
-def forget_weights(parts: dict[str, Any], fields: dict[str, Any]) -> None:
-    torch.manual_seed(99)
-    parts["model"]["head.weight"] = torch.randn_like(parts["model"]["head.weight"]) * 0.02
-
-
-def forget_optimizer(parts: dict[str, Any], fields: dict[str, Any]) -> None:
-    parts["optimizer"]["state"] = {}
-
-
-def forget_random_state(parts: dict[str, Any], fields: dict[str, Any]) -> None:
-    torch.manual_seed(2)  # as at the start of the run
-    parts["random"][0]["torch"] = torch.get_rng_state()
-
-
-def forget_data_position(parts: dict[str, Any], fields: dict[str, Any]) -> None:
-    fields["consumed_samples"] = 0
-
-
-def forget_schedule(parts: dict[str, Any], fields: dict[str, Any]) -> None:
-    fields["step"] = 30
-
-
-@pytest.mark.parametrize(
-    ("forget", "within"),
-    [
-        (None, None),
-        (forget_weights, 1),
-        (forget_optimizer, 2),
-        (forget_random_state, 1),
-        (forget_data_position, 1),
-        (forget_schedule, 2),
-    ],
-)
-def test_each_piece_of_state_matters(
-    train_here: Here,
-    undisturbed: dict[int, str],
-    tmp_path: Path,
-    forget: Callable[[dict[str, Any], dict[str, Any]], None] | None,
-    within: int | None,
+@pytest.mark.parametrize("piece", [None, *FORGETFUL])
+def test_a_resume_that_forgets_something_is_told_within_three_steps(
+    train_here: Here, monkeypatch: pytest.MonkeyPatch, piece: str | None
 ) -> None:
-    """With one piece left out, the losses part from the undisturbed ones within two steps; with none, never."""
-    train_here(drill="bug:step=21")
-    manifest, parts = checkpoint.load(tmp_path / "checkpoints", 20, torch.device("cpu"))
-    fields = {key: value for key, value in vars(manifest).items() if key not in ("files", "saved_at")}
-    if forget is not None:
-        forget(parts, fields)
-        checkpoint.drop(tmp_path / "checkpoints" / "step-000000020")
-        checkpoint.save(tmp_path / "checkpoints", checkpoint.Manifest(**fields), parts)
-    resumed = train_here()
-    first = min(resumed)
-    shift = first - 21  # a forgotten schedule begins at another step
-    different = [step for step in resumed if resumed[step] != undisturbed.get(step - shift)]
-    assert different[:1] == ([] if within is None else [first + within - 1])
+    """One line and one finding, and training goes on; nothing is told of a resume that forgets nothing."""
+    train_here(drill="bug:step=25")
+    if piece:
+        forget(piece, lambda name, changed: monkeypatch.setattr(train, name, changed))
+    guard = Listening()
+    resumed = train_here(guard=guard)
+    told = re.findall(r"the resume has forgotten something: loss \S+ at step (\d+), but .* before", train_here.err)
+    assert list(resumed) == list(range(21, 41))
+    if piece is None:
+        assert (told, guard.findings) == ([], [])
+        assert "the losses of steps 21 to 23 are those of before the resume, bit for bit" in train_here.err
+        return
+    [finding] = guard.findings
+    assert (finding.kind, finding.level, finding.step) == (Kind.RESUME_MISMATCH, Level.WARN, int(told[0]))
+    assert finding.step in (21, 22, 23)
+
+
+def test_a_resume_without_its_weights_is_told_at_once(train_here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody forgets is caught too."""
+    train_here(drill="bug:step=25")
+    original = train.resume
+
+    def resume(run: train.Run) -> None:
+        original(run)
+        torch.nn.init.normal_(run.model.head.weight, std=0.02)
+
+    monkeypatch.setattr(train, "resume", resume)
+    guard = Listening()
+    train_here(guard=guard)
+    assert [finding.step for finding in guard.findings] == [21]
+
+
+def test_a_resume_under_other_conditions_is_not_compared(train_here: Here) -> None:
+    """A successor with another learning rate has other losses, and nothing is wrong with that."""
+    train_here(drill="bug:step=25")
+    guard = Listening()
+    train_here(guard=guard, learning_rate="0.001")
+    assert guard.findings == []
+    assert "not compared: learning_rate was 0.003, it is 0.001" in train_here.err
+
+
+def test_skipped_samples_are_never_read(train_here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor told to skip reads everything else, once and in order, and is not compared with what it skips."""
+    read: list[int] = []
+    original = train.data.Corpus.batch
+
+    def batch(corpus: train.data.Corpus, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        read.extend(ids)
+        return original(corpus, ids)
+
+    train_here(drill="bug:step=15", checkpoint_every="5", steps="20")
+    monkeypatch.setattr(train.data.Corpus, "batch", batch)
+    skipped = (range(130, 150), range(200, 203))
+    losses = train_here(attempt=2, resume_at_most=10, skipped=skipped, steps="20")
+    assert list(losses) == list(range(11, 21))
+    left = [sample for sample in range(120, 300) if not any(sample in gap for gap in skipped)]
+    assert read[1:] == left[:120]  # the first batch of all is the rehearsal
+    assert train_here.run is not None
+    assert train_here.run.consumed_samples == left[119] + 1
+    assert "not compared: skipped was [], it is [[130, 149], [200, 202]]" in train_here.err
 
 
 def test_every_random_generator_is_restored() -> None:
@@ -101,29 +116,36 @@ def test_every_random_generator_is_restored() -> None:
     def draw() -> tuple[float, float, float, float]:
         return random.random(), random.gauss(0, 1), float(np.random.standard_normal()), float(torch.randn(()))
 
-    train.seed_everything(5)
+    chance.seed_everything(5)
     draw()
-    saved = train.random_state()
+    kept = chance.state()
     expected = [draw() for _ in range(3)]
-    train.seed_everything(6)
-    train.restore_random_state(saved)
+    chance.seed_everything(6)
+    chance.restore(kept)
     assert [draw() for _ in range(3)] == expected
 
 
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "has \\d+ bytes instead of \\d+": lambda content: content[:-1],
+    "does not match its checksum": lambda content: bytes([content[0] ^ 1]) + content[1:],
+}
+
+
+@pytest.mark.parametrize(("complaint", "damage"), DAMAGES.items())
 def test_a_damaged_checkpoint_is_passed_over_and_healed(
-    train_here: Here, undisturbed: dict[int, str], tmp_path: Path
+    train_here: Here, undisturbed: dict[int, str], tmp_path: Path, complaint: str, damage: Callable[[bytes], bytes]
 ) -> None:
     """The run resumes from the one before, says so, and its replay replaces the damaged one."""
     train_here(drill="bug:step=35")
-    shard = tmp_path / "checkpoints" / "step-000000030" / "optimizer.pt"
-    shard.write_bytes(shard.read_bytes()[:-1])
+    shard = tmp_path / "checkpoints" / "step-000000030" / "__0_0.distcp"
+    shard.write_bytes(damage(shard.read_bytes()))
     resumed = train_here(attempt=2, resume_at_most=30)
     assert min(resumed) == 21
     assert agree(resumed, undisturbed)
     err = train_here.err
-    assert re.search(r"checkpoint step-000000030 is damaged \(optimizer.pt has \d+ bytes instead of \d+\)", err)
+    assert re.search(rf"checkpoint step-000000030 is damaged \(__0_0.distcp {complaint}\)", err)
     assert "asked to resume from step 30, which is not there whole; taking step 20 instead" in err
-    assert checkpoint.verify(shard.parent).attempt == 2
+    assert saved(shard.parent.parent)[30].attempt == 2
 
 
 def test_an_attempt_resumes_where_it_is_told(train_here: Here, tmp_path: Path) -> None:
@@ -131,7 +153,7 @@ def test_an_attempt_resumes_where_it_is_told(train_here: Here, tmp_path: Path) -
     train_here(drill="bug:step=35")
     assert min(train_here(attempt=2, resume_at_most=10, drill="bug:step=12")) == 11
     assert min(train_here(attempt=3, resume_at_most=0, drill="bug:step=2")) == 1
-    assert checkpoint.steps(tmp_path / "checkpoints") == []
+    assert saved(tmp_path / "checkpoints") == {}
     kept = {path.name for path in (tmp_path / "checkpoints" / "quarantine").iterdir()}
     assert kept == {f"a1-step-{step:09d}" for step in (10, 20, 30)}
 
@@ -145,13 +167,30 @@ def test_a_job_restarted_in_place_keeps_what_it_saved(train_here: Here, tmp_path
 
 def test_a_request_to_stop_saves_and_ends(train_here: Here, undisturbed: dict[int, str], tmp_path: Path) -> None:
     """The step in progress is finished and saved; the successor goes on after it."""
-    stopped = train_here(stop=train.Stop(requested=True))
-    manifest = checkpoint.verify(tmp_path / "checkpoints" / "step-000000001")
-    assert (list(stopped), manifest.reason) == ([1], "sigterm")
+    stopped = train_here(guard=Listening(sigterm_in=7))
+    manifests = saved(tmp_path / "checkpoints")
+    assert (list(stopped), {step: each.reason for step, each in manifests.items()}) == ([*range(1, 8)], {7: "sigterm"})
+    assert "stopped as asked after step 7" in train_here.err
     resumed = train_here()
-    assert list(resumed) == list(range(2, 41))
-    assert agree(resumed, undisturbed)
-    assert checkpoint.verify(tmp_path / "checkpoints" / "step-000000040").reason == "final"
+    assert list(resumed) == list(range(8, 41))
+    assert agree(resumed | stopped, undisturbed)
+    assert saved(tmp_path / "checkpoints")[40].reason == "final"
+
+
+def test_what_is_known_at_the_end_is_kept(train_here: Here, tmp_path: Path) -> None:
+    """A run that is stopped a step after a save leaves that one loss to compare with."""
+    train_here(guard=Listening(sigterm_in=11))
+    shutil.rmtree(tmp_path / "checkpoints" / "step-000000011")
+    train_here(steps="40")
+    assert "the losses of steps 11 to 11 are those of before the resume, bit for bit" in train_here.err
+
+
+def test_outdated_checkpoints_go(train_here: Here, tmp_path: Path) -> None:
+    """The last ones stay, and ever fewer of the older ones, for a rollback."""
+    train_here(steps="60", checkpoint_every="3", keep="2", step_seconds="0.02")
+    steps = list(saved(tmp_path / "checkpoints"))
+    assert steps[-2:] == [57, 60]
+    assert len(steps) < 20  # that many were saved; they are deleted in the pauses between saves
 
 
 def test_a_finished_run_has_nothing_left_to_do(train_here: Here) -> None:
@@ -168,16 +207,35 @@ def test_a_loss_that_is_no_number_is_flagged(train_here: Here, tmp_path: Path) -
     assert (table["loss"], table["health"]) == (None, "suspect")
 
 
-def test_the_metric_line_is_as_agreed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_metric_line_is_as_agreed(train_here: Here) -> None:
     """CloudWatch's regular expressions are written against this line; its loss gives the float32 back."""
-    loss = float(torch.tensor(2.3456789))
-    state = train.State(model=torch.nn.Identity(), optimizer=None, replica=None, step=60, loss=loss)  # type: ignore[arg-type]
-    train.Meter(tokens_per_step=512, steps=1).report(state, grad_norm=float("inf"), learning_rate=0.0003)
-    line = capsys.readouterr().out
-    assert re.fullmatch(
-        r"rerail step=60 loss=2\.34567881 grad_norm=inf lr=0\.0003 tokens_per_s=\d+ nonfinite=1\n", line
-    )
-    assert float(torch.tensor(float(line.split("loss=")[1].split()[0]))) == loss
+    train_here(steps="3", skip_bad_updates="nonfinite")
+    lines = train_here.out.splitlines()
+    rest = r"grad_norm=\S+ lr=\S+( tokens_per_s=\d+)? nonfinite=0 skipped=0"
+    assert len(lines) == 3
+    assert all(re.fullmatch(rf"rerail step=\d loss=\d\.\d+ {rest}", line) for line in lines)
+    assert train_here.run is not None
+    assert float(torch.tensor(float(lines[-1].split("loss=")[1].split()[0]))) == train_here.run.loss
+
+
+def test_bad_updates_are_left_out_and_counted(train_here: Here) -> None:
+    """The count is in the metric line, and a resume goes on with it; from a suspect one, for want of a clean one."""
+    train_here(skip_bad_updates="nonfinite", drill="nan:step=15;bug:step=25", checkpoint_every="20")
+    assert _skipped(train_here.out)[13:] == list(range(11))
+    train_here(skip_bad_updates="nonfinite", steps="25")
+    assert _skipped(train_here.out) == list(range(7, 12))
+
+
+def test_a_suspect_checkpoint_is_passed_over_for_a_clean_one(train_here: Here) -> None:
+    """What was saved while the loss was no number is no place to go on from, in the same attempt or a later one."""
+    train_here(drill="nan:step=15;bug:step=25", keep="9")
+    losses = train_here(steps="25")
+    assert min(losses) == 11
+    assert all(math.isfinite(float(loss)) for loss in losses.values())
+
+
+def _skipped(out: str) -> list[int]:
+    return [int(count) for count in re.findall(r" skipped=(\d+)$", out, re.MULTILINE)]
 
 
 @pytest.mark.parametrize(

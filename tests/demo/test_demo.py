@@ -23,7 +23,7 @@ def play(tmp_path: Path):
         options = ["--scenario", scenario, "--json", str(facts), "--html", str(page)]
         environment = {**os.environ, "RERAIL_LOCAL_STATE": str(tmp_path)}
         demo = subprocess.run(
-            [*RERAIL, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400
+            [*RERAIL, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
         )
         assert demo.returncode == 0, demo.stdout + demo.stderr
         assert scenario in page.read_text()
@@ -80,11 +80,36 @@ def test_a_loss_that_runs_away_is_rolled_back_to_before_it(play):
     assert 0 < facts["attempts"][1]["resumed_from_step"] <= 640
     assert facts["reference_max_abs_loss_difference"] == 0
     assert printed.index("warning: loss_spike") < printed.index("stopping the job")
+    aside = [save for save in facts["checkpoints"] if save["aside"]]
+    assert facts["handshake"]["step"] in [save["step"] for save in aside], (
+        "the emergency checkpoint is kept as evidence"
+    )
+    assert all(save["step"] > facts["attempts"][1]["resumed_from_step"] for save in aside)
 
 
 def test_a_job_that_became_slow_is_moved_without_losing_a_step(play):
-    """It saves first, and the fresh machines carry on where it stopped."""
+    """It is asked to save, is stopped only when it has, and the fresh machines carry on where it stopped."""
     facts, _ = play("slow")
+    assert facts["handshake"]["reason"] == "throughput_drop"
+    assert facts["handshake"]["step"] <= facts["attempts"][1]["resumed_from_step"]
     assert [attempt["cause"] for attempt in facts["attempts"] if attempt["cause"]] == ["hardware"]
     assert facts["incidents"][0]["lost_steps"] == 0
+    assert facts["reference_max_abs_loss_difference"] == 0
+
+
+def test_a_job_that_somebody_stops_saves_first_and_is_not_relaunched(play):
+    """The last step is in S3 when the job is gone, and the run ends there."""
+    facts, _ = play("sigterm")
+    assert (facts["state"], len(facts["attempts"])) == ("stopped", 1)
+    newest = facts["checkpoints"][0]
+    assert (newest["step"], newest["reason"], newest["whole"]) == (facts["final_step"], "sigterm", True)
+    assert 85 <= newest["step"] < 160
+
+
+def test_what_sagemaker_itself_restarts_is_left_to_it(play):
+    """A spot job that waits for its machine longer than any step may take is neither stopped nor relaunched."""
+    facts, _ = play("spot")
+    assert (facts["state"], len(facts["attempts"])) == ("completed", 1)
+    assert facts["attempts"][0]["self_repairs"] == 1
+    assert facts["incidents"] == []
     assert facts["reference_max_abs_loss_difference"] == 0

@@ -1,0 +1,141 @@
+"""`rerail checkpoints`: what a run has saved, whether it is sound, and where a relaunch would carry on."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from botocore.exceptions import BotoCoreError, ClientError
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from cli import place
+from cli.place import Local
+from cli.runs import AsJson
+from cli.saves import Save, passed_over, resume_from, saves_under, verified
+from rerail.checkpoints import Health
+from rerail.model import Run
+
+RunName = Annotated[str, typer.Argument(help="The run, as `rerail status` names it.")]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Read every file and compare its checksum; exit status 1 if one is damaged.")
+]
+STYLES = {Health.CLEAN: "green", Health.SUSPECT: "yellow", Health.QUARANTINED: "red"}
+
+
+def checkpoints(run: RunName, verify: Verify = False, local: Local = False, as_json: AsJson = False) -> None:
+    """What a run has saved, newest first, and which one a relaunch would resume from."""
+    where = place.find(local=local)
+    record = where.runs.load(run)
+    if record is None:
+        place.fail(f"there is no run {run!r} in {where.name}", "`rerail status` lists the runs")
+    if not record.checkpoint_uri:
+        place.fail(f"the jobs of {run} save nowhere that Rerail knows of", "give the next one a CheckpointConfig")
+    s3, uri = where.client("s3"), record.checkpoint_uri
+    try:
+        saves = saves_under(s3, uri)
+        if verify:
+            saves = _verified(s3, uri, saves)
+    except (ClientError, BotoCoreError) as error:
+        place.fail(f"cannot read {uri}: {error}", _remedy(error, uri))
+    if as_json:
+        typer.echo(json.dumps(_plain(record, saves), indent=2))
+    else:
+        _print(record, saves)
+    if verify and any(save.damage for save in saves):
+        raise typer.Exit(1)
+
+
+def _verified(s3: Any, uri: str, saves: Sequence[Save]) -> list[Save]:
+    """Only what has all its files: of the others it is known already that they are not whole."""
+    whole = [save for save in saves if save.is_whole]
+    columns = (TextColumn("comparing checksums"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=sum(file.bytes for save in whole for file in save.files))
+        return [
+            verified(s3, uri, save, lambda size: progress.advance(task, size)) if save in whole else save
+            for save in saves
+        ]
+
+
+def _remedy(error: Exception, uri: str) -> str:
+    code = error.response.get("Error", {}).get("Code", "") if isinstance(error, ClientError) else ""
+    if code in ("AccessDenied", "403", "Forbidden"):
+        return f"ask for s3:ListBucket and s3:GetObject on {uri.rstrip('/')}/*, and kms:Decrypt if it has a key"
+    if code == "NoSuchBucket":
+        return "check the bucket of the job's CheckpointConfig: it is gone"
+    return "check your credentials and region, or try again"
+
+
+def _plain(run: Run, saves: Sequence[Save]) -> dict[str, Any]:
+    chosen = resume_from(run, saves)
+    return {
+        "run": run.id,
+        "where": run.checkpoint_uri,
+        "resume_from": chosen and {"folder": chosen.folder, "step": chosen.step},
+        "checkpoints": [_row(run, save) for save in saves],
+    }
+
+
+def _row(run: Run, save: Save) -> dict[str, Any]:
+    known = save.checkpoint
+    return {
+        "folder": save.folder,
+        "step": save.step,
+        "attempt": known.attempt if known else None,
+        "saved_at": known.saved_at.isoformat() if known else None,
+        "reason": known.reason if known else "",
+        "health": known.health if known else None,
+        "bytes": save.bytes,
+        "whole": save.is_whole,
+        "finished": save.has_manifest,
+        "aside": save.is_aside,
+        "verified": save.is_verified and not save.damage,
+        "damage": save.damage,
+        "passed_over": passed_over(run, save),
+    }
+
+
+def _print(run: Run, saves: Sequence[Save]) -> None:
+    console = Console()
+    chosen = resume_from(run, saves)
+    if not saves:
+        console.print(f"nothing is saved under {run.checkpoint_uri} yet", highlight=False)
+        return
+    console.print(f"[bold]{run.id}[/] in {run.checkpoint_uri}", highlight=False)
+    console.print(_table(saves, chosen))
+    if chosen is None:
+        console.print("a relaunch would start [red]from the beginning[/]: nothing here can be resumed from")
+        return
+    console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({chosen.folder})", highlight=False)
+    for save in (save for save in saves if not save.is_aside and save.step > chosen.step):
+        console.print(f"  not from step {save.step}: {escape(passed_over(run, save))}", highlight=False)
+
+
+def _table(saves: Sequence[Save], chosen: Save | None) -> Table:
+    heads = ("step", "attempt", "saved at", "reason", "health", "size", "whole", "where")
+    table = Table(*heads)
+    for save in saves:
+        known = save.checkpoint
+        table.add_row(
+            f"[bold green]{save.step}[/]" if save is chosen else str(save.step),
+            str(known.attempt) if known else "",
+            f"{known.saved_at:%Y-%m-%d %H:%M:%S}" if known else "",
+            escape(known.reason) if known else "",
+            f"[{STYLES[known.health]}]{known.health}[/]" if known else "",
+            decimal(save.bytes),
+            _soundness(save),
+            save.folder,
+        )
+    return table
+
+
+def _soundness(save: Save) -> str:
+    if save.damage:
+        return f"[red]{escape(save.damage)}[/]"
+    if not save.has_manifest:
+        return "[dim]not finished[/]"
+    return "[green]yes, checksums compared[/]" if save.is_verified else "yes"

@@ -1,0 +1,59 @@
+"""How a wish for an emergency checkpoint went, read from a run's timeline: asked, heard, committed, stopped."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rerail.mailbox import Told, Wish
+from rerail.model import TimelineEntry
+
+STEP = re.compile(r"emergency checkpoint of step (\d+)")
+
+
+def handshakes(timeline: Sequence[TimelineEntry]) -> Iterator[dict[str, Any]]:
+    """One for each wish, oldest first; seconds count from the wish, and None is what never came."""
+    for number, asked in enumerate(timeline):
+        for command in _wishes(asked):
+            yield _answered(asked, command, timeline[number + 1 :])
+
+
+def _wishes(entry: TimelineEntry) -> Iterator[Mapping[str, Any]]:
+    for action in entry.actions:
+        if action.get("type") == "PostCommand" and action["command"].get("wish") == Wish.CHECKPOINT:
+            yield action["command"]
+
+
+def _answered(asked: TimelineEntry, command: Mapping[str, Any], later: Sequence[TimelineEntry]) -> dict[str, Any]:
+    answers = {told: _first(entry for entry in later if _says(entry, told, command)) for told in Told}
+    committed = answers[Told.CHECKPOINT]
+    stopped = _first(entry for entry in later if any(action.get("type") == "StopJob" for action in entry.actions))
+    return {
+        "attempt": command["attempt"],
+        "asked_at": asked.at.isoformat(),
+        "reason": command.get("reason", ""),
+        "heard_after_s": _seconds(asked, answers[Told.HEARD]),
+        "committed_after_s": _seconds(asked, committed),
+        "step": committed.signal["report"].get("step") if committed else _step_in(stopped),
+        "refused": (answers[Told.REFUSED] or asked).signal.get("report", {}).get("reason", ""),
+        "stop_called_after_s": _seconds(asked, stopped),
+        "stopped_because": stopped.reason if stopped else "",
+    }
+
+
+def _step_in(stopped: TimelineEntry | None) -> int | None:
+    """Of a checkpoint that was seen in S3 before anybody reported it."""
+    match = STEP.search(stopped.reason) if stopped else None
+    return int(match[1]) if match else None
+
+
+def _says(entry: TimelineEntry, told: Told, command: Mapping[str, Any]) -> bool:
+    report = entry.signal.get("report", {})
+    return (report.get("told"), report.get("command")) == (told, command["id"])
+
+
+def _first(entries: Iterator[TimelineEntry]) -> TimelineEntry | None:
+    return next(entries, None)
+
+
+def _seconds(asked: TimelineEntry, then: TimelineEntry | None) -> float | None:
+    return None if then is None else round((then.at - asked.at).total_seconds(), 3)

@@ -1,0 +1,150 @@
+"""What lies in a run's checkpoint folder in S3: every save, whole or not, and those that a rollback put aside."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import xxhash
+
+from rerail.checkpoints import MANIFEST, Checkpoint, Health, newest_usable, read_manifest
+from rerail.decision import suspected
+from rerail.errors import BadManifest
+from rerail.model import Run
+
+FOLDER = re.compile(
+    r"(?P<aside>quarantine/a(?:\d+|unknown)-)?(?:step|checkpoint)-(?P<step>\d{1,18})(?:-\d+)?/(?P<name>.+)"
+)
+CHUNK = 1 << 23
+CHECKSUM = "xxh3_64:"
+# One stream from S3 carries some 90 MB a second; boto3 keeps ten connections.
+READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file as the manifest lists it."""
+
+    name: str
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One folder with what is in it; `checkpoint` is None where there is no manifest, or none that can be read.
+
+    `damage` says what is wrong with it: what a listing shows, or what a comparison of the checksums brought to light.
+    """
+
+    folder: str
+    step: int
+    is_aside: bool
+    bytes: int
+    has_manifest: bool
+    checkpoint: Checkpoint | None = None
+    files: tuple[File, ...] = ()
+    damage: str = ""
+    is_verified: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Its manifest is there, and every file with its size."""
+        return self.checkpoint is not None and self.checkpoint.is_whole
+
+
+def saves_under(s3: Any, uri: str) -> list[Save]:
+    """All of them, newest step first, those put aside last; raises what boto3 raises.
+
+    What the job deletes while we look is left out.
+    """
+    bucket, prefix = split(uri)
+    folders: dict[str, dict[str, int]] = defaultdict(dict)
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        for item in page.get("Contents", []):
+            if match := FOLDER.fullmatch(item["Key"].removeprefix(prefix)):
+                folders[item["Key"].removeprefix(prefix).removesuffix(match["name"])][match["name"]] = item["Size"]
+    saves = [_save(s3, bucket, prefix, folder, sizes) for folder, sizes in folders.items()]
+    return sorted(filter(None, saves), key=lambda save: (save.is_aside, -save.step, save.folder))
+
+
+def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, int]) -> Save | None:
+    match = FOLDER.fullmatch(f"{folder}{MANIFEST}")
+    assert match, "found by the same expression"
+    save = Save(folder.rstrip("/"), int(match["step"]), bool(match["aside"]), sum(sizes.values()), MANIFEST in sizes)
+    if not save.has_manifest:
+        return save
+    try:
+        text = s3.get_object(Bucket=bucket, Key=f"{prefix}{folder}{MANIFEST}")["Body"].read()
+        checkpoint = read_manifest(text, uri=f"s3://{bucket}/{prefix}{folder}{MANIFEST}", sizes=sizes)
+    except s3.exceptions.NoSuchKey:
+        return None
+    except BadManifest as error:
+        return replace(save, damage=str(error).removeprefix(f"s3://{bucket}/{prefix}{folder}"))
+    if checkpoint.step != save.step:
+        return replace(save, damage=f"its manifest is of step {checkpoint.step}")
+    listed = json.loads(text)["files"]
+    return replace(
+        save,
+        checkpoint=checkpoint,
+        files=tuple(File(entry["name"], entry["bytes"], str(entry.get("checksum", ""))) for entry in listed),
+        damage=f"missing or of another size: {', '.join(checkpoint.missing)}" if checkpoint.missing else "",
+    )
+
+
+def verified(s3: Any, uri: str, save: Save, advance: Callable[[int], None]) -> Save:
+    """The save after every file that its manifest lists was read and compared; `advance` is told of each chunk."""
+    bucket, prefix = split(uri)
+
+    def wrong(file: File) -> str:
+        if not file.checksum.startswith(CHECKSUM):
+            return f"{file.name} has no checksum to compare"
+        found = _checksum(s3, bucket, f"{prefix}{save.folder}/{file.name}", advance)
+        return "" if found == file.checksum else f"{file.name} does not match its checksum"
+
+    with ThreadPoolExecutor(READERS) as readers:
+        damage = "; ".join(filter(None, readers.map(wrong, save.files)))
+    return replace(save, damage=damage, is_verified=True)
+
+
+def _checksum(s3: Any, bucket: str, key: str, advance: Callable[[int], None]) -> str:
+    digest = xxhash.xxh3_64()
+    for chunk in s3.get_object(Bucket=bucket, Key=key)["Body"].iter_chunks(CHUNK):
+        digest.update(chunk)
+        advance(len(chunk))
+    return f"{CHECKSUM}{digest.hexdigest()}"
+
+
+def resume_from(run: Run, saves: Sequence[Save]) -> Save | None:
+    """The save that a relaunch of the run would carry on from, by the supervisor's own rule."""
+    sound = {save.checkpoint.uri: save for save in saves if save.checkpoint and not save.is_aside and not save.damage}
+    known = [save.checkpoint for save in sound.values() if save.checkpoint]
+    chosen = newest_usable(suspected(run, known), before_step=run.stop.before_step if run.stop else None)
+    return sound[chosen.uri] if chosen else None
+
+
+def passed_over(run: Run, save: Save) -> str:
+    """Why a relaunch would not carry on from here; empty where nothing speaks against it."""
+    if save.is_aside:
+        return "put aside by a rollback"
+    if not save.has_manifest:
+        return "no manifest: a save that is under way, or never ended"
+    if save.damage or save.checkpoint is None:
+        return save.damage
+    if save.checkpoint.health is not Health.CLEAN:
+        return f"its health is {save.checkpoint.health}"
+    if run.stop and run.stop.before_step is not None and save.step >= run.stop.before_step:
+        return f"not older than step {run.stop.before_step}, where {run.stop.reason} began"
+    if suspected(run, (save.checkpoint,)) != (save.checkpoint,):
+        return "saved after the loss had gone wrong, by the attempt that was rolled back or one before it"
+    return ""
+
+
+def split(uri: str) -> tuple[str, str]:
+    """`s3://bucket/some/prefix` -> (`bucket`, `some/prefix/`)."""
+    bucket, _, path = uri.removeprefix("s3://").partition("/")
+    folder = path.strip("/")
+    return bucket, f"{folder}/" if folder else ""

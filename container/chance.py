@@ -1,0 +1,51 @@
+"""Everything that is drawn at random: seeded alike on every run, saved with a checkpoint, and restored."""
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def make_repeatable(seed: int) -> None:
+    """The same numbers on every run: one thread, deterministic kernels, and the same first weights on every rank."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
+    seed_everything(seed)
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def state() -> tuple[Any, ...]:
+    """The state of every generator a training script may draw from, as one plain value."""
+    name, keys, *rest = np.random.get_state()
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return (
+        random.getstate(),
+        (str(name), np.asarray(keys).tolist(), *rest),
+        _bytes(torch.get_rng_state()),
+        None if cuda is None else _bytes(cuda),
+    )
+
+
+def restore(saved: tuple[Any, ...]) -> None:
+    python, of_numpy, of_torch, cuda = saved
+    random.setstate(python)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(_tensor(of_torch))
+    if cuda is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_tensor(cuda))
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.numpy().data)
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -1,0 +1,120 @@
+"""How a model may be spread over machines: the choices by their names, and what follows from them in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from instances import INSTANCES, Instance
+
+if TYPE_CHECKING:  # model.py imports torch, and numbers need none
+    from model import Size
+
+VOCABULARY = 256  # model.py's
+
+
+class Parallel(StrEnum):
+    """How the ranks share the work on a batch."""
+
+    DDP = "ddp"  # every rank has the whole model, gradients are averaged
+    FSDP = "fsdp"  # parameters, gradients and optimizer state are cut up over all ranks
+    HYBRID = "hybrid"  # cut up within groups of `shard_size` ranks, each group has it all
+
+
+class Precision(StrEnum):
+    """What a layer computes in; weights and optimizer state are kept in fp32 either way."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+def truth(text: str) -> bool:
+    """Hyperparameters are strings: `true` and `1`, `false` and `0`, in any case."""
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in known:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return known[text.lower()]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How a model is spread over the ranks and what it computes in. `shard_size` 0 leaves the choice to us."""
+
+    parallel: Parallel = Parallel.DDP
+    tensor_parallel: int = 1
+    shard_size: int = 0
+    shard_optimizer: bool = False
+    activation_checkpointing: bool = False
+    activation_offload: bool = False
+    precision: Precision = Precision.FP32
+
+    @classmethod
+    def of(cls, options: Any) -> Choices:
+        """From a namespace; an option it does not have keeps its default."""
+        given = {name: getattr(options, name) for name in cls.__dataclass_fields__ if hasattr(options, name)}
+        chosen = cls(**given)
+        kinds: dict[str, type[StrEnum]] = {"parallel": Parallel, "precision": Precision}
+        for name, kind in kinds.items():
+            if getattr(chosen, name) not in list(kind):
+                raise ValueError(f"{name}={getattr(chosen, name)}: must be one of {', '.join(kind)}")
+        return cls(**given | {name: kind(getattr(chosen, name)) for name, kind in kinds.items()})
+
+    @property
+    def is_whole(self) -> bool:
+        """Every rank has all parameters for itself from the first step to the last: plain DDP."""
+        return self.parallel is Parallel.DDP and self.tensor_parallel == 1 and not self.shard_optimizer
+
+    @property
+    def needs_groups(self) -> bool:
+        """Some ranks talk among themselves, which takes process groups beside the one of all ranks."""
+        return self.tensor_parallel > 1 or self.parallel is Parallel.HYBRID
+
+
+def add_options(add: Callable[..., None]) -> None:
+    """Adds each choice to a parser: `add` takes a name without its dashes, and argparse's settings."""
+    add("parallel", choices=list(Parallel), type=Parallel, default=Parallel.DDP, help="how the ranks share a batch")
+    add("tensor-parallel", type=int, default=1, help="ranks of one machine that share every layer")
+    add("shard-size", type=int, default=0, help="hybrid: ranks that hold one copy together; 0 for those of a machine")
+    add("shard-optimizer", type=truth, default=False, help="ddp: cut up gradients and optimizer state")
+    add("activation-checkpointing", type=truth, default=False, help="compute layers again in the backward pass")
+    add("activation-offload", type=truth, default=False, help="keep the inputs of layers in the CPU's memory")
+    add("precision", choices=list(Precision), type=Precision, default=Precision.FP32, help="what layers compute in")
+
+
+def shard_size(choices: Choices, ranks: int, ranks_per_node: int) -> int:
+    """How many ranks hold one copy of the parameters together, beside those that share every layer."""
+    across = ranks // choices.tensor_parallel
+    if choices.parallel is Parallel.HYBRID:
+        return choices.shard_size or max(1, min(ranks_per_node, ranks) // choices.tensor_parallel)
+    return across if choices.parallel is Parallel.FSDP or choices.shard_optimizer else 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model and a batch on machines: `batch_size` is in samples a step, over all ranks."""
+
+    choices: Choices
+    hosts: int
+    instance_type: str
+    ranks_per_node: int
+    size: Size
+    batch_size: int
+    vocabulary: int = VOCABULARY
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.ranks_per_node
+
+    @property
+    def data_ranks(self) -> int:
+        return max(1, self.ranks // self.choices.tensor_parallel)
+
+    @property
+    def instance(self) -> Instance | None:
+        return INSTANCES.get(self.instance_type)
+
+    @property
+    def shards(self) -> int:
+        return shard_size(self.choices, self.ranks, self.ranks_per_node)

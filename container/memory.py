@@ -1,0 +1,94 @@
+"""How much of its accelerator's memory a rank needs: an estimate from the shapes in model.py, good to about a fifth."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+from choices import VOCABULARY, Parallel, Plan, Precision
+
+if TYPE_CHECKING:  # model.py imports torch, and numbers need none
+    from model import Size
+
+GIB = float(1 << 30)
+CONTEXT_GIB = 1.5  # what CUDA and NCCL take for themselves
+USABLE = 0.92  # of the rest: torch's allocator leaves gaps
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one rank needs of its accelerator at the worst moment of a step, in GiB."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    layers_at_work: float  # parameters and gradients of sharded layers while they are whole
+    activations: float
+    loss: float  # logits, their float copy and its gradient
+
+    @property
+    def total(self) -> float:
+        return float(sum(astuple(self)))
+
+
+def parameters_of(size: Size, vocabulary: int = VOCABULARY) -> tuple[int, int]:
+    """How many parameters one block has, and all others together."""
+    return 12 * size.width**2 + 4 * size.width, (2 * vocabulary + size.context + 2) * size.width
+
+
+def estimate(plan: Plan) -> Memory:
+    """AdamW on fp32 weights: 4 bytes for a parameter, 4 for its gradient, 8 for its moments."""
+    choices, size = plan.choices, plan.size
+    block, others = parameters_of(size, plan.vocabulary)
+    degree = choices.tensor_parallel
+    # Tensor parallelism cuts up linear layers of blocks; norms, embeddings and the head are whole on every rank.
+    own_block = 12 * size.width**2 // degree + 4 * size.width
+    own = size.layers * own_block + others
+    width = 2 if choices.precision is Precision.BF16 else 4
+    held = own / plan.shards
+    if choices.is_whole:
+        at_work = 2.0 * own if width == 2 else 0.0  # in bf16 autocast keeps its copies for a step
+    elif plan.data_ranks == 1:
+        at_work = 0.0  # nothing to gather
+    elif choices.parallel is Parallel.DDP:
+        at_work = width * own + 4 * own_block
+    else:
+        # One layer computes while the next is on its way, beside what is in no block; the gradients of one.
+        at_work = width * (2 * own_block + others) + (width + 4) * own_block
+    return Memory(
+        parameters=4 * held / GIB,
+        gradients=4 * held / GIB,
+        optimizer=8 * held / GIB,
+        layers_at_work=at_work / GIB,
+        activations=_activations(plan, width) / GIB,
+        # Logits, as floats, and in the backward pass the gradients of both.
+        loss=_tokens(plan) * plan.vocabulary * (12 + width) / GIB,
+    )
+
+
+def _tokens(plan: Plan) -> float:
+    return plan.batch_size / plan.data_ranks * plan.size.context
+
+
+def _activations(plan: Plan, width: int) -> float:
+    """Of a block: 17 numbers for each token and channel, 13 of them cut up by tensor parallelism, and dropout's masks.
+
+    They are the inputs of the two norms (2), of the projections to heads and to the wide layer (2), queries, keys and
+    values (3), attention's result twice (2), the wide layer before and after its gelu (8). No scores: attention is
+    computed piece by piece.
+    """
+    choices, size = plan.choices, plan.size
+    entry = _tokens(plan) * size.width
+    block = entry * ((4 + 13 / choices.tensor_parallel) * width + 2 * bool(size.dropout))
+    if not choices.activation_checkpointing:
+        return size.layers * block
+    return block + entry * width * (1 if choices.activation_offload else size.layers)
+
+
+def usable_gib(plan: Plan) -> float:
+    """What training may use of one accelerator; infinite where it is not known."""
+    return (plan.instance.memory_gib - CONTEXT_GIB) * USABLE if plan.instance else float("inf")
+
+
+def fits(plan: Plan) -> bool:
+    return estimate(plan).total <= usable_gib(plan)

@@ -1,0 +1,45 @@
+"""Every hyperparameter of the job, with its default: `python train.py --help` lists them."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import choices
+from model import SIZES
+from sieve import Mode
+
+
+class Options(argparse.ArgumentParser):
+    """Raises instead of exiting, so that a mistyped hyperparameter ends in the failure file."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"hyperparameters: {message}")
+
+
+def read_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Each hyperparameter of the job is one option; `--step-seconds` and `--step_seconds` are the same."""
+    options = Options(description="Trains a small GPT and can be killed at any moment.", allow_abbrev=False)
+
+    def add(name: str, **settings: Any) -> None:
+        options.add_argument(*dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")), **settings)
+
+    add("steps", type=int, default=1000, help="optimizer steps of the whole run")
+    add("batch-size", type=int, default=16, help="samples a step, over all ranks")
+    add("learning-rate", type=float, default=3e-3, help="at its peak, after the warm-up")
+    add("warmup-steps", type=int, default=20, help="steps of linear warm-up; a cosine to a tenth follows")
+    add("weight-decay", type=float, default=0.1)
+    add("clip", type=float, default=1.0, help="the largest norm of the gradient")
+    add("skip-bad-updates", type=Mode, choices=list(Mode), default=Mode.OFF, help="leave them out: see sieve.py")
+    add("seed", type=int, default=1)
+    add("model-size", choices=SIZES, default="demo")
+    choices.add_options(add)
+    add("checkpoint-every", type=int, default=50, help="steps between checkpoints")
+    add("keep", type=int, default=3, help="checkpoints to keep, beside ever fewer of the older ones")
+    add("log-every", type=int, default=1, help="steps between metric lines")
+    add("step-seconds", type=float, default=0.0, help="the least a step takes, for a demo to watch")
+    add("collective-timeout-seconds", type=float, default=600.0, help="how long a rank waits for a hung one")
+    chosen = options.parse_args(argv)
+    for name in ("steps", "batch_size", "checkpoint_every", "keep", "log_every"):
+        if getattr(chosen, name) < 1:
+            options.error(f"{name} must be at least 1")
+    return chosen

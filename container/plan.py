@@ -1,0 +1,322 @@
+"""Can these machines do what is asked of them? By hand: `python plan.py --instance ml.p4d.24xlarge --count 2`.
+
+The rules and the order of the advice are those of SageMaker's guidance on model parallelism, as code.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from choices import VOCABULARY, Choices, Parallel, Plan, Precision, add_options, shard_size
+from instances import INSTANCES
+from job import Cluster
+from memory import estimate, fits, parameters_of, usable_gib
+
+if TYPE_CHECKING:  # model.py imports torch, and rules need none
+    from model import Size
+
+WITHOUT_BF16 = ("T4", "V100")
+
+
+class Level(StrEnum):
+    """How much a finding matters."""
+
+    ERROR = "error"  # the plan cannot start like this
+    WARNING = "warning"  # it may fail, or waste most of its machines
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about a plan: what is the matter, why it matters, and what to do."""
+
+    level: Level
+    what: str
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}; {self.remedy}"
+
+
+def insist(findings: Iterable[Finding]) -> None:
+    """Raises ValueError with every error among the findings."""
+    errors = [str(finding) for finding in findings if finding.level is Level.ERROR]
+    if errors:
+        raise ValueError(" | ".join(errors))
+
+
+def check_ranks(choices: Choices, *, ranks: int, ranks_per_node: int) -> list[Finding]:
+    """What these ranks cannot do, whatever the model."""
+    findings = [*_check_tensor_parallel(choices, ranks, ranks_per_node), *_check_offload(choices)]
+    return findings or list(_check_shards(choices, ranks, ranks_per_node))
+
+
+def _check_tensor_parallel(choices: Choices, ranks: int, ranks_per_node: int) -> Iterator[Finding]:
+    degree = choices.tensor_parallel
+    what = f"tensor_parallel={degree}"
+    remedy = f"choose one of {', '.join(map(str, degrees(ranks_per_node)))}"
+    if degree < 1 or degree & (degree - 1):
+        yield Finding(Level.ERROR, what, "must be a power of two, for heads and layers to be halved evenly", remedy)
+    elif degree > ranks_per_node:
+        why = f"a machine has {ranks_per_node} rank(s): activations of every layer would cross the network"
+        yield Finding(Level.ERROR, what, why, remedy)
+    elif degree not in degrees(ranks_per_node) or ranks % degree:
+        why = f"does not divide the {ranks_per_node} ranks of a machine: a group would span two machines"
+        yield Finding(Level.ERROR, what, why, remedy)
+
+
+def degrees(ranks_per_node: int) -> list[int]:
+    """The degrees of tensor parallelism that a machine can have."""
+    return [1 << power for power in range(ranks_per_node.bit_length()) if ranks_per_node % (1 << power) == 0]
+
+
+def _check_shards(choices: Choices, ranks: int, ranks_per_node: int) -> Iterator[Finding]:
+    what = f"shard_size={choices.shard_size}"
+    across = ranks // choices.tensor_parallel
+    if choices.shard_size and choices.parallel is not Parallel.HYBRID:
+        why = f"is for parallel=hybrid, and this is {choices.parallel}"
+        yield Finding(Level.ERROR, what, why, "leave it out, or choose parallel=hybrid")
+    elif choices.shard_size < 0 or across % max(1, shard_size(choices, ranks, ranks_per_node)):
+        why = f"does not divide the {across} rank(s) that the data is dealt out to"
+        yield Finding(Level.ERROR, what, why, f"choose a divisor of {across}")
+
+
+def _check_offload(choices: Choices) -> Iterator[Finding]:
+    if choices.activation_offload and not choices.activation_checkpointing:
+        why = "without activation_checkpointing everything between two layers would go to the CPU and back"
+        yield Finding(Level.ERROR, "activation_offload=true", why, "add activation_checkpointing=true")
+
+
+def check(
+    options: Any, cluster: Cluster, size: Size, *, ranks_per_node: int | None = None, vocabulary: int = VOCABULARY
+) -> list[Finding]:
+    """Everything worth knowing before the first step, errors first; `insist` makes them an exception.
+
+    `options` has those of `add_options` and `batch_size`. Without `ranks_per_node` it is one for each accelerator.
+    """
+    return check_plan(plan_of(options, cluster, size, ranks_per_node=ranks_per_node, vocabulary=vocabulary))
+
+
+def plan_of(
+    options: Any, cluster: Cluster, size: Size, *, ranks_per_node: int | None = None, vocabulary: int = VOCABULARY
+) -> Plan:
+    instance = INSTANCES.get(cluster.instance_type)
+    return Plan(
+        choices=Choices.of(options),
+        hosts=len(cluster.hosts),
+        instance_type=cluster.instance_type,
+        ranks_per_node=ranks_per_node or (instance.gpus if instance else 1),
+        size=size,
+        batch_size=options.batch_size,
+        vocabulary=vocabulary,
+    )
+
+
+def check_plan(plan: Plan) -> list[Finding]:
+    errors = check_ranks(plan.choices, ranks=plan.ranks, ranks_per_node=plan.ranks_per_node)
+    errors = errors or [*_check_heads(plan), *_check_batch(plan)]
+    if errors:  # what follows computes with these numbers
+        return errors
+    rest = [
+        finding for rule in (_check_memory, _check_machines, _check_network, _check_excess) for finding in rule(plan)
+    ]
+    return sorted(rest, key=lambda finding: list(Level).index(finding.level))
+
+
+def _check_heads(plan: Plan) -> Iterator[Finding]:
+    degree, heads = plan.choices.tensor_parallel, plan.size.heads
+    if heads % max(1, degree):
+        allowed = [each for each in degrees(plan.ranks_per_node) if heads % each == 0]
+        why = f"does not divide the model's {heads} heads, and a head is not cut up"
+        yield Finding(Level.ERROR, f"tensor_parallel={degree}", why, f"choose one of {', '.join(map(str, allowed))}")
+
+
+def _check_batch(plan: Plan) -> Iterator[Finding]:
+    if plan.batch_size % plan.data_ranks or not plan.batch_size:
+        below = plan.batch_size // plan.data_ranks * plan.data_ranks
+        choices = [str(each) for each in (below, below + plan.data_ranks) if each]
+        why = f"must be a multiple of the {plan.data_ranks} ranks that it is dealt out to"
+        yield Finding(Level.ERROR, f"batch_size={plan.batch_size}", why, f"choose {' or '.join(choices)}")
+
+
+def _check_memory(plan: Plan) -> Iterator[Finding]:
+    if plan.instance is None:
+        if plan.instance_type:
+            why = "is not in instances.py, so that nobody can say whether the model fits"
+            yield Finding(Level.NOTE, plan.instance_type, why, "add it there")
+        return
+    needed, usable = estimate(plan).total, usable_gib(plan)
+    what = f"memory={needed:.1f} GiB"
+    of = f"{usable:.1f} GiB of {plan.instance.memory_gib} ({plan.instance.gpu})"
+    if needed > usable:
+        why = f"more than the usable {of}"
+        # An estimate: what is a little too much may well run.
+        level = Level.ERROR if needed > 1.25 * usable else Level.WARNING
+        yield Finding(level, what, why, advice(plan))
+    elif needed > 0.9 * usable:
+        yield Finding(Level.WARNING, what, f"hardly less than the usable {of}", "if it runs out: " + advice(plan))
+    elif (fewest := fewest_hosts(plan)) > 1 and fewest == plan.hosts:
+        why = f"optimizer state is cut up over {plan.ranks} ranks; {plan.hosts - 1} machine(s) would not hold it"
+        yield Finding(Level.NOTE, f"hosts={plan.hosts}", why, "do not relaunch it on fewer without another layout")
+
+
+def fewest_hosts(plan: Plan) -> int:
+    """The fewest machines with which it still fits, the batch of each rank as it is."""
+    samples = plan.batch_size // plan.data_ranks
+
+    def on(hosts: int) -> Plan:
+        smaller = replace(plan, hosts=hosts)
+        return replace(smaller, batch_size=samples * smaller.data_ranks)
+
+    return next((hosts for hosts in range(1, plan.hosts + 1) if fits(on(hosts))), plan.hosts)
+
+
+def advice(plan: Plan) -> str:
+    """What to change, one thing after the other and each on top of those before, until it fits."""
+    steps = []
+    for name, changed in _remedies(plan):
+        if estimate(changed).total < estimate(plan).total:
+            plan = changed
+            steps.append(f"{name} ({estimate(plan).total:.1f} GiB)")
+        if fits(plan) and steps:
+            return "in this order: " + ", ".join(steps)
+    larger = [name for name in INSTANCES if fits(replace(plan, instance_type=name)) and INSTANCES[name].gpus > 1]
+    then = f"take {larger[0]}" if larger else "take more machines with parallel=fsdp, or a smaller model"
+    return ", ".join([*steps, then])
+
+
+def _remedies(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """In the order of the guidance: shard, checkpoint, a smaller batch, tensor parallelism, offload.
+
+    Precision comes where it costs least. There is no pipeline here; fsdp over all machines is what does its work.
+    """
+
+    def having(**changes: Any) -> tuple[str, Plan]:
+        nonlocal plan
+        plan = replace(plan, choices=replace(plan.choices, **changes))
+        return next(f"{name}={str(value).lower()}" for name, value in changes.items()), plan
+
+    if plan.choices.is_whole:
+        yield having(shard_optimizer=True)
+    if plan.choices.parallel is not Parallel.FSDP:
+        yield having(parallel=Parallel.FSDP, shard_optimizer=False, shard_size=0)
+    yield having(activation_checkpointing=True)
+    if plan.instance and plan.instance.gpu not in WITHOUT_BF16:
+        yield having(precision=Precision.BF16)
+    while plan.batch_size % (2 * plan.data_ranks) == 0:
+        plan = replace(plan, batch_size=plan.batch_size // 2)
+        yield f"batch_size={plan.batch_size}", plan
+    for degree in degrees(plan.ranks_per_node):
+        if degree > plan.choices.tensor_parallel and plan.size.heads % degree == 0:
+            yield having(tensor_parallel=degree)
+    yield having(activation_offload=True)
+
+
+def _check_machines(plan: Plan) -> Iterator[Finding]:
+    if plan.instance is None:
+        return
+    if plan.ranks_per_node < plan.instance.gpus:
+        why = f"{plan.instance.gpus - plan.ranks_per_node} of {plan.instance.gpus} GPUs of each machine stand idle"
+        yield Finding(
+            Level.WARNING, f"ranks_per_node={plan.ranks_per_node}", why, "leave RERAIL_PROCESSES_PER_NODE out"
+        )
+    if plan.choices.precision is Precision.BF16 and plan.instance.gpu in WITHOUT_BF16:
+        why = f"a {plan.instance.gpu} has no bfloat16 and computes it slowly"
+        yield Finding(Level.WARNING, "precision=bf16", why, "choose fp32, or an instance from the G5 and P4d on")
+
+
+def _check_network(plan: Plan) -> Iterator[Finding]:
+    """Layers are gathered in every step: within a machine that is a thing of NVLink or PCIe, between two of the net."""
+    if plan.hosts == 1 or plan.choices.is_whole:
+        return
+    across = plan.ranks_per_node // plan.choices.tensor_parallel
+    if plan.choices.parallel is Parallel.HYBRID:
+        if across % plan.shards:
+            why = f"a copy is spread over more than one machine, of which each has {across}"
+            yield Finding(Level.WARNING, f"shard_size={plan.shards}", why, f"choose {across} or a divisor of it")
+        return
+    hybrid = replace(plan, choices=replace(plan.choices, parallel=Parallel.HYBRID, shard_size=0, shard_optimizer=False))
+    if fits(hybrid) and plan.instance and plan.instance.network_gbit <= 100:
+        speed = plan.instance.network_gbit
+        why = f"every layer comes over a network of {speed} Gbit/s, and one machine could hold it all"
+        yield Finding(Level.WARNING, f"parallel={plan.choices.parallel}", why, "choose parallel=hybrid")
+
+
+def _check_excess(plan: Plan) -> Iterator[Finding]:
+    """What the model does not need makes it slower, not faster."""
+    if plan.instance is None or not fits(plan):
+        return
+    costs = {
+        "activation_offload": (False, "copies over PCIe that the step waits for"),
+        "tensor_parallel": (1, "two all-reduces in every layer"),
+        "activation_checkpointing": (False, "a third more computing"),
+    }
+    for name, (without, cost) in costs.items():
+        leaner: dict[str, Any] = {name: without} | (
+            {"activation_offload": False} if name == "activation_checkpointing" else {}
+        )
+        changed = replace(plan, choices=replace(plan.choices, **leaner))
+        asked = getattr(plan.choices, name)
+        if asked != without and changed.batch_size % changed.data_ranks == 0 and fits(changed):
+            what = f"{name}={str(asked).lower()}"
+            yield Finding(Level.NOTE, what, f"costs {cost}, and the model fits without", "leave it out")
+
+
+def table(plan: Plan) -> str:
+    """A plan for a human to read."""
+    gpu = f"{plan.instance.gpu}, {plan.instance.memory_gib} GiB" if plan.instance else "no accelerator that is known"
+    block, others = parameters_of(plan.size, plan.vocabulary)
+    head = [
+        f"{plan.hosts} x {plan.instance_type} ({gpu}), {plan.ranks} ranks, a batch over {plan.data_ranks} of them",
+        f"{(plan.size.layers * block + others) / 1e6:,.0f} million parameters",
+        "",
+    ]
+    findings = check_plan(plan)
+    if not any(finding.level is Level.ERROR and not finding.what.startswith("memory") for finding in findings):
+        needed = estimate(plan)
+        rows = {field.name.replace("_", " "): getattr(needed, field.name) for field in fields(needed)}
+        head += [f"{name:<16}{gib:>9.2f} GiB" for name, gib in rows.items()]
+        head += [f"{'of a rank':<16}{needed.total:>9.2f} GiB of {usable_gib(plan):.1f} usable", ""]
+    lines = [
+        f"{finding.level.upper():<8} {finding.what}\n  why     {finding.why}\n  do      {finding.remedy}"
+        for finding in findings
+    ]
+    return "\n".join(head + (lines or ["nothing to object to"]))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the plan; 1 if it cannot start."""
+    from model import SIZES
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+
+    def add(name: str, **settings: Any) -> None:
+        parser.add_argument(*dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")), **settings)
+
+    add("instance", required=True, help="such as ml.p4d.24xlarge")
+    add("count", type=int, default=1, help="machines")
+    add("model-size", choices=SIZES, default="gpt2")
+    for name in ("layers", "heads", "width", "context"):
+        add(name, type=int, help="in place of the model size's")
+    add("vocabulary", type=int, default=VOCABULARY)
+    add("batch-size", type=int, default=16, help="samples a step, over all ranks")
+    add("ranks-per-node", type=int, help="without it one for each GPU")
+    add_options(add)
+    options = parser.parse_args(arguments)
+    known = SIZES[options.model_size]
+    own = {name: getattr(options, name) for name in ("layers", "heads", "width", "context") if getattr(options, name)}
+    hosts = tuple(f"algo-{number + 1}" for number in range(options.count))
+    cluster = Cluster(hosts=hosts, current_host=hosts[0], instance_type=options.instance, network_interface="")
+    size: Size = replace(known, **own)
+    plan = plan_of(options, cluster, size, ranks_per_node=options.ranks_per_node, vocabulary=options.vocabulary)
+    print(table(plan))
+    return int(any(finding.level is Level.ERROR for finding in check_plan(plan)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

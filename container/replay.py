@@ -1,0 +1,192 @@
+"""Has a resume forgotten anything? The losses that followed a checkpoint are kept beside it, and must come again.
+
+A random state, a data position, an optimizer or a schedule left out of a checkpoint shows within three steps. The file
+`losses.json` stands beside the manifest and is not one of the checkpoint's files: it is written when the losses are
+known, and a checkpoint without it is as whole as any.
+"""
+
+import argparse
+import json
+import math
+import platform
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from parallel import World
+from rerail_agent.checkpoints.place import LocalPlace, Place
+
+FILE = "losses.json"
+SCHEMA = 1
+COUNT = 3
+LAST_WRITES_S = 10.0
+INDIFFERENT = {"checkpoint_every", "keep", "log_every", "step_seconds", "collective_timeout_seconds"}
+# On a GPU some kernels add up in the order in which their threads happen to come, and another kind of GPU or of
+# collective has an order of its own. From the same state that moves a loss by far less than a thousandth.
+GPU_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a comparison has come to, in words."""
+
+    is_same: bool
+    words: str
+
+
+@dataclass
+class Replay:
+    """The losses after the newest checkpoints, as they come, and those that the resumed one should be followed by.
+
+    `conditions` are the numbers that the losses depend on beside the checkpoint, such as the number of ranks: losses
+    that were seen under others are not compared. `tolerance` is relative; 0 asks for every bit.
+    """
+
+    conditions: dict[str, Any]
+    tolerance: float = 0.0
+    expected: dict[int, float] = field(default_factory=dict)
+    seen: dict[int, dict[int, float]] = field(default_factory=dict)
+    committed: set[int] = field(default_factory=set)
+    repeated: int = 0
+    writes: list[threading.Thread] = field(default_factory=list)
+
+    @classmethod
+    def on(cls, world: World, options: argparse.Namespace, *, skipped: Sequence[range]) -> "Replay":
+        """With everything but the checkpoint that decides over the losses of a run."""
+        chosen = {name: value for name, value in vars(options).items() if name not in INDIFFERENT}
+        ranks = {"ranks": world.size, "ranks_per_node": world.local_size}
+        software = {"torch": torch.__version__, "device": _device_name(world.device)}
+        ranges = [[each.start, each.stop - 1] for each in skipped]
+        tolerance = GPU_TOLERANCE if world.device.type == "cuda" else 0.0
+        return cls({**chosen, **ranks, **software, "skipped": ranges}, tolerance)
+
+    def resumed(self, step: int, place: Place) -> str:
+        """Takes the file beside the checkpoint, and says in words why nothing is compared; "" if something is."""
+        try:
+            return self.expect(step, find(place, step))
+        except OSError as error:
+            return f"{FILE} of step {step} cannot be read ({error}): this resume is not compared"
+
+    def expect(self, step: int, text: bytes | None) -> str:
+        """What resumed() does, with the file's content."""
+        if text is None:
+            self.follow(step)
+            self.committed.add(step)
+            return f"no losses are known from after step {step}: nothing to compare this resume with"
+        try:
+            table = json.loads(text)
+            losses = {int(key): float.fromhex(value) for key, value in table["losses"].items()}
+            then = {**table["conditions"], "schema": table["schema"]}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return f"{FILE} of step {step} cannot be read ({type(error).__name__}): this resume is not compared"
+        now = json.loads(json.dumps({**self.conditions, "schema": SCHEMA}))
+        changed = [name for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)]
+        if changed:
+            name = changed[0]
+            return f"this resume is not compared: {name} was {then.get(name)}, it is {now.get(name)}"
+        self.expected = losses
+        return ""
+
+    def follow(self, step: int) -> None:
+        """A checkpoint of this step is being saved; the next losses belong to it."""
+        self.seen.setdefault(step, {})
+
+    def see(self, step: int, loss: float) -> Outcome | None:
+        """Takes the loss of a step; says so when it differs from what it should be, or when the last one did not.
+
+        After the first difference nothing more is compared: the next steps can only differ too.
+        """
+        for after, losses in self.seen.items():
+            if after < step <= after + COUNT:
+                losses[step] = loss
+        if step not in self.expected:
+            return None
+        expected = self.expected.pop(step)
+        if not self._same(loss, expected):
+            self.expected.clear()
+            words = f"loss {loss:.9g} at step {step}, but {expected:.9g} ({expected.hex()}) before the resume"
+            return Outcome(False, words)
+        self.repeated += 1
+        if self.expected:
+            return None
+        how = f"within {self.tolerance:g} of them" if self.tolerance else "bit for bit"
+        words = f"the losses of steps {step - self.repeated + 1} to {step} are those of before the resume, {how}"
+        return Outcome(True, words)
+
+    def _same(self, one: float, other: float) -> bool:
+        if one.hex() == other.hex():  # nan too
+            return True
+        return self.tolerance > 0 and math.isclose(one, other, rel_tol=self.tolerance)
+
+    def known(self, *, is_last: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Each committed checkpoint whose losses are complete, and its file's content; each comes once.
+
+        At the end of the attempt fewer losses will do: no more will come.
+        """
+        for step in sorted(self.committed):
+            losses = self.seen.get(step, {})
+            if len(losses) == COUNT or (is_last and losses):
+                self.committed.remove(step)
+                yield step, self._written(self.seen.pop(step))
+
+    def keep(self, place: Place, *, is_last: bool = False) -> None:
+        """Writes the files that are due. In threads of their own: a step must not wait for S3, nor fail with it."""
+        for step, text in self.known(is_last=is_last):
+            self.writes.append(threading.Thread(target=_put, args=(place, step, text), daemon=True))
+            self.writes[-1].start()
+        self.writes = [write for write in self.writes if write.is_alive()]
+        for write in self.writes if is_last else ():
+            write.join(LAST_WRITES_S)
+
+    def _written(self, losses: Mapping[int, float]) -> bytes:
+        hexes = {str(step): loss.hex() for step, loss in losses.items()}
+        return json.dumps({"schema": SCHEMA, "conditions": self.conditions, "losses": hexes}, indent=1).encode()
+
+
+def find(place: Place, step: int) -> bytes | None:
+    """The file beside a checkpoint's manifest; raises OSError."""
+    if not isinstance(place, LocalPlace):
+        content: bytes | None = place._content(place._key(step, FILE))  # type: ignore[attr-defined]
+        return content
+    try:
+        return (Path(place.path(step)) / FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def put(place: Place, step: int, text: bytes) -> None:
+    """Writes it, whole or not at all; raises OSError."""
+    if not isinstance(place, LocalPlace):
+        place.write(step, FILE, [memoryview(text)], total=len(text))
+        return
+    temporary = Path(place.path(step)) / f"{FILE}.tmp"
+    temporary.write_bytes(text)
+    temporary.rename(temporary.with_name(FILE))
+
+
+def _put(place: Place, step: int, text: bytes) -> None:
+    # The checkpoint may be out of date and deleted by now, and what is lost is only a comparison.
+    with suppress(OSError):
+        put(place, step, text)
+
+
+def _device_name(device: torch.device) -> str:
+    """Kernels differ from one kind to another, those of CPUs by the instructions that they may use."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
+    """One checksum over all weights, to compare two runs at a glance."""
+    digest = xxhash.xxh3_64()
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return f"xxh3_64:{digest.hexdigest()}"

@@ -1,0 +1,69 @@
+"""How much of what the GPUs could do is done: model FLOPs utilisation, where the device's peak is known."""
+
+import re
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from choices import Precision
+from model import Size
+from parallel import Layout
+
+# Dense bfloat16 TFLOP/s of NVIDIA's data sheets, by a word of the name that the driver gives; the first match counts.
+PEAKS = (
+    ("GB200", 2500.0),
+    ("B200", 2250.0),
+    ("H200", 989.0),
+    ("H100 PCIe", 756.0),
+    ("H100 NVL", 835.0),
+    ("H100", 989.0),
+    ("A100", 312.0),
+    ("L40S", 362.0),
+    ("L4", 121.0),
+    ("A10G", 70.0),
+)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """FLOP/s of one device in bfloat16; None where nobody has said, as on a CPU."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return peak_of(name)
+
+
+def peak_of(name: str) -> float | None:
+    return next((peak * 1e12 for word, peak in PEAKS if re.search(rf"\b{word}\b", name)), None)
+
+
+def flops_per_token(model: nn.Module, size: Size) -> float:
+    """Forward and backward: six for each weight that is multiplied with, and the attention over the whole context.
+
+    As in the PaLM paper (appendix B): the two tables that are only looked up do not count, recomputation neither, and
+    that half of the attention is masked is not taken off.
+    """
+    looked_up = sum(table.weight.numel() for table in model.modules() if isinstance(table, nn.Embedding))
+    weights = sum(parameter.numel() for parameter in model.parameters()) - looked_up
+    return float(6 * weights + 12 * size.layers * size.width * size.context)
+
+
+@dataclass
+class Meter:
+    """The utilisation since the last look; nothing where the peak is not known."""
+
+    flops_per_step: float
+    peak: float | None  # of all devices together
+    steps: int = 0
+    since: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def on(cls, layout: Layout, model: nn.Module, size: Size, *, tokens: int) -> "Meter":
+        """For `tokens` a step over all ranks. The peaks are those of bfloat16; with another precision none is known."""
+        peak = peak_flops(layout.world.device) if layout.choices.precision is Precision.BF16 else None
+        return cls(flops_per_token(model, size) * tokens, None if peak is None else peak * layout.world.size)
+
+    def look(self) -> dict[str, float]:
+        now = time.perf_counter()
+        done, seconds = self.flops_per_step * self.steps, now - self.since
+        self.steps, self.since = 0, now
+        return {"mfu": done / seconds / self.peak} if self.peak else {}

@@ -1,0 +1,213 @@
+"""`rerail checkpoints`: what is saved, what is sound, and where a relaunch would carry on."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import typer
+import xxhash
+from moto import mock_aws
+from typer.testing import CliRunner
+
+from cli import place
+from cli.checkpoints import checkpoints
+from cli.place import Place
+from rerail.aws.clients import client
+from rerail.causes import Cause
+from rerail.model import Attempt, Incident, Run, RunState, TimelineEntry
+from tests.aws.places import REGION, TABLE, make_table, our_own_clients
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+BUCKET, PREFIX = "bucket", "runs/gpt/"
+RUN = Run(
+    id="gpt",
+    policy="default",
+    state=RunState.WATCHING,
+    created_at=NOON,
+    attempts=(Attempt(number=1, job_name="gpt"),),
+    checkpoint_uri=f"s3://{BUCKET}/{PREFIX}",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_of_our_own():
+    with our_own_clients():
+        yield
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """A deployment with one run, and an empty bucket."""
+    with mock_aws():
+        make_table(client("dynamodb"))
+        s3 = client("s3")
+        s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        monkeypatch.setattr(place, "find", lambda *, local: Place("stack Rerail", {"TableName": TABLE}))
+        keep(RUN)
+        yield s3
+
+
+def keep(run: Run) -> None:
+    entry = TimelineEntry(run.id, run.version + 1, NOON, run.state, run.state, "made")
+    Place("", {"TableName": TABLE}).runs.save(replace(run, version=run.version + 1), entry, {})
+
+
+def save(s3, step: int, *, folder: str = "", content: bytes = b"weights", **changes) -> None:
+    """A whole checkpoint of one file."""
+    folder = f"{PREFIX}{folder or f'step-{step:09d}'}"
+    s3.put_object(Bucket=BUCKET, Key=f"{folder}/__0_0.distcp", Body=content)
+    checksum = f"xxh3_64:{xxhash.xxh3_64(content).hexdigest()}"
+    manifest = {
+        "schema": 1,
+        "run": "gpt",
+        "attempt": 1,
+        "step": step,
+        "files": [{"name": "__0_0.distcp", "bytes": len(content), "checksum": checksum}],
+        "saved_at": f"2026-01-31T03:{step % 60:02d}:00Z",
+        "reason": "periodic",
+        "health": "clean",
+    }
+    s3.put_object(Bucket=BUCKET, Key=f"{folder}/manifest.json", Body=json.dumps(manifest | changes))
+
+
+def rerail(*arguments: str):
+    app = typer.Typer()
+    app.command()(checkpoints)
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+def facts(*arguments: str) -> dict:
+    answer = rerail("gpt", "--json", *arguments)
+    assert answer.exit_code in (0, 1), answer.output
+    return json.loads(answer.stdout)
+
+
+def test_what_is_saved_is_listed_newest_first_and_the_one_to_resume_from_is_named(s3):
+    """With its step, attempt, time, reason, health and size."""
+    for step in (20, 100, 60):
+        save(s3, step)
+    answer = rerail("gpt")
+    assert answer.exit_code == 0, answer.output
+    rows = [line for line in answer.stdout.splitlines() if "step-0000" in line and "periodic" in line]
+    assert [row.split()[1] for row in rows] == ["100", "60", "20"]
+    assert "2026-01-31 03:40:00" in rows[0] and "clean" in rows[0]
+    assert "resume from step 100" in answer.stdout
+    assert "not from step" not in answer.stdout
+
+
+def test_of_each_newer_one_it_is_said_why_it_is_passed_over(s3):
+    """Suspect, torn, unfinished, foreign: a relaunch resumes from the newest that is whole and clean."""
+    save(s3, 20)
+    save(s3, 40, health="suspect")
+    save(s3, 60)
+    s3.delete_object(Bucket=BUCKET, Key=f"{PREFIX}step-000000060/__0_0.distcp")
+    s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}step-000000080/__0_0.distcp", Body=b"x")
+    save(s3, 100, schema=9)
+    save(s3, 5, folder="step-000000120")
+    told = facts()
+    assert told["resume_from"] == {"folder": "step-000000020", "step": 20}
+    why = {row["step"]: row["passed_over"] for row in told["checkpoints"]}
+    assert why[20] == ""
+    assert why[40] == "its health is suspect"
+    assert why[60] == "missing or of another size: __0_0.distcp"
+    assert why[80].startswith("no manifest")
+    assert "field 'schema' is 9" in why[100]
+    assert why[120] == "its manifest is of step 5"
+    shown = rerail("gpt").stdout
+    assert "not from step 40: its health is suspect" in shown
+    assert "resume from step 20" in shown
+
+
+def test_what_a_rollback_put_aside_is_listed_and_never_resumed_from(s3):
+    """Nothing of it is deleted; it comes last, with the attempt that saved it."""
+    save(s3, 20)
+    save(s3, 60, folder="quarantine/a1-step-000000060")
+    save(s3, 60, folder="quarantine/a1-step-000000060-2")
+    told = facts()
+    assert [row["folder"] for row in told["checkpoints"]] == [
+        "step-000000020",
+        "quarantine/a1-step-000000060",
+        "quarantine/a1-step-000000060-2",
+    ]
+    assert [row["aside"] for row in told["checkpoints"]] == [False, True, True]
+    assert told["checkpoints"][1]["passed_over"] == "put aside by a rollback"
+    assert told["resume_from"]["step"] == 20
+
+
+def test_what_was_saved_after_the_loss_went_wrong_is_passed_over(s3):
+    """As the supervisor itself does it: by the onset of the incidents."""
+    for step in (20, 40, 60):
+        save(s3, step)
+    incident = Incident(1, "divergence", 1, Cause.DIVERGED, "", "", NOON, NOON, step=60, resume_step=20, onset_step=40)
+    keep(replace(RUN, version=1, incidents=(incident,)))
+    told = facts()
+    assert told["resume_from"]["step"] == 20
+    assert ["after the loss had gone wrong" in row["passed_over"] for row in told["checkpoints"]] == [True, True, False]
+
+
+def test_with_nothing_to_resume_from_it_says_so(s3):
+    """An empty folder, and one that holds nothing sound."""
+    assert "nothing is saved" in rerail("gpt").stdout
+    save(s3, 20, health="suspect")
+    assert "from the beginning" in rerail("gpt").stdout
+    assert facts()["resume_from"] is None
+
+
+def test_verify_reads_every_file_and_tells_what_does_not_match(s3):
+    """A flipped bit is not seen in a listing; the exit status says that one is damaged, and it is passed over."""
+    save(s3, 20)
+    save(s3, 40)
+    assert rerail("gpt", "--verify").exit_code == 0
+    assert [row["verified"] for row in facts("--verify")["checkpoints"]] == [True, True]
+    s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}step-000000040/__0_0.distcp", Body=b"Weights")
+    assert facts()["resume_from"]["step"] == 40
+    answer = rerail("gpt", "--verify")
+    assert answer.exit_code == 1
+    assert "__0_0.distcp does not match its checksum" in answer.stdout
+    assert facts("--verify")["resume_from"]["step"] == 20
+
+
+def test_verify_leaves_alone_what_is_not_finished(s3):
+    """A save that is under way is no damage."""
+    save(s3, 20)
+    s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}step-000000040/__0_0.distcp", Body=b"x")
+    assert rerail("gpt", "--verify").exit_code == 0
+
+
+def test_a_manifest_without_checksums_cannot_be_verified(s3):
+    """Anybody may write manifests; what cannot be compared is not called sound."""
+    save(s3, 20, files=[{"name": "__0_0.distcp", "bytes": 7}])
+    answer = rerail("gpt", "--verify")
+    assert answer.exit_code == 1
+    assert "__0_0.distcp has no checksum to compare" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("run", "problem", "remedy"),
+    [
+        ("nobody", "there is no run 'nobody'", "rerail status"),
+        ("bare", "save nowhere that Rerail knows of", "CheckpointConfig"),
+        ("elsewhere", "cannot read s3://no-such-bucket/x/", "it is gone"),
+    ],
+)
+def test_an_error_names_the_problem_and_the_remedy(s3, run, problem, remedy):
+    """On stderr, exit status 2, no traceback."""
+    keep(replace(RUN, id="bare", checkpoint_uri=""))
+    keep(replace(RUN, id="elsewhere", checkpoint_uri="s3://no-such-bucket/x/"))
+    answer = rerail(run)
+    assert answer.exit_code == 2
+    assert problem in answer.stderr
+    assert remedy in answer.stderr
+
+
+def test_without_permission_it_says_which_ones_to_ask_for(s3, monkeypatch):
+    """Whoever may see the runs may not always see the weights."""
+
+    def refuse(*_, **__):
+        raise s3.exceptions.ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ListObjectsV2")
+
+    monkeypatch.setattr("cli.checkpoints.saves_under", refuse)
+    answer = rerail("gpt")
+    assert answer.exit_code == 2
+    assert "s3:ListBucket and s3:GetObject on s3://bucket/runs/gpt/*" in answer.stderr

@@ -1,0 +1,116 @@
+"""Has three ranks, one on each of three hosts, look at their machines; run: `python fitness.py <folder>`.
+
+A line of JSON for each rank and case goes to stdout: what was raised, and what was told.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch._dynamo  # every rank would import it by itself
+
+import parallel
+import preflight
+from job import Cluster, Job
+
+RANKS = 3
+
+
+def fit(rank: int, job: Job) -> Job:
+    return job
+
+
+def miscalculating(rank: int, job: Job) -> Job:
+    """Rank 1 gets one number of a product wrong."""
+    product = torch.Tensor.__matmul__
+
+    def wrong(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        result = product(one, other)
+        if result.is_floating_point():
+            result[17, 4] += 1
+        return result
+
+    if rank == 1:
+        torch.Tensor.__matmul__ = wrong
+    return job
+
+
+def absent(rank: int, job: Job) -> Job:
+    """Rank 2 never comes to the all-reduce, and says nothing either."""
+    honest = preflight.at_once
+
+    def at_once(probes: dict[str, Callable[[], preflight.Result]], *, limit_s: float) -> list[preflight.Result]:
+        return time.sleep(3600) or [] if "all-reduce" in probes else honest(probes, limit_s=limit_s)
+
+    if rank == 2:
+        preflight.at_once = at_once
+    return job
+
+
+def without_a_place(rank: int, job: Job) -> Job:
+    """Rank 1 may not write where its checkpoints go."""
+    return replace(job, checkpoint_place="/proc/version/checkpoints") if rank == 1 else job
+
+
+def hung_driver(rank: int, job: Job) -> Job:
+    """Rank 0 waits for its GPU for ever."""
+    if rank == 0:
+        preflight.compute = lambda device: time.sleep(3600)
+    return job
+
+
+CASES = (fit, miscalculating, absent, without_a_place, hung_driver)
+
+
+def become(rank: int, port: str, folder: Path, case: Callable[[int, Job], Job]) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    torch.set_num_threads(1)
+    preflight.HUNG_S, preflight.PATIENCE_S = (1.0, 1.0) if case in (absent, hung_driver) else (30.0, 30.0)
+    world = parallel.join(timeout=timedelta(seconds=30))
+    hosts = tuple(f"algo-{number + 1}" for number in range(RANKS))
+    cluster = Cluster(hosts=hosts, current_host=hosts[rank], instance_type="", network_interface="")
+    job = case(rank, Job(base=folder / hosts[rank], run="night", attempt=1, resume_at_most=None))
+    told: list[str] = []
+    raised = ["", ""]
+    started = time.monotonic()
+    try:
+        preflight.inspect(world, job, cluster, tell=told.append, limit_s=1.0 if case in (absent, hung_driver) else 30.0)
+    except (preflight.HardwareError, ValueError) as error:
+        raised = [type(error).__name__, str(error)]
+    seconds = time.monotonic() - started
+    line = json.dumps({"case": case.__name__, "rank": rank, "raised": raised, "told": told, "seconds": seconds})
+    os.write(1, f"{line}\n".encode())
+    parallel.leave(0)
+
+
+def main() -> int:
+    codes = []
+    for case in CASES:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        pids = []
+        for rank in range(RANKS):
+            pid = os.fork()
+            if not pid:
+                become(rank, port, Path(sys.argv[1]), case)
+            pids.append(pid)
+        here = pids[: 2 if case is absent else RANKS]
+        codes += [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in here]
+        for pid in pids[len(here) :]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

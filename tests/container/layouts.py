@@ -1,0 +1,194 @@
+"""Trains a tiny model in every layout, with ranks forked from one process; run: `python layouts.py <folder>`.
+
+A line of JSON for each run goes to stdout, written by rank 0. The folder holds the checkpoints.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # every rank would import it by itself, for AdamW and DDP
+from torch.distributed import checkpoint as dcp
+
+import parallel
+from model import GPT, VOCABULARY, Size
+
+SIZE = Size(layers=2, heads=4, width=32, context=8, dropout=0.0)
+STEPS = 10
+HALF = 5
+BATCH = 8
+FSDP_ON_CPU = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+AGAIN = {"activation_checkpointing": True}
+OFF = {"activation_offload": True}
+FSDP, HYBRID, BF16 = {"parallel": "fsdp"}, {"parallel": "hybrid", "shard_size": 2}, {"precision": "bf16"}
+TWO, FOUR, CUT = {"tensor_parallel": 2}, {"tensor_parallel": 4}, {"shard_optimizer": True}
+DROPOUT = {"dropout": 0.2}
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training from step 0 to the last, or from a checkpoint on; `saves` writes one after half of the steps."""
+
+    name: str
+    options: Options = field(default_factory=dict)
+    saves: bool = False
+    resumes: str = ""
+
+    @property
+    def can_run(self) -> bool:
+        cut_up = ("fsdp", "hybrid", "shard_optimizer", " x ")
+        return FSDP_ON_CPU or not any(word in f"{self.name} {self.resumes}" for word in cut_up)
+
+
+def runs(ranks: int) -> list[Run]:
+    """What is trained with this many ranks, in this order."""
+    if ranks == 1:
+        return [Run("one"), Run("one from fsdp x tensor", resumes="fsdp x tensor")]
+    if ranks == 2:
+        return [
+            Run("ddp", {}),
+            Run("fsdp", FSDP),
+            Run("shard_optimizer", CUT),
+            Run("tensor", TWO),
+            Run("ddp checkpointing", AGAIN),
+            Run("ddp bf16", BF16),
+            Run("fsdp bf16", FSDP | BF16),
+            Run("tensor bf16", TWO | BF16),
+            Run("fsdp from ddp of 4", FSDP, resumes="ddp"),
+            Run("tensor from hybrid of 4", TWO, resumes="hybrid"),
+        ]
+    return [
+        Run("ddp", {}, saves=True),
+        Run("fsdp", FSDP),
+        Run("hybrid", HYBRID, saves=True),
+        Run("shard_optimizer", CUT),
+        Run("tensor", FOUR),
+        Run("ddp x tensor", TWO),
+        Run("fsdp x tensor", TWO | FSDP, saves=True),
+        Run("fsdp checkpointing offload", FSDP | AGAIN | OFF),
+        Run("fsdp x tensor checkpointing bf16", TWO | FSDP | AGAIN | BF16),
+        Run("ddp from fsdp x tensor", {}, resumes="fsdp x tensor"),
+        *(
+            run
+            for name, options in {"ddp": {}, "fsdp": FSDP, "fsdp x tensor": TWO | FSDP}.items()
+            for run in (
+                Run(f"{name} dropout", options | DROPOUT, saves=True),
+                Run(f"{name} dropout resumed", options | DROPOUT, resumes=f"{name} dropout"),
+            )
+        ),
+    ]
+
+
+class Trainer:
+    """A run's model in its layout, and the steps of its training."""
+
+    def __init__(self, run: Run, world: parallel.World) -> None:
+        self.layout = parallel.Layout.of(argparse.Namespace(**run.options), world)
+        torch.manual_seed(1)
+        self.model = GPT(replace(SIZE, dropout=run.options.get("dropout", 0.0)))
+        self.replica, self.optimizer = self.layout.apply(self.model, adamw, example=batch(0, 0, BATCH))
+        torch.manual_seed(2 + self.layout.data_rank)
+
+    def step(self, step: int) -> tuple[float, float]:
+        loss = self.replica(*batch(step, self.layout.data_rank, self.layout.data_size))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = self.layout.clip(self.model, 0.5)
+        self.optimizer.step()
+        return float(loss.detach()), float(norm)
+
+    def state(self) -> dict[str, Any]:
+        """With the random numbers of every rank, each under a name of its own."""
+        randoms = self.layout.world.gather(torch.get_rng_state())
+        return self.layout.state(self.model, self.optimizer) | {"random": dict(enumerate(randoms))}
+
+    def load(self, folder: Path, *, alike: bool) -> None:
+        """`alike`: saved by as many ranks, so that their random numbers are there too."""
+        state = self.state()
+        if not alike:
+            del state["random"]
+        dcp.load(state, checkpoint_id=folder)
+        self.layout.restore(self.model, self.optimizer, state)
+        if alike:
+            torch.set_rng_state(state["random"][self.layout.world.rank])
+
+
+def adamw(parameters: Iterator[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+TEXT = torch.randint(0, VOCABULARY, (STEPS * BATCH, SIZE.context + 1), generator=torch.Generator().manual_seed(3))
+
+
+def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = TEXT[step * BATCH + rank : (step + 1) * BATCH : size]
+    return rows[:, :-1], rows[:, 1:]
+
+
+def train(run: Run, world: parallel.World, folder: Path) -> dict[str, Any]:
+    trainer = Trainer(run, world)
+    if run.resumes:
+        trainer.load(folder / run.resumes, alike="dropout" in run.resumes)
+    pairs = []
+    for step in range(HALF if run.resumes else 0, STEPS):
+        if run.saves and step == HALF:
+            dcp.save(trainer.state(), checkpoint_id=folder / run.name)
+        pairs.append(trainer.step(step))
+    whole = trainer.layout.whole(trainer.model)
+    by_rank = world.gather([loss for loss, _ in pairs])
+    return {
+        "losses": [sum(losses) / len(losses) for losses in zip(*by_rank, strict=True)],
+        "losses_of_ranks": by_rank,
+        "norms": [norm for _, norm in pairs],
+        "weights": float(sum(weight.double().square().sum() for weight in whole.values())),
+        "names": sorted(whole),
+        "kinds": sorted({type(weight).__name__ for weight in whole.values()}),
+    }
+
+
+def become(rank: int, ranks: int, port: str, folder: Path) -> None:
+    """One rank, through all runs of its number of ranks."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    try:
+        torch.set_num_threads(1)
+        world = parallel.join(timeout=timedelta(seconds=180))
+        for run in runs(ranks):
+            told = train(run, world, folder) if run.can_run else {}
+            if world.is_first:
+                print(json.dumps({"ranks": ranks, "run": run.name, **told}), flush=True)
+        world.wait_for_all()
+    except BaseException:
+        traceback.print_exc()
+        parallel.leave(1)
+    parallel.leave(0)
+
+
+def main() -> int:
+    codes = []
+    for ranks in (4, 2, 1):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        pids = []
+        for rank in range(ranks):
+            pid = os.fork()
+            if not pid:
+                become(rank, ranks, port, Path(sys.argv[1]))
+            pids.append(pid)
+        codes += [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

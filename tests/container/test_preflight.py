@@ -1,0 +1,272 @@
+"""The look at every machine before the first step: what it finds, and that all ranks come to the same verdict."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import preflight
+from job import Cluster, Job
+from parallel import World
+from preflight import HardwareError, Result, Verdict
+from rerail_agent.checkpoints import place
+from tests.container import fitness
+
+ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="gloo")
+HERE = Cluster(hosts=("algo-1",), current_host="algo-1", instance_type="", network_interface="")
+Cases = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """What each of the three ranks said, by the name of the case in fitness.py."""
+    scrubbed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, fitness.__file__, str(tmp_path_factory.mktemp("fitness"))],
+        env={**scrubbed, "PYTHONPATH": str(Path(preflight.__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    said: Cases = {}
+    for line in done.stdout.splitlines():
+        said.setdefault(json.loads(line)["case"], []).append(json.loads(line))
+    return said
+
+
+def verdicts(cases: Cases, name: str) -> tuple[str, str]:
+    """The class and the text that all ranks agree on."""
+    raised = {tuple(each["raised"]) for each in cases[name]}
+    assert len(raised) == 1, raised
+    return raised.pop()
+
+
+@pytest.mark.slow
+def test_three_fit_machines_start(cases: Cases) -> None:
+    """Nothing is raised, and rank 0 alone tells, with the figures of what was measured."""
+    assert verdicts(cases, "fit") == ("", "")
+    (line,) = [line for each in cases["fit"] for line in each["told"]]
+    assert line.startswith("preflight: 3 rank(s) in ")
+    assert "TFLOP/s" in line
+    assert "GB/s" in line
+
+
+@pytest.mark.slow
+def test_all_ranks_fail_with_the_one_that_miscalculates(cases: Cases) -> None:
+    """One number in 65,536 is enough; each rank names the same host and rank."""
+    kind, text = verdicts(cases, "miscalculating")
+    assert kind == "HardwareError"
+    assert text == "algo-2 (rank 1): compute: cpu gets 1 of 65536 numbers of a torch.float32 product wrong"
+
+
+@pytest.mark.slow
+def test_a_rank_that_stays_away_from_the_all_reduce_is_named(cases: Cases) -> None:
+    """Before those that waited for it in vain, by its host; the others do not wait for ever."""
+    assert len(cases["absent"]) == 2
+    kind, text = verdicts(cases, "absent")
+    assert kind == "HardwareError"
+    assert text.startswith("algo-3 (rank 2): report: no word from it | algo-1 (rank 0): all-reduce: no answer within")
+
+
+@pytest.mark.slow
+def test_a_hung_gpu_ends_the_job_instead_of_hanging_it(cases: Cases) -> None:
+    """A driver call that never returns is left behind."""
+    assert verdicts(cases, "hung_driver") == ("HardwareError", "algo-1 (rank 0): compute: no answer within 2 s")
+
+
+@pytest.mark.slow
+def test_a_place_that_cannot_be_written_is_no_hardware_fault(cases: Cases) -> None:
+    """Another machine would not help, so it is the user's mistake; on all ranks too."""
+    kind, text = verdicts(cases, "without_a_place")
+    assert kind == "ValueError"
+    assert text.startswith("algo-2 (rank 1): checkpoints: cannot keep a file in /proc/version/checkpoints")
+
+
+def job(base: Path, checkpoints: str = "") -> Job:
+    return Job(base=base, run="night", attempt=1, resume_at_most=None, checkpoint_place=checkpoints)
+
+
+def test_alone_on_a_cpu_it_looks_at_what_there_is(tmp_path: Path) -> None:
+    """One rank: no all-reduce; the random numbers of the run are not touched and no file is left."""
+    before = torch.get_rng_state()
+    told: list[str] = []
+    results = preflight.inspect(ALONE, job(tmp_path), HERE, tell=told.append)
+    assert {each.probe: each.verdict for each in results if each.probe not in ("gpus", "kernel log")} == {
+        "compute": Verdict.PASSED,
+        "disk": Verdict.PASSED,
+        "checkpoints": Verdict.PASSED,
+        "all-reduce": Verdict.SKIPPED,
+    }
+    assert torch.equal(before, torch.get_rng_state())
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert "all-reduce (one rank)" in told[-1]
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    """With the figures, and the field of the job that makes it larger."""
+    with pytest.raises(
+        ValueError, match=r"disk: .* GiB free under .*a checkpoint takes 1048576.0; raise VolumeSizeInGB"
+    ):
+        preflight.inspect(ALONE, job(tmp_path), HERE, tell=print, state_bytes=1 << 50)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(errno.EIO, Verdict.BROKEN), (errno.EROFS, Verdict.BROKEN), (errno.EACCES, Verdict.REFUSED)]
+)
+def test_a_dying_disk_is_told_from_a_forbidden_path(
+    error: int, expected: Verdict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the error's number."""
+
+    def fail(handle: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    assert preflight.round_trip(str(tmp_path), "probe").verdict is expected
+
+
+class Bucket:
+    """Stands for S3Place: what is written can be checked and dropped."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[int, str], bytes] = {}
+        self.seen: list[str] = []
+        self.denied = False
+
+    def at(self, uri: str) -> "Bucket":
+        self.seen.append(uri)
+        return self
+
+    def write(self, step: int, name: str, chunks: list[memoryview], *, total: int) -> dict[str, Any]:
+        if self.denied:
+            raise OSError("S3: Access Denied")
+        self.objects[step, name] = b"".join(chunks)
+        return {"name": name, "bytes": total}
+
+    def check(self, step: int, entry: dict[str, Any]) -> None:
+        assert len(self.objects[step, entry["name"]]) == entry["bytes"]
+
+    def drop(self, step: int) -> None:
+        self.objects.clear()
+
+
+def test_a_bucket_gets_an_object_and_loses_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the agent's own code, under a name that is no checkpoint's; a denial is the user's to mend."""
+    bucket = Bucket()
+    monkeypatch.setattr(place, "place_of", bucket.at)
+    assert preflight.round_trip("s3://models/run/", "night-algo-1").verdict is Verdict.PASSED
+    assert bucket.seen == ["s3://models/run/.preflight-night-algo-1"]
+    assert not bucket.objects
+    bucket.denied = True
+    result = preflight.round_trip("s3://models/run/", "night-algo-1")
+    assert result.verdict is Verdict.REFUSED
+    assert "Access Denied; check the path, the role and the bucket" in result.detail
+
+
+HEALTHY = "0, 0\n1, 0\n2, 0\n3, 0\n4, 0\n5, 0\n6, 0\n7, 0\n"
+
+
+@pytest.mark.parametrize(
+    ("errors", "remapped", "expected", "detail"),
+    [
+        (HEALTHY, "", Verdict.PASSED, "8 without memory errors"),
+        (HEALTHY, "GPU-1a, No, No\nGPU-2b, No, No\n", Verdict.PASSED, "8 without memory errors"),
+        (HEALTHY.replace("5, 0", "5, [N/A]"), "", Verdict.PASSED, "8 without memory errors"),
+        (HEALTHY.replace("3, 0", "3, 2"), "", Verdict.ODD, "GPU 3 has 2 uncorrectable memory errors"),
+        (HEALTHY, "GPU-1a, Yes, No\n", Verdict.ODD, "GPU-1a has a row to be remapped"),
+        (HEALTHY, "GPU-1a, No, Yes\n", Verdict.BROKEN, "GPU-1a: a row of memory could not be remapped"),
+        ("0, 0\n1, 0\n", "", Verdict.BROKEN, "2 of the 8 GPUs of a ml.p4d.24xlarge are there"),
+    ],
+)
+def test_what_nvidia_smi_says_of_memory(errors: str, remapped: str, expected: Verdict, detail: str) -> None:
+    """A GPU that is missing or worn out is broken; errors that were dealt with are odd."""
+    result = preflight.judge_gpus(errors, remapped, "ml.p4d.24xlarge")
+    assert (result.verdict, detail in result.detail) == (expected, True), result
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[1.0] usb 1-1: new device", Verdict.PASSED),
+        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 13, pid=7, Graphics Exception", Verdict.ODD),
+        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 79, GPU has fallen off the bus.", Verdict.BROKEN),
+        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 95, pid=7, Uncontained", Verdict.BROKEN),
+    ],
+)
+def test_what_the_kernel_says_of_gpus(text: str, expected: Verdict) -> None:
+    """By the number of the Xid; a program's own mistake (13) is not the machine's."""
+    assert preflight.judge_kernel_log(text).verdict is expected
+
+
+def test_a_lost_gpu_is_broken_and_an_absent_tool_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """nvidia-smi fails in both cases."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    absent = preflight.ask_nvidia_smi("")
+    assert (absent.verdict, absent.detail) == (Verdict.SKIPPED, "nvidia-smi: No such file or directory")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\necho 'Unable to determine the device handle for GPU 0000:10:1C.0: GPU is lost.'\nexit 15\n"
+    )
+    tool.chmod(0o755)
+    assert preflight.ask_nvidia_smi("").verdict is Verdict.BROKEN
+
+
+def test_a_tool_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes run beside each other and have one deadline; a probe that raises does not end the job."""
+
+    def fails() -> Result:
+        raise RuntimeError("no such file")
+
+    monkeypatch.setattr(preflight, "HUNG_S", 0.1)
+    started = time.monotonic()
+    probes = {"gpus": lambda: time.sleep(60), "kernel log": lambda: time.sleep(60), "disk": fails}
+    gpus, log, disk = preflight.at_once(probes, limit_s=0.1)
+    assert time.monotonic() - started < 5
+    assert (gpus.verdict, log.verdict, disk.verdict) == (Verdict.BROKEN, Verdict.ODD, Verdict.ODD)
+    assert disk.detail == "RuntimeError: no such file"
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "hosts", "speed", "expected"),
+    [
+        ("ml.p4d.24xlarge", 2, 40.0, Verdict.PASSED),
+        ("ml.p4d.24xlarge", 2, 4.0, Verdict.ODD),
+        ("ml.p4d.24xlarge", 2, 0.05, Verdict.BROKEN),
+        ("ml.p4d.24xlarge", 1, 200.0, Verdict.PASSED),
+        ("ml.p4d.24xlarge", 1, 8.0, Verdict.ODD),
+        ("ml.g5.12xlarge", 1, 8.0, Verdict.PASSED),
+        ("", 2, 0.001, Verdict.PASSED),
+    ],
+)
+def test_an_all_reduce_is_measured_by_what_the_link_can_do(
+    instance_type: str, hosts: int, speed: float, expected: Verdict
+) -> None:
+    """Slow is told with the figure; only the absurd is broken, and unknown links have no measure."""
+    cluster = Cluster(hosts=("algo",) * hosts, current_host="algo", instance_type=instance_type, network_interface="")
+    result = preflight.judge_speed(speed, preflight.floor(cluster))
+    assert result.verdict is expected
+    assert f"{speed:.2f} GB/s" in result.detail
+
+
+def test_a_slow_gpu_is_told_of() -> None:
+    """Against the median of all ranks; nobody is stopped by it."""
+    results = [Result("compute", Verdict.PASSED, "fast", figure=100.0, host=f"algo-{n}", rank=n) for n in range(4)]
+    results.append(Result("compute", Verdict.PASSED, "bfloat16 40.00 TFLOP/s", figure=40.0, host="algo-5", rank=4))
+    told: list[str] = []
+    preflight.judge(results)
+    preflight.report(results, seconds=1.0, tell=told.append)
+    assert told[0] == "preflight: algo-5 (rank 4): compute: bfloat16 40.00 TFLOP/s, the median is 100.0"
+
+
+def test_a_whole_rack_does_not_fill_the_failure_file() -> None:
+    """Four are named, the others counted."""
+    with pytest.raises(HardwareError, match=r"algo-0 .* \| algo-3 .* \| and 60 more$"):
+        preflight.judge([Result("compute", Verdict.BROKEN, "wrong", host=f"algo-{n}", rank=n) for n in range(64)])
