@@ -4,12 +4,13 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_FROM_THIS_MACHINE = ("PATH", "HOME", "LANG", "TMPDIR")
+_FROM_THIS_MACHINE = ("HOME", "LANG", "TMPDIR")
 # Under network isolation a container has no credentials, and whatever it asks for ends at a closed door.
 _NOTHING = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
 _FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints", "code")
@@ -117,6 +118,8 @@ def environment_of(
     reach = _NOTHING if isolated else {**_credentials(account_id), "AWS_ENDPOINT_URL": endpoint_url}
     return {
         **inherited,
+        # What a launcher calls `python` is the image's, that is, this interpreter.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         **reach,
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,

@@ -1,6 +1,8 @@
 """Training jobs for the deployed stack, and what became of their runs."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,8 @@ from rerail.relaunch import POLICY_TAG
 
 BUCKET = "sagemaker-deployed"
 ROLE = "arn:aws:iam::000000000000:role/SageMakerRole"
+ROOT = Path(__file__).parents[2]
+RERAIL = [sys.executable, "-m", "cli.main"]
 T = TypeVar("T")
 
 SCRIPT = Path(__file__).parent / "counting_script.py"
@@ -107,6 +111,11 @@ class Account:
         """For a failed test: every run and its decisions."""
         runs = list(self.runs.all_runs())
         return "\n".join(f"{run.id} {run.state}: {[e.reason for e in self.runs.timeline(run.id)]}" for run in runs)
+
+
+def rerail(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, as an operator types it."""
+    return subprocess.run([*RERAIL, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def messages(account: Account, queue_url: str) -> list[dict[str, Any]]:

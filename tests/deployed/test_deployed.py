@@ -1,22 +1,12 @@
 """The deployed template at work: real rules, queue, functions and table, real processes, hostile events."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.deployed.jobs import Account, messages
+from tests.deployed.jobs import Account, messages, rerail
 
 pytestmark = pytest.mark.slow
-RERAIL = [sys.executable, "-m", "cli.main"]
-ROOT = Path(__file__).parents[2]
-
-
-def rerail(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, as an operator types it."""
-    return subprocess.run([*RERAIL, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_with_every_event_lost_the_sweep_alone_finds_adopts_and_mends(account: Account):

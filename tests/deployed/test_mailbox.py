@@ -6,7 +6,7 @@ import pytest
 
 from cli.demo.handshake import handshakes
 from rerail.mailbox import command_key, report_key
-from tests.deployed.jobs import AGENT, BUCKET, Account
+from tests.deployed.jobs import AGENT, BUCKET, Account, rerail
 
 pytestmark = pytest.mark.slow
 STEPS = 150
@@ -45,6 +45,19 @@ def test_a_job_that_is_to_be_moved_saves_first(account: Account, mailbox: str, d
     assert run.current.agent
     command = json.loads(account.aws.client("s3").get_object(Bucket=mailbox, Key=command_key(run_id))["Body"].read())
     assert (command["wish"], command["attempt"]) == ("train", 2), "an agent of attempt 1 would know that it is over"
+
+
+def test_the_emergency_checkpoint_is_listed_as_the_one_to_resume_from(
+    account: Account, mailbox: str, environment: dict[str, str]
+):
+    """`rerail checkpoints` looks where the supervisor looks."""
+    run = account.run_in("asked-remote", "completed", within_s=90)
+    answer = rerail(environment, "checkpoints", run.id, "--local", "--json")
+    assert answer.returncode == 0, answer.stderr
+    listed = json.loads(answer.stdout)
+    saved = {row["step"]: row["reason"] for row in listed["checkpoints"]}
+    assert saved[run.current.resumed_from_step] == "emergency"
+    assert listed["resume_from"]["step"] == max(saved)
 
 
 def test_reports_that_are_repeated_or_make_no_sense_change_nothing(account: Account, mailbox: str):

@@ -20,8 +20,10 @@ from typing import Any
 from rerail_agent.checkpoints.manifest import Manifest
 from rerail_agent.checkpoints.place import CHUNK, Place
 
-# On a machine without a free core the training loop then hardly notices. What is urgent runs at full speed.
+# A save that nobody waits for takes only the time that the training loop leaves, on a machine without a free core too;
+# being nice is not enough there (steps took a fifth longer). What is urgent or takes long runs at full speed.
 NICENESS = 19
+LONGEST_LEISURE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ class Writer:
             return task.perform(self.memory)
         try:
             self.pipe.send(task)
+            if not self.pipe.poll(LONGEST_LEISURE_S):
+                self.hurry(True)
             succeeded, result = self.pipe.recv()
         except (EOFError, OSError) as error:
             self.end()
@@ -114,10 +118,10 @@ class Writer:
         return result
 
     def hurry(self, wanted: bool) -> None:
-        """Lets the writer run at full speed, or nicely again. Only root may raise it; anyone else's stays nice."""
-        with suppress(OSError):
-            if self.process is not None:
-                os.setpriority(os.PRIO_PROCESS, self.process.pid, 0 if wanted else NICENESS)
+        """Lets the writer run at full speed, or at leisure again. Only root may; anyone else's writer stays nice."""
+        if self.process is not None:
+            with suppress(OSError):
+                pace(self.process.pid, at_leisure=not wanted)
 
     def end(self) -> None:
         """Ends the process, which is not in the middle of a task unless nobody waits for it any more."""
@@ -140,7 +144,7 @@ def main() -> None:
     """Performs tasks until the parent closes the pipe or dies."""
     parent, pipe, file = map(int, sys.argv[1:])
     die_with(parent)
-    os.nice(NICENESS)
+    pace(0, at_leisure=True)
     tasks = Connection(pipe)
     memory = mmap.mmap(file, os.fstat(file).st_size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
     while True:
@@ -153,6 +157,13 @@ def main() -> None:
         except Exception as error:  # whatever it is, the rank has to hear of it
             answer = (False, OSError(f"{type(error).__name__}: {error}"))
         tasks.send(answer)
+
+
+def pace(pid: int, *, at_leisure: bool) -> None:
+    """Makes a process yield to every other one, or not; raises OSError for a process that may not be made faster."""
+    os.setpriority(os.PRIO_PROCESS, pid, NICENESS if at_leisure else 0)
+    if os.geteuid() == 0:  # anyone else could not take it back
+        os.sched_setscheduler(pid, os.SCHED_IDLE if at_leisure else os.SCHED_OTHER, os.sched_param(0))
 
 
 def die_with(parent: int) -> None:

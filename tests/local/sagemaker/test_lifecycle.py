@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 import tarfile
 import time
 from dataclasses import replace
@@ -134,6 +135,15 @@ def test_entrypoint_of_the_request(stage):
     """ContainerEntrypoint and ContainerArguments take the place of the image's entrypoint and of `train`."""
     algorithm = {"ContainerEntrypoint": ["sh", "-c"], "ContainerArguments": ["exit 3"]}
     assert stage.run("exit 0", AlgorithmSpecification=algorithm)["FailureReason"].endswith("exit code: 3")
+
+
+def test_a_launcher_finds_the_images_python(stage):
+    """`python` is the image's interpreter for the entrypoint and for whatever it starts."""
+    told = "import os, sys; open(os.environ['SAGEMAKER_BASE_DIR'] + '/code/python', 'w').write(sys.prefix)"
+    algorithm = {"ContainerEntrypoint": ["sh", "-c"], "ContainerArguments": [f'python -c "{told}"']}
+    job = stage.create(AlgorithmSpecification=algorithm)
+    assert stage.ended(job)["TrainingJobStatus"] == "Completed"
+    assert (stage.base(job) / "code" / "python").read_text() == sys.prefix
 
 
 def test_stop_with_handler(stage):
