@@ -36,7 +36,9 @@ def on_found(run: Run, found: Found, policy: Policy) -> Decision:
     """The gravest finding decides; each is told once."""
     if run.state not in LIVE or found.job_name != run.current.job_name or not run.current.may_be_live:
         return Decision(run)  # it is being dealt with already, or speaks of an attempt that is over
-    findings = found.findings if found.witnessed else tuple(_borne_out(f, found) for f in found.findings)
+    away = run.current.secondary not in ("", "Training")  # SageMaker restarts it: nothing moves, and nothing is wrong
+    findings = tuple(f for f in found.findings if not (away and f.kind in HANGS))
+    findings = findings if found.witnessed else tuple(_borne_out(f, found) for f in findings)
     fresh = tuple(finding for finding in findings if _key(run, finding) not in run.warnings)
     grave = [finding for finding in fresh if finding.level is Level.INTERVENE]
     if grave:

@@ -14,7 +14,19 @@ from rerail.detectors.pulse import Phase, Pulse, entered, relaunched
 from rerail.detectors.sample import Sample
 from rerail.detectors.watch import Watch, due, see
 from rerail.mailbox import Heartbeat
-from rerail.metrics import Cursor, MetricNames, Points, Query, Series, Watched, fetch, follow, load, samples
+from rerail.metrics import (
+    Cursor,
+    MetricNames,
+    Points,
+    Query,
+    Series,
+    Watched,
+    fetch,
+    follow,
+    handed_over,
+    load,
+    samples,
+)
 from rerail.model import Attempt, Run
 from rerail.policy import Policy
 from rerail.ports import Beat
@@ -113,7 +125,7 @@ def judged(memory: Memory, watchable: Watchable, answers: Mapping[Query, Points]
     pulse = replace(_heard(memory.watch.pulse, cursor), idle=_idle(answers, cursor.job))
     watch = replace(memory.watch, pulse=pulse)
     findings += (_witnessed(finding, pulse, watchable.run) for finding in due(watch, at, policy.detection))
-    findings += _unsaved(watchable, at)
+    findings += _unsaved(watchable, pulse, at)
     return Judged(replace(memory, cursor=cursor, watch=watch), tuple(findings))
 
 
@@ -134,7 +146,7 @@ def beaten(memory: Memory, watchable: Watchable, beat: Beat, *, at: datetime) ->
     cursor = judged_by_the_agent(memory.cursor, beat, period=watchable.policy.metrics.period, at=at)
     memory = replace(memory, cursor=cursor, watch=watch, onsets=())
     overdue = (replace(f, level=Level.WARN) if f.kind in STALLS else f for f in due(watch, at, detection))
-    return Judged(memory, (*overdue, *_unsaved(watchable, at)))
+    return Judged(memory, (*overdue, *_unsaved(watchable, watch.pulse, at)))
 
 
 def _taught(memory: Memory, heartbeat: Heartbeat, detection: Detection) -> Memory:
@@ -147,8 +159,10 @@ def _taught(memory: Memory, heartbeat: Heartbeat, detection: Detection) -> Memor
     return replace(memory, watch=see(memory.watch, row, detection)[0], step=step)
 
 
-def _unsaved(watchable: Watchable, at: datetime) -> tuple[Finding, ...]:
-    late = checkpoint_stall.overdue(watchable.saves, at, watchable.policy.detection)
+def _unsaved(watchable: Watchable, pulse: Pulse, at: datetime) -> tuple[Finding, ...]:
+    if not watchable.trains:
+        return ()
+    late = checkpoint_stall.overdue(watchable.saves, at, watchable.policy.detection, started_at=pulse.started_at)
     return (late,) if late else ()
 
 
@@ -172,11 +186,17 @@ def _seen(memory: Memory, sample: Sample, detection: Detection) -> tuple[Memory,
 
 def _heard(pulse: Pulse, cursor: Cursor) -> Pulse:
     """Replayed steps make no samples, but they are signs of life."""
-    if cursor.read_to is None:
+    if cursor.read_to is None or _is_older(cursor.read_to, pulse):
         return pulse
     pulse = entered(pulse, Phase.STEP, cursor.read_to) if pulse.phase is Phase.STARTUP else pulse
     moved = max(filter(None, (pulse.moved_at, cursor.seen_at)), default=None)
     return replace(pulse, heard_at=cursor.read_to, moved_at=moved)
+
+
+def _is_older(read_to: datetime, pulse: Pulse) -> bool:
+    """What was read last was said before the start that is under way."""
+    starts = pulse.phase in (Phase.CAPACITY, Phase.STARTUP)
+    return starts and pulse.since is not None and read_to <= pulse.since
 
 
 def _suspicious(memory: Memory, policy: Policy, at: datetime) -> bool:
@@ -205,10 +225,22 @@ def remember(memory: Memory | None, watchable: Watchable, *, at: datetime) -> Me
         memory = Memory(run.id, Cursor(attempt.job_name), Watch(pulse=Pulse(Phase.CAPACITY, at)))
     elif memory.cursor.job != attempt.job_name:
         memory = _followed(memory, run, attempt, at)
+    elif not watchable.trains and memory.cursor.read_to is not None:
+        memory = _restarted(memory, watchable, at)
     pulse = memory.watch.pulse
     if watchable.trains and pulse.phase is Phase.CAPACITY:
         pulse = entered(pulse, Phase.STARTUP, at)
     return replace(memory, watch=replace(memory.watch, pulse=pulse))
+
+
+def _restarted(memory: Memory, watchable: Watchable, at: datetime) -> Memory:
+    """SageMaker itself restarts the job, or waits for machines to do so: it starts up anew, however long that takes,
+    and what it said before is no sign of life."""
+    period = watchable.policy.metrics.period
+    cursor = handed_over(memory.cursor, step=None, moved_at=at, at=at, period=period)
+    pulse = memory.watch.pulse
+    pulse = pulse if pulse.phase is Phase.CAPACITY else relaunched(pulse, at)
+    return replace(memory, cursor=cursor, watch=replace(memory.watch, pulse=pulse))
 
 
 def _followed(memory: Memory, run: Run, attempt: Attempt, at: datetime) -> Memory:

@@ -1,15 +1,17 @@
 """A run's metrics through the round: judged as they come, stitched over its attempts, remembered, and acted on."""
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from rerail.actions import Severity
+from rerail.detectors.finding import Finding, Kind, Level
 from rerail.errors import Throttled
 from rerail.model import JobStatus, RunState
 from rerail.policy import Mode, Policy
-from rerail.wakeups import JobHeard
+from rerail.wakeups import JobHeard, TroubleFound
 from tests.fakes import World
 
 MINUTE = timedelta(minutes=1)
@@ -205,3 +207,27 @@ def test_saves_that_arrive_no_more_are_told_and_stop_nothing(world):
     assert len(told) == 1
     assert "they came at most 10 min apart" in told[0].body
     assert world.sagemaker.live() == ["gpt"]
+
+
+def test_a_job_that_sagemaker_restarts_does_not_stand_still(world):
+    """A spot machine is reclaimed, and another comes after half an hour: the same job goes on, and nobody steps in."""
+    last = train(world, 95)
+    for secondary, minutes in (("Interrupted", 25), ("Starting", 2), ("Downloading", 1), ("Training", 3)):
+        world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
+        world.supervisor().handle(JobHeard("gpt"))
+        world.minutes(minutes)
+    train(world, 10, first=last - 50)
+    train(world, 10, first=last + 50)
+    run = world.run()
+    assert (run.state, run.current.number, run.current.self_repairs) == (RunState.WATCHING, 1, 1)
+    assert not [notice.title for notice in world.bus.told if "stall" in notice.title]
+
+
+def test_a_hang_that_is_told_while_sagemaker_restarts_the_job_stops_nothing(world):
+    """The agent's report of a hang may arrive when the machines are gone already."""
+    train(world, 30)
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary="Interrupted")
+    stall = Finding(Kind.STALL, Level.INTERVENE, 300, 300, "no step for 5 min", world.clock(), world.clock())
+    world.supervisor().handle(TroubleFound("gpt", "gpt", (stall,)))
+    assert world.sagemaker.live() == ["gpt"]
+    assert world.run().state is RunState.WATCHING

@@ -10,14 +10,18 @@ from rerail.detectors.pulse import Phase, Pulse
 SAVES_NEEDED = 3  # two intervals: one alone may be the odd one
 
 
-def overdue(saves: Sequence[datetime], now: datetime, detection: Detection) -> Finding | None:
-    """The next save should have come long ago, by the longest interval between the saves that there are."""
+def overdue(
+    saves: Sequence[datetime], now: datetime, detection: Detection, *, started_at: datetime | None = None
+) -> Finding | None:
+    """The next save should have come long ago, by the longest interval between the saves that there are.
+
+    `started_at`: when the script last began; before that nobody could save."""
     times = sorted(saves)
     if len(times) < SAVES_NEEDED:
         return None
     longest = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
     limit = max(detection.save_floor, detection.save_factor * longest)
-    if now - times[-1] <= limit:
+    if now - max(times[-1], started_at or times[-1]) <= limit:
         return None
     minutes, usual = (now - times[-1]).total_seconds() / 60, longest.total_seconds() / 60
     text = f"no checkpoint for {minutes:.0f} min, they came at most {usual:.0f} min apart"

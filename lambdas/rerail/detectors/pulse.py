@@ -22,7 +22,8 @@ class Phase(StrEnum):
 class Pulse:
     """The signs of life of one attempt, and the longest gaps of the run in seconds, halfway to the newest longest.
 
-    `idle` is the second signal: True when the accelerators are known to do nothing, None when nobody knows.
+    `idle` is the second signal: True when the accelerators are known to do nothing, None when nobody knows;
+    `started_at` is when the machines last were there and the script began.
     """
 
     phase: Phase = Phase.STARTUP
@@ -35,6 +36,7 @@ class Pulse:
     save_s: float = 0.0
     evaluation_s: float = 0.0
     idle: bool | None = None
+    started_at: datetime | None = None
 
     def longest(self, phase: Phase) -> float:
         """The longest gap known for a phase, in seconds; 0 when none is."""
@@ -50,7 +52,9 @@ def entered(pulse: Pulse, phase: Phase, at: datetime) -> Pulse:
         pulse = replace(pulse, save_s=_longer(pulse.save_s, seconds))
     elif pulse.phase is Phase.EVALUATION:
         pulse = replace(pulse, evaluation_s=_longer(pulse.evaluation_s, seconds))
-    return replace(pulse, phase=phase, since=at, moved_at=at if phase is Phase.STEP else pulse.moved_at)
+    moved_at = at if phase is Phase.STEP else pulse.moved_at
+    started_at = at if phase is Phase.STARTUP else pulse.started_at
+    return replace(pulse, phase=phase, since=at, moved_at=moved_at, started_at=started_at)
 
 
 def heard(pulse: Pulse, at: datetime, *, step: int | None) -> Pulse:
