@@ -13,14 +13,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
 from parallel import World
-from rerail_agent.checkpoints.place import LocalPlace, Place
+from rerail_agent.checkpoints.place import Place
 
 FILE = "losses.json"
 SCHEMA = 1
@@ -69,7 +68,7 @@ class Replay:
     def resumed(self, step: int, place: Place) -> str:
         """Takes the file beside the checkpoint, and says in words why nothing is compared; "" if something is."""
         try:
-            return self.expect(step, find(place, step))
+            return self.expect(step, place.note(step, FILE))
         except OSError as error:
             return f"{FILE} of step {step} cannot be read ({error}): this resume is not compared"
 
@@ -149,31 +148,10 @@ class Replay:
         return json.dumps({"schema": SCHEMA, "conditions": self.conditions, "losses": hexes}, indent=1).encode()
 
 
-def find(place: Place, step: int) -> bytes | None:
-    """The file beside a checkpoint's manifest; raises OSError."""
-    if not isinstance(place, LocalPlace):
-        content: bytes | None = place._content(place._key(step, FILE))  # type: ignore[attr-defined]
-        return content
-    try:
-        return (Path(place.path(step)) / FILE).read_bytes()
-    except FileNotFoundError:
-        return None
-
-
-def put(place: Place, step: int, text: bytes) -> None:
-    """Writes it, whole or not at all; raises OSError."""
-    if not isinstance(place, LocalPlace):
-        place.write(step, FILE, [memoryview(text)], total=len(text))
-        return
-    temporary = Path(place.path(step)) / f"{FILE}.tmp"
-    temporary.write_bytes(text)
-    temporary.rename(temporary.with_name(FILE))
-
-
 def _put(place: Place, step: int, text: bytes) -> None:
     # The checkpoint may be out of date and deleted by now, and what is lost is only a comparison.
     with suppress(OSError):
-        put(place, step, text)
+        place.leave_note(step, FILE, text)
 
 
 def _device_name(device: torch.device) -> str:

@@ -146,6 +146,12 @@ class S3Place:
         self._delete(source)
         return target.removeprefix(self.prefix).rstrip("/")
 
+    def note(self, step: int, name: str) -> bytes | None:
+        return self._content(self._key(step, name))
+
+    def leave_note(self, step: int, name: str, text: bytes) -> None:
+        self.write(step, name, [memoryview(text)], total=len(text))
+
     def reader(self, step: int) -> Any:
         from torch.distributed.checkpoint import FileSystemReader
 

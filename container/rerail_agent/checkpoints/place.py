@@ -94,6 +94,14 @@ class Place(Protocol):
 
     def path(self, step: int) -> str: ...
 
+    def note(self, step: int, name: str) -> bytes | None:
+        """A small file beside the manifest that is not one of the checkpoint's; None where there is none."""
+        ...
+
+    def leave_note(self, step: int, name: str, text: bytes) -> None:
+        """Writes it, whole or not at all."""
+        ...
+
     def reader(self, step: int) -> Any:
         """A torch.distributed.checkpoint StorageReader."""
         ...
@@ -212,6 +220,17 @@ class LocalPlace:
         sync_folder(place.parent)
         sync_folder(Path(self.root))
         return str(place.relative_to(self.root))
+
+    def note(self, step: int, name: str) -> bytes | None:
+        try:
+            return (self._folder(step) / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def leave_note(self, step: int, name: str, text: bytes) -> None:
+        temporary = self._folder(step) / f"{name}.tmp"
+        temporary.write_bytes(text)
+        temporary.rename(temporary.with_name(name))
 
     def reader(self, step: int) -> Any:
         from torch.distributed.checkpoint import FileSystemReader
