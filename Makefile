@@ -23,7 +23,7 @@ demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (S
 	$(BIN)/rerail demo --scenario $(SCENARIO)
 
 test: $(VENV)/ready ## the whole test suite
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile
 
 check: $(VENV)/ready ## linter, formatter, type checker
 	$(BIN)/ruff check .
