@@ -22,8 +22,10 @@ $(VENV)/ready: pyproject.toml
 demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (SCENARIO=crash|bug|spike|stall|...)
 	$(BIN)/rerail demo --scenario $(SCENARIO)
 
+# Two files at a time, for most tests wait; then, alone, those that have a whole AWS and a training run on this machine.
 test: $(VENV)/ready ## the whole test suite
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests --ignore tests/deployed --ignore tests/demo -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/deployed tests/demo
 
 check: $(VENV)/ready ## linter, formatter, type checker
 	$(BIN)/ruff check .
