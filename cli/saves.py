@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from rerail.checkpoints import MANIFEST, Checkpoint, Health, newest_usable, read_manifest
+from rerail.checkpoints import MANIFEST, Checkpoint, Health, bucket_and_folder, newest_usable, read_manifest
 from rerail.decision import suspected
 from rerail.errors import BadManifest
 from rerail.model import Run
@@ -61,7 +61,7 @@ def saves_under(s3: Any, uri: str) -> list[Save]:
 
     What the job deletes while we look is left out.
     """
-    bucket, prefix = split(uri)
+    bucket, prefix = bucket_and_folder(uri)
     folders: dict[str, dict[str, int]] = defaultdict(dict)
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for item in page.get("Contents", []):
@@ -97,7 +97,7 @@ def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, in
 
 def verified(s3: Any, uri: str, save: Save, advance: Callable[[int], None]) -> Save:
     """The save after every file that its manifest lists was read and compared; `advance` is told of each chunk."""
-    bucket, prefix = split(uri)
+    bucket, prefix = bucket_and_folder(uri)
 
     def wrong(file: File) -> str:
         if not file.checksum.startswith(CHECKSUM):
@@ -142,9 +142,3 @@ def passed_over(run: Run, save: Save) -> str:
         return "saved after the loss had gone wrong, by the attempt that was rolled back or one before it"
     return ""
 
-
-def split(uri: str) -> tuple[str, str]:
-    """`s3://bucket/some/prefix` -> (`bucket`, `some/prefix/`)."""
-    bucket, _, path = uri.removeprefix("s3://").partition("/")
-    folder = path.strip("/")
-    return bucket, f"{folder}/" if folder else ""

@@ -67,30 +67,6 @@ class World:
         model.zero_grad(set_to_none=True)
         return replica
 
-    def agree(self, loss: torch.Tensor, stop: bool) -> tuple[float, bool]:
-        """The loss averaged over the ranks, and whether any rank was asked to stop: one all-reduce, one answer for all.
-
-        Acting on a flag that only this rank has seen would have the ranks stop at different steps.
-        """
-        both = torch.stack([loss.float() / self.size, torch.tensor(float(stop), device=self.device)])
-        if self.size > 1:
-            dist.all_reduce(both)
-        mean, stops = both.tolist()
-        return mean, stops > 0
-
-    def smallest(self, number: int) -> int:
-        return self._reduced(number, dist.ReduceOp.MIN)
-
-    def largest(self, number: int) -> int:
-        return self._reduced(number, dist.ReduceOp.MAX)
-
-    def _reduced(self, number: int, operation: Any) -> int:
-        if self.size == 1:
-            return number
-        tensor = torch.tensor(number, device=self.device)
-        dist.all_reduce(tensor, operation)
-        return int(tensor)
-
     def gather(self, thing: Any) -> list[Any]:
         """What every rank has, in the order of the ranks, on every rank. For small things."""
         if self.size == 1:

@@ -7,7 +7,6 @@ The folder is called `step-500`, `step-000000500` or, as the Hugging Face Traine
 it is the saver's own affair. Nothing here knows a framework.
 """
 
-import itertools
 import json
 import math
 import os
@@ -22,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
 
+from rerail.checkpoints import STEP_FOLDER, is_inside
 from rerail_agent.checkpoints.manifest import MANIFEST, QUARANTINE, SCHEMA, DamagedCheckpoint, Manifest, dump, now
-from rerail_agent.checkpoints.place import LocalPlace, checksum, sync_folder, write_file
+from rerail_agent.checkpoints.place import LocalPlace, checksum, free_place, sync_folder, write_file
 from rerail_agent.harmless import tell
 from rerail_agent.identity import Identity
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str], None]
 FORMAT = "files"  # whatever the script's framework writes
-FOLDER = re.compile(r"(?:step|checkpoint)-(\d{1,18})")
 READERS = 4  # files that are summed up at once
 
 
@@ -92,7 +91,7 @@ def commit(
     names = [name for name in names if name not in (MANIFEST, f"{MANIFEST}.tmp")]
     if not names:
         raise ValueError(f"{place}: there is nothing in this folder to make a checkpoint of")
-    if strange := [name for name in names if not _is_plain(name)]:
+    if strange := [name for name in names if not is_inside(name)]:
         raise ValueError(f"{place}: the supervisor takes no file called {strange[0]!r}; use printable names")
     with ThreadPoolExecutor(READERS) as pool:
         files = tuple(pool.map(lambda name: _entry(place, name), names))
@@ -129,10 +128,6 @@ def ensure(folder: str | os.PathLike[str], **facts: Any) -> bool:
     return True
 
 
-def _is_plain(name: str) -> bool:
-    return not {"", ".", ".."} & set(name.split("/")) and name.isprintable() and "\\" not in name
-
-
 def _entry(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     with open(path, "rb") as file:  # savers do not sync what they write
@@ -151,7 +146,7 @@ def read(folder: Path) -> Manifest:
         manifest = Manifest(**{name: value for name, value in table.items() if name in known} | {"files": files})
         if any(type(number) is not int for number in (manifest.step, manifest.attempt)):
             raise TypeError("step and attempt must be whole numbers")
-        if not all(_is_plain(str(entry["name"])) for entry in files):
+        if not all(is_inside(str(entry["name"])) for entry in files):
             raise ValueError("a file outside the checkpoint's folder")
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{MANIFEST} is missing") from error
@@ -193,7 +188,7 @@ def is_whole(folder: Path) -> bool:
 
 def step_of(folder: Path) -> int | None:
     """The step in a folder's name, None where there is none."""
-    match = FOLDER.fullmatch(folder.name)
+    match = STEP_FOLDER.fullmatch(folder.name)
     return int(match[1]) if match else None
 
 
@@ -227,7 +222,7 @@ def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], t
         attempt = _attempt_if(tainted, folder)
         if (step_of(folder) or 0) <= after or attempt is None:
             continue
-        place = _free_place(root / QUARANTINE / f"a{attempt}-{folder.name}")
+        place = free_place(root / QUARANTINE / f"a{attempt}-{folder.name}")
         place.parent.mkdir(exist_ok=True)
         try:
             folder.rename(place)
@@ -244,12 +239,6 @@ def _attempt_if(tainted: Callable[[Manifest], bool], folder: Path) -> int | str 
     except DamagedCheckpoint:
         return "unknown"
     return manifest.attempt if tainted(manifest) else None
-
-
-def _free_place(wanted: Path) -> Path:
-    # A sync that was cut short between its upload and its delete brings a checkpoint back that was moved before.
-    places = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
-    return next(place for place in itertools.chain([wanted], places) if not place.exists())
 
 
 def kept(root: Path, *, keep: int, newest: int) -> set[int]:

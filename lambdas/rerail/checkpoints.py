@@ -123,14 +123,22 @@ def _missing(table: Mapping[str, Any], sizes: Mapping[str, int], *, uri: str) ->
             or not isinstance(entry.get("bytes"), int)
         ):
             raise BadManifest(f"{uri}: each entry of 'files' needs a 'name' and a size in 'bytes'")
-        if not _is_inside(entry["name"]):
+        if not is_inside(entry["name"]):
             raise BadManifest(f"{uri}: file {entry['name'][:100]!r} does not lie in the checkpoint's folder")
         if sizes.get(entry["name"]) != entry["bytes"]:
             missing.append(entry["name"])
     return tuple(missing)
 
 
-def _is_inside(name: str) -> bool:
+def is_inside(name: str) -> bool:
     """A relative path of plain parts: such names are joined to paths by those who load the checkpoint."""
     parts = name.split("/")
     return not {"", ".", ".."} & set(parts) and name.isprintable() and "\\" not in name
+
+
+def bucket_and_folder(uri: str) -> tuple[str, str]:
+    """`s3://bucket/some/prefix` -> (`bucket`, `some/prefix/`), with or without a slash at its end."""
+    # Not urlparse: `?` and `#` are plain characters in a key.
+    bucket, _, path = uri.removeprefix("s3://").partition("/")
+    folder = path.strip("/")
+    return bucket, f"{folder}/" if folder else ""

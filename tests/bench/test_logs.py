@@ -77,6 +77,7 @@ def test_a_broken_corpus_names_what_is_wrong(corpus, file, content, says):
         (gzip.compress(ROWS.encode() + b"3,many,,,\n"), "cannot be read"),
         (gzip.compress(ROWS.encode())[:-9], "cannot be read"),
     ],
+    ids=["missing", "not packed", "a column missing", "a word for a number", "cut off"],  # a pack holds its hour
 )
 def test_a_broken_log_names_what_is_wrong(tmp_path, content, says):
     """The same of the logs themselves."""

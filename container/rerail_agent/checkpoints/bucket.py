@@ -16,6 +16,7 @@ from typing import Any
 
 import xxhash
 
+from rerail.checkpoints import bucket_and_folder
 from rerail_agent.checkpoints.manifest import (
     MANIFEST,
     METADATA,
@@ -50,12 +51,11 @@ class S3Place:
     @classmethod
     def of(cls, uri: str) -> "S3Place":
         """From `s3://bucket/prefix`, with the region and, for a local AWS, the endpoint of the environment."""
-        bucket, _, path = uri.removeprefix("s3://").partition("/")
+        bucket, prefix = bucket_and_folder(uri)
         if not bucket:
             raise ValueError(f"{uri}: must be s3://bucket/prefix")
-        folder = path.strip("/")
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-        return cls(bucket, f"{folder}/" if folder else "", _region(), endpoint)
+        return cls(bucket, prefix, _region(), endpoint)
 
     @property
     def uri(self) -> str:

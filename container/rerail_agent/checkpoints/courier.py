@@ -108,12 +108,6 @@ class Courier:
             self._finished.clear()
         return ended
 
-    def retire_later(self, steps: Iterable[int]) -> None:
-        """Has checkpoints deleted when no save is waiting."""
-        self._retired.extend(step for step in steps if step not in self._retired)
-        if self._saves.empty():
-            self._saves.put(None)  # wakes the thread up
-
     def close(self) -> None:
         self._retired.clear()
         self._closing = True

@@ -214,7 +214,7 @@ class LocalPlace:
     def set_aside(self, step: int, attempt: int | str) -> str | None:
         # One rename, so a kill leaves it either here or there.
         folder = self._folder(step)
-        place = _free_place(Path(self.root) / QUARANTINE / f"a{attempt}-{folder.name}")
+        place = free_place(Path(self.root) / QUARANTINE / f"a{attempt}-{folder.name}")
         place.parent.mkdir(exist_ok=True)
         folder.rename(place)
         sync_folder(place.parent)
@@ -313,7 +313,8 @@ def _opened(folder: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _free_place(wanted: Path) -> Path:
+def free_place(wanted: Path) -> Path:
+    """The path itself, or with the first number behind it that nothing is called by yet."""
     # A sync that was cut short between its upload and its delete brings a checkpoint back that was moved before.
     places = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
     return next(place for place in itertools.chain([wanted], places) if not place.exists())

@@ -7,7 +7,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, read_manifest
+from rerail.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, bucket_and_folder, read_manifest
 from rerail.errors import BadManifest, Blind
 
 # The newest is nearly always whole and clean; the rest is for the rare night when it is not.
@@ -18,7 +18,7 @@ class S3Checkpoints:
     """The port `Checkpoints` on S3."""
 
     def under(self, uri: str) -> Sequence[Checkpoint]:
-        bucket, prefix = _split(uri)
+        bucket, prefix = bucket_and_folder(uri)
         try:
             folders = _folders(bucket, prefix)
             newest = sorted(folders, key=_step, reverse=True)[:MANIFESTS_READ]
@@ -55,9 +55,3 @@ def _step(folder: str) -> int:
     match = STEP_FOLDER.search(folder.rstrip("/").rpartition("/")[2])
     return int(match[1]) if match else -1
 
-
-def _split(uri: str) -> tuple[str, str]:
-    # Not urlparse: `?` and `#` are plain characters in a key.
-    bucket, _, path = uri.removeprefix("s3://").partition("/")
-    folder = path.strip("/")
-    return bucket, f"{folder}/" if folder else ""
