@@ -141,4 +141,3 @@ def passed_over(run: Run, save: Save) -> str:
     if suspected(run, (save.checkpoint,)) != (save.checkpoint,):
         return "saved after the loss had gone wrong, by the attempt that was rolled back or one before it"
     return ""
-

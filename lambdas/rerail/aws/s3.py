@@ -54,4 +54,3 @@ def _read(bucket: str, folder: str, sizes: dict[str, int]) -> Checkpoint | None:
 def _step(folder: str) -> int:
     match = STEP_FOLDER.search(folder.rstrip("/").rpartition("/")[2])
     return int(match[1]) if match else -1
-
