@@ -7,12 +7,28 @@ from rerail.mailbox import Command
 
 
 @dataclass(frozen=True, slots=True)
+class Machines:
+    """Other machines than the first job's: instance types in the order in which they are wanted, and subnets."""
+
+    instance_types: tuple[str, ...] = ()
+    subnets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CreateJob:
-    """Launch the attempt's job from the run's stored request; the name makes a repetition collide with itself."""
+    """Launch the attempt's job from the run's stored request; the name makes a repetition collide with itself.
+
+    `skip_samples` are the samples to pass over, as `first-last,first-last`; `rate` is the factor on the learning rate;
+    `machines` and `max_runtime_s` (seconds) replace the request's own where they are given.
+    """
 
     job_name: str
     attempt: int
     resume_step: int | None
+    skip_samples: str = ""
+    rate: float = 1.0
+    machines: Machines | None = None
+    max_runtime_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

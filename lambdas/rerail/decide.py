@@ -10,6 +10,7 @@ from rerail.commands import on_command
 from rerail.decision import (
     Decision,
     closed,
+    creation,
     ended,
     finish_stopped,
     held,
@@ -195,7 +196,6 @@ def _on_gone(run: Run, gone: JobGone) -> Decision:
 def _settled_actions(run: Run, done: Done) -> Run:
     """What was carried out is owed no more; a job that was created exists from now on."""
     run = replace(run, pending=tuple(action for action in run.pending if action not in done.actions))
-    created = CreateJob(run.current.job_name, run.current.number, run.current.resumed_from_step)
-    if created in done.actions and not run.current.exists:
+    if creation(run) in done.actions and not run.current.exists:
         run = with_attempt(run, replace(run.current, status=JobStatus.IN_PROGRESS, secondary="Starting"))
     return run

@@ -65,7 +65,16 @@ def next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run
     """The run with its next attempt named: only ever called when the current one is known to have ended."""
     assert not run.current.may_be_live
     number = run.current.number + 1
-    attempt = Attempt(number=number, job_name=successor_name(run.id, number), resumed_from_step=resume_step)
+    before = run.current
+    attempt = Attempt(
+        number=number,
+        job_name=successor_name(run.id, number),
+        resumed_from_step=resume_step,
+        skip_samples=before.skip_samples,
+        rate=before.rate,
+        machines=before.machines,
+        max_runtime_s=before.max_runtime_s,
+    )
     run = without(run, PostCommand)
     return replace(run, state=RunState.WAITING, attempts=(*run.attempts, attempt), wake_at=wake_at, stop=None)
 
@@ -75,10 +84,24 @@ def launched(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Action,
     attempts, should one be alive against all evidence, are told that the run is not theirs any more."""
     run = replace(run, state=RunState.STARTING, wake_at=None, ledger=started(run.ledger, at=at, limits=policy.limits))
     attempt = run.current
-    create = CreateJob(attempt.job_name, attempt.number, attempt.resumed_from_step)
+    create = creation(run)
     if attempt.number == 1:
         return run, (create,)
     return without(run, PostCommand), (PostCommand(command_for(run, Wish.TRAIN, at=at)), create)
+
+
+def creation(run: Run) -> CreateJob:
+    """The launch of the run's current attempt."""
+    attempt = run.current
+    return CreateJob(
+        attempt.job_name,
+        attempt.number,
+        attempt.resumed_from_step,
+        skip_samples=attempt.skip_samples,
+        rate=attempt.rate,
+        machines=attempt.machines,
+        max_runtime_s=attempt.max_runtime_s,
+    )
 
 
 def command_for(run: Run, wish: Wish, *, at: datetime, deadline: datetime | None = None, reason: str = "") -> Command:

@@ -25,6 +25,7 @@ REPORT_KEY = re.compile(
 )
 LIMITS = {"reason": 500, "evidence": 48_000, "path": 1024}
 FINDINGS_LIMIT = 20
+ABILITIES_LIMIT = 10
 QUOTED = 1_000  # characters of a finding's evidence: it goes into notices
 # Times that anybody can reckon with.
 EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
@@ -62,6 +63,14 @@ class Told(StrEnum):
     FINDINGS = "findings"  # the detectors, which the agent runs step by step, have something to say
 
 
+class Ability(StrEnum):
+    """What a script or its init can do beyond saving when it is asked to."""
+
+    SKIP = "skip"  # passes over RERAIL_SKIP_SAMPLES
+    RATE = "rate"  # multiplies its learning rate by RERAIL_LR_SCALE
+    RESTART = "restart"  # its training processes can be restarted in place
+
+
 class Durability(StrEnum):
     """Where a committed checkpoint lies."""
 
@@ -73,7 +82,8 @@ class Durability(StrEnum):
 class Report:
     """One thing that the agent has to say; `command` is the id of the command that it answers, if it answers one.
 
-    `step` is the step that was saved, `path` the folder of the checkpoint, `evidence` text for people (stacks).
+    `step` is the step that was saved, `path` the folder of the checkpoint, `evidence` text for people (stacks);
+    a hello names the script's `abilities` (see Ability).
     """
 
     id: str
@@ -89,6 +99,7 @@ class Report:
     reason: str = ""
     findings: tuple[Finding, ...] = ()
     evidence: str = ""
+    abilities: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +206,10 @@ def _problems(mail: Any, limits: Mapping[str, int]) -> Iterator[str]:
     """The types and ranges that a reader relies on: what stands in the bucket was not necessarily written by us."""
     for name in (f.name for f in fields(mail)):
         value = getattr(mail, name)
-        if name == "findings":
+        if name == "abilities":
+            if len(value) > ABILITIES_LIMIT or not all(isinstance(each, str) and len(each) <= 40 for each in value):
+                yield f"'abilities' is {value!r:.60}; it must be at most {ABILITIES_LIMIT} words"
+        elif name == "findings":
             if len(value) > FINDINGS_LIMIT:
                 yield f"'findings' has {len(value)} entries; at most {FINDINGS_LIMIT} are read"
             yield from (f"'findings': {problem}" for finding in value for problem in _problems(finding, limits))

@@ -7,7 +7,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
-from rerail.actions import Action, Tell
+from rerail.actions import Action, Machines, Tell
 from rerail.causes import Cause
 
 JOB_NAME_LIMIT = 63
@@ -88,7 +88,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One SageMaker job of a run; `agent` says that an agent of ours works in it, which can be asked to save."""
+    """One SageMaker job of a run; `agent` says that an agent of ours works in it, which can be asked to save.
+
+    `abilities` are what the agent says its script can do; `skip_samples`, `rate`, `machines` and `max_runtime_s` are
+    what the job is launched with (see CreateJob).
+    """
 
     number: int
     job_name: str
@@ -105,6 +109,11 @@ class Attempt:
     self_repairs: int = 0
     keep_alive_seconds: int = 0
     agent: bool = False
+    abilities: tuple[str, ...] = ()
+    skip_samples: str = ""
+    rate: float = 1.0
+    machines: Machines | None = None
+    max_runtime_s: int | None = None
 
     @property
     def exists(self) -> bool:

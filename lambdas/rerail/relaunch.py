@@ -13,6 +13,8 @@ ATTEMPT_TAG = "rerail:attempt"
 RESERVED_TAG_PREFIX = "aws:"
 ENVIRONMENT_LIMIT = 100
 TAG_LIMIT = 50
+# What an attempt before was told is no news to the next one.
+ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE")
 LOCAL_PATH = "/opt/ml/checkpoints"
 # Returned by DescribeTrainingJob, refused by CreateTrainingJob.
 READ_ONLY_RESOURCE_FIELDS = ("SelectedInstanceType", "SelectedInstanceCount")
@@ -51,10 +53,11 @@ def successor(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dic
     """The request of one attempt. What it has to know travels in Environment: hyperparameters become command-line
     flags in script mode, and an unknown flag ends the script."""
     environment = {
-        **{k: v for k, v in request.get("Environment", {}).items() if k != "RERAIL_RESUME_STEP"},
+        **{k: v for k, v in request.get("Environment", {}).items() if k not in ORDERED},
         "RERAIL_RUN": run,
         "RERAIL_ATTEMPT": str(action.attempt),
         **_resume_step(request, action),
+        **_orders(action),
     }
     if len(environment) > ENVIRONMENT_LIMIT:
         raise RequestRefused(
@@ -91,6 +94,12 @@ def _resume_step(request: Mapping[str, Any], action: CreateJob) -> dict[str, str
     if action.resume_step is None and not checkpoint_uri(request):
         return {}
     return {"RERAIL_RESUME_STEP": str(action.resume_step or 0)}
+
+
+def _orders(action: CreateJob) -> dict[str, str]:
+    """What the script is asked to do otherwise than at first."""
+    skip = {"RERAIL_SKIP_SAMPLES": action.skip_samples} if action.skip_samples else {}
+    return skip | ({"RERAIL_LR_SCALE": f"{action.rate:.6g}"} if action.rate != 1.0 else {})
 
 
 def _rename_in_hyperparameters(request: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ def on_report(run: Run, reported: Reported, policy: Policy) -> Decision:
         return Decision(run)
     if attempt.exists and not attempt.may_be_live:
         return Decision(run)
-    run = with_attempt(run, replace(attempt, agent=True))
+    run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
     if report.told is Told.FINDINGS:
         return on_found(run, _found(run, reported), policy)
     return on_answer(run, reported)
