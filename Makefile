@@ -7,7 +7,7 @@ NODE = $(abspath $(shell $(BIN)/python -c "from pathlib import Path; import node
 CDK = PATH="$(NODE):$(abspath $(BIN)):$$PATH" npx --yes aws-cdk@2.1148.1
 SCENARIO ?= crash
 
-.PHONY: help demo test check bench bench-training format synth deploy clean
+.PHONY: help demo test rehearse check bench bench-training format synth deploy clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -25,7 +25,10 @@ demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (S
 # Two files at a time, for most tests wait; then, alone, those that have a whole AWS and a training run on this machine.
 test: $(VENV)/ready ## the whole test suite
 	$(BIN)/python -m pytest tests --ignore tests/deployed --ignore tests/demo -n 2 --dist loadfile
-	$(BIN)/python -m pytest tests/deployed tests/demo
+	$(BIN)/python -m pytest tests/deployed tests/demo -m "not rehearsal"
+
+rehearse: $(VENV)/ready ## every demo scenario, one after the other (about 25 minutes)
+	$(BIN)/python -m pytest tests/demo -m rehearsal -v
 
 check: $(VENV)/ready ## linter, formatter, type checker
 	$(BIN)/ruff check .

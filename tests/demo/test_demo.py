@@ -32,9 +32,16 @@ def play(tmp_path: Path):
     return play
 
 
+rehearsal = pytest.mark.rehearsal
+
+
 @pytest.mark.parametrize(
     ("scenario", "causes"),
-    [("crash", ["unknown"]), ("infra", ["infrastructure"]), ("capacity", ["infrastructure", "capacity"])],
+    [
+        ("crash", ["unknown"]),
+        pytest.param("infra", ["infrastructure"], marks=rehearsal),
+        pytest.param("capacity", ["infrastructure", "capacity"], marks=rehearsal),
+    ],
 )
 def test_what_a_relaunch_can_mend_is_mended_without_a_trace_in_the_loss(play, scenario, causes):
     """The run completes, resumed from its newest checkpoint, and each step's loss equals the undisturbed run's."""
@@ -64,6 +71,7 @@ def test_a_bug_is_held_before_a_third_attempt(play):
     assert "the same error at step" in printed
 
 
+@rehearsal
 def test_running_out_of_memory_is_held_at_once(play):
     """The policy has no retries for it."""
     facts, _ = play("oom")
@@ -72,6 +80,7 @@ def test_running_out_of_memory_is_held_at_once(play):
     assert facts["incidents"][-1]["mttr_s"] is None
 
 
+@rehearsal
 def test_a_loss_that_runs_away_is_rolled_back_to_before_it(play):
     """Warned at once, stopped when it did not mend, resumed from before the onset: the curve is the undisturbed one."""
     facts, printed = play("spike")
@@ -106,6 +115,7 @@ def test_a_job_that_somebody_stops_saves_first_and_is_not_relaunched(play):
     assert 85 <= newest["step"] < 160
 
 
+@rehearsal
 def test_what_sagemaker_itself_restarts_is_left_to_it(play):
     """A spot job that waits for its machine longer than any step may take is neither stopped nor relaunched."""
     facts, _ = play("spot")
