@@ -69,14 +69,15 @@ class Watched:
         )
         self.watchdog.start()
 
-    def wait(self, seconds: float, *, moving: bool = False) -> None:
-        """The main thread stands still, or goes on elsewhere."""
-        end = time.monotonic() + seconds
-        if moving:
-            while time.monotonic() < end:
-                sum(range(50))
-        else:
-            time.sleep(seconds)
+    def wait(self, seconds: float) -> None:
+        """The main thread stands still."""
+        time.sleep(seconds)
+
+    def wait_for(self, findings: int) -> None:
+        """The main thread goes on elsewhere until so much was found; writing stacks down may take a while."""
+        end = time.monotonic() + 20
+        while len(self.found) < findings and time.monotonic() < end:
+            sum(range(50))
 
     def levels(self) -> list[Level]:
         self.watchdog.stop()
@@ -99,7 +100,7 @@ def test_a_thread_that_moves_gets_twice_the_time():
     """It may be a save or an evaluation that nobody announced: a warning first."""
     watched = Watched()
     watched.progress.stepped(1)
-    watched.wait(0.9, moving=True)
+    watched.wait_for(findings=2)
     assert watched.levels() == ["warn", "intervene"]
 
 
