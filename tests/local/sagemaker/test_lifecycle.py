@@ -235,14 +235,14 @@ def test_max_runtime(stage):
     assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
 
 
-@pytest.mark.parametrize("then", ["", "time.sleep(600)"], ids=["after exit", "after SIGKILL"])
-def test_orphans_die(stage, then):
+@pytest.mark.parametrize("seconds", [0.5, 600], ids=["after exit", "after SIGKILL"])
+def test_orphans_die(stage, seconds):
     """A descendant that left the session dies with the container, however the entrypoint ended."""
-    job = stage.create(ORPHAN.format(then=then))
+    job = stage.create(ORPHAN.format(then=f"time.sleep({seconds})"))
     stage.training(job)
     path = stage.base(job) / "code" / "orphan"
     pid = int(until(lambda: path.exists() and path.read_text()))
-    if then:
+    if seconds > 1:
         stage.stop(job)
     stage.ended(job)
     assert not alive(pid)
