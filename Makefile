@@ -7,7 +7,7 @@ NODE = $(abspath $(shell $(BIN)/python -c "from pathlib import Path; import node
 CDK = PATH="$(NODE):$(abspath $(BIN)):$$PATH" npx --yes aws-cdk@2.1148.1
 SCENARIO ?= crash
 
-.PHONY: help demo test rehearse check bench bench-training format synth deploy clean
+.PHONY: help demo test rehearse check bench bench-training bench-goodput format synth deploy clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -40,10 +40,14 @@ bench: $(VENV)/ready ## our detectors beside published rules, on real training l
 
 bench-training: $(VENV)/ready ## saves, agent, exactness, signals and kills, as ratios measured in one run (20-30 minutes)
 	$(BIN)/python -m bench.saving
+	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.agent
 	$(BIN)/python -m bench.exactness
 	$(BIN)/python -m bench.signals
 	$(BIN)/python -m bench.killing
+
+bench-goodput: $(VENV)/ready ## months of simulated fleets by the real decisions: goodput, dollars, signals a minute (20 minutes)
+	$(BIN)/python -m bench.goodput --page docs/goodput.md
 
 format: $(VENV)/ready ## mend what the linter and the formatter can
 	$(BIN)/ruff check --fix .

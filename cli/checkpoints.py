@@ -17,6 +17,7 @@ from cli.place import Local
 from cli.runs import AsJson
 from cli.saves import Save, passed_over, resume_from, saves_under, verified
 from rerail.checkpoints import Health
+from rerail.health import judged
 from rerail.model import Run
 
 RunName = Annotated[str, typer.Argument(help="The run, as `rerail status` names it.")]
@@ -50,8 +51,8 @@ def checkpoints(run: RunName, verify: Verify = False, local: Local = False, as_j
 
 
 def _verified(s3: Any, uri: str, saves: Sequence[Save]) -> list[Save]:
-    """Only what has all its files: of the others it is known already that they are not whole."""
-    whole = [save for save in saves if save.is_whole]
+    """Only what has all its files, and a manifest with their checksums: of the others nothing more can be known."""
+    whole = [save for save in saves if save.is_whole and save.has_manifest]
     columns = (TextColumn("comparing checksums"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=sum(file.bytes for save in whole for file in save.files))
@@ -88,7 +89,8 @@ def _row(run: Run, save: Save) -> dict[str, Any]:
         "attempt": known.attempt if known else None,
         "saved_at": known.saved_at.isoformat() if known else None,
         "reason": known.reason if known else "",
-        "health": known.health if known else None,
+        "health": _health(run, save),
+        "why": judged(run, known)[1] if known and not save.is_aside else "",
         "bytes": save.bytes,
         "whole": save.is_whole,
         "finished": save.has_manifest,
@@ -106,26 +108,37 @@ def _print(run: Run, saves: Sequence[Save]) -> None:
         console.print(f"nothing is saved under {run.checkpoint_uri} yet", highlight=False)
         return
     console.print(f"[bold]{run.id}[/] in {run.checkpoint_uri}", highlight=False)
-    console.print(_table(saves, chosen))
+    console.print(_table(run, saves, chosen))
     if chosen is None:
         console.print("a relaunch would start [red]from the beginning[/]: nothing here can be resumed from")
         return
     console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({chosen.folder})", highlight=False)
-    for save in (save for save in saves if not save.is_aside and save.step > chosen.step):
-        console.print(f"  not from step {save.step}: {escape(passed_over(run, save))}", highlight=False)
+    for save in (save for save in saves if not save.is_aside):
+        if save is not chosen and (why := passed_over(run, save)):
+            console.print(f"  not from step {save.step}: {escape(why)}", highlight=False)
+        elif save.checkpoint and (why := judged(run, save.checkpoint)[1]):
+            health = _health(run, save)
+            console.print(f"  step {save.step} is {health}: {escape(why)}", highlight=False)
 
 
-def _table(saves: Sequence[Save], chosen: Save | None) -> Table:
+def _health(run: Run, save: Save) -> Health | None:
+    """As it is known now; of what lies aside, as its manifest says."""
+    if save.checkpoint is None:
+        return None
+    return save.checkpoint.health if save.is_aside else judged(run, save.checkpoint)[0]
+
+
+def _table(run: Run, saves: Sequence[Save], chosen: Save | None) -> Table:
     heads = ("step", "attempt", "saved at", "reason", "health", "size", "whole", "where")
     table = Table(*heads)
     for save in saves:
-        known = save.checkpoint
+        known, health = save.checkpoint, _health(run, save)
         table.add_row(
             f"[bold green]{save.step}[/]" if save is chosen else str(save.step),
             str(known.attempt) if known else "",
             f"{known.saved_at:%Y-%m-%d %H:%M:%S}" if known else "",
             escape(known.reason) if known else "",
-            f"[{STYLES[known.health]}]{known.health}[/]" if known else "",
+            f"[{STYLES[health]}]{health}[/]" if health else "",
             decimal(save.bytes),
             _soundness(save),
             save.folder,

@@ -10,9 +10,12 @@ from typing import Any
 
 import xxhash
 
+from rerail import layouts
 from rerail.checkpoints import MANIFEST, Checkpoint, Health, bucket_and_folder, newest_usable, read_manifest
-from rerail.decision import suspected
+from rerail.decision import attributed, has_agent
+from rerail.decision import known as reckoned
 from rerail.errors import BadManifest
+from rerail.health import judged, newest_resumable
 from rerail.model import Run
 
 FOLDER = re.compile(
@@ -35,7 +38,8 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One folder with what is in it; `checkpoint` is None where there is no manifest, or none that can be read.
+    """One folder with what is in it; `checkpoint` is None where there is no manifest, or none that can be read, unless
+    it is the save of a script that writes none.
 
     `damage` says what is wrong with it: what a listing shows, or what a comparison of the checksums brought to light.
     """
@@ -52,7 +56,7 @@ class Save:
 
     @property
     def is_whole(self) -> bool:
-        """Its manifest is there, and every file with its size."""
+        """Its manifest is there, and every file with its size; or all that its script's layout needs."""
         return self.checkpoint is not None and self.checkpoint.is_whole
 
 
@@ -62,13 +66,42 @@ def saves_under(s3: Any, uri: str) -> list[Save]:
     What the job deletes while we look is left out.
     """
     bucket, prefix = bucket_and_folder(uri)
+    stored = [
+        layouts.Stored(item["Key"].removeprefix(prefix), item["Size"], item["LastModified"], item["ETag"])
+        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        for item in page.get("Contents", [])
+    ]
+    if of_a_script := _saves_of_a_script(s3, bucket, prefix, stored):
+        return of_a_script
     folders: dict[str, dict[str, int]] = defaultdict(dict)
-    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        for item in page.get("Contents", []):
-            if match := FOLDER.fullmatch(item["Key"].removeprefix(prefix)):
-                folders[item["Key"].removeprefix(prefix).removesuffix(match["name"])][match["name"]] = item["Size"]
+    for each in stored:
+        if match := FOLDER.fullmatch(each.key):
+            folders[each.key.removesuffix(match["name"])][match["name"]] = each.bytes
     saves = [_save(s3, bucket, prefix, folder, sizes) for folder, sizes in folders.items()]
     return sorted(filter(None, saves), key=lambda save: (save.is_aside, -save.step, save.folder))
+
+
+def _saves_of_a_script(s3: Any, bucket: str, prefix: str, stored: Sequence[layouts.Stored]) -> list[Save]:
+    """Those of a script that writes no manifests, where one of its saves at least is whole by its layout."""
+    pointers = {
+        each.key: s3.get_object(Bucket=bucket, Key=f"{prefix}{each.key}")["Body"].read().decode(errors="replace")
+        for each in layouts.pointer_files(stored)
+    }
+    found = layouts.saves(stored, pointers)
+    if not any(save.is_whole for save in found):
+        return []
+    return [
+        Save(
+            save.place.rstrip("/"),
+            save.step,
+            is_aside=False,
+            bytes=sum(each.bytes for each in save.files.values()),
+            has_manifest=False,
+            checkpoint=layouts.checkpoint_of(save, uri=f"s3://{bucket}/{prefix}"),
+            damage=f"lacks {', '.join(save.missing)}" if save.missing else "",
+        )
+        for save in found
+    ]
 
 
 def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, int]) -> Save | None:
@@ -122,7 +155,9 @@ def resume_from(run: Run, saves: Sequence[Save]) -> Save | None:
     """The save that a relaunch of the run would carry on from, by the supervisor's own rule."""
     sound = {save.checkpoint.uri: save for save in saves if save.checkpoint and not save.is_aside and not save.damage}
     known = [save.checkpoint for save in sound.values() if save.checkpoint]
-    chosen = newest_usable(suspected(run, known), before_step=run.stop.before_step if run.stop else None)
+    before = run.stop.before_step if run.stop else None
+    now = reckoned(run, known)
+    chosen = newest_resumable(now) if before is None else newest_usable(now, before_step=before)
     return sound[chosen.uri] if chosen else None
 
 
@@ -130,14 +165,11 @@ def passed_over(run: Run, save: Save) -> str:
     """Why a relaunch would not carry on from here; empty where nothing speaks against it."""
     if save.is_aside:
         return "put aside by a rollback"
-    if not save.has_manifest:
+    if not save.has_manifest and (save.checkpoint is None or has_agent(run)):
         return "no manifest: a save that is under way, or never ended"
     if save.damage or save.checkpoint is None:
         return save.damage
-    if save.checkpoint.health is not Health.CLEAN:
-        return f"its health is {save.checkpoint.health}"
     if run.stop and run.stop.before_step is not None and save.step >= run.stop.before_step:
         return f"not older than step {run.stop.before_step}, where {run.stop.reason} began"
-    if suspected(run, (save.checkpoint,)) != (save.checkpoint,):
-        return "saved after the loss had gone wrong, by the attempt that was rolled back or one before it"
-    return ""
+    health, why = judged(run, attributed(run, save.checkpoint))
+    return "" if health is Health.CLEAN else why

@@ -1,7 +1,8 @@
 """Drills: real faults at a chosen step, so that a recovery can be watched before it is needed.
 
 `RERAIL_DRILL` holds drills joined by `;`, each `kind:step=S` with its settings: `kill:step=60:attempt=1;slow:step=90`.
-Every kind takes `attempt=N` (only in that attempt). Those marked * hit rank 0 alone, a hang the last rank (so that rank
+Every kind takes `attempt=N` (only in that attempt) and `restart=N` (only after that restart in place; 0 is the job's
+own start). Those marked * hit rank 0 alone, a hang the last rank (so that rank
 0 is left waiting), and take `rank=N`; the others hit all ranks alike. A fault fires as its step begins.
 
 bug *    numpy raises, and the rank fails
@@ -13,6 +14,8 @@ spike    the last layer's weights change their sign, and Adam's second moments a
          mend them for hundreds of steps: the loss jumps and stays up
 heal     `for=8` batches have wrong labels, fewer from each to the next, and their updates are skipped, as a script with
          a guard does: the loss jumps and comes back to its level
+toxic    `sample=N` in place of a step: what a spike does, whenever the sample of that id is trained on
+unstable what a spike does, if the learning rate is above `percent=95` of the one that the schedule has for that step
 nan      a weight is no number any more, nor are loss and gradients from then on; the script trains on
 slow *   from step S on, each step takes `factor=4` times as long
 stall    from step S on, no step completes, as with a hung data loader; SIGTERM ends the process, nothing is saved
@@ -25,6 +28,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn
@@ -45,6 +49,8 @@ class Kind(StrEnum):
     EXIT = "exit"
     HANG = "hang"
     SPIKE = "spike"
+    TOXIC = "toxic"
+    UNSTABLE = "unstable"
     HEAL = "heal"
     NAN = "nan"
     SLOW = "slow"
@@ -54,7 +60,7 @@ class Kind(StrEnum):
 
 ON_ONE_RANK = (Kind.BUG, Kind.OOM, Kind.KILL, Kind.EXIT, Kind.HANG, Kind.SLOW)
 LASTING = (Kind.HEAL, Kind.SLOW, Kind.STALL, Kind.BLIND)  # true of steps, not of the weights: so of a resumed run too
-OWN_SETTINGS = {Kind.EXIT: "code", Kind.HEAL: "for", Kind.SLOW: "factor"}
+OWN_SETTINGS = {Kind.EXIT: "code", Kind.HEAL: "for", Kind.SLOW: "factor", Kind.UNSTABLE: "percent"}
 FIELDS = {"for": "length"}  # settings that Python has no such name for
 
 
@@ -63,20 +69,27 @@ class Drill:
     """One fault; without a rank it hits those that the module names for its kind."""
 
     kind: Kind
-    step: int
+    step: int = 0
     attempt: int | None = None
+    restart: int | None = None
     rank: int | None = None
     code: int = 1
     length: int = 8
     factor: int = 4
+    sample: int | None = None
+    percent: int = 95
 
-    def concerns(self, *, attempt: int, rank: int, world_size: int) -> bool:
+    def concerns(self, *, attempt: int, rank: int, world_size: int, restart: int = 0) -> bool:
         default = world_size - 1 if self.kind is Kind.HANG else 0
         here = self.kind not in ON_ONE_RANK or rank == (default if self.rank is None else self.rank)
-        return here and self.attempt in (None, attempt)
+        return here and self.attempt in (None, attempt) and self.restart in (None, restart)
 
-    def holds(self, step: int) -> bool:
-        """Whether the fault is there in this step."""
+    def holds(self, step: int, *, batch: Sequence[int] = (), rate: float = 1.0) -> bool:
+        """Whether the fault is there in this step, with these samples and this share of the scheduled learning rate."""
+        if self.kind is Kind.TOXIC:
+            return self.sample in batch
+        if self.kind is Kind.UNSTABLE:
+            return step == self.step and 100 * rate > self.percent
         if self.kind not in LASTING:
             return step == self.step
         return self.step <= step and (self.kind is not Kind.HEAL or step < self.step + self.length)
@@ -92,8 +105,8 @@ def _parse_one(text: str) -> Drill:
     try:
         kind = Kind(name)
         numbers = {key: int(value) for key, value in (setting.split("=") for setting in settings)}
-        if numbers.keys() - _settings(kind):
-            raise ValueError(f"not a setting of {kind}")
+        if numbers.keys() - _settings(kind) or _place(kind) not in numbers:
+            raise ValueError(f"not the settings of {kind}")
         return Drill(kind=kind, **{FIELDS.get(key, key): number for key, number in numbers.items()})
     except (TypeError, ValueError) as error:
         kinds = ", ".join(Kind)
@@ -102,7 +115,12 @@ def _parse_one(text: str) -> Drill:
 
 
 def _settings(kind: Kind) -> set[str]:
-    return {"step", "attempt", OWN_SETTINGS.get(kind, "step"), "rank" if kind in ON_ONE_RANK else "step"}
+    place = _place(kind)
+    return {place, "attempt", "restart", OWN_SETTINGS.get(kind, place), "rank" if kind in ON_ONE_RANK else place}
+
+
+def _place(kind: Kind) -> str:
+    return "sample" if kind is Kind.TOXIC else "step"
 
 
 @dataclass(frozen=True)
@@ -112,13 +130,23 @@ class Plan:
     drills: tuple[Drill, ...]
 
     @classmethod
-    def of(cls, drills: tuple[Drill, ...], *, attempt: int, rank: int, world_size: int) -> "Plan":
-        return cls(tuple(each for each in drills if each.concerns(attempt=attempt, rank=rank, world_size=world_size)))
+    def of(cls, drills: tuple[Drill, ...], *, attempt: int, rank: int, world_size: int, restart: int = 0) -> "Plan":
+        here = {"attempt": attempt, "restart": restart, "rank": rank, "world_size": world_size}
+        return cls(tuple(each for each in drills if each.concerns(**here)))
 
-    def strike(self, step: int, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """As a step begins. A bug and an exhausted memory come back as exceptions, an exit and a stall do not."""
+    def strike(
+        self,
+        step: int,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batch: Sequence[int] = (),
+        rate: float = 1.0,
+    ) -> None:
+        """As a step begins on these samples, with this share of the scheduled learning rate. A bug and an exhausted
+        memory come back as exceptions, an exit and a stall do not."""
         for drill in self.drills:
-            if drill.holds(step):
+            if drill.holds(step, batch=batch, rate=rate):
                 break_down(drill, model=model, optimizer=optimizer)
 
     def wrong_labels(self, step: int) -> float:
@@ -147,7 +175,7 @@ def break_down(drill: Drill, *, model: nn.Module, optimizer: torch.optim.Optimiz
             sys.exit(drill.code)
         case Kind.HANG:
             hang()
-        case Kind.SPIKE:
+        case Kind.SPIKE | Kind.TOXIC | Kind.UNSTABLE:
             damage(model, optimizer)
         case Kind.NAN:
             poison(model)

@@ -1,12 +1,15 @@
 """What SageMaker and Rerail told this container: its folders, its run and attempt, where to resume, what to skip."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+HIGHEST_RATE = 1000.0
 
 
 class Saved(Protocol):
@@ -17,6 +20,9 @@ class Saved(Protocol):
 
     @property
     def attempt(self) -> int: ...
+
+    @property
+    def restart(self) -> int: ...
 
     @property
     def step(self) -> int: ...
@@ -30,7 +36,10 @@ class Job:
     """One attempt of a run, as seen from inside its container.
 
     `resume_at_most` is the newest step this attempt may resume from: None for any, 0 for a start from scratch.
-    `skipped` are the samples that this attempt passes over, in ascending order; `checkpoint_place` is a folder or an
+    `skipped` are the samples that this attempt passes over, in ascending order; `rate` is the factor on the learning
+    rate that the schedule names; `restart` is the restart in
+    place within the attempt, 0 for the job's own start, and `rolled_back` the last one that went back to
+    `resume_at_most`; `checkpoint_place` is a folder or an
     `s3://` prefix that takes the place of the folder which SageMaker copies to S3.
     """
 
@@ -40,6 +49,9 @@ class Job:
     resume_at_most: int | None
     skipped: tuple[range, ...] = ()
     checkpoint_place: str = ""
+    rate: float = 1.0
+    restart: int = 0
+    rolled_back: int = 0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Job":
@@ -54,6 +66,9 @@ class Job:
             resume_at_most=_whole_number(environment, "RERAIL_RESUME_STEP"),
             skipped=read_ranges(environment.get("RERAIL_SKIP_SAMPLES", "")),
             checkpoint_place=environment.get("RERAIL_CHECKPOINTS", ""),
+            rate=read_rate(environment.get("RERAIL_LR_SCALE", "")),
+            restart=_whole_number(environment, "RERAIL_RESTART") or 0,
+            rolled_back=_whole_number(environment, "RERAIL_ROLLED_BACK") or 0,
         )
 
     @property
@@ -64,17 +79,24 @@ class Job:
         """Whether a checkpoint is not too new for this attempt."""
         # SageMaker restarts a job in place after a hardware repair, with the environment of its first start: what this
         # same attempt has saved since then is newer than the step named there.
-        is_own = (saved.run, saved.attempt) == (self.run, self.attempt)
+        is_own = (saved.run, saved.attempt) == (self.run, self.attempt) and saved.restart >= self.rolled_back
         return self.resume_at_most is None or saved.step <= self.resume_at_most or is_own
 
     def trusts(self, saved: "Saved") -> bool:
-        """The same, if nothing was wrong with the loss when it was saved."""
-        return saved.health == "clean" and self.may_resume_from(saved)
+        """The same, if nothing was wrong with the loss when it was saved. Of the one that is named, the supervisor may
+        have learnt since then that the loss has mended."""
+        sound = saved.health == "clean" or saved.step == self.resume_at_most
+        return sound and self.may_resume_from(saved)
 
     def mistrusts(self, saved: "Saved") -> bool:
-        """Told to go back, an attempt does not trust what earlier ones saved after that step. Its own stays, for a
-        restart in place."""
-        return saved.run != self.run or saved.attempt < self.attempt
+        """Told to go back, an attempt does not trust what earlier ones saved after that step, nor what it saved itself
+        before the restart in place that went back. The rest of its own stays, for the next restart."""
+        return saved.run != self.run or (saved.attempt, saved.restart) < (self.attempt, self.rolled_back)
+
+    @property
+    def goes_back(self) -> bool:
+        """It was told to resume from before what an earlier attempt, or its own processes before, have saved."""
+        return self.resume_at_most is not None and (self.attempt > 1 or self.rolled_back > 0)
 
     @property
     def model(self) -> Path:
@@ -132,6 +154,17 @@ def _ends(text: str) -> tuple[int, int]:
         remedy = "write first-last, joined by commas, such as 10240-10495,20000-20015"
         raise ValueError(f"RERAIL_SKIP_SAMPLES: {text!r} is no range of sample ids; {remedy}")
     return int(match[1]), int(match[2])
+
+
+def read_rate(text: str) -> float:
+    """The factor on the learning rate; 1 where nothing is said."""
+    try:
+        rate = float(text or 1.0)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate <= HIGHEST_RATE:
+        raise ValueError(f"RERAIL_LR_SCALE={text!r}: must be a number above 0, at most {HIGHEST_RATE:g}, such as 0.9")
+    return rate
 
 
 def base_folder(environment: Mapping[str, str] = os.environ) -> Path:

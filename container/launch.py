@@ -18,39 +18,46 @@ import mpi
 from instances import network_settings
 from job import Cluster, base_folder, failure_file, read_json
 from rerail_agent import failure, init
+from rerail_agent.restarts import moved_port
 
 TRAIN = Path(__file__).with_name("train.py")
 DEFAULT_PORT = 7777  # the port that AWS's toolkit uses between the hosts of a job
-OURS = ("RERAIL_LAUNCHER", "RERAIL_PROCESSES_PER_NODE")  # hyperparameters that train.py does not know
+# Hyperparameters that train.py does not know.
+OURS = ("RERAIL_LAUNCHER", "RERAIL_PROCESSES_PER_NODE", "RERAIL_SNAPSHOT_STEPS")
 
 
 def main() -> NoReturn:
     # What comes while this file reads others waits, blocked, until init has its handlers: Linux keeps a blocked signal
     # even for PID 1, and drops every other that PID 1 has no handler for.
     signal.pthread_sigmask(signal.SIG_BLOCK, init.STOPS)
-    base = base_folder()
-    with failure.recorded(failure_file(base), rank=0):
-        hyperparameters = read_hyperparameters(base)
-        cluster = Cluster.read(base)
-        environment = {
-            **network_settings(cluster.instance_type),
-            **os.environ,
-            **rendezvous(cluster, os.environ),
-            "RERAIL_INSTANCE_TYPE": cluster.instance_type,
-        }
-        processes = processes_per_node(hyperparameters)
-        arguments = command_line(hyperparameters)
-        if launcher(hyperparameters) == "mpirun":
-            place = mpi.leave_environment(base, environment)
-            script = [sys.executable, str(TRAIN), *arguments]
-            command = mpi.command(cluster, processes, script, place=place, smddp=shutil.which("smddprun") is not None)
-        elif processes == 1:
-            environment.update(the_only_rank(cluster))
-            command = [sys.executable, str(TRAIN), *arguments]
-        else:
-            command = torchrun(cluster, processes, arguments, environment)
+    with failure.recorded(failure_file(base_folder()), rank=0):
+        command, environment = prepared(os.environ)
     # The ranks die with their launcher, which knows itself by this variable, and the launcher with init.
-    sys.exit(init.run(command, environment=environment, pid_as="RERAIL_LAUNCHER_PID"))
+    sys.exit(init.run(command, environment=environment, pid_as="RERAIL_LAUNCHER_PID", prepare=prepared))
+
+
+def prepared(environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """What this host runs under init, and in which environment; a restart in place is prepared as the start was."""
+    base = base_folder(environment)
+    hyperparameters = read_hyperparameters(base)
+    cluster = Cluster.read(base)
+    environment = {
+        **network_settings(cluster.instance_type),
+        **environment,
+        **rendezvous(cluster, environment),
+        "RERAIL_INSTANCE_TYPE": cluster.instance_type,
+        "RERAIL_SNAPSHOT_STEPS": setting("RERAIL_SNAPSHOT_STEPS", hyperparameters) or "0",
+    }
+    processes = processes_per_node(hyperparameters)
+    arguments = command_line(hyperparameters)
+    script = [sys.executable, str(TRAIN), *arguments]
+    if launcher(hyperparameters) == "mpirun":
+        place = mpi.leave_environment(base, environment)
+        smddp = shutil.which("smddprun") is not None
+        return mpi.command(cluster, processes, script, place=place, smddp=smddp), environment
+    if processes == 1:
+        return script, environment | the_only_rank(cluster)
+    return torchrun(cluster, processes, arguments, environment), environment
 
 
 def launcher(hyperparameters: Mapping[str, str]) -> str:
@@ -128,8 +135,12 @@ def gpu_count() -> int:
 
 
 def rendezvous(cluster: Cluster, environment: Mapping[str, str]) -> dict[str, str]:
-    """Where the ranks meet. MASTER_ADDR and MASTER_PORT win when they are set, as a local AWS does."""
-    alone = len(cluster.hosts) == 1
+    """Where the ranks meet. MASTER_ADDR and MASTER_PORT win when they are set, as a local AWS does. After a restart in
+    place they meet at another port, where no old rank can join."""
+    alone, restart = len(cluster.hosts) == 1, int(environment.get("RERAIL_RESTART") or 0)
+    if restart:
+        port = free_port() if alone else moved_port(int(environment.get("MASTER_PORT") or DEFAULT_PORT), restart)
+        environment = {**environment, "MASTER_PORT": str(port)}
     found = {
         "MASTER_ADDR": environment.get("MASTER_ADDR") or ("127.0.0.1" if alone else cluster.hosts[0]),
         "MASTER_PORT": environment.get("MASTER_PORT") or str(free_port() if alone else DEFAULT_PORT),

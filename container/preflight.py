@@ -98,7 +98,7 @@ def inspect(
             "gpus": lambda: ask_nvidia_smi(cluster.instance_type),
             "kernel log": read_kernel_log,
             "disk": lambda: free_space(job.base, state_bytes),
-            "checkpoints": lambda: round_trip(job.checkpoints, f"{job.run}-{cluster.current_host}"),
+            "checkpoints": lambda: round_trip(job.checkpoints, f"{job.run}-{cluster.current_host}-{world.rank}"),
         }
 
     def mine(result: Result) -> Result:

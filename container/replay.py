@@ -56,14 +56,15 @@ class Replay:
     writes: list[threading.Thread] = field(default_factory=list)
 
     @classmethod
-    def on(cls, world: World, options: argparse.Namespace, *, skipped: Sequence[range]) -> "Replay":
+    def on(cls, world: World, options: argparse.Namespace, *, skipped: Sequence[range], rate: float = 1.0) -> "Replay":
         """With everything but the checkpoint that decides over the losses of a run."""
         chosen = {name: value for name, value in vars(options).items() if name not in INDIFFERENT}
         ranks = {"ranks": world.size, "ranks_per_node": world.local_size}
         software = {"torch": torch.__version__, "device": _device_name(world.device)}
         ranges = [[each.start, each.stop - 1] for each in skipped]
         tolerance = GPU_TOLERANCE if world.device.type == "cuda" else 0.0
-        return cls({**chosen, **ranks, **software, "skipped": ranges}, tolerance)
+        lowered = {} if rate == 1.0 else {"rate": rate}
+        return cls({**chosen, **ranks, **software, "skipped": ranges, **lowered}, tolerance)
 
     def resumed(self, step: int, place: Place) -> str:
         """Takes the file beside the checkpoint, and says in words why nothing is compared; "" if something is."""

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,11 +32,12 @@ from options import read_options
 from replay import Replay, fingerprint
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail_agent import Guard, failure
-from rerail_agent.checkpoints import Committed, Manifest, Saver, place_of
+from rerail_agent.checkpoints import Committed, Manifest, Saver, Snapshots, place_of
 from sieve import Sieve
 from speed import Meter
 
 LAST_SAVE_S = 30.0
+ABILITIES = ("skip", "rate")  # what this script does with RERAIL_SKIP_SAMPLES and RERAIL_LR_SCALE
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Run:
     layout: parallel.Layout
     guard: Guard
     saver: Saver
+    snapshots: Snapshots
     corpus: data.Corpus
     replay: Replay
     model: nn.Module  # the one to save
@@ -81,7 +83,8 @@ def main() -> None:
     """One rank, from its first to its last moment; the run stays alive until then (see parallel.leave)."""
     try:
         with (
-            contextlib.closing(Guard.from_env()) as guard,  # first of all: launch.py holds a SIGTERM back
+            # First of all: launch.py holds a SIGTERM back.
+            contextlib.closing(Guard.from_env(abilities=ABILITIES)) as guard,
             failure.recorded(failure_file(base_folder()), rank=int(os.environ.get("RANK", "0"))) as position,
         ):
             run = train(read_options(), Job.from_environment(), position=position, guard=guard)
@@ -102,12 +105,15 @@ def train(options: argparse.Namespace, job: Job, *, position: failure.Position, 
     position.rank = world.rank
     check(options, job, world)
     saver = Saver(place_of(job.checkpoints), rank=world.rank, world_size=world.size, device=world.device, tell=tell)
-    with contextlib.closing(saver):
-        run = build(options, job, parallel.Layout.of(options, world), guard, saver)
+    snapshots = Snapshots.from_environment(saver, interface=Cluster.read(job.base).network_interface, tell=tell)
+    with contextlib.closing(saver), contextlib.closing(snapshots):
+        run = build(options, job, parallel.Layout.of(options, world), guard, saver, snapshots)
         resume(run)
         saver.prepare(run.state())
+        snapshots.prepare(run.state())
         saver.prune(keep=options.keep)
-        drill = faults.Plan.of(drills, attempt=job.attempt, rank=world.rank, world_size=world.size)
+        here = {"attempt": job.attempt, "restart": job.restart, "rank": world.rank, "world_size": world.size}
+        drill = faults.Plan.of(drills, **here)
         try:
             loop(run, drill, position)
         except Exception:
@@ -131,7 +137,9 @@ def check(options: argparse.Namespace, job: Job, world: parallel.World) -> None:
     preflight.inspect(world, job, cluster, tell=tell, state_bytes=state_bytes)
 
 
-def build(options: argparse.Namespace, job: Job, layout: parallel.Layout, guard: Guard, saver: Saver) -> Run:
+def build(
+    options: argparse.Namespace, job: Job, layout: parallel.Layout, guard: Guard, saver: Saver, snapshots: Snapshots
+) -> Run:
     """Everything as before the first step of the run."""
     size = SIZES[options.model_size]
     corpus = data.open_corpus(job.channel("train"), context=size.context, seed=options.seed)
@@ -144,9 +152,9 @@ def build(options: argparse.Namespace, job: Job, layout: parallel.Layout, guard:
         example=corpus.batch(range(1)),
     )
     chance.seed_everything(options.seed + 1 + layout.data_rank)  # from here on each data rank draws its own dropout
-    replay = Replay.on(layout.world, options, skipped=job.skipped)
+    replay = Replay.on(layout.world, options, skipped=job.skipped, rate=job.rate)
     sieve = Sieve(options.skip_bad_updates)
-    return Run(options, job, layout, guard, saver, corpus, replay, model, replica, optimizer, sieve)
+    return Run(options, job, layout, guard, saver, snapshots, corpus, replay, model, replica, optimizer, sieve)
 
 
 def loop(run: Run, drill: faults.Plan, position: failure.Position) -> None:
@@ -157,9 +165,10 @@ def loop(run: Run, drill: faults.Plan, position: failure.Position) -> None:
     while run.step < options.steps and not guard.should_stop:
         step = position.step = run.step + 1
         started = time.perf_counter()
-        drill.strike(step, model=run.model, optimizer=run.optimizer)
-        learning_rate = scheduled_learning_rate(step, options)
-        grad_norm = take_step(run, learning_rate=learning_rate, wrong_labels=drill.wrong_labels(step))
+        ids = data.batch_ids(run.consumed_samples, options.batch_size, skipped=run.job.skipped)
+        drill.strike(step, model=run.model, optimizer=run.optimizer, batch=ids, rate=run.job.rate)
+        learning_rate = scheduled_learning_rate(step, options) * run.job.rate
+        grad_norm = take_step(run, ids, learning_rate=learning_rate, wrong_labels=drill.wrong_labels(step))
         time.sleep(max(0.0, options.step_seconds - (time.perf_counter() - started)))
         time.sleep((drill.slowdown(step) - 1) * (time.perf_counter() - started))
 
@@ -178,19 +187,22 @@ def loop(run: Run, drill: faults.Plan, position: failure.Position) -> None:
         compare(run)
         if guard.wants_checkpoint or is_last or step % options.checkpoint_every == 0:
             save(run, reason="final" if is_last else guard.reason or "periodic")
+        elif run.snapshots.due(step):
+            with guard.phase("save"):
+                run.snapshots.take(run.state(), manifest(run, reason="snapshot"))
         settle(run, run.saver.finished())
         run.replay.keep(run.saver.place)
 
 
-def take_step(run: Run, *, learning_rate: float, wrong_labels: float = 0.0) -> torch.Tensor:
-    """One optimizer step on the next batch; sets the mean loss of all ranks, and returns the norm of the gradient.
+def take_step(run: Run, ids: Sequence[int], *, learning_rate: float, wrong_labels: float = 0.0) -> torch.Tensor:
+    """One optimizer step on the batch of these samples; sets the mean loss of all ranks, and returns the norm of the
+    gradient.
 
     A batch with a share of wrong labels (a drill's) is looked at and not learnt from.
     """
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate
     layout, device = run.layout, run.layout.world.device
-    ids = data.batch_ids(run.consumed_samples, run.options.batch_size, skipped=run.job.skipped)
     inputs, targets = run.corpus.batch(data.dealt(ids, rank=layout.data_rank, world_size=layout.data_size))
     if wrong_labels:
         targets = faults.mislabel(targets, wrong_labels, step=run.step + 1)
@@ -220,21 +232,30 @@ def scheduled_learning_rate(step: int, options: argparse.Namespace) -> float:
 def resume(run: Run) -> None:
     """Takes up the newest checkpoint that this attempt may use; without one the run starts at step 0."""
     job, world = run.job, run.layout.world
-    if job.attempt > 1 and job.resume_at_most is not None:
+    if job.goes_back and job.resume_at_most is not None:
         # Out of the way, it neither keeps this attempt from saving those steps nor is resumed from after a later crash.
         run.saver.quarantine(after=job.resume_at_most, tainted=job.mistrusts)
     state = run.state()
     state["random"][run.seat] = None  # stays so where there is none of this seat
     # A suspect one is taken where there is no other: it may be sound, and a start from scratch loses everything.
-    manifest = run.saver.restore(state, job.trusts) or run.saver.restore(state, job.may_resume_from)
-    if manifest is not None:
-        restore(run, manifest, state)
+    try:
+        found = (
+            run.snapshots.restore(state, job.trusts)  # if it is newer than any checkpoint
+            or run.saver.restore(state, job.trusts)
+            or run.saver.restore(state, job.may_resume_from)
+        )
+    finally:
+        for step, refusal in run.saver.refusals.items():
+            run.guard.not_restored(step, refusal.reason, damaged=refusal.is_certain, saved_by=refusal.attempt)
+    if found is not None:
+        restore(run, found, state)
     if not run.is_first:
         return
     asked = job.resume_at_most or 0
     if run.step < asked:
         tell(f"asked to resume from step {asked}, which is not there whole; taking step {run.step} instead")
-    tell(f"attempt {job.attempt} of {job.run} starts after step {run.step}, {world.size} rank(s), {world.backend}")
+    start = f"attempt {job.attempt}" + (f", restarted in place ({job.restart})," if job.restart else "")
+    tell(f"{start} of {job.run} starts after step {run.step}, {world.size} rank(s), {world.backend}")
     if 0 < run.step < run.options.steps and (reason := run.replay.resumed(run.step, run.saver.place)):
         tell(reason)
 
@@ -256,9 +277,22 @@ def save(run: Run, *, reason: str) -> None:
     """Returns when the state is copied: the next step goes on while it is written, and settle() hears of the end."""
     if run.guard.fenced:
         return
-    manifest = Manifest(
+    with run.guard.phase("save"):
+        is_new = run.saver.save(run.state(), manifest(run, reason=reason))
+    if is_new:
+        run.replay.follow(run.step)
+    else:
+        place = run.saver.place
+        tell_first(run, f"checkpoint of step {run.step} was there already ({reason})")
+        run.guard.committed(place.path(run.step), step=run.step, durability=place.durability)
+
+
+def manifest(run: Run, *, reason: str) -> Manifest:
+    """What a checkpoint or a snapshot of this moment says of itself."""
+    return Manifest(
         run=run.job.run,
         attempt=run.job.attempt,
+        restart=run.job.restart,
         step=run.step,
         consumed_samples=run.consumed_samples,
         world_size=run.layout.world.size,
@@ -266,14 +300,6 @@ def save(run: Run, *, reason: str) -> None:
         reason=reason,
         health=run.guard.health,
     )
-    with run.guard.phase("save"):
-        is_new = run.saver.save(run.state(), manifest)
-    if is_new:
-        run.replay.follow(run.step)
-    else:
-        place = run.saver.place
-        tell_first(run, f"checkpoint of step {run.step} was there already ({reason})")
-        run.guard.committed(place.path(run.step), step=run.step, durability=place.durability)
 
 
 def settle(run: Run, ended: Iterable[Committed]) -> None:

@@ -32,6 +32,7 @@ class SuperviseSettings(Settings):
     table: str
     bus: str
     policy_prefix: str
+    switch: str
     mailbox: str
 
 
@@ -42,6 +43,7 @@ class SweepSettings(Settings):
     table: str
     queue_url: str
     policy_prefix: str
+    switch: str
     mailbox: str
 
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from functools import cache
 
 from rerail.actions import Severity
+from rerail.aws.brake import DynamoBrake
 from rerail.aws.cloudwatch import CloudWatchSeries
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
@@ -13,9 +14,10 @@ from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.aws.sns import SnsTopics
 from rerail.aws.sqs import SqsQueue
-from rerail.aws.ssm import SsmPolicies
+from rerail.aws.ssm import SsmPolicies, SsmSwitch
 from rerail.loop import Supervisor
 from rerail.rounds import Round
+from rerail.switch import SwitchedPolicies
 from rerail.watching import Watching
 from settings import NotifySettings, SuperviseSettings, SweepSettings
 
@@ -33,9 +35,10 @@ def supervisor() -> Supervisor:
         runs=DynamoRuns(settings.table),
         jobs=SageMakerJobs(),
         checkpoints=S3Checkpoints(),
-        policies=SsmPolicies(settings.policy_prefix, now),
+        policies=_policies(settings.policy_prefix, settings.switch),
         bus=EventBus(settings.bus),
         mailbox=S3Mailbox(settings.mailbox),
+        brake=DynamoBrake(settings.table),
         clock=now,
     )
 
@@ -48,12 +51,16 @@ def minute_round() -> Round:
         runs=DynamoRuns(settings.table),
         jobs=SageMakerJobs(),
         checkpoints=S3Checkpoints(),
-        policies=SsmPolicies(settings.policy_prefix, now),
+        policies=_policies(settings.policy_prefix, settings.switch),
         watching=Watching(CloudWatchSeries(), DynamoMemories(settings.table)),
         mailbox=S3Mailbox(settings.mailbox),
         queue=SqsQueue(settings.queue_url),
         clock=now,
     )
+
+
+def _policies(prefix: str, switch: str) -> SwitchedPolicies:
+    return SwitchedPolicies(SsmPolicies(prefix, now), SsmSwitch(switch, now))
 
 
 @cache

@@ -26,6 +26,7 @@ NAMES = (
     "trainingRoleArns",
     "checkpointBuckets",
     "checkpointKeyArns",
+    "asideBuckets",
     "logRetentionDays",
     "pageEmail",
     "informEmail",
@@ -46,6 +47,8 @@ class Options:
     checkpoint_buckets: bucket names, `*` allowed, whose checkpoints are listed and whose manifests are read. The
         default is the pattern of the managed policy AmazonSageMakerFullAccess.
     checkpoint_key_arns: KMS keys of those buckets, if they have their own.
+    aside_buckets: bucket names, `*` allowed, in which the supervisor may move aside what a script without an agent must
+        not resume from. The default is none: such a run is held instead.
     log_retention: of the functions' log groups.
     page_email, inform_email: subscribed to the topic of that name, if given; AWS asks them to confirm.
     policies_folder: the policies to deploy, relative to the repository.
@@ -54,6 +57,7 @@ class Options:
     training_role_arns: tuple[str, ...]
     checkpoint_buckets: tuple[str, ...]
     checkpoint_key_arns: tuple[str, ...]
+    aside_buckets: tuple[str, ...] = ()
     log_retention: RetentionDays
     page_email: str
     inform_email: str
@@ -67,6 +71,7 @@ class Options:
             training_role_arns=_texts(context, "trainingRoleArns", at_least=1, starts="arn:"),
             checkpoint_buckets=_texts(context, "checkpointBuckets", at_least=1),
             checkpoint_key_arns=_texts(context, "checkpointKeyArns", starts="arn:"),
+            aside_buckets=_texts(context, "asideBuckets"),
             log_retention=_retention(context, "logRetentionDays"),
             page_email=_text(context, "pageEmail"),
             inform_email=_text(context, "informEmail"),

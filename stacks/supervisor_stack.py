@@ -20,6 +20,8 @@ from stacks.parts.runs_table import RunsTable
 from stacks.parts.signals_queue import SignalsQueue
 from stacks.parts.supervise import Supervise
 from stacks.parts.sweep import Sweep
+from stacks.parts.switch import NAME as SWITCH
+from stacks.parts.switch import Switch
 from stacks.parts.topics import Topics
 
 
@@ -29,6 +31,7 @@ class SupervisorStack(cdk.Stack):
     def __init__(self, scope: Construct, id: str, *, options: Options, **kwargs: Any) -> None:
         super().__init__(scope, id, description="Rerail: keeps SageMaker training runs on their rails", **kwargs)
         Policies(self, "Policies", folder=options.policies_folder)
+        switch = Switch(self, "Switch")
         key = DataKey(self, "Key")
         topics = Topics(self, "Topics", key=key, options=options)
         page = topics.page
@@ -50,6 +53,7 @@ class SupervisorStack(cdk.Stack):
             signals=signals,
             bus=bus,
             mailbox=mailbox,
+            switch=switch,
             options=options,
             page=page,
         )
@@ -60,6 +64,7 @@ class SupervisorStack(cdk.Stack):
             runs=runs,
             signals=signals,
             mailbox=mailbox,
+            switch=switch,
             options=options,
             key=key,
             page=page,
@@ -76,6 +81,7 @@ class SupervisorStack(cdk.Stack):
             "SweepFunctionName": sweep.function.function_name,
             "NotifyFunctionName": notices.function.function_name,
             "PolicyPrefix": PREFIX,
+            "SwitchParameter": SWITCH,
             "MailboxBucket": mailbox.bucket.bucket_name,
         }
         for name, value in outputs.items():

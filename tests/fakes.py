@@ -6,13 +6,26 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rerail.actions import Tell
+from rerail.actions import SetAside, Tell
+from rerail.brake import Admission, Launches, admit
 from rerail.checkpoints import Checkpoint
 from rerail.codec import dumps, loads
 from rerail.detectors.finding import Finding
 from rerail.detectors.pulse import Phase
-from rerail.errors import BadMail, CapacityRefused, Conflict, JobExists, JobNotFound, UnknownPolicy, Unposted
+from rerail.errors import (
+    BadMail,
+    CapacityRefused,
+    Conflict,
+    JobExists,
+    JobNotFound,
+    RequestRefused,
+    Unfinished,
+    UnknownPolicy,
+    Unmovable,
+    Unposted,
+)
 from rerail.loop import Supervisor
+from rerail.machines import cluster_of
 from rerail.mailbox import (
     Command,
     Durability,
@@ -30,15 +43,20 @@ from rerail.mailbox import (
 )
 from rerail.metrics import Points, Query, Statistic
 from rerail.model import Job, JobStatus, Run, TimelineEntry
-from rerail.policy import Policy
+from rerail.policy import Ladder, Policy
 from rerail.ports import Beat, Beats
 from rerail.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.rounds import Round
+from rerail.switch import SwitchedPolicies
 from rerail.wakeups import SWEEP, ReportFiled, read
 from rerail.watching import Memory, Watching
 
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
 BUCKET = "s3://bucket/checkpoints/"
+# Right behind the onset: how far back a rollback goes is the ladder's own affair (test_ladder.py).
+DEFAULT = Policy(ladder=Ladder(margin_steps=0, near_steps=100))
+# Members of a request that say which machines are asked for.
+MACHINES = ("RoleArn", "ResourceConfig", "VpcConfig", "EnableManagedSpotTraining", "HyperParameters")
 
 
 @dataclass
@@ -99,7 +117,10 @@ class FakeRuns:
 
 @dataclass
 class FakeSageMaker:
-    """Training jobs with SageMaker's rules: unique names, terminal states that last, stops that are idempotent."""
+    """Training jobs with SageMaker's rules: unique names, terminal states that last, stops that are idempotent.
+
+    `lacking` are instance types of which a launch is refused, with the refusal's words; `full` are those whose jobs are
+    accepted and wait for machines."""
 
     clock: Clock
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -107,14 +128,19 @@ class FakeSageMaker:
     requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
     no_capacity: int = 0
+    lacking: dict[str, str] = field(default_factory=dict)
+    full: set[str] = field(default_factory=set)
     machines_come: bool = True
     defined_metrics: tuple[str, ...] = ()
     most_live_at_once: int = 0
+    instance_type: str = ""
+    instance_count: int = 1
+    asked: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def submit(self, name: str, *, policy: str | None = "default", uri: str = BUCKET, **facts: Any) -> Job:
-        """A user's own job; it trains at once."""
+        """A user's own job; it trains at once. `request` are further members of its request, its machines for one."""
         tags = {POLICY_TAG: policy} if policy else {}
-        job = self._start(name, tags, uri)
+        job = self._start(name, tags, uri, facts.pop("request", {}))
         self.jobs[name] = replace(job, **facts)
         return self.jobs[name]
 
@@ -122,13 +148,14 @@ class FakeSageMaker:
         if job_name not in self.jobs:
             raise JobNotFound(job_name)
         job = self.jobs[job_name]
-        return job, {"TrainingJobName": job.name, "CheckpointConfig": {"S3Uri": job.checkpoint_uri}}
+        asked = {name: self.asked.get(job_name, {})[name] for name in MACHINES if name in self.asked.get(job_name, {})}
+        return job, {"TrainingJobName": job.name, "CheckpointConfig": {"S3Uri": job.checkpoint_uri}, **asked}
 
     def tags(self, arn: str) -> Mapping[str, str]:
         return self.job_tags[arn.rpartition("/")[2]]
 
     def request_members(self) -> Collection[str]:
-        return {"TrainingJobName", "CheckpointConfig", "Tags"}
+        return {"TrainingJobName", "CheckpointConfig", "Tags", *MACHINES}
 
     def changed_since(self, time: datetime) -> Sequence[str]:
         return [job.name for job in self.jobs.values() if job.status in (JobStatus.IN_PROGRESS, JobStatus.FAILED)]
@@ -140,8 +167,12 @@ class FakeSageMaker:
         if self.no_capacity:
             self.no_capacity -= 1
             raise CapacityRefused("ResourceLimitExceeded: no instances")
+        kinds = cluster_of(request).instance_types
+        if kinds and all(kind in self.lacking for kind in kinds):
+            message = self.lacking[kinds[0]]
+            raise (RequestRefused if message.startswith("ValidationException") else CapacityRefused)(message)
         uri = request.get("CheckpointConfig", {}).get("S3Uri", "")
-        self._start(name, {tag["Key"]: tag["Value"] for tag in request["Tags"]}, uri)
+        self._start(name, {tag["Key"]: tag["Value"] for tag in request["Tags"]}, uri, request)
         self.requests[name] = request
 
     def stop(self, job_name: str) -> None:
@@ -170,16 +201,24 @@ class FakeSageMaker:
         """Names of the jobs that are not terminal."""
         return [job.name for job in self.jobs.values() if not job.status.is_terminal]
 
-    def _start(self, name: str, tags: dict[str, str], uri: str) -> Job:
+    def _start(self, name: str, tags: dict[str, str], uri: str, request: Mapping[str, Any]) -> Job:
+        cluster = cluster_of(request)
+        waits = not self.machines_come or any(kind in self.full for kind in cluster.instance_types)
+        self.asked[name] = request
         self.jobs[name] = Job(
             name=name,
             arn=f"arn:aws:sagemaker:eu-west-1:111122223333:training-job/{name}",
             status=JobStatus.IN_PROGRESS,
-            secondary="Training" if self.machines_come else "Pending",
+            secondary="Pending" if waits else "Training",
             created_at=self.clock(),
-            training_started_at=self.clock() if self.machines_come else None,
+            training_started_at=None if waits else self.clock(),
             checkpoint_uri=uri,
             defined_metrics=self.defined_metrics,
+            instance_type=self.instance_type,
+            instance_count=self.instance_count,
+            cluster=cluster,
+            keep_alive_seconds=request.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0),
+            lacks_machines=waits,
         )
         self.job_tags[name] = tags
         self.most_live_at_once = max(self.most_live_at_once, len(self.live()))
@@ -192,20 +231,46 @@ class FakeCheckpoints:
 
     clock: Clock
     saved: dict[str, list[Checkpoint]] = field(default_factory=dict)
+    aside: list[Checkpoint] = field(default_factory=list)
+    forbidden: str = ""
+    moves_at_once: int = 1000
+    count: int = 0
 
     def save(self, step: int, *, uri: str = BUCKET, attempt: int = 1, **facts: Any) -> None:
         checkpoint = Checkpoint(f"{uri}step-{step:09d}/", step, attempt, self.clock(), **facts)
         self.saved.setdefault(uri, []).insert(0, checkpoint)
+        self.count += 1
 
     def under(self, uri: str) -> Sequence[Checkpoint]:
         return list(self.saved.get(uri, []))
+
+    def all(self, uri: str) -> Sequence[Checkpoint]:
+        """Those that were moved aside too."""
+        return [*self.saved.get(uri, []), *self.aside]
+
+    def tainted(self, action: SetAside) -> Sequence[Checkpoint]:
+        """What is there to be set aside."""
+        after = -1 if action.resume_step is None else action.resume_step
+        mine = (c for c in self.saved.get(action.uri, []) if not c.has_manifest)
+        return [c for c in mine if c.step > after and c.saved_at <= action.saved_before]
+
+    def set_aside(self, action: SetAside) -> None:
+        """Scripts that write manifests are left to themselves; of the others so many are moved at once."""
+        tainted = self.tainted(action)
+        if tainted and self.forbidden:
+            raise Unmovable(self.forbidden)
+        for checkpoint in tainted[: self.moves_at_once]:
+            self.saved[action.uri].remove(checkpoint)
+            self.aside.append(checkpoint)
+        if tainted[self.moves_at_once :]:
+            raise Unfinished("the rest is moved next time")
 
 
 @dataclass
 class FakePolicies:
     """Policies by name."""
 
-    by_name: dict[str, Policy] = field(default_factory=lambda: {"default": Policy()})
+    by_name: dict[str, Policy] = field(default_factory=lambda: {"default": DEFAULT})
 
     def get(self, name: str) -> Policy:
         if name not in self.by_name:
@@ -299,6 +364,28 @@ class FakeMailbox:
 
 
 @dataclass
+class FakeSwitch:
+    """The kill switch."""
+
+    on: bool = True
+
+    def is_on(self) -> bool:
+        return self.on
+
+
+@dataclass
+class FakeBrake:
+    """The count of relaunches, kept as text."""
+
+    record: str = field(default_factory=lambda: dumps(Launches()))
+
+    def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
+        after, admission = admit(loads(Launches, self.record), job_name, at=at, limit=limit, window=window)
+        self.record = dumps(after)
+        return admission
+
+
+@dataclass
 class World:
     """All of it together, with the real loop and the real round on top."""
 
@@ -309,6 +396,8 @@ class World:
     queue: FakeQueue = field(default_factory=FakeQueue)
     series: FakeSeries = field(default_factory=FakeSeries)
     memories: FakeMemories = field(default_factory=FakeMemories)
+    switch: FakeSwitch = field(default_factory=FakeSwitch)
+    brake: FakeBrake = field(default_factory=FakeBrake)
 
     def __post_init__(self) -> None:
         self.sagemaker = FakeSageMaker(self.clock)
@@ -321,9 +410,10 @@ class World:
             runs=wrap(self.runs),
             jobs=wrap(self.sagemaker),
             checkpoints=wrap(self.checkpoints),
-            policies=self.policies,
+            policies=SwitchedPolicies(self.policies, self.switch),
             bus=wrap(self.bus),
             mailbox=wrap(self.mailbox),
+            brake=wrap(self.brake),
             clock=self.clock,
         )
 
@@ -333,7 +423,7 @@ class World:
             self.runs,
             self.sagemaker,
             self.checkpoints,
-            self.policies,
+            SwitchedPolicies(self.policies, self.switch),
             watching,
             self.mailbox,
             self.queue,

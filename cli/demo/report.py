@@ -17,13 +17,13 @@ from cli.demo.stage import Stage
 from cli.runs import attempts_table, timeline_table
 from cli.saves import Save
 from rerail.detectors.finding import Kind
-from rerail.model import Attempt, Incident, Run
+from rerail.model import Attempt, Incident, Order, Run
 
 
 def facts(name: Name, stage: Stage) -> dict[str, Any]:
     """The demo's JSON; seconds are wall time of this machine."""
     run = _run(stage)
-    curve = stage.mended_curve()
+    curve = stage.losses()
     final_step = max(curve, default=0)
     return {
         "scenario": name.value,
@@ -31,10 +31,16 @@ def facts(name: Name, stage: Stage) -> dict[str, Any]:
         "state": run.state.value,
         "clock_scale": stage.scale,
         "attempts": [_attempt(stage, attempt) for attempt in run.attempts],
+        "rungs": [attempt.rung for attempt in run.attempts],
         "incidents": [_incident(stage, incident) for incident in run.incidents],
         "handshake": next(handshakes(stage.timeline), None),
         "checkpoints": [_save(save) for save in stage.saves()],
+        "set_aside": stage.objects_aside(),
+        "restarts": [_order(attempt, order) for attempt in run.attempts for order in attempt.orders],
         "findings": sorted({entry.finding for entry in stage.timeline if entry.finding in set(Kind)}),
+        "approval": _approval(stage),
+        "crowd": stage.crowd_facts(),
+        "advice": stage.advice(),
         "final_step": final_step,
         "final_loss": curve.get(final_step),
         "reference_max_abs_loss_difference": stage.largest_difference(),
@@ -49,9 +55,49 @@ def _attempt(stage: Stage, attempt: Attempt) -> dict[str, Any]:
         "failure_reason": attempt.failure_reason,
         "cause": attempt.cause,
         "resumed_from_step": attempt.resumed_from_step,
+        "skip_samples": attempt.skip_samples,
+        "rate": attempt.rate,
         "self_repairs": attempt.self_repairs,
+        "repairs": dict(attempt.repairs),
+        **_machines(stage.jobs.get(attempt.job_name, {})),
         "first_step": curve.first_step if curve else None,
         "last_step": curve.last_step if curve else None,
+    }
+
+
+def _approval(stage: Stage) -> dict[str, Any]:
+    """What was asked, with which words one would answer, and what the answer came to."""
+    bodies = [action.get("body", "") for entry in stage.timeline for action in entry.actions]
+    asked = next((body for body in bodies if "\nYes: rerail approve" in body), "")
+    said = next((entry.reason for entry in stage.timeline if " said approve" in entry.reason), "")
+    return {"answered": len(stage.answered), "page": asked, "words": "rerail approve" in asked, "said": said}
+
+
+def _machines(description: dict[str, Any]) -> dict[str, Any]:
+    """What the job ran on, how long it took to train, and what became of the machines kept after it."""
+    pool = description.get("WarmPoolStatus", {})
+    trained = [
+        each["StartTime"] for each in description.get("SecondaryStatusTransitions", []) if each["Status"] == "Training"
+    ]
+    return {
+        "instance_type": description.get("ResourceConfig", {}).get("InstanceType"),
+        "start_s": _seconds(description["CreationTime"], trained[0]) if trained else None,
+        "pool": pool.get("Status"),
+        "pool_reused_by": pool.get("ReusedByJob"),
+        "pool_billed_s": pool.get("ResourceRetainedBillableTimeInSeconds"),
+    }
+
+
+def _order(attempt: Attempt, order: Order) -> dict[str, Any]:
+    """Seconds count from the decision to when the supervisor heard of it."""
+    return {
+        "attempt": attempt.number,
+        "restart": order.number,
+        "reason": order.reason,
+        "resume_step": order.resume_step,
+        "running_after_s": _seconds(order.asked_at, order.restarted_at),
+        "step_after_s": _seconds(order.asked_at, order.stepped_at),
+        "failed": order.failed,
     }
 
 
@@ -80,6 +126,7 @@ def _incident(stage: Stage, incident: Incident) -> dict[str, Any]:
         "actions": list(incident.actions),
         "detected_after_s": _seconds(began, incident.decided_at),
         "relaunched_after_s": _seconds(incident.decided_at, launched),
+        "next_step_after_s": _seconds(incident.decided_at, _next_step_at(stage, incident)),
         "mttr_s": _seconds(began, ended),
         "lost_steps": None if last_step is None else max(0, last_step - (resumed or 0)),
         "onset_step": incident.onset_step,
@@ -92,8 +139,22 @@ def _launched_at(stage: Stage, *, attempt: int) -> datetime | None:
     return stage.jobs[names[0]]["CreationTime"] if names else None
 
 
+def _next_step_at(stage: Stage, incident: Incident) -> datetime | None:
+    """When the first step after the decision was printed by processes that were started since, in whichever job."""
+    starts = [at for each in _run(stage).attempts[incident.attempt - 1 :] for at in _starts(stage, each)]
+    return min((at for at in starts if at > incident.decided_at), default=None)
+
+
+def _starts(stage: Stage, attempt: Attempt) -> list[datetime]:
+    curve = stage.curves.get(attempt.job_name)
+    return curve.starts if curve else []
+
+
 def _last_step(stage: Stage, incident: Incident) -> int | None:
-    job = _run(stage).attempts[incident.attempt - 1].job_name
+    attempt = _run(stage).attempts[incident.attempt - 1]
+    job = attempt.job_name
+    if attempt.restart > incident.restart:  # it has trained on since
+        return incident.step
     return stage.curves[job].last_step if job in stage.curves else incident.step
 
 
@@ -146,11 +207,36 @@ def _more(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str
             f"heard {heard} s after the wish, step {asked['step']} committed after {committed} s, "
             f"stop called after {asked['stop_called_after_s']} s",
         )
+    if report["approval"]["answered"]:
+        yield "asked on the page", report["approval"]["page"].replace("\n", "; ")
+        yield "answered", report["approval"]["said"]
+    if crowd := report["crowd"]:
+        times = ", ".join(f"{at} s" for at in crowd["relaunched_at_s"])
+        allowed = f"at most {crowd['limit']} relaunches in {crowd['window_s']:g} s"
+        yield "the brake", f"{crowd['runs']} runs, {allowed}: at {times}"
+        yield "paged", f"{crowd['pages']} time(s): {crowd['page']}"
+    if report["advice"]:
+        yield "how often to save", report["advice"]
+    if any(report["rungs"]):
+        yield "rungs of the ladder", " -> ".join(rung or "as it was" for rung in report["rungs"])
     if aside:
         yield "put aside, not deleted", ", ".join(aside)
+    if moved := sorted({key.rpartition("/")[0] for key in report["set_aside"]}):
+        yield "moved aside by the supervisor", ", ".join(moved)
     if scenario.saves and report["checkpoints"]:
         newest = report["checkpoints"][0]
         yield "saved within the grace", f"step {newest['step']} ({newest['reason']})"
+    if scenario.pool:
+        first, second = report["attempts"][0], report["attempts"][-1]
+        yield "its warm pool", f"{first['pool']}; started in {first['start_s']} s, the next in {second['start_s']} s"
+    for each in report["restarts"]:
+        yield (
+            f"restart {each['restart']} in place",
+            f"the processes ran again after {each['running_after_s']} s, their first step was done after "
+            f"{each['step_after_s']} s, counted from the decision",
+        )
+    if scenario.fallbacks:
+        yield "machines", ", then ".join(str(attempt["instance_type"]) for attempt in report["attempts"])
     if repairs := sum(attempt["self_repairs"] for attempt in report["attempts"]):
         yield "restarted by SageMaker itself", f"{repairs} time(s), in the same job"
 

@@ -1,11 +1,14 @@
 """The faults that the demo can cause, and how each run must end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from cli.demo.scripts import HUGGING_FACE, OURS, Script
 from rerail.model import RunState
+
+BATCH_SIZE = 16  # the training script's default, in samples a step
 
 
 class Name(StrEnum):
@@ -24,10 +27,27 @@ class Name(StrEnum):
     BLIND = "blind"
     SIGTERM = "sigterm"
     SPOT = "spot"
+    WARM = "warm"
+    SUSPECT = "suspect"
+    FALLBACK = "fallback"
+    HF = "hf"
+    LADDER = "ladder"
+    LADDER_RATE = "ladder-rate"
+    INPLACE = "inplace"
+    APPROVE = "approve"
+    STORM = "storm"
+
+
+# What the demo's jobs ask for; processes of this machine, whatever the type.
+OWN_TYPE, NEXT_BEST_TYPE = "ml.m5.large", "ml.m5.xlarge"
 
 
 class World(Protocol):
     """What a fault from outside can be made with."""
+
+    @property
+    def others(self) -> Sequence[str]:
+        """The jobs of the other runs of the account."""
 
     def inject(self, fault: str, **fields: Any) -> object:
         """Cause a fault of the platform."""
@@ -45,7 +65,14 @@ class Scenario:
     `agent`: one works in the job. `asks`: the supervisor must have asked it for a checkpoint, and called for the stop
     only when that was there. `rolls_back`: it must resume from a clean checkpoint older than the onset, the tainted
     ones put aside. `lossless`: no step is trained twice. `spot`: the job runs on spot instances. `saves`: the reason
-    that the last step's checkpoint must give. `self_repairs`: how often SageMaker itself restarts the job.
+    that the last step's checkpoint must give. `self_repairs`: how often SageMaker itself restarts the job. `script` is
+    what trains, `breaks` the variable that tells its machine when to break. `sets_aside`: it has no agent, and what is
+    tainted must have been moved out of its way. `keep_alive`: seconds for which machines are kept warm after the job,
+    and `pool` what must have become of those kept after the first one. `fallbacks`: those of the policy; the last
+    attempt must be on the first of them. `rungs` are those of the ladder that each attempt must have climbed, the first
+    none. `in_place`: the training processes may be restarted within their job, which no other scenario's policy allows,
+    and must have been, once. `approves`: the policy asks first, and somebody says yes. `crowd`: so many other runs
+    train beside it, and the brake on all relaunches must hold.
     """
 
     story: str
@@ -62,6 +89,16 @@ class Scenario:
     spot: bool = False
     saves: str = ""
     self_repairs: int = 0
+    script: Script = OURS
+    sets_aside: bool = False
+    breaks: str = ""
+    keep_alive: int = 0
+    pool: str = ""
+    fallbacks: tuple[str, ...] = ()
+    rungs: tuple[str, ...] = ()
+    in_place: bool = False
+    approves: bool = False
+    crowd: int = 0
     steps: int = 160
     fault_step: int = 85
     step_seconds: float = 0.12
@@ -69,11 +106,18 @@ class Scenario:
     @property
     def environment(self) -> Mapping[str, str]:
         """What the job's request carries to have the fault."""
-        return {"RERAIL_DRILL": self.drill.format(step=self.fault_step)} if self.drill else {}
+        sample = BATCH_SIZE * self.fault_step - 1
+        drill = {"RERAIL_DRILL": self.drill.format(step=self.fault_step, sample=sample)} if self.drill else {}
+        return drill | ({self.breaks: str(self.fault_step)} if self.breaks else {})
+
+    @property
+    def knows_rerail(self) -> bool:
+        """The script writes manifests, and has an agent where one is wanted."""
+        return self.script is OURS
 
 
 # The detectors learn a run's noise from its first rows, one a second on the demo's clock: these runs take longer.
-def watched(story: str, drill: str, *findings: str, causes: tuple[str, ...] = (), **demands: bool) -> Scenario:
+def watched(story: str, drill: str, *findings: str, causes: tuple[str, ...] = (), **demands: Any) -> Scenario:
     """A fault that only the metrics show, and that a relaunch mends or people are told of."""
     return Scenario(
         story,
@@ -84,7 +128,23 @@ def watched(story: str, drill: str, *findings: str, causes: tuple[str, ...] = ()
         steps=880,
         fault_step=640,
         step_seconds=0.08,
-        **demands,  # type: ignore[arg-type]
+        **demands,
+    )
+
+
+def climbing(story: str, drill: str, *rungs: str) -> Scenario:
+    """A loss that goes wrong again until the last of these rungs."""
+    return Scenario(
+        story,
+        ends=RunState.COMPLETED,
+        causes=("diverged",) * len(rungs),
+        drill=drill,
+        findings=("divergence", "loss_spike"),
+        exact=False,
+        rungs=("", *rungs),
+        steps=560,
+        fault_step=400,
+        step_seconds=0.08,
     )
 
 
@@ -103,6 +163,18 @@ def lose_the_node_and_have_no_other(world: World, job: str) -> None:
     world.inject("resource_limit", Count=1)
     world.inject("capacity", Count=1)
     world.inject("internal_error", TrainingJobName=job)
+
+
+def lose_the_node_and_all_like_it(world: World, job: str) -> None:
+    """The next job is accepted, and waits for machines that do not come for two hours."""
+    world.inject("machines", InstanceType=OWN_TYPE, Count=0, WaitSeconds=7200)
+    world.inject("internal_error", TrainingJobName=job)
+
+
+def lose_every_node(world: World, job: str) -> None:
+    """All jobs of the account die in the same moment."""
+    for name in (job, *world.others):
+        world.inject("internal_error", TrainingJobName=name)
 
 
 def reclaim(world: World, job: str) -> None:
@@ -155,6 +227,21 @@ SCENARIOS: Mapping[Name, Scenario] = {
         causes=("diverged",),
         asks=True,
         rolls_back=True,
+        rungs=("", "replay"),
+    ),
+    Name.LADDER: climbing(
+        "samples that break the model whenever it trains on them: a replay does not help, to skip them does",
+        "toxic:sample={sample}",
+        "replay",
+        "skip",
+    ),
+    Name.LADDER_RATE: climbing(
+        "a step that breaks the model at its learning rate, whatever the data: only a lower one helps",
+        "unstable:step={step}",
+        "replay",
+        "skip",
+        "far_skip",
+        "lower_rate",
     ),
     Name.HEAL: watched(
         "the loss jumps and mends itself: hands off", "heal:step={step}:for=40", "loss_spike", exact=False
@@ -166,6 +253,14 @@ SCENARIOS: Mapping[Name, Scenario] = {
         causes=("diverged",),
         asks=True,
         rolls_back=True,
+    ),
+    Name.INPLACE: watched(
+        "the loss is no number any more: rolled back by the job's own init, without a new job",
+        "nan:step={step}:attempt=1:restart=0",
+        "non_finite",
+        causes=("diverged",),
+        rolls_back=True,
+        in_place=True,
     ),
     Name.SLOW: watched(
         "each step takes four times as long: moved to fresh machines without losing a step",
@@ -198,5 +293,55 @@ SCENARIOS: Mapping[Name, Scenario] = {
         strike=reclaim,
         spot=True,
         self_repairs=1,
+    ),
+    Name.WARM: Scenario(
+        "the script is killed, and its machines are kept warm: the next attempt takes them over and starts sooner",
+        ends=RunState.COMPLETED,
+        causes=("unknown",),
+        strike=kill,
+        keep_alive=3600,
+        pool="Reused",
+    ),
+    Name.SUSPECT: Scenario(
+        "a machine computes wrong results, and is kept warm: given back before the next attempt could land on it",
+        ends=RunState.COMPLETED,
+        causes=("hardware",),
+        drill="exit:step={step}:code=16:attempt=1",
+        keep_alive=3600,
+        pool="Terminated",
+    ),
+    Name.FALLBACK: Scenario(
+        "the node is lost, and there are no others of its type: after the wait the policy's next best type is used",
+        ends=RunState.COMPLETED,
+        causes=("infrastructure", "capacity"),
+        strike=lose_the_node_and_all_like_it,
+        fallbacks=(NEXT_BEST_TYPE,),
+    ),
+    Name.APPROVE: Scenario(
+        "the node is lost, and the policy asks first: a human reads the page, says yes, and the run goes on",
+        ends=RunState.COMPLETED,
+        causes=("infrastructure",),
+        strike=lose_the_node,
+        approves=True,
+    ),
+    Name.STORM: Scenario(
+        "every job of the account dies at once: two relaunches an hour go ahead, the others wait, and on-call is paged",
+        ends=RunState.COMPLETED,
+        causes=("infrastructure",),
+        strike=lose_every_node,
+        crowd=3,
+        exact=False,
+    ),
+    Name.HF: Scenario(
+        "a Hugging Face script that knows nothing of Rerail: a weight turns into a NaN, and it trains on",
+        ends=RunState.COMPLETED,
+        causes=("diverged",),
+        findings=("non_finite",),
+        script=HUGGING_FACE,
+        breaks="BREAK_AT",
+        agent=False,
+        sets_aside=True,
+        steps=260,
+        fault_step=137,
     ),
 }

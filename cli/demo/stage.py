@@ -1,57 +1,75 @@
 """The stage: a local AWS with the deployed template, a supervised job, and its undisturbed twin of the same seed."""
 
 import json
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cli.demo.scenarios import Scenario
+from cli.demo.crowd import Crowd
+from cli.demo.scenarios import OWN_TYPE, Scenario
+from cli.demo.scripts import OURS, Script
+from cli.operators import answer
+from cli.place import Place
 from cli.saves import Save, saves_under
 from local.sagemaker.control import inject
 from local.stack import LocalAws
+from rerail.advice import advise, spoken_advice
+from rerail.aside import PLACE
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.codec import plain
 from rerail.detectors.detection import Detection
-from rerail.metrics import definitions
 from rerail.model import JobStatus, Run, TimelineEntry
-from rerail.policy import Policy, parse_policy, to_toml
+from rerail.policy import Ladder, Mode, Policy, parse_policy, to_toml
 from rerail.relaunch import POLICY_TAG
+from rerail.signals import Verb
 
 CHECKPOINT_EVERY, KEPT_CHECKPOINTS = 25, 30
 # Rows of metrics that the detectors wait before they act; on the demo's clock a row is a second.
 PATIENCE_ROWS = 12
 STEPS_COMPARED = 40
+# Of steps there are hundreds here, not hundreds of thousands.
+LADDER = Ladder(margin_steps=30, near_steps=100, skip_batches=60, far_skip_batches=120)
 # How long the supervisor waits to be heard. Queue and polling keep real time, so on the fast clock it is given more.
 ANSWER = timedelta(seconds=6)
+# The same for an order to restart the training processes in place: they end and begin in real time.
+OBEYED = timedelta(seconds=60)
 DAY_S = 86400
+# How long whoever is asked in the demo thinks, and how many relaunches the account may have in a (scaled) hour.
+THINKS = timedelta(seconds=3)
+RELAUNCHES = 2
+ACCOUNT_WINDOW = Policy().limits.account_window
+# Sooner than the policy would, so that the demo's run need not wait for half a minute.
+FALLBACK_AFTER = timedelta(minutes=10)
 NO_AGENT = {"RERAIL_MAILBOX": "off"}
 BUCKET = "sagemaker-rerail-demo"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 TWIN = "undisturbed"
-METRIC_LINE = re.compile(r"rerail step=(\d+) loss=(\S+)")
 
 
 @dataclass
 class Curve:
-    """What one job printed: its loss by step, read from its log stream as it grows."""
+    """What one job printed: its loss by step, read from its log stream as it grows; `starts` are when its first step
+    came, and those that came again after a restart within the job."""
 
     job: str
+    script: Script = OURS
     loss: dict[int, float] = field(default_factory=dict)
     first_step: int | None = None
     last_step: int = 0
+    starts: list[datetime] = field(default_factory=list)
     tokens: dict[str, str] = field(default_factory=dict)
 
     def read(self, logs: Any) -> None:
-        for message in self._new_messages(logs):
-            for number, loss in METRIC_LINE.findall(message):
-                self.last_step = int(number)
-                self.first_step = self.first_step or self.last_step
-                self.loss[self.last_step] = float(loss)
+        for at, message in self._new_messages(logs):
+            for step, loss in self.script.losses(message):
+                if self.first_step is None or step <= self.last_step:
+                    self.starts.append(at)
+                self.first_step, self.last_step = self.first_step or step, step
+                self.loss[step] = loss
 
-    def _new_messages(self, logs: Any) -> Iterator[str]:
+    def _new_messages(self, logs: Any) -> Iterator[tuple[datetime, str]]:
         try:
             streams = logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.job}/algo-1")
         except logs.exceptions.ResourceNotFoundException:
@@ -61,11 +79,13 @@ class Curve:
             seen = {"nextToken": self.tokens[stream]} if stream in self.tokens else {}
             answer = logs.get_log_events(**place, **seen)
             self.tokens[stream] = answer["nextForwardToken"]
-            yield from (event["message"] for event in answer["events"])
+            for event in answer["events"]:
+                yield datetime.fromtimestamp(event["timestamp"] / 1000, UTC), event["message"]
 
 
 def hasty(policy: Policy, scale: float) -> Policy:
-    """The policy on the demo's clock; what counts in rows is cut, so that the detectors decide within its minutes."""
+    """The policy on the demo's clock; what counts in rows is cut, so that the detectors decide within its minutes. No
+    training process is restarted in place, so that what a new job mends is mended by one."""
     scaled = policy.scaled(scale)
     detection = replace(
         scaled.detection,
@@ -74,7 +94,8 @@ def hasty(policy: Policy, scale: float) -> Policy:
         throughput_rows=PATIENCE_ROWS // 2,
         throughput_patience_rows=PATIENCE_ROWS,
     )
-    return replace(scaled, detection=detection, save=replace(scaled.save, answer=ANSWER))
+    save, restart = replace(scaled.save, answer=ANSWER), replace(scaled.restart, in_place=False, deadline=OBEYED)
+    return replace(scaled, detection=detection, save=save, restart=restart, ladder=LADDER)
 
 
 def told(detection: Detection) -> dict[str, str]:
@@ -113,8 +134,10 @@ class Stage:
     curves: dict[str, Curve] = field(default_factory=dict)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     struck_at: datetime | None = None
+    answered: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.crowd = Crowd(self.run_id, self.scenario.crowd)
         self._runs = DynamoRuns(self.aws.outputs["TableName"])
         self._logs = self.aws.client("logs")
         self._sagemaker = self.aws.client("sagemaker")
@@ -124,35 +147,62 @@ class Stage:
         ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
         policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
         policy = hasty(policy, self.scale)
+        policy = replace(policy, restart=replace(policy.restart, in_place=self.scenario.in_place))
+        if self.scenario.fallbacks:
+            capacity = replace(
+                policy.capacity, fallbacks=self.scenario.fallbacks, fallback_after=FALLBACK_AFTER / self.scale
+            )
+            policy = replace(policy, capacity=capacity)
+        self._policy = policy = self._gated(policy)
         ssm.put_parameter(Name=name, Value=to_toml(policy), Overwrite=True, Type="String")
         self.aws.client("s3").create_bucket(Bucket=BUCKET)
-        watched = told(policy.detection) if self.scenario.agent else NO_AGENT
+        watched = told(policy.detection) if self.scenario.agent else self._alone()
         tags = [{"Key": POLICY_TAG, "Value": "default"}]
-        self._submit(self.run_id, {**self.scenario.environment, **watched}, tags=tags)
-        self._submit(TWIN, NO_AGENT, tags=[])
+        environment = {**self.scenario.environment, **watched}
+        self._submit(self.run_id, environment, tags=tags, keep_alive=self.scenario.keep_alive)
+        self._submit(TWIN, self._alone(), tags=[])
+        for other in self.crowd.names:
+            self._submit(other, environment, tags=tags)
 
-    def _submit(self, name: str, environment: dict[str, str], *, tags: list[dict[str, str]]) -> None:
-        spot = self.scenario.spot
+    def _gated(self, policy: Policy) -> Policy:
+        """What the scenario's policy lets through at once: nothing without a word, or so many relaunches in a while."""
+        if self.scenario.approves:
+            policy = replace(policy, mode=Mode.APPROVE)
+        if self.scenario.crowd:
+            policy = replace(policy, limits=replace(policy.limits, account_relaunches=RELAUNCHES))
+        return policy
+
+    def _alone(self) -> dict[str, str]:
+        """What tells a script to do without its agent, if it has one."""
+        return NO_AGENT if self.scenario.knows_rerail else {}
+
+    def _submit(
+        self, name: str, environment: dict[str, str], *, tags: list[dict[str, str]], keep_alive: int = 0
+    ) -> None:
+        scenario, spot = self.scenario, self.scenario.spot
+        machines = {"InstanceType": OWN_TYPE, "InstanceCount": 1, "VolumeSizeInGB": 30}
+        kept = {"KeepAlivePeriodInSeconds": keep_alive} if keep_alive else {}
+        of_script = scenario.script.request(
+            steps=scenario.steps,
+            save_every=CHECKPOINT_EVERY,
+            keep=KEPT_CHECKPOINTS,
+            step_seconds=scenario.step_seconds,
+        )
         self._sagemaker.create_training_job(
             TrainingJobName=name,
             RoleArn="arn:aws:iam::000000000000:role/DemoSageMakerRole",
             AlgorithmSpecification={
                 "TrainingImage": "rerail-training:demo",
                 "TrainingInputMode": "File",
-                "MetricDefinitions": definitions(),
+                **of_script["AlgorithmSpecification"],
             },
-            HyperParameters={
-                "steps": str(self.scenario.steps),
-                "checkpoint-every": str(CHECKPOINT_EVERY),
-                "step-seconds": str(self.scenario.step_seconds),
-                "keep": str(KEPT_CHECKPOINTS),
-            },
-            ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30},
+            HyperParameters=of_script.get("HyperParameters", {}),
+            ResourceConfig=machines | kept,
             CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}/"},
             OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
             StoppingCondition={"MaxRuntimeInSeconds": DAY_S, **({"MaxWaitTimeInSeconds": 2 * DAY_S} if spot else {})},
             EnableManagedSpotTraining=spot,
-            Environment=environment,
+            Environment={**of_script.get("Environment", {}), **environment},
             Tags=tags,
         )
 
@@ -165,8 +215,22 @@ class Stage:
             [*(attempt.job_name for attempt in self.run.attempts if attempt.exists), TWIN] if self.run else [TWIN]
         ):
             self.jobs[name] = self._sagemaker.describe_training_job(TrainingJobName=name)
-            self.curves.setdefault(name, Curve(name)).read(self._logs)
+            self.curves.setdefault(name, Curve(name, self.scenario.script)).read(self._logs)
         self._strike()
+        if self.scenario.crowd:
+            self.crowd.look(self._runs)
+        if self.scenario.approves:
+            self._answer()
+
+    def _answer(self) -> None:
+        """Somebody reads the page, thinks for a moment, and says yes, as anybody would from a terminal."""
+        proposal = self.run.proposal if self.run else None
+        if proposal is None or proposal.id in self.answered:
+            return
+        if datetime.now(UTC) - proposal.asked_at >= THINKS:
+            self.answered.append(proposal.id)
+            here = Place("the demo", self.aws.outputs)
+            answer(here, self.run_id, Verb.APPROVE, proposal.id, "seen it in the demo")
 
     def _strike(self) -> None:
         first = self.curves.get(self.run_id)
@@ -177,8 +241,34 @@ class Stage:
     def inject(self, fault: str, **fields: Any) -> None:
         inject(self.aws.endpoint_url, fault, **fields)
 
+    @property
+    def others(self) -> list[str]:
+        """The runs of the crowd."""
+        return self.crowd.names
+
     def stop(self, job: str) -> None:
         self._sagemaker.stop_training_job(TrainingJobName=job)
+
+    def objects_aside(self) -> list[str]:
+        """What the supervisor has moved out of the run's way, as it lies in S3 now."""
+        place = f"{PLACE}{self.run_id}/"
+        pages = self.aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=place)
+        return [item["Key"].removeprefix(place) for page in pages for item in page.get("Contents", [])]
+
+    def crowd_facts(self) -> dict[str, Any]:
+        """What the brake made of the crowd; nothing where there is none."""
+        if not self.scenario.crowd:
+            return {}
+        facts, window_s = self.crowd.facts(self._sagemaker), ACCOUNT_WINDOW / self.scale
+        times = facts["relaunched_at_s"]
+        most = max(sum(at <= other < at + window_s.total_seconds() for other in times) for at in times)
+        return {**facts, "limit": RELAUNCHES, "window_s": window_s.total_seconds(), "most_in_window": most}
+
+    def advice(self) -> str:
+        """How often this run would best save, from what its saves and failures have shown."""
+        checkpoints = [save.checkpoint for save in self.saves() if save.checkpoint]
+        found = advise(self.run, checkpoints, self._policy, at=datetime.now(UTC)) if self.run else None
+        return spoken_advice(found) if found else ""
 
     def saves(self) -> list[Save]:
         """What the run has saved, as it lies in S3 now."""
@@ -188,7 +278,8 @@ class Stage:
     def is_over(self) -> bool:
         """The run has ended with nothing owed, and so has its twin."""
         ended = self.run is not None and self.run.state.is_end and not self.run.is_open
-        return ended and JobStatus(self.jobs[TWIN]["TrainingJobStatus"]).is_terminal
+        alone = not self.scenario.crowd or self.crowd.is_over
+        return ended and alone and JobStatus(self.jobs[TWIN]["TrainingJobStatus"]).is_terminal
 
     @property
     def steps_done(self) -> int:
@@ -206,9 +297,16 @@ class Stage:
             merged |= self.curves[attempt.job_name].loss if attempt.job_name in self.curves else {}
         return merged
 
+    def losses(self) -> dict[int, float]:
+        """The run's loss by step, as exactly as it is known anywhere."""
+        return {**self.mended_curve(), **self._saved_losses(self.run_id)}
+
+    def _saved_losses(self, job: str) -> Mapping[int, float]:
+        return self.scenario.script.saved_losses(self.aws.client("s3"), BUCKET, f"{job}/")
+
     def largest_difference(self) -> float | None:
         """Between the run's losses and its twin's, over all steps; None where they share no step."""
-        mine, twins = self.mended_curve(), self.curves[TWIN].loss
+        mine, twins = self.losses(), {**self.curves[TWIN].loss, **self._saved_losses(TWIN)}
         shared = mine.keys() & twins.keys()
         return max((abs(mine[step] - twins[step]) for step in shared), default=None)
 

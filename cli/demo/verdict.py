@@ -1,5 +1,6 @@
 """Whether a run ended as its scenario must: the problems, one sentence each."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ from cli.demo.scenarios import Scenario
 from rerail.model import RunState
 
 Report = dict[str, Any]
+MOVED = re.compile(r"/checkpoint-(\d+)/")
 
 
 def shortcomings(scenario: Scenario, report: Report) -> list[str]:
@@ -16,8 +18,15 @@ def shortcomings(scenario: Scenario, report: Report) -> list[str]:
         *(_saving(report) if scenario.asks else ()),
         *(_losing_nothing(report) if scenario.lossless else ()),
         *(_rolling_back(report) if scenario.rolls_back else ()),
+        *(_climbing(scenario, report) if scenario.rungs else ()),
+        *(_setting_aside(report) if scenario.sets_aside else ()),
         *(_parting_save(report, scenario.saves) if scenario.saves else ()),
         *_restarts(report, scenario.self_repairs),
+        *(_warm(report, scenario.pool) if scenario.pool else ()),
+        *(_elsewhere(report, scenario.fallbacks[0]) if scenario.fallbacks else ()),
+        *(_in_place(report) if scenario.in_place else ()),
+        *(_asked(report) if scenario.approves else ()),
+        *(_braked(scenario, report) if scenario.crowd else ()),
         *(_curve(report) if scenario.exact else ()),
     ]
 
@@ -31,10 +40,32 @@ def _ending(scenario: Scenario, report: Report) -> Iterator[str]:
         yield f"the causes are {', '.join(causes) or 'none'}, they must be {', '.join(scenario.causes) or 'none'}"
     if completes and report["final_step"] != scenario.steps and scenario.findings != ("blind",):
         yield f"the last step is {report['final_step']}, it must be {scenario.steps}"
-    if completes and causes and not report["attempts"][-1]["resumed_from_step"]:
+    if completes and causes and not scenario.in_place and not report["attempts"][-1]["resumed_from_step"]:
         yield "the last attempt did not resume from a checkpoint"
     if missing := set(scenario.findings) - set(report["findings"]):
         yield f"the detectors did not say {', '.join(sorted(missing))}"
+
+
+def _asked(report: Report) -> Iterator[str]:
+    """A proposal with a price, one word, and one job that came of it."""
+    asked = report["approval"]
+    if asked["answered"] != 1:
+        yield f"{asked['answered']} proposals were answered, it must be 1"
+    if not asked["words"] or "-a002 from step " not in asked["said"]:
+        yield f"the word came to nothing: {asked['said'] or 'nothing was said of it'}"
+    if len(report["attempts"]) != 2:
+        yield f"there are {len(report['attempts'])} attempts, there must be 2"
+
+
+def _braked(scenario: Scenario, report: Report) -> Iterator[str]:
+    """No more relaunches within the window than the account may have, one page, and everybody comes through."""
+    crowd = report["crowd"]
+    if crowd["states"] != [RunState.COMPLETED] * (scenario.crowd + 1):
+        yield f"the runs of the account ended {', '.join(crowd['states'])}, all must complete"
+    if crowd["most_in_window"] > crowd["limit"] or not crowd["kept_back"]:
+        yield f"{crowd['most_in_window']} relaunches within {crowd['window_s']} s, of at most {crowd['limit']}"
+    if not 1 <= crowd["pages"] <= 2:  # one a window
+        yield f"on-call was paged {crowd['pages']} times for it"
 
 
 def _saving(report: Report) -> Iterator[str]:
@@ -70,6 +101,40 @@ def _rolling_back(report: Report) -> Iterator[str]:
             yield f"put aside without need: {', '.join(sound)}"
 
 
+def _setting_aside(report: Report) -> Iterator[str]:
+    """Before the next job, all that was saved since the clean checkpoint was moved away, and nothing else."""
+    moved = {int(match[1]) for key in report["set_aside"] if (match := MOVED.search(key))}
+    if not moved:
+        yield "nothing was moved out of the script's way"
+    for incident in report["incidents"]:
+        onset, resumed = incident["onset_step"], incident["resumed_from_step"]
+        if onset is None or resumed is None or resumed >= onset:
+            yield f"resumed from step {resumed}, which is not older than the onset at step {onset}"
+        elif early := sorted(step for step in moved if step <= resumed):
+            yield f"moved without need: the checkpoints of steps {', '.join(map(str, early))}"
+    last = report["attempts"][-1]
+    if last["first_step"] != (last["resumed_from_step"] or 0) + 1:
+        yield f"the script went on at step {last['first_step']}, not after step {last['resumed_from_step']}"
+
+
+def _climbing(scenario: Scenario, report: Report) -> Iterator[str]:
+    """Rung by rung, each from before the onset; what one skips the later ones skip too."""
+    rungs = report["rungs"]
+    if tuple(rungs) != scenario.rungs:
+        climbed, due = (", ".join(each or "none" for each in those) for those in (rungs, scenario.rungs))
+        yield f"the rungs of the attempts are {climbed}, they must be {due}"
+        return
+    onset = min((i["onset_step"] for i in report["incidents"] if i["onset_step"] is not None), default=0)
+    for number, (rung, attempt) in enumerate(zip(rungs, report["attempts"], strict=True), start=1):
+        resumed, skipped = attempt["resumed_from_step"], attempt["skip_samples"]
+        if rung and (resumed is None or resumed >= onset):
+            yield f"attempt {number} resumed from step {resumed}, the onset is at step {onset}"
+        if ("skip" in rungs[:number]) != bool(skipped):
+            yield f"attempt {number} on rung {rung or 'none'} skips samples {skipped or 'none'}"
+        if (attempt["rate"] < 1) != (rung == "lower_rate"):
+            yield f"attempt {number} on rung {rung or 'none'} has {attempt['rate']} of the learning rate"
+
+
 def _parting_save(report: Report, reason: str) -> Iterator[str]:
     """The newest checkpoint is the one that the job saved on its way out."""
     newest = next(iter(report["checkpoints"]), None)
@@ -85,6 +150,34 @@ def _restarts(report: Report, expected: int) -> Iterator[str]:
         yield f"SageMaker itself restarted the job {repairs} times, it must have been {expected}"
     if expected and len(report["attempts"]) != 1:
         yield "Rerail relaunched what SageMaker itself had restarted"
+
+
+def _in_place(report: Report) -> Iterator[str]:
+    """One job, whose processes were started again once, and trained on."""
+    if len(report["attempts"]) != 1:
+        yield f"there are {len(report['attempts'])} attempts, there must be 1"
+    if [each["step_after_s"] is not None for each in report["restarts"]] != [True]:
+        yield f"the restarts in place are {report['restarts']}, there must be one that came to its first step"
+
+
+def _warm(report: Report, becomes: str) -> Iterator[str]:
+    """The machines kept after the first attempt were taken over, and that saved time; or they were given back."""
+    first, second = report["attempts"][0], report["attempts"][-1]
+    if first["pool"] != becomes:
+        yield f"the warm pool of {first['job']} is {first['pool']}, it must be {becomes}"
+    if becomes != "Reused":
+        return
+    if first["pool_reused_by"] != second["job"]:
+        yield f"the warm pool was taken by {first['pool_reused_by']}, not by {second['job']}"
+    if second["start_s"] is None or second["start_s"] >= first["start_s"]:
+        yield f"{second['job']} took {second['start_s']} s to start, the first {first['start_s']} s: nothing was saved"
+
+
+def _elsewhere(report: Report, kind: str) -> Iterator[str]:
+    """The run began on its own machines, and ended on those that the policy lists."""
+    kinds = [attempt["instance_type"] for attempt in report["attempts"]]
+    if kinds[0] == kind or kinds[-1] != kind:
+        yield f"the attempts were on {', '.join(map(str, kinds))}; the last one must be on {kind}, the first must not"
 
 
 def _curve(report: Report) -> Iterator[str]:

@@ -17,7 +17,7 @@ then the job has lost a rank.
 import atexit
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -61,7 +61,9 @@ class Guard:
 
     `save(reason)`, if given, is called by step() on every rank whenever a checkpoint is wanted; it returns the path
     once the checkpoint is durable, or None where committed() will be called later. `log_every`: steps between metric
-    lines. `agree_every`: the most steps between two agreements in a loop that does not call reduce().
+    lines. `agree_every`: the most steps between two agreements in a loop that does not call reduce(). `abilities`: what
+    the script does beyond saving, so that the supervisor may ask for it: `skip` (it passes over RERAIL_SKIP_SAMPLES),
+    `rate` (it multiplies its learning rate by RERAIL_LR_SCALE).
     """
 
     def __init__(
@@ -70,12 +72,15 @@ class Guard:
         save: Save | None = None,
         log_every: int = 1,
         agree_every: int = 10,
+        abilities: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         environment = os.environ if environment is None else environment
         self._forks = _forks
         self._harmless = Harmless()
         self._save, self._log_every = save, max(1, log_every)
+        restarts = ("restart",) if environment.get("RERAIL_INIT") else ()  # its init can restart it in place
+        self._abilities = (*abilities, *restarts)
         self._identity = self._harmless.run(
             "identity", lambda: Identity.from_environment(environment, tell), otherwise=Identity()
         )
@@ -94,13 +99,16 @@ class Guard:
         self._courier: Courier | None = None
         self._watchdog: Watchdog | None = None
         self._closed = False
+        self._restarted = self._identity.restart > 0  # and no step of it is done yet
         for part, start in (("SIGTERM", self._listen), ("mailbox", self._open), ("watchdog", self._watch)):
             self._harmless.run(part, start, None)
 
     @classmethod
-    def from_env(cls, save: Save | None = None, *, log_every: int = 1, agree_every: int = 10) -> "Guard":
+    def from_env(
+        cls, save: Save | None = None, *, log_every: int = 1, agree_every: int = 10, abilities: Sequence[str] = ()
+    ) -> "Guard":
         """The guard of this process, as its environment describes it."""
-        return cls(save=save, log_every=log_every, agree_every=agree_every)
+        return cls(save=save, log_every=log_every, agree_every=agree_every, abilities=abilities)
 
     # ------------------------------------------------------------------ in each step
 
@@ -127,6 +135,9 @@ class Guard:
         if self._courier is not None and not self._is_first():
             self._stand_down(self._courier)
         self._harmless.run("progress", lambda: self._progress.stepped(step), None)
+        if self._restarted:
+            self._restarted = False
+            self._harmless.run("reports", lambda: self._file(self._orders.stepped(step, at=_now())), None)
         self._harmless.run("telemetry", lambda: self._measure(step, loss, grad_norm, tokens, lr, extra, log), None)
         agreed = self._agreement.settle(self._progress.mean_s)
         if agreed is not self._agreed:
@@ -185,6 +196,17 @@ class Guard:
         """The checkpoint that was wanted cannot be saved: whoever asked for it waits no longer."""
         if self._is_first():
             self._harmless.once("reports", lambda: self._file(self._orders.failed(str(reason), at=_now())), None)
+
+    def not_restored(self, step: int, reason: str, *, damaged: bool = False, saved_by: int | None = None) -> None:
+        """The checkpoint of this step could not be loaded; `damaged`: its files are not those of its manifest.
+        `saved_by` is the attempt in its manifest. The supervisor has no attempt resume from it a third time."""
+        if self._is_first():
+            make = self._orders.not_restored
+            self._harmless.once(
+                "reports",
+                lambda: self._file(make(step, str(reason), damaged=damaged, saved_by=saved_by, at=_now())),
+                None,
+            )
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Around a `save` or an `evaluation`, so that its time is not taken for a slow step or a hang."""
@@ -252,7 +274,7 @@ class Guard:
             heartbeat_s=self._settings.heartbeat_s,
             harmless=self._harmless,
         )
-        self._courier.file(self._orders.hello(at=_now()))
+        self._courier.file(self._orders.hello(at=_now(), abilities=self._abilities))
         self._courier.start()
 
     def _stand_down(self, courier: Courier) -> None:
@@ -361,7 +383,7 @@ class Guard:
         self._beaten = progress.steps, progress.trained_s
         self._beats += 1
         if self._beats in HELLO_AGAIN:
-            self._file(self._orders.hello(at=_now()))
+            self._file(self._orders.hello(at=_now(), abilities=self._abilities))
         new = self._beaten[0] - steps
         return write(
             Heartbeat(
@@ -375,6 +397,7 @@ class Guard:
                 loss=self._loss,
                 step_seconds=(self._beaten[1] - seconds) / new if new > 0 else None,
                 tokens_per_s=self._meter.tokens_per_s,
+                restart=self._identity.restart,
             )
         )
 

@@ -16,13 +16,15 @@ SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")  # not Slurm's: one process may r
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One attempt of a run, as seen from inside; no `run` outside SageMaker, no `bucket` without a mailbox.
+    """One attempt of a run, and its restart in place, as seen from inside; no `run` outside SageMaker, no `bucket`
+    without a mailbox.
 
     `rank` and `size` are what the launcher said, None and 1 where it said nothing: torch.distributed knows better.
     """
 
     run: str = ""
     attempt: int = 1
+    restart: int = 0
     job: str = ""
     bucket: str = ""
     region: str = ""
@@ -38,6 +40,7 @@ class Identity:
         return cls(
             run=(environment.get("RERAIL_RUN") or job) if job else "",
             attempt=_whole_number(environment, "RERAIL_ATTEMPT", tell) or 1,
+            restart=_whole_number(environment, "RERAIL_RESTART", tell) or 0,
             job=job,
             bucket=_bucket(environment, arn, tell) if job else "",
             region=arn["region"] if arn else environment.get("AWS_REGION", ""),

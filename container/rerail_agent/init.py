@@ -8,25 +8,29 @@ RERAIL_GRACE_SECONDS (115) of SageMaker's 120. Standard library only: it runs in
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rerail_agent import failure, inquest, proc
+from rerail_agent.birth import PASSED_ON, STOPS, become_subreaper, listen, spawn
 from rerail_agent.inquest import Death
+from rerail_agent.keeping import Keeping
 from rerail_agent.passage import Line, Passage
 from rerail_agent.proc import Process
 from rerail_agent.ranks import marked, training
+from rerail_agent.restarts import Restarts, with_another_port
+
+if TYPE_CHECKING:
+    from rerail.mailbox import Command
 
 GRACE_S = 115.0  # of the 120 that SageMaker waits between SIGTERM and SIGKILL
 STARTING_S = 60.0  # a younger process without a handler for SIGTERM may still come to have one
@@ -35,10 +39,6 @@ ORPHANS_S = 10.0  # for what is left of a command that has ended
 KILL_S = 3.0  # from SIGTERM to SIGKILL for what is not a rank
 DEAF_S = 10.0  # for processes that even SIGKILL does not end
 FLUSH_S = 10.0
-
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> NoReturn:
@@ -51,14 +51,37 @@ def main() -> NoReturn:
     sys.exit(run(command))
 
 
-def run(command: Sequence[str], *, environment: Mapping[str, str] = os.environ, pid_as: str = "") -> int:
+Prepare = Callable[[Mapping[str, str]], tuple[Sequence[str], Mapping[str, str]]]
+
+
+def run(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] = os.environ,
+    pid_as: str = "",
+    prepare: Prepare | None = None,
+) -> int:
     """Runs a command to its end and everything it has started to theirs; the exit code, 128+n for signal n.
 
-    The command finds its own pid in the environment variable `pid_as`, if one is named. To be called once, in the main
-    thread of a process without other children.
+    The command finds its own pid in the environment variable `pid_as`, if one is named. `prepare(environment)` makes
+    the command and its environment for each start, where they depend on it. To be called once, in the main thread of a
+    process without other children.
     """
-    init = Init(grace_s=_grace_s(environment), base=Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml"))
-    return init.run(command, environment, pid_as)
+    base = Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+    house = House.furnished(environment, base)
+    prepare = prepare or (lambda environment: (command, with_another_port(environment)))
+    while True:
+        init = Init(grace_s=_grace_s(environment), base=base, house=house)
+        init.live(*prepare(house.restarts.environment), pid_as)
+        if not house.restarts.after(init):
+            break
+    house.restarts.end()
+    if house.keeping is not None:
+        house.keeping.end()
+    lines = house.passage.finish(FLUSH_S)
+    if init.code and not init.is_obedient:
+        init.write_failure(lines)
+    return init.code
 
 
 def _grace_s(environment: Mapping[str, str]) -> float:
@@ -83,11 +106,41 @@ class Rank:
 
 
 @dataclass
+class House:
+    """What outlives each start of the command."""
+
+    passage: Passage
+    inbox: int
+    restarts: Restarts
+    keeping: Keeping | None  # the process that has snapshots; neither a rank nor started by the command
+    is_open: bool = False
+
+    @classmethod
+    def furnished(cls, environment: Mapping[str, str], base: Path) -> House:
+        passage, inbox = Passage(), listen()
+        become_subreaper()
+        keeping = Keeping.start(environment, passage.tell)
+        if keeping is not None:
+            environment = {**environment, **keeping.told}
+        return cls(passage, inbox, Restarts(environment, base, passage.tell), keeping)
+
+    def open(self) -> None:
+        """Starts the threads, once: after the first fork."""
+        if not self.is_open:
+            self.is_open = True
+            self.passage.start()
+            self.restarts.start()
+
+
+@dataclass
 class Init:
-    """What init knows from one look to the next."""
+    """One start of the command: what init knows from one look to the next."""
 
     grace_s: float
     base: Path
+    house: House
+    order: Command | None = None  # for which the command is ended now, to be started again
+    is_stopped: bool = False  # somebody wants the job to stop
     command: int = 0  # the pid of what it has started
     ended: Death | None = None  # the command's
     asked: float | None = None  # when somebody first wanted the job to stop
@@ -101,30 +154,33 @@ class Init:
     patience: bool = False  # a rank is awaited that does not hear yet
     next_look: float = 0.0
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str], pid_as: str) -> int:
+    def live(self, command: Sequence[str], environment: Mapping[str, str], pid_as: str) -> None:
+        """From the start of the command to the end of everything that it has started."""
         self.began = time.monotonic()
         self.own = proc.told(os.getpid())
         self.oom_kills = proc.oom_kills()
-        self.passage = Passage()
-        self.inbox = _listen()
-        _become_subreaper()
+        self.passage, self.inbox, self.keeping = self.house.passage, self.house.inbox, self.house.keeping
         self.command = spawn(command, environment, stderr=self.passage.inlet, pid_as=pid_as)
-        self.passage.start()
+        self.house.open()
+        self.house.restarts.began()
         while not self._is_over():
             self._wait()
-        lines = self.passage.finish(FLUSH_S)
-        code = self._exit_code()
-        assert self.ended is not None, "the loop ends after the command"
-        if code and self.asked is None:
-            self._write_failure(lines)
-        return code
+
+    def wait(self, until: Callable[[], bool], seconds: float) -> None:
+        """Waits with open ears, until it is so or the job is to stop."""
+        deadline = time.monotonic() + seconds
+        while not (until() or self.is_stopped) and (left := deadline - time.monotonic()) > 0:
+            self._poll(min(left, 1.0))
+            self._reap()
 
     def _is_over(self) -> bool:
         """Nobody is left, or only such as nothing can end (in a device's hands, as a dead GPU has them)."""
-        if self.ended is None:
-            return False
-        given_up = self.rest_told is not None and time.monotonic() > self.rest_told + KILL_S + DEAF_S
-        return given_up or not proc.descendants(os.getpid())
+        return self.ended is not None and (self.is_given_up or not self._descendants())
+
+    @property
+    def is_given_up(self) -> bool:
+        late = self.rest_told is not None and time.monotonic() > self.rest_told + KILL_S + DEAF_S
+        return late and bool(self._descendants())
 
     def _wait(self) -> None:
         """Sleeps until something happens or it is time for a look; then sees to all that may have happened."""
@@ -132,6 +188,8 @@ class Init:
         self._bury()
         self._reap()
         now = time.monotonic()
+        if self.ended is None and self.asked is None and (order := self.house.restarts.order) is not None:
+            self._obey(order, now)
         if self._is_ending:
             self._end(now)
         elif now >= self.next_look:
@@ -164,12 +222,23 @@ class Init:
     def _hear(self, number: signal.Signals) -> None:
         if number in PASSED_ON:
             self._pass_on(number)
-        elif number in STOPS and not self._is_ending:
+        elif number in STOPS and (not self._is_ending or self.order is not None):
+            self.order, self.is_stopped = None, True
             self.asked = time.monotonic()
             self.patience = True
             self.passage.tell(f"{number.name}: asking the ranks to save; what is left in {self.grace_s:g} s is ended")
         elif number in STOPS:
+            self.is_stopped = True
             self.passage.tell(f"{number.name}: nothing more to do, the end is under way")
+
+    def _obey(self, order: Command, now: float) -> None:
+        """The ranks are asked as for a stop, but given less time."""
+        self.order, self.asked, self.patience = order, now, True
+        self.passage.tell(f"ending the training processes to restart them: asked, and after {self._leave_s:g} s ended")
+
+    @property
+    def _leave_s(self) -> float:
+        return self.grace_s if self.order is None else min(self.grace_s, self.house.restarts.grace_s)
 
     def _pass_on(self, number: signal.Signals) -> None:
         """To the ranks that want it; whoever has no handler would die of it, as torchrun does."""
@@ -252,7 +321,7 @@ class Init:
 
     def _deadline(self) -> float:
         if self.asked is not None:
-            return self.asked + self.grace_s
+            return self.asked + self._leave_s
         assert self.ended is not None, "only then is there an end to wait for"
         return self.ended.at + ORPHANS_S
 
@@ -297,14 +366,27 @@ class Init:
                 os.kill(process.pid, number)
 
     def _family(self) -> dict[int, Process]:
-        light = proc.descendants(os.getpid())
+        light = self._descendants()
         family = {pid: proc.in_full(process) for pid, process in light.items()}
         self._note_the_lost(family)
         return family
 
+    def _descendants(self) -> dict[int, Process]:
+        """All that was started by the command, which is all but the keeper."""
+        found = proc.descendants(os.getpid())
+        if self.keeping is not None:
+            found.pop(self.keeping.pid, None)
+        return found
+
     # What is said about it.
 
-    def _exit_code(self) -> int:
+    @property
+    def is_obedient(self) -> bool:
+        """It ended because it was told to, and did not fail before."""
+        return self.asked is not None and (self.ended is None or self.ended.at >= self.asked)
+
+    @property
+    def code(self) -> int:
         """The command's, but 0 when all ranks left with 0 after they were asked to: torchrun makes a 1 of that."""
         assert self.ended is not None
         asked = [self.ranks[key].death for key in self.told if key in self.ranks]
@@ -312,15 +394,29 @@ class Init:
             return 0
         return self.ended.exit_code
 
-    def _write_failure(self, lines: Sequence[Line]) -> None:
-        path = self.base / "output" / "failure"
-        if path.exists() or not self.base.is_dir():
+    @property
+    def failure_file(self) -> Path:
+        return self.base / "output" / "failure"
+
+    def failure_text(self) -> str:
+        """What the failure file says, or would say."""
+        with suppress(OSError):
+            return self.failure_file.read_text(errors="replace")
+        return self._inquest(self.passage.so_far(FLUSH_S))
+
+    def write_failure(self, lines: Sequence[Line]) -> None:
+        """Unless the script has written one itself."""
+        if self.failure_file.exists() or not self.base.is_dir():
             return
+        with suppress(OSError):
+            failure.write(self.failure_file, self._inquest(lines))
+
+    def _inquest(self, lines: Sequence[Line]) -> str:
         deaths = [rank.death for rank in self.ranks.values() if rank.death]
         assert self.ended is not None
-        report = inquest.report(self.ended, deaths, lines, oom_killed=proc.oom_kills() > self.oom_kills)
-        with suppress(OSError):
-            failure.write(path, report.text())
+        mine = [line for line in lines if line.at >= self.began]  # not what the start before this one had to say
+        oom_killed = proc.oom_kills() > self.oom_kills
+        return inquest.report(self.ended, deaths, mine, oom_killed=oom_killed).text()
 
 
 def _elders(process: Process, family: Mapping[int, Process]) -> Iterable[Process]:
@@ -334,57 +430,6 @@ def _pidfd(process: Process) -> int | None:
         return os.pidfd_open(process.pid)
     except (AttributeError, OSError):
         return None
-
-
-def _listen() -> int:
-    """The end of a pipe where each signal arrives as its number."""
-    inbox, wakeup = os.pipe()
-    os.set_blocking(inbox, False)
-    os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    for number in (*STOPS, *PASSED_ON, signal.SIGCHLD):
-        signal.signal(number, _wake)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # whoever calls may hold back what comes before this
-    return inbox
-
-
-def _wake(number: int, frame: FrameType | None) -> None:
-    """The wakeup descriptor has the number already."""
-
-
-def _become_subreaper() -> None:
-    """Orphans come to PID 1 by themselves; to others only on request."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def spawn(command: Sequence[str], environment: Mapping[str, str], *, stderr: int, pid_as: str = "") -> int:
-    """Starts the command with our stdin and stdout; it dies when init is killed. Before there are other threads."""
-    try:
-        prctl = ctypes.CDLL(None).prctl
-    except (OSError, AttributeError):
-        prctl = None
-    init = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        for number in (*STOPS, *PASSED_ON, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        os.dup2(stderr, 2)
-        if prctl:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != init:
-            os._exit(128 + signal.SIGKILL)
-        own = {pid_as: str(os.getpid())} if pid_as else {}
-        os.execvpe(command[0], list(command), {**environment, **own})
-    except OSError as error:
-        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-    finally:
-        os._exit(126)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import Any
 from rerail import codec
 from rerail.detectors.detection import Detection
 from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.onsets import OF_THE_LOSS, Onsets, dated
+from rerail.detectors.mending import Trouble, followed
+from rerail.detectors.onsets import Onsets, dated
 from rerail.detectors.sample import Sample
 from rerail.detectors.watch import Judges, Watch, see
 
@@ -27,7 +28,7 @@ class Judgement:
     def __init__(self, detection: Detection) -> None:
         self._detection = detection
         self._judges = Judges()
-        self._open: set[Kind] = set()
+        self._troubles: tuple[Trouble, ...] = ()
         self._told: set[tuple[Kind, Level, int | None]] = set()
         self._finite = True
         self._rows = 0
@@ -35,7 +36,7 @@ class Judgement:
 
     @property
     def health(self) -> str:
-        return SUSPECT if self._open or not self._finite else CLEAN
+        return SUSPECT if self._troubles or not self._finite else CLEAN
 
     def see(self, sample: Sample) -> list[Finding]:
         """The new findings of one step. The detectors learn in place: watch.see keeps the old state, at thrice the
@@ -47,14 +48,11 @@ class Judgement:
             finding = getattr(self._judges, name).see(sample, self._detection)
             if finding is not None:
                 found.append(finding)
-                if finding.kind in OF_THE_LOSS:
-                    self._open.add(finding.kind)
-        if self._open:
-            self._open = {kind for kind in self._open if self._is_going_on(kind)}
-        if not found:
+        if not found and not self._troubles:
             return found
         self._onsets, told = dated(self._onsets, found, row=self._rows, detection=self._detection)
-        return [finding for finding in told if self.is_new(finding)]
+        self._troubles, over = followed(self._troubles, told, self._judges, sample)
+        return [finding for finding in (*told, *over) if self.is_new(finding)]
 
     def is_new(self, finding: Finding) -> bool:
         """True the first time that a trouble of this kind, level and onset is heard of."""
@@ -63,21 +61,14 @@ class Judgement:
         self._told.add(name)
         return new
 
-    def _is_going_on(self, kind: Kind) -> bool:
-        judges = self._judges
-        match kind:
-            case Kind.NON_FINITE:
-                return judges.non_finite.recent > 0
-            case Kind.LOSS_SPIKE:
-                return judges.loss_spike.up > 0
-            case Kind.DIVERGENCE:
-                return judges.divergence.rise is not None
-            case _:
-                return judges.frozen_loss.repeats > 1
-
     def state(self) -> str:
         """All that was learnt, as JSON text."""
-        table = {"watch": json.loads(codec.dumps(Watch(self._judges))), "open": sorted(self._open)}
+        table = {
+            "watch": json.loads(codec.dumps(Watch(self._judges))),
+            "open": sorted(trouble.kind for trouble in self._troubles),
+            "onsets": {trouble.kind: trouble.onset for trouble in self._troubles if trouble.onset is not None},
+            "given_up": sorted(trouble.kind for trouble in self._troubles if trouble.given_up),
+        }
         return json.dumps(table, separators=(",", ":"))
 
     def restore(self, text: str) -> None:
@@ -87,5 +78,12 @@ class Judgement:
             raise ValueError("must be a JSON object")
         watch = codec.loads(Watch, json.dumps(table.get("watch")))
         see(watch, TRIAL, self._detection)  # on a copy: the codec does not look at what is in the windows
-        open_ = {Kind(kind) for kind in table.get("open", ())}
-        self._judges, self._open = watch.judges, open_
+        onsets, given_up = table.get("onsets", {}), table.get("given_up", ())
+        troubles = tuple(
+            Trouble(Kind(kind), _step(onsets.get(kind)), kind in given_up) for kind in table.get("open", ())
+        )
+        self._judges, self._troubles = watch.judges, troubles
+
+
+def _step(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None

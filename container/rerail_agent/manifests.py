@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -37,11 +38,15 @@ READERS = 4  # files that are summed up at once
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Which attempt of which run this is; `resume_at_most`: the newest step to go on from, 0 to start from scratch."""
+    """Which attempt of which run this is; `resume_at_most`: the newest step to go on from, 0 to start from scratch.
+
+    `restart` is the restart in place within the attempt, `rolled_back` the last one that went back to that step."""
 
     run: str = "local"
     number: int = 1
     resume_at_most: int | None = None
+    restart: int = 0
+    rolled_back: int = 0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Attempt":
@@ -52,10 +57,13 @@ class Attempt:
         if not re.fullmatch(r"[0-9]{0,18}", step):
             raise ValueError(f"RERAIL_RESUME_STEP={step!r}: must be a whole number; unset it to start a fresh run")
         at_most = int(step) if step else None
-        return cls(environment.get("RERAIL_RUN") or identity.run or cls().run, identity.attempt, at_most)
+        run = environment.get("RERAIL_RUN") or identity.run or cls().run
+        rolled_back = environment.get("RERAIL_ROLLED_BACK", "")
+        return cls(run, identity.attempt, at_most, identity.restart, int(rolled_back) if rolled_back.isdigit() else 0)
 
     def made(self, manifest: Manifest) -> bool:
-        return (manifest.run, manifest.attempt) == (self.run, self.number)
+        own = (manifest.run, manifest.attempt) == (self.run, self.number)
+        return own and manifest.restart >= self.rolled_back
 
     def may_resume(self, manifest: Manifest) -> bool:
         """SageMaker restarts a job in place with the environment of its first start: what this same attempt has saved
@@ -63,7 +71,11 @@ class Attempt:
         return self.resume_at_most is None or manifest.step <= self.resume_at_most or self.made(manifest)
 
     def distrusts(self, manifest: Manifest) -> bool:
-        return manifest.run != self.run or manifest.attempt < self.number
+        return manifest.run != self.run or (manifest.attempt, manifest.restart) < (self.number, self.rolled_back)
+
+    @property
+    def goes_back(self) -> bool:
+        return self.resume_at_most is not None and (self.number > 1 or self.rolled_back > 0)
 
 
 # ---------------------------------------------------------------------- one checkpoint
@@ -79,8 +91,10 @@ def commit(
     health: str = "clean",
     reason: str = "periodic",
     attempt: Attempt | None = None,
+    stall_s: float | None = None,
 ) -> Manifest:
     """Makes a checkpoint of all files in a folder, durably; one process does it, when all ranks have written theirs.
+    `stall_s` is how long the training stood still for them, in seconds.
 
     Raises OSError when the disk refuses, and ValueError for a folder without files or with another step in its name.
     """
@@ -100,6 +114,7 @@ def commit(
     manifest = Manifest(
         run=attempt.run,
         attempt=attempt.number,
+        restart=attempt.restart,
         step=step,
         consumed_samples=consumed_samples,
         world_size=world_size,
@@ -109,6 +124,7 @@ def commit(
         saved_at=now(),
         files=files,
         format=FORMAT,
+        stall_s=stall_s,
     )
     text = dump(manifest)
     write_file(place / f"{MANIFEST}.tmp", [memoryview(text)], total=len(text))
@@ -144,8 +160,8 @@ def read(folder: Path) -> Manifest:
             {"name": str(e["name"]), "bytes": int(e["bytes"]), "checksum": str(e["checksum"])} for e in table["files"]
         )
         manifest = Manifest(**{name: value for name, value in table.items() if name in known} | {"files": files})
-        if any(type(number) is not int for number in (manifest.step, manifest.attempt)):
-            raise TypeError("step and attempt must be whole numbers")
+        if any(type(number) is not int for number in (manifest.step, manifest.attempt, manifest.restart)):
+            raise TypeError("step, attempt and restart must be whole numbers")
         if not all(is_inside(str(entry["name"])) for entry in files):
             raise ValueError("a file outside the checkpoint's folder")
     except FileNotFoundError as error:
@@ -276,7 +292,7 @@ def resume_from(root: str | os.PathLike[str] | None = None) -> Path | None:
     Call it on every rank: where a process group is up, they agree.
     """
     place, attempt = root_of(root), Attempt.from_environment()
-    if attempt.resume_at_most is not None and attempt.number > 1 and _leads_here():
+    if attempt.goes_back and attempt.resume_at_most is not None and _leads_here():
         quarantine(place, after=attempt.resume_at_most, tainted=attempt.distrusts)
     at_most = sys.maxsize
     while True:
@@ -333,11 +349,12 @@ class Shelf:
             if gathered(rank() == 0 and is_whole(folder))[0]:
                 self._guard.committed(folder, step, LocalPlace(str(folder.absolute())).durability)
                 return
+            started = time.monotonic()
             failure = self._first_failure(lambda: self._make_room(folder)) or self._first_failure(lambda: write(folder))
             if failure:
                 tell(f"the save at step {step} failed: {failure}")
                 self._guard.save_failed(f"the save at step {step} failed: {failure}")
-            elif gathered(conclude(self._guard, folder, step=step, reason=reason, **facts))[0]:
+            elif gathered(conclude(self._guard, folder, step=step, reason=reason, **_stalled(started), **facts))[0]:
                 self._prune(step)
 
     def _first_failure(self, work: Callable[[], Any]) -> str:
@@ -360,6 +377,10 @@ class Shelf:
             for folder in folders(self._root):
                 if (step := step_of(folder)) is not None and step < newest and step not in staying:
                     drop(folder)
+
+
+def _stalled(since: float) -> dict[str, float]:
+    return {"stall_s": round(time.monotonic() - since, 4)}
 
 
 def rank() -> int:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -98,8 +99,18 @@ class Orders:
             command, self._waiting = self._waiting, None
         return self._report(Told.REFUSED, command.id, at=at, command=command.id, reason=reason)
 
-    def hello(self, *, at: datetime) -> Report:
-        return self._report(Told.HELLO, "", at=at)
+    def hello(self, *, at: datetime, abilities: Sequence[str] = ()) -> Report:
+        return replace(self._report(Told.HELLO, "", at=at), abilities=tuple(abilities))
+
+    def not_restored(self, step: int, reason: str, *, damaged: bool, saved_by: int | None, at: datetime) -> Report:
+        """A checkpoint that could not be loaded; each try is a report of its own."""
+        told = Told.DAMAGED if damaged else Told.UNLOADED
+        report = self._report(told, f"{step}-{at:%Y%m%dT%H%M%S.%f}", at=at, reason=reason)
+        return replace(report, step=step, saved_by=saved_by)
+
+    def stepped(self, step: int, *, at: datetime) -> Report:
+        """The first step since a restart in place is done."""
+        return replace(self._report(Told.RESTARTED, "step", at=at), step=step)
 
     def found(self, finding: Finding, *, at: datetime, evidence: str = "") -> Report:
         """One finding's report; `evidence` is text for people, such as stacks, the innermost first."""
@@ -111,7 +122,7 @@ class Orders:
 
     def _report(self, told: Told, name: str, *, at: datetime, command: str = "", reason: str = "") -> Report:
         return Report(
-            id="-".join(part for part in (f"a{self._identity.attempt:03d}", told.value, _plain(name)) if part),
+            id="-".join(part for part in (self._place, told.value, _plain(name)) if part),
             run=self._identity.run,
             attempt=self._identity.attempt,
             job=self._identity.job[:128],
@@ -119,7 +130,14 @@ class Orders:
             at=at,
             command=command,
             reason=_whole(reason, LIMITS["reason"]),
+            restart=self._identity.restart,
         )
+
+    @property
+    def _place(self) -> str:
+        """The attempt, and its restart in place: what each has to say stands in objects of its own."""
+        attempt, restart = self._identity.attempt, self._identity.restart
+        return f"a{attempt:03d}-r{restart}" if restart else f"a{attempt:03d}"
 
 
 def fitted(report: Report) -> Report:

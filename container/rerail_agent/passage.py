@@ -55,6 +55,14 @@ class Passage:
         self._thread.join(timeout_s)
         return list(self._lines)
 
+    def so_far(self, timeout_s: float) -> list[Line]:
+        """The last lines, oldest first, once all that was written has come through; those who write go on."""
+        deadline = time.monotonic() + timeout_s
+        while select.select([self._outlet], [], [], 0)[0] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)  # for what was read and is not remembered yet
+        return list(self._lines)
+
     def _run(self) -> None:
         while chunk := os.read(self._outlet, CHUNK):
             self._pass_on(chunk)

@@ -1,6 +1,7 @@
 """What a decision asks of the world, as data; every one may be carried out again without harm."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from rerail.mailbox import Command
@@ -52,7 +53,25 @@ class PostCommand:
     command: Command
 
 
-Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Move what a script saved after `resume_step` (None: all of it), and before `saved_before`, out of the folder that
+    the next job is given: that script resumes from whatever it finds. `attempt` is the one that was rolled back.
+
+    `strict`: refuse where there is something of which nobody can tell the step; where not, a human has looked.
+    `is_vital`: without it the job must not be created; where not, the script may only stumble over what is there.
+    """
+
+    run: str
+    attempt: int
+    uri: str
+    resume_step: int | None
+    saved_before: datetime
+    strict: bool = True
+    is_vital: bool = True
+
+
+Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand | SetAside
 
 
 class Severity(StrEnum):

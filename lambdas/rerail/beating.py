@@ -17,6 +17,7 @@ def is_believed(beat: Beat, attempt: Attempt, *, every: timedelta, at: datetime)
     """It is of this attempt, and young by the mailbox's clock: what the job calls the time proves nothing."""
     heartbeat = beat.heartbeat
     ours = (heartbeat.attempt, heartbeat.job) == (attempt.number, attempt.job_name)
+    ours = ours and not attempt.is_outdated(heartbeat.restart)
     return ours and at - beat.at < BELIEVED_INTERVALS * every
 
 

@@ -16,6 +16,7 @@ MANIFEST = "manifest.json"
 # Ours, and the one that Hugging Face and others write.
 STEP_FOLDER = re.compile(r"(?:step|checkpoint)-(\d{1,18})")
 EMERGENCY = "emergency"
+DAY_S = 86_400
 REASON = re.compile(r"[a-z_]{1,40}")
 
 
@@ -30,7 +31,16 @@ class Health(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A saved state with its manifest; `missing` names the files that the manifest promises and nobody can find,
-    `reason` says why it was saved, if its writer said so."""
+    `reason` says why it was saved, if its writer said so; `restart` is the attempt's restart in place that saved it.
+
+    `consumed_samples` is the data position: how many samples of the run's order lie behind it.
+
+    A script that knows nothing of Rerail writes no manifest: then `layout` is its own, `attempt` is 0 until somebody
+    has looked up whose it is, and `saved_at` is the time of its newest file.
+
+    `stall_s` is how long the training stood still for it in seconds, `write_s` how long it took to be whole, where its
+    writer has measured that.
+    """
 
     uri: str
     step: int
@@ -39,6 +49,16 @@ class Checkpoint:
     health: Health = Health.CLEAN
     missing: tuple[str, ...] = ()
     reason: str = ""
+    restart: int = 0
+    consumed_samples: int | None = None
+    layout: str = "manifest"
+    stall_s: float | None = None
+    write_s: float | None = None
+
+    @property
+    def has_manifest(self) -> bool:
+        """Its writer says itself what it is."""
+        return self.layout == "manifest"
 
     @property
     def is_whole(self) -> bool:
@@ -64,12 +84,18 @@ def read_manifest(text: str | bytes, *, uri: str, sizes: Mapping[str, int]) -> C
         health=_health(table, uri=uri),
         missing=_missing(table, sizes, uri=uri),
         reason=_reason(table),
+        restart=_restart(table),
+        stall_s=_seconds(table, "stall_s"),
+        write_s=_seconds(table, "write_s"),
+        consumed_samples=_consumed(table),
     )
 
 
-def newest_usable(checkpoints: Sequence[Checkpoint], *, before_step: int | None = None) -> Checkpoint | None:
+def newest_usable(
+    checkpoints: Sequence[Checkpoint], *, before_step: int | None = None, health: Health = Health.CLEAN
+) -> Checkpoint | None:
     """The one to resume from: the newest that is whole and clean, and older than `before_step` where that is given."""
-    usable = [c for c in checkpoints if c.is_whole and c.health is Health.CLEAN]
+    usable = [c for c in checkpoints if c.is_whole and c.health is health]
     if before_step is not None:
         usable = [c for c in usable if c.step < before_step]
     return max(usable, key=lambda c: (c.step, c.saved_at), default=None)
@@ -109,6 +135,26 @@ def _reason(table: Mapping[str, Any]) -> str:
     """One word, or nothing: it is quoted to people, and no manifest is refused for it."""
     reason = table.get("reason")
     return reason if isinstance(reason, str) and REASON.fullmatch(reason) else ""
+
+
+def _consumed(table: Mapping[str, Any]) -> int | None:
+    """None where nothing is said; writers that do not know say 0."""
+    number = table.get("consumed_samples")
+    return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
+
+
+def _seconds(table: Mapping[str, Any], name: str) -> float | None:
+    """Measured by some writers only; what is no such number counts as not measured."""
+    value = table.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < DAY_S:
+        return None
+    return float(value)
+
+
+def _restart(table: Mapping[str, Any]) -> int:
+    """0 where nothing is said: before there were restarts in place, and by writers that know none."""
+    number = table.get("restart")
+    return number if type(number) is int and number > 0 else 0
 
 
 def _missing(table: Mapping[str, Any], sizes: Mapping[str, int], *, uri: str) -> tuple[str, ...]:

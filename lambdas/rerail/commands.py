@@ -1,22 +1,27 @@
-"""Operators' wishes: hold, release, stop, restart."""
+"""Operators' wishes: hold, release, stop, restart, and their word on what is proposed."""
 
 from dataclasses import replace
 from typing import assert_never
 
-from rerail.actions import CreateJob, PostCommand, StopJob
+from rerail.actions import CreateJob, PostCommand, SetAside, StopJob
+from rerail.approval import denied, launch_granted
 from rerail.decision import (
     Decision,
     ended,
     launched,
     next_attempt,
     resume_step,
+    spoken_place,
     spoken_start,
     with_attempt,
     without,
 )
+from rerail.failures import NOT_ASIDE
+from rerail.interventions import on_granted
 from rerail.ledger import pardoned
-from rerail.model import Run, RunState, Stop, Then
-from rerail.policy import Policy
+from rerail.model import Plan, Run, RunState, Stop, Then
+from rerail.policy import Mode, Policy
+from rerail.restarting import withdrawal
 from rerail.saving import save_first
 from rerail.signals import Commanded, Verb
 
@@ -36,22 +41,47 @@ def on_command(run: Run, command: Commanded, policy: Policy) -> Decision:
             return _on_release(run, command, policy, said)
         case Verb.STOP | Verb.RESTART:
             return _on_stop(run, command, policy, said)
+        case Verb.APPROVE | Verb.DENY:
+            return _on_word(run, command, policy, said)
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def _on_word(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
+    """Yes or no to the proposal that stands, and to no other."""
+    proposal = run.proposal
+    if proposal is None:
+        return Decision(run, reason=f"{said}, but nothing waits for approval ({run.state}): nothing to answer")
+    if command.proposal != proposal.id:
+        named = f"of {command.proposal}" if command.proposal else "without the id of a proposal"
+        return Decision(run, reason=f"{said} {named}, but what stands is {proposal.id}: nothing is done")
+    if command.verb is Verb.DENY:
+        return denied(run, said, at=command.at)
+    if proposal.plan is Plan.LAUNCH:
+        return launch_granted(run, command.who, said, at=command.at, policy=policy)
+    if policy.mode is Mode.PAUSE:
+        return Decision(run, reason=f"{said}, but the kill switch is off: say it again when it is on")
+    decision = on_granted(run, proposal, command.checkpoints, at=command.at, policy=policy, who=command.who)
+    return replace(decision, reason=f"{said}: {decision.reason}")
 
 
 def _on_hold(run: Run, command: Commanded, said: str) -> Decision:
     if run.state.is_end:
         return Decision(run, reason=f"{said}, but the run has ended ({run.state}): nothing to hold")
-    run = without(run, CreateJob, StopJob, PostCommand)
+    withdrawn = tuple(withdrawal(run, command.at))
+    run = without(run, CreateJob, StopJob, PostCommand, SetAside)
     run = replace(run, state=RunState.HELD, hold_reason=said, wake_at=None, stop=None)
-    return Decision(run, reason=f"{said}: held, a job that runs goes on unsupervised")
+    return Decision(run, withdrawn, f"{said}: held, a job that runs goes on unsupervised")
 
 
 def _on_release(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
     if run.state is not RunState.HELD:
         return Decision(run, reason=f"{said}, but the run is not held ({run.state}): nothing to release")
-    run = replace(run, hold_reason="", ledger=pardoned(run.ledger, who=command.who, at=command.at))
+    looked = run.hold_reason.startswith(NOT_ASIDE)
+    ledger = pardoned(run.ledger, who=command.who, at=command.at)
+    over = run.current.exists and not run.current.may_be_live  # only what is over is forgiven in money and time
+    ledger = replace(ledger, forgiven=run.current.number if over else run.current.number - 1)
+    run = replace(run, hold_reason="", ledger=ledger, climbs=())
     attempt, step = run.current, resume_step(command.checkpoints)
     if attempt.may_be_live:
         run = replace(run, state=RunState.WATCHING)
@@ -60,8 +90,12 @@ def _on_release(run: Run, command: Commanded, policy: Policy, said: str) -> Deci
         run = next_attempt(run, step, wake_at=command.at)
     else:  # its creation was refused or called off: the same attempt, once more
         run = with_attempt(run, replace(attempt, resumed_from_step=step))
+    run = with_attempt(run, replace(run.current, approved_by=command.who))
+    pool = spoken_place(run, command.at)
     run, actions = launched(run, command.at, policy)
-    return Decision(run, actions, f"{said}: creating {run.current.job_name} {spoken_start(step)}")
+    if looked:
+        actions = tuple(replace(a, strict=False) if isinstance(a, SetAside) else a for a in actions)
+    return Decision(run, actions, f"{said}: creating {run.current.job_name} {spoken_start(step)}{pool}")
 
 
 def _on_stop(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
@@ -70,9 +104,10 @@ def _on_stop(run: Run, command: Commanded, policy: Policy, said: str) -> Decisio
         return _on_stop_without_job(run, then, said)
     if run.state is RunState.STOPPING and run.stop:
         # To wait again would take the end of the job, which we have caused, for somebody else's doing.
-        run = replace(run, stop=replace(run.stop, then=then, reason=said))
+        run = replace(run, stop=replace(run.stop, then=then, reason=said, approved_by=command.who))
         return Decision(run, reason=f"{said}: the job is being stopped already")
-    stop = Stop(then=then, reason=said, asked_at=command.at, deadline=command.at + policy.save.deadline)
+    deadline = command.at + policy.save.deadline
+    stop = Stop(then=then, reason=said, asked_at=command.at, deadline=deadline, approved_by=command.who)
     return save_first(run, stop, policy, said)
 
 

@@ -4,34 +4,45 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from rerail.actions import CreateJob, Severity, StopJob
+from rerail import pools
+from rerail.actions import CreateJob, ReleaseWarmPool, Severity, StopJob
+from rerail.approval import expired
 from rerail.checkpoints import newest_step
 from rerail.commands import on_command
 from rerail.decision import (
     Decision,
+    chosen_again,
     closed,
     creation,
     ended,
     finish_stopped,
     held,
+    known,
     launched,
     may_act,
     notice,
     owes,
+    proving_step,
     relaunch_now,
+    spoken_place,
     spoken_start,
     stop_now,
-    suspected,
     with_attempt,
     without,
 )
-from rerail.failures import on_failed, on_refusal
-from rerail.interventions import on_found
+from rerail.failures import on_aside_refused, on_failed, on_pending, on_refusal
+from rerail.health import restarted
+from rerail.interventions import on_found, on_proposal
+from rerail.ledger import forgotten
+from rerail.machines import WarmPool
 from rerail.model import Attempt, Job, JobStatus, Run, RunState, Then
-from rerail.policy import OnMaxRuntime, Policy
+from rerail.policy import Mode, OnMaxRuntime, Policy
+from rerail.repairs import ON_THE_WAY, spoken_repairs
 from rerail.reports import on_bad_mail, on_report
+from rerail.restarting import on_failed_instead, on_restart_due, saved_since
 from rerail.saving import on_checkpoints, on_time
 from rerail.signals import (
+    AsideRefused,
     Commanded,
     CreateRefused,
     Done,
@@ -39,20 +50,25 @@ from rerail.signals import (
     JobGone,
     JobSeen,
     MailRefused,
+    Paused,
+    Refusal,
     Reported,
     Signal,
     Tick,
 )
+from rerail.waiting import on_braked, on_paused, resumed_stop, with_waits
 
 TIME_RAN_OUT = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
+PENDING_RAN_OUT = "CapacityError: no machines came within the job's MaxPendingTimeInSeconds"
 NEW_JOB_GRACE = timedelta(minutes=5)
-SPOT_OR_REPAIR = ("Interrupted", "Restarting", "Starting", "LaunchingMLInstances", "PreparingTrainingStack", "Pending")
 
 
 def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
     """Pure: no clock, no I/O. The new run carries the actions as pending; recording it is what makes them owed."""
-    if isinstance(signal, JobSeen | Found | Reported | Commanded) and signal.checkpoints:
-        signal = replace(signal, checkpoints=suspected(run, signal.checkpoints))
+    if isinstance(signal, JobSeen | Found | Reported | Commanded | Tick) and signal.checkpoints:
+        signal = replace(signal, checkpoints=known(run, signal.checkpoints))
+    before = run
+    run = replace(run, ledger=forgotten(run.ledger, window=policy.retries.window, at=signal.at))
     match signal:
         case JobSeen():
             decision = _on_job(run, signal, policy)
@@ -70,30 +86,41 @@ def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
             decision = on_bad_mail(run, signal)
         case Done():
             decision = Decision(_settled_actions(run, signal))
+        case CreateRefused(refusal=Refusal.BRAKE):
+            decision = on_braked(run, signal)
         case CreateRefused():
             decision = on_refusal(run, signal, policy)
+        case Paused():
+            decision = on_paused(run, signal)
+        case AsideRefused():
+            decision = on_aside_refused(run, signal)
         case _ as unreachable:
             assert_never(unreachable)
+    decision = with_waits(before, decision, at=signal.at, policy=policy)
     return replace(decision, run=replace(decision.run, pending=(*decision.run.pending, *decision.actions)))
 
 
 def _on_job(run: Run, seen: JobSeen, policy: Policy) -> Decision:
     attempt, job = run.current, seen.job
     if job.name != attempt.job_name or (attempt.created_at and job.created_at != attempt.created_at):
-        return Decision(run)  # an older attempt, or another job that took the name: not the one that we watch
+        return Decision(_with_pool(run, job))  # an older attempt, or another job that took the name: not our concern
     if attempt.exists and not attempt.may_be_live:
         return Decision(run)  # this end was judged already; a repeated or late event changes nothing
     run = without(run, CreateJob)
     noted = with_attempt(run, _noted(attempt, job, seen.at))
+    if noted.current.self_repairs > attempt.self_repairs:
+        noted = restarted(noted, seen.at)
+    if attempt.number == 1 and run.cluster != job.cluster:
+        noted = replace(noted, cluster=job.cluster)
     match job.status:
         case JobStatus.COMPLETED:
             return _on_completed(noted, seen)
         case JobStatus.FAILED:
-            return on_failed(noted, seen, policy)
+            return on_failed_instead(noted, seen, policy) or on_failed(noted, seen, policy)
         case JobStatus.STOPPED:
             return _on_stopped(noted, seen, policy)
         case JobStatus.IN_PROGRESS:
-            return _on_progress(noted, attempt, seen)
+            return _on_progress(noted, attempt, seen, policy)
         case JobStatus.STOPPING | JobStatus.DELETING | JobStatus.UNKNOWN:
             return Decision(noted)
         case _ as unreachable:
@@ -102,7 +129,7 @@ def _on_job(run: Run, seen: JobSeen, policy: Policy) -> Decision:
 
 def _noted(attempt: Attempt, job: Job, at: datetime) -> Attempt:
     """The attempt with the facts of the description; what SageMaker no longer says is kept."""
-    repaired = attempt.secondary == "Training" and job.secondary in SPOT_OR_REPAIR
+    repaired = attempt.secondary == "Training" and job.secondary in ON_THE_WAY
     step = job.metrics.get("step")
     return replace(
         attempt,
@@ -114,34 +141,50 @@ def _noted(attempt: Attempt, job: Job, at: datetime) -> Attempt:
         failure_reason=job.failure_reason,
         # Only a job that has ended: a note of each minute's step would be a write a minute, read by nobody.
         last_step=int(step) if step is not None and job.status.is_terminal else attempt.last_step,
-        self_repairs=attempt.self_repairs + repaired,
+        # Two looks may miss one; the job's own history misses none, where it is told.
+        self_repairs=max(attempt.self_repairs + repaired, job.repaired.total),
+        repairs=job.repaired.counts or attempt.repairs,
+        repair_seconds=max(attempt.repair_seconds, job.repaired.seconds),
         keep_alive_seconds=job.keep_alive_seconds,
+        instance_type=job.instance_type or attempt.instance_type,
+        instance_count=job.instance_count,
+        billable_s=job.billable_s if job.status.is_terminal else attempt.billable_s,
+        pool=job.pool or attempt.pool,
     )
 
 
-def _on_progress(run: Run, before: Attempt, seen: JobSeen) -> Decision:
+def _on_progress(run: Run, before: Attempt, seen: JobSeen, policy: Policy) -> Decision:
     """The job lives: keep still, but for a stop that we are in the middle of."""
     if run.state is RunState.SAVING and run.stop and (saved := on_checkpoints(run, run.stop, seen.checkpoints or ())):
         return saved
     if run.state is RunState.STOPPING and not owes(run, StopJob):
         return stop_now(run, "the job still runs although it was asked to stop: asking again")
     if run.state is RunState.STARTING and seen.job.is_training:
-        run = replace(run, state=RunState.WATCHING, ledger=replace(run.ledger, capacity_since=None))
+        ledger = replace(run.ledger, capacity_since=None, fallbacks=())
+        run = replace(run, state=RunState.WATCHING, ledger=ledger)
         return Decision(run, reason=f"attempt {run.current.number} trains: watching it", finding="training")
     if run.state is RunState.WAITING:
         # A launch of ours that we had given up on came to life after all: it is the one live attempt.
         run = replace(run, state=RunState.STARTING, wake_at=None)
         return Decision(run, reason=f"attempt {run.current.number} exists after all: waiting for it to train")
+    if run.proposal and (answer := on_proposal(run, run.proposal, seen, policy)):
+        return answer
     if run.current.self_repairs > before.self_repairs:
+        so_far = spoken_repairs(run.current.repairs)
         reason = f"SageMaker itself restarts the job ({seen.job.secondary}): keeping still"
-        return Decision(run, reason=reason, finding="self_repair")
+        return Decision(run, reason=reason + (f"; so far: {so_far}" if so_far else ""), finding="self_repair")
+    if run.state is RunState.STARTING and (called_back := on_pending(run, seen, policy)):
+        return called_back
     return _on_recovery(run, seen)
 
 
 def _on_recovery(run: Run, seen: JobSeen) -> Decision:
     """Close the open incident once a checkpoint newer than the one resumed from is committed."""
-    incident, newest = run.open_incident, newest_step(seen.checkpoints)
-    if incident is None or incident.attempt == run.current.number or newest <= (incident.resume_step or 0):
+    incident, attempt = run.open_incident, run.current
+    if incident is None or (attempt.number, attempt.restart) <= (incident.attempt, incident.restart):
+        return Decision(run)
+    newest = newest_step([c for c in seen.checkpoints or () if saved_since(run, incident, c)])
+    if newest <= proving_step(run, incident):
         return Decision(run)
     reason = f"recovered: attempt {run.current.number} committed a new checkpoint at step {newest}"
     tell = notice(run, Severity.INFORM, "recovered", reason, key=f"recovered-{incident.number}")
@@ -168,18 +211,47 @@ def _on_stopped(run: Run, seen: JobSeen, policy: Policy) -> Decision:
         if policy.on_max_runtime is OnMaxRuntime.RELAUNCH and may_act(run, policy):
             return relaunch_now(run, seen, policy, stopped)
         return finish_stopped(run, seen, f"{stopped}, and the policy ends there")
+    if seen.job.pending_ran_out:
+        return on_failed(run, replace(seen, job=replace(seen.job, failure_reason=PENDING_RAN_OUT)), policy)
     return finish_stopped(run, seen, f"{stopped} was stopped by somebody else: never relaunched against a human")
 
 
 def _on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
+    if answer := expired(run, at=tick.at, policy=policy):
+        return answer
+    if resumed_stop(run) and policy.mode is not Mode.PAUSE and run.current.status is not JobStatus.STOPPING:
+        return stop_now(run, "the kill switch is on again: stopping the job")
+    run = _without_ended_pools(run, tick.at)
     if run.state is RunState.WAITING and run.wake_at and tick.at >= run.wake_at:
+        pool = spoken_place(run, tick.at)
+        run, gone = chosen_again(run, tick.checkpoints)
         run, actions = launched(run, tick.at, policy)
         attempt = run.current
-        start = spoken_start(attempt.resumed_from_step)
-        return Decision(run, actions, f"the wait is over: creating {attempt.job_name} {start}")
+        start = f"{spoken_start(attempt.resumed_from_step)}{gone}"
+        return Decision(run, actions, f"the wait is over: creating {attempt.job_name} {start}{pool}")
     if run.state is RunState.SAVING and run.stop:
         return on_time(run, run.stop, tick.at)
-    return Decision(run)
+    return on_restart_due(run, tick.at, policy) if run.state is RunState.RESTARTING else Decision(run)
+
+
+def _without_ended_pools(run: Run, at: datetime) -> Run:
+    """What has ended by itself need not be given back, and holds no launch back."""
+    past = [a for a in run.pending if isinstance(a, ReleaseWarmPool) and pools.ended_by_itself(run, a, at)]
+    return replace(run, pending=tuple(a for a in run.pending if a not in past)) if past else run
+
+
+def _with_pool(run: Run, job: Job) -> Run:
+    """The run with what the job of an earlier attempt tells of the machines kept after it."""
+    attempts = tuple(replace(each, pool=job.pool) if _is_news(each, job) else each for each in run.attempts)
+    return replace(run, attempts=attempts)
+
+
+def _is_news(attempt: Attempt, job: Job) -> bool:
+    """The seconds that are billed for a pool change all the time; what becomes of it is worth a record."""
+    before, now = attempt.pool, job.pool
+    if (attempt.job_name, attempt.created_at) != (job.name, job.created_at):
+        return False
+    return now is not None and (before is None or (before.status, before.reused_by) != (now.status, now.reused_by))
 
 
 def _on_gone(run: Run, gone: JobGone) -> Decision:
@@ -194,8 +266,16 @@ def _on_gone(run: Run, gone: JobGone) -> Decision:
 
 
 def _settled_actions(run: Run, done: Done) -> Run:
-    """What was carried out is owed no more; a job that was created exists from now on."""
+    """What was carried out is owed no more; a job that was created exists from now on, a pool given back does not."""
     run = replace(run, pending=tuple(action for action in run.pending if action not in done.actions))
+    released = {action.job_name for action in done.actions if isinstance(action, ReleaseWarmPool)}
+    run = replace(run, attempts=tuple(_given_back(a) if a.job_name in released else a for a in run.attempts))
     if creation(run) in done.actions and not run.current.exists:
         run = with_attempt(run, replace(run.current, status=JobStatus.IN_PROGRESS, secondary="Starting"))
     return run
+
+
+def _given_back(attempt: Attempt) -> Attempt:
+    """The attempt without the machines that were kept after it."""
+    billed = attempt.pool.billed_s if attempt.pool else 0
+    return replace(attempt, pool=WarmPool(pools.GIVEN_BACK, billed))

@@ -2,16 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rerail.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail import pools
+from rerail.actions import Action, CreateJob, PostCommand, SetAside, Severity, StopJob, Tell
 from rerail.checkpoints import Checkpoint, Health, newest_usable
+from rerail.fallbacks import moved
+from rerail.health import is_resumable, labelled, newest_resumable
+from rerail.ladder import Plan, climbed, plan
+from rerail.launching import allotted, kept_back, obstacle
+from rerail.layouts import UNLOADABLE
 from rerail.ledger import started
+from rerail.machines import spoken_machines
 from rerail.mailbox import LIMITS, Command, Wish
-from rerail.model import Attempt, Run, RunState, Stop, successor_name
+from rerail.model import Attempt, Incident, Run, RunState, Stop, successor_name
 from rerail.policy import Mode, Policy
+from rerail.remedies import Hold
 from rerail.signals import JobSeen
+
+A_MOMENT = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,9 @@ class Decision:
 
 
 def may_act(run: Run, policy: Policy) -> bool:
-    """Neither the policy nor the way the run was adopted limits us to observing."""
-    return policy.mode is Mode.ACT and not run.observe_only
+    """Neither the policy nor the way the run was adopted limits us to observing; whether it is to be at once, and
+    without a human, is another question."""
+    return policy.mode is not Mode.OBSERVE and not run.observe_only
 
 
 def owes(run: Run, kind: type[Action]) -> bool:
@@ -50,7 +61,8 @@ def with_attempt(run: Run, attempt: Attempt) -> Run:
 
 def ended(run: Run, state: RunState) -> Run:
     """The run at an end: nothing is waited for any more, and nothing asked of its agent."""
-    return replace(without(run, PostCommand), state=state, wake_at=None, stop=None)
+    run = without(run, PostCommand, SetAside)
+    return replace(run, state=state, wake_at=None, stop=None, kept_back="", proposal=None)
 
 
 def closed(run: Run, resolution: str, at: datetime, *, mended: bool = False) -> Run:
@@ -74,6 +86,7 @@ def next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run
         rate=before.rate,
         machines=before.machines,
         max_runtime_s=before.max_runtime_s,
+        approved_by=run.stop.approved_by if run.stop else "",
     )
     run = without(run, PostCommand)
     return replace(run, state=RunState.WAITING, attempts=(*run.attempts, attempt), wake_at=wake_at, stop=None)
@@ -81,13 +94,45 @@ def next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run
 
 def launched(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Action, ...]]:
     """The run with its current attempt being created, and the actions that create it: first of all the agents of older
-    attempts, should one be alive against all evidence, are told that the run is not theirs any more."""
-    run = replace(run, state=RunState.STARTING, wake_at=None, ledger=started(run.ledger, at=at, limits=policy.limits))
+    attempts, should one be alive against all evidence, are told that the run is not theirs any more.
+
+    Where the gate does not let it pass, the run with its launch kept back, and no action."""
+    if found := obstacle(run, at, policy):
+        return kept_back(run, found, at), ()
+    ledger = started(run.ledger, at=at, limits=policy.limits)
+    run = replace(run, state=RunState.STARTING, wake_at=None, ledger=ledger, kept_back="", proposal=None)
+    run = allotted(run, at, policy)
     attempt = run.current
     create = creation(run)
     if attempt.number == 1:
         return run, (create,)
-    return without(run, PostCommand), (PostCommand(command_for(run, Wish.TRAIN, at=at)), create)
+    first = (PostCommand(command_for(run, Wish.TRAIN, at=at)), *set_aside(run, at))
+    return without(run, PostCommand, SetAside), (*first, create)
+
+
+def set_aside(run: Run, at: datetime) -> tuple[Action, ...]:
+    """What must be out of the way before the current attempt is created: the attempt before was rolled back, or left
+    something behind, and no agent in the job will look away from that."""
+    rolled_back = run.attempts[-2].onset_step is not None
+    if not (rolled_back or run.current.is_littered) or not run.checkpoint_uri or has_agent(run):
+        return ()
+    # The job may have ended, with its last upload, a moment after we began to look.
+    saved_before = at + A_MOMENT
+    place, step, number = run.checkpoint_uri, run.current.resumed_from_step, run.attempts[-2].number
+    return (SetAside(run.id, number, place, step, saved_before, strict=rolled_back, is_vital=rolled_back),)
+
+
+def littered(run: Run, checkpoints: Sequence[Checkpoint] | None) -> Run:
+    """The run with its next attempt named, which knows whether a script that takes the newest save would take a wrong
+    one: one that is not trusted, or that lacks what it cannot be loaded without."""
+    newer = [c for c in checkpoints or () if not c.has_manifest and c.step > (run.current.resumed_from_step or 0)]
+    bad = any(c.health is not Health.CLEAN or UNLOADABLE & set(c.missing) for c in newer)
+    return with_attempt(run, replace(run.current, is_littered=bad))
+
+
+def has_agent(run: Run) -> bool:
+    """An agent of ours works in the run's jobs, as one of them has said."""
+    return any(attempt.agent for attempt in run.attempts)
 
 
 def creation(run: Run) -> CreateJob:
@@ -113,14 +158,47 @@ def command_for(run: Run, wish: Wish, *, at: datetime, deadline: datetime | None
 
 
 def relaunch_now(run: Run, seen: JobSeen, policy: Policy, what: str) -> Decision:
-    """Launch the next attempt without a wait, from the newest usable checkpoint that our stop allows."""
-    step = resume_step(seen.checkpoints, before_step=run.stop.before_step if run.stop else None)
-    if step is None and run.stop and not run.checkpoint_uri:
-        step = _unseen_step(run.stop)
-    release = release_pool(run) if run.stop and run.stop.fresh_machines else ()
-    run = _resumed(run, step) if run.stop else run
-    run, actions = launched(next_attempt(run, step, wake_at=seen.at), seen.at, policy)
-    return Decision(run, (*release, *actions), f"{what}: relaunching {spoken_start(step)}")
+    """Launch the next attempt without a wait, from the newest usable checkpoint that our stop allows, or on the rung of
+    the ladder that is due."""
+    stop, rung = run.stop, _rung(run, seen, policy)
+    if isinstance(rung, Hold):
+        return held(run, seen.at, f"{what}; held: {rung.why}. To do: {rung.advice}")
+    step = resume_step(seen.checkpoints, before_step=stop.before_step if stop else None)
+    if step is None and stop and not run.checkpoint_uri:
+        step = _unseen_step(stop)
+    step = rung.resume_step if rung else step
+    before = run.current
+    run = _resumed(run, step) if stop else run
+    run = littered(next_attempt(run, step, wake_at=seen.at), seen.checkpoints)
+    if rung and stop and stop.before_step is not None:
+        run = climbed(run, rung, stop.before_step, at=seen.at)
+        what = f"{what}; {rung.why}"
+    elif stop and stop.is_tainted:  # what could not be done in place is done by a new job
+        run = with_attempt(run, replace(run.current, rung=before.rung))
+    run = moved(run, stop.machines) if stop and stop.moves else run
+    release = pools.release(run) if (stop and stop.fresh_machines) or pools.unmatched(run) else ()
+    pool = spoken_place(replace(run, pending=(*run.pending, *release)), seen.at)
+    run, actions = launched(run, seen.at, policy)
+    aside = ", once what was saved since is set aside" if any(isinstance(a, SetAside) for a in actions) else ""
+    return Decision(run, (*release, *actions), f"{what}: relaunching {spoken_start(step)}{aside}{pool}")
+
+
+def _rung(run: Run, seen: JobSeen, policy: Policy) -> Plan | Hold | None:
+    """What the ladder says to a stop that rolls the run back, on the checkpoints as they are now; nothing where a
+    restart in place has come to nothing: the rung that it was to climb is kept."""
+    order = run.current.orders[-1] if run.current.orders else None
+    if run.stop is None or run.stop.before_step is None or (order and (order.failed or not order.restarted_at)):
+        return None
+    rung = plan(run, run.stop.before_step, seen.checkpoints or (), policy)
+    return None if isinstance(rung, Hold) and is_untried_elsewhere(run) else rung
+
+
+def is_untried_elsewhere(run: Run) -> bool:
+    """All that was tried for the open incident was restarts in place: other machines have not had their turn."""
+    orders, incident = run.current.orders, run.open_incident
+    if not orders or incident is None or incident.attempt != run.current.number:
+        return False
+    return orders[-1].asked_at >= incident.decided_at
 
 
 def _unseen_step(stop: Stop) -> int | None:
@@ -136,15 +214,32 @@ def _resumed(run: Run, step: int | None) -> Run:
     return replace(run, incidents=(*run.incidents[:-1], replace(incident, resume_step=step)))
 
 
-def release_pool(run: Run) -> tuple[Action, ...]:
-    """Give the current job's warm pool back, if it keeps one."""
-    return (ReleaseWarmPool(run.current.job_name),) if run.current.keep_alive_seconds else ()
+def spoken_place(run: Run, at: datetime) -> str:
+    """Where the run's next attempt goes, if not to the request's own machines, and whether it gets the warm pool of the
+    one before: to be added to a reason."""
+    there, said = run.current.machines, pools.forecast(run, at)
+    return (f" on {spoken_machines(there)}" if there else "") + (f"; {said}" if said else "")
 
 
 def resume_step(checkpoints: Sequence[Checkpoint] | None, *, before_step: int | None = None) -> int | None:
-    """The step to resume from; None where there is no usable checkpoint."""
-    newest = newest_usable(checkpoints or (), before_step=before_step)
+    """The step to resume from; None where there is no usable checkpoint. A suspect one is taken where nothing is clean,
+    unless it is a matter of what came before a step."""
+    found = checkpoints or ()
+    newest = newest_resumable(found) if before_step is None else newest_usable(found, before_step=before_step)
     return newest.step if newest else None
+
+
+def chosen_again(run: Run, checkpoints: Sequence[Checkpoint] | None) -> tuple[Run, str]:
+    """The run whose next attempt resumes from what is still there, never from anything newer than was chosen before;
+    and what there is to say about it."""
+    wanted = run.current.resumed_from_step
+    there = [c for c in checkpoints or () if wanted is not None and c.step <= wanted]
+    if checkpoints is None or wanted is None or any(c.step == wanted and is_resumable(c) for c in there):
+        return run, ""
+    newest = newest_resumable(there)
+    step = newest.step if newest else None
+    run = with_attempt(run, replace(run.current, resumed_from_step=step))
+    return run, f" (the checkpoint of step {wanted} cannot be resumed from any more)"
 
 
 def stop_now(run: Run, reason: str) -> Decision:
@@ -159,12 +254,16 @@ def finish_stopped(run: Run, seen: JobSeen, reason: str) -> Decision:
     return Decision(run, (notice(run, Severity.INFORM, "stopped", reason, key="stopped"),), reason, finding="stopped")
 
 
-def held(run: Run, at: datetime, reason: str, *, severity: Severity = Severity.PAGE) -> Decision:
-    """Stop trying and ask a human."""
+def held(
+    run: Run, at: datetime, reason: str, *, severity: Severity = Severity.PAGE, gives_back: bool = True
+) -> Decision:
+    """Stop trying and ask a human. Machines that are kept after the run's last job are given back at once, where we may
+    do anything at all: whoever is asked takes longer than they are worth."""
+    release = pools.release(run) if gives_back and not run.observe_only else ()
     run = replace(closed(ended(run, RunState.HELD), "the run was held", at), hold_reason=reason)
     body = f"{reason}\nWhen that is done: rerail release {run.id}"
     tell = notice(run, severity, "held", body, key=f"held-{run.current.number}")
-    return Decision(run, (tell,), reason)
+    return Decision(run, (*release, tell), reason)
 
 
 def notice(run: Run, severity: Severity, title: str, body: str, *, key: str) -> Tell:
@@ -172,16 +271,27 @@ def notice(run: Run, severity: Severity, title: str, body: str, *, key: str) -> 
     return Tell(severity=severity, title=f"{run.id}: {title}", body=body, key=f"{run.id}/{key}")
 
 
-def suspected(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """The checkpoints, those suspect that an attempt saved after its loss went wrong: they lie in the folder until the
-    next attempt moves them aside, and are neither progress nor a place to resume from."""
-    onsets = [(i.attempt, i.onset_step) for i in run.incidents if i.onset_step is not None]
-    return tuple(
-        replace(c, health=Health.SUSPECT)
-        if c.health is Health.CLEAN and any(c.attempt <= attempt and c.step >= onset for attempt, onset in onsets)
-        else c
-        for c in checkpoints
-    )
+def known(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """The checkpoints that the run may reckon with, and their health as it is known now: where there is an agent, it
+    resumes from nothing without a manifest."""
+    return labelled(run, [attributed(run, c) for c in checkpoints if c.has_manifest or not has_agent(run)])
+
+
+def attributed(run: Run, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with its attempt, where it does not say that itself: jobs of a run follow one another."""
+    if checkpoint.has_manifest:
+        return checkpoint
+    begun = [a.number for a in run.attempts if a.created_at and a.created_at <= checkpoint.saved_at]
+    return replace(checkpoint, attempt=max(begun, default=0))
+
+
+def proving_step(run: Run, incident: Incident) -> int:
+    """A clean checkpoint beyond this step proves that an incident is over: the run had resumed from before it, and it
+    got past the place where the loss had gone wrong."""
+    steps = [incident.resume_step or 0, incident.onset_step or 0]
+    if incident.onset_step is not None:
+        steps += [climb.onset_step for climb in run.climbs if climb.attempt >= incident.attempt]
+    return max(steps)
 
 
 def spoken_start(step: int | None) -> str:

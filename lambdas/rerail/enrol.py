@@ -81,6 +81,7 @@ def _enrolled(job: Job, policy: Policy, problem: str, place: str, *, taken: bool
         created_at=at,
         attempts=(Attempt(number=1, job_name=job.name, created_at=job.created_at),),
         checkpoint_uri=place,
+        max_runtime_s=job.max_runtime_s,
         ledger=Ledger(starts=(job.created_at,)),
         observe_only=bool(problem),
         pending=notices,

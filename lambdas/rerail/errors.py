@@ -64,5 +64,13 @@ class Unposted(RerailError):
     """The mailbox took no command: it stays pending and is tried again, and the supervisor does without the agent."""
 
 
+class Unfinished(RerailError):
+    """Part of an action is done and time is up: it stays pending, and the next turn goes on."""
+
+
+class Unmovable(RerailError):
+    """What has to be set aside cannot be; the message says what is lacking, and the remedy."""
+
+
 class Blind(RerailError):
     """The world could not be asked: nothing is known, so nothing is done."""

@@ -1,19 +1,38 @@
 """A finding about a job that runs: people are told at once, the job is stopped only for what will not mend."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
+from rerail import ladder
 from rerail.actions import Severity
+from rerail.approval import asked_again, left_alone, proposed_stop, unanswered
 from rerail.causes import Cause
-from rerail.checkpoints import newest_usable
-from rerail.decision import Decision, held, may_act, notice, resume_step, spoken_start, stop_now, with_attempt
+from rerail.checkpoints import Checkpoint, newest_usable
+from rerail.decision import (
+    Decision,
+    held,
+    is_untried_elsewhere,
+    may_act,
+    notice,
+    resume_step,
+    spoken_start,
+    stop_now,
+    with_attempt,
+)
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.diagnosis import Diagnosis
 from rerail.failures import opened, settled
-from rerail.model import Run, RunState, Stop, Then
-from rerail.policy import Policy
-from rerail.remedies import Failure, Hold, Verdict, remedy
+from rerail.health import OVER, condemned, heard
+from rerail.ladder import climbed
+from rerail.launching import SWITCH
+from rerail.model import Plan, Proposal, Run, RunState, Stop, Then
+from rerail.policy import Mode, OnExpiry, Policy
+from rerail.remedies import Failure, Hold, Relaunch, Verdict, remedy
+from rerail.restarting import can_restart, is_of_the_past, obstacle, restart, rollback
 from rerail.saving import save_first
-from rerail.signals import Found
+from rerail.signals import Found, JobSeen
+from rerail.weighing import weighed
 
 KEPT_WARNINGS = 20
 # What stopping the job can mend, and the cause that its budget is charged to. Anything else is for people.
@@ -34,16 +53,37 @@ LIVE = (RunState.WATCHING, RunState.STARTING)
 
 def on_found(run: Run, found: Found, policy: Policy) -> Decision:
     """The gravest finding decides; each is told once."""
-    if run.state not in LIVE or found.job_name != run.current.job_name or not run.current.may_be_live:
-        return Decision(run)  # it is being dealt with already, or speaks of an attempt that is over
+    if found.job_name != run.current.job_name or not run.current.may_be_live:
+        return Decision(run)  # it speaks of an attempt that is over
+    run = heard(run, [finding for finding in found.findings if not is_of_the_past(run, finding)])
+    if run.state not in LIVE:
+        return Decision(run)  # it is being dealt with already
     away = run.current.secondary not in ("", "Training")  # SageMaker restarts it: nothing moves, and nothing is wrong
-    findings = tuple(f for f in found.findings if not (away and f.kind in HANGS))
+    findings = tuple(f for f in found.findings if not (away and f.kind in HANGS) and not is_of_the_past(run, f))
     findings = findings if found.witnessed else tuple(_borne_out(f, found) for f in findings)
+    findings = tuple(_weighed(run, finding, found, policy) for finding in findings)
     fresh = tuple(finding for finding in findings if _key(run, finding) not in run.warnings)
     grave = [finding for finding in fresh if finding.level is Level.INTERVENE]
     if grave:
         return _on_grave(_told(run, grave[:1]), grave[0], found, policy)
-    return _on_warning(run, fresh) if fresh else Decision(run)
+    warnings = tuple(finding for finding in fresh if finding.level not in OVER)
+    over = tuple(finding for finding in fresh if finding.level in OVER)
+    return _on_warning(_withdrawn(run, over), warnings, over) if fresh else Decision(run)
+
+
+def _withdrawn(run: Run, over: Sequence[Finding]) -> Run:
+    """Nobody is asked any more whether to stop a job for what has mended."""
+    asked = run.proposal.finding if run.proposal and run.proposal.plan is Plan.STOP else None
+    mended = {finding.kind for finding in over if finding.level is Level.MENDED}
+    return replace(run, proposal=None) if asked and asked.kind in mended else run
+
+
+def _weighed(run: Run, finding: Finding, found: Found, policy: Policy) -> Finding:
+    """Where nobody has looked at the checkpoints, nothing is weighed: a relaunch might begin from nothing."""
+    if found.checkpoints is None and run.checkpoint_uri:
+        return finding
+    step = resume_step(found.checkpoints, before_step=finding.onset_step)
+    return weighed(run, finding, step, at=found.at, policy=policy)
 
 
 def _borne_out(finding: Finding, found: Found) -> Finding:
@@ -57,13 +97,16 @@ def _borne_out(finding: Finding, found: Found) -> Finding:
     return replace(finding, kind=Kind.BLIND, evidence=text)
 
 
-def _on_warning(run: Run, findings: tuple[Finding, ...]) -> Decision:
-    reason = "; ".join(f"warning: {finding.kind}: {finding.evidence}" for finding in findings)
+def _on_warning(run: Run, warnings: tuple[Finding, ...], over: tuple[Finding, ...] = ()) -> Decision:
+    said = [f"warning: {finding.kind}: {finding.evidence}" for finding in warnings]
+    said += [f"{finding.kind} {finding.level}: {finding.evidence}" for finding in over]
     tells = tuple(
-        notice(run, Severity.INFORM, f"{f.kind} (warning)", f"{f.evidence}. Nothing is to be done.", key=_key(run, f))
+        notice(run, Severity.INFORM, f"{f.kind} ({word})", f"{f.evidence}. Nothing is to be done.", key=_key(run, f))
+        for findings, word in ((warnings, "warning"), (over, "over"))
         for f in findings
     )
-    return Decision(_told(run, findings), tells, reason, finding=findings[0].kind)
+    findings = (*warnings, *over)
+    return Decision(_told(run, findings), tells, "; ".join(said), finding=findings[0].kind)
 
 
 def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decision:
@@ -77,6 +120,15 @@ def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decis
     failure = _failure(run, finding, cause, found, before_step)
     charged = settled(with_attempt(run, replace(run.current, cause=cause, fingerprint=finding.kind)), failure)
     verdict = remedy(charged, failure, policy)
+    rung = _rung(charged, before_step, verdict, found, policy)
+    elsewhere = False
+    if isinstance(rung, Hold) and is_untried_elsewhere(charged):
+        elsewhere, rung = True, None
+        what = f"{what}; nothing has helped in place, so other machines are tried"
+    elif isinstance(rung, Hold):
+        verdict, rung = rung, None
+    elif rung and isinstance(verdict, Relaunch):
+        failure, verdict = replace(failure, resume_step=rung.resume_step), replace(verdict, why=rung.why)
     if not may_act(run, policy):  # nothing is done, so nothing is charged, and the job has not failed
         reason = f"{what}; observing only: it would be {_plan(verdict, failure)}"
         tell = notice(run, Severity.INFORM, f"{finding.kind}: observing only", reason, key=_key(run, finding))
@@ -84,8 +136,65 @@ def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decis
     if isinstance(verdict, Hold):
         reason = f"{what}; {_plan(verdict, failure)}. To do: {verdict.advice}; the job goes on until you stop it"
         return _named(held(opened(charged, failure, reason, ("hold",), kind=finding.kind), found.at, reason), finding)
+    if policy.mode is not Mode.ACT:  # somebody is asked first, or the kill switch is off
+        plan = f"stop the job and relaunch it {spoken_start(failure.resume_step)}"
+        return _named(proposed_stop(run, finding, what, plan, at=found.at, policy=policy), finding)
+    charged = condemned(charged, finding) if before_step is not None else charged
+    lifted = climbed(charged, rung, before_step, at=found.at) if rung and before_step is not None else charged
+    aim = rollback(lifted, failure, before_step)
+    if not elsewhere and can_restart(run) and not obstacle(lifted, failure, aim, policy):
+        began = finding.onset_at or finding.at
+        said = f"{what}; {rung.why}" if rung else what
+        decision = restart(lifted, failure, aim, policy, said, kind=finding.kind, began=began)
+        return _named(decision, finding)
     reason = f"{what}; {_plan(verdict, failure)}"
     return _named(_stopping(charged, failure, finding, policy, reason, before_step), finding)
+
+
+def _rung(
+    run: Run, before_step: int | None, verdict: Verdict, found: Found, policy: Policy
+) -> ladder.Plan | Hold | None:
+    """What the ladder says where the loss went wrong at a known step and the rules let the run go on."""
+    if before_step is None or isinstance(verdict, Hold):
+        return None
+    return ladder.plan(run, before_step, found.checkpoints or (), policy)
+
+
+def on_granted(
+    run: Run, proposal: Proposal, checkpoints: Sequence[Checkpoint] | None, *, at: datetime, policy: Policy, who: str
+) -> Decision:
+    """Do what was proposed, on the world as it is now; `who` has agreed to it, "" where nobody had to."""
+    assert proposal.finding is not None
+    found = Found(at, run.current.job_name, (proposal.finding,), checkpoints, witnessed=True)
+    decision = _on_grave(replace(run, proposal=None), proposal.finding, found, replace(policy, mode=Mode.ACT))
+    stop = decision.run.stop
+    return replace(decision, run=replace(decision.run, stop=stop and replace(stop, approved_by=who)))
+
+
+def on_proposal(run: Run, proposal: Proposal, seen: JobSeen, policy: Policy) -> Decision | None:
+    """The job that would be stopped still runs: act where the time has come, or the kill switch is on again."""
+    if proposal.plan is not Plan.STOP or policy.mode is Mode.PAUSE or run.state not in LIVE or not seen.job.is_training:
+        return None
+    if proposal.awaits == SWITCH:
+        return _on_switched(run, proposal, seen, policy)
+    if seen.at < proposal.expires_at:
+        return None
+    if policy.approval.on_expiry is OnExpiry.HOLD:
+        return left_alone(run, proposal)
+    decision = on_granted(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="the policy")
+    return replace(decision, reason=f"{unanswered(proposal)}, and the policy acts then: {decision.reason}")
+
+
+def _on_switched(run: Run, proposal: Proposal, seen: JobSeen, policy: Policy) -> Decision:
+    """What was found while the switch was off; what is old by now may have mended, and a human has to say so."""
+    assert proposal.finding is not None
+    heard = Found(seen.at, run.current.job_name, (proposal.finding,), seen.checkpoints)
+    if _borne_out(proposal.finding, heard).kind is not proposal.finding.kind:
+        return Decision(replace(run, proposal=None), reason=f"{proposal.why}: no longer so, the job saves")
+    if policy.mode is Mode.APPROVE or seen.at >= proposal.expires_at:
+        return asked_again(run, proposal, "the kill switch is on again", at=seen.at, policy=policy)
+    decision = on_granted(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="")
+    return replace(decision, reason=f"the kill switch is on again: {decision.reason}")
 
 
 def _plan(verdict: Verdict, failure: Failure) -> str:
@@ -101,6 +210,7 @@ def _stopping(
     began = finding.onset_at or finding.at or failure.at
     actions = ("stop", "relaunch")
     run = opened(run, failure, reason, actions, kind=finding.kind, onset_step=before_step, began=began)
+    run = with_attempt(run, replace(run.current, onset_step=before_step))
     stop = Stop(
         then=Then.RELAUNCH,
         reason=finding.kind,
@@ -135,5 +245,7 @@ def _told(run: Run, findings: tuple[Finding, ...] | list[Finding]) -> Run:
 
 
 def _key(run: Run, finding: Finding) -> str:
-    """One notice for each level of each trouble in each attempt, however often the detectors repeat it."""
-    return f"{finding.kind}-{finding.level}-{run.current.number}-{finding.onset_step}"
+    """One notice for each level of each trouble since each start, however often the detectors repeat it."""
+    attempt, restart = run.current.number, run.current.restart
+    where = f"{attempt}.{restart}" if restart else str(attempt)
+    return f"{finding.kind}-{finding.level}-{where}-{finding.onset_step}"

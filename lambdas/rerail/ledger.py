@@ -1,7 +1,7 @@
 """How much of each budget is left: failures charge it, and only proven progress gives it back."""
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rerail.causes import Cause
 from rerail.model import Ledger
@@ -17,9 +17,11 @@ def refunded(ledger: Ledger, *, newest_step: int, at: datetime) -> Ledger:
     return replace(
         _noted(ledger, at, f"progress to step {newest_step}: every charge refunded"),
         charges={},
+        charged_at={},
         without_progress=0,
         progress_step=newest_step,
         capacity_since=None,
+        fallbacks=(),
     )
 
 
@@ -35,8 +37,24 @@ def charged(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool, at
     return replace(
         _noted(ledger, at, f"{cause}: failure {count} since the last progress"),
         charges={**ledger.charges, cause: count},
+        charged_at={**ledger.charged_at, cause: (*ledger.charged_at.get(cause, ()), at)},
         without_progress=ledger.without_progress + (1 if trained and not progressed else 0),
         capacity_since=None,
+        fallbacks=(),
+    )
+
+
+def forgotten(ledger: Ledger, *, window: timedelta, at: datetime) -> Ledger:
+    """The ledger without the charges that are older than the window; 0 forgets none."""
+    recent = {cause: tuple(t for t in times if at - t < window) for cause, times in ledger.charged_at.items()}
+    if not window or recent == ledger.charged_at:
+        return ledger
+    left = {c: n - len(ledger.charged_at.get(c, ())) + len(recent.get(c, ())) for c, n in ledger.charges.items()}
+    gone = [f"{cause}: {n - left[cause]}" for cause, n in ledger.charges.items() if left[cause] < n]
+    return replace(
+        _noted(ledger, at, f"older than the window, no longer counted: {', '.join(gone)}"),
+        charges={cause: count for cause, count in left.items() if count > 0},
+        charged_at={cause: times for cause, times in recent.items() if times},
     )
 
 
@@ -51,9 +69,11 @@ def pardoned(ledger: Ledger, *, who: str, at: datetime) -> Ledger:
     return replace(
         _noted(ledger, at, f"released by {who}: every charge forgiven"),
         charges={},
+        charged_at={},
         without_progress=0,
         starts=(),
         capacity_since=None,
+        fallbacks=(),
     )
 
 

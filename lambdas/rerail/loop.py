@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from rerail.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, StopJob, Tell
+from rerail.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, SetAside, StopJob, Tell
 from rerail.checkpoints import Checkpoint
 from rerail.codec import plain
 from rerail.decide import decide
@@ -23,21 +23,28 @@ from rerail.errors import (
     JobExists,
     JobNotFound,
     RequestRefused,
+    RerailError,
     Throttled,
+    Unfinished,
+    Unmovable,
 )
-from rerail.mailbox import Report
+from rerail.mailbox import Report, Told
 from rerail.model import Run, TimelineEntry, run_id
 from rerail.observe import observe
-from rerail.policy import OnAlarm
-from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, Policies, Runs, policy_of
+from rerail.policy import Mode, OnAlarm
+from rerail.ports import Brake, Bus, Checkpoints, Jobs, Mailbox, Policies, Runs, policy_of
 from rerail.relaunch import ATTEMPT_TAG, RUN_TAG, rebuild, successor
+from rerail.remedies import spoken
+from rerail.reports import REFUSED_SAVES
 from rerail.signals import (
+    AsideRefused,
     Commanded,
     CreateRefused,
     Done,
     Found,
     JobSeen,
     MailRefused,
+    Paused,
     Refusal,
     Reported,
     Signal,
@@ -45,11 +52,16 @@ from rerail.signals import (
     Verb,
 )
 from rerail.wakeups import AlarmHeard, CommandGiven, JobHeard, ReportFiled, RunDue, Stray, TroubleFound, Wakeup
+from rerail.weighing import KINDS as WEIGHED
 
 CONFLICTS_BEFORE_GIVING_UP = 8
 UNSUPERVISED_FOR = timedelta(hours=1)
 # Older agents are told and bad machines given back before the next job is launched; people are told last.
-ORDER = (PostCommand, StopJob, ReleaseWarmPool, CreateJob, Tell)
+ORDER = (PostCommand, StopJob, ReleaseWarmPool, SetAside, CreateJob, Tell)
+# No job is created before these are done: what it starts from depends on them.
+FIRST = (ReleaseWarmPool, SetAside)
+# What the account's kill switch keeps from being done.
+SWITCHED = (StopJob, CreateJob)
 # What we were woken for as a signal, made of the run and of its checkpoints where somebody has looked already.
 Hearing = Callable[[Run, Sequence[Checkpoint] | None], Signal]
 
@@ -64,6 +76,7 @@ class Supervisor:
     policies: Policies
     bus: Bus
     mailbox: Mailbox
+    brake: Brake
     clock: Callable[[], datetime]
     failed: list[Exception] = field(default_factory=list, init=False)
 
@@ -124,9 +137,9 @@ class Supervisor:
         """Grant an operator's wish, on the world as it is now."""
 
         def wish(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
-            relaunches = given.verb is Verb.RELEASE  # only then is there a step to choose
+            relaunches = given.verb in (Verb.RELEASE, Verb.APPROVE)  # only then is there a step to choose
             saved = self._saved(run, seen) if relaunches else None
-            return Commanded(self.clock(), given.id, given.verb, given.who, given.why, saved)
+            return Commanded(self.clock(), given.id, given.verb, given.who, given.why, saved, given.proposal)
 
         return self.visit(given.run, wish)
 
@@ -134,7 +147,8 @@ class Supervisor:
         """Judge what was found, on the world as it is now."""
 
         def found(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
-            return Found(self.clock(), job_name, findings, self._saved(run, seen) if _grave(findings) else None)
+            saved = self._saved(run, seen) if self._is_grave(run, findings) else None
+            return Found(self.clock(), job_name, findings, saved)
 
         return self.visit(run_id, found)
 
@@ -150,11 +164,12 @@ class Supervisor:
         return self._hear(run, report) if report else run
 
     def _hear(self, run: Run, report: Report) -> Run:
-        if report.job != run.current.job_name:
+        if report.job != run.current.job_name and report.told not in REFUSED_SAVES:
             return run  # an older attempt's, or nobody's: not worth a look
 
         def reported(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
-            saved = self._saved(run, seen) if _grave(report.findings) else seen
+            looks = self._is_grave(run, report.findings) or report.told is Told.CRASHED
+            saved = self._saved(run, seen) if looks else seen
             return Reported(self.clock(), report, saved)
 
         return self.visit(run.id, reported)
@@ -162,6 +177,10 @@ class Supervisor:
     def _saved(self, run: Run, seen: Sequence[Checkpoint] | None) -> Sequence[Checkpoint] | None:
         """The run's checkpoints; listed only where nobody has just done so."""
         return seen if seen is not None or not run.checkpoint_uri else self.checkpoints.under(run.checkpoint_uri)
+
+    def _is_grave(self, run: Run, findings: Sequence[Finding]) -> bool:
+        """Something may come of it that needs a step to resume from."""
+        return _grave(findings) or (_weighable(findings) and policy_of(run, self.policies).weighing.enabled)
 
     def alarm(self, heard: AlarmHeard) -> Run | None:
         """A user's own alarm on a supervised job; one that returns to OK says nothing new."""
@@ -233,11 +252,16 @@ class Supervisor:
         One action's error keeps no other from being done; what failed stays pending, and its error is raised last.
         """
         done: list[Action | Tell] = []
-        refusals: list[CreateRefused] = []
+        refusals: list[CreateRefused | AsideRefused] = []
+        waits, paused = self._held_back(run)
         for action in sorted(run.pending, key=lambda action: ORDER.index(type(action))):
+            if isinstance(action, waits):
+                continue
+            if isinstance(action, CreateJob) and any(isinstance(a, FIRST) and a not in done for a in run.pending):
+                continue
             try:
                 refusal = self._perform(run, action)
-            except Throttled:
+            except (Throttled, Unfinished):
                 continue  # the sweep finds it pending in a minute
             except Exception as error:  # whatever it is, all else comes first: see `handle`
                 self.failed.append(error)
@@ -247,10 +271,14 @@ class Supervisor:
             run = self._turn(run.id, Done(self.clock(), tuple(done)))
         for refused in refusals:
             run = self._turn(run.id, refused)
+        if paused and any(isinstance(action, StopJob) for action in run.pending):
+            run = self._turn(run.id, Paused(self.clock()))
         return run
 
-    def _perform(self, run: Run, action: Action | Tell) -> CreateRefused | None:
+    def _perform(self, run: Run, action: Action | Tell) -> CreateRefused | AsideRefused | None:
         match action:
+            case SetAside():
+                return self._set_aside(action)
             case CreateJob():
                 return self._create(run, action)
             case StopJob():
@@ -265,7 +293,16 @@ class Supervisor:
                 assert_never(unreachable)
         return None
 
+    def _set_aside(self, action: SetAside) -> AsideRefused | None:
+        try:
+            self.checkpoints.set_aside(action)
+        except Unmovable as error:
+            return AsideRefused(self.clock(), action, str(error))
+        return None
+
     def _create(self, run: Run, action: CreateJob) -> CreateRefused | None:
+        if braked := self._braked(run, action):
+            return braked
         try:
             self.jobs.create(successor(self.runs.request(run.id), action, run=run.id))
         except JobExists:
@@ -284,6 +321,28 @@ class Supervisor:
         tags = self.jobs.tags(job.arn)
         return (tags.get(RUN_TAG), tags.get(ATTEMPT_TAG)) == (run.id, str(action.attempt))
 
+    def _braked(self, run: Run, action: CreateJob) -> CreateRefused | None:
+        """Ask for one launch of all that the account may have; asked for twice, it is one."""
+        limits, at = policy_of(run, self.policies).limits, self.clock()
+        window = limits.account_window
+        answer = self.brake.admit(action.job_name, at=at, limit=limits.account_relaunches, window=window)
+        if answer.granted:
+            return None
+        why = f"{answer.count} relaunches over all runs within {spoken(window)}, of at most {limits.account_relaunches}"
+        return CreateRefused(at, action, Refusal.BRAKE, why, answer.until, answer.paged_at)
+
+    def _held_back(self, run: Run) -> tuple[tuple[type[Action], ...], bool]:
+        """The kinds of action that wait, and whether it is the kill switch that they wait for; where nobody can tell
+        what the policy says, they wait too."""
+        if not any(isinstance(action, SWITCHED) for action in run.pending):
+            return (), False
+        try:
+            paused = policy_of(run, self.policies).mode is Mode.PAUSE
+        except RerailError as error:
+            self.failed.append(error)
+            return SWITCHED, False
+        return (SWITCHED, True) if paused else ((), False)
+
     def _no(self, action: CreateJob, refusal: Refusal, message: str) -> CreateRefused:
         return CreateRefused(self.clock(), action, refusal, message)
 
@@ -296,6 +355,10 @@ class Supervisor:
 
 def _grave(findings: Sequence[Finding]) -> bool:
     return any(finding.level is Level.INTERVENE for finding in findings)
+
+
+def _weighable(findings: Sequence[Finding]) -> bool:
+    return any(finding.kind in WEIGHED for finding in findings)
 
 
 def _entry(before: Run, after: Run, signal: Signal, decision: Decision) -> TimelineEntry:

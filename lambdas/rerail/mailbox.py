@@ -23,9 +23,10 @@ SIZE_LIMIT = 64 * 1024
 REPORT_KEY = re.compile(
     r"runs/(?P<run>[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/reports/(?P<id>[a-zA-Z0-9][a-zA-Z0-9._-]{0,126})\.json"
 )
-LIMITS = {"reason": 500, "evidence": 48_000, "path": 1024}
+LIMITS = {"reason": 500, "evidence": 48_000, "path": 1024, "skip_samples": 20_000}
 FINDINGS_LIMIT = 20
 ABILITIES_LIMIT = 10
+RATE_LIMIT = 1_000
 QUOTED = 1_000  # characters of a finding's evidence: it goes into notices
 # Times that anybody can reckon with.
 EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
@@ -38,11 +39,17 @@ class Wish(StrEnum):
 
     TRAIN = "train"  # nothing but this: the attempt named here owns the run, older ones must not save any more
     CHECKPOINT = "checkpoint"  # save now, at a step that all ranks agree on, and report it
+    RESTART = "restart"  # end the training processes and start them again, on all machines, in this very job
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The supervisor's newest wish; `id` comes back in the reports that answer it."""
+    """The supervisor's newest wish; `id` comes back in the reports that answer it.
+
+    The last four are those of a restart in place: its number within the attempt, from 1 on; the newest step to resume
+    from (None: the newest that there is, 0: from the start); the samples to pass over, as `first-last,first-last`; and
+    the factor on the learning rate.
+    """
 
     id: str
     run: str
@@ -51,6 +58,10 @@ class Command:
     asked_at: datetime
     deadline: datetime | None = None
     reason: str = ""
+    restart: int = 0
+    resume_step: int | None = None
+    skip_samples: str = ""
+    rate: float = 1.0
 
 
 class Told(StrEnum):
@@ -61,6 +72,10 @@ class Told(StrEnum):
     CHECKPOINT = "checkpoint"  # a checkpoint is committed
     REFUSED = "refused"  # the command cannot be granted; `reason` says why
     FINDINGS = "findings"  # the detectors, which the agent runs step by step, have something to say
+    RESTARTED = "restarted"  # the training processes run again; with a step, when they have come to that one
+    DAMAGED = "damaged"  # the files of a checkpoint do not match its manifest: it is not to be resumed from
+    UNLOADED = "unloaded"  # a checkpoint could not be loaded this time, for whatever reason
+    CRASHED = "crashed"  # they have died, the container waits a while for an order; `evidence` is the failure's text
 
 
 class Ability(StrEnum):
@@ -83,7 +98,9 @@ class Report:
     """One thing that the agent has to say; `command` is the id of the command that it answers, if it answers one.
 
     `step` is the step that was saved, `path` the folder of the checkpoint, `evidence` text for people (stacks);
-    a hello names the script's `abilities` (see Ability).
+    a hello names the script's `abilities` (see Ability). `restart` is the number of the restart in place that the
+    processes which say so owe their lives to, 0 for the job's own start; `saved_by` is the attempt that saved the
+    checkpoint of which a report says that it is damaged.
     """
 
     id: str
@@ -100,6 +117,8 @@ class Report:
     findings: tuple[Finding, ...] = ()
     evidence: str = ""
     abilities: tuple[str, ...] = ()
+    restart: int = 0
+    saved_by: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +135,7 @@ class Heartbeat:
     loss: float | None = None
     step_seconds: float | None = None
     tokens_per_s: float | None = None
+    restart: int = 0
 
 
 def bucket_name(account: str, region: str) -> str:
@@ -234,6 +254,8 @@ def _out_of_range(name: str, value: Any, limit: int) -> Iterator[str]:
         yield f"'{name}' is {value!r:.60}; that is too great a number"
     elif name in _COUNTS and not 0 <= value < 10**18:
         yield f"'{name}' is {value!r:.60}; it must be a whole number, 0 or more"
+    elif name == "rate" and not 0 < value <= RATE_LIMIT:
+        yield f"'{name}' is {value!r:.60}; it must be a number above 0, at most {RATE_LIMIT}"
 
 
 def _legible(mail: Any) -> Any:
@@ -244,14 +266,17 @@ def _legible(mail: Any) -> Any:
     return replace(mail, **words)
 
 
-_COUNTS = ("attempt", "step", "onset_step")
-_NUMBERS = ("loss", "step_seconds", "tokens_per_s")
+_COUNTS = ("attempt", "step", "onset_step", "restart", "resume_step", "saved_by")
+_NUMBERS = ("loss", "step_seconds", "tokens_per_s", "rate")
 _KINDS: Mapping[str, Any] = {
-    **dict.fromkeys(("id", "run", "job", "command", "path", "reason", "evidence"), str),
+    **dict.fromkeys(("id", "run", "job", "command", "path", "reason", "evidence", "skip_samples"), str),
     **dict.fromkeys(_COUNTS, int),
     **dict.fromkeys(("asked_at", "deadline", "at", "onset_at", "moved_at"), datetime),
     **dict.fromkeys(_NUMBERS, (int, float)),
 }
 # Whatever their default, these may not be null.
-_REQUIRED = ("id", "run", "job", "attempt", "command", "path", "reason", "evidence", "asked_at")
+_REQUIRED = (
+    *("id", "run", "job", "attempt", "command", "path", "reason", "evidence", "asked_at"),
+    *("restart", "skip_samples", "rate"),
+)
 _SPOKEN: Mapping[Any, str] = {str: "text", int: "a whole number", datetime: "a time", (int, float): "a number"}

@@ -153,12 +153,14 @@ def queries(job: str, names: MetricNames, *, stall_suspected: bool = False) -> t
 class Silence:
     """Whether the loss was ever heard, for how many minutes it is missing now, and the longest time it came back from.
 
+    `sound_to` is the step before the last minute with a loss: in that minute, too, it may have been missing at times.
     A job that logs its loss more rarely than its steps thereby teaches us not to take the pause for a NaN.
     """
 
     loss_heard: bool = False
     minutes: int = 0
     longest: int = 0
+    sound_to: int | None = None
 
     @property
     def tells_of_nan(self) -> bool:
@@ -274,7 +276,8 @@ def samples(
 def _judge(cursor: Cursor, end: datetime, row: Mapping[str, float], names: MetricNames) -> tuple[Cursor, Sample | None]:
     step = int(row["step"]) if "step" in row else None
     behind = cursor.behind if step is None else cursor.step is not None and step <= cursor.step
-    silence = _listen(cursor.silence, row) if names.loss else cursor.silence
+    silence = _listen(cursor, row) if names.loss else cursor.silence
+    silent = "nonfinite" not in row and silence.tells_of_nan
     after = Cursor(
         job=cursor.job,
         read_to=end,
@@ -293,21 +296,23 @@ def _judge(cursor: Cursor, end: datetime, row: Mapping[str, float], names: Metri
         grad_norm=row.get("grad_norm"),
         step_time_s=_step_time(cursor, end, step, row, names),
         tokens_per_s=row.get("tokens_per_s"),
-        nonfinite=row["nonfinite"] > 0 if "nonfinite" in row else silence.tells_of_nan,
+        nonfinite=silent or row.get("nonfinite", 0) > 0,
         count=max(1, int(row.get("count", 1))),
         loss_min=row.get("loss_min"),
         loss_max=row.get("loss_max"),
+        sound_to=silence.sound_to if silent else None,
     )
     return after, sample
 
 
-def _listen(silence: Silence, row: Mapping[str, float]) -> Silence:
+def _listen(cursor: Cursor, row: Mapping[str, float]) -> Silence:
     """CloudWatch takes no NaN and no number's expression reads one: the loss then falls silent while the log flows.
 
     A job that publishes the flag says so itself, and its word is taken."""
+    silence = cursor.silence
     if "loss" in row:
-        back = silence.minutes or not silence.loss_heard
-        return Silence(loss_heard=True, longest=max(silence.longest, silence.minutes)) if back else silence
+        before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0
+        return Silence(loss_heard=True, longest=max(silence.longest, silence.minutes), sound_to=before)
     if "nonfinite" in row or not silence.loss_heard:
         return silence
     return replace(silence, minutes=silence.minutes + 1)

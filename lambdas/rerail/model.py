@@ -9,6 +9,10 @@ from typing import Any
 
 from rerail.actions import Action, Machines, Tell
 from rerail.causes import Cause
+from rerail.checkpoints import Health
+from rerail.detectors.finding import Finding
+from rerail.machines import Cluster, WarmPool
+from rerail.repairs import Repair, Repaired
 
 JOB_NAME_LIMIT = 63
 SUCCESSOR_SUFFIX = len("-a99999")
@@ -40,6 +44,7 @@ class RunState(StrEnum):
 
     WATCHING = "watching"
     SAVING = "saving"
+    RESTARTING = "restarting"
     STOPPING = "stopping"
     WAITING = "waiting"
     STARTING = "starting"
@@ -64,7 +69,11 @@ class Then(StrEnum):
 class Job:
     """A training job as DescribeTrainingJob tells it: the truth, at one moment.
 
-    `metrics` are its last values, `defined_metrics` the names that its MetricDefinitions may ever give.
+    `metrics` are its last values, `defined_metrics` the names that its MetricDefinitions may ever give; `billable_s`
+    are the seconds that one of its machines is billed for, `max_runtime_s` its MaxRuntimeInSeconds. `cluster` are
+    the machines that it asks for, `pool` those kept after it; `lacks_machines` says that it is accepted and waits for
+    capacity, `pending_ran_out` that SageMaker stopped it because it had waited for its MaxPendingTimeInSeconds;
+    `repaired` is what SageMaker itself has mended in it.
     """
 
     name: str
@@ -79,6 +88,15 @@ class Job:
     keep_alive_seconds: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     defined_metrics: tuple[str, ...] = ()
+    cluster: Cluster = field(default_factory=Cluster)
+    pool: WarmPool | None = None
+    lacks_machines: bool = False
+    pending_ran_out: bool = False
+    repaired: Repaired = field(default_factory=Repaired)
+    instance_type: str = ""
+    instance_count: int = 1
+    billable_s: int | None = None
+    max_runtime_s: int | None = None
 
     @property
     def is_training(self) -> bool:
@@ -87,11 +105,46 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """A restart of an attempt's training processes in place; `number` counts them within the attempt, from 1 on.
+
+    `resume_step`, `skip_samples` and `rate` are what it asks for (see Command); `before_step` is the onset of what went
+    wrong, `fingerprint` and `last_step` those of the failure that it answers, `repairs` how often SageMaker itself had
+    restarted the job by then. `restarted_at` is when the processes were known to run again, `stepped_at` when their
+    first step was; `repaired_at` when SageMaker was first seen to restart the job since, whose container counts its
+    restarts anew; `failed` says why it came to nothing.
+    """
+
+    number: int
+    command_id: str
+    reason: str
+    asked_at: datetime
+    deadline: datetime
+    resume_step: int | None = None
+    skip_samples: str = ""
+    rate: float = 1.0
+    before_step: int | None = None
+    fingerprint: str = ""
+    last_step: int | None = None
+    repairs: int = 0
+    restarted_at: datetime | None = None
+    stepped_at: datetime | None = None
+    repaired_at: datetime | None = None
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One SageMaker job of a run; `agent` says that an agent of ours works in it, which can be asked to save.
 
     `abilities` are what the agent says its script can do; `skip_samples`, `rate`, `machines` and `max_runtime_s` are
-    what the job is launched with (see CreateJob).
+    what the job is launched with (see CreateJob), or was restarted with in place, by the `orders`. `pool` are the
+    machines kept after it, as last seen; `self_repairs` counts how often SageMaker itself restarted it, `repairs` why,
+    and `repair_seconds` how long that took; `rung` is that of the ladder which it climbed (see ladder.py). `billable_s`
+    are the seconds that one of its machines is billed for; `approved_by` is who asked for the launch or agreed to it,
+    where that was a human. `onset_step` is where what the attempt was stopped for began: nothing that it or those
+    before it saved from there on is resumed from. `is_littered`: a script without an agent would stumble over, or
+    resume from, something newer than it should.
     """
 
     number: int
@@ -114,6 +167,33 @@ class Attempt:
     rate: float = 1.0
     machines: Machines | None = None
     max_runtime_s: int | None = None
+    pool: WarmPool | None = None
+    repairs: Mapping[Repair, int] = field(default_factory=dict)
+    repair_seconds: float = 0.0
+    instance_type: str = ""
+    instance_count: int = 1
+    billable_s: int | None = None
+    approved_by: str = ""
+    orders: tuple[Order, ...] = ()
+    rung: str = ""
+    onset_step: int | None = None
+    is_littered: bool = False
+
+    @property
+    def restart(self) -> int:
+        """The number of the newest restart in place that the training processes are known to owe their lives to."""
+        return max((order.number for order in self.orders if order.restarted_at), default=0)
+
+    def is_outdated(self, restart: int) -> bool:
+        """Processes of that restart in place, 0 for the job's own start, have been ended by a later one; a container
+        that SageMaker itself has restarted since counts anew."""
+        return restart < self.restart and self.orders[-1].repairs == self.self_repairs
+
+    def counted_anew(self, restart: int, at: datetime) -> bool:
+        """What was saved then is of a container that SageMaker had restarted since the restart in place after this one:
+        its numbers begin at 0 again, and prove nothing."""
+        order = next((order for order in self.orders if order.number == restart + 1), None)
+        return order is not None and order.repaired_at is not None and at > order.repaired_at
 
     @property
     def exists(self) -> bool:
@@ -131,7 +211,7 @@ class Incident:
     """From the first finding to the first progress beyond it, or to a hold; failures in between belong to it.
 
     `mended` says that it closed by progress; `reason` quotes the decisions in it; `onset_step` is where the trouble
-    began, if the run was rolled back to before that.
+    began, if the run was rolled back to before that; `restart` is the attempt's restart in place that it befell.
     """
 
     number: int
@@ -149,6 +229,7 @@ class Incident:
     closed_at: datetime | None = None
     mended: bool = False
     resolution: str = ""
+    restart: int = 0
 
     @property
     def lost_steps(self) -> int | None:
@@ -161,7 +242,10 @@ class Ledger:
     """What each budget has spent since the last proven progress, and why.
 
     `charges` counts failures by cause; `without_progress` counts attempts that trained and left no newer checkpoint;
-    `progress_step` is the newest checkpoint ever proven; `starts` are the recent launches, for the storm rule.
+    `progress_step` is the newest checkpoint ever proven; `starts` are the recent launches, for the storm rule;
+    `fallbacks` are the other machines that were tried since capacity was missed first. `charged_at` are the times of
+    the charges, which are forgotten with their window; what the attempts up to number `forgiven` have cost, in money
+    and time, a human has forgiven.
     """
 
     charges: Mapping[Cause, int] = field(default_factory=dict)
@@ -170,6 +254,9 @@ class Ledger:
     starts: tuple[datetime, ...] = ()
     capacity_since: datetime | None = None
     entries: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
+    charged_at: Mapping[Cause, tuple[datetime, ...]] = field(default_factory=dict)
+    forgiven: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +265,10 @@ class Stop:
 
     `before_step` is the onset of what went wrong: the successor resumes from a checkpoint older than that. Where the
     agent was asked to save first: `command_id` is the wish, `answer_by` until when it should be heard (None when that
-    is settled), `heard_at` when it was, `committed_step` the checkpoint that is on its way to S3.
+    is settled), `heard_at` when it was, `committed_step` the checkpoint that is on its way to S3. `moves` says that the
+    successor is launched on other machines, namely `machines`, None being those of the run's own request.
+    `approved_by` is who asked for it or agreed to it, where that was a human; `put_off` says that the kill switch came
+    before the call.
     """
 
     then: Then
@@ -191,11 +281,72 @@ class Stop:
     answer_by: datetime | None = None
     heard_at: datetime | None = None
     committed_step: int | None = None
+    approved_by: str = ""
+    put_off: bool = False
+    moves: bool = False
+    machines: Machines | None = None
 
     @property
     def is_tainted(self) -> bool:
         """What the job would save now holds what went wrong: it is evidence, and never resumed from."""
         return self.before_step is not None
+
+
+class Plan(StrEnum):
+    """What a proposal would do: launch the next job, or stop the one that runs and relaunch it."""
+
+    LAUNCH = "launch"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A costly action that waits for somebody's word; `id` is unique within the run, and what a word must name.
+
+    `attempt` is the one that it concerns, `dollars` what it is estimated to cost, where that is known; `finding` is
+    why a running job would be stopped. `awaits` is who has to speak: a human, or the kill switch.
+    """
+
+    id: str
+    plan: Plan
+    attempt: int
+    what: str
+    why: str
+    asked_at: datetime
+    expires_at: datetime
+    awaits: str = "approval"
+    dollars: float | None = None
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What was learnt of saves after they were made: of all that attempts up to `attempt`, and the last one's restarts
+    in place up to `restart`, have saved from `step` on, or until step `until` and time `before` where these are given.
+    `source` is the finding or the report that said so, `why` is for people."""
+
+    step: int
+    attempt: int
+    health: Health
+    why: str
+    source: str = ""
+    until: int | None = None
+    restart: int = 0
+    before: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """One rung of the ladder that was climbed for a loss that went wrong at `onset_step`: `attempt` is the one that it
+    led to, the rest is what it was launched with."""
+
+    rung: str
+    attempt: int
+    onset_step: int
+    resume_step: int | None
+    skip_samples: str
+    rate: float
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +355,10 @@ class Run:
 
     `version` grows by one with every recorded decision; `pending` are the actions decided and not yet known to be done;
     `commands` are the ids of the operators' last wishes, so that one that arrives twice is granted once; `warnings` are
-    the findings that people were told of last, `defects` the kinds of malformed mail, for the same reason.
+    the findings that people were told of last, `defects` the kinds of malformed mail, for the same reason; `cluster`
+    are the machines that the run's own request asks for. `proposal` waits for a human's word; `kept_back` says which
+    check the next launch waits for; `max_runtime_s` is the first request's MaxRuntimeInSeconds. `labels` are what was
+    learnt of saves after they were made, `climbs` the rungs of the ladder that the run has climbed.
     """
 
     id: str
@@ -213,6 +367,7 @@ class Run:
     created_at: datetime
     attempts: tuple[Attempt, ...]
     checkpoint_uri: str = ""
+    cluster: Cluster = field(default_factory=Cluster)
     ledger: Ledger = field(default_factory=Ledger)
     incidents: tuple[Incident, ...] = ()
     pending: tuple[Action | Tell, ...] = ()
@@ -223,6 +378,11 @@ class Run:
     commands: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     defects: tuple[str, ...] = ()
+    proposal: Proposal | None = None
+    kept_back: str = ""
+    max_runtime_s: int | None = None
+    labels: tuple[Label, ...] = ()
+    climbs: tuple[Climb, ...] = ()
     version: int = 0
 
     @property

@@ -13,19 +13,25 @@ from typing import Any, get_type_hints
 from rerail.causes import Cause
 from rerail.detectors.detection import Detection
 from rerail.errors import PolicyError
+from rerail.machines import read_fallback
 from rerail.metrics import MetricNames
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+FALLBACKS_LIMIT = 10
 WORDS = {bool: "true or false", str: "text in quotes"}
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
+INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
+PRICES_LIMIT = 20
 
 
 class Mode(StrEnum):
     """What a policy lets Rerail do."""
 
     ACT = "act"
+    APPROVE = "approve"
     OBSERVE = "observe"
+    PAUSE = "pause"
 
 
 class OnMaxRuntime(StrEnum):
@@ -33,6 +39,20 @@ class OnMaxRuntime(StrEnum):
 
     STOP = "stop"
     RELAUNCH = "relaunch"
+
+
+class MaxRuntime(StrEnum):
+    """Whether a request's MaxRuntimeInSeconds is for the whole run, or for each attempt anew."""
+
+    PER_RUN = "per_run"
+    PER_ATTEMPT = "per_attempt"
+
+
+class OnExpiry(StrEnum):
+    """What becomes of a proposal that nobody has answered."""
+
+    ACT = "act"
+    HOLD = "hold"
 
 
 class OnAlarm(StrEnum):
@@ -44,7 +64,8 @@ class OnAlarm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How many failures of one cause in a row a run may have before it is held; progress refunds them all.
+    """How many failures of one cause in a row a run may have before it is held; progress refunds them all, and those
+    older than `window` no longer count (0: they count for ever).
 
     `unknown` has no budget of its own: what we cannot name is bounded by progress, storms and the total alone.
     """
@@ -52,10 +73,11 @@ class Retries:
     infrastructure: int = 10
     hardware: int = 10
     hang: int = 3
-    diverged: int = 3
+    diverged: int = 8
     user_code: int = 1
     data: int = 1
     oom: int = 0
+    window: timedelta = timedelta(hours=24)
 
     def of(self, cause: Cause) -> int | None:
         """The budget of a cause, or None where the cause has none of its own."""
@@ -73,12 +95,17 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Brakes that hold whatever the cause."""
+    """Brakes that hold whatever the cause; 0 dollars, or relaunches of the account, are no brake."""
 
     attempts: int = 50
     attempts_without_progress: int = 3
     starts: int = 5
     starts_window: timedelta = timedelta(minutes=30)
+    run_dollars: float = 0.0
+    incident_dollars: float = 0.0
+    account_relaunches: int = 100
+    account_window: timedelta = timedelta(hours=1)
+    least_runtime: timedelta = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +118,14 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Waiting for machines costs time, not attempts."""
+    """Waiting for machines costs time, not attempts; the `fallbacks` are other machines, tried in this order once the
+    run has waited for `fallback_after`."""
 
     wait: timedelta = timedelta(hours=12)
     base: timedelta = timedelta(minutes=2)
     cap: timedelta = timedelta(minutes=20)
+    fallback_after: timedelta = timedelta(minutes=30)
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +137,58 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Restart:
+    """Whether training processes are restarted in place where no other machine is needed, how often in one attempt, and
+    how long the agent's init may take until they run again."""
+
+    in_place: bool = True
+    per_attempt: int = 3
+    deadline: timedelta = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """How long a proposal waits for a human, and what then becomes of a job that runs and of one that has died."""
+
+    wait: timedelta = timedelta(minutes=30)
+    on_expiry: OnExpiry = OnExpiry.HOLD
+    on_expiry_dead: OnExpiry = OnExpiry.ACT
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What is expected of one machine until the run itself has told: its mean time between failures."""
+
+    machine_mtbf: timedelta = timedelta(days=264)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """Whether waiting for a loss to mend is weighed against a relaunch, and how long it must have lasted at least."""
+
+    enabled: bool = False
+    least: timedelta = timedelta(minutes=5)
+    least_rows: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """How a loss that does not mend is answered (see ladder.py): how far back, how much data is passed over, how often
+    each rung is tried for one trouble; 0 tries leave a rung out."""
+
+    margin_steps: int = 100
+    near_steps: int = 500
+    skip_batches: int = 200
+    far_skip_batches: int = 500
+    rate_factor: float = 0.9
+    least_rate: float = 0.5
+    replays: int = 1
+    skips: int = 1
+    far_skips: int = 1
+    lower_rates: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """All that may differ from one supervised job to the next."""
 
@@ -114,13 +196,20 @@ class Policy:
     mode: Mode = Mode.ACT
     on_max_runtime: OnMaxRuntime = OnMaxRuntime.STOP
     on_alarm: OnAlarm = OnAlarm.INFORM
+    max_runtime: MaxRuntime = MaxRuntime.PER_RUN
     retries: Retries = field(default_factory=Retries)
     limits: Limits = field(default_factory=Limits)
+    approval: Approval = field(default_factory=Approval)
+    weighing: Weighing = field(default_factory=Weighing)
+    advice: Advice = field(default_factory=Advice)
     backoff: Backoff = field(default_factory=Backoff)
     capacity: Capacity = field(default_factory=Capacity)
     save: Save = field(default_factory=Save)
+    restart: Restart = field(default_factory=Restart)
+    ladder: Ladder = field(default_factory=Ladder)
     metrics: MetricNames = field(default_factory=MetricNames)
     detection: Detection = field(default_factory=Detection)
+    prices: Mapping[str, float] = field(default_factory=dict)
 
     def scaled(self, factor: float) -> "Policy":
         """The same policy on a clock that runs `factor` times as fast: every duration divided by it."""
@@ -139,6 +228,9 @@ def parse_policy(text: str, *, name: str) -> Policy:
     if "name" in table:
         raise PolicyError(f"policy {name!r}: field 'name' is taken from the file's name; remove it")
     policy: Policy = _read(Policy, table, where=f"policy {name!r}", path="")
+    if not 0 < policy.ladder.rate_factor < 1:
+        what = f"field 'ladder.rate_factor' is {policy.ladder.rate_factor}; it must be a number between 0 and 1"
+        raise PolicyError(f"policy {name!r}: {what}, such as 0.9")
     return replace(policy, name=name)
 
 
@@ -150,6 +242,9 @@ def to_toml(policy: Policy) -> str:
         if is_dataclass(value):
             rows = "".join(f"{g.name} = {_literal(getattr(value, g.name))}\n" for g in fields(value))
             sections.append(f"\n[{f.name}]\n{rows}")
+        elif isinstance(value, Mapping):
+            rows = "".join(f"{json.dumps(key)} = {item!r}\n" for key, item in value.items())
+            sections.append(f"\n[{f.name}]\n{rows}" if rows else "")
         elif f.name != "name":
             plain.append(f"{f.name} = {_literal(value)}\n")
     return "".join(plain + sections)
@@ -160,7 +255,7 @@ def _literal(value: Any) -> str:
         return f'"{value.total_seconds():.6f}'.rstrip("0").rstrip(".") + 's"'
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return json.dumps(value) if isinstance(value, str | tuple) else repr(value)
 
 
 def _read(cls: type[Any], table: Mapping[str, Any], *, where: str, path: str) -> Any:
@@ -186,6 +281,10 @@ def _value(kind: Any, value: Any, *, where: str, path: str) -> Any:
         return kind(value)
     if kind is timedelta:
         return _duration(value, where=where, path=path)
+    if kind == tuple[str, ...]:
+        return _fallbacks(value, where=where, path=path)
+    if kind == Mapping[str, float]:
+        return _prices(value, where=where, path=path)
     if kind in (bool, str):
         if not isinstance(value, kind):
             raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be {WORDS[kind]}")
@@ -197,6 +296,31 @@ def _value(kind: Any, value: Any, *, where: str, path: str) -> Any:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1_000_000:
         raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be a whole number from 0 to 1,000,000")
     return value
+
+
+def _fallbacks(value: Any, *, where: str, path: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or len(value) > FALLBACKS_LIMIT:
+        raise PolicyError(
+            f"{where}: field '{path}' is {value!r}; it must be a list of at most {FALLBACKS_LIMIT} texts such as "
+            '["ml.p4de.24xlarge", "subnet-0a1b2c3d"]'
+        )
+    for number, item in enumerate(value):
+        try:
+            read_fallback(item)
+        except ValueError as error:
+            raise PolicyError(f"{where}: field '{path}[{number}]' is {item!r}: {error}; mend or remove it") from error
+    return tuple(" ".join(item.split()) for item in value)
+
+
+def _prices(value: Any, *, where: str, path: str) -> dict[str, float]:
+    if not isinstance(value, Mapping) or len(value) > PRICES_LIMIT:
+        limit = f"of at most {PRICES_LIMIT} prices"
+        raise PolicyError(f"{where}: field '{path}' must be a table, written [{path}], {limit}")
+    for key in value:
+        if not INSTANCE_TYPE.fullmatch(key):
+            remedy = 'it must be an instance type, written "ml.p5.48xlarge" = 63.30'
+            raise PolicyError(f"{where}: field '{path}' names {key!r}; {remedy}")
+    return {key: _value(float, price, where=where, path=f"{path}.{key}") for key, price in value.items()}
 
 
 def _duration(value: Any, *, where: str, path: str) -> timedelta:

@@ -1,10 +1,11 @@
 """What the core needs of the world, in the core's own words; rerail.aws answers with AWS, the tests with fakes."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
-from rerail.actions import Tell
+from rerail.actions import SetAside, Tell
+from rerail.brake import Admission
 from rerail.checkpoints import Checkpoint
 from rerail.errors import UnknownPolicy
 from rerail.mailbox import Command, Heartbeat, Report
@@ -67,7 +68,13 @@ class Checkpoints(Protocol):
     """Saved states."""
 
     def under(self, uri: str) -> Sequence[Checkpoint]:
-        """Every checkpoint below the URI that has a readable manifest, newest first."""
+        """Every checkpoint below the URI that has a readable manifest, newest first; where nothing has one, the saves
+        of a script whose layout is known."""
+
+    def set_aside(self, action: SetAside) -> None:
+        """Move aside what a script must not resume from; nothing is lost, wherever it ends, and repeating it goes on.
+
+        Raises Unfinished where time was up, Throttled, Unanswered, or Unmovable where waiting does not help."""
 
 
 class Policies(Protocol):
@@ -75,6 +82,20 @@ class Policies(Protocol):
 
     def get(self, name: str) -> Policy:
         """The policy; raises UnknownPolicy or PolicyError."""
+
+
+class Switch(Protocol):
+    """The account's kill switch."""
+
+    def is_on(self) -> bool:
+        """Whether jobs may be stopped and created; what was known last where nobody can tell."""
+
+
+class Brake(Protocol):
+    """The count of all relaunches of the account."""
+
+    def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
+        """Count one launch, or keep it back: see `rerail.brake`; raises Throttled."""
 
 
 class Bus(Protocol):

@@ -1,10 +1,12 @@
 """The request that launches a job again: rebuilt from what SageMaker tells of the first, renamed each time."""
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rerail.actions import CreateJob
+from rerail import skips
+from rerail.actions import CreateJob, Machines
 from rerail.errors import RequestRefused
 
 POLICY_TAG = "rerail:policy"
@@ -18,6 +20,7 @@ ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE")
 LOCAL_PATH = "/opt/ml/checkpoints"
 # Returned by DescribeTrainingJob, refused by CreateTrainingJob.
 READ_ONLY_RESOURCE_FIELDS = ("SelectedInstanceType", "SelectedInstanceCount")
+NAMES_OF_TYPES = ("InstanceType", "InstancePreferences")
 # A user's own names and values: an empty value means something here.
 VERBATIM = ("HyperParameters", "Environment")
 OWNED_BY = {
@@ -52,12 +55,13 @@ def rebuild(description: Mapping[str, Any], tags: Mapping[str, str], *, members:
 def successor(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dict[str, Any]:
     """The request of one attempt. What it has to know travels in Environment: hyperparameters become command-line
     flags in script mode, and an unknown flag ends the script."""
+    own = request.get("Environment", {})
     environment = {
-        **{k: v for k, v in request.get("Environment", {}).items() if k not in ORDERED},
+        **{k: v for k, v in own.items() if k not in ORDERED},
         "RERAIL_RUN": run,
         "RERAIL_ATTEMPT": str(action.attempt),
         **_resume_step(request, action),
-        **_orders(action),
+        **_orders(action, own),
     }
     if len(environment) > ENVIRONMENT_LIMIT:
         raise RequestRefused(
@@ -73,6 +77,8 @@ def successor(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dic
         "Environment": environment,
         "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
     }
+    _move(launched, action.machines)
+    _allot(launched, action.max_runtime_s)
     _rename_in_hyperparameters(launched)
     _end_with_slash(launched)
     return launched
@@ -96,10 +102,52 @@ def _resume_step(request: Mapping[str, Any], action: CreateJob) -> dict[str, str
     return {"RERAIL_RESUME_STEP": str(action.resume_step or 0)}
 
 
-def _orders(action: CreateJob) -> dict[str, str]:
-    """What the script is asked to do otherwise than at first."""
-    skip = {"RERAIL_SKIP_SAMPLES": action.skip_samples} if action.skip_samples else {}
-    return skip | ({"RERAIL_LR_SCALE": f"{action.rate:.6g}"} if action.rate != 1.0 else {})
+def _orders(action: CreateJob, own: Mapping[str, str]) -> dict[str, str]:
+    """What the script is asked to do otherwise than at first, on top of what its owner asked of it. What of that cannot
+    be read stays as it is: the script says so, and what is to be done about it."""
+    skip, rate = action.skip_samples, action.rate
+    try:
+        asked = float(own.get("RERAIL_LR_SCALE") or 1.0)
+        scale = f"{asked * rate:.6g}"
+    except ValueError:
+        asked, scale = math.nan, own["RERAIL_LR_SCALE"]
+    try:
+        skip = skips.write((*skips.read(own.get("RERAIL_SKIP_SAMPLES", "")), *skips.read(skip)))
+    except ValueError:
+        skip = f"{own['RERAIL_SKIP_SAMPLES']},{skip}".rstrip(",")
+    return ({"RERAIL_SKIP_SAMPLES": skip} if skip else {}) | (
+        {"RERAIL_LR_SCALE": scale} if (asked, rate) != (1.0, 1.0) else {}
+    )
+
+
+def _move(request: dict[str, Any], machines: Machines | None) -> None:
+    """Other machines than the request's own: one type, or several of which SageMaker takes the first that it has."""
+    if machines and machines.subnets:
+        request["VpcConfig"] = {**request.get("VpcConfig", {}), "Subnets": list(machines.subnets)}
+    if not machines or not machines.instance_types:
+        return
+    others = {k: v for k, v in request.get("ResourceConfig", {}).items() if k not in NAMES_OF_TYPES}
+    if len(machines.instance_types) == 1:
+        request["ResourceConfig"] = {**others, "InstanceType": machines.instance_types[0]}
+    else:
+        wanted = [{"InstanceType": each} for each in machines.instance_types]
+        request["ResourceConfig"] = {**others, "InstancePreferences": wanted}
+    parameters = request.get("HyperParameters", {})
+    if "sagemaker_instance_type" in parameters:  # what SageMaker's own launcher is told
+        first = json.dumps(machines.instance_types[0])
+        request["HyperParameters"] = {**parameters, "sagemaker_instance_type": first}
+
+
+def _allot(request: dict[str, Any], max_runtime_s: int | None) -> None:
+    """What is left of the run's time; spot jobs wait for machines as long as before, beside what they may train."""
+    condition = request.get("StoppingCondition") or {}
+    first = condition.get("MaxRuntimeInSeconds")
+    if max_runtime_s is None or first is None or max_runtime_s >= first:
+        return
+    left = {**condition, "MaxRuntimeInSeconds": max_runtime_s}
+    if "MaxWaitTimeInSeconds" in condition:
+        left["MaxWaitTimeInSeconds"] = max(max_runtime_s, condition["MaxWaitTimeInSeconds"] - (first - max_runtime_s))
+    request["StoppingCondition"] = left
 
 
 def _rename_in_hyperparameters(request: dict[str, Any]) -> None:

@@ -5,9 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from rerail.actions import Machines
 from rerail.causes import Cause
+from rerail.checkpoints import Checkpoint
 from rerail.diagnosis import Diagnosis
+from rerail.fallbacks import lacking_quota, passed_over, untried
 from rerail.ledger import left
+from rerail.machines import spoken_machines
 from rerail.model import Run
 from rerail.policy import Policy
 
@@ -17,21 +21,26 @@ PLATFORM = (Cause.INFRASTRUCTURE, Cause.HARDWARE, Cause.CAPACITY)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt as the rules see it; the run's ledger is charged for it already."""
+    """A failed attempt as the rules see it, and what was saved, where somebody looked; the run's ledger is charged for
+    it already."""
 
     diagnosis: Diagnosis
     last_step: int | None
     resume_step: int | None
     at: datetime
+    checkpoints: tuple[Checkpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Relaunch:
-    """Try again after `delay`, on fresh machines where `fresh_machines` says so."""
+    """Try again after `delay`, on fresh machines where `fresh_machines` says so; where it `moves`, on `machines`, None
+    being those of the run's own request."""
 
     delay: timedelta
     why: str
     fresh_machines: bool = False
+    moves: bool = False
+    machines: Machines | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,9 @@ class Hold:
     why: str
     advice: str
 
+
+# From so many hangs in a row on, the machines are suspect too.
+HANGS_TOLERATED = 2
 
 Verdict = Relaunch | Hold
 Rule = Callable[[Run, Failure, Policy], Verdict | None]
@@ -56,13 +68,29 @@ def remedy(run: Run, failure: Failure, policy: Policy) -> Verdict:
 
 def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
     """Twice the same error at the same step is a deterministic failure: a third try only costs money."""
+    if hold := _same_error_after_a_restart(run, failure):
+        return hold
     before = next((attempt for attempt in reversed(run.attempts[:-1]) if attempt.cause is not Cause.CAPACITY), None)
-    if before is None or failure.last_step is None or failure.diagnosis.cause in PLATFORM:
+    cause = failure.diagnosis.cause
+    if before is None or failure.last_step is None or cause in (*PLATFORM, Cause.DIVERGED):
         return None
     if (before.fingerprint, before.last_step) != (failure.diagnosis.fingerprint, failure.last_step):
         return None
     return Hold(
         f"the same error at step {failure.last_step} in attempts {before.number} and {run.current.number}",
+        "mend the code or the data at that step, then release the run",
+    )
+
+
+def _same_error_after_a_restart(run: Run, failure: Failure) -> Hold | None:
+    """The same, of one job's processes that were restarted in place. What diverges again is a case for other data."""
+    order, cause = (run.current.orders[-1] if run.current.orders else None), failure.diagnosis.cause
+    if order is None or not order.restarted_at or failure.last_step is None or cause in (*PLATFORM, Cause.DIVERGED):
+        return None
+    if (order.fingerprint, order.last_step) != (failure.diagnosis.fingerprint, failure.last_step):
+        return None
+    return Hold(
+        f"the same error at step {failure.last_step} before and after a restart in place",
         "mend the code or the data at that step, then release the run",
     )
 
@@ -104,7 +132,7 @@ def wait_for_capacity(run: Run, failure: Failure, policy: Policy) -> Verdict | N
     """No machines: wait for them, within a budget of time."""
     if failure.diagnosis.cause is not Cause.CAPACITY:
         return None
-    return capacity_verdict(run, policy, at=failure.at)
+    return capacity_verdict(run, policy, at=failure.at, refusal=failure.diagnosis.evidence)
 
 
 def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
@@ -118,8 +146,10 @@ def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | 
 
 
 def leave_the_bad_node(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
-    """A warm pool would hand the same broken node back."""
-    if failure.diagnosis.cause is not Cause.HARDWARE:
+    """A warm pool would hand the same broken node back; a second hang in a row makes its machines suspect."""
+    cause = failure.diagnosis.cause
+    hangs_again = cause is Cause.HANG and run.ledger.charges.get(cause, 0) >= HANGS_TOLERATED
+    if cause is not Cause.HARDWARE and not hangs_again:
         return None
     return Relaunch(_backoff(run, failure, policy), _spending(run, failure, policy), fresh_machines=True)
 
@@ -149,18 +179,39 @@ ADVICE = {
 }
 
 
-def capacity_verdict(run: Run, policy: Policy, *, at: datetime) -> Verdict:
-    """Wait for machines, with growing pauses, until the policy's patience is at an end."""
+def capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "") -> Verdict:
+    """Wait for machines, with growing pauses, until the policy's patience is at an end; after a part of it, or at once
+    where a quota keeps the run from its own machines for ever, try the policy's fall-backs."""
     waited = at - (run.ledger.capacity_since or at)
+    quota, others = lacking_quota(refusal), untried(run, policy)
     if waited >= policy.capacity.wait:
         return Hold(
             f"no capacity for {spoken(waited)}, as long as the policy waits",
             "choose another instance type or region, or release the run to wait again",
         )
+    given_up = f", {spoken_machines(run.current.machines)} is given up" if run.current.machines else ""
+    seed = f"{run.id}:{run.version}"
+    if others and (quota or waited >= policy.capacity.fallback_after):
+        why = str(quota) if quota else f"no capacity for {spoken(waited)}"
+        pause = jittered(policy.capacity.base, seed=seed, least=0.5)
+        return Relaunch(
+            pause, f"{why}{given_up}: falling back to {spoken_machines(others[0])}", moves=True, machines=others[0]
+        )
+    if quota and not run.current.machines:
+        return Hold(
+            f"{quota}: waiting does not raise it",
+            "have that quota raised in Service Quotas, or list other machines in the policy's capacity.fallbacks; "
+            "then release the run",
+        )
     pause = min(policy.capacity.cap, max(policy.capacity.base, waited / 2))
+    if others:  # their time has come before a long pause would be over
+        pause = min(pause, max(policy.capacity.base, policy.capacity.fallback_after - waited))
+    unused = passed_over(run, policy) if waited >= policy.capacity.fallback_after and not others else ""
     return Relaunch(
-        jittered(pause, seed=f"{run.id}:{run.version}", least=0.5),
-        f"no capacity for {spoken(waited)} of at most {spoken(policy.capacity.wait)}",
+        jittered(pause, seed=seed, least=0.5),
+        f"no capacity for {spoken(waited)} of at most {spoken(policy.capacity.wait)}{given_up}"
+        + (f"; fall-backs passed over: {unused}" if unused else ""),
+        moves=run.current.machines is not None,
     )
 
 

@@ -5,25 +5,64 @@ from datetime import datetime
 
 from rerail.actions import Severity
 from rerail.decision import Decision, notice, with_attempt
+from rerail.health import refused
 from rerail.interventions import on_found
-from rerail.mailbox import Told
+from rerail.mailbox import Report, Told
 from rerail.model import Run
 from rerail.policy import Policy
+from rerail.restarting import answers_the_order, on_crash, on_refused, revived
 from rerail.saving import on_answer
 from rerail.signals import Found, MailRefused, Reported
+
+REFUSED_SAVES = (Told.DAMAGED, Told.UNLOADED)
 
 
 def on_report(run: Run, reported: Reported, policy: Policy) -> Decision:
     """Whoever reports is there, whatever it says: an agent works in this attempt."""
     report, attempt = reported.report, run.current
+    if report.told in REFUSED_SAVES:
+        return _on_refused_save(run, reported)
     if (report.attempt, report.job) != (attempt.number, attempt.job_name):
         return Decision(run)
     if attempt.exists and not attempt.may_be_live:
         return Decision(run)
-    run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
-    if report.told is Told.FINDINGS:
+    if not _is_of_init(report):
+        run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
+    if attempt.is_outdated(report.restart) and report.told is not Told.REFUSED:
+        return Decision(run)
+    alive = revived(run, report, at=reported.at)
+    decision = _on_words(alive.run, reported, policy)
+    return decision if decision.reason else replace(decision, reason=alive.reason)
+
+
+def _on_refused_save(run: Run, reported: Reported) -> Decision:
+    """Said of a file that lies there, so it is true also when the attempt is over."""
+    report = reported.report
+    known = any((a.number, a.job_name) == (report.attempt, report.job) for a in run.attempts)
+    after = refused(run, report) if known else run
+    if after == run:
+        return Decision(run)
+    label = after.labels[-1]
+    reason = f"the checkpoint of step {label.step} is {label.health}: {label.why}"
+    key = f"{label.health}-{label.step}-{label.attempt}"
+    tell = notice(after, Severity.INFORM, f"a checkpoint is {label.health}", reason, key=key)
+    return Decision(after, (tell,), reason, finding="damaged_checkpoint")
+
+
+def _is_of_init(report: Report) -> bool:
+    """PID 1 speaks for the processes that it starts: it is no agent in the script, which could save."""
+    return report.told is Told.CRASHED or (report.told is Told.RESTARTED and report.step is None)
+
+
+def _on_words(run: Run, reported: Reported, policy: Policy) -> Decision:
+    told = reported.report.told
+    if told is Told.FINDINGS:
         return on_found(run, _found(run, reported), policy)
-    return on_answer(run, reported)
+    if told is Told.CRASHED:
+        return on_crash(run, reported, policy)
+    if told is Told.REFUSED and answers_the_order(run, reported.report):
+        return on_refused(run, reported)
+    return Decision(run) if told is Told.RESTARTED else on_answer(run, reported)
 
 
 def _found(run: Run, reported: Reported) -> Found:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from rerail.actions import Action, CreateJob, Tell
+from rerail.actions import Action, CreateJob, SetAside, Tell
 from rerail.checkpoints import Checkpoint
 from rerail.detectors.finding import Finding
 from rerail.mailbox import Report
@@ -31,9 +31,10 @@ class JobGone:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed; the checkpoints where the next job is due: what it was to resume from may be gone by now."""
 
     at: datetime
+    checkpoints: Sequence[Checkpoint] | None = None
 
 
 class Verb(StrEnum):
@@ -43,11 +44,14 @@ class Verb(StrEnum):
     RELEASE = "release"
     STOP = "stop"
     RESTART = "restart"
+    APPROVE = "approve"
+    DENY = "deny"
 
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """An operator's wish; `who` and `why` are quoted in the timeline, a release resumes from the newest checkpoint."""
+    """An operator's wish; `who` and `why` are quoted in the timeline, a release resumes from the newest checkpoint, and
+    a word on a proposal names its id in `proposal`."""
 
     at: datetime
     id: str
@@ -55,6 +59,7 @@ class Commanded:
     who: str
     why: str
     checkpoints: Sequence[Checkpoint] | None = None
+    proposal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +102,42 @@ class MailRefused:
 
 
 class Refusal(StrEnum):
-    """Why SageMaker did not create a job."""
+    """Why a job was not created: SageMaker said so, or the brake on all relaunches of the account."""
 
     CAPACITY = "capacity"
     INVALID = "invalid"
+    BRAKE = "brake"
 
 
 @dataclass(frozen=True, slots=True)
 class CreateRefused:
-    """CreateTrainingJob answered no."""
+    """CreateTrainingJob answered no, or the brake did: then `until` says when to ask again, and `paged_at` is given
+    where on-call is to hear of it."""
 
     at: datetime
     action: CreateJob
     refusal: Refusal
     message: str
+    until: datetime | None = None
+    paged_at: datetime | None = None
 
 
-Signal = JobSeen | JobGone | Tick | Commanded | Found | Reported | MailRefused | Done | CreateRefused
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The kill switch is off, and a stop is owed that was not called for yet."""
+
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AsideRefused:
+    """What a rollback must not resume from cannot be set aside; the message says what is lacking, and the remedy."""
+
+    at: datetime
+    action: SetAside
+    message: str
+
+
+Signal = (
+    JobSeen | JobGone | Tick | Commanded | Found | Reported | MailRefused | Done | CreateRefused | AsideRefused | Paused
+)

@@ -45,13 +45,15 @@ class RunDue:
 
 @dataclass(frozen=True, slots=True)
 class CommandGiven:
-    """An operator asks something of a run; `id` tells a repetition from a second wish."""
+    """An operator asks something of a run; `id` tells a repetition from a second wish, `proposal` is the one that a
+    word of approval is about."""
 
     id: str
     run: str
     verb: Verb
     who: str
     why: str
+    proposal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def _command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandG
         verb=Verb(verb),
         who=_words(detail, "who"),
         why=_words(detail, "why", default=""),
+        proposal=_words(detail, "proposal", default=""),
     )
 
 

@@ -9,6 +9,7 @@ from rerail.beating import felt, is_believed, judged_by_the_agent
 from rerail.detectors import checkpoint_stall, stall
 from rerail.detectors.detection import Detection
 from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.mending import Trouble, followed
 from rerail.detectors.onsets import OF_THE_LOSS, dated
 from rerail.detectors.pulse import Phase, Pulse, entered, relaunched
 from rerail.detectors.sample import Sample
@@ -27,7 +28,7 @@ from rerail.metrics import (
     load,
     samples,
 )
-from rerail.model import Attempt, Run
+from rerail.model import Attempt, Order, Run
 from rerail.policy import Policy
 from rerail.ports import Beat
 
@@ -41,7 +42,8 @@ class Memory:
     """What is known of a run's series: how far it was read, and the state of the detectors; outlives its jobs.
 
     `rows` counts what was judged, `step` is the last row's; `onsets` are the rows in which trouble with the loss was
-    found lately, each with the step at which it began.
+    found lately, each with the step at which it began, `troubles` those that are not over; `restart` is the job's
+    restart in place that is watched.
     """
 
     run: str
@@ -50,6 +52,8 @@ class Memory:
     rows: int = 0
     step: int | None = None
     onsets: tuple[tuple[int, int], ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    restart: int = 0
 
 
 class Memories(Protocol):
@@ -144,7 +148,7 @@ def beaten(memory: Memory, watchable: Watchable, beat: Beat, *, at: datetime) ->
     memory = _taught(memory, beat.heartbeat, detection)
     watch = replace(memory.watch, pulse=felt(memory.watch.pulse, beat, at=at))
     cursor = judged_by_the_agent(memory.cursor, beat, period=watchable.policy.metrics.period, at=at)
-    memory = replace(memory, cursor=cursor, watch=watch, onsets=())
+    memory = replace(memory, cursor=cursor, watch=watch, onsets=(), troubles=())
     overdue = (replace(f, level=Level.WARN) if f.kind in STALLS else f for f in due(watch, at, detection))
     return Judged(memory, (*overdue, *_unsaved(watchable, watch.pulse, at)))
 
@@ -175,13 +179,22 @@ def _seen(memory: Memory, sample: Sample, detection: Detection) -> tuple[Memory,
     watch, said = see(memory.watch, sample, detection)
     span = 0 if sample.step is None or memory.step is None else max(0, sample.step - memory.step - 1)
     found = [
-        replace(f, onset_step=max(0, f.onset_step - span)) if f.kind in OF_THE_LOSS and f.onset_step is not None else f
+        replace(f, onset_step=max(0, f.onset_step - _span(f, sample, span)))
+        if f.kind in OF_THE_LOSS and f.onset_step is not None
+        else f
         for f in said
     ]
     rows = memory.rows + 1
     onsets, told = dated(memory.onsets, found, row=rows, detection=detection)
+    troubles, over = followed(memory.troubles, told, watch.judges, sample)
     step = sample.step if sample.step is not None else memory.step
-    return replace(memory, watch=watch, rows=rows, step=step, onsets=onsets), told
+    memory = replace(memory, watch=watch, rows=rows, step=step, onsets=onsets, troubles=troubles)
+    return memory, (*told, *over)
+
+
+def _span(finding: Finding, sample: Sample, span: int) -> int:
+    """How many steps before its row a trouble can have begun; a silence says that itself."""
+    return 0 if finding.kind is Kind.NON_FINITE and sample.sound_to is not None else span
 
 
 def _heard(pulse: Pulse, cursor: Cursor) -> Pulse:
@@ -225,6 +238,8 @@ def remember(memory: Memory | None, watchable: Watchable, *, at: datetime) -> Me
         memory = Memory(run.id, Cursor(attempt.job_name), Watch(pulse=Pulse(Phase.CAPACITY, at)))
     elif memory.cursor.job != attempt.job_name:
         memory = _followed(memory, run, attempt, at)
+    elif memory.restart < attempt.restart:
+        memory = _restarted_in_place(memory, watchable, attempt.orders[-1], at)
     elif not watchable.trains and memory.cursor.read_to is not None:
         memory = _restarted(memory, watchable, at)
     pulse = memory.watch.pulse
@@ -240,7 +255,19 @@ def _restarted(memory: Memory, watchable: Watchable, at: datetime) -> Memory:
     cursor = handed_over(memory.cursor, step=None, moved_at=at, at=at, period=period)
     pulse = memory.watch.pulse
     pulse = pulse if pulse.phase is Phase.CAPACITY else relaunched(pulse, at)
-    return replace(memory, cursor=cursor, watch=replace(memory.watch, pulse=pulse))
+    return replace(memory, cursor=cursor, watch=replace(memory.watch, pulse=pulse), troubles=())
+
+
+def _restarted_in_place(memory: Memory, watchable: Watchable, order: Order, at: datetime) -> Memory:
+    """The same job's processes start up anew; the minute in which they did so holds the old ones' values too."""
+    cursor, pulse = memory.cursor, relaunched(memory.watch.pulse, at)
+    judged_to = None if order.before_step is None else order.resume_step or 0
+    read_to = (order.restarted_at or at) + watchable.policy.metrics.period
+    cursor = replace(follow(cursor, cursor.job, judged_to=judged_to), read_to=read_to)
+    if judged_to is not None:
+        return Memory(memory.run, cursor, Watch(pulse=pulse), restart=order.number)
+    watch = replace(memory.watch, pulse=pulse)
+    return replace(memory, cursor=cursor, watch=watch, restart=order.number)
 
 
 def _followed(memory: Memory, run: Run, attempt: Attempt, at: datetime) -> Memory:
@@ -249,10 +276,13 @@ def _followed(memory: Memory, run: Run, attempt: Attempt, at: datetime) -> Memor
         # What the detectors learnt after the onset is not to be trusted: they begin afresh where the run does.
         cursor = follow(memory.cursor, attempt.job_name, judged_to=attempt.resumed_from_step or 0)
         return Memory(run.id, cursor, Watch(pulse=pulse))
-    return replace(memory, cursor=follow(memory.cursor, attempt.job_name), watch=replace(memory.watch, pulse=pulse))
+    watch = replace(memory.watch, pulse=pulse)
+    return replace(memory, cursor=follow(memory.cursor, attempt.job_name), watch=watch, restart=0)
 
 
 def _rolled_back(run: Run, attempt: Attempt) -> bool:
     """The attempt resumed from before what was judged, on purpose: old step numbers come again with new values."""
+    if attempt.rung:
+        return True
     last = run.incidents[-1] if run.incidents else None
     return last is not None and last.onset_step is not None and attempt.number == last.attempt + 1

@@ -6,6 +6,7 @@ from typing import Any
 
 from .errors import ServiceError
 from .job import Job
+from .market import choices, over_quota
 
 CAPACITY_ERROR = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
@@ -48,14 +49,9 @@ def _refusal(fault: str, request: dict[str, Any]) -> ServiceError:
     if fault == "describe_error":
         message = "The request processing has failed because of an unknown error, exception or failure."
         return ServiceError("InternalFailure", message, status=500)
-    instance_type = request.get("ResourceConfig", {}).get("InstanceType", "ml.p4d.24xlarge")
-    delta = request.get("ResourceConfig", {}).get("InstanceCount", 1)
-    return ServiceError(
-        "ResourceLimitExceeded",
-        f"The account-level service limit '{instance_type} for training job usage' is 0 Instances, with current "
-        f"utilization of 0 Instances and a request delta of {delta} Instances. "
-        "Please use AWS Service Quotas to request an increase for this quota.",
-    )
+    # All that the account may use is in use: a limit that is too small for the job alone is set by `quota`.
+    kind, count = (choices(request) or [("ml.p4d.24xlarge", 1)])[0]
+    return over_quota(kind, limit=count, used=count, delta=count)
 
 
 def pending_limit(job: Job) -> float:

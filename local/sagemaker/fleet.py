@@ -13,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from .faults import Faults
 from .images import Image
+from .market import Market
 from .storage import Storage
 from .timing import Timing
 from .warm_pools import WarmPools
@@ -42,6 +43,7 @@ class Fleet:
         self.region = region
         self.account_id = account_id
         self.faults = Faults()
+        self.market = Market()
         self.pools = WarmPools(timing)
         self.storage = Storage(self._client("s3"))
         self.cloudwatch = self._client("cloudwatch")

@@ -44,12 +44,9 @@ def hosts_of(request: dict[str, Any], job_folder: Path) -> list[Host]:
 
 
 def _only_group(resources: dict[str, Any]) -> dict[str, Any]:
-    preferred = resources.get("InstancePreferences", [{}])[0]
-    return {
-        "InstanceGroupName": "homogeneousCluster",
-        "InstanceType": resources.get("InstanceType") or preferred["InstanceType"],
-        "InstanceCount": resources.get("InstanceCount") or preferred.get("InstanceCount", 1),
-    }
+    kind = resources.get("InstanceType") or resources["SelectedInstanceType"]
+    count = resources.get("InstanceCount") or resources["SelectedInstanceCount"]
+    return {"InstanceGroupName": "homogeneousCluster", "InstanceType": kind, "InstanceCount": count}
 
 
 def lay_out(host: Host, hosts: list[Host], request: dict[str, Any]) -> None:

@@ -33,6 +33,8 @@ class Injections:
             "internal_error": self._internal_error,
             "interrupt": self._interrupt,
             "capacity": self._capacity,
+            "machines": self._machines,
+            "quota": self._quota,
             "resource_limit": self._resource_limit,
             "throttle": self._throttle,
             "describe_error": self._describe_error,
@@ -73,6 +75,16 @@ class Injections:
         else:
             faults.capacity_failures = _count(request)
 
+    async def _machines(self, request: Request) -> None:
+        """So many are left of InstanceType for new jobs; without Count they are plentiful again."""
+        market = self._fleet.market
+        market.patience = _number(request, "WaitSeconds", default=market.patience)
+        _set(market.left, request, "Count")
+
+    async def _quota(self, request: Request) -> None:
+        """The account may use so many of InstanceType at once; without Limit as many as it likes."""
+        _set(self._fleet.market.limits, request, "Limit")
+
     async def _resource_limit(self, request: Request) -> None:
         self._fleet.faults.arm_call("resource_limit", "CreateTrainingJob", _count(request))
 
@@ -103,6 +115,16 @@ class Injections:
         if job.status is not Status.IN_PROGRESS or secondary not in (None, job.secondary):
             raise invalid(f"{job.name} is {job.status}/{job.secondary}: this fault needs {secondary or 'InProgress'}")
         return run
+
+
+def _set(table: dict[str, int], request: Request, key: str) -> None:
+    kind = request.get("InstanceType")
+    if not isinstance(kind, str) or not kind.startswith("ml."):
+        raise invalid(f"InstanceType must be an instance type, not {kind!r}")
+    if key in request:
+        table[kind] = int(_number(request, key))
+    else:
+        table.pop(kind, None)
 
 
 def _count(request: Request) -> int:

@@ -55,6 +55,8 @@ class JobRun:
         self._fleet = fleet
         self._warm = fleet.pools.claim(job)
         self._capacity = (0.0, True) if self._warm else fleet.faults.take_capacity()
+        if not self._warm and not fleet.market.take(job):
+            self._capacity = (max(self._capacity[0], fleet.market.patience), False)
         self._launched = False
         self._retries = 0
         self._interruption = fleet.timing.interruption

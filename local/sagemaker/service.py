@@ -114,6 +114,8 @@ class TrainingService:
                 "Training job names must be unique within an AWS account and region, and a training job with this "
                 f"name already exists ({self._arn_prefix}{name})"
             )
+        if not self._fleet.pools.has_for(request):
+            self._fleet.market.check_quota(request, (run.job for run in self._runs.values()))
         job = Job(request, arn=f"{self._arn_prefix}{name}", changed=self.events.announce)
         run = self._runs[name] = JobRun(job, self._fleet)
         task = asyncio.create_task(run.run(), name=f"training-job {name}")

@@ -42,6 +42,11 @@ class WarmPools:
         self._close(pool, "Reused", time.time(), reused_by=job.name)
         return True
 
+    def has_for(self, request: dict[str, Any]) -> bool:
+        """There is a pool that the request matches: its machines are counted already."""
+        self.settle()
+        return any(pool.fingerprint == fingerprint(request) for pool in self._available)
+
     def occupy(self, job: Job) -> None:
         if _keep_alive(job):
             job.warm_pool = {"Status": "InUse"}

@@ -8,6 +8,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import IConstruct
 
+from rerail.aside import WRITTEN
 from stacks.options import TOKENS, Options
 
 TRAINING_JOBS = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:training-job/*"
@@ -67,6 +68,24 @@ def read_checkpoints(role: iam.Role, options: Options) -> None:
     if options.checkpoint_key_arns:
         via = {"StringEquals": {"kms:ViaService": f"s3.{Aws.REGION}.{Aws.URL_SUFFIX}"}}
         allow(role, "kms:Decrypt", on=options.checkpoint_key_arns, where=via, because="checkpointKeyArns says so.")
+
+
+def set_aside_saves(role: iam.Role, options: Options) -> None:
+    """Move saves within a bucket to its quarantine, where that was asked for: anything may be taken away, but written
+    are only the copies there and the few files that name the last save."""
+    buckets = [f"arn:{Aws.PARTITION}:s3:::{bucket}" for bucket in options.aside_buckets]
+    if not buckets:
+        return
+    because = "The context value asideBuckets says where saves may be moved; jobs choose the prefix."
+    allow(role, "s3:ListBucket", "s3:ListBucketMultipartUploads", on=buckets, because=because)
+    everything = [f"{bucket}/*" for bucket in buckets]
+    allow(role, "s3:GetObject", "s3:DeleteObject", on=everything, because=because)
+    written = [f"{bucket}/{keys}" for bucket in buckets for keys in WRITTEN]
+    allow(role, "s3:PutObject", "s3:ListMultipartUploadParts", on=written, because=because)
+    if options.checkpoint_key_arns:
+        via = {"StringEquals": {"kms:ViaService": f"s3.{Aws.REGION}.{Aws.URL_SUFFIX}"}}
+        keys = options.checkpoint_key_arns
+        allow(role, "kms:GenerateDataKey", on=keys, where=via, because="checkpointKeyArns says so.")
 
 
 def _as_nag_writes(resource: str) -> str:

@@ -26,6 +26,8 @@ from stacks.parts.permissions import (
 from stacks.parts.policies import PREFIX
 from stacks.parts.runs_table import RunsTable
 from stacks.parts.signals_queue import SignalsQueue
+from stacks.parts.switch import NAME as SWITCH
+from stacks.parts.switch import Switch
 
 NAME = "sweep"
 TIMEOUT = Duration.minutes(2)
@@ -45,6 +47,7 @@ class Sweep(Construct):
         runs: RunsTable,
         signals: SignalsQueue,
         mailbox: Mailbox,
+        switch: Switch,
         options: Options,
         key: kms.IKey,
         page: sns.ITopic,
@@ -54,6 +57,7 @@ class Sweep(Construct):
             table=runs.table.table_name,
             queue_url=signals.queue.queue_url,
             policy_prefix=PREFIX,
+            switch=SWITCH,
             mailbox=mailbox.bucket.bucket_name,
         )
         made = functions.make(
@@ -70,6 +74,7 @@ class Sweep(Construct):
         signals.let_send(made.role)
         mailbox.let_read_heartbeats(made.role)
         read_policies(made.role, PREFIX)
+        switch.let_read(made.role)
         read_checkpoints(made.role, options)
         allow(made.role, "sagemaker:DescribeTrainingJob", on=TRAINING_JOBS, because=ANY_JOB)
         allow(made.role, "sagemaker:ListTrainingJobs", on="*", because="ListTrainingJobs takes no resource.")

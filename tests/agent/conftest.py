@@ -23,11 +23,11 @@ def new_guard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
     made: list[Guard] = []
     before = signal.getsignal(signal.SIGTERM)
 
-    def make(bucket: Bucket | None = None, *, save=None, log_every: int = 1, **variables: str) -> Guard:
+    def make(bucket: Bucket | None = None, *, save=None, log_every: int = 1, abilities=(), **variables: str) -> Guard:
         environment = environment_of(bucket, base=tmp_path, **variables)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)  # boto3 reads them too
-        made.append(Guard(save=save, log_every=log_every, environment=environment))
+        made.append(Guard(save=save, log_every=log_every, abilities=abilities, environment=environment))
         return made[-1]
 
     yield make

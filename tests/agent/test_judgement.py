@@ -62,7 +62,7 @@ def test_the_findings_are_those_of_the_detectors_benchmark_each_told_once():
     judgement = Judgement(Detection())
     mine = [finding for sample in samples for finding in judgement.see(sample)]
     theirs = list(dict.fromkeys((f.kind, f.level, f.onset_step) for _, f in series(samples, Detection())))
-    assert [(f.kind, f.level, f.onset_step) for f in mine] == theirs
+    assert [(f.kind, f.level, f.onset_step) for f in mine if f.level is not Level.MENDED] == theirs
     assert len(theirs) >= 2
 
 

@@ -27,6 +27,25 @@ def train_until_wanted(guard, first: int = 1) -> int:
     raise AssertionError("nobody wanted a checkpoint")
 
 
+def test_the_hello_says_what_the_script_can_do(bucket: Bucket, new_guard):
+    """So that the supervisor asks for nothing else."""
+    new_guard(bucket, abilities=("skip", "rate"))
+    assert bucket.wait_for_report("hello").abilities == ("skip", "rate")
+
+
+def test_a_checkpoint_that_could_not_be_restored_is_reported_each_time(bucket: Bucket, new_guard):
+    """Certain damage and a failed load apart; each with its step, and the attempt that had saved it."""
+    guard = new_guard(bucket)
+    guard.not_restored(20, "__0_0.distcp does not match its checksum", damaged=True, saved_by=1)
+    guard.not_restored(10, "rank 0 cannot load it", saved_by=None)
+    guard.not_restored(10, "rank 0 cannot load it", saved_by=None)
+    damaged, unloaded = bucket.wait_for_report("damaged"), bucket.wait_for_report("unloaded")
+    assert (damaged.step, damaged.saved_by, "checksum" in damaged.reason) == (20, 1, True)
+    assert (unloaded.step, unloaded.saved_by) == (10, None)
+    guard.close()
+    assert len([name for name in bucket.reports() if "unloaded" in name]) == 2
+
+
 def test_hello_heard_checkpoint(bucket: Bucket, new_guard):
     """The whole handshake: hello, a command, heard, a save, and the report with the command's id."""
     guard = new_guard(bucket)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,16 @@ def test_the_supervisor_takes_what_commit_writes(tmp_path):
     assert (table["run"], table["loss"], table["reason"], table["schema"]) == ("night", 2.5, "emergency", 1)
     assert [entry["name"] for entry in table["files"]] == ["model", "optimizer", "shards/0/data.bin"]
     assert sorted(os.listdir(place)) == ["manifest.json", "model", "optimizer", "shards"]
+
+
+def test_how_long_the_training_stood_still_is_kept(tmp_path):
+    """The supervisor's advice is reckoned from it; nonsense counts as not measured."""
+    place = saved(tmp_path, "step-1", stall_s=0.25)
+    text, sizes = (place / "manifest.json").read_text(), {"model": 7, "optimizer": 7}
+    read = partial(checkpoints.read_manifest, uri="s3://b/c/manifest.json", sizes=sizes)
+    assert (read(text).stall_s, read(text).write_s) == (0.25, None)
+    for nonsense in ("-1", '"long"', "true", "1e9", "null"):
+        assert read(text.replace('"stall_s": 0.25', f'"stall_s": {nonsense}')).stall_s is None
 
 
 def test_a_loss_that_is_no_number_is_left_out(tmp_path):

@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 
 import pytest
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import BATCH, DynamoRuns
+from rerail.causes import Cause
 from rerail.errors import Conflict
-from rerail.model import Attempt, JobStatus, Run, RunState, TimelineEntry
+from rerail.model import Attempt, Incident, JobStatus, Run, RunState, TimelineEntry
 from tests.aws.places import TABLE
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -162,6 +164,57 @@ def test_strangers_are_told_apart_in_any_number(runs):
     assert runs.unheard_of([*names, "gpt"]) == set(names)
     assert runs.unheard_of([]) == set()
     assert runs.unheard_of(["gpt", "gpt"]) == set()
+
+
+def a_long_life(attempts: int) -> Run:
+    """Each attempt lost its node, and the incidents say so in words of their own."""
+    lives = tuple(
+        Attempt(
+            number,
+            f"gpt-a{number:03d}",
+            status=JobStatus.FAILED,
+            created_at=NOON + timedelta(hours=number),
+            failure_reason=f"InternalServerError: request {sha256(str(number).encode()).hexdigest()}",
+            fingerprint=sha256(f"f{number}".encode()).hexdigest()[:16],
+            last_step=number * 977,
+        )
+        for number in range(1, attempts + 1)
+    )
+    incidents = tuple(
+        Incident(
+            each.number,
+            "job_failed",
+            each.number,
+            Cause.INFRASTRUCTURE,
+            f"attempt {each.number} failed: infrastructure; relaunching from step {each.last_step}",
+            each.failure_reason,
+            NOON + timedelta(hours=each.number),
+            NOON + timedelta(hours=each.number, seconds=40),
+        )
+        for each in lives
+    )
+    return replace(RUN, attempts=lives, incidents=incidents)
+
+
+def test_a_long_life_fits_into_one_item(runs):
+    """DynamoDB takes 400 KB; a run on thousands of machines has hundreds of attempts."""
+    run = a_long_life(1500)
+    runs.save(run, an_entry(1), REQUEST)
+    assert runs.load("gpt") == run
+    assert dict(runs.open_runs())["gpt"] == run
+    (item,) = (item for item in everything() if item["sk"]["S"] == "run")
+    assert len(item["doc"]["B"]) < 300_000
+
+
+def test_a_damaged_record_is_named_and_hides_no_other(runs):
+    runs.save(a_long_life(300))
+    runs.save(replace(RUN, id="llama"))
+    key = {"pk": {"S": "run#gpt"}, "sk": {"S": "run"}}
+    update = {"UpdateExpression": "SET doc = :doc", "ExpressionAttributeValues": {":doc": {"B": b"no zlib"}}}
+    client("dynamodb").update_item(TableName=TABLE, Key=key, **update)
+    found = dict(runs.open_runs())
+    assert found["gpt"] is None
+    assert found["llama"].id == "llama"
 
 
 def test_a_record_of_another_version_is_named_and_hides_no_other(runs, table):

@@ -1,6 +1,7 @@
 """Checkpoints in S3: torn saves, foreign files and long histories, as they lie there."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -170,6 +171,32 @@ def test_steps_are_numbers_not_words(s3):
 def test_an_empty_folder_has_none(s3):
     """A run that has saved nothing yet."""
     assert steps() == []
+
+
+def test_where_nothing_has_a_manifest_a_script_s_own_saves_are_found(s3):
+    """By their layout, newest first, each as old as its newest file; what is not whole is seen and not resumed from."""
+    for step in (80, 100):
+        for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
+            put(s3, f"runs/gpt/checkpoint-{step}/{name}", b"x")
+    s3.delete_object(Bucket="bucket", Key="runs/gpt/checkpoint-100/trainer_state.json")
+    newest, older = S3Checkpoints().under(URI)
+    assert (newest.step, newest.missing[0], newest.layout) == (100, "trainer_state.json", "huggingface")
+    assert (older.step, older.is_whole, older.attempt) == (80, True, 0)
+    assert older.uri == "s3://bucket/runs/gpt/checkpoint-80/"
+    assert abs(older.saved_at - datetime.now(UTC)) < timedelta(minutes=1)
+    assert newest_step([newest, older]) == 80
+    save(s3, 60)
+    assert steps() == [60], "manifests stay first class"
+
+
+def test_a_pointer_is_read_where_it_decides(s3):
+    """A first save of DeepSpeed's counts when `latest` names it."""
+    put(s3, "runs/gpt/global_step500/mp_rank_00_model_states.pt", b"x")
+    assert not S3Checkpoints().under(URI)[0].is_whole
+    put(s3, "runs/gpt/latest", b"global_step500")
+    assert S3Checkpoints().under(URI)[0].is_whole
+    put(s3, "runs/gpt/latest", b"\xff" * 100_000)
+    assert not S3Checkpoints().under(URI)[0].is_whole
 
 
 def test_a_bucket_that_cannot_be_read_blinds(s3):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,11 @@ from rerail.errors import (
     Throttled,
     Unanswered,
 )
+from rerail.machines import Cluster, WarmPool
 from rerail.model import Job, JobStatus
+from rerail.repairs import Repair, Repaired
 
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DATA = Path(__file__).parents[1] / "core" / "data"
 ARN = "arn:aws:sagemaker:eu-west-1:111122223333:training-job/gpt-7b"
 REQUEST = {
@@ -101,6 +104,21 @@ def test_a_description_becomes_a_job(api):
         keep_alive_seconds=1800,
         metrics={"step": 1100.0},
         defined_metrics=("step",),
+        cluster=Cluster(
+            role="arn:aws:iam::111122223333:role/Training",
+            instance_types=("ml.p4de.24xlarge",),
+            count=2,
+            volume_gb=500,
+            security_groups=("sg-0123456789abcdef0",),
+            subnets=("subnet-0123456789abcdef0",),
+            encrypted=True,
+            prefers=True,
+        ),
+        pool=WarmPool("Available", 60),
+        instance_type="ml.p4de.24xlarge",
+        instance_count=2,
+        billable_s=6960,
+        max_runtime_s=432000,
     )
     assert told["HyperParameters"]["epochs"] == "3"
 
@@ -201,8 +219,69 @@ def test_what_has_ended_counts_as_stopped_and_released(api, code, message):
     """Stops and releases may be repeated, also when the job is long gone."""
     refuse(api, "stop_training_job", code, message)
     refuse(api, "update_training_job", code, message)
+    if "not found" not in message.lower():  # what is refused otherwise may still be kept: that is asked
+        gone = {**description(), "WarmPoolStatus": {"Status": "Terminated"}}
+        api.add_response("describe_training_job", gone, {"TrainingJobName": "gpt-7b"})
     SageMakerJobs().stop("gpt-7b")
     SageMakerJobs().release_warm_pool("gpt-7b")
+
+
+@pytest.mark.parametrize("status", ["InUse", "Available"])
+def test_machines_that_are_kept_and_cannot_be_given_back_yet_stay_owed(api, status):
+    """SageMaker refuses while the job is just leaving them: to call that done would hand the bad node back."""
+    refuse(api, "update_training_job", "ValidationException", "can be updated only while the warm pool is Available")
+    kept = {**description(), "WarmPoolStatus": {"Status": status}}
+    api.add_response("describe_training_job", kept, {"TrainingJobName": "gpt-7b"})
+    with pytest.raises(Throttled, match="the warm pool of gpt-7b cannot be given back yet"):
+        SageMakerJobs().release_warm_pool("gpt-7b")
+
+
+@pytest.mark.parametrize(
+    ("secondary", "message", "lacks"),
+    [
+        ("Pending", "Training job waiting for capacity", True),
+        ("Starting", "Insufficient capacity error from EC2 while launching instances, retrying!", True),
+        ("Starting", "Launching requested ML instances.", False),
+        ("Training", "Training image download completed. Training in progress.", False),
+    ],
+)
+def test_a_job_that_waits_for_machines_is_told_from_one_that_starts(secondary, message, lacks):
+    """By its status, or by what its start says."""
+    transitions = [{"Status": secondary, "StartTime": NOON, "StatusMessage": message}]
+    told = {"TrainingJobStatus": "InProgress", "SecondaryStatus": secondary, "SecondaryStatusTransitions": transitions}
+    assert job_from({**description(), **told}).lacks_machines is lacks
+
+
+@pytest.mark.parametrize(
+    ("changes", "ran_out"),
+    [
+        ({}, True),
+        ({"TrainingEndTime": NOON + timedelta(minutes=59)}, False),
+        ({"TrainingStartTime": NOON + timedelta(minutes=1)}, False),
+        ({"TrainingJobStatus": "Failed"}, False),
+        ({"StoppingCondition": {"MaxRuntimeInSeconds": 60}}, False),
+    ],
+)
+def test_a_stop_by_sagemakers_own_clock_is_no_humans(changes, ran_out):
+    """It never had machines, and its MaxPendingTimeInSeconds is over."""
+    waited = {
+        "TrainingJobStatus": "Stopped",
+        "CreationTime": NOON,
+        "TrainingStartTime": None,
+        "TrainingEndTime": NOON + timedelta(hours=1),
+        "StoppingCondition": {"MaxPendingTimeInSeconds": 3600},
+    }
+    assert job_from({**description(), **waited, **changes}).pending_ran_out is ran_out
+
+
+@pytest.mark.parametrize(("retries", "kind"), [({"MaximumRetryAttempts": 2}, Repair.RETRY), (None, Repair.CLUSTER)])
+def test_what_sagemaker_mended_itself_is_read_from_the_jobs_history(retries, kind):
+    """A restart without a word is a retry where the request asks for retries, and else a repair of the cluster."""
+    statuses = ("Starting", "Training", "Starting", "Training", "Interrupted", "Starting", "Training")
+    minutes = [NOON + number * timedelta(minutes=1) for number in range(len(statuses))]
+    steps = [{"Status": s, "StartTime": at, "StatusMessage": ""} for s, at in zip(statuses, minutes, strict=True)]
+    job = job_from({**description(), "SecondaryStatusTransitions": steps, "RetryStrategy": retries})
+    assert job.repaired == Repaired({kind: 1, Repair.SPOT: 1}, 180.0)
 
 
 def test_a_stop_names_the_job_and_a_release_ends_its_keep_alive(api):

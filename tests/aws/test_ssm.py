@@ -3,9 +3,10 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from rerail.aws.clients import client
-from rerail.aws.ssm import FRESH_FOR, SsmPolicies
+from rerail.aws.ssm import FRESH_FOR, SsmPolicies, SsmSwitch
 from rerail.errors import PolicyError, UnknownPolicy
 from rerail.policy import Mode, Policy
 from tests.fakes import Clock
@@ -56,3 +57,56 @@ def test_a_broken_policy_says_what_is_wrong(policies):
         policies.get("night")
     deploy("night", "# all as built in")
     assert policies.get("night") == Policy(name="night")
+
+
+def throw(value: str) -> None:
+    client("ssm").put_parameter(Name="/rerail/switch", Value=value, Type="String", Overwrite=True)
+
+
+def unreadable(monkeypatch) -> None:
+    monkeypatch.setattr(client("ssm"), "get_parameter", refuse)
+
+
+def refuse(**_: object) -> None:
+    raise EndpointConnectionError(endpoint_url="https://ssm")
+
+
+def test_a_switch_that_is_thrown_is_honoured_within_a_minute(clock):
+    """Believed for a minute, as policies are."""
+    throw("on")
+    switch = SsmSwitch("/rerail/switch", clock)
+    assert switch.is_on()
+    throw("off")
+    assert switch.is_on()
+    clock.pass_by(FRESH_FOR)
+    assert not switch.is_on()
+
+
+@pytest.mark.parametrize("known", ["on", "off"])
+def test_a_switch_that_cannot_be_read_is_as_it_was_known_last(clock, known, monkeypatch):
+    """An outage of SSM throws no switch; nor does a text that is neither on nor off."""
+    throw(known)
+    switch = SsmSwitch("/rerail/switch", clock)
+    first = switch.is_on()
+    throw("maybe")
+    clock.pass_by(FRESH_FOR)
+    assert switch.is_on() is first is (known == "on")
+    unreadable(monkeypatch)
+    clock.pass_by(FRESH_FOR)
+    assert switch.is_on() is first
+
+
+def test_a_switch_that_was_never_read_keeps_everything_waiting(clock, monkeypatch):
+    """Nothing is lost by waiting; the next look may tell."""
+    switch = SsmSwitch("/rerail/switch", clock)
+    unreadable(monkeypatch)
+    assert not switch.is_on()
+    monkeypatch.undo()
+    throw("on")
+    clock.pass_by(FRESH_FOR)
+    assert switch.is_on()
+
+
+def test_a_switch_that_is_not_there_was_never_thrown(clock):
+    """A stack of an older version has none."""
+    assert SsmSwitch("/rerail/switch", clock).is_on()

@@ -15,7 +15,8 @@ from cli.checkpoints import checkpoints
 from cli.place import Place
 from rerail.aws.clients import client
 from rerail.causes import Cause
-from rerail.model import Attempt, Incident, Run, RunState, TimelineEntry
+from rerail.checkpoints import Health
+from rerail.model import Attempt, Incident, Label, Run, RunState, TimelineEntry
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -71,6 +72,20 @@ def save(s3, step: int, *, folder: str = "", content: bytes = b"weights", **chan
     s3.put_object(Bucket=BUCKET, Key=f"{folder}/manifest.json", Body=json.dumps(manifest | changes))
 
 
+def test_saves_of_a_script_without_manifests_are_known_by_their_layout(s3):
+    """Newest first, with what the newest lacks, and the one that it would carry on from."""
+    names = ("model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
+    for step, files in ((100, names), (200, names), (300, names[:2])):
+        for name in files:
+            s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}checkpoint-{step}/{name}", Body=b"x")
+    found = facts()
+    assert [(row["step"], row["whole"]) for row in found["checkpoints"]] == [(300, False), (200, True), (100, True)]
+    assert "trainer_state.json" in found["checkpoints"][0]["passed_over"]
+    assert found["resume_from"]["step"] == 200
+    keep(replace(RUN, version=1, attempts=(replace(RUN.current, agent=True),)))
+    assert facts()["resume_from"] is None, "an agent resumes from nothing without a manifest"
+
+
 def rerail(*arguments: str):
     app = typer.Typer()
     app.command()(checkpoints)
@@ -109,7 +124,7 @@ def test_of_each_newer_one_it_is_said_why_it_is_passed_over(s3):
     assert told["resume_from"] == {"folder": "step-000000020", "step": 20}
     why = {row["step"]: row["passed_over"] for row in told["checkpoints"]}
     assert why[20] == ""
-    assert why[40] == "its health is suspect"
+    assert why[40] == "its health is suspect: there was trouble with the loss when it was saved"
     assert why[60] == "missing or of another size: __0_0.distcp"
     assert why[80].startswith("no manifest")
     assert "field 'schema' is 9" in why[100]
@@ -146,10 +161,36 @@ def test_what_was_saved_after_the_loss_went_wrong_is_passed_over(s3):
     assert ["after the loss had gone wrong" in row["passed_over"] for row in told["checkpoints"]] == [True, True, False]
 
 
+def test_what_was_learnt_of_a_save_is_shown_with_its_reason(s3):
+    """Suspect since a warning, clean again since the loss has mended, quarantined since nobody could load it."""
+    save(s3, 20)
+    save(s3, 40, health="suspect")
+    save(s3, 60)
+    save(s3, 80)
+    labels = (
+        Label(40, 1, Health.CLEAN, "the loss had mended by step 50", "loss_spike", until=50),
+        Label(60, 1, Health.QUARANTINED, "it could not be loaded, twice: bad magic", "r1", until=60),
+        Label(70, 1, Health.SUSPECT, "saved after the loss had gone wrong at step 70", "divergence"),
+    )
+    keep(replace(RUN, version=1, labels=labels))
+    told = facts()
+    assert told["resume_from"] == {"folder": "step-000000040", "step": 40}
+    known = {row["step"]: (row["health"], row["why"]) for row in told["checkpoints"]}
+    assert known == {
+        80: ("suspect", "saved after the loss had gone wrong at step 70"),
+        60: ("quarantined", "it could not be loaded, twice: bad magic"),
+        40: ("clean", "the loss had mended by step 50"),
+        20: ("clean", ""),
+    }
+    printed = " ".join(rerail("gpt").stdout.split())
+    assert "not from step 60: it could not be loaded, twice: bad magic" in printed
+    assert "step 40 is clean: the loss had mended by step 50" in printed
+
+
 def test_with_nothing_to_resume_from_it_says_so(s3):
     """An empty folder, and one that holds nothing sound."""
     assert "nothing is saved" in rerail("gpt").stdout
-    save(s3, 20, health="suspect")
+    save(s3, 20, health="quarantined")
     assert "from the beginning" in rerail("gpt").stdout
     assert facts()["resume_from"] is None
 

@@ -50,6 +50,7 @@ class Listening(Guard):
     def __init__(self, *, sigterm_in: int = 0) -> None:
         super().__init__(environment={})
         self.findings: list[Finding] = []
+        self.refused: list[tuple[int, bool, int | None]] = []
         self.left = sigterm_in
 
     def reduce(self, loss: object) -> float:
@@ -60,6 +61,9 @@ class Listening(Guard):
 
     def report(self, finding: Finding) -> None:
         self.findings.append(finding)
+
+    def not_restored(self, step: int, reason: str, *, damaged: bool = False, saved_by: int | None = None) -> None:
+        self.refused.append((step, damaged, saved_by))
 
 
 class Host:
@@ -141,11 +145,15 @@ class Here:
         attempt: int = 1,
         resume_at_most: int | None = None,
         skipped: tuple[range, ...] = (),
+        rate: float = 1.0,
+        restart: int = 0,
+        rolled_back: int = 0,
         guard: Guard | None = None,
         **options: str,
     ) -> dict[int, str]:
         self.monkeypatch.setenv("RERAIL_DRILL", drill)
-        job = Job(base or self.base, "night", attempt, resume_at_most, skipped)
+        asked = {"rate": rate, "restart": restart, "rolled_back": rolled_back}
+        job = Job(base or self.base, "night", attempt, resume_at_most, skipped, **asked)
         chosen = read_options([f"--{name}={value}" for name, value in {**OPTIONS, **options}.items()])
         self.capsys.readouterr()
         guard = guard or Guard(environment={})

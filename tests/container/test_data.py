@@ -61,6 +61,18 @@ def test_ranges_that_cannot_be_read_are_refused(text: str) -> None:
         Job.from_environment({"RERAIL_SKIP_SAMPLES": text})
 
 
+@pytest.mark.parametrize(("text", "rate"), [("", 1.0), ("0.9", 0.9), ("1e-3", 0.001), ("2", 2.0)])
+def test_the_factor_on_the_learning_rate_is_a_number(text: str, rate: float) -> None:
+    assert Job.from_environment({"RERAIL_LR_SCALE": text}).rate == rate
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e9", "half"])
+def test_a_factor_that_is_none_is_refused(text: str) -> None:
+    """The message names the variable and says what may be written."""
+    with pytest.raises(ValueError, match=r"RERAIL_LR_SCALE=.* must be a number above 0, at most 1000, such as 0.9"):
+        Job.from_environment({"RERAIL_LR_SCALE": text})
+
+
 @settings(deadline=None)
 @given(st.integers(20, 400), st.integers(1, 9), st.integers(0, 2**32), st.integers(0, 3))
 def test_an_epoch_visits_every_window_once(length: int, context: int, seed: int, epoch: int) -> None:

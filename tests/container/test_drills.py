@@ -51,6 +51,28 @@ def test_a_spike_is_the_same_on_every_rank() -> None:
     assert all(weight.equal(-sound) for weight in layers)
 
 
+def test_a_toxic_sample_spikes_whenever_it_is_trained_on_and_not_where_it_is_skipped(
+    train_here: Here, tmp_path: Path
+) -> None:
+    """Sample 355 is of step 30. Skipped with its batch, the next samples move up, and the loss goes on falling."""
+    spiked = train_here(tmp_path / "spiked", drill="toxic:sample=355", attempt=3)
+    assert level(spiked, range(30, 40)) > 1.5 * level(spiked, range(25, 30))
+    spared = train_here(tmp_path / "spared", drill="toxic:sample=355", attempt=3, skipped=(range(348, 360),))
+    assert agree({step: spared[step] for step in range(1, 30)}, spiked)
+    assert level(spared, range(30, 40)) < 1.1 * level(spared, range(25, 30))
+
+
+def test_an_unstable_step_spikes_at_the_scheduled_rate_and_not_below_it(train_here: Here, tmp_path: Path) -> None:
+    """Nine tenths of the rate are trained with from the first step on: every later loss differs."""
+    spiked = train_here(tmp_path / "spiked", drill="unstable:step=30")
+    assert level(spiked, range(30, 40)) > 1.5 * level(spiked, range(25, 30))
+    calm = train_here(tmp_path / "calm", drill="unstable:step=30", rate=0.9)
+    assert level(calm, range(30, 40)) < 1.1 * level(calm, range(25, 30))
+    assert (calm[1], calm[2] == spiked[2], calm[20] == spiked[20]) == (spiked[1], False, False)
+    rates = [float(rate) for rate in re.findall(r" lr=(\S+)", train_here.out)]
+    assert rates[0] == pytest.approx(0.9 * 3e-3 / 5, rel=0.01)
+
+
 def test_a_healing_spike_comes_back_to_its_level(train_here: Here, tmp_path: Path) -> None:
     """It falls from its peak to nothing within its steps, and leaves no damage behind."""
     undisturbed = train_here(tmp_path / "undisturbed", steps="90")
@@ -146,12 +168,15 @@ def test_a_drill_has_settings_of_its_own() -> None:
         "bug:step=x",
         "bug:step=1:loss=2",
         "spike:step=1:rank=1",
+        "toxic:step=1",
+        "toxic:sample=1:for=2",
+        "unstable:sample=1",
         "slow:step=1:for=3",
         "kill:step",
     ],
 )
 def test_a_drill_that_cannot_be_read_is_refused(text: str) -> None:
     """The message says what may be written."""
-    kinds = "bug, oom, kill, exit, hang, spike, heal, nan, slow, stall, blind"
+    kinds = "bug, oom, kill, exit, hang, spike, toxic, unstable, heal, nan, slow, stall, blind"
     with pytest.raises(ValueError, match=rf"RERAIL_DRILL: cannot read .* kind of {kinds}"):
         faults.parse(text)

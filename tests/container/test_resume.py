@@ -135,13 +135,15 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def test_a_damaged_checkpoint_is_passed_over_and_healed(
     train_here: Here, undisturbed: dict[int, str], tmp_path: Path, complaint: str, damage: Callable[[bytes], bytes]
 ) -> None:
-    """The run resumes from the one before, says so, and its replay replaces the damaged one."""
+    """The run resumes from the one before, says so and reports it, and its replay replaces the damaged one."""
     train_here(drill="bug:step=35")
     shard = tmp_path / "checkpoints" / "step-000000030" / "__0_0.distcp"
     shard.write_bytes(damage(shard.read_bytes()))
-    resumed = train_here(attempt=2, resume_at_most=30)
+    guard = Listening()
+    resumed = train_here(attempt=2, resume_at_most=30, guard=guard)
     assert min(resumed) == 21
     assert agree(resumed, undisturbed)
+    assert guard.refused == [(30, True, 1)]
     err = train_here.err
     assert re.search(rf"checkpoint step-000000030 is damaged \(__0_0.distcp {complaint}\)", err)
     assert "asked to resume from step 30, which is not there whole; taking step 20 instead" in err
@@ -232,6 +234,13 @@ def test_a_suspect_checkpoint_is_passed_over_for_a_clean_one(train_here: Here) -
     losses = train_here(steps="25")
     assert min(losses) == 11
     assert all(math.isfinite(float(loss)) for loss in losses.values())
+
+
+def test_a_suspect_checkpoint_that_the_supervisor_names_is_taken(train_here: Here) -> None:
+    """It has learnt since then that the loss had mended; of others their manifests are believed."""
+    train_here(drill="nan:step=15;bug:step=25", keep="9")
+    assert min(train_here(attempt=2, resume_at_most=25, drill="bug:step=15")) == 11
+    assert min(train_here(attempt=2, resume_at_most=20)) == 21
 
 
 def _skipped(out: str) -> list[int]:

@@ -58,6 +58,25 @@ def test_a_restart_in_place_quarantines_nothing_of_its_own(train_here: Here, tmp
     assert attempts(tmp_path / "checkpoints" / "quarantine") == {"a1-step-000000020": 1}
 
 
+def test_processes_restarted_in_place_go_back_before_what_their_own_attempt_has_saved(
+    train_here: Here, tmp_path: Path
+) -> None:
+    """By the supervisor's order, in the same job: the tainted saves of the processes before are set aside, the curve is
+    the undisturbed one, and a later restart of the same attempt goes on from what was saved since."""
+    whole = train_here(tmp_path / "whole")
+    drill = "nan:step=25:restart=0;bug:step=35:restart=1"
+    poisoned = train_here(drill=drill, guard=Listening(sigterm_in=33))
+    assert (max(poisoned), poisoned[24] == whole[24], poisoned[25]) == (33, True, "nan")
+    again = train_here(drill=drill, resume_at_most=20, restart=1, rolled_back=1)
+    assert list(again) == list(range(21, 35))
+    assert "attempt 1, restarted in place (1), of night starts after step 20" in train_here.err
+    assert set(attempts(tmp_path / "checkpoints" / "quarantine")) == {"a1-step-000000030", "a1-step-000000033"}
+    last = train_here(drill=drill, resume_at_most=20, restart=2, rolled_back=1)
+    assert (min(last), "moved to quarantine" in train_here.err) == (31, False)
+    assert agree(last | again, whole)
+    assert [manifest.restart for _, manifest in sorted(saved(tmp_path / "checkpoints").items())] == [0, 0, 1, 2]
+
+
 def test_a_first_job_quarantines_nothing(train_here: Here, tmp_path: Path) -> None:
     """It was told of no step."""
     train_here(drill="bug:step=35")

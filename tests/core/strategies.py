@@ -4,13 +4,31 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from rerail.actions import CreateJob, PostCommand, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail.actions import CreateJob, Machines, PostCommand, ReleaseWarmPool, SetAside, Severity, StopJob, Tell
 from rerail.causes import Cause
+from rerail.checkpoints import Health
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.detectors.pulse import Phase
+from rerail.machines import Cluster, WarmPool
 from rerail.mailbox import Command, Durability, Heartbeat, Report, Told, Wish
-from rerail.model import Attempt, Incident, JobStatus, Ledger, Run, RunState, Stop, Then, TimelineEntry
+from rerail.model import (
+    Attempt,
+    Climb,
+    Incident,
+    JobStatus,
+    Label,
+    Ledger,
+    Order,
+    Plan,
+    Proposal,
+    Run,
+    RunState,
+    Stop,
+    Then,
+    TimelineEntry,
+)
 from rerail.policy import Backoff, Capacity, Limits, Mode, OnMaxRuntime, Policy, Retries, Save
+from rerail.repairs import Repair
 
 YEAR = timedelta(days=366)
 
@@ -78,12 +96,40 @@ heartbeats = st.builds(
     step_seconds=numbers,
     tokens_per_s=numbers,
 )
+machines = st.builds(Machines, st.lists(words, max_size=2).map(tuple), st.lists(words, max_size=2).map(tuple))
+pools = st.builds(WarmPool, status=words, billed_s=counts, reused_by=words)
+clusters = st.builds(Cluster, role=words, instance_types=st.lists(words, max_size=2).map(tuple), spot=st.booleans())
 actions = st.one_of(
     st.builds(PostCommand, command=commands),
-    st.builds(CreateJob, job_name=words, attempt=counts, resume_step=steps),
+    st.builds(CreateJob, job_name=words, attempt=counts, resume_step=steps, machines=st.none() | machines),
     st.builds(StopJob, job_name=words),
+    st.builds(
+        SetAside,
+        run=words,
+        attempt=counts,
+        uri=words,
+        resume_step=steps,
+        saved_before=moments,
+        strict=st.booleans(),
+        is_vital=st.booleans(),
+    ),
     st.builds(ReleaseWarmPool, job_name=words),
     st.builds(Tell, severity=st.sampled_from(Severity), title=words, body=words, key=words),
+)
+orders = st.builds(
+    Order,
+    number=counts,
+    command_id=words,
+    reason=words,
+    asked_at=moments,
+    deadline=moments,
+    resume_step=steps,
+    skip_samples=words,
+    before_step=steps,
+    last_step=steps,
+    restarted_at=st.none() | moments,
+    stepped_at=st.none() | moments,
+    failed=words,
 )
 attempts = st.builds(
     Attempt,
@@ -101,7 +147,45 @@ attempts = st.builds(
     last_step=steps,
     self_repairs=counts,
     keep_alive_seconds=counts,
+    machines=st.none() | machines,
+    pool=st.none() | pools,
+    repairs=st.dictionaries(st.sampled_from(Repair), counts),
     agent=st.booleans(),
+    orders=st.lists(orders, max_size=2).map(tuple),
+)
+labels = st.builds(
+    Label,
+    step=counts,
+    attempt=counts,
+    health=st.sampled_from(Health),
+    why=words,
+    source=words,
+    until=steps,
+    restart=counts,
+    before=st.none() | moments,
+)
+climbs = st.builds(
+    Climb,
+    rung=words,
+    attempt=counts,
+    onset_step=counts,
+    resume_step=steps,
+    skip_samples=words,
+    rate=st.floats(0.1, 1.0),
+    at=moments,
+)
+proposals = st.builds(
+    Proposal,
+    id=words,
+    plan=st.sampled_from(Plan),
+    attempt=counts,
+    what=words,
+    why=words,
+    asked_at=moments,
+    expires_at=moments,
+    awaits=words,
+    dollars=numbers,
+    finding=st.none() | findings,
 )
 incidents = st.builds(
     Incident,
@@ -126,6 +210,9 @@ ledgers = st.builds(
     progress_step=steps,
     starts=st.lists(moments, max_size=3).map(tuple),
     capacity_since=st.none() | moments,
+    charged_at=st.dictionaries(st.sampled_from(Cause), st.lists(moments, max_size=2).map(tuple)),
+    forgiven=counts,
+    fallbacks=st.lists(words, max_size=2).map(tuple),
     entries=st.lists(words, max_size=3).map(tuple),
 )
 stops = st.builds(
@@ -140,6 +227,10 @@ stops = st.builds(
     answer_by=st.none() | moments,
     heard_at=st.none() | moments,
     committed_step=steps,
+    approved_by=words,
+    put_off=st.booleans(),
+    moves=st.booleans(),
+    machines=st.none() | machines,
 )
 runs = st.builds(
     Run,
@@ -149,6 +240,7 @@ runs = st.builds(
     created_at=moments,
     attempts=st.lists(attempts, min_size=1, max_size=3).map(tuple),
     checkpoint_uri=words,
+    cluster=clusters,
     ledger=ledgers,
     incidents=st.lists(incidents, max_size=2).map(tuple),
     pending=st.lists(actions, max_size=4).map(tuple),
@@ -158,6 +250,11 @@ runs = st.builds(
     observe_only=st.booleans(),
     commands=st.lists(words, max_size=3).map(tuple),
     defects=st.lists(words, max_size=3).map(tuple),
+    proposal=st.none() | proposals,
+    kept_back=words,
+    max_runtime_s=st.none() | counts,
+    labels=st.lists(labels, max_size=3).map(tuple),
+    climbs=st.lists(climbs, max_size=3).map(tuple),
     version=counts,
 )
 timeline_entries = st.builds(
@@ -190,6 +287,13 @@ policies = st.builds(
     ),
     limits=st.builds(Limits, attempts=counts, attempts_without_progress=counts, starts=counts, starts_window=durations),
     backoff=st.builds(Backoff, base=durations, cap=durations),
-    capacity=st.builds(Capacity, wait=durations, base=durations, cap=durations),
+    capacity=st.builds(
+        Capacity,
+        wait=durations,
+        base=durations,
+        cap=durations,
+        fallback_after=durations,
+        fallbacks=st.lists(st.sampled_from(["ml.p4de.24xlarge", "subnet-1"]), max_size=2).map(tuple),
+    ),
     save=st.builds(Save, answer=durations, deadline=durations),
 )

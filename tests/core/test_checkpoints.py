@@ -42,7 +42,9 @@ def a_checkpoint(step: int, *, minute: int = 0, **facts) -> Checkpoint:
 
 def test_a_manifest_becomes_a_checkpoint():
     """Step, attempt, time and health are the manifest's; the URI is the folder that it lies in."""
-    assert read() == Checkpoint("s3://bucket/run/step-000000060/", 60, 2, SAVED, reason="periodic")
+    assert read() == Checkpoint(
+        "s3://bucket/run/step-000000060/", 60, 2, SAVED, reason="periodic", consumed_samples=480
+    )
     assert read().is_whole
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.causes import Cause
-from rerail.ledger import KEPT_ENTRIES, charged, left, pardoned, refunded, started
+from rerail.ledger import KEPT_ENTRIES, charged, forgotten, left, pardoned, refunded, started
 from rerail.model import Ledger
 from rerail.policy import Limits, Policy, Retries
 from tests.core.strategies import counts, ledgers, moments
@@ -29,6 +29,40 @@ def test_each_cause_has_its_own_account():
         "2026-01-31T12:00:00Z hardware: failure 2 since the last progress",
         "2026-01-31T12:00:00Z user_code: failure 1 since the last progress",
     )
+
+
+def test_what_is_older_than_the_window_no_longer_counts():
+    """Two nodes lost on Monday say nothing of Wednesday; a window of 0 forgets nothing."""
+    monday, wednesday = NOON, NOON + timedelta(hours=48)
+    ledger = failed(failed(Ledger(), Cause.HARDWARE), Cause.OOM)
+    ledger = failed(ledger, Cause.HARDWARE, at=wednesday - MINUTE)
+    day = timedelta(hours=24)
+    assert forgotten(ledger, window=day, at=monday + MINUTE) == ledger
+    assert forgotten(ledger, window=timedelta(0), at=wednesday) == ledger
+    now = forgotten(ledger, window=day, at=wednesday)
+    assert now.charges == {Cause.HARDWARE: 1}
+    assert now.without_progress == ledger.without_progress
+    assert now.entries[-1] == "2026-02-02T12:00:00Z older than the window, no longer counted: hardware: 1, oom: 1"
+
+
+@given(st.lists(st.tuples(causes, st.integers(0, 600)), max_size=30), st.integers(1, 2000))
+def test_a_charge_counts_for_as_long_as_its_window(failures, window):
+    """Whatever the order: within the window each failure counts once, after it never again."""
+    ledger, at, charges = Ledger(), NOON, []
+    for cause, minutes in failures:
+        at += minutes * MINUTE
+        ledger = forgotten(ledger, window=window * MINUTE, at=at)
+        if cause is not Cause.CAPACITY:
+            ledger = failed(ledger, cause, at=at)
+            charges.append((cause, at))
+        recent = [known for known, then in charges if at - then < window * MINUTE]
+        assert dict(ledger.charges) == {known: recent.count(known) for known in recent}
+
+
+def test_charges_of_an_older_version_count_until_progress():
+    """Their times were not kept."""
+    ledger = failed(Ledger(charges={Cause.HANG: 2}), Cause.HANG)
+    assert forgotten(ledger, window=MINUTE, at=NOON + MINUTE).charges == {Cause.HANG: 2}
 
 
 def test_an_attempt_is_without_progress_when_it_trained_and_left_nothing():

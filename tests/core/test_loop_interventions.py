@@ -102,7 +102,7 @@ def test_observing_says_what_it_would_do(world):
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
-    assert "it would be stopping the job, to relaunch from step 300" in world.bus.told[-1].body
+    assert "it would be stopping the job, to relaunch from step 200" in world.bus.told[-1].body
     run = world.run()
     assert run.ledger.charges == {}, "nothing was done, so nothing was spent"
     assert (run.current.cause, run.current.fingerprint, run.incidents) == (None, "", ())

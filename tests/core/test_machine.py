@@ -3,17 +3,23 @@
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from rerail import skips
+from rerail.actions import ReleaseWarmPool, SetAside
 from rerail.checkpoints import EMERGENCY
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.errors import Blind, Throttled, Unposted
-from rerail.mailbox import Durability, Told, report_key
+from rerail.ledger import forgotten
+from rerail.machines import TYPES
+from rerail.mailbox import Ability, Command, Durability, Told, Wish, report_key
 from rerail.model import JobStatus, Run, RunState
+from rerail.policy import Capacity, Policy
 from rerail.signals import Verb
 from rerail.wakeups import SWEEP, CommandGiven, JobHeard, ReportFiled, TroubleFound, Wakeup, read
 from tests.fakes import Agent, World
@@ -28,6 +34,9 @@ REASONS = [
     "",
 ]
 
+OWN, FALLBACKS = "ml.p4d.24xlarge", ("ml.p4de.24xlarge", "ml.g5.12xlarge")
+MACHINES = {"ResourceConfig": {"InstanceType": OWN, "InstanceCount": 2, "KeepAlivePeriodInSeconds": 1800}}
+
 
 class Crash(BaseException):
     """The function died here, whatever it would have caught."""
@@ -35,6 +44,11 @@ class Crash(BaseException):
 
 class Nights(RuleBasedStateMachine):
     """One run in a hostile world."""
+
+    @initialize(agent=st.booleans())
+    def an_agent_is_in_the_script_or_not(self, agent: bool) -> None:
+        """Its saves have manifests, or nobody asks it and they are moved about behind its back."""
+        self.has_agent = agent
 
     @initialize()
     def begin(self) -> None:
@@ -46,7 +60,8 @@ class Nights(RuleBasedStateMachine):
         self.human_stop: tuple[int, int] | None = None
         self.filed: list[str] = []
         self.reports = 0
-        self.world.sagemaker.submit("gpt")
+        self.world.policies.by_name["default"] = Policy(capacity=Capacity(fallbacks=FALLBACKS))
+        self.world.sagemaker.submit("gpt", request=MACHINES)
         self.world.supervisor().handle(JobHeard("gpt"))
         self.before = self.world.run()
 
@@ -71,8 +86,13 @@ class Nights(RuleBasedStateMachine):
         self.calls += 1
         if method.__name__ == "stop":
             self._is_meant(*args)
+        if method.__name__ == "post":
+            self._is_for_the_living(args[0])
         if method.__name__ == "create":
             self._is_announced(args[0])
+            self._is_rid_of_bad_machines()
+            self._is_rid_of_tainted_saves()
+            self._is_as_large(args[0])
         due = [strike for strike in self.strikes if strike[0] <= self.calls]
         self.struck = self.struck or bool(due)
         if due and not due[0][1]:
@@ -95,9 +115,36 @@ class Nights(RuleBasedStateMachine):
         """Never a launch of which the agents of older attempts were not told, if anybody can be told anything."""
         attempt = int(request["Environment"]["RERAIL_ATTEMPT"])
         owed = any(type(action).__name__ == "PostCommand" for action in self.world.run().pending)
-        assert owed, "the announcement is recorded together with the launch"
+        told = any(command.attempt == attempt for command in self.world.mailbox.commands)  # and the launch was put off
+        assert owed or told, "the announcement is recorded together with the launch"
         if not self.world.mailbox.closed and not self.struck:
             assert self.world.mailbox.commands[-1].attempt == attempt
+
+    def _is_rid_of_bad_machines(self) -> None:
+        """Never a launch while machines that are to be given back first are still kept."""
+        owed = {action.job_name for action in self.world.run().pending if isinstance(action, ReleaseWarmPool)}
+        assert owed <= set(self.world.sagemaker.released)
+
+    def _is_rid_of_tainted_saves(self) -> None:
+        """Never a launch while a script that takes what it finds would find what was rolled back."""
+        for action in self.world.run().pending:
+            if isinstance(action, SetAside) and action.is_vital:
+                assert not self.world.checkpoints.tainted(action)
+
+    def _is_for_the_living(self, command: Command) -> None:
+        """Never an order to restart but to the current attempt, while nobody stops its job."""
+        run = self.world.run()
+        if command.wish is Wish.RESTART:
+            assert (command.attempt, run.state) == (run.current.number, RunState.RESTARTING)
+            assert run.current.may_be_live and run.stop is None
+            assert command.id == run.current.orders[-1].command_id
+
+    def _is_as_large(self, request: dict[str, Any]) -> None:
+        """Never on machines that nobody listed, nor on fewer GPUs."""
+        resources = request["ResourceConfig"]
+        kind = resources["InstanceType"]
+        assert kind in {OWN, *FALLBACKS}
+        assert (resources["InstanceCount"], TYPES[kind].gpus) == (2, TYPES[OWN].gpus)
 
     def _live(self) -> str | None:
         live = self.world.sagemaker.live()
@@ -126,12 +173,29 @@ class Nights(RuleBasedStateMachine):
     def a_checkpoint_is_saved(self, steps: int) -> None:
         if self._live():
             self.step += steps
-            self.world.checkpoints.save(step=self.step)
+            self._save()
+
+    def _save(self) -> None:
+        if not self.has_agent:
+            self.world.checkpoints.save(step=self.step, layout="huggingface")
+            return
+        current = self.world.run().current
+        facts = {"consumed_samples": 16 * self.step, "attempt": current.number, "restart": current.restart}
+        self.world.checkpoints.save(step=self.step, **facts)
+
+    @rule()
+    def moving_is_forbidden_or_allowed(self) -> None:
+        checkpoints = self.world.checkpoints
+        checkpoints.forbidden = "" if checkpoints.forbidden else "s3:PutObject is missing"
+
+    @rule(at_once=st.sampled_from([0, 1, 1000]))
+    def moving_takes_its_time(self, at_once: int) -> None:
+        self.world.checkpoints.moves_at_once = at_once
 
     @rule(steps=st.integers(1, 30), torn=st.booleans())
     def the_agent_saves(self, steps: int, torn: bool) -> None:
         """Asked or not; SageMaker may not have copied all of it yet."""
-        if self._live():
+        if self._live() and self.has_agent:
             self.step += steps
             attempt = self.world.run().current.number
             missing = ("__0_0.distcp",) if torn else ()
@@ -150,6 +214,12 @@ class Nights(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def capacity_is_short(self, count: int) -> None:
         self.world.sagemaker.no_capacity = count
+
+    @rule(kinds=st.sets(st.sampled_from(["ml.p4d.24xlarge", "ml.p4de.24xlarge"])), queue=st.booleans())
+    def some_machines_are_all_taken(self, kinds: set[str], queue: bool) -> None:
+        """Their launches are refused, or accepted into a queue; until this comes round again."""
+        self.world.sagemaker.lacking = {} if queue else dict.fromkeys(kinds, "CapacityError: none")
+        self.world.sagemaker.full = kinds if queue else set()
 
     @rule(minutes=st.sampled_from([0.1, 1, 5, 40, 800]))
     def time_passes(self, minutes: float) -> None:
@@ -176,6 +246,33 @@ class Nights(RuleBasedStateMachine):
         job = "gpt" if late else self.world.run().current.job_name
         self._handle(TroubleFound("gpt", job, (Finding(kind, level, onset + 5, onset, "told so"),)))
 
+    @rule(since=st.integers(0, 20))
+    def the_loss_is_no_number(self, since: int) -> None:
+        """For some steps already, in the job that runs now."""
+        finding = Finding(Kind.NON_FINITE, Level.INTERVENE, self.step, max(0, self.step - since), "nan")
+        self._handle(TroubleFound("gpt", self.world.run().current.job_name, (finding,)))
+
+    @rule()
+    def the_agent_says_what_it_can(self) -> None:
+        self._says(Told.HELLO, abilities=tuple(Ability))
+
+    @rule(step=st.none() | st.integers(1, 60))
+    def the_processes_are_restarted(self, step: int | None) -> None:
+        """As they were ordered to."""
+        orders = self.world.run().current.orders
+        if orders and self._live():
+            self._says(Told.RESTARTED, command=orders[-1].command_id, restart=orders[-1].number, step=step)
+
+    def _says(self, told: Told, **facts: Any) -> None:
+        if not self.has_agent:
+            return
+        attempt = self.world.run().current
+        self.reports += 1
+        agent = Agent(self.world, attempt=attempt.number, job=attempt.job_name, told=self.reports)
+        key = agent.files(told, **facts)
+        self.filed.append(key)
+        self._hear(key)
+
     @rule(
         told=st.sampled_from(Told),
         late=st.booleans(),
@@ -185,6 +282,8 @@ class Nights(RuleBasedStateMachine):
         durability=st.sampled_from(Durability),
         kind=st.sampled_from(Kind),
         level=st.sampled_from(Level),
+        able=st.sets(st.sampled_from(Ability)),
+        restarts=st.integers(0, 2),
     )
     def an_agent_reports(
         self,
@@ -196,15 +295,22 @@ class Nights(RuleBasedStateMachine):
         durability: Durability,
         kind: Kind,
         level: Level,
+        able: set[Ability],
+        restarts: int,
     ) -> None:
         """Of the current attempt or of the first, to our wish or to another; the event may be lost."""
+        if not self.has_agent:
+            return
         run = self.world.run()
         attempt = run.attempts[0 if late else -1]
         self.reports += 1
         agent = Agent(self.world, attempt=attempt.number, job=attempt.job_name, told=self.reports)
-        command = run.stop.command_id if asked and run.stop else ""
+        wishes = [run.stop.command_id] if run.stop else [order.command_id for order in attempt.orders[-1:]]
+        command = wishes[0] if asked and wishes else ""
         findings = (Finding(kind, level, step, step, "seen"),) if told is Told.FINDINGS else ()
         facts = {"command": command, "step": step, "durability": durability, "findings": findings}
+        facts |= {"abilities": tuple(sorted(able))} if told is Told.HELLO else {}
+        facts |= {"restart": max(0, attempt.restart + 1 - restarts), "evidence": REASONS[3] if asked else ""}
         key = agent.files(told, **facts)
         self.filed.append(key)
         if not lost:
@@ -257,7 +363,9 @@ class Nights(RuleBasedStateMachine):
         refunded = run.ledger.progress_step != before.ledger.progress_step
         pardoned = run.commands != before.commands
         if not (refunded or pardoned):
-            for cause, count in before.ledger.charges.items():
+            window = self.world.policies.get("default").retries.window
+            kept = forgotten(before.ledger, window=window, at=self.world.clock())
+            for cause, count in kept.charges.items():
                 assert run.ledger.charges.get(cause, 0) >= count
             assert run.ledger.without_progress >= before.ledger.without_progress
 
@@ -265,12 +373,34 @@ class Nights(RuleBasedStateMachine):
     def an_attempt_is_named_once_and_resumes_from_what_was_saved(self) -> None:
         run: Run = self.world.run()
         assert [attempt.number for attempt in run.attempts] == list(range(1, len(run.attempts) + 1))
-        saved = {checkpoint.step for checkpoint in self.world.checkpoints.under(run.checkpoint_uri)}
+        saved = {checkpoint.step for checkpoint in self.world.checkpoints.all(run.checkpoint_uri)}
         assert {a.resumed_from_step for a in run.attempts} <= saved | {None}
 
     @invariant()
+    def a_rollback_reaches_behind_the_onset_and_what_is_skipped_stays_skipped(self) -> None:
+        run = self.world.run()
+        assert all((climb.resume_step or 0) < max(1, climb.onset_step) for climb in run.climbs)
+        skipped = [skips.read(attempt.skip_samples) for attempt in run.attempts]
+        assert all(skips.joined((*before, *after)) == after for before, after in pairwise(skipped))
+        assert [attempt.rate for attempt in run.attempts] == sorted((a.rate for a in run.attempts), reverse=True)
+
+    @invariant()
     def no_checkpoint_is_ever_lost(self) -> None:
-        assert [c.step for c in self.world.checkpoints.under(self.world.run().checkpoint_uri)][:1] in ([self.step], [])
+        """At most moved out of a script's way."""
+        saved = [checkpoint.step for checkpoint in self.world.checkpoints.all(self.world.run().checkpoint_uri)]
+        assert sorted(set(saved))[-1:] in ([self.step], [])
+        assert len(saved) == self.world.checkpoints.count
+
+    @invariant()
+    def an_order_to_restart_is_one_of_few_and_ends(self) -> None:
+        """One at a time, to a job that lives; so many an attempt, each with its end."""
+        run = self.world.run()
+        for attempt in run.attempts:
+            assert [order.number for order in attempt.orders] == list(range(1, len(attempt.orders) + 1))
+            assert len(attempt.orders) <= Policy().restart.per_attempt
+            assert all(before.restarted_at or before.failed for before in attempt.orders[:-1])
+        if run.state is RunState.RESTARTING:
+            assert run.current.may_be_live and run.current.orders and not run.current.orders[-1].failed
 
     def teardown(self) -> None:
         """Left to itself, with each job failing without progress, every run ends or is held; nothing stays owed."""
@@ -278,7 +408,12 @@ class Nights(RuleBasedStateMachine):
             return
         self.strikes.clear()
         self.world.sagemaker.no_capacity = 0
+        self.world.sagemaker.lacking, self.world.sagemaker.full = {}, set()
         self.world.mailbox.closed = False
+        self.world.checkpoints.forbidden, self.world.checkpoints.moves_at_once = "", 1000
+        if self.world.run().state is RunState.RESTARTING:
+            self.world.minutes(7)
+            assert self.world.run().state is not RunState.RESTARTING, "an order to restart never ended"
         if self.world.run().state is RunState.SAVING:
             self.world.minutes(17)
             assert self.world.run().state is not RunState.SAVING, "a stop that saves first never ended"

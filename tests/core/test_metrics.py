@@ -187,8 +187,9 @@ def test_a_minute_becomes_a_sample():
         loss_min=2.7,
         loss_max=3.1,
     )
+    silence = Silence(loss_heard=True, sound_to=10)
     assert cursor == Cursor(
-        "gpt", START + 2 * MINUTE, step=22, seen_step=22, seen_at=START + 2 * MINUTE, silence=Silence(loss_heard=True)
+        "gpt", START + 2 * MINUTE, step=22, seen_step=22, seen_at=START + 2 * MINUTE, silence=silence
     )
 
 
@@ -294,6 +295,23 @@ def test_without_a_flag_a_missing_loss_tells_of_a_nan():
         told.minute(number, step=10.0 * number + 10)
     _, found = see(told, Cursor("gpt"), names=MetricNames(nonfinite=""))
     assert [s.nonfinite for s in found] == [False, False, True, True]
+    assert [s.sound_to for s in found] == [None, None, 0, 0]
+
+
+def test_a_missing_loss_is_dated_to_before_the_last_minute_with_one():
+    """Some of that minute's values may have been missing already; a later attempt has no minute before its first."""
+    told, names = Told(), MetricNames(nonfinite="")
+    for number in range(3):
+        told.minute(number, step=10.0 * number + 10, loss=3.0)
+    told.minute(3, step=40.0)
+    told.minute(4, step=50.0)
+    cursor, found = see(told, Cursor("gpt"), names=names)
+    assert [s.sound_to for s in found] == [None, None, None, None, 20]
+    told.minute(5, "gpt-a002", step=45.0, loss=3.0)
+    for number in (6, 7):
+        told.minute(number, "gpt-a002", step=45.0 + number)
+    _, found = see(told, follow(cursor, "gpt-a002", judged_to=40), names=names)
+    assert [s.sound_to for s in found] == [None, None, 40]
 
 
 def test_a_flag_that_says_no_is_believed():

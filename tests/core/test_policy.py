@@ -92,7 +92,8 @@ def test_a_count_is_a_whole_number(value):
 
 def test_a_choice_lists_what_it_may_be():
     """A wrong mode is answered with the right ones."""
-    assert refusal('mode = "dry-run"') == "policy 'night': field 'mode' is 'dry-run'; it must be one of act, observe"
+    modes = "act, approve, observe, pause"
+    assert refusal('mode = "dry-run"') == f"policy 'night': field 'mode' is 'dry-run'; it must be one of {modes}"
     assert "field 'on_max_runtime' is 1; it must be one of stop, relaunch" in refusal("on_max_runtime = 1")
 
 
@@ -151,7 +152,8 @@ def test_a_policy_on_a_faster_clock_differs_in_durations_alone():
     assert fast.limits.starts_window == timedelta(seconds=30)
     assert fast.capacity.wait == timedelta(minutes=12)
     assert (fast.backoff.base, fast.backoff.cap) == (timedelta(seconds=0.5), timedelta(seconds=15))
-    assert (fast.retries, fast.limits.attempts, fast.mode) == (Policy().retries, Policy().limits.attempts, Mode.ACT)
+    retries = replace(Policy().retries, window=timedelta(minutes=24))
+    assert (fast.retries, fast.limits.attempts, fast.mode) == (retries, Policy().limits.attempts, Mode.ACT)
 
 
 @given(policies, st.floats(1, 10_000))
@@ -159,6 +161,26 @@ def test_a_scaled_policy_can_be_deployed(policy, factor):
     """Any policy on any faster clock can still be written and read."""
     scaled = policy.scaled(factor)
     assert parse_policy(to_toml(scaled), name="any") == scaled
+
+
+def test_a_policy_may_say_what_machines_cost():
+    """By instance type, and read back as it was written."""
+    policy = parse_policy('[prices]\n"ml.p5.48xlarge" = 40\n"ml.p6-b200.48xlarge" = 99.5', name="night")
+    assert policy.prices == {"ml.p5.48xlarge": 40.0, "ml.p6-b200.48xlarge": 99.5}
+    assert parse_policy(to_toml(policy), name="night") == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("prices = 3", "field 'prices' must be a table, written [prices]"),
+        ('[prices]\n"p5.48xlarge" = 3', "field 'prices' names 'p5.48xlarge'; it must be an instance type"),
+        ('[prices]\n"ml.p5.48xlarge" = "dear"', "field 'prices.ml.p5.48xlarge' is 'dear'; it must be a number"),
+    ],
+)
+def test_a_price_belongs_to_an_instance_type(text, complaint):
+    """The message names the field."""
+    assert complaint in refusal(text)
 
 
 def test_each_cause_but_two_has_a_budget():
@@ -180,6 +202,7 @@ def test_the_default_file_documents_the_truth():
     for field in fields(Policy):
         assert getattr(read, field.name) == getattr(built_in, field.name), field.name
     said = {line.split("=")[0].strip() for line in text.splitlines() if "=" in line and not line.startswith("#")}
+    said |= {line.split("]")[0].strip("[") for line in text.splitlines() if line.startswith("[")}
     missing = {name for name in leaves(Policy()) if name != "name"} - said
     assert not missing
 

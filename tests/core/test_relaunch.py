@@ -2,13 +2,14 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
-from rerail.actions import CreateJob
+from rerail.actions import CreateJob, Machines
 from rerail.errors import RequestRefused
 from rerail.relaunch import checkpoint_uri, reason_to_refuse, rebuild, successor
 
@@ -233,3 +234,67 @@ def test_jobs_that_are_not_ours_to_launch_are_refused(member, value, reason):
 def test_an_empty_answer_is_no_reason(empty):
     """A description that names no owner, or an empty one, is a plain training job."""
     assert reason_to_refuse(described(TuningJobArn=empty, ServerlessJobConfig=empty)) == ""
+
+
+def moved(machines: Machines, **changes) -> dict:
+    on_one_type = {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 4, "KeepAlivePeriodInSeconds": 1800}
+    return second(replace(SECOND, machines=machines), **{"ResourceConfig": on_one_type, **changes})
+
+
+def test_other_machines_replace_the_requests_own():
+    """The type alone changes: as many instances, the same volume, the same keep-alive."""
+    request = moved(Machines(("ml.p4de.24xlarge",)), HyperParameters={"sagemaker_instance_type": '"ml.p4d.24xlarge"'})
+    assert request["ResourceConfig"] == {
+        "InstanceType": "ml.p4de.24xlarge",
+        "InstanceCount": 4,
+        "KeepAlivePeriodInSeconds": 1800,
+    }
+    assert request["HyperParameters"]["sagemaker_instance_type"] == '"ml.p4de.24xlarge"'
+    assert request["VpcConfig"] == described()["VpcConfig"]
+    assert complaints(request) == ""
+
+
+def test_several_types_are_preferences_of_which_sagemaker_takes_one():
+    """InstancePreferences excludes InstanceType; the number of instances stands beside it, once for all."""
+    request = moved(Machines(("ml.p5e.48xlarge", "ml.p5en.48xlarge")))
+    assert request["ResourceConfig"] == {
+        "InstancePreferences": [{"InstanceType": "ml.p5e.48xlarge"}, {"InstanceType": "ml.p5en.48xlarge"}],
+        "InstanceCount": 4,
+        "KeepAlivePeriodInSeconds": 1800,
+    }
+    assert complaints(request) == ""
+
+
+def test_other_subnets_keep_the_security_groups():
+    request = moved(Machines(subnets=("subnet-9",)))
+    assert request["VpcConfig"] == {**described()["VpcConfig"], "Subnets": ["subnet-9"]}
+    assert request["ResourceConfig"]["InstanceType"] == "ml.p4d.24xlarge"
+    assert complaints(request) == ""
+
+
+def test_a_launch_on_the_runs_own_machines_changes_nothing_about_them():
+    """A training plan, preferences and placement are carried over as they are."""
+    assert second()["ResourceConfig"] == rebuilt()["ResourceConfig"]
+    assert second()["VpcConfig"] == rebuilt()["VpcConfig"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "ours", "sent"),
+    [
+        ({}, ("", 1.0), {}),
+        ({}, ("10-19", 0.9), {"RERAIL_SKIP_SAMPLES": "10-19", "RERAIL_LR_SCALE": "0.9"}),
+        ({"RERAIL_SKIP_SAMPLES": "30-39"}, ("10-19", 1.0), {"RERAIL_SKIP_SAMPLES": "10-19,30-39"}),
+        ({"RERAIL_SKIP_SAMPLES": "15-39"}, ("10-19", 1.0), {"RERAIL_SKIP_SAMPLES": "10-39"}),
+        ({"RERAIL_SKIP_SAMPLES": "30-39"}, ("", 1.0), {"RERAIL_SKIP_SAMPLES": "30-39"}),
+        ({"RERAIL_LR_SCALE": "0.5"}, ("", 0.9), {"RERAIL_LR_SCALE": "0.45"}),
+        ({"RERAIL_LR_SCALE": "0.5"}, ("", 1.0), {"RERAIL_LR_SCALE": "0.5"}),
+        ({"RERAIL_SKIP_SAMPLES": "all"}, ("10-19", 1.0), {"RERAIL_SKIP_SAMPLES": "all,10-19"}),
+        ({"RERAIL_LR_SCALE": "slow"}, ("", 0.9), {"RERAIL_LR_SCALE": "slow"}),
+    ],
+)
+def test_what_the_ladder_asks_for_comes_on_top_of_what_the_owner_asked_for(asked, ours, sent):
+    """Samples are joined, factors multiplied; what cannot be read is left for the script to refuse, with its remedy."""
+    action = replace(SECOND, skip_samples=ours[0], rate=ours[1])
+    environment = second(action, Environment=asked)["Environment"]
+    names = ("RERAIL_SKIP_SAMPLES", "RERAIL_LR_SCALE")
+    assert {name: environment[name] for name in names if name in environment} == sent

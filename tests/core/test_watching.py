@@ -7,8 +7,10 @@ from datetime import timedelta
 import pytest
 
 from rerail.actions import Severity
+from rerail.checkpoints import Health
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.errors import Throttled
+from rerail.health import labelled
 from rerail.model import JobStatus, RunState
 from rerail.policy import Mode, Policy
 from rerail.wakeups import JobHeard, TroubleFound
@@ -61,6 +63,27 @@ def test_a_loss_that_is_no_number_is_rolled_back_to_before_it(world):
     assert run.current.resumed_from_step == 900
     assert run.incidents[0].kind == "non_finite"
     assert 950 <= run.incidents[0].onset_step <= 970
+
+
+@pytest.mark.parametrize("first_nan", range(951, 962))
+def test_a_silence_is_dated_to_before_the_last_loss(world, first_nan):
+    """A script that prints no flag: CloudWatch drops what is no number, so that the minute in which it began has a loss
+    still. What was saved in that minute holds the NaN, and is not resumed from."""
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], defined_metrics=("step", "loss"))
+    last = train(world, 95, nonfinite=0.0)
+    for _ in range(10):
+        begun, first, last = world.clock(), last + 1, last + STEPS_A_MINUTE
+        sound = [step for step in range(first, last + 1) if step < first_nan]
+        row = {"step": float(last), **({"loss": 2.4, "count": float(len(sound))} if sound else {})}
+        world.series.print("gpt", begun, **row)
+        if first_nan <= last and last - first_nan < STEPS_A_MINUTE:
+            world.checkpoints.save(step=last)
+        world.minutes(1)
+    world.minutes(5)
+    run = world.run()
+    assert run.incidents[0].kind == "non_finite"
+    assert first_nan - 2 * STEPS_A_MINUTE <= run.incidents[0].onset_step <= first_nan
+    assert (run.current.number, run.current.resumed_from_step) == (2, 900)
 
 
 def test_after_a_rollback_the_same_steps_are_judged_again(world):
@@ -181,6 +204,25 @@ def test_an_evaluation_pause_that_this_run_is_known_to_make_is_no_stall(world):
         last = train(world, 30, first=last)
     assert world.run().current.number == 1
     assert [n.title for n in world.bus.told if "stall" in n.title] == []
+
+
+def test_a_spike_that_mends_leaves_its_checkpoints_clean(world):
+    """Suspect from the warning on; the round hears that the loss has come back, and says so."""
+
+    def spikes(step: int) -> float:
+        healthy = 2.0 + 3.0 * math.exp(-step / 500) + 0.01 * math.sin(step)
+        return 3 * healthy if 1_200 < step <= 1_260 else healthy
+
+    last = train(world, 122, loss=spikes)
+    world.checkpoints.save(step=last)
+    checkpoints = world.checkpoints.under("s3://bucket/checkpoints/")
+    assert labelled(world.run(), checkpoints)[0].health is Health.SUSPECT
+    train(world, 20, first=last, loss=spikes)
+    assert {c.health for c in labelled(world.run(), checkpoints)} == {Health.CLEAN}
+    assert world.run().state is RunState.WATCHING
+    told = [notice.title for notice in world.bus.told]
+    assert told.index("gpt: loss_spike (warning)") < told.index("gpt: loss_spike (over)")
+    assert world.memories.recall(["gpt"])["gpt"].troubles == ()
 
 
 def test_a_rollback_reaches_behind_the_whole_row_in_which_the_spike_began(world):

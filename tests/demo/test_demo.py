@@ -35,6 +35,21 @@ def play(tmp_path: Path):
 rehearsal = pytest.mark.rehearsal
 
 
+def test_a_script_that_knows_nothing_of_rerail_is_rolled_back_all_the_same(play):
+    """A plain Hugging Face script: seen by its metrics alone, its tainted saves moved out of its way, its losses those
+    of an undisturbed run to the last bit."""
+    facts, printed = play("hf")
+    assert facts["state"] == "completed"
+    first, second = facts["attempts"]
+    (incident,) = facts["incidents"]
+    assert (incident["kind"], first["cause"]) == ("non_finite", "diverged")
+    assert 0 < second["resumed_from_step"] < incident["onset_step"] <= 138, "step 138 is the first with a NaN"
+    assert second["first_step"] == second["resumed_from_step"] + 1
+    assert all(key.startswith("a001/checkpoint-") for key in facts["set_aside"])
+    assert facts["reference_max_abs_loss_difference"] == 0
+    assert "moved aside by the supervisor" in printed
+
+
 @pytest.mark.parametrize(
     ("scenario", "causes"),
     [
@@ -96,6 +111,40 @@ def test_a_loss_that_runs_away_is_rolled_back_to_before_it(play):
     assert all(save["step"] > facts["attempts"][1]["resumed_from_step"] for save in aside)
 
 
+@pytest.mark.parametrize(
+    ("scenario", "rungs", "rate"),
+    [
+        ("ladder", ["", "replay", "skip"], 1.0),
+        pytest.param("ladder-rate", ["", "replay", "skip", "far_skip", "lower_rate"], 0.9, marks=rehearsal),
+    ],
+)
+def test_a_loss_that_goes_wrong_again_climbs_the_ladder_until_it_is_cured(play, scenario, rungs, rate):
+    """Each rung from before the onset; what one skips the next ones skip too; it is one incident to its end."""
+    facts, printed = play(scenario)
+    assert (facts["state"], facts["rungs"]) == ("completed", rungs)
+    (incident,) = facts["incidents"]
+    attempts = facts["attempts"]
+    assert all(attempt["resumed_from_step"] < incident["onset_step"] for attempt in attempts[1:])
+    assert [bool(attempt["skip_samples"]) for attempt in attempts] == [
+        "skip" in rungs[: n + 1] for n in range(len(rungs))
+    ]
+    assert [attempt["rate"] for attempt in attempts] == [1.0] * (len(rungs) - 1) + [rate]
+    assert all(f"rung {rung}: " in " ".join(printed.split()) for rung in rungs[1:])
+
+
+def test_a_loss_that_is_no_number_is_rolled_back_within_its_job(play):
+    """Its own init restarts the processes from before the onset: one job, one attempt, the undisturbed curve, and far
+    sooner than a new job would start."""
+    facts, _ = play("inplace")
+    assert (facts["state"], len(facts["attempts"]), facts["handshake"]) == ("completed", 1, None)
+    assert facts["reference_max_abs_loss_difference"] == 0
+    (restart,), (incident,) = facts["restarts"], facts["incidents"]
+    assert incident["actions"] == ["restart"]
+    assert restart["resume_step"] == incident["resumed_from_step"] < incident["onset_step"]
+    assert 0 < restart["running_after_s"] < restart["step_after_s"] < 30
+    assert 0 < incident["next_step_after_s"] < 30
+
+
 def test_a_job_that_became_slow_is_moved_without_losing_a_step(play):
     """It is asked to save, is stopped only when it has, and the fresh machines carry on where it stopped."""
     facts, _ = play("slow")
@@ -123,3 +172,23 @@ def test_what_sagemaker_itself_restarts_is_left_to_it(play):
     assert facts["attempts"][0]["self_repairs"] == 1
     assert facts["incidents"] == []
     assert facts["reference_max_abs_loss_difference"] == 0
+
+
+@rehearsal
+@pytest.mark.parametrize(("scenario", "becomes"), [("warm", "Reused"), ("suspect", "Terminated")])
+def test_machines_that_are_kept_are_used_again_unless_they_are_suspect(play, scenario, becomes):
+    """The script's own crash: the next attempt starts sooner. Wrong results: it starts on others."""
+    facts, printed = play(scenario)
+    first, second = facts["attempts"]
+    assert (facts["state"], first["pool"]) == ("completed", becomes)
+    assert (second["start_s"] < first["start_s"] / 2) == (scenario == "warm")
+    assert ("the warm pool is given back first" in printed) == (scenario == "suspect")
+
+
+@rehearsal
+def test_without_machines_the_run_goes_to_the_policys_next_best(play):
+    """It waits first; what it has trained is not lost."""
+    facts, printed = play("fallback")
+    assert [attempt["instance_type"] for attempt in facts["attempts"]] == ["ml.m5.large", "ml.m5.large", "ml.m5.xlarge"]
+    assert facts["attempts"][-1]["resumed_from_step"] > 0
+    assert "calling it back, to go to ml.m5.xlarge" in " ".join(printed.split())

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ BUCKET = "sagemaker-deployed"
 ROLE = "arn:aws:iam::000000000000:role/SageMakerRole"
 ROOT = Path(__file__).parents[2]
 RERAIL = [sys.executable, "-m", "cli.main"]
+MACHINES = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30}
 T = TypeVar("T")
 
 SCRIPT = Path(__file__).parent / "counting_script.py"
@@ -45,7 +46,14 @@ class Account:
         ssm.put_parameter(Name=name, Value=to_toml(hasty(policy, 60)), Overwrite=True, Type="String")
 
     def submit(
-        self, name: str, *, policy: str | None = "default", steps: int = 100, script: Path = SCRIPT, **environment: str
+        self,
+        name: str,
+        *,
+        policy: str | None = "default",
+        steps: int = 100,
+        script: Path = SCRIPT,
+        machines: Mapping[str, Any] | None = None,
+        **environment: str,
     ) -> str:
         """Start a job as a researcher would, with the tag or without it."""
         self.sagemaker.create_training_job(
@@ -57,7 +65,7 @@ class Account:
                 "ContainerEntrypoint": ["python", str(script)],
                 "MetricDefinitions": definitions(),
             },
-            ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30},
+            ResourceConfig={**MACHINES, **(machines or {})},
             CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}"},
             OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
             StoppingCondition={"MaxRuntimeInSeconds": 86400},

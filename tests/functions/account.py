@@ -14,6 +14,7 @@ from tests.aws.places import TABLE, make_table
 
 EVENTS = Path(__file__).parents[1] / "events"
 PREFIX = "/rerail/policies"
+SWITCH = "/rerail/switch"
 MAILBOX = "sagemaker-rerail-123456789012-eu-west-1"
 
 
@@ -44,6 +45,7 @@ class Account:
         make_table(client("dynamodb"))
         client("events").create_event_bus(Name="rerail")
         client("ssm").put_parameter(Name=f"{PREFIX}/default", Value='mode = "act"', Type="String")
+        client("ssm").put_parameter(Name=SWITCH, Value="on", Type="String")
         client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
         client("s3").create_bucket(Bucket=MAILBOX, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
         self.queue = self.sqs.create_queue(QueueName="signals")["QueueUrl"]
@@ -53,8 +55,8 @@ class Account:
     def settings(self) -> tuple[Settings, ...]:
         """What the stack would tell the functions."""
         return (
-            SuperviseSettings(table=TABLE, bus="rerail", policy_prefix=PREFIX, mailbox=MAILBOX),
-            SweepSettings(table=TABLE, queue_url=self.queue, policy_prefix=PREFIX, mailbox=MAILBOX),
+            SuperviseSettings(table=TABLE, bus="rerail", policy_prefix=PREFIX, switch=SWITCH, mailbox=MAILBOX),
+            SweepSettings(table=TABLE, queue_url=self.queue, policy_prefix=PREFIX, switch=SWITCH, mailbox=MAILBOX),
             NotifySettings(page_topic=self.topics["page"], inform_topic=self.topics["inform"]),
         )
 

@@ -7,7 +7,7 @@ import pytest
 from settings import NotifySettings, Settings, SuperviseSettings, SweepSettings
 
 KINDS = (SuperviseSettings, SweepSettings, NotifySettings)
-COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX"}
+COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_SWITCH"}
 
 
 def some(kind: type[Settings]) -> Settings:

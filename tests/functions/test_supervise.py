@@ -4,8 +4,11 @@ import json
 from datetime import UTC, datetime
 
 import pytest
+from moto.sagemaker.models import sagemaker_backends
 
 import supervise
+import wiring
+from rerail.aws.clients import client
 from rerail.mailbox import Report, Told, write
 from rerail.model import RunState
 from tests.functions.account import Context, sample
@@ -117,3 +120,54 @@ def test_a_missing_variable_is_named(account, monkeypatch, variable, logged):
     assert variable in json.dumps(logged())
     with pytest.raises(KeyError, match=variable):
         supervise.supervisor()
+
+
+def fail(account, name: str) -> None:
+    """The job fails; moto has no call for it."""
+    job = sagemaker_backends["123456789012"]["eu-west-1"].training_jobs[name]
+    job.training_job_status, job.secondary_status = "Failed", "Failed"
+    job.failure_reason = "InternalServerError: We encountered an internal error."
+
+
+def due(name: str) -> dict:
+    return {"source": "rerail.sweep", "detail": {"run": name}}
+
+
+def launched(account) -> list[str]:
+    return [job["TrainingJobName"] for job in account.sagemaker.list_training_jobs()["TrainingJobSummaries"]]
+
+
+@pytest.fixture
+def hasty(account):
+    """A policy without backoff, and two relaunches an hour for the account."""
+    text = '[backoff]\nbase = "0s"\n[limits]\naccount_relaunches = 1'
+    client("ssm").put_parameter(Name="/rerail/policies/default", Value=text, Type="String", Overwrite=True)
+    return account
+
+
+def test_the_kill_switch_keeps_a_dead_job_dead(hasty):
+    """Off: the failure is judged, the relaunch waits. On again, a minute later: it is made."""
+    hasty.submit("gpt-7b")
+    client("ssm").put_parameter(Name="/rerail/switch", Value="off", Type="String", Overwrite=True)
+    assert failed(batch(sample("training_job_state_change"))) == []
+    fail(hasty, "gpt-7b")
+    assert failed(batch(due("gpt-7b"), due("gpt-7b"))) == []
+    assert hasty.runs.load("gpt-7b").kept_back == "kill switch"
+    assert launched(hasty) == ["gpt-7b"]
+    client("ssm").put_parameter(Name="/rerail/switch", Value="on", Type="String", Overwrite=True)
+    wiring.supervisor.cache_clear()  # another instance of the function, which has believed nothing yet
+    assert failed(batch(due("gpt-7b"))) == []
+    assert sorted(launched(hasty)) == ["gpt-7b", "gpt-7b-a002"]
+
+
+def test_the_brake_counts_over_all_runs(hasty):
+    """The second run of the account to die within the hour waits, and on-call is paged."""
+    for name in ("gpt-7b", "bert"):
+        hasty.submit(name)
+        assert failed(batch({"source": "aws.sagemaker", "detail": {"TrainingJobName": name}})) == []
+        fail(hasty, name)
+        assert failed(batch(due(name), due(name))) == []
+    assert sorted(launched(hasty)) == ["bert", "gpt-7b", "gpt-7b-a002"]
+    run = hasty.runs.load("bert")
+    assert (run.state, run.kept_back) == (RunState.WAITING, "brake")
+    assert any("Something bigger is wrong" in entry.actions[0]["body"] for entry in hasty.runs.timeline("bert")[-1:])

@@ -16,7 +16,7 @@ from tests.house.sources import (
 
 AWS_SDK = ("boto3", "botocore", "s3transfer", "aiobotocore")
 OF_THE_FUNCTIONS = ("settings", "wiring", "observability", "supervise", "sweep", "notify", "rerail")
-OPEN_TO_THE_STACKS = ("settings", "rerail.policy", "rerail.errors", "rerail.mailbox")
+OPEN_TO_THE_STACKS = ("settings", "rerail.policy", "rerail.errors", "rerail.mailbox", "rerail.aside", "rerail.switch")
 
 
 def each(paths):

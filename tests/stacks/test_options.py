@@ -40,6 +40,7 @@ def test_pseudo_parameters_become_tokens():
         ("checkpointBuckets", None),
         ("checkpointBuckets", [7]),
         ("checkpointKeyArns", "alias/weights"),
+        ("asideBuckets", [7]),
         ("logRetentionDays", 91),
         ("logRetentionDays", "for ever"),
         ("pageEmail", ["a@example.com"]),

@@ -233,3 +233,14 @@ def test_the_sweep_writes_nothing_but_what_its_detectors_remember(template):
     (statement,) = with_action(template.allowed("sweep"), "dynamodb:BatchWriteItem")
     assert many(statement["Action"]) == ["dynamodb:BatchWriteItem"]
     assert statement["Condition"] == {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["watch#*"]}}
+
+
+@pytest.mark.parametrize("name", ["supervise", "sweep"])
+def test_the_kill_switch_is_read_and_never_thrown(template, name):
+    """Only people throw it; it stands at "on" where nobody has."""
+    (switch,) = [p for p in template.of("SSM::Parameter").values() if p["Name"] == "/rerail/switch"]
+    assert (switch["Value"], switch["AllowedPattern"]) == ("on", "on|off")
+    allowed = [str(each["Resource"]) for each in with_action(template.allowed(name), "ssm:GetParameter")]
+    assert len(allowed) == 2
+    assert any(":parameter" in resource and "Switch" in resource for resource in allowed)
+    assert not [each for each in template.allowed(name) if "ssm:PutParameter" in many(each["Action"])]

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+from rerail.aside import WRITTEN
 from rerail.policy import parse_policy
 from stacks import ROOT
 from tests.stacks.conftest import synthesize
-from tests.stacks.template import Template
+from tests.stacks.template import Template, many, text
 
 OUTPUTS = {
     "TableName",
@@ -19,6 +20,7 @@ OUTPUTS = {
     "SweepFunctionName",
     "NotifyFunctionName",
     "PolicyPrefix",
+    "SwitchParameter",
     "MailboxBucket",
 }
 
@@ -56,7 +58,8 @@ def test_the_functions_come_as_the_folder_is(assembly):
 
 def test_every_policy_is_deployed_as_it_is_written(template):
     """Each file of policies/ is a parameter below the prefix that says the same, without its comments."""
-    deployed = {p["Name"]: p["Value"] for p in template.of("SSM::Parameter").values()}
+    parameters = {p["Name"]: p["Value"] for p in template.of("SSM::Parameter").values()}
+    deployed = {name: value for name, value in parameters.items() if name.startswith("/rerail/policies/")}
     files = sorted((ROOT / "policies").glob("*.toml"))
     assert sorted(deployed) == [f"/rerail/policies/{file.stem}" for file in files]
     for file in files:
@@ -84,6 +87,7 @@ def test_the_choices_of_an_account_reach_the_template(tmp_path):
         "trainingRoleArns": [role],
         "checkpointBuckets": "weights,more-weights",  # as `-c` hands it over
         "checkpointKeyArns": [key],
+        "asideBuckets": ["weights"],
         "logRetentionDays": "30",
         "pageEmail": "on-call@example.com",
     }
@@ -96,6 +100,13 @@ def test_the_choices_of_an_account_reach_the_template(tmp_path):
     assert "sagemaker" not in json.dumps(allowed["s3:ListBucket"]["Resource"])
     assert [s for s in template.allowed("sweep") if s["Action"] == "kms:Decrypt" and s["Resource"] == key]
     assert {g["RetentionInDays"] for g in template.of("Logs::LogGroup").values()} == {30}
+    moving = [s for s in template.allowed("supervise") if "weights/" in json.dumps(s["Resource"])]
+    deleting = [s for s in moving if "s3:DeleteObject" in many(s["Action"])]
+    assert [text(s["Resource"]) for s in deleting] == ["arn:<AWS::Partition>:s3:::weights/*"]
+    (writing,) = (s for s in moving if "s3:PutObject" in many(s["Action"]))
+    assert [text(each).removeprefix("arn:<AWS::Partition>:s3:::weights/") for each in writing["Resource"]] == [*WRITTEN]
+    assert not [s for s in template.allowed("sweep") if "s3:DeleteObject" in many(s["Action"])]
+    assert json.loads((tmp_path / "cdk.out" / "validation-report.json").read_text())["pluginReports"] == []
     (subscription,) = template.of("SNS::Subscription").values()
     assert subscription["Endpoint"] == "on-call@example.com"
 

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from rerail_agent.checkpoints.place import place_of as place_of
     from rerail_agent.checkpoints.restore import UnfitState as UnfitState
     from rerail_agent.checkpoints.saver import Saver as Saver
+    from rerail_agent.checkpoints.snapshots import Snapshots as Snapshots
 
 HOMES = {
     "Committed": "courier",
     "DamagedCheckpoint": "manifest",
     "Manifest": "manifest",
     "Saver": "saver",
+    "Snapshots": "snapshots",
     "UnfitState": "restore",
     "place_of": "place",
 }

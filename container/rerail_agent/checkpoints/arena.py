@@ -25,6 +25,16 @@ class Arena:
         self.memory = mmap.mmap(self.file, self.size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._pinned = pinned and _pin(self.memory, self.size)
 
+    @classmethod
+    def over(cls, file: int, *, pinned: bool = False) -> "Arena":
+        """The same over memory of another process, whose file comes into this arena's hands."""
+        arena = cls.__new__(cls)
+        arena.size, arena.file = os.fstat(file).st_size, file
+        size = arena.size
+        arena.memory = mmap.mmap(file, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        arena._pinned = pinned and _pin(arena.memory, size)
+        return arena
+
     def tensor(self, *, offset: int, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A contiguous tensor at an offset, which must be a multiple of the element's size."""
         count = torch.Size(sizes).numel()

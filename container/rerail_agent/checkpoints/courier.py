@@ -198,7 +198,8 @@ class Courier:
             self.place.discard(save.manifest.step)
             return self._failed(save, "; ".join(errors[:4]))
         assert save.index is not None
-        manifest = replace(save.manifest, files=tuple(each["file"] for each in reports))
+        write_s = round(time.monotonic() - save.started, 4)
+        manifest = replace(save.manifest, files=tuple(each["file"] for each in reports), write_s=write_s)
         metadata = save.index.content([each["spots"] for each in reports])
         try:
             complete = self._perform(save, Commit(self.place, manifest, metadata))

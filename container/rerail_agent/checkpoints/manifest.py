@@ -24,6 +24,8 @@ class DamagedCheckpoint(Exception):
 @dataclass(frozen=True)
 class Manifest:
     """What a checkpoint holds; `loss` is None when it was not finite, `files` and `saved_at` are the Saver's to fill.
+    `restart` is the attempt's restart in place that saved it, 0 for the job's own start. `stall_s` is how
+    long the training stood still for it, `write_s` how long it took until it was whole, where that was measured.
 
     `files`: one {"name", "bytes", "checksum": "xxh3_64:<hex>"} for each file but the manifest itself.
     """
@@ -40,6 +42,9 @@ class Manifest:
     files: tuple[dict[str, Any], ...] = ()
     schema: int = SCHEMA
     format: str = FORMAT
+    restart: int = 0
+    stall_s: float | None = None
+    write_s: float | None = None
 
     @property
     def bytes(self) -> int:
@@ -62,9 +67,9 @@ def parse(text: bytes, *, folder: str) -> Manifest:
         table = {key: value for key, value in table.items() if key in known}
         files = _files(table)
         manifest = Manifest(**{**table, "files": files})
-        whole_numbers = (manifest.step, manifest.attempt, manifest.consumed_samples, manifest.world_size)
-        if any(type(number) is not int for number in whole_numbers):
-            raise TypeError("step, attempt, consumed_samples and world_size must be whole numbers")
+        positions = (manifest.step, manifest.attempt, manifest.restart, manifest.consumed_samples, manifest.world_size)
+        if any(type(number) is not int for number in positions):
+            raise TypeError("step, attempt, restart, consumed_samples and world_size must be whole numbers")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {type(error).__name__}") from error
     if manifest.schema != SCHEMA or step_of(folder) != manifest.step or not files:

@@ -56,6 +56,7 @@ class Plan:
     image: int  # bytes of the file that hold tensors; the values follow
     frames: list[tuple[int, bytes]]
     file_name: str
+    pieces: list[Piece] = field(default_factory=list)  # what the parts are of, one for each
     slots: dict[str, int] = field(default_factory=dict)
     remembered: dict[str, tuple[Any, bytes]] = field(default_factory=dict)
 
@@ -66,22 +67,26 @@ class Plan:
 
     def lay_out(self, arena: Arena) -> None:
         """Writes the frames into the arena, and lets the parts' copies be the holes between them."""
+        for part, copy in zip(self.parts, self.holes(arena), strict=True):
+            part.copy = copy
+
+    def holes(self, arena: Arena) -> list[torch.Tensor]:
+        """Writes the frames into an arena; the tensors between them, one for each part, that a save is staged in."""
         for offset, content in self.frames:
             arena.write(offset, content)
-        for part in self.parts:
-            part.copy = arena.tensor(offset=part.payload, sizes=part.sizes, dtype=part.dtype)
+        return [arena.tensor(offset=part.payload, sizes=part.sizes, dtype=part.dtype) for part in self.parts]
 
     def fits(self, leaves: Sequence[Any]) -> bool:
         """Whether the leaves of a state, in the order of flatten(), are still of the kinds and shapes planned for."""
         return all(map(_is_like, leaves, self.structure))
 
-    def stage(self, leaves: Sequence[Any]) -> None:
-        """Copies this rank's parts into the arena; returns once the bytes are there."""
-        sources, copies = [], []
+    def stage(self, leaves: Sequence[Any], into: Sequence[torch.Tensor] | None = None) -> None:
+        """Copies this rank's parts into the arena, or into the holes of another; returns once the bytes are there."""
+        sources = []
         for part in self.parts:
             source = tensors_of(leaves[part.leaf])[part.number]
             sources.append(source if part.rows is None else source.narrow(0, part.row, part.rows))
-            copies.append(part.copy)
+        copies = [part.copy for part in self.parts] if into is None else list(into)
         if not sources:
             return
         with torch.no_grad():
@@ -129,20 +134,21 @@ class Index:
         """
         if not self._pickled or list(values) != self._values:
             self._values = list(values)
-            self._pickled = pickle.dumps(self._metadata())
+            self._pickled = pickle.dumps(self.metadata(values))
         return self._pickled
 
-    def _metadata(self) -> Metadata:
+    def metadata(self, values: Sequence[dict[str, Spot]]) -> Metadata:
+        """The same as readers have it."""
         described: dict[str, Any] = {}
         stored: dict[MetadataIndex, Any] = {}
-        for pieces, (name, spots), values in zip(self._shares, self._files, self._values, strict=True):
+        for pieces, (name, spots), own in zip(self._shares, self._files, values, strict=True):
             tensors = (piece for piece in pieces if piece.offsets is not None)
             for piece, (offset, length) in zip(tensors, spots, strict=True):
                 known = described.setdefault(piece.key, _description(piece))
                 index = MetadataIndex(piece.key, piece.offsets, len(known.chunks))
                 known.chunks.append(ChunkStorageMetadata(torch.Size(piece.offsets or ()), torch.Size(piece.sizes)))
                 stored[index] = filesystem._StorageInfo(name, offset, length)
-            for key, (offset, length) in values.items():
+            for key, (offset, length) in own.items():
                 described[key] = BytesStorageMetadata()
                 stored[MetadataIndex(key)] = filesystem._StorageInfo(name, offset, length)
         metadata = Metadata(described, planner_data=self._paths, storage_data=stored, storage_meta=StorageMeta())
@@ -190,6 +196,7 @@ def _lay_out(mine: Iterable[Piece], held: Iterable[Piece], leaves: Sequence[Leaf
         rows = None if piece.sizes == sizes else piece.sizes[0]
         spot = (start, end - start)
         plan.parts.append(Part(places[piece.key], number, piece.row, rows, dtype, piece.sizes, payload, spot))
+        plan.pieces.append(piece)
         plan.frames += [(start, around.before), (payload + piece.bytes, around.after)]
         plan.image = end
     return plan

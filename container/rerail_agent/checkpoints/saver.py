@@ -4,7 +4,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,15 @@ T = TypeVar("T")
 REPORT_PATIENCE_S = 900.0  # how long rank 0 waits for the other ranks' files
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Why a checkpoint that an attempt had saved was not resumed from; `is_certain`: its files are not those listed."""
+
+    attempt: int | None
+    reason: str
+    is_certain: bool
+
+
 class Saver:
     """The checkpoints of a run, as one rank sees them.
 
@@ -35,7 +44,8 @@ class Saver:
 
     A state is a nested dict of tensors, DTensors and plain values. What several ranks hold under one key is written
     once; what only one holds, such as its random state under `random.<rank>`, is written by it. `per_rank` names the
-    top-level keys below which ranks differ, so that another number of ranks may load them in part.
+    top-level keys below which ranks differ, so that another number of ranks may load them in part. `refusals` are the
+    steps that newest() and restore() have passed over for what was wrong with them.
     """
 
     def __init__(
@@ -66,6 +76,7 @@ class Saver:
         self._number = 0
         self._seen: set[int] = set()  # the steps that have or may have a checkpoint; the same on every rank
         self._unloadable: set[int] = set()
+        self.refusals: dict[int, Refusal] = {}
         self._restoring = 0
         self._retention: tuple[int, int] | None = None
 
@@ -114,6 +125,7 @@ class Saver:
         write = Write(self.place, manifest.step, self._plan.file_name, self._plan.image, values)
         self._writer.hurry(manifest.reason != "periodic")
         self._number += 1
+        manifest = replace(manifest, stall_s=round(time.monotonic() - started, 4))
         courier.submit(Save(self._number, manifest, write, spots, self._index, self._writer, started, after))
         return True
 
@@ -150,6 +162,8 @@ class Saver:
             damage = self._damage(candidate)
             if not damage:
                 return candidate.step
+            is_certain = "cannot be read" not in damage  # which says nothing about what is in the file
+            self.refusals[candidate.step] = Refusal(candidate.attempt, damage, is_certain=is_certain)
             self._tell_of_damage(candidate.step, damage)
 
     def load(self, state: dict[str, Any], step: int, *, partial: bool = False) -> Manifest:
@@ -188,6 +202,9 @@ class Saver:
             try:
                 return self.load(state, step)
             except DamagedCheckpoint as damage:
+                manifest = self._read(step)[0] if self.rank == 0 else None
+                saved_by = manifest.attempt if manifest else None
+                self.refusals[step] = Refusal(saved_by, str(damage), is_certain=False)
                 self._tell_of_damage(step, str(damage))
         if self._unloadable:
             raise DamagedCheckpoint("no checkpoint could be loaded, and the state is partly overwritten: start anew")
@@ -216,6 +233,26 @@ class Saver:
         self._retention = (keep, doublings)
         self._met().retire = self._to_retire
 
+    def planned(self, state: Mapping[str, Any]) -> tuple[Plan, list[Any]]:
+        """The plan for a state, made anew if need be, and the leaves that it is for. Collective, like prepare()."""
+        leaves = self._planned(state)
+        assert self._plan is not None
+        return self._plan, leaves
+
+    def listed(self, allowed: Callable[[Manifest], bool] = lambda manifest: True) -> int:
+        """The newest allowed step by the manifests alone, 0 if there is none; its files may yet turn out damaged."""
+        self._met()
+        own, *others = self._together(lambda: self._listing() if self._leads else {})
+        assert self._disks is not None
+        elsewhere = [others[leader - 1] for leader in self._disks.other_leaders]
+        steps = (
+            step
+            for step, (manifest, _) in own.items()
+            if manifest is not None and step not in self._unloadable and allowed(manifest)
+            if all(listing.get(step, (None, None))[0] == manifest for listing in elsewhere)
+        )
+        return int(self.exchange.spread(None if self.rank else max(steps, default=0)))
+
     def close(self) -> None:
         """Ends the writer process. What is still under way is lost: wait() first."""
         if self._courier is not None:
@@ -225,6 +262,11 @@ class Saver:
         if self._arena is not None:
             self._plan = None
             self._arena.close()
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether what is staged in should be registered with CUDA."""
+        return self._pinned
 
     @property
     def _leads(self) -> bool:

@@ -4,6 +4,7 @@ Keys: `run#<run>` with sort keys `run`, `request` and `timeline#<version>`; `job
 index `open` holds the runs that the sweep asks about, spread over SHARDS partitions."""
 
 import json
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +20,7 @@ from rerail.model import Run, TimelineEntry
 INDEX = "open"
 SHARDS = 8
 BATCH = 100
+PLAIN_CHARACTERS = 50_000
 
 
 class DynamoRuns:
@@ -143,7 +145,7 @@ class DynamoRuns:
 def _run_item(run: Run) -> dict[str, Any]:
     item = {
         **_key(f"run#{run.id}", "run"),
-        "doc": {"S": dumps(run)},
+        "doc": _packed(dumps(run)),
         "version": {"N": str(run.version)},
         "state": {"S": run.state.value},
     }
@@ -162,7 +164,19 @@ def _named_run(item: Mapping[str, Any]) -> tuple[str, Run | None]:
 
 
 def _run(item: Mapping[str, Any]) -> Run:
-    return loads(Run, item["doc"]["S"])
+    return loads(Run, _unpacked(item["doc"]))
+
+
+def _packed(record: str) -> dict[str, Any]:
+    """A long record is compressed: an item holds 400 KB, and a long life is a thousand and more bytes an attempt."""
+    return {"S": record} if len(record) <= PLAIN_CHARACTERS else {"B": zlib.compress(record.encode())}
+
+
+def _unpacked(doc: Mapping[str, Any]) -> str:
+    try:
+        return zlib.decompress(doc["B"]).decode() if "B" in doc else str(doc["S"])
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise BadRecord(f"a Run whose compressed record cannot be read: {error}") from error
 
 
 def _key(pk: str, sk: str) -> dict[str, Any]:

@@ -8,8 +8,11 @@ from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from rerail.aws.clients import client
 from rerail.errors import Blind, CapacityRefused, JobExists, JobNotFound, RequestRefused, Throttled, Unanswered
+from rerail.machines import cluster_of, pool_of
 from rerail.model import Job, JobStatus
+from rerail.pools import GONE
 from rerail.relaunch import checkpoint_uri
+from rerail.repairs import repaired
 
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
 NO_ROOM = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")
@@ -89,9 +92,12 @@ class SageMakerJobs:
             code = error.response["Error"]["Code"]
             if code in THROTTLING:
                 raise Throttled(str(error)) from error
-            # No pool was kept for this job, or it is gone: as good as released.
             if code != "ValidationException" and not _is_missing(error):
                 raise
+            # No pool was kept for this job, or it is gone: as good as released. One that is there cannot be given back
+            # in this moment, and a job that is created now might land on it.
+            if not _is_missing(error) and _is_kept(job_name):
+                raise Throttled(f"the warm pool of {job_name} cannot be given back yet: {error}") from error
 
 
 def job_from(description: Mapping[str, Any]) -> Job:
@@ -110,8 +116,55 @@ def job_from(description: Mapping[str, Any]) -> Job:
         defined_metrics=tuple(
             each["Name"] for each in description.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
         ),
+        instance_type=_instance_type(description.get("ResourceConfig", {})),
+        instance_count=_instance_count(description.get("ResourceConfig", {})),
+        billable_s=description.get("BillableTimeInSeconds"),
+        max_runtime_s=description.get("StoppingCondition", {}).get("MaxRuntimeInSeconds"),
         metrics={metric["MetricName"]: metric["Value"] for metric in description.get("FinalMetricDataList", [])},
+        cluster=cluster_of(description),
+        pool=pool_of(description),
+        lacks_machines=_lacks_machines(description),
+        pending_ran_out=_pending_ran_out(description),
+        repaired=repaired(
+            description.get("SecondaryStatusTransitions", []), retries=bool(description.get("RetryStrategy"))
+        ),
     )
+
+
+def _is_kept(job_name: str) -> bool:
+    try:
+        job, _ = SageMakerJobs().describe(job_name)
+    except JobNotFound:
+        return False
+    return job.pool is not None and job.pool.status not in GONE
+
+
+def _lacks_machines(description: Mapping[str, Any]) -> bool:
+    """Accepted, and no machines yet: `Pending`, or a start that says so. The message is only a hint, for jobs that
+    name no status of their own while EC2 is asked again and again."""
+    transitions = description.get("SecondaryStatusTransitions") or [{}]
+    says = "insufficient capacity" in transitions[-1].get("StatusMessage", "").lower()
+    secondary = description.get("SecondaryStatus", "")
+    return secondary == "Pending" or (secondary in ("Starting", "LaunchingMLInstances") and says)
+
+
+def _pending_ran_out(description: Mapping[str, Any]) -> bool:
+    """Stopped by SageMaker's own clock: it never had machines, and has waited for as long as its request allows. No
+    status says so, and without this it would look like a human's stop."""
+    limit = description.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds")
+    ended = description.get("TrainingEndTime") or description.get("LastModifiedTime")
+    if description["TrainingJobStatus"] != JobStatus.STOPPED or description.get("TrainingStartTime"):
+        return False
+    return bool(limit and ended and (ended - description["CreationTime"]).total_seconds() >= limit)
+
+
+def _instance_type(resources: Mapping[str, Any]) -> str:
+    """The one that the job has, or would get; "" for a cluster of several, whose price is nobody's single one."""
+    return str(resources.get("SelectedInstanceType") or resources.get("InstanceType") or "")
+
+
+def _instance_count(resources: Mapping[str, Any]) -> int:
+    return int(resources.get("SelectedInstanceCount") or resources.get("InstanceCount") or 1)
 
 
 def _is_missing(error: ClientError) -> bool:

@@ -1,4 +1,4 @@
-"""Policies as they are deployed: one SSM parameter each, read once and believed for a minute."""
+"""Policies and the kill switch as they are deployed: one SSM parameter each, read once and believed for a minute."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -8,6 +8,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rerail.aws.clients import client
 from rerail.errors import Blind, UnknownPolicy
 from rerail.policy import NAME, Policy, parse_policy
+from rerail.switch import read_switch
 
 FRESH_FOR = timedelta(minutes=1)
 
@@ -39,3 +40,31 @@ class SsmPolicies:
         except BotoCoreError as error:
             raise Blind(f"GetParameter of policy {name!r}: {error}") from error
         return str(answer["Parameter"]["Value"])
+
+
+class SsmSwitch:
+    """The port `Switch` on one parameter, "on" or "off".
+
+    Where nobody can tell, it is as it was known last; never known is off, which delays and loses nothing. A parameter
+    that is not there was never thrown: on."""
+
+    def __init__(self, name: str, clock: Callable[[], datetime]) -> None:
+        self._name, self._clock = name, clock
+        self._asked_at: datetime | None = None
+        self._on = False
+
+    def is_on(self) -> bool:
+        now = self._clock()
+        if self._asked_at is None or now - self._asked_at >= FRESH_FOR:
+            self._on, self._asked_at = self._look(), now
+        return self._on
+
+    def _look(self) -> bool:
+        try:
+            answer = client("ssm").get_parameter(Name=self._name)
+        except ClientError as error:
+            return self._on or error.response["Error"]["Code"] == "ParameterNotFound"
+        except BotoCoreError:
+            return self._on
+        read = read_switch(str(answer["Parameter"]["Value"]))
+        return self._on if read is None else read

@@ -6,10 +6,12 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How far a trouble has come."""
+    """How far a trouble has come; the last two are its ends."""
 
     WARN = "warn"
     INTERVENE = "intervene"
+    MENDED = "mended"  # the loss has come back to where it was
+    ACCEPTED = "accepted"  # it has stayed where it is for so long that this is its level now
 
 
 class Kind(StrEnum):

@@ -33,7 +33,7 @@ class NonFinite:
         self.good = 0
         bad = self.recent.bit_count()
         if self.onset is None:
-            self.onset = sample.step
+            self.onset = sample.step if sample.sound_to is None else sample.sound_to + 1
         run = (~self.recent & (self.recent + 1)).bit_length() - 1
         if (run >= detection.non_finite_patience or bad >= MEMORY // 2) and self.told is not Level.INTERVENE:
             return self._finding(Level.INTERVENE, sample, f"{fault} in {bad} of the last {MEMORY} rows")
@@ -48,6 +48,8 @@ class NonFinite:
 
 
 def _fault(sample: Sample) -> str | None:
+    if sample.sound_to is not None:
+        return "the log goes on without a loss that is a number"
     if sample.nonfinite:
         return "the run says itself that loss or gradient is not finite"
     for name, value in (("loss", sample.loss), ("gradient norm", sample.grad_norm)):

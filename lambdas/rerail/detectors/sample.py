@@ -6,7 +6,10 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row of a series. None = not logged; nan and inf mean that the log really printed them."""
+    """One row of a series. None = not logged; nan and inf mean that the log really printed them.
+
+    `sound_to`: the loss is not finite, which is only known from its silence, and was so up to this step for certain.
+    """
 
     step: int | None = None
     at: datetime | None = None
@@ -19,3 +22,4 @@ class Sample:
     count: int = 1
     loss_min: float | None = None
     loss_max: float | None = None
+    sound_to: int | None = None

@@ -141,15 +141,22 @@ def _resident_shared() -> int:
 
 
 def test_the_supervisor_reads_our_manifest() -> None:
-    """The manifest is one for rerail.checkpoints too, with a field more."""
+    """The manifest is one for rerail.checkpoints too, with a few fields more."""
     files = ({"name": ".metadata", "bytes": 3, "checksum": "xxh3_64:00"},)
-    text = dump(manifest(60, files=files, saved_at="2026-01-31T03:00:00Z", health="suspect"))
+    text = dump(
+        manifest(
+            60, files=files, saved_at="2026-01-31T03:00:00Z", health="suspect", restart=2, stall_s=0.5, write_s=2.0
+        )
+    )
     checkpoint = read_manifest(text, uri="s3://b/step-000000060/manifest.json", sizes={".metadata": 3})
     assert (checkpoint.step, checkpoint.attempt, checkpoint.health) == (60, 1, Health.SUSPECT)
     assert checkpoint.is_whole
-    whole_numbers = ("schema", "attempt", "step", "consumed_samples", "world_size")
+    assert (checkpoint.restart, checkpoint.stall_s, checkpoint.write_s) == (2, 0.5, 2.0)
+    whole_numbers = ("schema", "attempt", "restart", "step", "consumed_samples", "world_size")
     texts = ("run", "reason", "health", "saved_at", "format", "seal")
-    types = {**dict.fromkeys(whole_numbers, int), **dict.fromkeys(texts, str), "loss": float, "files": list}
+    numbers = ("loss", "stall_s", "write_s")
+    types = dict.fromkeys(whole_numbers, int) | dict.fromkeys(texts, str) | dict.fromkeys(numbers, float)
+    types["files"] = list
     assert {key: type(value) for key, value in json.loads(text).items()} == types
 
 

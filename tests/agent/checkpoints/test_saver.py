@@ -65,6 +65,8 @@ def test_a_state_comes_back_bit_for_bit(saver: Saver, tmp_path: Path, told: Told
     assert same(found, state(10))
     assert found["model"]["layer.1.weight"] is weight
     assert loaded == committed.manifest
+    assert loaded.stall_s is not None and loaded.write_s is not None
+    assert 0 <= loaded.stall_s <= loaded.write_s
     assert (loaded.reason, loaded.health, loaded.loss, loaded.consumed_samples) == ("final", "suspect", None, 120)
     assert told == []
 
@@ -174,6 +176,22 @@ def test_a_checkpoint_that_does_not_load_counts_as_damaged(saver: Saver, tmp_pat
     assert restored_one is not None
     assert restored_one.step == 10
     assert same(found, state(10))
+
+
+def test_what_was_passed_over_is_remembered_with_its_attempt(saver: Saver, tmp_path: Path) -> None:
+    """Another content than listed is certain; what cannot be loaded may be loaded another time."""
+    _, [committed], _ = (save(saver, step) for step in (10, 20, 30))
+    torn = tmp_path / "step-000000030" / ".metadata"
+    torn.write_bytes(b"x" * torn.stat().st_size)
+    folder = tmp_path / "step-000000020"
+    index = places.write_file(folder / ".metadata", [memoryview(b"no pickle")], total=9)
+    entries = (*(entry for entry in committed.manifest.files if entry["name"] != ".metadata"), index)
+    (folder / "manifest.json").write_bytes(places.dump(manifest(20, files=entries)))
+    restored_one = saver.restore(state(99))
+    assert restored_one is not None
+    assert restored_one.step == 10
+    known = {step: (refusal.attempt, refusal.is_certain) for step, refusal in saver.refusals.items()}
+    assert known == {30: (1, True), 20: (1, False)}
 
 
 def test_only_what_is_allowed_is_found(saver: Saver, tmp_path: Path, told: Told) -> None:

@@ -1,0 +1,139 @@
+"""Goodput: how fast the core decides, and what share of its time a simulated run trains; `make bench-goodput`.
+
+The goals: Rerail loses at most a quarter of what SageMaker's own means lose; on 16,384 GPUs it trains 0.95 of the time
+with relaunches, and 0.98 with restarts in the job. What is missed is said, with the bound that the assumptions set.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.simulate import pages, report
+from cli.simulate.accounts import Spent
+from cli.simulate.assumptions import Assumptions
+from cli.simulate.command import WIDTH, Maker
+from cli.simulate.months import default_policy
+from cli.simulate.report import FEWEST_GPUS, GOAL, GOAL_IN_PLACE, Row
+from cli.simulate.supervised import Supervised
+from cli.simulate.sweeps import SWEEPS
+from cli.simulate.ways import SAGEMAKER_ASYNC, SNAPSHOTS, WARM, WAYS
+from cli.simulate.world import World
+from rerail.decide import decide
+from rerail.decision import Decision
+from rerail.model import Run
+from rerail.policy import Policy
+from rerail.signals import Signal
+
+SIZES = (64, 512, 2048, FEWEST_GPUS)
+SIGNALS_A_MINUTE = 1_000_000
+OF_WHAT_IS_LOST = 0.25
+SWEPT_SEEDS = 2
+# What a relaunch and a restart in the job cannot do without, however fast somebody decides.
+UNAVOIDABLE = (Spent.MACHINES, Spent.REPAIR, Spent.INIT, Spent.RESTART, Spent.SAVES, Spent.SNAPSHOTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One goal: what was asked for, what was measured, and whether that is met."""
+
+    what: str
+    asked: float
+    measured: float
+    met: bool
+
+
+def signals_a_minute(days: float = 3.0) -> float:
+    """The signals of a simulated run through `decide` once more, one after the other on one core."""
+    heard: list[tuple[Run, Signal, Policy]] = []
+
+    def noting(run: Run, signal: Signal, policy: Policy) -> Decision:
+        heard.append((run, signal, policy))
+        return decide(run, signal, policy)
+
+    world = World(SNAPSHOTS, FEWEST_GPUS, days, 0, Assumptions())
+    world.watch = Supervised(world, default_policy(), noting)
+    world.run()
+    began = time.perf_counter()
+    for run, signal, policy in heard:
+        decide(run, signal, policy)
+    return len(heard) / (time.perf_counter() - began) * 60
+
+
+def bound(row: Row) -> float:
+    """The share that would train if nobody ever waited, noticed late, or lost a step."""
+    return 1 - sum(row.share(what) for what in UNAVOIDABLE)
+
+
+def verdicts(rows: dict[int, list[Row]], speed: float) -> list[Verdict]:
+    """The goals, in order."""
+    largest = {row.outcomes[0].task.way.key: row for row in rows[FEWEST_GPUS]}
+    found = [Verdict("signals a minute, one core", SIGNALS_A_MINUTE, speed, speed >= SIGNALS_A_MINUTE)]
+    for way, goal in ((WARM, GOAL), (SNAPSHOTS, GOAL_IN_PLACE)):
+        row = largest[way.key]
+        what = f"ETTR on {FEWEST_GPUS:,} GPUs, {way.key} (bound {bound(row):.4f})"
+        found.append(Verdict(what, goal, row.ettr, row.ettr >= goal))
+    for gpus, each in rows.items():
+        named = {row.outcomes[0].task.way.key: row for row in each}
+        left = (1 - named[SNAPSHOTS.key].ettr) / (1 - named[SAGEMAKER_ASYNC.key].ettr)
+        what = f"lost on {gpus:,} GPUs, of what SageMaker's own means lose"
+        found.append(Verdict(what, OF_WHAT_IS_LOST, left, left <= OF_WHAT_IS_LOST))
+    return found
+
+
+def _tables(rows: dict[str, list[Row]], days: float, seeds: int) -> dict[str, Table]:
+    assumed = Assumptions()
+    tables = {"rates": report.rates(assumed), "assumptions": report.assumptions(assumed)}
+    for size in SIZES:
+        tables[f"ways {size}"] = report.ways(rows[f"ways:{size}"], gpus=size, days=days, seeds=seeds)
+        tables[f"takings {size}"] = report.takings(rows[f"ways:{size}"], gpus=size)
+    swept = {key: each for key, each in SWEEPS.items() if key in rows}
+    return tables | {key: report.sweep(f"{each.title}; {SIZES[-1]:,} GPUs", rows[key]) for key, each in swept.items()}
+
+
+def _goals(found: Sequence[Verdict]) -> Table:
+    table = Table(title="Goals", title_justify="left", header_style="bold")
+    for name in ("", "asked", "measured", "goal"):
+        table.add_column(name, justify="right" if name in ("asked", "measured") else "left")
+    for each in found:
+        said = "met" if each.met else "missed"
+        table.add_row(said, *(f"{n:,.0f}" if n > 100 else f"{n:.3f}" for n in (each.asked, each.measured)), each.what)
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--days", type=float, default=27.0)
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--no-sweeps", action="store_true", help="leave out what each setting is worth")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--page", type=Path, help="write the tables into this page, docs/goodput.md")
+    given = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    speed = signals_a_minute()
+    assumed = Assumptions()
+    asked = {f"ways:{size}": [(way.title, way, assumed) for way in WAYS.values()] for size in SIZES}
+    rows = Maker(SIZES, given.days, range(given.seeds), default_policy()).rows(asked, console)
+    if not given.no_sweeps:
+        varied = {key: list(each.variants(assumed)) for key, each in SWEEPS.items()}
+        rows |= Maker(SIZES, given.days, range(SWEPT_SEEDS), default_policy()).rows(varied, console)
+    found = verdicts({size: rows[f"ways:{size}"] for size in SIZES}, speed)
+    tables = _tables(rows, given.days, given.seeds) | {"goals": _goals(found)}
+    report.show(console, list(tables.values()))
+    if given.page:
+        pages.write(given.page, tables)
+    if given.json:
+        figures = {group: report.as_json(each) for group, each in rows.items()}
+        goals = [{"what": v.what, "asked": v.asked, "measured": v.measured, "met": v.met} for v in found]
+        given.json.write_text(json.dumps({"goals": goals, **figures}, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The other runs of the account, which die with the demo's own: what the brake on all relaunches made of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from rerail.aws.dynamodb import DynamoRuns
+from rerail.launching import BRAKE
+from rerail.model import Run, TimelineEntry
+
+
+@dataclass
+class Crowd:
+    """Supervised runs by name, brought up to date by `look`; `ours` is the demo's own, counted with them."""
+
+    ours: str
+    size: int
+    runs: dict[str, Run] = field(default_factory=dict)
+    timelines: dict[str, Sequence[TimelineEntry]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Those beside our own."""
+        return [f"{self.ours}-{number}" for number in range(2, self.size + 2)]
+
+    def look(self, records: DynamoRuns) -> None:
+        """Read their records and timelines."""
+        for name in (self.ours, *self.names):
+            if run := records.load(name):
+                self.runs[name], self.timelines[name] = run, records.timeline(name)
+
+    @property
+    def is_over(self) -> bool:
+        """All of them have ended, with nothing owed."""
+        return len(self.runs) == self.size + 1 and not any(run.is_open for run in self.runs.values())
+
+    def facts(self, jobs: Any) -> dict[str, Any]:
+        """How many relaunches came when, what was kept back, and how often on-call was paged for it."""
+        entries = [entry for timeline in self.timelines.values() for entry in timeline]
+        pages = [a for entry in entries for a in entry.actions if a.get("key", "").startswith("rerail/brake-")]
+        made = sorted(self._made(jobs))
+        return {
+            "runs": len(self.runs),
+            "states": sorted(run.state.value for run in self.runs.values()),
+            "relaunched_at_s": [round((at - made[0]).total_seconds(), 1) for at in made],
+            "kept_back": len({e.run for e in entries if e.finding == BRAKE}),
+            "pages": len(pages),
+            "page": pages[0]["body"] if pages else "",
+        }
+
+    def _made(self, jobs: Any) -> list[datetime]:
+        names = [attempt.job_name for run in self.runs.values() for attempt in run.attempts[1:] if attempt.exists]
+        return [jobs.describe_training_job(TrainingJobName=name)["CreationTime"] for name in names]

@@ -1,0 +1,192 @@
+"""`rerail simulate`: months of training runs in seconds, by the decisions that Rerail really takes."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.parallel import spread
+from cli.backtest.series import BadInput
+from cli.simulate import pictures, report
+from cli.simulate.assumptions import Assumptions
+from cli.simulate.months import POLICIES, Outcome, Task, simulate
+from cli.simulate.report import Row
+from cli.simulate.sweeps import SWEEPS
+from cli.simulate.ways import WAYS
+from rerail.errors import PolicyError
+from rerail.policy import Policy, parse_policy
+
+WIDTH = 150
+MOST_GPUS, MOST_DAYS, MOST_SEEDS, MOST_FACTOR = 100_000.0, 366.0, 1000.0, 20.0
+
+
+def simulated(
+    gpus: Annotated[list[int] | None, typer.Option(help="GPUs of the run; may be said several times.")] = None,
+    days: Annotated[float, typer.Option(help="How long the run goes on.")] = 14.0,
+    seeds: Annotated[int, typer.Option(help="So many runs of each, by different chance.")] = 4,
+    seed: Annotated[int, typer.Option(help="The first seed: the same one gives the same answer.")] = 0,
+    way: Annotated[
+        list[str] | None, typer.Option(help=f"One of {', '.join(WAYS)}; several times; all if none.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None, typer.Option(help=f"Vary one thing: {', '.join(SWEEPS)}; several times.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="The policy: a name in policies/, or a file.")] = "default",
+    failures: Annotated[float, typer.Option(help="So many times as many faults.")] = 1.0,
+    assume: Annotated[
+        list[str] | None, typer.Option(help="NAME=NUMBER: an assumption of yours; several times.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it into this file, a .png or .svg.")] = None,
+    as_json: Annotated[str, typer.Option("--json", help="Write all figures to this file, - for the screen.")] = "",
+    quiet: Annotated[bool, typer.Option(help="Leave out the tables of faults and assumptions.")] = False,
+) -> None:
+    """What share of its time would a run have trained, by who looks after it? Nothing is launched or stopped."""
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, stderr=as_json == "-")
+    try:
+        assumed, rules = _assumed(assume or []), _policy(policy)
+        sizes = _checked(gpus or [16_384], days, seeds, failures)
+        _known("way", way or [], list(WAYS))
+        _known("sweep", sweep or [], list(SWEEPS))
+        if plot:
+            pictures.check(plot)
+        names = way or ([] if sweep else list(WAYS))
+        made = Maker(sizes, days, range(seed, seed + seeds), rules, failures)
+        variants = {f"ways:{size}": [(WAYS[k].title, WAYS[k], assumed) for k in names] for size in sizes if names}
+        variants |= {key: list(SWEEPS[key].variants(assumed)) for key in sweep or []}
+        rows = made.rows(variants, console)
+        _show(console, rows, sizes, days, seeds, assumed if not quiet else None)
+        _written(rows, as_json)
+        if plot:
+            by_size = {size: rows[f"ways:{size}"] for size in sizes if names}
+            pictures.draw(by_size, {SWEEPS[key].title: rows[key] for key in sweep or []}, plot)
+            console.print(f"drawn: {plot}", highlight=False)
+    except BadInput as error:
+        _refuse(str(error))
+
+
+class Maker:
+    """Simulates every variant with every seed, on all cores, under a progress bar."""
+
+    def __init__(
+        self, sizes: Sequence[int], days: float, seeds: Sequence[int], policy: Policy, factor: float = 1.0
+    ) -> None:
+        self.sizes, self.days, self.seeds, self.policy, self.factor = sizes, days, seeds, policy, factor
+
+    def rows(self, variants: dict[str, list[tuple]], console: Console) -> dict[str, list[Row]]:  # type: ignore[type-arg]
+        """The rows of each group, in the order in which they were asked for; a sweep is of the last size."""
+        places, tasks = [], []
+        for group, each in variants.items():
+            size = int(group.removeprefix("ways:")) if group.startswith("ways:") else self.sizes[-1]
+            for name, way, assumed in each:
+                for seed in self.seeds:
+                    places.append((group, name))
+                    tasks.append(Task(way, size, self.days, seed, assumed, self.policy, self.factor))
+        outcomes: list[Outcome | None] = [None] * len(tasks)
+        for number, outcome in self._shown(list(enumerate(tasks)), console):
+            outcomes[number] = outcome
+        rows: dict[str, dict[str, list[Outcome]]] = {}
+        for (group, name), done in zip(places, outcomes, strict=True):
+            assert done
+            rows.setdefault(group, {}).setdefault(name, []).append(done)
+        return {group: [Row(name, list(each)) for name, each in named.items()] for group, named in rows.items()}
+
+    def _shown(self, tasks: list[tuple[int, Task]], console: Console) -> Iterator[tuple[int, Outcome]]:
+        """The first is taken before the bar starts its thread: a process is forked best while it has one."""
+        results = spread(_numbered, tasks)
+        yield next(results)
+        columns = TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=console, transient=True, disable=len(tasks) < 2) as progress:
+            bar = progress.add_task("simulating", total=len(tasks), completed=1)
+            for result in results:
+                progress.advance(bar)
+                yield result
+
+
+def _numbered(task: tuple[int, Task]) -> tuple[int, Outcome]:
+    return task[0], simulate(task[1])
+
+
+def _checked(gpus: list[int], days: float, seeds: int, failures: float) -> list[int]:
+    given = [("--gpus", float(size), 1.0, MOST_GPUS) for size in gpus]
+    given += [("--days", days, 0.1, MOST_DAYS), ("--seeds", float(seeds), 1.0, MOST_SEEDS)]
+    for name, number, least, most in [*given, ("--failures", failures, 0.0, MOST_FACTOR)]:
+        if not least <= number <= most:
+            raise BadInput(f"{name} is {number:g}", f"give a number from {least:g} to {most:,g}")
+    return list(dict.fromkeys(gpus))
+
+
+def _known(what: str, names: list[str], known: list[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise BadInput(f"there is no {what} {name!r}", f"give one of {', '.join(known)}")
+
+
+def _assumed(given: list[str]) -> Assumptions:
+    numbers = [each.name for each in fields(Assumptions) if isinstance(getattr(Assumptions(), each.name), int | float)]
+    assumed = Assumptions()
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in numbers:
+            raise BadInput(f"--assume {text!r} names no assumption with a number", f"give one of {', '.join(numbers)}")
+        try:
+            number = float(value)
+        except ValueError as error:
+            raise BadInput(f"--assume {text!r} gives no number", f"write {name}=NUMBER") from error
+        if not 0 <= number <= 1e9 or (name == "step_s" and number < 0.01):
+            raise BadInput(f"--assume {text!r} is out of range", "give a number from 0 to 1,000,000,000")
+        kind = type(getattr(assumed, name))
+        assumed = replace(assumed, **{name: kind(number)})
+    return assumed
+
+
+def _policy(name: str) -> Policy:
+    file = Path(name) if name.endswith(".toml") else POLICIES / f"{name}.toml"
+    known = ", ".join(sorted(each.stem for each in POLICIES.glob("*.toml")))
+    try:
+        return parse_policy(file.read_text(encoding="utf-8"), name=file.stem)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"there is no policy {name!r}", f"give one of {known}, or a TOML file") from error
+    except PolicyError as error:
+        raise BadInput(str(error), f"correct {file.name}") from error
+
+
+def _show(
+    console: Console,
+    rows: dict[str, list[Row]],
+    sizes: list[int],
+    days: float,
+    seeds: int,
+    assumed: Assumptions | None,
+) -> None:
+    tables = [report.rates(assumed), report.assumptions(assumed)] if assumed else []
+    for group, each in rows.items():
+        if group.startswith("ways:"):
+            size = int(group.removeprefix("ways:"))
+            tables += [report.ways(each, gpus=size, days=days, seeds=seeds), report.takings(each, gpus=size)]
+        else:
+            tables.append(report.sweep(f"{SWEEPS[group].title}; {sizes[-1]:,} GPUs", each))
+    report.show(console, tables)
+
+
+def _written(rows: dict[str, list[Row]], where: str) -> None:
+    if not where:
+        return
+    text = json.dumps({group: report.as_json(each) for group, each in rows.items()}, indent=2)
+    if where == "-":
+        typer.echo(text)
+        return
+    try:
+        Path(where).write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot write {where}: {error}", "name another file for --json") from error
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"rerail simulate: {' '.join(message.split())}", err=True)
+    raise typer.Exit(2)

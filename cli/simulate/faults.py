@@ -1,0 +1,136 @@
+"""What goes wrong, and when: rates from published training runs, the same for every way of looking after a run."""
+
+import csv
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+CORPUS = Path(__file__).resolve().parents[2] / "bench" / "corpus"
+DAY_MS = 86_400_000
+RATES_OF = "Llama3-405B"
+PLANNED = "planned"
+
+
+class Fault(StrEnum):
+    """What can strike a run."""
+
+    GPU = "GPU"
+    HOST = "host"
+    NETWORK = "network or hang"
+    SOFTWARE = "software"
+    SLOW = "slow machine"
+    DIVERGENCE = "divergence"
+    SPIKE = "spike that mends"
+    FALSE_ALARM = "false alarm"
+
+
+# Categories of the interruptions that Llama 3 counts. Where the machine lives on, its container does, too.
+CATEGORIES: Mapping[Fault, tuple[str, ...]] = {
+    Fault.GPU: (
+        *("Faulty GPU", "GPU HBM3 Memory", "GPU SRAM Memory", "GPU System Processor"),
+        *("Silent Data Corruption", "GPU Thermal Interface + Sensor"),
+    ),
+    Fault.HOST: (
+        *("Host Maintenance", "NIC", "SSD", "Power Supply", "Server Chassis"),
+        *("IO Expansion Board", "CPU", "System Memory"),
+    ),
+    Fault.NETWORK: ("Network Switch/Cable", "NCCL Watchdog Timeouts"),
+    Fault.SOFTWARE: ("Software Bug", "Dependency"),
+}
+# BLOOM-176B: one on 384 GPUs in 117 days. What becomes of a loss does not depend on the number of machines.
+SLOW_PER_GPU_DAY = 1 / (384 * 117)
+DIVERGENCES_A_DAY = 10 / 54  # between GLM-130B (4 in 54 days) and IDEFICS-80B (11 in 17)
+ROWS_LOGGED, SPIKES_THAT_MEND = 494_166, 79  # of bench/corpus
+# docs/detection.md: no wrong intervention in as many rows, so with 95 % confidence fewer than three.
+WRONG_AT_MOST = 3
+DEADLY = tuple(CATEGORIES)
+TEXTS = {Fault.GPU: "hardware", Fault.NETWORK: "hang_timeout", Fault.SOFTWARE: "user_code"}
+START_TEXT = "infra_retryable"
+
+
+SOURCES: Mapping[Fault, str] = {
+    **dict.fromkeys(CATEGORIES, "Llama 3: 419 interruptions in 54 days on 16,384 GPUs, by its categories"),
+    Fault.SLOW: "BLOOM-176B: one in 117 days on 384 GPUs",
+    Fault.DIVERGENCE: "10 in 54 days, whatever the size: GLM-130B had 4 in 54, IDEFICS-80B 11 in 17",
+    Fault.SPIKE: "bench/corpus: 79 in 494,166 rows",
+    Fault.FALSE_ALARM: "an intervention for nothing; docs/detection.md: none in 494,166 rows, so below 3 (95 %)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One fault: `chance` is a number from 0 to 1 that decides what it is like."""
+
+    at: int
+    fault: Fault
+    chance: float
+    text: str = ""
+
+
+@cache
+def per_gpu_day() -> Mapping[Fault, float]:
+    """Deadly faults in one GPU-day, by kind."""
+    counts = dict.fromkeys(CATEGORIES, 0)
+    hours = 0.0
+    with (CORPUS / "rates.csv").open(newline="", encoding="utf-8") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["system"] == RATES_OF and row["class"] != PLANNED]
+    for row in rows:
+        (fault,) = (fault for fault, categories in CATEGORIES.items() if row["category"] in categories)
+        counts[fault] += int(row["count"])
+        hours = float(row["exposure"])
+    return {fault: count / (hours / 24) for fault, count in counts.items()}
+
+
+def a_day(gpus: int, *, step_s: float) -> dict[Fault, float]:
+    """Faults a day of a run on so many GPUs."""
+    rows = 86_400 / step_s
+    return {
+        **{fault: rate * gpus for fault, rate in per_gpu_day().items()},
+        Fault.SLOW: SLOW_PER_GPU_DAY * gpus,
+        Fault.DIVERGENCE: DIVERGENCES_A_DAY,
+        Fault.SPIKE: SPIKES_THAT_MEND / ROWS_LOGGED * rows,
+        Fault.FALSE_ALARM: WRONG_AT_MOST / ROWS_LOGGED * rows,
+    }
+
+
+def mtbf_s(gpus: int, factor: float = 1.0) -> float:
+    """Mean time between deadly faults, in seconds."""
+    rate = sum(per_gpu_day().values()) * gpus * factor
+    return 86_400 / rate if rate else math.inf
+
+
+def drawn(gpus: int, days: float, seed: int, *, step_s: float, factor: float = 1.0) -> list[Strike]:
+    """The faults of one run, in order. A greater `factor` keeps all faults of a smaller one and adds others."""
+    strikes = []
+    for fault, rate in a_day(gpus, step_s=step_s).items():
+        for layer in range(math.ceil(factor)):
+            strikes += _layer(fault, rate, days, f"{seed}:{fault}:{layer}", share=min(1.0, factor - layer))
+    return sorted(strikes, key=lambda strike: strike.at)
+
+
+def _layer(fault: Fault, rate: float, days: float, seed: str, *, share: float) -> list[Strike]:
+    chance, strikes, day = random.Random(seed), [], 0.0
+    while rate and (day := day + chance.expovariate(rate)) < days:
+        kept, like, text = chance.random() < share, chance.random(), said(fault, chance)
+        if kept:
+            strikes.append(Strike(int(day * DAY_MS), fault, like, text))
+    return strikes
+
+
+def said(fault: Fault, chance: random.Random) -> str:
+    """The words of a real failure of this kind, as SageMaker hands them on."""
+    if fault not in TEXTS:
+        return ""
+    return f"AlgorithmError: {chance.choice(texts(TEXTS[fault]))}"[:1024]
+
+
+@cache
+def texts(kind: str) -> Sequence[str]:
+    """Real failure texts of a class."""
+    lines = [line for name in ("failures", "failures_collected") for line in (CORPUS / f"{name}.jsonl").open()]
+    return [each["text"] for each in map(json.loads, lines) if each["class"] == kind]

@@ -1,0 +1,69 @@
+"""One simulated run, or many: what came of it."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cli.simulate.accounts import Spent
+from cli.simulate.assumptions import Assumptions
+from cli.simulate.people import OnCall
+from cli.simulate.supervised import Supervised
+from cli.simulate.ways import Way
+from cli.simulate.world import Watch, World
+from rerail.policy import Policy, parse_policy
+
+POLICIES = Path(__file__).resolve().parents[2] / "policies"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to simulate: one run of `gpus` over `days`, looked after in one way, with the chance of one seed."""
+
+    way: Way
+    gpus: int
+    days: float
+    seed: int
+    assumed: Assumptions
+    policy: Policy
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it: shares of wall-clock time, counts, money."""
+
+    task: Task
+    ettr: float
+    spent: dict[Spent, int]
+    counts: Counter[str]
+    signals: int
+    cost: float
+    wasted: float
+    interval_s: float
+
+
+def default_policy(name: str = "default") -> Policy:
+    return parse_policy((POLICIES / f"{name}.toml").read_text(encoding="utf-8"), name=name)
+
+
+def simulate(task: Task) -> Outcome:
+    """The run from its first launch to its last day."""
+    world = World(task.way, task.gpus, task.days, task.seed, task.assumed, task.factor)
+    supervised = Supervised(world, task.policy) if task.way.rerail else None
+    watch: Watch = supervised or OnCall(world)
+    world.watch = watch
+    world.run()
+    hours = world.accounts.billed_ms / 3_600_000
+    gpus = task.gpus + world.most_spares * task.assumed.gpus_a_machine
+    cost = hours * gpus * task.assumed.price
+    useful = world.accounts.spent[Spent.TRAINED] / 3_600_000 * task.gpus * task.assumed.price
+    return Outcome(
+        task=replace(task),
+        ettr=world.accounts.ettr,
+        spent=dict(world.accounts.spent),
+        counts=world.counts,
+        signals=supervised.signals if supervised else 0,
+        cost=cost,
+        wasted=cost - useful,
+        interval_s=world.interval / 1000,
+    )

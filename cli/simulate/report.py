@@ -1,0 +1,172 @@
+"""What came of the simulated months, for people and for programs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, pstdev
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.simulate.accounts import Spent, shares
+from cli.simulate.assumptions import Assumptions, table
+from cli.simulate.faults import SOURCES, a_day, mtbf_s
+from cli.simulate.months import Outcome
+
+PARTS = (
+    (Spent.LOST, "lost"),
+    (Spent.SAVES, "saves"),
+    (Spent.SLOW, "slow"),
+    (Spent.UNNOTICED, "noticed"),
+    (Spent.HUMAN, "people"),
+    (Spent.MACHINES, "machines"),
+    (Spent.REPAIR, "repair"),
+    (Spent.INIT, "init"),
+    (Spent.RESTART, "in place"),
+)
+FEWEST_GPUS, GOAL, GOAL_IN_PLACE = 16_384, 0.95, 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All seeds of one way on so many GPUs."""
+
+    name: str
+    outcomes: Sequence[Outcome]
+
+    @property
+    def ettr(self) -> float:
+        return mean(each.ettr for each in self.outcomes)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation over the seeds."""
+        return pstdev(each.ettr for each in self.outcomes)
+
+    def share(self, what: Spent) -> float:
+        return mean(shares(each.spent)[what] for each in self.outcomes)
+
+    def monthly(self, what: str) -> float:
+        """A count in 30 days."""
+        return mean(each.counts[what] / each.task.days * 30 for each in self.outcomes)
+
+    @property
+    def wasted(self) -> float:
+        """Dollars in 30 days that paid for no step which counts."""
+        return mean(each.wasted / each.task.days * 30 for each in self.outcomes)
+
+    @property
+    def cost(self) -> float:
+        return mean(each.cost / each.task.days * 30 for each in self.outcomes)
+
+    @property
+    def signals(self) -> int:
+        return sum(each.signals for each in self.outcomes)
+
+
+def ways(rows: Sequence[Row], *, gpus: int, days: float, seeds: int) -> Table:
+    """One line a way: what share of the time trained, and where the rest went."""
+    found = _table(_title(gpus, days, seeds), "looked after by", ("ETTR", "+-", *(name for _, name in PARTS)))
+    for row in rows:
+        parts = (f"{100 * row.share(what):.2f}" for what, _ in PARTS)
+        found.add_row(row.name, f"{100 * row.ettr:.2f}", f"{100 * row.spread:.2f}", *parts)
+    return found
+
+
+def takings(rows: Sequence[Row], *, gpus: int) -> Table:
+    """One line a way: what it took in 30 days."""
+    columns = ("lost steps", "starts", "restarts in place", "wrong interventions", "pages", "cost $", "wasted $")
+    found = _table(f"{gpus:,} GPUs: in 30 days", "looked after by", columns)
+    for row in rows:
+        starts = row.monthly("launches") + row.monthly("repairs")
+        counts = (row.monthly("lost_steps"), starts, row.monthly("in_place"))
+        found.add_row(
+            *(row.name, *(f"{count:,.0f}" for count in counts), f"{row.monthly('wrong_interventions'):.1f}"),
+            *(f"{row.monthly('pages'):,.0f}", _money(row.cost), _money(row.wasted)),
+        )
+    return found
+
+
+def _table(title: str, first: str, columns: Sequence[str]) -> Table:
+    found = Table(title=title, title_justify="left", header_style="bold")
+    found.add_column(first, no_wrap=True)
+    for name in columns:
+        found.add_column(name, justify="right")
+    return found
+
+
+def _title(gpus: int, days: float, seeds: int) -> str:
+    hours = mtbf_s(gpus) / 3600
+    return (
+        f"{gpus:,} GPUs, a deadly failure every {hours:.1f} h; {days:g} days, {seeds} seed(s): % of the wall-clock time"
+    )
+
+
+def _money(dollars: float) -> str:
+    return f"{dollars / 1e6:.2f} M" if dollars >= 1e5 else f"{dollars:,.0f}"
+
+
+def sweep(title: str, rows: Sequence[Row]) -> Table:
+    """One line a variant."""
+    found = _table(title, "variant", ("ETTR %", "+-", "wasted $ in 30 days"))
+    for row in rows:
+        found.add_row(row.name, f"{100 * row.ettr:.2f}", f"{100 * row.spread:.2f}", _money(row.wasted))
+    return found
+
+
+def assumptions(assumed: Assumptions) -> Table:
+    found = Table(title="Taken for granted", title_justify="left", header_style="bold")
+    for name in ("", "value", "unit", "source"):
+        found.add_column(name, overflow="fold")
+    for each in table(assumed):
+        found.add_row(each.name, _spoken(each.value), each.unit, each.source)
+    return found
+
+
+def _spoken(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " - ".join(map(_spoken, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def rates(assumed: Assumptions) -> Table:
+    """What strikes how often."""
+    found = Table(title="Faults, in 1,000 GPU-days or in 30 days of a run", title_justify="left", header_style="bold")
+    for name in ("fault", "1,000 GPU-days", "30 days", "source"):
+        found.add_column(name, justify="left" if name in ("fault", "source") else "right")
+    few, many = a_day(1000, step_s=assumed.step_s), a_day(2000, step_s=assumed.step_s)
+    for fault, rate in few.items():
+        grows = many[fault] > rate
+        found.add_row(fault, f"{rate:.3f}" if grows else "", "" if grows else f"{30 * rate:.1f}", SOURCES[fault])
+    return found
+
+
+def show(console: Console, tables: Sequence[Table]) -> None:
+    for each in tables:
+        console.print(each)
+        console.print()
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Everything that was counted, for another program."""
+    return [
+        {
+            "name": row.name.strip(),
+            "way": row.outcomes[0].task.way.key,
+            "gpus": row.outcomes[0].task.gpus,
+            "days": row.outcomes[0].task.days,
+            "seeds": len(row.outcomes),
+            "ettr": row.ettr,
+            "ettr_spread": row.spread,
+            "ettr_by_seed": [each.ettr for each in row.outcomes],
+            "interval_s": row.outcomes[0].interval_s,
+            "shares": {what.value: row.share(what) for what in Spent},
+            "in_30_days": {
+                what: row.monthly(what) for what in sorted({str(name) for each in row.outcomes for name in each.counts})
+            },
+            "dollars_in_30_days": row.cost,
+            "wasted_dollars_in_30_days": row.wasted,
+            "signals": row.signals,
+        }
+        for row in rows
+    ]

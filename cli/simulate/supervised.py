@@ -1,0 +1,248 @@
+"""A run that Rerail looks after: the real decisions, on what the simulated world tells, carried out in its time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cli.simulate.accounts import Spent
+from cli.simulate.faults import Fault
+from cli.simulate.world import FOLDER, SWEEP_S, Found, Launched, World
+from rerail.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail.checkpoints import Checkpoint
+from rerail.decide import decide
+from rerail.decision import Decision
+from rerail.detectors.finding import Finding, Level
+from rerail.enrol import Enrolled, enrol
+from rerail.errors import JobNotFound
+from rerail.loop import ORDER
+from rerail.machines import WarmPool
+from rerail.mailbox import Ability, Command, Durability, Report, Told, Wish
+from rerail.model import Job, JobStatus, Run, RunState
+from rerail.observe import observe
+from rerail.policy import Policy
+from rerail.pools import AVAILABLE, IN_USE, TERMINATED
+from rerail.relaunch import POLICY_TAG
+from rerail.signals import Commanded, CreateRefused, Done, JobSeen, Refusal, Reported, Signal, Tick, Verb
+from rerail.signals import Found as FoundSignal
+
+NAME = "run"
+NO_ROOM = "Unable to provision requested ML compute capacity due to InsufficientInstanceCapacity error."
+MORE_ATTEMPTS = 50
+Think = Callable[[Run, Signal, Policy], Decision]
+
+
+class Supervised:
+    """One run, its record, and the ports through which the core looks at the world."""
+
+    def __init__(self, world: World, policy: Policy, think: Think = decide) -> None:
+        self.world, self.policy, self.think = world, policy, think
+        if world.way.attempts is not None:
+            self.policy = replace(policy, limits=replace(policy.limits, attempts=world.way.attempts))
+        self.run: Run
+        self.signals = 0
+        self.commands = 0
+        self.false_onsets: set[int] = set()
+
+    # The ports that `observe` looks through.
+
+    def describe(self, name: str) -> tuple[Job, Mapping[str, Any]]:
+        job = self.world.job
+        if job is None or job.name != name:
+            raise JobNotFound(name)
+        moment = self.world.moment
+        return (
+            Job(
+                name=job.name,
+                arn=f"arn:aws:sagemaker:us-east-1:000000000000:training-job/{job.name}",
+                status=job.status,
+                secondary=job.secondary,
+                created_at=moment(job.created_ms),
+                training_started_at=None if job.started_ms is None else moment(job.started_ms),
+                ended_at=None if job.ended_ms is None else moment(job.ended_ms),
+                failure_reason=job.reason,
+                checkpoint_uri=FOLDER,
+                keep_alive_seconds=self.world.way.keep_alive_s,
+                pool=self._pool(job),
+                metrics={"step": float(job.step)} if job.status.is_terminal else {},
+            ),
+            {},
+        )
+
+    def _pool(self, job: Launched) -> WarmPool | None:
+        if not self.world.way.keep_alive_s:
+            return None
+        kept = AVAILABLE if self.world.pool_until > self.world.now else TERMINATED
+        return WarmPool(kept if job.status.is_terminal else IN_USE)
+
+    def under(self, uri: str) -> Sequence[Checkpoint]:
+        return tuple(self.world.saved)
+
+    def get(self, name: str) -> Policy:
+        return self.policy
+
+    # What the world tells.
+
+    def begin(self) -> None:
+        self.world.launch(NAME, 1, resume_step=None)
+        job, _ = self.describe(NAME)
+        enrolled = enrol(job, {}, {POLICY_TAG: self.policy.name}, self, taken=False, at=self.world.moment())
+        assert isinstance(enrolled, Enrolled)
+        self.run = enrolled.run
+        self.world.after(SWEEP_S, self._sweep)
+
+    def changed(self) -> None:
+        self._visit()
+        job = self.world.job
+        if self.world.way.agent and job and job.secondary == "Training" and not self.run.current.agent:
+            restart = (Ability.RESTART,) if self.world.way.in_place else ()
+            self._report(Told.HELLO, abilities=(Ability.SKIP, Ability.RATE, *restart))
+
+    def struck(self, fault: Fault) -> None:
+        """Only detectors tell Rerail."""
+
+    def found(self, found: Found) -> None:
+        at = self.world.moment()
+        text = f"{found.kind} since step {found.onset}"
+        finding = Finding(found.kind, found.level, self.world.step, found.onset, text, at, found.at_onset)
+        before = self.run.state
+        if self.world.way.agent:
+            self._report(Told.FINDINGS, findings=(finding,))
+        else:
+            self._visit(FoundSignal(at, self.run.current.job_name, (finding,), self.under("")))
+        if found.false and before is RunState.WATCHING and self.run.state is not RunState.WATCHING:
+            self.world.counts["wrong_interventions"] += 1
+
+    def crashed(self, text: str) -> None:
+        self._report(Told.CRASHED, evidence=text)
+
+    def restarted(self) -> None:
+        """Told by the processes themselves, with their first step."""
+        self._report(Told.RESTARTED, step=self.world.step)
+
+    def _sweep(self) -> None:
+        self._visit()
+        self.world.after(SWEEP_S, self._sweep)
+
+    def _report(self, told: Told, **more: Any) -> None:
+        world, attempt = self.world, self.run.current
+        id = f"{told}-{world.now}"
+        more = {"restart": world.job.restarts if world.job else 0, **more}
+        report = Report(id, self.run.mailbox, attempt.number, attempt.job_name, told, world.moment(), **more)
+        grave = told is Told.CRASHED or any(f.level is Level.INTERVENE for f in report.findings)
+        self._visit(Reported(world.moment(), report, self.under("") if grave else None))
+
+    # One turn of the loop.
+
+    def _visit(self, heard: Signal | None = None) -> None:
+        seen = None
+        for signal in observe(self.run, self, self, at=self.world.moment()):  # type: ignore[arg-type]
+            if isinstance(signal, JobSeen):
+                seen = signal.checkpoints
+            if isinstance(signal, Tick) and heard:
+                if isinstance(heard, Reported) and heard.checkpoints is None:
+                    heard = replace(heard, checkpoints=seen)
+                self._turn(heard)
+            self._turn(signal)
+
+    def _turn(self, signal: Signal) -> None:
+        before = self.run.state
+        decision = self.think(self.run, signal, self.policy)
+        self.signals += 1
+        self.run = decision.run
+        if decision.reason:
+            self.run = replace(self.run, version=self.run.version + 1)
+            self.world.counts["decisions"] += 1
+        if self.run.pending:
+            self._act()
+        if self.run.state is RunState.HELD and before is not RunState.HELD:
+            self._page()
+        elif self.run.state is RunState.WAITING:
+            self.world.waiting = Spent.BACKOFF
+
+    def _act(self) -> None:
+        actions = sorted(self.run.pending, key=lambda action: ORDER.index(type(action)))
+        refused = [action for action in actions if not self._perform(action)]
+        for action in refused:
+            assert isinstance(action, CreateJob)
+            self._turn(CreateRefused(self.world.moment(), action, Refusal.CAPACITY, NO_ROOM))
+        if done := tuple(action for action in actions if action not in refused):
+            self._turn(Done(self.world.moment(), done))
+
+    def _perform(self, action: Action | Tell) -> bool:
+        """Carry it out; False where SageMaker refuses."""
+        match action:
+            case CreateJob():
+                return self.world.launch(
+                    action.job_name,
+                    action.attempt,
+                    resume_step=action.resume_step,
+                    skip=action.skip_samples,
+                    rate=action.rate,
+                )
+            case StopJob():
+                self.world.stop()
+            case ReleaseWarmPool():
+                self.world.release_pool()
+            case PostCommand():
+                self._post(action.command)
+            case Tell():
+                self.world.counts["notices"] += 1
+                self.world.counts["pages"] += action.severity is Severity.PAGE
+            case _:
+                """Nothing in the simulated world depends on it: checkpoints here are told apart by their manifests."""
+        return True
+
+    def _post(self, command: Command) -> None:
+        """The agent looks every few seconds."""
+        if self.world.way.agent:
+            self.world.after(self.world.dice("poll").uniform(0.0, self.world.assumed.poll_s), self._heed, command)
+
+    def _heed(self, command: Command) -> None:
+        job = self.world.job
+        if job is None or job.number != command.attempt or job.status is not JobStatus.IN_PROGRESS:
+            return
+        match command.wish:
+            case Wish.CHECKPOINT:
+                self._save(command)
+            case Wish.RESTART if job.secondary == "Training":
+                self.world.restart(resume_step=command.resume_step, order=command)
+            case Wish.TRAIN:
+                self.world.lets_end()
+
+    def _save(self, command: Command) -> None:
+        late = self.world.assumed.event_s + self.world.way.later_s
+
+        def durable(step: int) -> None:
+            self.world.after(late, self._answer, command, Told.CHECKPOINT, step)
+
+        self.world.save_now(durable)
+        self.world.after(late, self._answer, command, Told.HEARD, None)
+
+    def _answer(self, command: Command, told: Told, step: int | None) -> None:
+        if command.attempt == self.run.current.number:
+            durability = Durability.REMOTE if told is Told.CHECKPOINT else None
+            self._report(told, command=command.id, step=step, durability=durability)
+
+    # People, when the run is held.
+
+    def _page(self) -> None:
+        self.world.counts["holds"] += 1
+        self.world.waiting = Spent.HUMAN
+        self.world.after(self.world.takes(self.world.assumed.human_crash, "people"), self._mend)
+
+    def _mend(self) -> None:
+        """They do what the notice asks for, and release the run."""
+        if self.run.state is not RunState.HELD:
+            return
+        self.world.mended()
+        limits = self.policy.limits
+        if len(self.run.attempts) >= limits.attempts:
+            self.policy = replace(self.policy, limits=replace(limits, attempts=limits.attempts + MORE_ATTEMPTS))
+        self._say(Verb.RELEASE)
+        if self.world.onset is not None and self.world.is_live:
+            self._say(Verb.RESTART)
+
+    def _say(self, verb: Verb) -> None:
+        self.commands += 1
+        said = Commanded(self.world.moment(), f"c{self.commands}", verb, "on-call", "mended", self.under(""))
+        self._visit(said)

@@ -1,0 +1,71 @@
+"""Ways of looking after a run: people alone, SageMaker's own means, and Rerail with ever more of what it can use."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+HOUR_S, HALF_HOUR_S = 3600.0, 1800.0
+MANY = 100_000
+
+
+class Save(StrEnum):
+    """How a checkpoint is saved, which says how long training stands still for it."""
+
+    SYNC = "training waits"
+    ASYNC = "asynchronous"
+    ARENA = "prepared memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Who acts, and with what. `interval_s` is None where it follows from failures and the save's cost.
+
+    `retries`, `repairs`: SageMaker's RetryStrategy and cluster repair; `keep_alive_s`: a warm pool, in seconds;
+    `in_place`: an init that restarts training processes; `spares`: the share of machines in the job beyond those that
+    train, which its launcher swaps in for one with a broken GPU, and for a lost one where the job `outlives` that;
+    `attempts`: the policy's limit, None for its own; `later_s`: seconds added to everything that Rerail hears;
+    `standby`: new machines, and repaired ones, are there as fast as a warm pool's.
+    """
+
+    key: str
+    title: str
+    rerail: bool = True
+    retries: bool = False
+    repairs: bool = True
+    agent: bool = True
+    save: Save = Save.ARENA
+    interval_s: float | None = None
+    keep_alive_s: int = 0
+    in_place: bool = False
+    spares: float = 0.0
+    outlives: bool = False
+    snapshots: bool = False
+    attempts: int | None = MANY
+    later_s: float = 0.0
+    standby: bool = False
+
+
+HUMAN = Way("human", "people on call", rerail=False, repairs=False, agent=False, save=Save.SYNC, interval_s=HOUR_S)
+SAGEMAKER = replace(HUMAN, key="sagemaker", title="SageMaker's retries and repairs", retries=True, repairs=True)
+SAGEMAKER_ASYNC = replace(
+    SAGEMAKER, key="sagemaker-async", title="  and asynchronous saves", save=Save.ASYNC, interval_s=HALF_HOUR_S
+)
+DEFAULT = Way(
+    *("default", "Rerail, its default policy"), agent=False, save=Save.ASYNC, interval_s=HALF_HOUR_S, attempts=None
+)
+AGENT = replace(DEFAULT, key="agent", title="  and the agent, attempts not limited", agent=True, attempts=MANY)
+INTERVAL = replace(AGENT, key="interval", title="  and saves as often as advised", save=Save.ARENA, interval_s=None)
+WARM = replace(INTERVAL, key="warm", title="  and a warm pool", keep_alive_s=1800)
+IN_PLACE = replace(WARM, key="in-place", title="  and restarts in the job", in_place=True)
+SPARES = replace(IN_PLACE, key="spares", title="  and spare machines in the job", spares=0.01)
+SNAPSHOTS = replace(SPARES, key="snapshots", title="  and snapshots in peers' memory", snapshots=True)
+# What nobody offers to a SageMaker training job: how far it would carry.
+STANDBY = replace(WARM, key="standby", title="relaunches only, if all machines stood by", standby=True)
+OUTLIVES = replace(SNAPSHOTS, key="outlives", title="all of these, if a job outlived its hosts", outlives=True)
+WAYS: Mapping[str, Way] = {
+    way.key: way
+    for way in (
+        *(HUMAN, SAGEMAKER, SAGEMAKER_ASYNC, DEFAULT, AGENT, INTERVAL),
+        *(WARM, IN_PLACE, SPARES, SNAPSHOTS, STANDBY, OUTLIVES),
+    )
+}

@@ -1,0 +1,582 @@
+"""The simulated world: one run on SageMaker, minute by minute, with what goes wrong and how long everything takes."""
+
+import heapq
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+from cli.simulate.accounts import Accounts, Spent
+from cli.simulate.assumptions import Assumptions, Delay
+from cli.simulate.faults import DAY_MS, START_TEXT, Fault, Strike, drawn, mtbf_s, texts
+from cli.simulate.ways import Save, Way
+from rerail import skips
+from rerail.advice import advised_interval
+from rerail.checkpoints import Checkpoint
+from rerail.detectors.finding import Kind, Level
+from rerail.mailbox import Command
+from rerail.model import JobStatus
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+SWEEP_S = 60.0
+FOLDER = "s3://checkpoints/run/"
+# The newest checkpoints, and of older ones the first of each hour: a rollback may have to reach far back.
+KEPT, KEPT_HOURS, SOME_MORE = 16, 24, 8
+INTERNAL = "InternalServerError: We encountered an internal error.  Please try again."
+Z90 = 1.2815515655446004
+
+
+class Phase(Enum):
+    """What the machines do: what their time is spent on, and whether it is billed."""
+
+    NO_JOB = (None, False)
+    NEW_MACHINES = (Spent.MACHINES, False)
+    POOL = (Spent.MACHINES, True)
+    INIT = (Spent.INIT, True)
+    TRAIN = (None, True)
+    SAVE = (Spent.SAVES, True)
+    SNAPSHOT = (Spent.SNAPSHOTS, True)
+    DEAD = (Spent.UNNOTICED, True)
+    STOPPING = (Spent.STOPPING, True)
+    REPAIR = (Spent.REPAIR, False)
+    RESTART = (Spent.RESTART, True)
+
+
+RUNNING = (Phase.INIT, Phase.TRAIN, Phase.SAVE, Phase.SNAPSHOT, Phase.RESTART)
+
+
+@dataclass(slots=True)
+class Launched:
+    """One training job, as SageMaker knows it."""
+
+    name: str
+    number: int
+    created_ms: int
+    resume: int
+    status: JobStatus = JobStatus.IN_PROGRESS
+    secondary: str = "Starting"
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    reason: str = ""
+    repairs: int = 0
+    retries: int = 0
+    restarts: int = 0
+    step: int = 0
+    skipped: skips.Ranges = ()
+    rate: float = 1.0
+    asked: tuple[skips.Ranges, float] = ((), 1.0)
+
+
+class Trap(NamedTuple):
+    """A place in the work where the same thing goes wrong again, until people mend it, or `sample` is passed over, or
+    the learning rate is lower than `rate`."""
+
+    place: int
+    fault: Fault
+    text: str
+    sample: int = 0
+    rate: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a detector says; `false` is what nobody but the world knows."""
+
+    kind: Kind
+    onset: int
+    at_onset: datetime
+    level: Level = Level.INTERVENE
+    false: bool = False
+
+
+class Watch(Protocol):
+    """Whoever looks after the run."""
+
+    def begin(self) -> None: ...
+
+    def changed(self) -> None:
+        """The job's state has changed, and SageMaker says so."""
+
+    def struck(self, fault: Fault) -> None:
+        """Something is wrong that nothing but people and detectors can see."""
+
+    def found(self, found: Found) -> None:
+        """A detector has something to say."""
+
+    def crashed(self, text: str) -> None:
+        """The processes are dead, and the job's init waits for an order."""
+
+    def restarted(self) -> None:
+        """They were restarted in place, and have done a step."""
+
+
+@dataclass(slots=True)
+class World:
+    """Time in whole milliseconds, work in milliseconds of training at full speed."""
+
+    way: Way
+    gpus: int
+    days: float
+    seed: int
+    assumed: Assumptions
+    factor: float = 1.0
+    now: int = 0
+    accounts: Accounts = field(default_factory=Accounts)
+    counts: Counter[str] = field(default_factory=Counter)
+    phase: Phase = Phase.NO_JOB
+    waiting: Spent = Spent.BACKOFF
+    place: int = 0
+    slow: bool = False
+    onset: int | None = None
+    job: Launched | None = None
+    saved: list[Checkpoint] = field(default_factory=list)
+    snapshot: int | None = None
+    pool_until: int = -1
+    bad_gpus: int = 0
+    spares: int = 0
+    traps: list[Trap] = field(default_factory=list)
+    watch: Watch = field(init=False)
+    interval: int = field(init=False)
+    _dead: tuple[Fault | None, str] | None = None
+    _heap: list[tuple[int, int, int | None, int | None, Callable[..., None], tuple[Any, ...]]] = field(
+        default_factory=list
+    )
+    _pushed: int = 0
+    _life: int = 0
+    _room_at: int = 0
+    _plan: int = 0
+    _next_save: int = 0
+    _next_snapshot: int = 0
+    _dice: dict[str, random.Random] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.spares = self.most_spares
+        interval = self.way.interval_s or advised_interval(self.stall_s, mtbf_s(self.gpus, self.factor))
+        self.interval = _ms(min(interval, 24 * 3600.0))
+        for strike in drawn(self.gpus, self.days, self.seed, step_s=self.assumed.step_s, factor=self.factor):
+            self._push(strike.at, self._strike, strike)
+
+    # What watchers may ask and do.
+
+    def run(self) -> None:
+        """From the first launch to the last day."""
+        end = int(self.days * DAY_MS)
+        self.watch.begin()
+        while self._heap and self._heap[0][0] <= end:
+            at, _, life, plan, act, given = heapq.heappop(self._heap)
+            if life in (None, self._life) and plan in (None, self._plan):
+                self._advance(at)
+                act(*given)
+        self._advance(end)
+
+    def moment(self, ms: int | None = None) -> datetime:
+        return BEGIN + timedelta(milliseconds=self.now if ms is None else ms)
+
+    def dice(self, what: str) -> random.Random:
+        """A stream of chance for each purpose, so that ways that differ in one thing share all others."""
+        return self._dice.setdefault(what, random.Random(f"{self.seed}:{what}"))
+
+    def takes(self, delay: Delay, what: str) -> float:
+        """Seconds that people take."""
+        sigma = math.log(delay.p90 / delay.median) / Z90
+        return 60 * delay.median * math.exp(self.dice(what).gauss(0.0, sigma))
+
+    def after(self, seconds: float, act: Callable[..., None], *given: Any) -> None:
+        self._push(self.now + _ms(seconds), act, *given)
+
+    @property
+    def stall_s(self) -> float:
+        by = {Save.SYNC: self.assumed.sync_stall_s, Save.ASYNC: self.assumed.async_stall_s}
+        return by.get(self.way.save, self.assumed.arena_stall_s)
+
+    @property
+    def most_spares(self) -> int:
+        """Machines in the job beyond those that train."""
+        return math.ceil(self.way.spares * self.gpus / self.assumed.gpus_a_machine)
+
+    @property
+    def step(self) -> int:
+        """The last completed step."""
+        return self.place // _ms(self.assumed.step_s)
+
+    @property
+    def is_live(self) -> bool:
+        return self.job is not None and not self.job.status.is_terminal
+
+    def launch(self, name: str, number: int, *, resume_step: int | None, skip: str = "", rate: float = 1.0) -> bool:
+        """A job is created, unless there is no capacity; it takes the warm pool where there is one. `skip` are the
+        samples that it passes over."""
+        assert not self.is_live
+        warm = self.pool_until > self.now
+        if not warm and not self._has_room():
+            self.counts["refusals"] += 1
+            return False
+        self.pool_until, self.waiting = -1, Spent.BACKOFF
+        if not warm:
+            self.bad_gpus, self.slow, self.spares = 0, False, self.most_spares
+        self.job = Launched(name, number, self.now, self._at(resume_step), skipped=skips.read(skip), rate=rate)
+        self.job.asked = self.job.skipped, self.job.rate
+        self._pass_over()
+        self.counts["launches"] += 1
+        self._enter(Phase.POOL if warm else Phase.NEW_MACHINES)
+        self._live(self.assumed.warm_s if warm or self.way.standby else self.assumed.cold_s, self._container)
+        return True
+
+    def _has_room(self) -> bool:
+        if self.now and not self.way.standby and self.now >= self._room_at:
+            short = self.dice("room").random() < self.assumed.no_room
+            self._room_at = self.now + _ms(self.dice("room").expovariate(1.0) * self.assumed.room_s * short)
+        return self.now >= self._room_at
+
+    def stop(self) -> None:
+        """StopTrainingJob; what has ended stays as it is."""
+        if self.job is None or self.job.status is not JobStatus.IN_PROGRESS:
+            return
+        self.job.status, self.job.secondary = JobStatus.STOPPING, "Stopping"
+        self._enter(Phase.STOPPING)
+        self._live(self.assumed.stop_s, self._ended, JobStatus.STOPPED, "", True)
+
+    def release_pool(self) -> None:
+        self.pool_until = -1
+
+    def save_now(self, then: Callable[[int], None]) -> None:
+        """Save at the end of the step that runs, and say so when it is durable; what does not train saves nothing."""
+        self._live(self.assumed.step_s, self._save, "emergency", then)
+
+    def restart(self, *, resume_step: int | None, order: Command | None = None) -> None:
+        """End the training processes and start them again in the job; None resumes from the newest state there is. The
+        job's launcher does so without an order, too."""
+        assert self.job and self.is_live
+        if order:
+            self.job.restarts = order.restart
+            self.job.skipped, self.job.rate = skips.read(order.skip_samples), order.rate
+            self._pass_over()
+        place = self.snapshot if resume_step is None else None
+        seconds = self.assumed.restart_s + self.assumed.init_s
+        seconds += self.assumed.load_s if place is None else self.assumed.peer_load_s
+        step = self.newest() if resume_step is None else resume_step
+        self.job.resume = self._at(step) if place is None else place
+        self.counts["in_place"] += 1
+        self._enter(Phase.RESTART)
+        if self.dice("start").random() < self.assumed.start_fails:
+            self._live(seconds, self._gone, None, _words(START_TEXT, self.dice("words")))
+        else:
+            self._live(seconds, self._again_in_place)
+
+    def lets_end(self) -> None:
+        """No order will come: what has crashed ends."""
+        if self._dead:
+            self._live(0.0, self._gone, *self._dead)
+
+    def newest(self, *, before: int | None = None) -> int | None:
+        """The step of the newest durable checkpoint, older than a place in the work where that is given."""
+        step_ms = _ms(self.assumed.step_s)
+        return next((c.step for c in self.saved if before is None or c.step * step_ms < before), None)
+
+    def mended(self) -> None:
+        """People have mended what would go wrong again."""
+        self.traps.clear()
+
+    # What happens.
+
+    def _at(self, step: int | None) -> int:
+        """The place in the work after a step, never beyond where the run has come."""
+        return min(self.place, (step or 0) * _ms(self.assumed.step_s))
+
+    def _pass_over(self) -> None:
+        """What would make the loss go wrong again is not seen again, or trained on more carefully."""
+        assert self.job
+        job = self.job
+        self.traps = [
+            trap
+            for trap in self.traps
+            if trap.fault is not Fault.DIVERGENCE
+            or not (job.rate < trap.rate or any(first <= trap.sample <= last for first, last in job.skipped))
+        ]
+
+    def _sample(self, step: int) -> int:
+        """The id of the next sample after so many steps."""
+        return skips.advanced(0, step * self.assumed.batch, self.job.skipped if self.job else ())
+
+    def _push(
+        self, at: int, act: Callable[..., None], *given: Any, life: int | None = None, plan: int | None = None
+    ) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (at, self._pushed, life, plan, act, given))
+
+    def _live(self, seconds: float, act: Callable[..., None], *given: Any) -> None:
+        """Something that happens only if the processes live until then."""
+        self._push(self.now + _ms(seconds), act, *given, life=self._life)
+
+    def _advance(self, to: int) -> None:
+        passed, self.now = to - self.now, to
+        if not passed:
+            return
+        if self.phase is Phase.TRAIN:
+            work = passed - int(passed * self.assumed.slow_share) if self.slow else passed
+            self.place += work
+            self.accounts.book(Spent.TRAINED, work, billed=True)
+            self.accounts.book(Spent.SLOW, passed - work, billed=True)
+        elif self.phase is Phase.NO_JOB:
+            self.accounts.book(self.waiting, passed, billed=self.pool_until > 0)
+        else:
+            spent, billed = self.phase.value
+            self.accounts.book(spent, passed, billed=billed)
+
+    def _enter(self, phase: Phase) -> None:
+        """A new phase in which nothing of the old one goes on."""
+        self._life += 1
+        self.phase, self._dead = phase, None
+
+    def _container(self) -> None:
+        """The machines are there: processes start, find each other, and load."""
+        assert self.job
+        self._enter(Phase.INIT)
+        self.job.secondary = "Training"
+        self.job.started_ms = self.job.started_ms or self.now
+        self._said()
+        seconds = self.assumed.init_s + self.assumed.load_s
+        if self.bad_gpus:
+            self._live(self.assumed.init_s, self._die, Fault.GPU, _words("hardware", self.dice("words")))
+        elif self.dice("start").random() < self.assumed.start_fails:
+            self._live(seconds, self._die, None, _words(START_TEXT, self.dice("words")))
+        else:
+            self._live(seconds, self._first_step)
+
+    def _first_step(self) -> None:
+        assert self.job
+        self._restore(self.job.resume)
+        self._next_save, self._next_snapshot = self.now + self.interval, self.now + _ms(self.assumed.snapshot_every_s)
+        self._train()
+        if self.onset is not None:
+            self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows)
+        if self.slow:
+            self._detect(Kind.THROUGHPUT_DROP, self.assumed.slow_rows)
+
+    def _again_in_place(self) -> None:
+        self._first_step()
+        self._live(self.assumed.step_s + self.assumed.event_s + self.way.later_s, self.watch.restarted)
+
+    def _restore(self, place: int) -> None:
+        lost = self.place - place
+        self.accounts.lose(lost)
+        self.counts["lost_steps"] += lost // _ms(self.assumed.step_s)
+        self.place, self.snapshot = place, None
+        if self.onset is not None and place <= self.onset:
+            self.onset = None
+
+    def _train(self) -> None:
+        """Training goes on, until the next save, snapshot or trap."""
+        self.phase = Phase.TRAIN
+        self._plan += 1
+        self._push(self._next_save, self._save, "periodic", None, life=self._life, plan=self._plan)
+        if self.way.snapshots:
+            self._push(self._next_snapshot, self._copy, life=self._life, plan=self._plan)
+        ahead = min((trap for trap in self.traps if trap.place >= self.place), default=None)
+        if ahead:
+            speed = 1 - self.assumed.slow_share if self.slow else 1.0
+            at = self.now + math.ceil((ahead.place - self.place) / speed) + 1
+            self._push(at, self._trapped, ahead, life=self._life, plan=self._plan)
+
+    def _save(self, why: str, then: Callable[[int], None] | None) -> None:
+        if self.phase is not Phase.TRAIN:  # a save or a snapshot is under way: right after it
+            if self.phase in RUNNING:
+                self._live(1.0, self._save, why, then)
+            return
+        self.phase = Phase.SAVE
+        self._next_save = self.now + self.interval + _ms(self.stall_s)
+        self._plan += 1
+        self._live(self.stall_s, self._written, self.step, self.now, why, then)
+
+    def _written(self, step: int, at: int, why: str, then: Callable[[int], None] | None) -> None:
+        self._train()
+        self._live(self.assumed.durable_s, self._durable, step, at, why, then)
+
+    def _durable(self, step: int, at: int, why: str, then: Callable[[int], None] | None) -> None:
+        assert self.job
+        checkpoint = Checkpoint(
+            uri=f"{FOLDER}step-{step}/",
+            step=step,
+            attempt=self.job.number,
+            saved_at=self.moment(at),
+            reason=why,
+            restart=self.job.restarts,
+            consumed_samples=self._sample(step),
+        )
+        self.saved = _kept([checkpoint, *(c for c in self.saved if c.step != step)])
+        self.counts["saves"] += 1
+        if then:
+            then(step)
+
+    def _copy(self) -> None:
+        self.phase = Phase.SNAPSHOT
+        self._plan += 1
+        self._next_snapshot = self.now + _ms(self.assumed.snapshot_every_s)
+        self._live(self.assumed.snapshot_stall_s, self._copied, self.place)
+
+    def _copied(self, place: int) -> None:
+        self.snapshot = place
+        self._train()
+
+    def _trapped(self, trap: Trap) -> None:
+        if trap.fault is Fault.SOFTWARE:
+            self._die(trap.fault, trap.text)
+        else:
+            self._diverge()
+
+    def _strike(self, strike: Strike) -> None:
+        if self.phase not in RUNNING:
+            return
+        match strike.fault:
+            case Fault.GPU:
+                self.bad_gpus += 1
+                self._die(strike.fault, strike.text)
+            case Fault.HOST:
+                self._die(strike.fault, INTERNAL)
+            case Fault.NETWORK:
+                self._hang(strike.text)
+            case Fault.SOFTWARE:
+                if self.phase is Phase.TRAIN and strike.chance < self.assumed.bug_stays:
+                    self.traps.append(Trap(self.place, strike.fault, strike.text))
+                self._die(strike.fault, strike.text)
+            case Fault.SLOW | Fault.DIVERGENCE | Fault.SPIKE | Fault.FALSE_ALARM if self.phase is Phase.TRAIN:
+                self._mislead(strike)
+
+    def _mislead(self, strike: Strike) -> None:
+        """What does not end the processes."""
+        match strike.fault:
+            case Fault.SLOW if not self.slow:
+                self.slow = True
+                self._train()
+                self.watch.struck(strike.fault)
+                self._detect(Kind.THROUGHPUT_DROP, self.assumed.slow_rows)
+            case Fault.DIVERGENCE if self.onset is None:
+                if strike.chance < self.assumed.diverges_again:
+                    rate = self.job.rate if self.job else 1.0
+                    self.traps.append(Trap(self.place, strike.fault, "", self._sample(self.step), rate))
+                self._diverge()
+            case Fault.SPIKE:
+                onset, at = self.step, self.moment()
+                self._tell(Found(Kind.LOSS_SPIKE, onset, at, Level.WARN))
+                self._live(
+                    self.assumed.spike_rows * self._row_s, self._tell, Found(Kind.LOSS_SPIKE, onset, at, Level.MENDED)
+                )
+                if strike.chance < self.assumed.spike_acted_on:
+                    self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows, false=True)
+            case Fault.FALSE_ALARM:
+                self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows, false=True)
+
+    def _diverge(self) -> None:
+        if self.onset is not None:
+            return
+        self.counts[Fault.DIVERGENCE] += 1
+        self.onset = self.place
+        self.watch.struck(Fault.DIVERGENCE)
+        self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows)
+
+    def _detect(self, kind: Kind, rows: int, *, false: bool = False) -> None:
+        onset = self.step if self.onset is None else self.onset // _ms(self.assumed.step_s)
+        lag_s = 0.0 if self.way.agent else self.assumed.publish_s
+        self._live(rows * self._row_s + lag_s, self._tell, Found(kind, onset, self.moment(), false=false))
+
+    @property
+    def _row_s(self) -> float:
+        """Seconds from one row that is judged to the next."""
+        if not self.way.agent:
+            return SWEEP_S
+        return self.assumed.step_s / (1 - self.assumed.slow_share if self.slow else 1.0)
+
+    def _tell(self, found: Found) -> None:
+        self._live(self.assumed.event_s + self.way.later_s, self.watch.found, found)
+
+    def _hang(self, text: str) -> None:
+        self.counts[Fault.NETWORK] += 1
+        self._enter(Phase.DEAD)
+        self._live(self.assumed.watchdog_s, self._ended, JobStatus.FAILED, text, True)
+        found_s = self.assumed.hang_found_s if self.way.agent else self.assumed.hang_found_blind_s
+        self._live(found_s, self._tell, Found(Kind.STALL, self.step, self.moment()))
+
+    def _die(self, fault: Fault | None, text: str) -> None:
+        """The processes are dead; the job's end takes a moment to be seen."""
+        self.counts[fault or "start"] += 1
+        self._enter(Phase.DEAD)
+        self._dead = (fault, text)
+        settles = self.dice("settles").uniform(*self.assumed.settles_s)
+        swapped = fault is Fault.GPU or (fault is Fault.HOST and self.way.outlives)
+        if swapped and self.spares:
+            self.spares, self.bad_gpus = self.spares - 1, 0
+            self._live(settles, self._swap)
+        elif self.way.in_place and fault not in (Fault.HOST, Fault.GPU):
+            heard = settles + self.assumed.event_s + self.way.later_s
+            self._live(heard, self.watch.crashed, text)
+            self._live(heard + self.assumed.order_wait_s, self._gone, fault, text)
+        else:
+            self._live(settles, self._gone, fault, text)
+
+    def _swap(self) -> None:
+        """The launcher goes on with a spare machine, and SageMaker hears nothing of it."""
+        self.restart(resume_step=None)
+
+    def _gone(self, fault: Fault | None, text: str) -> None:
+        """SageMaker repairs or retries, or the job has failed."""
+        assert self.job
+        if self.way.repairs and fault is Fault.GPU and self.job.repairs < self.assumed.repairs:
+            self.job.repairs += 1
+            self.bad_gpus = 0
+            self._again(Phase.REPAIR, self.assumed.warm_s if self.way.standby else self.assumed.repair_s)
+        elif self.way.retries and text == INTERNAL and self.job.retries < self.assumed.internal_retries:
+            self.job.retries += 1
+            self.bad_gpus, self.slow = 0, False
+            self._again(Phase.NEW_MACHINES, self.assumed.cold_s)
+        else:
+            self._ended(JobStatus.FAILED, text, fault is not Fault.HOST)
+
+    def _again(self, phase: Phase, seconds: float) -> None:
+        """The same job once more, from its newest checkpoint, with the environment of its first start."""
+        assert self.job
+        self.job.skipped, self.job.rate = self.job.asked
+        self.counts["repairs"] += 1
+        self.job.secondary = "Starting"
+        self.job.resume, self.job.restarts = self._at(self.newest()), 0
+        self._enter(phase)
+        self._live(seconds, self._container)
+        self._said()
+
+    def _ended(self, status: JobStatus, text: str, pool: bool) -> None:
+        assert self.job
+        self.job.status, self.job.secondary, self.job.reason = status, status.value, text
+        self.job.ended_ms, self.job.step = self.now, self.step
+        self._enter(Phase.NO_JOB)
+        self.waiting = Spent.UNNOTICED
+        if pool and self.way.keep_alive_s:
+            self.pool_until = self.now + 1000 * self.way.keep_alive_s
+            self._push(self.pool_until, self._expire, self.pool_until)
+        self._said()
+
+    def _expire(self, until: int) -> None:
+        if self.pool_until == until:
+            self.pool_until = -1
+
+    def _said(self) -> None:
+        """SageMaker tells of a change; now and then it does not."""
+        if self.dice("events").random() >= self.assumed.event_lost:
+            self.after(self.assumed.event_s + self.way.later_s, self.watch.changed)
+
+
+def _kept(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+    if len(checkpoints) < KEPT + KEPT_HOURS + SOME_MORE:
+        return checkpoints
+    hours = {c.saved_at.replace(minute=0, second=0, microsecond=0): c for c in checkpoints[KEPT:]}
+    return [*checkpoints[:KEPT], *list(hours.values())[:KEPT_HOURS]]
+
+
+def _words(kind: str, chance: random.Random) -> str:
+    return f"AlgorithmError: {chance.choice(texts(kind))}"[:1024]
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)

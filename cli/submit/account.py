@@ -1,0 +1,166 @@
+"""The AWS account of a submission: its role, its bucket, what is uploaded, and what it refuses, in clear words."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+
+from cli.submit.packing import Source
+from cli.submit.problem import Problem
+from rerail.aws.clients import client
+
+ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/.+")
+LOGGED_OUT = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException")
+NO_ROLE = (
+    "--role: the job needs a role that SageMaker may take on",
+    "give --role NAME-OR-ARN, or `role` in rerail.toml; `aws iam list-roles` lists them. A new one: trust "
+    "sagemaker.amazonaws.com, attach AmazonSageMakerFullAccess, and add it to trainingRoleArns of Rerail's deployment",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One account and region. `is_local` is the one on this machine, where buckets are made as they are needed."""
+
+    is_local: bool = False
+
+    @property
+    def region(self) -> str:
+        try:
+            return str(client("sagemaker").meta.region_name)
+        except NoRegionError as error:
+            raise Problem("no AWS region is set", "set AWS_DEFAULT_REGION or AWS_PROFILE") from error
+
+    def role_arn(self, role: str) -> str:
+        """The ARN of a role that is given by name or by ARN."""
+        if ROLE_ARN.fullmatch(role):
+            return role
+        if self.is_local:
+            return f"arn:aws:iam::000000000000:role/{role or 'SageMakerRole'}"
+        if not role:
+            raise Problem(*NO_ROLE)
+        try:
+            return str(client("iam").get_role(RoleName=role.rsplit("/", 1)[-1])["Role"]["Arn"])
+        except (ClientError, BotoCoreError) as error:
+            if _code(error) == "NoSuchEntity":
+                raise Problem(f"--role {role}: this account has no such role", NO_ROLE[1]) from error
+            raise _other(error, f"look up the role {role}; its whole ARN as --role needs no look-up") from error
+
+    def default_bucket(self) -> str:
+        """The bucket that SageMaker's own SDK uses."""
+        try:
+            account = client("sts").get_caller_identity()["Account"]
+        except (ClientError, BotoCoreError) as error:
+            raise _other(error, "find out the account's default bucket; --bucket NAME needs no look-up") from error
+        return f"sagemaker-{self.region}-{account}"
+
+    def check_bucket(self, bucket: str) -> None:
+        """The bucket is there and ours to use."""
+        try:
+            client("s3").head_bucket(Bucket=bucket)
+        except (ClientError, BotoCoreError) as error:
+            if _code(error) not in ("404", "NoSuchBucket"):
+                raise _other(error, f"use the bucket {bucket}", "--bucket") from error
+            if not self.is_local:
+                remedy = f"make it with `aws s3 mb s3://{bucket}`, or name another with --bucket"
+                raise Problem(f"--bucket {bucket}: there is no such bucket", remedy) from error
+            client("s3").create_bucket(Bucket=bucket)
+
+    def upload_code(self, source: Source, uri: str) -> bool:
+        """Store the archive, unless it lies there already: whether it had to be."""
+        bucket, key = split(uri)
+        try:
+            client("s3").head_object(Bucket=bucket, Key=key)
+            return False
+        except (ClientError, BotoCoreError) as error:
+            # To somebody without s3:ListBucket what is absent is a 403.
+            if _code(error) not in ("404", "NoSuchKey", "NotFound", "403"):
+                raise _other(error, f"look for {uri}") from error
+        try:
+            client("s3").put_object(Bucket=bucket, Key=key, Body=source.archive())
+        except (ClientError, BotoCoreError) as error:
+            raise _other(error, f"upload the code to {uri}", "--bucket") from error
+        return True
+
+    def upload_input(self, path: Path, uri: str) -> int:
+        """Every file of a folder, or one file, below the S3 folder: how many."""
+        bucket, prefix = split(uri)
+        files = list(_files(path))
+        try:
+            for name, file in files:
+                client("s3").upload_file(str(file), bucket, f"{prefix}{name}")
+        except (ClientError, BotoCoreError) as error:
+            raise _other(error, f"upload {path} to {uri}", "--input") from error
+        return len(files)
+
+    def create(self, request: Mapping[str, Any]) -> None:
+        """Have SageMaker start the job."""
+        try:
+            client("sagemaker").create_training_job(**request)
+        except (ClientError, BotoCoreError) as error:
+            raise refusal(error, request) from error
+
+
+def split(uri: str) -> tuple[str, str]:
+    """`s3://bucket/a/b` -> (`bucket`, `a/b`)."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def refusal(error: Exception, request: Mapping[str, Any]) -> Problem:
+    """SageMaker's refusal of a job, with what to do about it."""
+    code, message = _code(error), _message(error)
+    machine = request["ResourceConfig"].get("InstanceType", "machines")
+    if code == "ResourceInUse":
+        return Problem(f"--name {request['TrainingJobName']}: a job of that name exists", "give another --name")
+    if code == "ResourceLimitExceeded":
+        kind = "spot training job usage" if request.get("EnableManagedSpotTraining") else "training job usage"
+        return Problem(
+            f"--instance-type {machine}: the account's quota does not allow it: {message}",
+            f"ask for '{machine} for {kind}' under Service Quotas > Amazon SageMaker, wait for other jobs to end, or "
+            "take another --instance-type or a smaller --count",
+        )
+    if "PassRole" in message:
+        return Problem(
+            f"--role {request['RoleArn']}: you may not hand it to SageMaker: {message}",
+            "ask for iam:PassRole on it with iam:PassedToService = sagemaker.amazonaws.com",
+        )
+    if "assume" in message.lower() and "role" in message.lower():
+        return Problem(f"--role {request['RoleArn']}: SageMaker may not take it on: {message}", NO_ROLE[1])
+    if "image" in message.lower() or "ECR" in message:
+        return Problem(
+            f"--image: {message}", "check its address and region, and that the role may pull it; or name no --image"
+        )
+    return _other(error, "create the training job")
+
+
+def _other(error: Exception, doing: str, option: str = "") -> Problem:
+    code, named = _code(error), f"{option}: " if option else ""
+    if isinstance(error, NoCredentialsError) or code in LOGGED_OUT:
+        remedy = "log in with `aws sso login`, or set AWS_PROFILE; --local needs none"
+        return Problem(f"cannot {doing}: there are no valid AWS credentials", remedy)
+    if code in ("AccessDenied", "AccessDeniedException", "403", "Forbidden"):
+        return Problem(f"{named}cannot {doing}: {_message(error)}", "ask for the permission that it names")
+    if code in ("301", "PermanentRedirect"):
+        return Problem(f"{named}cannot {doing}: it lies in another region", "name one of this region")
+    if code.startswith("Throttling"):
+        return Problem(f"cannot {doing}: AWS is busy with this account's calls", "try again in a minute")
+    return Problem(f"{named}cannot {doing}: {_message(error)}", "mend what it names, and try again")
+
+
+def _code(error: Exception) -> str:
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
+
+
+def _message(error: Exception) -> str:
+    return str(error.response.get("Error", {}).get("Message", "")) if isinstance(error, ClientError) else str(error)
+
+
+def _files(path: Path) -> Iterator[tuple[str, Path]]:
+    if path.is_file():
+        yield path.name, path
+    elif path.is_dir():
+        yield from ((file.relative_to(path).as_posix(), file) for file in sorted(path.rglob("*")) if file.is_file())

@@ -1,0 +1,69 @@
+"""A script's command line as hyperparameters, of which AWS's training toolkit makes a command line again."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from cli.submit.packing import Source
+from cli.submit.problem import Problem
+
+ENTRY = "rerail_entry.py"
+# Runs in place of the script where hyperparameters cannot say what its command line says.
+ENTRY_TEXT = '''"""Runs the script with the arguments that it was submitted with."""
+
+import os
+import sys
+
+os.execv(sys.executable, [sys.executable, *{command!r}, *sys.argv[1:]])
+'''
+NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+RESERVED = "sagemaker_"
+LONGEST = 2500
+
+
+def as_hyperparameters(arguments: Sequence[str]) -> dict[str, str] | None:
+    """`--key value`, `--key=value` and `-k value` as pairs; None where the toolkit would not give these words back:
+    flags without a value, positional words, options that repeat, values that look like options."""
+    pairs: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        key, is_joined, value = rest.pop(0).partition("=")
+        name = key.lstrip("-")
+        dashes = len(key) - len(name)
+        if not name or dashes != (1 if len(name) == 1 else 2) or name in pairs or name.startswith(RESERVED):
+            return None
+        if not is_joined:
+            if not rest:
+                return None
+            value = rest.pop(0)
+        if (value.startswith("-") and not NUMBER.fullmatch(value)) or len(value) > LONGEST - 2:
+            return None
+        pairs[name] = value
+    return pairs
+
+
+def encoded(value: str) -> str:
+    """As the SDK writes it: numbers as numbers, all else as a JSON string, so that `true` and `007` stay text."""
+    try:
+        number = json.loads(value)
+    except ValueError:
+        return json.dumps(value)
+    same = isinstance(number, int | float) and not isinstance(number, bool) and str(number) == value
+    return value if same else json.dumps(value)
+
+
+def with_arguments(source: Source, arguments: Sequence[str], given: Mapping[str, str]) -> tuple[Source, dict[str, str]]:
+    """The source and hyperparameters with which the script gets exactly these arguments, and those given by name."""
+    for name in given:
+        if name.startswith(RESERVED):
+            raise Problem(f"--hyperparameter {name}: such names belong to SageMaker's toolkit", "choose another name")
+    pairs = as_hyperparameters(arguments)
+    if pairs is not None:
+        if twice := sorted(pairs.keys() & given.keys()):
+            raise Problem(f"--hyperparameter {twice[0]} is among the script's arguments too", "give it once")
+        return source, {name: encoded(value) for name, value in {**pairs, **given}.items()}
+    if not source.entry.endswith(".py"):
+        raise Problem("only a Python script can be given flags and positional arguments", "use --key value pairs")
+    text = ENTRY_TEXT.format(command=[source.entry, *arguments])
+    files = {**source.files, ENTRY: (text.encode(), False)}
+    return Source(ENTRY, files), {name: encoded(value) for name, value in given.items()}

@@ -1,0 +1,154 @@
+"""`rerail submit`: pack a script, start it as a supervised training job, follow it and fetch what it leaves."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import place
+from cli.place import Local
+from cli.submit import delivery, options
+from cli.submit.account import Account
+from cli.submit.arguments import with_arguments
+from cli.submit.defaults import read_defaults
+from cli.submit.images import NEWEST
+from cli.submit.packing import pack
+from cli.submit.problem import Problem
+from cli.submit.request import Wish, seconds, training_request
+from cli.submit.screen import Screen
+from rerail.model import run_id
+from rerail.supervised import CHANNEL
+
+USUAL_INSTANCE, DAY = "ml.m5.xlarge", "24h"
+SCRIPT_MODE = Path(__file__).with_name("script_mode.py")
+PREFIX = "rerail"
+Follow = Annotated[bool, typer.Option("--follow", help="Print the logs of all attempts, and what becomes of the run.")]
+Download = Annotated[
+    Path | None, typer.Option(help="When the run has ended, its model and outputs go here. Implies --follow.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program; the rest goes to stderr.")]
+
+
+def submit(
+    script: Annotated[Path, typer.Argument(help="A Python script, with all that lies in its folder; or a folder.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="After --: the script's own arguments.")] = None,
+    entry: Annotated[str, typer.Option(help="Which script of the folder runs (train.py, main.py).")] = "",
+    name: Annotated[str, typer.Option(help="The run's and the first job's name (the script's, and the time).")] = "",
+    role: Annotated[str, typer.Option(help="The job's role, by name or ARN.")] = "",
+    bucket: Annotated[
+        str, typer.Option(help="Where code, checkpoints and outputs go (sagemaker-REGION-ACCOUNT).")
+    ] = "",
+    image: Annotated[str, typer.Option(help="A training image (AWS's for PyTorch).")] = "",
+    framework_version: Annotated[str, typer.Option(help=f"PyTorch's version, for AWS's image ({NEWEST}).")] = "",
+    instance_type: Annotated[str, typer.Option(help=f"The machine ({USUAL_INSTANCE}).")] = "",
+    count: Annotated[int | None, typer.Option(help="How many machines (1).")] = None,
+    volume: Annotated[int | None, typer.Option(help="Disk of each machine in GB (30).")] = None,
+    torchrun: Annotated[bool | None, typer.Option("--torchrun", help="One process per GPU, by torchrun.")] = None,
+    spot: Annotated[bool | None, typer.Option("--spot/--no-spot", help="Spot machines.")] = None,
+    max_runtime: Annotated[str, typer.Option(help=f"Such as 90m, 12h, 5d ({DAY}).")] = "",
+    max_wait: Annotated[str, typer.Option(help="With --spot: waiting and running together (max-runtime + 24h).")] = "",
+    keep_alive: Annotated[str, typer.Option(help="Keep the machines warm so long after the job, at most 60m.")] = "",
+    input: Annotated[list[str] | None, typer.Option(help="CHANNEL=s3://... or CHANNEL=PATH to upload.")] = None,
+    hyperparameter: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the script.")] = None,
+    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE in the job's environment.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE on the job.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="NAME=REGEX that finds step or loss in the script's own log lines.")
+    ] = None,
+    checkpoint_path: Annotated[str, typer.Option(help="Where the script saves (/opt/ml/checkpoints).")] = "",
+    agent: Annotated[str, typer.Option(help="The agent's wheel, here or in S3: SIGTERM then reaches the script.")] = "",
+    exclude: Annotated[list[str] | None, typer.Option(help="What not to pack, as in .gitignore; !X packs it.")] = None,
+    policy: Annotated[str, typer.Option(help="Rerail's policy for the run (default).")] = "",
+    follow: Follow = False,
+    download: Download = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request; upload and start nothing.")] = False,
+    as_json: AsJson = False,
+    local: Local = False,
+) -> None:
+    """Start a script as a supervised training job.
+
+    A relaunch goes on from the last checkpoint, if the script saves to /opt/ml/checkpoints and looks there when it
+    starts. Defaults come from the table submit in rerail.toml.
+    """
+    screen = Screen(as_json or dry_run)
+    where = place.find(local=True) if local else None
+    try:
+        folder = script.expanduser().resolve()
+        usual = read_defaults(folder if folder.is_dir() else folder.parent, Path.home())
+        source = pack(script, entry=entry, exclude=[*usual.get("exclude", ()), *(exclude or ())])
+        job = name or options.name_for(script, source)
+        source, hyperparameters = with_arguments(
+            source, arguments or (), options.pairs("--hyperparameter", hyperparameter)
+        )
+        account = Account(is_local=local)
+        machine = instance_type or usual.get("instance_type", USUAL_INSTANCE)
+        store = f"s3://{options.bucket_of(account, bucket or usual.get('bucket', ''))}/{PREFIX}/"
+        paths = options.paths(input)
+        wheel = options.wheel(agent or usual.get("agent", ""))
+        runtime = seconds("--max-runtime", max_runtime or usual.get("max_runtime", DAY))
+        patience = max_wait or usual.get("max_wait", "")
+        warm = keep_alive or usual.get("keep_alive", "")
+        wish = Wish(
+            name=job,
+            role=account.role_arn(role or usual.get("role", "")),
+            region=account.region,
+            image=options.image_of(account, image, framework_version, usual, machine),
+            folder=f"{store}{job}/",
+            program=source.entry,
+            code=f"{store}code/{source.digest}/sourcedir.tar.gz",
+            hyperparameters=hyperparameters,
+            instance_type=machine,
+            count=count if count is not None else usual.get("count", 1),
+            volume_gb=volume if volume is not None else usual.get("volume", 30),
+            policy=policy or usual.get("policy", "default"),
+            max_runtime_s=runtime,
+            max_wait_s=seconds("--max-wait", patience) if patience else runtime + 86400,
+            keep_alive_s=seconds("--keep-alive", warm) if warm else 0,
+            spot=spot if spot is not None else usual.get("spot", False),
+            torchrun=torchrun if torchrun is not None else usual.get("torchrun", False),
+            checkpoint_path=checkpoint_path or usual.get("checkpoint_path", ""),
+            channels={
+                channel: options.uri(given, f"{store}{job}/input/{channel}/") for channel, given in paths.items()
+            },
+            tags={**usual.get("tags", {}), **options.pairs("--tag", tag)},
+            environment={**usual.get("env", {}), **options.pairs("--env", env)},
+            metrics=options.metrics_of(
+                source, {**usual.get("metrics", {}), **options.pairs("--metric", metric)}, screen
+            ),
+            agent="" if local else options.uri(wheel, f"{store}agent/{Path(wheel).name}"),
+            entrypoint=_local_entrypoint(bool(wheel)) if local and not image else (),
+        )
+        request = training_request(wish)
+        if dry_run:
+            typer.echo(json.dumps(request, indent=2))
+            return
+        where = where or delivery.deployment(screen)
+        uploads = {**paths, CHANNEL: wheel} if wish.agent else paths
+        delivery.start(account, wish, request, source, uploads, where, screen)
+        told = delivery.followed(job, where, account, download, screen) if follow or download else {}
+    except Problem as problem:
+        place.fail(problem.what, problem.remedy)
+    screen.end({"run": run_id(job), "job": job, "request": request, **told})
+
+
+def _local_entrypoint(under_init: bool) -> tuple[str, ...]:
+    """Script mode; the agent is in every local image."""
+    return (*(("python", "-m", "rerail_agent.init") if under_init else ()), "python", str(SCRIPT_MODE))
+
+
+def follow(
+    run: Annotated[str, typer.Argument(help="The run, as `rerail status` names it, or a training job.")],
+    download: Download = None,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the logs of all attempts of a run and what is decided about it, until it has ended."""
+    screen = Screen(as_json)
+    where = place.find(local=True) if local else delivery.deployment(screen)
+    try:
+        delivery.check_known(run, where)
+        told = delivery.followed(run, where, Account(is_local=local), download, screen)
+    except Problem as problem:
+        place.fail(problem.what, problem.remedy)
+    screen.end({"run": run, **told})

@@ -1,0 +1,75 @@
+"""What a project always asks for: the table `[submit]` of `rerail.toml`, at or above the script, or in ~/.config."""
+
+import difflib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cli.submit.problem import Problem
+
+FILE = "rerail.toml"
+KINDS: dict[str, type] = {
+    "role": str,
+    "bucket": str,
+    "image": str,
+    "framework_version": str,
+    "instance_type": str,
+    "count": int,
+    "volume": int,
+    "max_runtime": str,
+    "max_wait": str,
+    "keep_alive": str,
+    "checkpoint_path": str,
+    "agent": str,
+    "policy": str,
+    "spot": bool,
+    "torchrun": bool,
+    "exclude": list,
+    "tags": dict,
+    "env": dict,
+    "metrics": dict,
+}
+WORDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list of texts", dict: "a table of texts"}
+
+
+def read_defaults(folder: Path, home: Path) -> dict[str, Any]:
+    """The defaults for a script in this folder; the nearest file wins over the one in ~/.config, field by field."""
+    found: dict[str, Any] = {}
+    for path in _places(folder, home):
+        if path.is_file():
+            found = {**_read(path), **found}
+    return found
+
+
+def _places(folder: Path, home: Path) -> Iterator[Path]:
+    for each in (folder, *folder.parents):
+        if (each / FILE).is_file() or (each / ".git").exists() or each == home:
+            yield each / FILE
+            break
+    yield home / ".config" / FILE
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text()).get("submit", {})
+    except tomllib.TOMLDecodeError as error:
+        raise Problem(f"{path} is not valid TOML: {error}", "mend it") from error
+    if not isinstance(table, dict):
+        raise Problem(f"{path}: submit must be a table", "begin it with [submit]")
+    for key, value in table.items():
+        if key not in KINDS:
+            near = difflib.get_close_matches(key, KINDS, n=1)
+            raise Problem(
+                f"{path}: unknown field {key!r}", f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KINDS)}"
+            )
+        if not _fits(value, KINDS[key]):
+            raise Problem(f"{path}: field {key!r} is {value!r}", f"it must be {WORDS[KINDS[key]]}")
+    return table
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        return False
+    texts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(isinstance(text, str) for text in texts)

@@ -1,0 +1,144 @@
+"""A submission on its way: the job is started, followed to its end, and what it leaves is brought home."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+from botocore.exceptions import BotoCoreError, ClientError
+
+from cli import place
+from cli.place import Place, now
+from cli.submit import results
+from cli.submit.account import Account
+from cli.submit.following import Follower
+from cli.submit.packing import Source
+from cli.submit.problem import Problem
+from cli.submit.request import Wish
+from cli.submit.screen import Screen
+from rerail.aws.clients import client
+from rerail.aws.dynamodb import DynamoRuns
+from rerail.aws.ssm import SsmPolicies
+from rerail.errors import PolicyError
+from rerail.model import RunState, run_id
+from rerail.supervised import CHANNEL
+
+
+def deployment(screen: Screen) -> Place | None:
+    """Rerail's deployment in this account; None where there is none, or where it may not be looked up."""
+    try:
+        stack = client("cloudformation").describe_stacks(StackName=place.STACK)["Stacks"][0]
+    except (ClientError, BotoCoreError) as error:
+        screen.say(f"warning: cannot see whether Rerail is deployed here: {error}")
+        return None
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+    return Place(f"stack {place.STACK}", outputs)
+
+
+def start(
+    account: Account,
+    wish: Wish,
+    request: Mapping[str, Any],
+    source: Source,
+    uploads: Mapping[str, str],
+    where: Place | None,
+    screen: Screen,
+) -> None:
+    """What the job needs is there before it starts; `uploads` are files and folders here, by channel."""
+    _check_policy(where, wish.policy)
+    account.check_bucket(wish.code.removeprefix("s3://").partition("/")[0])
+    is_new = account.upload_code(source, wish.code)
+    screen.say(f"{'packed' if is_new else 'packed before:'} {len(source.files)} files, {source.digest[:12]}")
+    folders = {**wish.channels, CHANNEL: wish.agent.rpartition("/")[0] + "/"}
+    for channel, path in uploads.items():
+        if not path.startswith("s3://"):
+            count = account.upload_input(Path(path).expanduser(), folders[channel])
+            screen.say(f"uploaded {count} files for the channel {channel}")
+    account.create(request)
+    option = " --local" if account.is_local else ""
+    screen.say(
+        f"started {wish.name} under policy {wish.policy}; `rerail follow {run_id(wish.name)}{option}` follows it"
+    )
+
+
+def _check_policy(where: Place | None, policy: str) -> None:
+    """A run under a policy that does not exist would only be observed."""
+    if where is None:
+        return
+    try:
+        SsmPolicies(where.outputs["PolicyPrefix"], now).get(policy)
+    except PolicyError as error:
+        raise Problem(f"--policy {policy}: {error}", "name a deployed one, or deploy policies/ again") from error
+    except (ClientError, BotoCoreError):
+        return  # a researcher need not be allowed to read them; the supervisor says it too
+
+
+def followed(job: str, where: Place | None, account: Account, folder: Path | None, screen: Screen) -> dict[str, Any]:
+    """Follow to the end, and fetch what there is."""
+    run = run_id(job)
+    follower = Follower(
+        run_id=run,
+        job=job,
+        sagemaker=client("sagemaker"),
+        logs=client("logs"),
+        runs=_readable(where, run, screen),
+        pause_s=0.5 if account.is_local else 5.0,
+    )
+    try:
+        for news in follower.news():
+            if news.source:
+                screen.show(f"{news.source} | {news.text}")
+            else:
+                screen.say(news.text)
+    except KeyboardInterrupt:
+        _left(run, account, screen)
+    told: dict[str, Any] = {"state": follower.ended, "why": follower.why}
+    if follower.run:
+        told["attempts"] = [attempt.job_name for attempt in follower.run.attempts if attempt.exists]
+        told["decisions"] = [entry.reason for entry in where.runs.timeline(run)] if where else []
+    screen.say(f"{run} {follower.ended}" + (f": {follower.why}" if follower.why else ""))
+    if follower.ended == RunState.HELD:
+        screen.say(f"to do: mend the cause, then rerail release {run}")
+    if folder:
+        told["downloaded"] = [str(path) for path in _fetched(follower, folder)]
+        screen.say(f"downloaded {len(told['downloaded'])} files to {folder}")
+    return told
+
+
+def _readable(where: Place | None, run: str, screen: Screen) -> DynamoRuns | None:
+    """The supervisor's table, for somebody who may read it."""
+    if where is None:
+        return None
+    try:
+        where.runs.load(run)
+    except (ClientError, BotoCoreError) as error:
+        screen.say(f"warning: the first job alone is followed, for the runs cannot be read: {error}")
+        return None
+    return where.runs
+
+
+def check_known(run: str, where: Place | None) -> None:
+    """There is such a run, or at least such a job."""
+    try:
+        if where and where.runs.load(run):
+            return
+        client("sagemaker").describe_training_job(TrainingJobName=run)
+    except (ClientError, BotoCoreError) as error:
+        remedy = "`rerail status` lists the runs; look at your region and credentials, or add --local"
+        raise Problem(f"there is no run and no training job {run!r} here: {error}", remedy) from error
+
+
+def _left(run: str, account: Account, screen: Screen) -> NoReturn:
+    option = " --local" if account.is_local else ""
+    screen.say(f"{run} goes on; `rerail follow {run}{option}` follows it again, `rerail stop {run}{option}` ends it")
+    raise typer.Exit(130)
+
+
+def _fetched(follower: Follower, folder: Path) -> list[Path]:
+    try:
+        job = client("sagemaker").describe_training_job(TrainingJobName=follower.last_job)
+        return results.download(client("s3"), job, folder)
+    except (ClientError, BotoCoreError) as error:
+        raise Problem(
+            f"--download: cannot fetch what the run has left: {error}", "fetch it from its S3 folder"
+        ) from error

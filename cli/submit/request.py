@@ -1,0 +1,170 @@
+"""The CreateTrainingJob request of a submission: script mode as AWS's training toolkit wants it, and supervised."""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cli.submit.problem import Problem
+from local.sagemaker.errors import ServiceError
+from local.sagemaker.protocol import operation_model
+from local.sagemaker.validation import check_request
+from rerail.errors import RequestRefused
+from rerail.policy import DURATION, UNIT_SECONDS
+from rerail.supervised import supervised
+
+JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+WARMEST_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the researcher asks for, defaults filled in; times in seconds, `metrics` by name, None: Rerail's own.
+
+    `entrypoint` replaces the image's own; `channels` are S3 folders by name, `agent` is its wheel in S3.
+    """
+
+    name: str
+    role: str
+    region: str
+    image: str
+    folder: str
+    program: str
+    code: str
+    hyperparameters: Mapping[str, str] = field(default_factory=dict)
+    instance_type: str = "ml.m5.xlarge"
+    count: int = 1
+    volume_gb: int = 30
+    policy: str = "default"
+    max_runtime_s: int = 86400
+    max_wait_s: int = 0
+    keep_alive_s: int = 0
+    spot: bool = False
+    torchrun: bool = False
+    checkpoint_path: str = ""
+    channels: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, str] | None = None
+    agent: str = ""
+    entrypoint: Sequence[str] = ()
+
+
+def training_request(wish: Wish) -> dict[str, Any]:
+    """The request, checked by SageMaker's own model of it; raises Problem that names the field and the remedy."""
+    _check(wish)
+    algorithm: dict[str, Any] = {"TrainingImage": wish.image, "TrainingInputMode": "File"}
+    if wish.entrypoint:
+        algorithm["ContainerEntrypoint"] = list(wish.entrypoint)
+    if wish.metrics:
+        algorithm["MetricDefinitions"] = [{"Name": name, "Regex": regex} for name, regex in wish.metrics.items()]
+    request = {
+        "TrainingJobName": wish.name,
+        "RoleArn": wish.role,
+        "AlgorithmSpecification": algorithm,
+        "HyperParameters": {**wish.hyperparameters, **_script_mode(wish)},
+        "InputDataConfig": [_channel(name, uri) for name, uri in wish.channels.items()],
+        "OutputDataConfig": {"S3OutputPath": f"{wish.folder}output/"},
+        "ResourceConfig": _machines(wish),
+        "StoppingCondition": {"MaxRuntimeInSeconds": wish.max_runtime_s, **_patience(wish)},
+        "CheckpointConfig": {"S3Uri": f"{wish.folder}checkpoints/", **_kept(wish)},
+        "EnableManagedSpotTraining": wish.spot,
+        "Environment": dict(wish.environment),
+        "Tags": [{"Key": key, "Value": value} for key, value in wish.tags.items()],
+    }
+    try:
+        request = supervised(request, wish.policy, metrics=wish.metrics is None, agent=wish.agent)
+        request = {name: value for name, value in request.items() if value not in ({}, [])}
+        check_request("CreateTrainingJob", request)
+    except RequestRefused as error:
+        raise Problem(str(error), "see `rerail submit --help`") from error
+    except ServiceError as error:
+        raise Problem(f"SageMaker would refuse the request: {error.message}", "mend the option it names") from error
+    return request
+
+
+def seconds(option: str, text: str) -> int:
+    """`90s`, `15m`, `12h` or `5d` in seconds."""
+    match = DURATION.fullmatch(text.strip())
+    if not match or len(match[1]) > 12:
+        raise Problem(f"{option} {text}: not a duration", "write it like 90s, 15m, 12h or 5d")
+    return round(float(match[1]) * UNIT_SECONDS[match[2]])
+
+
+def _check(wish: Wish) -> None:
+    if not JOB_NAME.fullmatch(wish.name):
+        raise Problem(
+            f"--name {wish.name}: not a name for a training job", "use 1-63 letters and digits, with single - between"
+        )
+    types = _instance_types()
+    if wish.instance_type not in types:
+        near = difflib.get_close_matches(wish.instance_type, types, n=3)
+        likely = f"did you mean {' or '.join(near)}? " if near else "they look like ml.g5.xlarge. "
+        raise Problem(
+            f"--instance-type {wish.instance_type}: SageMaker has no such type for training",
+            f"{likely}For a new one, update boto3: pip install -U boto3",
+        )
+    if wish.count < 1:
+        raise Problem(f"--count {wish.count}: at least one machine is needed", "leave it out for one")
+    if wish.keep_alive_s > WARMEST_S:
+        raise Problem(f"--keep-alive: {wish.keep_alive_s} s is more than SageMaker keeps", "at most 60m")
+    if wish.keep_alive_s and wish.spot:
+        raise Problem("--keep-alive: SageMaker keeps no spot machines", "leave out --spot or --keep-alive")
+    if wish.spot and wish.max_wait_s < wish.max_runtime_s:
+        raise Problem("--max-wait: shorter than --max-runtime", "it counts the waiting and the running together")
+    for name, expression in (wish.metrics or {}).items():
+        _check_expression(name, expression)
+
+
+def _instance_types() -> Sequence[str]:
+    shape: Any = operation_model("CreateTrainingJob").input_shape
+    found: list[str] = shape.members["ResourceConfig"].members["InstanceType"].enum
+    return found
+
+
+def _check_expression(name: str, expression: str) -> None:
+    try:
+        groups = re.compile(expression).groups
+    except re.error as error:
+        raise Problem(f"--metric {name}: not a regular expression: {error}", "quote it for the shell") from error
+    if groups != 1:
+        raise Problem(f"--metric {name}: has {groups} groups", "put one ( ) around the number, and (?: ) around others")
+
+
+def _script_mode(wish: Wish) -> dict[str, str]:
+    """What AWS's training toolkit wants: JSON in every value."""
+    told: dict[str, Any] = {
+        "sagemaker_program": wish.program,
+        "sagemaker_submit_directory": wish.code,
+        "sagemaker_container_log_level": 20,
+        "sagemaker_job_name": wish.name,
+        "sagemaker_region": wish.region,
+    }
+    if wish.torchrun:
+        told |= {"sagemaker_torch_distributed_enabled": True, "sagemaker_instance_type": wish.instance_type}
+    return {name: json.dumps(value) for name, value in told.items()}
+
+
+def _channel(name: str, uri: str) -> dict[str, Any]:
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+
+
+def _machines(wish: Wish) -> dict[str, Any]:
+    warm = {"KeepAlivePeriodInSeconds": wish.keep_alive_s} if wish.keep_alive_s else {}
+    return {
+        "InstanceType": wish.instance_type,
+        "InstanceCount": wish.count,
+        "VolumeSizeInGB": wish.volume_gb,
+        **warm,
+    }
+
+
+def _patience(wish: Wish) -> dict[str, int]:
+    return {"MaxWaitTimeInSeconds": wish.max_wait_s} if wish.spot else {}
+
+
+def _kept(wish: Wish) -> dict[str, str]:
+    return {"LocalPath": wish.checkpoint_path} if wish.checkpoint_path else {}

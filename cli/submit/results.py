@@ -1,0 +1,55 @@
+"""What a finished job has left: its model and its outputs, downloaded and unpacked."""
+
+import tarfile
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from botocore.exceptions import ClientError
+
+from cli.submit.account import split
+from cli.submit.problem import Problem
+
+
+def download(s3: Any, job: dict[str, Any], folder: Path) -> list[Path]:
+    """The files of the job that DescribeTrainingJob tells of, in `model/` and `output/` below the folder."""
+    uris = {"output": f"{job['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job['TrainingJobName']}/output/output"}
+    if model := job.get("ModelArtifacts", {}).get("S3ModelArtifacts"):
+        uris["model"] = model.removesuffix(".tar.gz").rstrip("/")
+    return sorted(path for name, uri in uris.items() for path in _fetched(s3, uri, folder / name))
+
+
+def _fetched(s3: Any, uri: str, folder: Path) -> list[Path]:
+    bucket, key = split(uri)
+    with TemporaryFile() as packed:
+        try:
+            s3.download_fileobj(bucket, f"{key}.tar.gz", packed)
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ("NoSuchKey", "404"):
+                raise
+            return _plain_files(s3, bucket, f"{key}/", folder)
+        packed.seek(0)
+        return _unpacked(packed, f"{uri}.tar.gz", folder)
+
+
+def _unpacked(packed: IO[bytes], uri: str, folder: Path) -> list[Path]:
+    with tarfile.open(fileobj=packed, mode="r:gz") as archive:
+        try:
+            archive.extractall(folder, filter="data")
+        except tarfile.FilterError as error:
+            raise Problem(f"{uri} would write outside of {folder}: {error}", "look into it by hand") from error
+        return [folder / member.name for member in archive.getmembers() if member.isfile()]
+
+
+def _plain_files(s3: Any, bucket: str, prefix: str, folder: Path) -> list[Path]:
+    """What a job with uncompressed output has stored; nothing where it has stored nothing."""
+    found = []
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        for item in page.get("Contents", []):
+            path = (folder / item["Key"].removeprefix(prefix)).resolve()
+            if not path.is_relative_to(folder.resolve()) or item["Key"].endswith("/"):
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            s3.download_file(bucket, item["Key"], str(path))
+            found.append(path)
+    return found

@@ -1,0 +1,203 @@
+"""Moving objects aside in S3: copied, verified, and only then deleted; whatever dies in between is done again.
+
+Large objects are copied in parts, and an upload that was begun is gone on with, so that even one object that takes
+longer than a function may run is moved in the end.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from rerail.aside import Move
+from rerail.aws.clients import client
+from rerail.errors import Throttled, Unanswered, Unfinished, Unmovable
+
+# Of the minute that the supervisor has for ten messages; a turn may look at the same action twice.
+BUDGET_S = 15.0
+MOVERS = 8
+MiB = 1 << 20
+# CopyObject takes 5 GiB at most, and as long as it takes; a part of this size is copied in a few seconds.
+WHOLE, PART = 1024 * MiB, 256 * MiB
+MISSING = ("404", "NoSuchKey", "NotFound")
+FORBIDDEN = ("403", "AccessDenied", "Forbidden", "AllAccessDisabled")
+CHANGED = ("412", "PreconditionFailed")
+THROTTLING = ("SlowDown", "503", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """In bytes: up to `whole` an object is copied at once, larger ones in parts of `part`."""
+
+    whole: int = WHOLE
+    part: int = PART
+
+
+@dataclass(slots=True)
+class Mover:
+    """Moves within one bucket, as far as it gets in `seconds`; `clock` counts seconds."""
+
+    bucket: str
+    seconds: float = BUDGET_S
+    clock: Callable[[], float] = time.monotonic
+    sizes: Sizes = field(default_factory=Sizes)
+    _end: float = field(default=0.0, init=False)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """All of it; raises Unfinished, Throttled, Unanswered or Unmovable. What it raises for, it has not deleted."""
+        self._end = self.clock() + self.seconds
+        # One after the other: when a pointer is replaced, what it is to point at must be there still.
+        for move in (m for m in moves if m.is_replaced):
+            self._in_time(move)
+        with ThreadPoolExecutor(MOVERS) as movers:
+            for _ in movers.map(self._in_time, [m for m in moves if not m.is_replaced]):
+                pass
+
+    def _in_time(self, move: Move) -> None:
+        if self.clock() >= self._end:
+            raise Unfinished("there is more to move than time: the next turn goes on")
+        try:
+            self._move(move)
+        except ClientError as error:
+            self._end = 0.0  # the others would be told the same
+            raise self._meaning(error, move) from error
+        except BotoCoreError as error:
+            self._end = 0.0
+            raise Unanswered(f"setting aside s3://{self.bucket}/{move.source.key}: {error}") from error
+
+    def _move(self, move: Move) -> None:
+        source = self._head(move.source.key)
+        if source is None:
+            return  # it was moved before, or its owner has deleted it
+        if source["ETag"].strip('"') != move.source.etag.strip('"'):
+            raise Unfinished(f"{move.source.key} has changed since it was listed: the next turn looks again")
+        kept = self._head(move.target)
+        if kept is None:
+            self._copy(source, move.source.key, move.target)
+            kept = self._head(move.target)
+        if move.is_replaced:
+            # What was set aside first is the evidence: it is never written over by what took its place.
+            self._replace(move)
+        elif kept is None or not _is_same(source, kept):
+            raise Unmovable(
+                f"s3://{self.bucket}/{move.target} is not the same as {move.source.key}. To do: find out who wrote it, "
+                "move it elsewhere, then release the run"
+            )
+        else:
+            client("s3").delete_object(Bucket=self.bucket, Key=move.source.key)
+
+    def _replace(self, move: Move) -> None:
+        if move.twin:
+            twin = self._head(move.twin)
+            if twin is None:
+                raise Unfinished(f"{move.twin} is gone since it was listed: the next turn looks again")
+            self._copy(twin, move.twin, move.source.key)
+        else:
+            client("s3").put_object(Bucket=self.bucket, Key=move.source.key, Body=move.text.encode())
+
+    def _head(self, key: str, **more: Any) -> dict[str, Any] | None:
+        try:
+            answer: dict[str, Any] = client("s3").head_object(
+                Bucket=self.bucket, Key=key, ChecksumMode="ENABLED", **more
+            )
+        except ClientError as error:
+            if error.response["Error"]["Code"] in MISSING:
+                return None
+            raise
+        return answer
+
+    def _copy(self, source: dict[str, Any], key: str, target: str) -> None:
+        """In the same parts as the object was uploaded in, so that the copy has the same ETag."""
+        size = source["ContentLength"]
+        if not size or (size <= self.sizes.whole and not _is_of_parts(source)):
+            client("s3").copy_object(
+                Bucket=self.bucket,
+                Key=target,
+                CopySource={"Bucket": self.bucket, "Key": key},
+                CopySourceIfMatch=source["ETag"],
+                TaggingDirective="REPLACE",
+            )
+            return
+        first = self._head(key, PartNumber=1) if _is_of_parts(source) else None
+        part = first["ContentLength"] if first and first["ContentLength"] < size else min(size, self.sizes.part)
+        self._copy_parts(source, key, target, part=part)
+
+    def _copy_parts(self, source: dict[str, Any], key: str, target: str, *, part: int) -> None:
+        s3, size = client("s3"), source["ContentLength"]
+        place = {"Bucket": self.bucket, "Key": target}
+        upload, copied = self._begun(target, part=part, size=size)
+        if not upload:
+            upload = s3.create_multipart_upload(**place, **_metadata(source))["UploadId"]
+
+        def copy(number: int) -> None:
+            if self.clock() >= self._end:
+                raise Unfinished(f"{key} is copied in part: the next turn goes on")
+            first, last = (number - 1) * part, min(number * part, size) - 1
+            answer = s3.upload_part_copy(
+                **place,
+                UploadId=upload,
+                PartNumber=number,
+                CopySource={"Bucket": self.bucket, "Key": key},
+                CopySourceIfMatch=source["ETag"],
+                CopySourceRange=f"bytes={first}-{last}",
+            )
+            copied[number] = answer["CopyPartResult"]["ETag"]
+
+        numbers = range(1, -(-size // part) + 1)
+        with ThreadPoolExecutor(MOVERS) as copiers:
+            for _ in copiers.map(copy, [number for number in numbers if number not in copied]):
+                pass
+        parts = [{"PartNumber": number, "ETag": copied[number]} for number in numbers]
+        s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
+
+    def _begun(self, target: str, *, part: int, size: int) -> tuple[str, dict[int, str]]:
+        """An upload that an earlier turn began, and its parts by number; those of another size are copied anew."""
+        s3 = client("s3")
+        pages = s3.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=target)
+        uploads = [each["UploadId"] for page in pages for each in page.get("Uploads", []) if each["Key"] == target]
+        if not uploads:
+            return "", {}
+        pages = s3.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=target, UploadId=uploads[0])
+        found = [each for page in pages for each in page.get("Parts", [])]
+        usable = [e for e in found if e["Size"] == min(part, size - (e["PartNumber"] - 1) * part)]
+        return uploads[0], {each["PartNumber"]: each["ETag"] for each in usable}
+
+    def _meaning(self, error: ClientError, move: Move) -> Exception:
+        code, what = error.response["Error"]["Code"], f"{error.operation_name} for s3://{self.bucket}/{move.source.key}"
+        if code in FORBIDDEN:
+            return Unmovable(
+                f"{what} is not allowed ({code}). To do: deploy with {self.bucket} in the context value asideBuckets, "
+                "which gives the supervisor s3:PutObject and s3:DeleteObject there (and see checkpointBuckets and "
+                "checkpointKeyArns), or move aside by hand what must not be resumed from; then release the run"
+            )
+        if code in THROTTLING:
+            return Throttled(f"{what}: {error}")
+        if code in (*CHANGED, *MISSING):
+            return Unfinished(f"{what}: it has changed since it was listed, the next turn looks again")
+        return Unanswered(f"{what}: {error}")
+
+
+def _is_of_parts(head: dict[str, Any]) -> bool:
+    return "-" in head["ETag"]
+
+
+def _metadata(source: dict[str, Any]) -> dict[str, Any]:
+    """CopyObject keeps these by itself, an upload in parts does not."""
+    return {name: source[name] for name in ("Metadata", "ContentType") if source.get(name)}
+
+
+def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """The size, and a checksum of the whole where both have one of a kind, else the ETag where that is a checksum.
+
+    With a KMS key an ETag is none, and that of parts says nothing where the parts differ: then S3's word for each copy,
+    made only of what was listed, is what there is."""
+    if one["ContentLength"] != other["ContentLength"]:
+        return False
+    sums = [name for name in one if name.startswith("Checksum") and name != "ChecksumType" and name in other]
+    if sums and all(head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" for head in (one, other)):
+        return all(one[name] == other[name] for name in sums)
+    encrypted = any("kms" in head.get("ServerSideEncryption", "") for head in (one, other))
+    return encrypted or _is_of_parts(one) or _is_of_parts(other) or one["ETag"] == other["ETag"]

@@ -1,0 +1,139 @@
+"""The gate in front of every launch: what has to be true before a run's next job is created, in order.
+
+The brake on all relaunches of the account is asked last, when the job is created: it is not the run's own matter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+
+from rerail.model import Run, RunState
+from rerail.money import incident_dollars, run_dollars, runtime_left
+from rerail.policy import Mode, Policy
+
+SWITCH, TIME, RUN_MONEY, INCIDENT_MONEY, APPROVAL, BRAKE = (
+    "kill switch",
+    "run time",
+    "money of the run",
+    "money of the incident",
+    "approval",
+    "brake",
+)
+
+
+class Means(StrEnum):
+    """What becomes of a launch that may not go ahead: it waits, the run is held, or the run ends."""
+
+    WAIT = "wait"
+    HOLD = "hold"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a launch may not go ahead now: the check that says so, a sentence, and the remedy."""
+
+    check: str
+    means: Means
+    why: str
+    advice: str
+
+
+Check = Callable[[Run, datetime, Policy], Obstacle | None]
+
+
+def obstacle(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """The first check of the current attempt's launch that fails."""
+    return next(filter(None, (check(run, at, policy) for check in CHECKS)), None)
+
+
+def switch_is_on(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """While the account's kill switch is off, or the policy pauses, no job is created."""
+    if policy.mode is not Mode.PAUSE:
+        return None
+    return Obstacle(
+        SWITCH,
+        Means.WAIT,
+        f"{run.current.job_name} waits: the kill switch is off, or policy '{policy.name}' pauses",
+        "`rerail switch on` when jobs may be stopped and created again",
+    )
+
+
+def time_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """The request's MaxRuntimeInSeconds is a budget for the whole run."""
+    left = runtime_left(run, at, policy)
+    if left is None or left > 0:
+        return None
+    return Obstacle(
+        TIME,
+        Means.END,
+        f"the run's MaxRuntimeInSeconds of {run.max_runtime_s} s is spent over {run.current.number - 1} attempts",
+        "start the job again with a longer one, or give each attempt its own with max_runtime = 'per_attempt'",
+    )
+
+
+def run_money_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """A run may cost only so much, where the policy says so and the price is known."""
+    cap = policy.limits.run_dollars
+    spent = run_dollars(run, at, policy.prices) if cap else None
+    if spent is None or spent < cap:
+        return None
+    return Obstacle(
+        RUN_MONEY,
+        Means.HOLD,
+        f"the run has cost {spoken_dollars(spent)}, of at most {spoken_dollars(cap)} (limits.run_dollars)",
+        "see what it has come to, then release the run to grant it as much again",
+    )
+
+
+def incident_money_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """What mending one incident may cost, where the policy says so and the price is known."""
+    cap = policy.limits.incident_dollars
+    spent = incident_dollars(run, at, policy.prices) if cap else None
+    if spent is None or spent < cap:
+        return None
+    return Obstacle(
+        INCIDENT_MONEY,
+        Means.HOLD,
+        f"this incident has cost {spoken_dollars(spent)}, of at most {spoken_dollars(cap)} (limits.incident_dollars)",
+        "find out why relaunching does not mend it, then release the run",
+    )
+
+
+def somebody_agrees(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """In the mode `approve` a human is asked first."""
+    if policy.mode is not Mode.APPROVE or run.current.approved_by:
+        return None
+    return Obstacle(APPROVAL, Means.WAIT, f"{run.current.job_name} waits for approval", f"`rerail approve {run.id}`")
+
+
+# Order is policy: nobody is asked to approve what could not be launched anyway.
+CHECKS: tuple[Check, ...] = (
+    switch_is_on,
+    time_is_left,
+    run_money_is_left,
+    incident_money_is_left,
+    somebody_agrees,
+)
+
+
+def kept_back(run: Run, obstacle: Obstacle, at: datetime) -> Run:
+    """The run with its launch put off: the minute's tick tries again."""
+    return replace(run, state=RunState.WAITING, kept_back=obstacle.check, wake_at=run.wake_at or at)
+
+
+def allotted(run: Run, at: datetime, policy: Policy) -> Run:
+    """The run whose current attempt is given what is left of the run's time; whole seconds, and never next to none."""
+    left = runtime_left(run, at, policy)
+    if left is None or run.current.number == 1 or run.max_runtime_s is None:
+        return run
+    least = min(policy.limits.least_runtime.total_seconds(), run.max_runtime_s)
+    attempt = replace(run.current, max_runtime_s=int(max(left, least, 1)))
+    return replace(run, attempts=(*run.attempts[:-1], attempt))
+
+
+def spoken_dollars(amount: float) -> str:
+    """Money as people say it."""
+    if 0 < amount < 0.01:
+        return "less than a cent"
+    return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}"

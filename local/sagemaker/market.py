@@ -1,0 +1,69 @@
+"""Machines by instance type: how many EC2 still has, and how many the account may use at once."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ServiceError
+from .job import Job
+
+
+@dataclass
+class Market:
+    """What is not set is plentiful. `left` are machines for new launches: a launch uses them up, an end brings none
+    back; `limits` are the account's quotas; `patience` are the seconds in Pending before EC2 gives up."""
+
+    left: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
+    patience: float = 0.0
+
+    def check_quota(self, request: dict[str, Any], jobs: Iterable[Job]) -> None:
+        """Raises ResourceLimitExceeded where the job would be one too many; kept pools count, but for the job's own."""
+        wanted = choices(request)
+        if len(wanted) != 1:
+            return
+        kind, count = wanted[0]
+        used = sum(needs for job in jobs for held, needs in _held(job) if held == kind)
+        if kind in self.limits and used + count > self.limits[kind]:
+            raise over_quota(kind, limit=self.limits[kind], used=used, delta=count)
+
+    def take(self, job: Job) -> bool:
+        """Machines for the job, of the first of its types that there are enough of."""
+        for kind, count in choices(job.request):
+            if self.left.get(kind, count) < count:
+                continue
+            if kind in self.left:
+                self.left[kind] -= count
+            if "InstancePreferences" in job.request["ResourceConfig"]:
+                job.request["ResourceConfig"] |= {"SelectedInstanceType": kind, "SelectedInstanceCount": count}
+            return True
+        return not choices(job.request)
+
+
+def choices(request: dict[str, Any]) -> list[tuple[str, int]]:
+    """The instance types that a job takes, in its order, with the number of each; none for a mixed cluster."""
+    resources = request.get("ResourceConfig", {})
+    if "InstanceType" in resources:
+        return [(resources["InstanceType"], resources["InstanceCount"])]
+    count = resources.get("InstanceCount")
+    return [(each["InstanceType"], count or each["InstanceCount"]) for each in resources.get("InstancePreferences", [])]
+
+
+def over_quota(kind: str, *, limit: int, used: int, delta: int) -> ServiceError:
+    """SageMaker's words for it."""
+    return ServiceError(
+        "ResourceLimitExceeded",
+        f"The account-level service limit '{kind} for training job usage' is {limit} Instances, with current "
+        f"utilization of {used} Instances and a request delta of {delta} Instances. "
+        "Please use AWS Service Quotas to request an increase for this quota.",
+    )
+
+
+def _held(job: Job) -> list[tuple[str, int]]:
+    """The machines that a job has now, or that are kept warm after it."""
+    resources = job.request["ResourceConfig"]
+    if job.over and (job.warm_pool or {}).get("Status") != "Available":
+        return []
+    if "SelectedInstanceType" in resources:
+        return [(resources["SelectedInstanceType"], resources["SelectedInstanceCount"])]
+    return choices(job.request)[:1]

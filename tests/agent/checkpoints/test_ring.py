@@ -1,0 +1,231 @@
+"""Who keeps whose share of a snapshot, which one may be written over, and which one ranks go on from."""
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail_agent.checkpoints.label import DamagedShare, Label
+from rerail_agent.checkpoints.recall import Kept, elect
+from rerail_agent.checkpoints.ring import PATIENCE, Ring, Rounds, place_for
+from rerail_agent.checkpoints.shelf import NoRoom, Shelf
+from tests.agent.checkpoints.ranks import manifest
+
+NAMES = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)
+SIZE = 64
+
+
+@given(NAMES)
+def test_every_share_is_kept_on_two_nodes_if_there_are_two(names):
+    """Each node keeps its own shares and its predecessor's: a share lies where its rank is and in one other place."""
+    ring = Ring.of(names)
+    count = len(set(names))
+    homes = {rank: [node for node in range(count) if rank in ring.kept_by(node)] for rank in range(len(names))}
+    assert [ring.node_of(rank) in nodes for rank, nodes in homes.items()] == [True] * len(names)
+    assert {len(nodes) for nodes in homes.values()} == {min(2, count)}
+    for node in range(count):
+        neighbour = ring.neighbour(node)
+        assert (neighbour is None) == (count == 1)
+        assert neighbour is None or set(ring.nodes[node]) <= set(ring.kept_by(neighbour))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
+def test_the_newest_whole_and_clean_snapshot_is_spared(ends):
+    """Whatever fails or is suspect, what is taken next goes elsewhere than the last one that is good everywhere."""
+    rounds, slots, good = Rounds(), ["", ""], ""
+    for number, (held, clean) in enumerate(ends):
+        where = place_for(rounds.keep, slots)
+        assert not good or slots[where] != good
+        slots[where] = str(number)
+        move = rounds.ended(str(number), held=held, clean=clean)
+        good = str(number) if held and clean else good
+        assert move.keep == good
+        assert not good or good in slots
+        assert move.is_last == (number + 1 >= PATIENCE and not any(each for each, _ in ends[: number + 1][-PATIENCE:]))
+
+
+def label(rank=0, step=1, name="", world_size=1, **changes):
+    saved = manifest(step, world_size=world_size, **changes)
+    return Label(name or str(step), rank, saved, image=SIZE, values=0, contents=0)
+
+
+@dataclass
+class Node:
+    """A shelf, and what the ranks of its node have staged in it."""
+
+    number: int
+    shelf: Shelf = field(default_factory=lambda: Shelf(room=lambda: 1 << 20))
+
+    def hold(self, given, keep, *, own):
+        """Files a share whose every byte is its step; in a staging slot if it is of a rank of this node."""
+        self.shelf.forget(given.rank, keep=[keep])
+        slot = self.stage(given.rank, keep) if own else self.shelf.vacant(given.rank, SIZE)
+        slot.view[:SIZE] = bytes([given.manifest.step % 251]) * SIZE
+        self.shelf.put(given.sealed(slot.view), slot)
+
+    def stage(self, rank, keep):
+        """Where a rank writes, before it files anything; what lay there is gone."""
+        inside = self.shelf.staging(rank, SIZE)
+        slot = inside[place_for(keep, [name for _, name in inside])][0]
+        slot.view[: SIZE // 2] = bytes(SIZE // 2)
+        return slot
+
+    def flip(self, rank, snapshot, at):
+        share = self.shelf._shares.get((rank, snapshot))
+        if share is not None:
+            share.slot.view[at] ^= 1
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.integers(0, 7), st.integers(0, 7)),  # how many ranks and copies come to their end
+        st.tuples(st.just("tear"), st.integers(1, 4)),  # how many ranks are killed while they stage
+        st.tuples(st.just("lose"), st.integers(0, 3)),
+        st.tuples(st.just("flip"), st.integers(0, 3), st.integers(0, 3), st.integers(0, SIZE - 1)),
+    ),
+    max_size=14,
+)
+
+
+@given(st.integers(1, 4), EVENTS)
+def test_never_a_mixed_step_and_never_a_corrupt_byte(count, events):
+    """After takes that broke off, halves of shares, lost nodes, flipped bits: what is chosen is one step, unchanged.
+
+    And while no two neighbours are lost and no bit flips, it is at least as new as the last one that was whole.
+    """
+    nodes = [Node(number) for number in range(count)]
+    ring, rounds, least = Ring.of([str(number) for number in range(count)]), Rounds(), 0
+    lost: set[int] = set()
+    for step, (kind, *what) in enumerate(events, 1):
+        if kind == "take":
+            ends = [(rank, node) for rank in range(count) for node in {rank, ring.neighbour(rank)} - {None}]
+            done = ends[: what[0]] + ends[len(ends) - what[1] :]
+            for rank, node in dict.fromkeys(done):
+                nodes[node].hold(label(rank, step, world_size=count), rounds.keep, own=rank == node)
+            held = len(set(done)) == len(ends)
+            rounds.ended(str(step), held=held, clean=True)
+            rounds.failures = 0
+            if held:
+                least, lost = step, set()
+        elif kind == "tear":
+            for rank in range(min(what[0], count)):
+                nodes[rank].stage(rank, rounds.keep)
+        elif kind == "lose" and what[0] < count:
+            nodes[what[0]] = Node(what[0])
+            lost.add(what[0])
+            if count == 1 or any({node, ring.neighbour(node)} <= lost for node in lost):
+                least = 0
+        elif kind == "flip" and what[0] < count:
+            nodes[what[0]].flip(what[1] % count, rounds.keep, what[2])
+            least = 0
+    chosen = recalled(nodes)
+    assert chosen >= least
+
+
+def recalled(nodes):
+    """The step that a start takes up, every share verified as a keeper does; 0 for none."""
+    for node in nodes:
+        node.shelf.doubt()
+    kept = [Kept(node.number, each) for node in nodes for each in node.shelf.labels()]
+    damaged: set[tuple[int, int, str]] = set()
+    while True:
+        answer = elect(kept, allowed=lambda each: True, newer_than=0, damaged=damaged)
+        if answer.choice is None:
+            return 0
+        choice, contents = answer.choice, []
+        for rank, holders in enumerate(choice.holders):
+            for node in holders:
+                try:
+                    share = nodes[node].shelf.opened(rank, choice.snapshot)
+                except DamagedShare:
+                    damaged.add((node, rank, choice.snapshot))
+                else:
+                    contents.append(bytes(share.slot.view[:SIZE]))
+                    break
+        if len(contents) == len(choice.holders):
+            assert set(contents) == {bytes([choice.manifest.step % 251]) * SIZE}
+            return choice.manifest.step
+
+
+def test_a_snapshot_that_a_checkpoint_equals_is_not_taken():
+    """The durable one wins where it is as new."""
+    kept = [Kept(0, label(step=7))]
+    assert elect(kept, allowed=lambda each: True, newer_than=6).choice.manifest.step == 7
+    answer = elect(kept, allowed=lambda each: True, newer_than=7)
+    assert answer.choice is None
+    assert answer.reason == "the snapshot of step 7 cannot be used: the checkpoint of step 7 is as new"
+
+
+def test_an_older_snapshot_serves_where_the_newer_one_may_not_be_used():
+    """A suspect one is passed over for the clean one before it, and the answer says why."""
+    kept = [Kept(0, label(step=7, health="suspect")), Kept(0, label(step=6))]
+    answer = elect(kept, allowed=lambda each: each.manifest.health == "clean", newer_than=0)
+    assert answer.choice.manifest.step == 6
+    assert "step 7 cannot be used: it is suspect" in answer.reason
+
+
+def test_a_snapshot_without_the_share_of_one_rank_is_none():
+    """What is lacking is named."""
+    kept = [Kept(0, label(rank, step=7, world_size=3)) for rank in (0, 2)]
+    answer = elect(kept, allowed=lambda each: True, newer_than=0)
+    assert answer.choice is None
+    assert "nobody has the share of rank 1" in answer.reason
+
+
+@given(st.integers(0, SIZE - 1), st.integers(0, 7))
+def test_any_flipped_bit_is_noticed(at, bit):
+    """A label does not fit bytes that differ in one bit, nor does it bear a change of its own."""
+    content = bytearray(range(SIZE))
+    filed = label().sealed(memoryview(content))
+    filed.check(memoryview(content))
+    assert Label.parse(filed.table()) == filed
+    content[at] ^= 1 << bit
+    for refuse in (lambda: filed.check(memoryview(content)), lambda: Label.parse({**filed.table(), "rank": 1})):
+        try:
+            refuse()
+        except DamagedShare:
+            continue
+        raise AssertionError("taken for whole")
+
+
+@given(st.lists(st.integers(1, 40_000), min_size=1, max_size=10))
+def test_a_shelf_has_two_slots_for_a_rank(sizes):
+    """Whatever becomes of the size, what was put last stays until it is dropped, and soon there are two slots again."""
+    shelf = Shelf()
+    for step, size in enumerate([*sizes, *sizes[-1:] * 2], 1):
+        inside = shelf.staging(0, size)
+        assert [slot.size >= size for slot, _ in inside] == [True, True]
+        keep = str(step - 1)
+        slot = inside[place_for(keep, [name for _, name in inside])][0]
+        shelf.forget(0, keep=[keep])
+        filed = replace(label(step=step), image=size)
+        shelf.put(filed.sealed(slot.view), slot)
+        assert {each.snapshot for each in shelf.labels()} == {str(step), keep} - {"0"}
+        assert len(shelf._slots[0]) <= 4  # two of the size before, while something lies in them
+    assert len(shelf._slots[0]) == 2
+
+
+def test_nothing_is_filed_in_a_place_that_was_given_up():
+    """A share whose memory has gone back meanwhile is refused: its file's number may be that of another one."""
+    shelf = Shelf()
+    (slot, _), _ = shelf.staging(0, SIZE)
+    filed = label().sealed(slot.view)
+    shelf.retain("", [])
+    try:
+        shelf.put(filed, slot)
+    except DamagedShare:
+        assert (shelf.labels(), slot.file) == ([], -1)
+    else:
+        raise AssertionError("filed where nothing is")
+
+
+def test_a_machine_that_is_full_says_so():
+    """More than there is room for is refused with the figures, and what is kept stays."""
+    shelf = Shelf(room=lambda: 5000)
+    shelf.vacant(0, 4000)
+    try:
+        shelf.staging(1, 6000)
+    except NoRoom as error:
+        assert str(error) == "6000 bytes are wanted for a share of rank 1, 5000 are free"
+    else:
+        raise AssertionError("it had no room")

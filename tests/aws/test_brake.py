@@ -1,0 +1,59 @@
+"""The count of the account's relaunches in DynamoDB: one item, and nobody overwrites what somebody else has counted."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rerail.aws.brake import DynamoBrake
+from rerail.aws.clients import client
+from rerail.errors import Throttled
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def ask(table: str, name: str, limit: int = 2):
+    return DynamoBrake(table).admit(name, at=NOON, limit=limit, window=HOUR)
+
+
+def test_launches_are_counted_over_all_functions(table):
+    """Each call is another process: what counts lies in the table, in one item."""
+    assert [ask(table, name).granted for name in ("gpt-a002", "gpt-a002", "bert-a002", "moe-a002")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert client("dynamodb").scan(TableName=table)["Count"] == 1
+
+
+def test_two_at_once_are_not_both_the_last_one(table, monkeypatch):
+    """Somebody counts between our look and our write: we look again."""
+    brake, load = DynamoBrake(table), DynamoBrake._load
+    others = iter(["bert-a002"])
+
+    def late(self):
+        before = load(self)
+        for name in others:
+            ask(table, name, limit=1)
+        return before
+
+    monkeypatch.setattr(DynamoBrake, "_load", late)
+    answer = brake.admit("gpt-a002", at=NOON, limit=1, window=HOUR)
+    assert (answer.granted, answer.count) == (False, 1)
+
+
+def test_a_count_that_never_stands_still_is_asked_for_later(table, monkeypatch):
+    """The launch stays owed."""
+    monkeypatch.setattr(DynamoBrake, "_keep", lambda self, launches, version: False)
+    with pytest.raises(Throttled, match="try later"):
+        ask(table, "gpt-a002")
+
+
+def test_an_hour_of_relaunches_fits_into_one_item(table):
+    """As many as CreateTrainingJob takes in an hour at two a second would be three times this: 400 KB is the limit."""
+    brake = DynamoBrake(table)
+    for number in range(150):
+        brake.admit(f"{'x' * 55}-a{number:05d}", at=NOON, limit=1000, window=HOUR)
+    (item,) = client("dynamodb").scan(TableName=table)["Items"]
+    assert len(item["doc"]["S"]) / 150 * 7200 < 400_000

@@ -1,0 +1,474 @@
+"""Setting aside in S3: whatever dies, and when, nothing is lost, nothing tainted is left, and repeating mends it."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from moto.s3 import models
+
+from rerail.actions import SetAside
+from rerail.aside import PLACE, Move
+from rerail.aws import quarantine
+from rerail.aws.clients import client
+from rerail.aws.quarantine import Mover, Sizes
+from rerail.aws.s3 import S3Checkpoints
+from rerail.errors import RerailError, Throttled, Unanswered, Unfinished, Unmovable
+from tests.aws.places import REGION
+
+URI, FOLDER = "s3://bucket/runs/gpt/", "runs/gpt/"
+TRAINER = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
+# Stands for a MiB: a part of an upload is 5 MiB at least, but for the last one.
+KiB = 1 << 10
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    monkeypatch.setattr(models, "S3_UPLOAD_PART_MIN_SIZE", 5 * KiB)
+    s3 = client("s3")
+    s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+    return s3
+
+
+def put(s3: Any, key: str, body: bytes | str = b"x") -> None:
+    s3.put_object(Bucket="bucket", Key=f"{FOLDER}{key}", Body=body)
+
+
+def trainer_saves(s3: Any, *steps: int) -> None:
+    for step in steps:
+        for name in TRAINER:
+            put(s3, f"checkpoint-{step}/{name}", f"{name} of {step}")
+
+
+def action(resume_step: int | None = 400, **changes: Any) -> SetAside:
+    later = datetime.now(UTC) + timedelta(minutes=1)
+    facts = {"run": "gpt", "attempt": 1, "uri": URI, "resume_step": resume_step, "saved_before": later, **changes}
+    return SetAside(**facts)
+
+
+def contents(s3: Any) -> dict[str, bytes]:
+    listed = s3.list_objects_v2(Bucket="bucket").get("Contents", [])
+    return {item["Key"]: s3.get_object(Bucket="bucket", Key=item["Key"])["Body"].read() for item in listed}
+
+
+def left(s3: Any) -> set[str]:
+    """What the next job would be given."""
+    return {key.removeprefix(FOLDER) for key in contents(s3) if key.startswith(FOLDER)}
+
+
+def aside(s3: Any, attempt: int = 1) -> dict[str, bytes]:
+    place = f"{PLACE}gpt/a{attempt:03d}/"
+    return {key.removeprefix(place): body for key, body in contents(s3).items() if key.startswith(place)}
+
+
+def names(*steps: int) -> set[str]:
+    return {f"checkpoint-{step}/{name}" for step in steps for name in TRAINER}
+
+
+def test_what_was_saved_after_the_step_to_resume_from_goes_aside(s3):
+    """Byte for byte, outside of the folder that the next job is given; the rest stays as it is."""
+    trainer_saves(s3, 300, 400, 500, 600)
+    put(s3, "runs/events.out.tfevents.1", b"board")
+    before = contents(s3)
+    S3Checkpoints().set_aside(action())
+    assert left(s3) == names(300, 400) | {"runs/events.out.tfevents.1"}
+    assert aside(s3) == {name: before[f"{FOLDER}{name}"] for name in names(500, 600)}
+    after = contents(s3)
+    S3Checkpoints().set_aside(action())
+    assert contents(s3) == after, "to repeat it changes nothing"
+
+
+def test_without_a_step_to_resume_from_all_saves_go_aside(s3):
+    """Also what was never finished: the script would fall over it."""
+    trainer_saves(s3, 300, 400)
+    put(s3, "checkpoint-500/model.safetensors")
+    S3Checkpoints().set_aside(action(None))
+    assert left(s3) == set()
+    assert set(aside(s3)) == names(300, 400) | {"checkpoint-500/model.safetensors"}
+
+
+def test_what_a_later_attempt_saves_is_not_touched(s3):
+    """A function that was held up for an hour does no harm."""
+    trainer_saves(s3, 400, 500)
+    S3Checkpoints().set_aside(action(saved_before=datetime.now(UTC) - timedelta(hours=1)))
+    assert left(s3) == names(400, 500)
+
+
+def test_scripts_that_write_manifests_are_left_to_themselves(s3):
+    """They move aside by themselves what they distrust."""
+    trainer_saves(s3, 400, 500)
+    put(s3, "checkpoint-400/manifest.json", b"{}")
+    S3Checkpoints().set_aside(action())
+    assert left(s3) == names(400, 500) | {"checkpoint-400/manifest.json"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "pointer", "before", "after"),
+    [
+        ("global_step{}", "latest", "global_step500", "global_step400"),
+        ("iter_{:07d}", "latest_checkpointed_iteration.txt", "500", "400"),
+    ],
+)
+def test_a_pointer_to_a_tainted_save_is_kept_aside_and_then_names_the_clean_one(s3, folder, pointer, before, after):
+    """Without one such a script would start from scratch, with the old one it would look for what is gone."""
+    for step in (300, 400, 500):
+        put(s3, f"{folder.format(step)}/model.pt", f"{step}")
+    put(s3, pointer, before)
+    for _ in range(2):
+        S3Checkpoints().set_aside(action())
+        assert contents(s3)[f"{FOLDER}{pointer}"].decode() == after
+        assert aside(s3) == {f"{folder.format(500)}/model.pt": b"500", pointer: before.encode()}
+    S3Checkpoints().set_aside(action(None, attempt=2))
+    assert left(s3) == set(), "nothing to point at, no pointer"
+
+
+def test_a_pointer_to_a_clean_save_stays(s3):
+    for step in (300, 400, 500):
+        put(s3, f"global_step{step}/model.pt", f"{step}")
+    put(s3, "latest", "global_step400")
+    S3Checkpoints().set_aside(action())
+    assert contents(s3)[f"{FOLDER}latest"] == b"global_step400"
+    assert set(aside(s3)) == {"global_step500/model.pt"}
+
+
+def test_a_copy_of_the_last_save_becomes_a_copy_of_the_clean_one(s3):
+    """Lightning's `last.ckpt` is what `ckpt_path="last"` resumes from."""
+    for step in (400, 500):
+        put(s3, f"epoch=0-step={step}.ckpt", f"state of {step}")
+    put(s3, "last.ckpt", "state of 500")
+    for _ in range(2):
+        S3Checkpoints().set_aside(action())
+        assert left(s3) == {"epoch=0-step=400.ckpt", "last.ckpt"}
+        assert contents(s3)[f"{FOLDER}last.ckpt"] == b"state of 400"
+        assert aside(s3) == {"epoch=0-step=500.ckpt": b"state of 500", "last.ckpt": b"state of 500"}
+
+
+def test_where_nobody_can_tell_the_steps_a_human_is_asked(s3):
+    """Until one has looked: then what is left there is meant to be there."""
+    put(s3, "model_best.pt")
+    put(s3, "last.ckpt")
+    with pytest.raises(Unmovable, match=r"nobody can tell of which step .*model_best\.pt, last\.ckpt.*release the run"):
+        S3Checkpoints().set_aside(action(None))
+    S3Checkpoints().set_aside(action(None, strict=False))
+    assert left(s3) == {"model_best.pt", "last.ckpt"}
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/", "s3://bucket/rerail-quarantine/gpt/a001/"])
+def test_there_must_be_a_place_outside(s3, uri):
+    """A job that saves to the root of its bucket would be given what is set aside."""
+    s3.put_object(Bucket="bucket", Key="checkpoint-500/trainer_state.json", Body=b"x")
+    with pytest.raises(Unmovable, match="not outside of"):
+        S3Checkpoints().set_aside(action(uri=uri))
+    assert "checkpoint-500/trainer_state.json" in contents(s3)
+
+
+def test_nothing_is_written_over_what_was_set_aside_by_another(s3):
+    """What lies there already and is not the same stays, and so does the source."""
+    trainer_saves(s3, 400, 500)
+    s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/checkpoint-500/optimizer.pt", Body=b"older evidence")
+    with pytest.raises(Unmovable, match=r"is not the same as .*optimizer\.pt"):
+        S3Checkpoints().set_aside(action())
+    assert aside(s3)["checkpoint-500/optimizer.pt"] == b"older evidence"
+    assert "checkpoint-500/optimizer.pt" in left(s3)
+
+
+# ---------------------------------------------------------------------- large objects
+
+
+def upload_in_parts(s3: Any, key: str, *parts: bytes) -> None:
+    place = {"Bucket": "bucket", "Key": f"{FOLDER}{key}"}
+    upload = s3.create_multipart_upload(**place, Metadata={"by": "me"}, ContentType="a/b")["UploadId"]
+    done = [
+        {"PartNumber": n, "ETag": s3.upload_part(**place, UploadId=upload, PartNumber=n, Body=part)["ETag"]}
+        for n, part in enumerate(parts, start=1)
+    ]
+    s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": done})
+
+
+def small_parts(**facts: Any) -> Callable[[str], Mover]:
+    """As for objects above 5 GiB, in small."""
+    return lambda bucket: Mover(bucket, sizes=Sizes(whole=6 * KiB, part=5 * KiB), **facts)
+
+
+def test_a_large_object_is_copied_in_parts(s3):
+    """With what it knows of itself, and its bytes."""
+    put(s3, "epoch=0-step=400.ckpt")
+    body = bytes(range(256)) * 48  # 12 KiB
+    s3.put_object(Bucket="bucket", Key=f"{FOLDER}epoch=0-step=500.ckpt", Body=body, Metadata={"by": "me"})
+    S3Checkpoints(small_parts()).set_aside(action())
+    key = f"{PLACE}gpt/a001/epoch=0-step=500.ckpt"
+    head = s3.head_object(Bucket="bucket", Key=key)
+    assert head["ETag"].endswith('-3"')
+    assert head["Metadata"] == {"by": "me"}
+    assert aside(s3) == {"epoch=0-step=500.ckpt": body}
+    assert left(s3) == {"epoch=0-step=400.ckpt"}
+
+
+def test_what_was_uploaded_in_parts_is_copied_in_the_same_parts(s3):
+    """Then its ETag says that it is the same."""
+    upload_in_parts(s3, "epoch=0-step=500.ckpt", b"a" * 7 * KiB, b"b" * 7 * KiB, b"c")
+    before = s3.head_object(Bucket="bucket", Key=f"{FOLDER}epoch=0-step=500.ckpt")
+    S3Checkpoints().set_aside(action())
+    after = s3.head_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/epoch=0-step=500.ckpt")
+    assert [after[name] for name in ("ETag", "Metadata", "ContentType")] == [
+        before[name] for name in ("ETag", "Metadata", "ContentType")
+    ]
+
+
+def test_an_empty_object_that_was_uploaded_in_parts_is_moved_too(s3):
+    """There is no part of nothing."""
+    trainer_saves(s3, 400, 500)
+    upload_in_parts(s3, "checkpoint-500/empty", b"")
+    S3Checkpoints().set_aside(action())
+    assert aside(s3)["checkpoint-500/empty"] == b""
+    assert left(s3) == names(400)
+
+
+class Ticking:
+    """A clock that goes on by a second each time it is looked at."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_one_object_that_takes_longer_than_a_turn_is_moved_in_several(s3):
+    """Parts that were copied are not copied again."""
+    body = bytes(range(256)) * 128  # 32 KiB, seven parts
+    put(s3, "epoch=0-step=500.ckpt", body)
+    copied, turns = [], 0
+    s3.meta.events.register("provide-client-params.s3.UploadPartCopy", lambda params, **_: copied.append(params))
+    while True:
+        turns += 1
+        mover = small_parts(seconds=4.5, clock=Ticking())
+        try:
+            S3Checkpoints(mover).set_aside(action())
+            break
+        except Unfinished:
+            assert "epoch=0-step=500.ckpt" in left(s3), "it is there until its copy is"
+            assert turns < 20
+    s3.meta.events.unregister("provide-client-params.s3.UploadPartCopy")
+    assert turns > 1
+    assert sorted(params["PartNumber"] for params in copied) == [1, 2, 3, 4, 5, 6, 7]
+    assert aside(s3) == {"epoch=0-step=500.ckpt": body}
+    assert left(s3) == set()
+    assert not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
+
+
+def test_many_objects_take_as_many_turns_as_they_need(s3):
+    trainer_saves(s3, 400, *range(500, 520))
+    turns = 0
+    while True:
+        turns += 1
+        try:
+            S3Checkpoints(lambda bucket: Mover(bucket, seconds=33.5, clock=Ticking())).set_aside(action())
+            break
+        except Unfinished:
+            assert turns < 10
+    assert turns in (3, 4)
+    assert left(s3) == names(400)
+    assert set(aside(s3)) == names(*range(500, 520))
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+class Crash(BaseException):
+    """The function died here."""
+
+
+@dataclass
+class Saboteur:
+    """Strikes at one call to S3, before it or after it."""
+
+    strike_at: int = 0
+    after: bool = False
+    error: Callable[[], BaseException] = Crash
+    calls: int = 0
+    lock: Any = field(default_factory=threading.Lock)
+
+    def client(self, service: str) -> Any:
+        saboteur, real = self, client(service)
+
+        class Client:
+            def __getattr__(self, name: str) -> Any:
+                found = getattr(real, name)
+                return saboteur.watched(found) if callable(found) and name != "get_paginator" else found
+
+        return Client()
+
+    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.lock:
+                self.calls += 1
+                strikes = self.calls == self.strike_at
+            if strikes and not self.after:
+                raise self.error()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                if strikes:
+                    raise self.error()
+
+        return call
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Saboteur], None]]:
+    """Calls in one order, by way of a saboteur."""
+    monkeypatch.setattr(quarantine, "MOVERS", 1)
+    yield lambda saboteur: monkeypatch.setattr(quarantine, "client", saboteur.client)
+
+
+def a_rollback(s3: Any) -> dict[str, bytes]:
+    """A folder with all that there can be: two layouts, their pointers, a copy, and an object in parts."""
+    for step in (400, 500):
+        put(s3, f"zero/global_step{step}/model.pt", f"{step}")
+        put(s3, f"lit/epoch=0-step={step}.ckpt", f"state of {step}")
+    put(s3, "zero/latest", "global_step500")
+    put(s3, "lit/last.ckpt", "state of 500")
+    upload_in_parts(s3, "big/epoch=1-step=600.ckpt", b"a" * 5 * KiB, b"b" * 5 * KiB, b"c")
+    return contents(s3)
+
+
+def until_done(tries: int = 4) -> int:
+    for number in range(1, tries + 1):
+        try:
+            S3Checkpoints().set_aside(action())
+        except (Crash, RerailError):
+            continue
+        return number
+    raise AssertionError("one strike must not fail it for ever")
+
+
+def is_as_it_must_be(s3: Any, before: dict[str, bytes]) -> None:
+    tainted = ("big/epoch=1-step=600.ckpt", "lit/epoch=0-step=500.ckpt", "zero/global_step500/model.pt")
+    replaced = ("lit/last.ckpt", "zero/latest")
+    assert aside(s3) == {name: before[f"{FOLDER}{name}"] for name in (*tainted, *replaced)}
+    clean = {key: body for key, body in before.items() if not key.endswith((*tainted, *replaced))}
+    now = {f"{FOLDER}zero/latest": b"global_step400", f"{FOLDER}lit/last.ckpt": b"state of 400"}
+    assert {key: body for key, body in contents(s3).items() if key.startswith(FOLDER)} == clean | now
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_crash_at_any_call_loses_nothing_and_leaves_nothing_tainted(s3, one_at_a_time, after):
+    """Each call in turn; and at no moment is there an object without its bytes in one place or the other."""
+    one_at_a_time(calm := Saboteur())
+    a_rollback(s3)
+    assert until_done() == 1
+    for call in range(1, calm.calls + 1):
+        for key in contents(s3):
+            s3.delete_object(Bucket="bucket", Key=key)
+        before = a_rollback(s3)
+        one_at_a_time(Saboteur(call, after))
+        with pytest.raises(Crash):
+            S3Checkpoints().set_aside(action())
+        everything = set(contents(s3).values())
+        assert set(before.values()) <= everything, f"call {call} has lost something"
+        one_at_a_time(Saboteur())
+        assert until_done() <= 2
+        is_as_it_must_be(s3, before)
+    assert calm.calls > 25
+
+
+def refused(code: str) -> Callable[[], ClientError]:
+    return lambda: ClientError({"Error": {"Code": code, "Message": "no"}}, "CopyObject")
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning", "said"),
+    [
+        (
+            refused("AccessDenied"),
+            Unmovable,
+            r"CopyObject for s3://bucket/runs/gpt/checkpoint-500/.*asideBuckets.*release",
+        ),
+        (refused("SlowDown"), Throttled, "SlowDown"),
+        (refused("PreconditionFailed"), Unfinished, "looks again"),
+        (refused("InternalError"), Unanswered, "InternalError"),
+        (lambda: EndpointConnectionError(endpoint_url="s3"), Unanswered, "Could not connect"),
+    ],
+)
+def test_a_refusal_is_told_from_a_delay(s3, one_at_a_time, error, meaning, said):
+    """Only what waiting does not mend asks for a human, and names the permission; nothing is deleted."""
+    trainer_saves(s3, 400, 500)
+    before = contents(s3)
+    one_at_a_time(Saboteur(3, error=error))
+    with pytest.raises(meaning, match=said):
+        S3Checkpoints().set_aside(action())
+    assert contents(s3) == before
+    one_at_a_time(Saboteur())
+    S3Checkpoints().set_aside(action())
+    assert left(s3) == names(400)
+
+
+def test_a_copy_that_is_not_the_same_deletes_nothing(s3, one_at_a_time):
+    """Whatever went wrong in between."""
+    trainer_saves(s3, 400, 500)
+
+    class Damaging(Saboteur):
+        def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(**kwargs: Any) -> Any:
+                result = method(**kwargs)
+                if "CopySource" in kwargs:
+                    client("s3").put_object(Bucket="bucket", Key=kwargs["Key"], Body=b"damaged")
+                return result
+
+            return call
+
+    one_at_a_time(Damaging())
+    with pytest.raises(Unmovable, match="is not the same"):
+        S3Checkpoints().set_aside(action())
+    assert names(500) <= left(s3)
+
+
+def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
+    """It is not what was listed: the next turn decides anew."""
+    trainer_saves(s3, 400, 500)
+    moves: list[Move] = []
+
+    class Noting(Mover):
+        def move(self, found: Sequence[Move]) -> None:
+            moves.extend(found)
+
+    S3Checkpoints(Noting).set_aside(action())
+    put(s3, "checkpoint-500/optimizer.pt", b"another")
+    with pytest.raises(Unfinished, match="has changed"):
+        Mover("bucket").move(moves)
+    assert "checkpoint-500/optimizer.pt" in left(s3)
+    S3Checkpoints().set_aside(action())
+    assert aside(s3)["checkpoint-500/optimizer.pt"] == b"another"
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.sets(st.integers(1, 9).map(lambda n: n * 100), max_size=5),
+    st.none() | st.integers(1, 9).map(lambda n: n * 100),
+    st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=3),
+)
+def test_whatever_dies_and_however_often(s3, one_at_a_time, steps, resume_step, strikes):
+    """Several functions die one after the other: in the end the folder holds what is clean, and all else lies aside."""
+    for key in contents(s3):
+        s3.delete_object(Bucket="bucket", Key=key)
+    trainer_saves(s3, *steps)
+    before = contents(s3)
+    for call, after in strikes:
+        one_at_a_time(Saboteur(call, after))
+        try:
+            S3Checkpoints().set_aside(action(resume_step))
+        except Crash:
+            assert set(before.values()) <= set(contents(s3).values())
+    one_at_a_time(Saboteur())
+    S3Checkpoints().set_aside(action(resume_step))
+    kept = {step for step in steps if resume_step is not None and step <= resume_step}
+    assert left(s3) == names(*kept)
+    assert set(aside(s3)) == names(*(steps - kept))
+    assert sorted(contents(s3).values()) == sorted(before.values())

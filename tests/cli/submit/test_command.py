@@ -1,0 +1,301 @@
+"""`rerail submit` as it is typed: what is uploaded and asked for, what is said, and how it ends."""
+
+import json
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import boto3
+import pytest
+from moto import mock_aws
+from typer.testing import CliRunner, Result
+
+from cli import place
+from cli.main import app
+from cli.place import Place
+from cli.submit import delivery
+from cli.submit.defaults import KINDS, read_defaults
+from cli.submit.following import News
+from rerail.aws.clients import client
+from rerail.relaunch import POLICY_TAG
+from tests.aws.places import REGION, our_own_clients
+
+DOCS = place.ROOT / "docs" / "submit.md"
+ROLE = "arn:aws:iam::123456789012:role/Training"
+BUCKET = f"sagemaker-{REGION}-123456789012"
+QUIET = "print('hello')\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_of_our_own():
+    with our_own_clients():
+        yield
+
+
+@pytest.fixture
+def account(monkeypatch, tmp_path):
+    """An account with SageMaker's usual bucket, and a script; no deployment of Rerail, and nobody's defaults."""
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setattr(delivery, "deployment", lambda screen: None)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(QUIET)
+    monkeypatch.chdir(code)
+    with mock_aws():
+        client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        yield code
+
+
+def rerail(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "300", "NO_COLOR": "1"})
+
+
+def submitted(*words: str) -> dict:
+    """What `--json` says of a submission that worked."""
+    result = rerail("submit", "train.py", "--role", ROLE, "--json", *words)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def objects(bucket: str = BUCKET) -> dict[str, int]:
+    return {item["Key"]: item["Size"] for item in client("s3").list_objects_v2(Bucket=bucket).get("Contents", [])}
+
+
+def test_a_script_becomes_a_job_whose_code_lies_in_s3(account):
+    """The job that SageMaker knows has the code, the arguments, the tag and folders of its own."""
+    told = submitted("--name", "first", "--tag", "team=vision", "--", "--epochs", "3")
+    job = client("sagemaker").describe_training_job(TrainingJobName="first")
+    given = {name: json.loads(value) for name, value in job["HyperParameters"].items()}
+    assert given["epochs"] == 3 and given["sagemaker_program"] == "train.py"
+    assert given["sagemaker_submit_directory"].removeprefix(f"s3://{BUCKET}/") in objects()
+    assert job["CheckpointConfig"]["S3Uri"] == f"s3://{BUCKET}/rerail/first/checkpoints/"
+    tags = client("sagemaker").list_tags(ResourceArn=job["TrainingJobArn"])["Tags"]
+    assert {tag["Key"]: tag["Value"] for tag in tags} == {"team": "vision", POLICY_TAG: "default"}
+    assert (told["run"], told["job"]) == ("first", "first") and told["request"]["RoleArn"] == ROLE
+
+
+def test_code_that_was_uploaded_once_is_not_uploaded_again(account):
+    """Nor is a changed one taken for it."""
+    first, second = submitted("--name", "first"), submitted("--name", "second")
+    (account / "model.py").write_text("x = 1\n")
+    third = submitted("--name", "third")
+    uris = [told["request"]["HyperParameters"]["sagemaker_submit_directory"] for told in (first, second, third)]
+    assert uris[0] == uris[1] != uris[2] and len(objects()) == 2
+
+
+def test_a_dry_run_uploads_and_starts_nothing(account):
+    """It prints the request that would be sent, to stdout alone."""
+    result = rerail("submit", "train.py", "--role", ROLE, "--name", "dry", "--dry-run")
+    assert result.exit_code == 0 and objects() == {}
+    assert client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
+    assert json.loads(result.stdout) == submitted("--name", "dry")["request"]
+
+
+def test_local_inputs_are_uploaded_and_those_in_s3_named(account):
+    (account / "data").mkdir()
+    for name in ("a.csv", "b.csv"):
+        (account / "data" / name).write_text(name)
+    where = ["--input", "training=data", "--input", "labels=data/a.csv", "--input", "base=s3://b/weights/"]
+    request = submitted("--name", "fed", "--exclude", "data", *where)["request"]
+    uris = {each["ChannelName"]: each["DataSource"]["S3DataSource"]["S3Uri"] for each in request["InputDataConfig"]}
+    store = f"s3://{BUCKET}/rerail/fed/input"
+    assert uris == {"training": f"{store}/training/", "labels": f"{store}/labels/", "base": "s3://b/weights/"}
+    sent = {name for name in objects() if "/input/" in name}
+    assert sent == {f"rerail/fed/input/{name}" for name in ("training/a.csv", "training/b.csv", "labels/a.csv")}
+
+
+def test_the_agent_comes_along_as_a_wheel(account):
+    """From here or from S3; its init is then PID 1 of AWS's image."""
+    (account / "rerail_agent-0.1.0-py3-none-any.whl").write_bytes(b"wheel")
+    request = submitted("--name", "under-init", "--agent", "rerail_agent-0.1.0-py3-none-any.whl")["request"]
+    (channel,) = request["InputDataConfig"]
+    key = "rerail/agent/rerail_agent-0.1.0-py3-none-any.whl"
+    assert channel["DataSource"]["S3DataSource"]["S3Uri"] == f"s3://{BUCKET}/{key}" and key in objects()
+    assert "rerail_agent.init" in request["AlgorithmSpecification"]["ContainerEntrypoint"][2]
+    there = submitted("--name", "from-s3", "--agent", "s3://wheels/rerail_agent.whl")["request"]
+    assert there["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"] == "s3://wheels/rerail_agent.whl"
+
+
+def test_a_role_may_be_given_by_its_name(account):
+    trust = json.dumps({"Version": "2012-10-17", "Statement": []})
+    made = client("iam").create_role(RoleName="Mine", Path="/service-role/", AssumeRolePolicyDocument=trust)
+    assert submitted("--role", "Mine", "--name", "named")["request"]["RoleArn"] == made["Role"]["Arn"]
+
+
+def test_the_projects_defaults_count_and_an_option_wins(account):
+    text = 'image = "ours:1"\ninstance_type = "ml.g5.xlarge"\ncount = 2\nmetrics = { loss = "l=([0-9.]+)" }\n'
+    (account / "rerail.toml").write_text(f"[submit]\n{text}")
+    request = submitted("--name", "usual", "--count", "3")["request"]
+    assert request["ResourceConfig"]["InstanceType"] == "ml.g5.xlarge"
+    assert request["ResourceConfig"]["InstanceCount"] == 3
+    assert request["AlgorithmSpecification"]["TrainingImage"] == "ours:1"
+    assert [each["Name"] for each in request["AlgorithmSpecification"]["MetricDefinitions"]] == ["loss"]
+
+
+def test_a_script_with_the_agent_is_watched_and_another_is_said_not_to_be(account):
+    """Definitions of lines that never come would read as blindness."""
+    result = rerail("submit", "train.py", "--role", ROLE, "--name", "silent")
+    assert "the loss is not watched" in result.output and result.exit_code == 0
+    (account / "train.py").write_text("from rerail_agent import Guard\n")
+    request = submitted("--name", "watched")["request"]
+    assert len(request["AlgorithmSpecification"]["MetricDefinitions"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "remedy"),
+    [
+        (["train.py"], "--role: the job needs a role", "rerail.toml"),
+        (["train.py", "--role", "Gone"], "--role Gone: this account has no such role", "trainingRoleArns"),
+        (["train.py", "--role", ROLE, "--bucket", "nobodys"], "--bucket nobodys: there is no such bucket", "aws s3 mb"),
+        (["gone.py", "--role", ROLE], "gone.py does not exist", "name a Python script"),
+        (["train.py", "--role", ROLE, "--input", "x=gone"], "--input x=gone", "s3://"),
+        (["train.py", "--role", ROLE, "--input", "s3://b/d"], "--input s3://b/d: not NAME=VALUE", "NAME=VALUE"),
+        (["train.py", "--role", ROLE, "--input", "a b=s3://b/d"], "--input a b: not a channel's name", "letters"),
+        (["train.py", "--role", ROLE, "--tag", "a=1", "--tag", "a=2"], "--tag a: given twice", "once"),
+        (["train.py", "--role", ROLE, "--instance-type", "g5.xlarge"], "--instance-type g5.xlarge", "ml.g5.xlarge"),
+        (["train.py", "--role", ROLE, "--max-runtime", "5"], "--max-runtime 5: not a duration", "12h"),
+        (["train.py", "--role", ROLE, "--agent", "x.whl"], "--agent x.whl: there is no such file", "pip wheel"),
+        (["train.py", "--role", ROLE, "--agent", "x.zip"], "--agent x.zip: not a wheel", "pip wheel"),
+        (["train.py", "--role", ROLE, "--framework-version", "1.13"], "--framework-version 1.13", "--image"),
+    ],
+)
+def test_a_mistake_ends_with_one_error_and_its_remedy(account, words, problem, remedy):
+    """Nothing is uploaded, and the exit status is 2."""
+    result = rerail("submit", *words)
+    assert result.exit_code == 2 and objects() == {}
+    error, to_do = [line for line in result.stderr.splitlines() if line.startswith(("error: ", "to do: "))]
+    assert problem in error and remedy in to_do
+
+
+def test_a_policy_that_is_not_deployed_is_refused(account, monkeypatch):
+    """Its run would only be observed, and nobody would know until the night it fails."""
+    monkeypatch.setattr(delivery, "deployment", lambda screen: Place("here", {"PolicyPrefix": "/rerail/policies"}))
+    client("ssm").put_parameter(Name="/rerail/policies/default", Value="# all defaults", Type="String")
+    client("ssm").put_parameter(Name="/rerail/policies/careful", Value='mode = "act"', Type="String")
+    submitted("--name", "sound", "--policy", "careful")
+    result = rerail("submit", "train.py", "--role", ROLE, "--policy", "carefull")
+    assert result.exit_code == 2 and "--policy carefull" in result.stderr
+
+
+class Ended:
+    """A follower of a run that has ended as it is told."""
+
+    def __init__(self, ended: str) -> None:
+        self.ended, self.why, self.run, self.last_job = ended, "because", None, "followed"
+
+    def __call__(self, **_: object) -> "Ended":
+        return self
+
+    def news(self):
+        yield News("followed is watching: adopted")
+        yield News("step 1", "followed algo-1")
+
+
+@pytest.mark.parametrize(("ended", "status"), [("completed", 0), ("held", 1), ("stopped", 1), ("failed", 1)])
+def test_a_followed_run_gives_its_end_as_the_exit_status(account, monkeypatch, ended, status):
+    """The job's lines go to stdout, so that they can be piped; with --json all but the JSON goes to stderr."""
+    monkeypatch.setattr(delivery, "Follower", Ended(ended))
+    result = rerail("submit", "train.py", "--role", ROLE, "--name", "followed", "--follow")
+    assert result.exit_code == status
+    assert "followed algo-1 | step 1" in result.stdout and f"followed {ended}: because" in result.stdout
+    assert ("rerail release followed" in result.stdout) == (ended == "held")
+    result = rerail("follow", "followed", "--json")
+    assert result.exit_code == status and json.loads(result.stdout)["state"] == ended
+    assert "followed algo-1 | step 1" in result.stderr
+
+
+def test_whoever_stops_following_does_not_stop_the_job(account, monkeypatch):
+    """Ctrl-C says how to come back."""
+
+    class Interrupted(Ended):
+        def news(self):
+            raise KeyboardInterrupt
+            yield
+
+    monkeypatch.setattr(delivery, "Follower", Interrupted(""))
+    submitted("--name", "long")
+    result = rerail("follow", "long")
+    assert result.exit_code == 130 and "`rerail follow long` follows it again" in result.stdout
+
+
+def test_a_run_that_does_not_exist_cannot_be_followed(account):
+    """A mistyped name is not waited for."""
+    result = rerail("follow", "mistyped")
+    assert result.exit_code == 2 and "no run and no training job 'mistyped'" in result.stderr
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    assert len(lines) > 10 and all(line.startswith("rerail ") for line in lines)
+    return [line for line in lines if not line.startswith("rerail local ")]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_in_the_docs_makes_a_request(account, line, monkeypatch):
+    """As it stands there, but for nothing being started."""
+    trust = json.dumps({"Version": "2012-10-17", "Statement": []})
+    client("iam").create_role(RoleName="TrainingRole", AssumeRolePolicyDocument=trust)
+    (account / "labels.csv").write_text("1\n")
+    _, verb, script, *words = shlex.split(line)
+    assert verb == "submit"
+    if "--local" in words:
+        monkeypatch.setattr(place, "find", lambda *, local: Place("local", {}))
+        script = str(place.ROOT / script)
+    result = rerail("submit", script, "--dry-run", *words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["Tags"]
+
+
+def test_the_defaults_in_the_docs_are_read(tmp_path):
+    """Every field of the example is known, and every known field is named."""
+    (text,) = blocks("toml")
+    (tmp_path / "rerail.toml").write_text(text)
+    assert read_defaults(tmp_path, tmp_path / "home") == tomllib.loads(text)["submit"]
+    (known,) = re.findall(r"^Known are (.*?)\. ", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    assert re.findall(r"`(\w+)`", known) == list(KINDS)
+
+
+def test_the_lines_of_python_in_the_docs_run(account, monkeypatch):
+    """With stand-ins for the SDK; what the real ones send is in requests/."""
+
+    class Launcher(SimpleNamespace):
+        launched = 0
+
+        def __init__(self, **arguments: object) -> None:
+            usual = {"tags": None, "environment": None, "metric_definitions": None, "checkpoint_s3_uri": None}
+            super().__init__(**{**usual, **arguments})
+
+        def fit(self, wait: bool) -> None:
+            Launcher.launched += bool(self.tags and self.checkpoint_s3_uri)
+
+    class Trainer(Launcher):
+        checkpoint_config = None
+
+        def with_metric_definitions(self, found: list) -> None:
+            self.metric_definitions = found
+
+        def with_checkpoint_config(self) -> "Trainer":
+            self.checkpoint_config = SimpleNamespace(s3_uri=None)
+            return self
+
+        def train(self, wait: bool) -> None:
+            Launcher.launched += bool(self.tags and self.metric_definitions and self.checkpoint_config)
+
+    for name, attributes in {"sagemaker": {}, "sagemaker.pytorch": {"PyTorch": Launcher}}.items():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        vars(sys.modules[name]).update(attributes)
+    monkeypatch.setitem(sys.modules, "sagemaker.train", ModuleType("sagemaker.train"))
+    vars(sys.modules["sagemaker.train"]).update(ModelTrainer=Trainer)
+    request = submitted("--name", "plain")["request"]
+    for number, block in enumerate(blocks("python")):
+        exec(block, {"request": {**request, "TrainingJobName": f"docs-{number}"}, "arguments": {}})
+    assert Launcher.launched == 2
+    names = {job["TrainingJobName"] for job in boto3.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]}
+    assert names == {"plain", "docs-0", "docs-3"}

@@ -1,0 +1,158 @@
+"""What is packed: the same tree gives the same digest, and what does not belong stays here."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.submit import packing
+from cli.submit.packing import NEVER, Patterns, Source, pack
+from cli.submit.problem import Problem
+
+
+def tree(folder: Path, *names: str, **texts: str) -> Path:
+    """Files in a folder, each with its name or with what is given as its text."""
+    for name in (*names, *texts):
+        path = folder / name.replace("__", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts.get(name, name))
+    return folder
+
+
+def unpacked(source: Source) -> list[tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(source.archive()), mode="r:gz") as archive:
+        return archive.getmembers()
+
+
+def test_the_same_tree_gives_the_same_archive_wherever_and_whenever_it_lies(tmp_path):
+    """Times, owners and the order of the disk leave no trace; a changed byte, name or mode does."""
+    first = tree(tmp_path / "a", "train.py", "lib/model.py", "lib/data.py")
+    second = tree(tmp_path / "b", "lib/data.py", "lib/model.py", "train.py")
+    os.utime(second / "train.py", (1, 1))
+    assert pack(first).digest == pack(second).digest
+    assert pack(first).archive() == pack(second).archive()
+    assert {(member.mtime, member.uid, member.uname) for member in unpacked(pack(first))} == {(0, 0, "")}
+    (second / "train.py").chmod(0o755)
+    assert pack(first).digest != pack(second).digest, "what may be executed is part of it"
+    (second / "train.py").chmod(0o644)
+    (second / "lib/data.py").write_text("other")
+    assert pack(first).digest != pack(second).digest
+
+
+@given(st.dictionaries(st.text("ab/", min_size=1), st.binary(max_size=4), max_size=3), st.data())
+def test_different_files_never_share_a_digest(files, data):
+    """Where one name or content ends and the next begins is part of the digest."""
+    one = {name: (content, False) for name, content in files.items()}
+    other = dict(one)
+    name = data.draw(st.text("ab/", min_size=1))
+    other[name] = (other.get(name, (b"", False))[0] + b"x", False)
+    assert Source("a", one).digest != Source("a", other).digest
+
+
+def test_histories_environments_caches_secrets_and_checkpoints_are_never_packed(tmp_path):
+    """Only the code goes."""
+    tree(tmp_path, ".git/config", ".venv/bin/python", "checkpoints/last.pt", "lib/checkpoints/x.pt", ".env")
+    tree(tmp_path, "lib/__pycache__/m.pyc", "checkpoint-500/model.pt", "step-000000100/model.pt", "wandb/run.log")
+    tree(tmp_path, "train.py", "lib/m.py", "conf/a.yaml", ".hidden")
+    assert sorted(pack(tmp_path).files) == [".hidden", "conf/a.yaml", "lib/m.py", "train.py"]
+    assert "checkpoints/last.pt" in pack(tmp_path, exclude=["!checkpoints"]).files, "unless it is asked for"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "out", "kept"),
+    [
+        ("data", ["data", "lib/data"], ["data.py", "mydata"]),
+        ("*.csv", ["a.csv", "lib/b.csv"], ["a.csv.py"]),
+        ("/notes.md", ["notes.md"], ["lib/notes.md"]),
+        ("lib/*.txt", ["lib/a.txt"], ["lib/deep/a.txt", "a.txt"]),
+        ("lib/**", ["lib/a", "lib/deep/a"], ["other/lib"]),
+        ("**/tmp", ["tmp", "a/b/tmp"], ["tmp.py"]),
+        ("run-[0-9]?", ["run-12"], ["run-ab", "run-1"]),
+        ("[!a].py", ["b.py"], ["a.py"]),
+    ],
+)
+def test_patterns_are_those_of_gitignore(pattern, out, kept):
+    """A bare name fits anywhere, one with a slash from the top."""
+    patterns = Patterns([pattern])
+    assert [name for name in out + kept if patterns.leave_out(name, is_folder=False)] == out
+
+
+def test_a_folder_pattern_leaves_files_of_that_name_alone_and_the_last_word_counts():
+    patterns = Patterns(["data/", "*.bin", "!keep.bin", "# a remark", ""])
+    assert patterns.leave_out("data", is_folder=True)
+    assert not patterns.leave_out("data", is_folder=False)
+    assert patterns.leave_out("x/a.bin", is_folder=False)
+    assert not patterns.leave_out("x/keep.bin", is_folder=False)
+
+
+def test_a_script_is_packed_with_its_neighbours_and_a_folder_knows_its_script(tmp_path):
+    """`train.py` or `main.py`, or the only one; else it must be named."""
+    tree(tmp_path, "train.py", "model.py")
+    assert pack(tmp_path / "model.py").entry == "model.py"
+    assert pack(tmp_path / "model.py").files.keys() == {"train.py", "model.py"}
+    assert pack(tmp_path).entry == "train.py"
+    assert pack(tmp_path, entry="model.py").entry == "model.py"
+    (tmp_path / "train.py").unlink()
+    assert pack(tmp_path).entry == "model.py"
+    tree(tmp_path, "other.py")
+    with pytest.raises(Problem, match="model.py, other.py") as problem:
+        pack(tmp_path)
+    assert "--entry" in problem.value.remedy
+
+
+def test_links_to_files_are_packed_as_those_files_and_other_links_are_refused(tmp_path):
+    """Nothing is left out in silence."""
+    outside = tree(tmp_path / "outside", "shared.py")
+    code = tree(tmp_path / "code", "train.py")
+    (code / "shared.py").symlink_to(outside / "shared.py")
+    assert pack(code).files["shared.py"] == (b"shared.py", False)
+    (code / "lib").symlink_to(outside)
+    with pytest.raises(Problem, match="lib is a link to a folder"):
+        pack(code)
+    assert "lib/shared.py" not in pack(code, exclude=["lib"]).files
+    (code / "gone.py").symlink_to(outside / "gone.py")
+    with pytest.raises(Problem, match=r"gone\.py is a link to nothing"):
+        pack(code, exclude=["lib"])
+
+
+@pytest.mark.parametrize(
+    ("path", "entry", "exclude", "words"),
+    [
+        ("missing.py", "", (), "does not exist"),
+        (".", "missing.py", (), "--entry missing.py: there is no such file"),
+        ("train.py", "", ("train.py",), "train.py is not among what would be packed"),
+    ],
+)
+def test_a_submission_that_cannot_run_is_refused_with_the_remedy(tmp_path, path, entry, exclude, words):
+    tree(tmp_path, "train.py")
+    with pytest.raises(Problem, match=words) as problem:
+        pack(tmp_path / path, entry=entry, exclude=exclude)
+    assert problem.value.remedy
+
+
+def test_data_among_the_code_is_refused_by_name(tmp_path, monkeypatch):
+    """A forgotten data set is not uploaded; the largest files are named."""
+    monkeypatch.setattr(packing, "MOST_BYTES", 1 << 20)
+    tree(tmp_path, "train.py")
+    (tmp_path / "images.npy").write_bytes(bytes(2 << 20))
+    with pytest.raises(Problem, match=r"the largest: images\.npy 2 MB") as problem:
+        pack(tmp_path)
+    assert "--exclude" in problem.value.remedy and "--input" in problem.value.remedy
+    assert "images.npy" not in pack(tmp_path, exclude=["*.npy"]).files
+
+
+def test_the_home_folder_is_not_packed(tmp_path, monkeypatch):
+    """A script that lies loose there would take everything along."""
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    with pytest.raises(Problem, match="the whole folder"):
+        pack(tree(tmp_path, "train.py") / "train.py")
+
+
+def test_what_is_never_packed_reads_as_patterns():
+    """Each of them leaves out what it names."""
+    patterns = Patterns(NEVER)
+    assert all(patterns.leave_out(each.rstrip("/").replace("*", "1"), is_folder=True) for each in NEVER)

@@ -1,0 +1,192 @@
+"""The request of a submission: what SageMaker and its toolkit expect, and one clear error for each mistake."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError, NoCredentialsError
+
+from cli.submit.account import refusal
+from cli.submit.defaults import read_defaults
+from cli.submit.images import VERSIONS, pytorch_image
+from cli.submit.problem import Problem
+from cli.submit.request import Wish, seconds, training_request
+from rerail.metrics import definitions
+from rerail.relaunch import POLICY_TAG
+
+WISH = Wish(
+    name="mnist-1",
+    role="arn:aws:iam::111122223333:role/Training",
+    region="eu-west-1",
+    image="image",
+    folder="s3://bucket/rerail/mnist-1/",
+    program="train.py",
+    code="s3://bucket/rerail/code/abc/sourcedir.tar.gz",
+)
+
+
+def refused(**changes) -> Problem:
+    with pytest.raises(Problem) as problem:
+        training_request(replace(WISH, **changes))
+    assert problem.value.remedy
+    return problem.value
+
+
+def test_script_mode_is_told_as_the_toolkit_reads_it():
+    """Every value is JSON, and the script's own arguments lie beside it."""
+    request = training_request(replace(WISH, hyperparameters={"epochs": "3"}, torchrun=True))
+    assert request["HyperParameters"].pop("epochs") == "3"
+    assert {name: json.loads(value) for name, value in request["HyperParameters"].items()} == {
+        "sagemaker_program": "train.py",
+        "sagemaker_submit_directory": "s3://bucket/rerail/code/abc/sourcedir.tar.gz",
+        "sagemaker_container_log_level": 20,
+        "sagemaker_job_name": "mnist-1",
+        "sagemaker_region": "eu-west-1",
+        "sagemaker_torch_distributed_enabled": True,
+        "sagemaker_instance_type": "ml.m5.xlarge",
+    }
+
+
+def test_the_job_is_supervised_and_has_folders_of_its_own():
+    """Tag, checkpoint folder with its slash, outputs."""
+    request = training_request(replace(WISH, policy="careful", tags={"team": "vision"}, checkpoint_path="/ckpt"))
+    tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
+    assert tags == {"team": "vision", POLICY_TAG: "careful"}
+    assert request["CheckpointConfig"] == {"S3Uri": "s3://bucket/rerail/mnist-1/checkpoints/", "LocalPath": "/ckpt"}
+    assert request["OutputDataConfig"] == {"S3OutputPath": "s3://bucket/rerail/mnist-1/output/"}
+
+
+def test_the_metrics_are_rerails_the_scripts_own_or_none():
+    """None: Rerail's line is printed; an empty table: nobody knows the lines."""
+    defined = lambda metrics: (  # noqa: E731
+        training_request(replace(WISH, metrics=metrics))["AlgorithmSpecification"].get("MetricDefinitions")
+    )
+    assert defined(None) == definitions()
+    assert defined({}) is None
+    assert defined({"loss": "Loss: ([0-9.]+)"}) == [{"Name": "loss", "Regex": "Loss: ([0-9.]+)"}]
+
+
+def test_spot_machines_are_waited_for_and_warm_ones_kept():
+    spot = training_request(replace(WISH, spot=True, max_runtime_s=3600, max_wait_s=7200))
+    assert spot["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxWaitTimeInSeconds": 7200}
+    assert spot["EnableManagedSpotTraining"] is True
+    warm = training_request(replace(WISH, keep_alive_s=1800, count=2))
+    assert warm["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
+    assert warm["ResourceConfig"]["InstanceCount"] == 2
+
+
+def test_channels_and_environment_are_those_asked_for():
+    request = training_request(replace(WISH, channels={"training": "s3://b/d/"}, environment={"A": "b"}))
+    assert [channel["ChannelName"] for channel in request["InputDataConfig"]] == ["training"]
+    assert request["Environment"] == {"A": "b"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "remedy"),
+    [
+        ({"name": "my_job"}, "--name my_job", "letters and digits"),
+        ({"name": "x" * 64}, "--name", "1-63"),
+        ({"instance_type": "ml.g5.xlrage"}, "--instance-type ml.g5.xlrage", "did you mean ml.g5.xlarge"),
+        ({"count": 0}, "--count 0", "leave it out"),
+        ({"keep_alive_s": 7200}, "--keep-alive", "at most 60m"),
+        ({"keep_alive_s": 60, "spot": True, "max_wait_s": 90000}, "--keep-alive", "leave out --spot"),
+        ({"spot": True, "max_wait_s": 60}, "--max-wait", "together"),
+        ({"metrics": {"loss": "Loss: ("}}, "--metric loss: not a regular", "quote"),
+        ({"metrics": {"loss": "Loss: [0-9.]+"}}, "--metric loss: has 0 groups", "( )"),
+        ({"metrics": {"loss": "(x)(y)"}}, "--metric loss: has 2 groups", "(?: )"),
+        ({"policy": "a b"}, "policy 'a b'", "--help"),
+        ({"environment": {"A": "x" * 513}}, "environment", "option"),
+        ({"tags": {f"t{n}": "" for n in range(50)}}, "tags", "--help"),
+        ({"role": "Training"}, "roleArn", "option"),
+    ],
+)
+def test_a_mistake_is_named_with_its_remedy(changes, words, remedy):
+    """Before anything is uploaded or paid for."""
+    problem = refused(**changes)
+    assert words in problem.what and remedy in problem.remedy
+
+
+def test_durations_are_read_as_people_write_them():
+    assert [seconds("--x", text) for text in ("90s", "15m", "1.5h", "5d")] == [90, 900, 5400, 432000]
+    with pytest.raises(Problem, match="--x 15: not a duration"):
+        seconds("--x", "15")
+
+
+@pytest.mark.parametrize(
+    ("version", "machine", "region", "image"),
+    [
+        ("2.8", "ml.g5.xlarge", "us-east-1", "763104351884.dkr.ecr.us-east-1.amazonaws.com 2.8.0-gpu-py312"),
+        ("2.5.1", "ml.m5.xlarge", "eu-south-1", "692866216735.dkr.ecr.eu-south-1.amazonaws.com 2.5.1-cpu-py311"),
+        ("2.7", "ml.p5.48xlarge", "cn-north-1", "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn 2.7.1-gpu-py312"),
+    ],
+)
+def test_the_image_is_aws_own_for_the_machine_and_region(version, machine, region, image):
+    """As `sagemaker.image_uris.retrieve("pytorch", ...)` of the SDK 2.257 says."""
+    assert pytorch_image(version, machine, region) == "/pytorch-training:".join(image.split())
+
+
+def test_a_version_or_machine_without_an_image_is_refused():
+    with pytest.raises(Problem, match=r"--framework-version 2\.81") as problem:
+        pytorch_image("2.81", "ml.g5.xlarge", "us-east-1")
+    assert "--image" in problem.value.remedy and all(version in problem.value.remedy for version in VERSIONS)
+    with pytest.raises(Problem, match="--instance-type ml.trn1.2xlarge"):
+        pytorch_image("2.8", "ml.trn1.2xlarge", "us-east-1")
+
+
+def answered(code: str, message: str = "") -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, "CreateTrainingJob")
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "remedy"),
+    [
+        (answered("ResourceInUse"), "--name mnist-1", "another --name"),
+        (answered("ResourceLimitExceeded", "0 Instances"), "quota", "'ml.m5.xlarge for training job usage'"),
+        (
+            answered("AccessDeniedException", "not authorized to perform: iam:PassRole on resource"),
+            "--role arn:aws:iam::111122223333:role/Training: you may not hand it",
+            "iam:PassedToService",
+        ),
+        (answered("ValidationException", "Could not assume role x."), "--role", "trust sagemaker.amazonaws.com"),
+        (answered("ValidationException", "Cannot find image x in ECR"), "--image", "region"),
+        (answered("ExpiredTokenException"), "no valid AWS credentials", "aws sso login"),
+        (NoCredentialsError(), "no valid AWS credentials", "--local"),
+        (answered("ThrottlingException", "Rate exceeded"), "AWS is busy", "in a minute"),
+        (answered("AccessDeniedException", "sagemaker:CreateTrainingJob"), "CreateTrainingJob", "permission"),
+        (answered("ValidationException", "something new"), "something new", "mend"),
+    ],
+)
+def test_what_sagemaker_refuses_is_told_with_what_to_do(error, words, remedy):
+    """Its own words, the option that they are about, and the remedy."""
+    problem = refusal(error, training_request(WISH))
+    assert words in problem.what and remedy in problem.remedy
+
+
+def test_defaults_come_from_the_project_and_from_the_person(tmp_path):
+    """The nearest file wins, field by field."""
+    home, project = tmp_path / "home", tmp_path / "project"
+    (home / ".config").mkdir(parents=True)
+    (project / "vision" / "mnist").mkdir(parents=True)
+    (home / ".config" / "rerail.toml").write_text('[submit]\nrole = "Mine"\nbucket = "mine"\n')
+    (project / "rerail.toml").write_text('[submit]\nrole = "Ours"\ncount = 2\ntags = { team = "vision" }\n')
+    found = read_defaults(project / "vision" / "mnist", home)
+    assert found == {"role": "Ours", "bucket": "mine", "count": 2, "tags": {"team": "vision"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "remedy"),
+    [
+        ("[submit]\nrolle = 'x'", "unknown field 'rolle'", "did you mean 'role'"),
+        ("[submit]\ncount = '2'", "field 'count' is '2'", "a whole number"),
+        ("[submit]\ncount = true", "field 'count' is True", "a whole number"),
+        ("[submit]\ntags = { a = 1 }", "field 'tags'", "a table of texts"),
+        ("submit = 1", "submit must be a table", "[submit]"),
+        ("[submit", "not valid TOML", "mend"),
+    ],
+)
+def test_a_mistake_in_the_defaults_is_named_with_its_file(tmp_path: Path, text, words, remedy):
+    (tmp_path / "rerail.toml").write_text(text)
+    with pytest.raises(Problem) as problem:
+        read_defaults(tmp_path, tmp_path / "home")
+    assert words in problem.value.what and "rerail.toml" in problem.value.what and remedy in problem.value.remedy

@@ -1,0 +1,29 @@
+"""The table of a run's attempts, as `rerail show` and the demo print it."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+
+from rich.console import Console
+
+from cli.runs import attempts_table
+from rerail.model import Attempt, Order, Run, RunState
+
+NIGHT = datetime(2026, 1, 31, tzinfo=UTC)
+ORDER = Order(1, "c1", "non_finite", asked_at=NIGHT, deadline=NIGHT + timedelta(minutes=5), resume_step=600)
+
+
+def printed(*orders: Order) -> str:
+    attempt = Attempt(1, "gpt", orders=orders)
+    run = Run("gpt", "default", RunState.WATCHING, created_at=NIGHT, attempts=(attempt,))
+    console = Console(file=StringIO(), width=150)
+    console.print(attempts_table(run))
+    return console.file.getvalue()
+
+
+def test_restarts_in_place_stand_with_their_attempt():
+    """Where each has begun, and which came to nothing."""
+    done = replace(ORDER, restarted_at=NIGHT)
+    shown = printed(done, replace(done, number=2, resume_step=None), replace(ORDER, number=3, failed="no word"), ORDER)
+    cells = [line.split("│")[4].strip() for line in shown.splitlines() if "in place" in line]
+    assert cells == ["in place: 600", "in place: the newest save", "in place: 600, failed", "in place: 600, ordered"]

@@ -1,0 +1,39 @@
+"""What `rerail show` says of a run's machines: where it went, what is kept, and what SageMaker mended."""
+
+import io
+from datetime import UTC, datetime
+
+from rich.console import Console
+
+from cli.runs import attempts_table, machines
+from rerail.actions import Machines
+from rerail.machines import WarmPool
+from rerail.model import Attempt, JobStatus, Run, RunState
+from rerail.repairs import Repair
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def a_run(**facts) -> Run:
+    attempt = Attempt(1, "gpt", JobStatus.FAILED, ended_at=NOON, training_started_at=NOON, **facts)
+    return Run("gpt", "default", RunState.WAITING, NOON, (attempt,))
+
+
+def test_an_attempt_on_other_machines_says_on_which():
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(attempts_table(a_run(machines=Machines(("ml.p4de.24xlarge",), ("subnet-1",)))))
+    assert "on ml.p4de.24xlarge in subnet-1" in console.export_text()
+
+
+def test_machines_that_are_kept_are_shown_as_long_as_they_may_be_paid_for():
+    kept = a_run(keep_alive_seconds=1800, pool=WarmPool("Available", 40))
+    assert list(machines(kept)) == ["warm pool of gpt: Available, for 30 min at most"]
+    unknown = a_run(keep_alive_seconds=1800)
+    assert list(machines(unknown)) == ["warm pool of gpt: if SageMaker keeps one, for 30 min at most"]
+    assert list(machines(a_run(keep_alive_seconds=1800, pool=WarmPool("Reused", 40, "gpt-a002")))) == []
+    assert list(machines(a_run())) == []
+
+
+def test_what_sagemaker_mended_itself_is_shown():
+    run = a_run(self_repairs=3, repairs={Repair.SPOT: 2, Repair.CLUSTER: 1}, repair_seconds=900.0)
+    assert list(machines(run)) == ["restarted by SageMaker itself: spot 2, cluster 1; 15 min until it trained again"]

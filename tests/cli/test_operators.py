@@ -1,0 +1,109 @@
+"""`rerail approve`, `deny` and `switch`: a human's word names what it is about; the kill switch is a parameter."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from moto import mock_aws
+from typer.testing import CliRunner
+
+from cli import place
+from cli.main import app
+from cli.place import Place
+from rerail.aws.clients import client
+from rerail.model import Attempt, Plan, Proposal, Run, RunState
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, read
+from tests.aws.places import TABLE, make_table, our_own_clients
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+OUTPUTS = {"TableName": TABLE, "BusName": "rerail", "SwitchParameter": "/rerail/switch"}
+PROPOSAL = Proposal(
+    "p7", Plan.LAUNCH, 2, "create gpt-a002 from step 500", "the node died", NOON, NOON + timedelta(hours=1)
+)
+RUN = Run(
+    id="gpt",
+    policy="approve",
+    state=RunState.WAITING,
+    created_at=NOON,
+    attempts=(Attempt(number=1, job_name="gpt"), Attempt(number=2, job_name="gpt-a002")),
+    proposal=PROPOSAL,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_of_our_own():
+    with our_own_clients():
+        yield
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """What came over the bus."""
+    events: list[dict] = []
+
+    def put(**request):
+        events.extend(request["Entries"])
+        return {"FailedEntryCount": 0, "Entries": [{"EventId": "1"}]}
+
+    with mock_aws():
+        make_table(client("dynamodb"))
+        client("ssm").put_parameter(Name="/rerail/switch", Value="on", Type="String")
+        monkeypatch.setattr(place, "find", lambda *, local: Place("stack Rerail", OUTPUTS))
+        monkeypatch.setattr(client("events"), "put_events", put)
+        yield events
+
+
+def keep(run: Run) -> None:
+    Place("", OUTPUTS).runs.save(replace(run, version=run.version + 1), None, {})
+
+
+def call(*words: str):
+    return CliRunner().invoke(app, words)
+
+
+def wakeup(entry: dict) -> CommandGiven:
+    envelope = {"id": "e1", "source": entry["Source"], "detail": json.loads(entry["Detail"])}
+    given = read(json.dumps(envelope))
+    assert isinstance(given, CommandGiven)
+    return given
+
+
+@pytest.mark.parametrize("verb", [Verb.APPROVE, Verb.DENY])
+@pytest.mark.parametrize("named", [(), ("--proposal", "p7")])
+def test_a_word_names_the_proposal_that_stands(heard, verb, named):
+    """Without an id it is the one that is shown, and no other."""
+    keep(RUN)
+    answer = call(verb.value, "gpt", *named, "--why", "seen it")
+    assert answer.exit_code == 0, answer.output
+    assert "p7: create gpt-a002 from step 500 (the node died)" in " ".join(answer.output.split())
+    given = wakeup(heard[0])
+    assert (given.verb, given.proposal, given.why) == (verb, "p7", "seen it")
+
+
+def test_an_older_proposal_cannot_be_answered(heard):
+    """Somebody reads last hour's page: they are told what stands now, and nothing is sent."""
+    keep(RUN)
+    answer = call("approve", "gpt", "--proposal", "p3")
+    assert answer.exit_code == 2
+    assert "p3 does not stand any more, p7 does: create gpt-a002 from step 500" in answer.stderr
+    assert not heard
+
+
+def test_where_nothing_is_proposed_there_is_nothing_to_answer(heard):
+    keep(replace(RUN, proposal=None))
+    answer = call("approve", "gpt")
+    assert (answer.exit_code, heard) == (2, [])
+    assert "nothing waits for approval in run 'gpt' (waiting)" in answer.stderr
+    assert call("deny", "no-such-run").exit_code == 2
+
+
+def test_the_switch_is_thrown_and_shown(heard):
+    """One parameter, which the functions read every minute."""
+    said = " ".join(call("switch", "off").output.split())
+    assert said == "the kill switch of stack Rerail is off: no job is stopped or created"
+    assert client("ssm").get_parameter(Name="/rerail/switch")["Parameter"]["Value"] == "off"
+    assert "is off" in call("switch", "status").output
+    assert "is on: jobs are stopped and created" in " ".join(call("switch", "on").output.split())
+    assert call("switch", "maybe").exit_code == 2

@@ -1,0 +1,109 @@
+"""`rerail status` and `rerail show`: what a run waits for, what it has cost, and how often it would best save."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from moto import mock_aws
+from typer.testing import CliRunner
+
+from cli import place
+from cli.main import app
+from cli.place import Place
+from rerail.aws.clients import client
+from rerail.model import Attempt, JobStatus, Plan, Proposal, Run, RunState
+from tests.aws.places import REGION, TABLE, make_table, our_own_clients
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+OUTPUTS = {"TableName": TABLE, "PolicyPrefix": "/rerail/policies"}
+HOURS = timedelta(hours=1)
+TRAINED = Attempt(
+    number=1,
+    job_name="gpt",
+    status=JobStatus.FAILED,
+    training_started_at=NOW - 10 * HOURS,
+    ended_at=NOW,
+    instance_type="ml.p5.48xlarge",
+    instance_count=2,
+)
+RUN = Run(
+    id="gpt",
+    policy="default",
+    state=RunState.WAITING,
+    created_at=NOW,
+    attempts=(TRAINED, Attempt(number=2, job_name="gpt-a002")),
+    checkpoint_uri="s3://bucket/gpt/",
+    max_runtime_s=86400,
+)
+ASKED = Proposal("p7", Plan.LAUNCH, 2, "create gpt-a002 from step 500", "it died", NOW, NOW + HOURS, dollars=10.55)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_of_our_own():
+    with our_own_clients():
+        yield
+
+
+@pytest.fixture
+def deployed(monkeypatch):
+    """A deployment with a policy that caps the run's cost, and a bucket."""
+    with mock_aws():
+        make_table(client("dynamodb"))
+        text = "[limits]\nrun_dollars = 2000"
+        client("ssm").put_parameter(Name="/rerail/policies/default", Value=text, Type="String")
+        client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        monkeypatch.setattr(place, "find", lambda *, local: Place("stack Rerail", OUTPUTS))
+        yield
+
+
+def shown(run: Run, *words: str) -> str:
+    Place("", OUTPUTS).runs.save(replace(run, version=run.version + 1), None, {})
+    answer = CliRunner().invoke(app, list(words) or ["show", run.id], env={"COLUMNS": "200"})
+    assert answer.exit_code == 0, answer.output
+    return " ".join(answer.output.split())
+
+
+def test_a_proposal_is_shown_with_its_price_and_both_answers(deployed):
+    """Whoever is paged reads here what is asked."""
+    said = shown(replace(RUN, proposal=ASKED, kept_back="approval"))
+    assert "p7 waits for approval: create gpt-a002 from step 500, for about $10.55, until 13:00:00" in said
+    assert "answer with: rerail approve gpt --proposal p7 or rerail deny gpt --proposal p7" in said
+
+
+def test_what_it_has_cost_and_may_still_cost_is_shown(deployed):
+    """Ten hours on two machines at $63.296 an hour; ten of the 24 hours that the job was given."""
+    said = shown(RUN)
+    assert "cost so far: $1,266 of at most $2,000" in said
+    assert "left of its MaxRuntimeInSeconds: 14.0 h" in said
+
+
+def test_machines_without_a_price_are_named(deployed):
+    said = shown(replace(RUN, attempts=(replace(TRAINED, instance_type="ml.x9.huge"), RUN.attempts[1])))
+    assert "cost so far: not known, nobody has said what a machine ml.x9.huge costs" in said
+
+
+def test_the_best_interval_is_shown_where_saves_are_measured(deployed):
+    """From the manifests as they lie in S3."""
+    for step in (100, 200, 300):
+        at = NOW - 9 * HOURS + step * timedelta(seconds=1)
+        manifest = {
+            "schema": 1,
+            "step": step,
+            "attempt": 1,
+            "saved_at": f"{at:%Y-%m-%dT%H:%M:%SZ}",
+            "reason": "periodic",
+            "stall_s": 5.0,
+            "files": [{"name": "a", "bytes": 1}],
+        }
+        for name, body in (("a", b"1"), ("manifest.json", json.dumps(manifest).encode())):
+            client("s3").put_object(Bucket="bucket", Key=f"gpt/step-{step:09d}/{name}", Body=body)
+    assert "saving: the run saves every 2 min; every " in (said := shown(RUN))
+    assert "a save costs 5 s, a failure comes every" in said
+
+
+def test_the_fleet_says_what_each_run_waits_for(deployed):
+    """At a glance: for whose word, or for which check."""
+    assert "waiting for approval" in shown(replace(RUN, proposal=ASKED, kept_back="approval"), "status")
+    other = replace(RUN, id="bert", attempts=(replace(TRAINED, job_name="bert"),), kept_back="kill switch")
+    assert "waiting for kill switch" in shown(other, "status")

@@ -1,0 +1,211 @@
+"""The mode `approve`: what would stop or create a job is proposed, and done when a human says so, or the policy."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from rerail.actions import Severity, Tell
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.model import Plan, RunState
+from rerail.policy import Approval, Mode, OnExpiry, Policy
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from tests.fakes import World
+
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+WAIT = timedelta(minutes=30)
+
+
+@pytest.fixture
+def world() -> World:
+    """A run on a machine of known price, with checkpoints at steps 100 to 500, under the mode `approve`."""
+    world = World()
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
+    world.sagemaker.instance_type = "ml.p5.48xlarge"
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    for step in range(100, 501, 100):
+        world.minutes(10)
+        world.checkpoints.save(step=step)
+    return world
+
+
+def chosen(world: World, **approval) -> None:
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE, approval=Approval(**approval))
+
+
+def say(world: World, verb: Verb, proposal: str | None = None, number: int = 1) -> None:
+    standing = world.run().proposal
+    named = (standing.id if standing else "") if proposal is None else proposal
+    world.supervisor().handle(CommandGiven(f"c{number}", "gpt", verb, "ada", "", named))
+
+
+def finds(world: World, kind: Kind = Kind.DIVERGENCE, onset: int = 350) -> None:
+    finding = Finding(kind, Level.INTERVENE, 480, onset, f"{kind} since step {onset}")
+    world.supervisor().handle(TroubleFound("gpt", world.run().current.job_name, (finding,)))
+
+
+def pages(world: World) -> list[Tell]:
+    return [notice for notice in world.bus.told if notice.severity is Severity.PAGE]
+
+
+def last(world: World) -> str:
+    return world.runs.timeline[-1].reason
+
+
+def test_a_dead_run_is_relaunched_when_a_human_says_so(world):
+    """Nothing runs: the page says what would be done, for how much, and with which words."""
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    proposal = world.run().proposal
+    assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WAITING, ["gpt"])
+    assert (proposal.plan, proposal.what) == (Plan.LAUNCH, "create gpt-a002 from step 500")
+    (page,) = pages(world)
+    assert page.title == "gpt: your word is needed"
+    assert f"Yes: rerail approve gpt --proposal {proposal.id}" in page.body
+    assert f"No: rerail deny gpt --proposal {proposal.id}" in page.body
+    assert "Otherwise: it is done after 30 min" in page.body
+    assert "attempt 1 failed: infrastructure" in page.body
+    assert "for about $" in page.body
+    say(world, Verb.APPROVE)
+    world.minutes(1)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    assert world.run().current.approved_by == "ada"
+
+
+def test_a_running_job_is_stopped_only_when_a_human_says_so(world):
+    """Nothing is charged for a proposal; once granted it is the same remedy as ever."""
+    finds(world)
+    world.minutes(20)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
+    assert not world.run().ledger.charges
+    say(world, Verb.APPROVE)
+    world.minutes(3)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    assert world.run().current.resumed_from_step < 350
+    assert world.run().incidents[-1].onset_step == 350
+    assert world.run().current.approved_by == "ada", "one word is enough for the stop and the relaunch"
+
+
+def test_a_word_is_heard_once(world):
+    """The same event twice, and the same word again, create no second job."""
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(1)
+    granted = world.run().proposal.id
+    say(world, Verb.APPROVE)
+    say(world, Verb.APPROVE, granted)
+    world.minutes(3)
+    say(world, Verb.APPROVE, granted, number=2)
+    assert "nothing waits for approval" in last(world)
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
+    world.minutes(3)
+    assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"], "the next launch needs a word of its own"
+
+
+@pytest.mark.parametrize("named", ["p1", ""])
+def test_a_word_that_comes_late_never_grants_a_newer_proposal(world, named):
+    """It has to name the one that stands."""
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(1)
+    say(world, Verb.APPROVE, named)
+    assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WAITING, ["gpt"])
+    assert f"but what stands is {world.run().proposal.id}: nothing is done" in last(world)
+
+
+def test_no_means_held_where_nothing_runs_and_hands_off_where_something_does(world):
+    """A job that runs is never stopped by a no."""
+    finds(world)
+    say(world, Verb.DENY)
+    world.minutes(60)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
+    assert "the job goes on" in [entry.reason for entry in world.runs.timeline][-1]
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(1)
+    say(world, Verb.DENY, number=2)
+    world.minutes(60)
+    assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
+    say(world, Verb.RELEASE, number=3)
+    world.minutes(2)
+    assert world.sagemaker.live() == ["gpt-a002"], "a release is a human's word already"
+
+
+@pytest.mark.parametrize(("choice", "state"), [(OnExpiry.ACT, RunState.WATCHING), (OnExpiry.HOLD, RunState.HELD)])
+def test_a_dead_run_that_nobody_answers_for_is_relaunched_or_held(world, choice, state):
+    """By default relaunched: a clean resume is what a human would have said, and nothing healthy is touched."""
+    chosen(world, on_expiry_dead=choice)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(28)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    world.minutes(5)
+    assert world.run().state is state
+    assert len(world.sagemaker.jobs) == (2 if choice is OnExpiry.ACT else 1)
+
+
+@pytest.mark.parametrize(("choice", "live"), [(OnExpiry.ACT, "gpt-a002"), (OnExpiry.HOLD, "gpt")])
+def test_a_running_job_that_nobody_answers_for_is_left_alone_or_moved(world, choice, live):
+    """By default left alone, and said so: whether it is worth anything, only a human can tell."""
+    chosen(world, on_expiry=choice)
+    finds(world)
+    world.minutes(28)
+    assert world.sagemaker.live() == ["gpt"]
+    world.minutes(6)
+    assert world.sagemaker.live() == [live]
+    if choice is OnExpiry.HOLD:
+        assert pages(world)[-1].title == "gpt: nobody has answered"
+        assert world.run().proposal is None
+
+
+def test_a_proposal_falls_with_what_it_was_about(world):
+    """The job that would be stopped dies, or completes: there is another question, or none."""
+    finds(world)
+    first = world.run().proposal
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(1)
+    assert world.run().proposal.plan is Plan.LAUNCH
+    say(world, Verb.APPROVE, first.id)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+
+
+def test_a_newer_finding_takes_the_place_of_an_older_one(world):
+    """The newest is what people are asked about."""
+    finds(world, Kind.THROUGHPUT_DROP, onset=300)
+    first = world.run().proposal
+    finds(world, Kind.NON_FINITE, onset=350)
+    assert world.run().proposal.id != first.id
+    assert world.run().proposal.finding.kind is Kind.NON_FINITE
+
+
+def test_an_operators_own_wish_needs_no_approval(world):
+    """Whoever says restart has decided."""
+    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RESTART, "ada", ""))
+    world.minutes(20)
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_a_word_while_the_kill_switch_is_off(world):
+    """The switch goes before: a launch that was granted waits for it, a running job is left alone."""
+    finds(world)
+    world.switch.on = False
+    say(world, Verb.APPROVE)
+    assert "the kill switch is off: say it again when it is on" in last(world)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.switch.on = True
+    world.minutes(1)
+    world.switch.on = False
+    say(world, Verb.APPROVE, number=2)
+    world.minutes(10)
+    assert (world.run().kept_back, list(world.sagemaker.jobs)) == ("kill switch", ["gpt"])
+    world.switch.on = True
+    world.minutes(2)
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_a_spent_budget_is_held_and_not_proposed(world):
+    """Nobody is asked to approve what the rules would refuse."""
+    world.policies.by_name["default"] = replace(
+        world.policies.by_name["default"], limits=replace(Policy().limits, attempts=1)
+    )
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(1)
+    assert (world.run().state, world.run().proposal) == (RunState.HELD, None)

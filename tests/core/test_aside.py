@@ -1,0 +1,286 @@
+"""A rollback of a script without an agent: what it must not resume from is out of its way when it is launched again."""
+
+from datetime import timedelta
+
+import pytest
+
+from rerail.actions import CreateJob, SetAside
+from rerail.checkpoints import Health
+from rerail.decision import known
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.model import JobStatus, RunState
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from tests.core.test_loop_crashes import Crash, Saboteur
+from tests.fakes import BUCKET, Agent, World
+
+FORBIDDEN = "CopyObject is not allowed. To do: deploy with the context value asideBuckets"
+
+
+def save(world: World, step: int) -> None:
+    """As a script saves that knows nothing of manifests: the listing does not say whose it is."""
+    world.checkpoints.save(step, attempt=0, layout="huggingface")
+
+
+@pytest.fixture
+def world() -> World:
+    """A run without an agent has trained for an hour, with saves at steps 100 to 500."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    for step in range(100, 501, 100):
+        world.minutes(10)
+        save(world, step)
+    return world
+
+
+def diverged(world: World, *, onset: int = 350, job: str = "gpt") -> None:
+    finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 480, onset, "9.1 for 80 rows")
+    world.supervisor().handle(TroubleFound("gpt", job, (finding,)))
+
+
+def lies(world: World) -> list[int]:
+    """The steps that the next job would be given."""
+    return sorted(checkpoint.step for checkpoint in world.checkpoints.saved[BUCKET])
+
+
+def tell(world: World, verb: Verb, id: str) -> None:
+    world.supervisor().handle(CommandGiven(id, "gpt", verb, "ada", ""))
+
+
+def test_what_is_tainted_is_out_of_the_way_before_the_job_is_launched(world):
+    """The script takes the newest that it finds: so the newest is the one to resume from."""
+    created = []
+    create = world.sagemaker.create
+    world.sagemaker.create = lambda request: created.append(lies(world)) or create(request)
+    diverged(world)
+    world.minutes(3)
+    assert created == [[100, 200, 300]]
+    assert [c.step for c in world.checkpoints.aside] == [500, 400]
+    assert (world.run().current.job_name, world.run().current.resumed_from_step) == ("gpt-a002", 300)
+    assert world.run().pending == ()
+    assert "from step 300, once what was saved since is set aside" in world.runs.timeline[-2].reason
+
+
+def test_a_job_waits_for_as_many_turns_as_moving_takes(world):
+    """And no other job is launched in the meantime."""
+    world.checkpoints.moves_at_once = 0
+    diverged(world)
+    world.minutes(5)
+    run = world.run()
+    assert (run.state, sorted(world.sagemaker.jobs)) == (RunState.STARTING, ["gpt"])
+    assert [type(action) for action in run.pending] == [SetAside, CreateJob]
+    world.checkpoints.moves_at_once = 1
+    world.minutes(5)
+    assert (world.run().state, lies(world)) == (RunState.WATCHING, [100, 200, 300])
+
+
+def test_without_the_permission_the_run_is_held_and_the_message_names_it(world):
+    """Never launched on a tainted state; released when the permission is there, it goes on."""
+    world.checkpoints.forbidden = FORBIDDEN
+    diverged(world)
+    world.minutes(5)
+    run = world.run()
+    assert (run.state, sorted(world.sagemaker.jobs), run.pending) == (RunState.HELD, ["gpt"], ())
+    assert "asideBuckets" in run.hold_reason
+    assert any("asideBuckets" in notice.body and notice.severity == "page" for notice in world.bus.told)
+    assert lies(world) == [100, 200, 300, 400, 500]
+    tell(world, Verb.RELEASE, "too early")
+    world.minutes(2)
+    assert (world.run().state, sorted(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
+    world.checkpoints.forbidden = ""
+    tell(world, Verb.RELEASE, "in time")
+    world.minutes(2)
+    run = world.run()
+    assert (run.state, run.current.job_name, run.current.resumed_from_step) == (RunState.WATCHING, "gpt-a002", 300)
+    assert lies(world) == [100, 200, 300]
+
+
+def test_when_a_human_has_looked_what_nobody_can_date_is_left_alone(world):
+    """Only after a hold for that very reason."""
+    asked = []
+    move = world.checkpoints.set_aside
+    world.checkpoints.set_aside = lambda action: asked.append(action.strict) or move(action)
+    world.checkpoints.forbidden = "nobody can tell of which step the saves are"
+    diverged(world)
+    world.minutes(2)
+    tell(world, Verb.RELEASE, "looked")
+    world.minutes(1)
+    assert asked[0] is True
+    assert asked[-1] is False
+
+
+def test_a_hold_calls_the_moving_off_and_a_release_takes_it_up_again(world):
+    world.checkpoints.moves_at_once = 0
+    diverged(world)
+    world.minutes(2)
+    tell(world, Verb.HOLD, "wait")
+    assert world.run().pending == ()
+    world.checkpoints.moves_at_once = 1000
+    world.minutes(3)
+    assert lies(world) == [100, 200, 300, 400, 500]
+    tell(world, Verb.RELEASE, "go")
+    world.minutes(2)
+    assert (world.run().state, lies(world)) == (RunState.WATCHING, [100, 200, 300])
+
+
+def test_what_the_successor_saves_is_progress_and_stays(world):
+    """It passes the onset again, with the same step numbers; then its node is lost, and it resumes from there."""
+    diverged(world)
+    world.minutes(5)
+    save(world, 400)
+    world.minutes(12)
+    assert world.run().open_incident is None, "step 400 is of the second attempt"
+    world.sagemaker.fail("gpt-a002", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.minutes(3)
+    assert world.run().current.resumed_from_step == 400
+    assert lies(world) == [100, 200, 300, 400]
+    assert [c.step for c in world.checkpoints.aside] == [500, 400]
+
+
+def test_an_onset_is_known_even_where_an_older_incident_is_open(world):
+    """The node was lost before, and nothing new was saved since."""
+    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.minutes(3)
+    assert world.run().open_incident is not None
+    diverged(world, job="gpt-a002", onset=450)
+    world.minutes(3)
+    run = world.run()
+    assert (run.current.number, run.current.resumed_from_step, lies(world)) == (3, 400, [100, 200, 300, 400])
+    assert [c.step for c in known(run, world.checkpoints.aside) if c.health is not Health.CLEAN] == [500]
+
+
+def test_a_job_that_fails_while_it_is_being_stopped_is_rolled_back_all_the_same(world):
+    stop = world.sagemaker.stop
+    world.sagemaker.stop = lambda name: None
+    diverged(world)
+    world.sagemaker.stop = stop
+    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.minutes(5)
+    run = world.run()
+    assert (run.state, run.current.resumed_from_step, lies(world)) == (RunState.WATCHING, 300, [100, 200, 300])
+
+
+def test_without_a_clean_save_all_of_them_go_aside(world):
+    """From the start means from the start."""
+    diverged(world, onset=50)
+    world.minutes(3)
+    assert (world.run().current.resumed_from_step, lies(world)) == (None, [])
+
+
+def test_with_an_agent_nothing_is_moved_and_only_manifests_count(world):
+    """It moves aside by itself, and resumes from nothing else."""
+    agent = Agent(world)
+    agent.hello()
+    world.checkpoints.save(250)
+    diverged(world)
+    world.minutes(20)
+    run = world.run()
+    assert (run.current.job_name, run.current.resumed_from_step) == ("gpt-a002", 250)
+    assert world.checkpoints.aside == []
+
+
+def test_a_stop_without_an_onset_moves_nothing(world):
+    """A hang, a lost node, a human's wish: what was saved is sound."""
+    finding = Finding(Kind.STALL, Level.INTERVENE, 500, 500, "no step")
+    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+    world.minutes(5)
+    assert (world.run().current.resumed_from_step, world.checkpoints.aside) == (500, [])
+
+
+def test_saves_from_before_the_run_are_nobody_s(world):
+    """They lay there already: older than all attempts, and as good as their steps say."""
+    run = world.run()
+    (old,) = [c for c in world.checkpoints.saved[BUCKET] if c.step == 100]
+    world.clock.pass_by(timedelta(days=-2))
+    save(world, 50)
+    assert [(c.step, c.attempt) for c in known(run, world.checkpoints.saved[BUCKET]) if c.step <= 100] == [
+        (50, 0),
+        (100, 1),
+    ]
+    assert old.attempt == 0
+
+
+def lost(world: World, job: str = "gpt") -> None:
+    world.sagemaker.fail(job, "InternalServerError: We encountered an internal error.  Please try again.")
+    world.minutes(3)
+
+
+def unfinished(world: World, step: int) -> None:
+    """The node was lost while this was on its way to S3."""
+    world.checkpoints.save(step, attempt=0, layout="huggingface", missing=("trainer_state.json",))
+
+
+def test_an_unfinished_save_is_out_of_the_way_of_a_script_that_would_fall_over_it(world):
+    """The newest folder is the one that `get_last_checkpoint` takes, whatever is in it."""
+    unfinished(world, 600)
+    lost(world)
+    assert (world.run().current.resumed_from_step, lies(world)) == (500, [100, 200, 300, 400, 500])
+    assert [c.step for c in world.checkpoints.aside] == [600]
+    assert world.run().state is RunState.WATCHING
+
+
+def test_without_the_permission_it_is_launched_all_the_same_and_people_are_told(world):
+    """What is unfinished is not tainted: the script may know better."""
+    world.checkpoints.forbidden = FORBIDDEN
+    unfinished(world, 600)
+    lost(world)
+    run = world.run()
+    assert (run.state, run.current.job_name, run.pending) == (RunState.WATCHING, "gpt-a002", ())
+    (told,) = [notice for notice in world.bus.told if "not set aside" in notice.title]
+    assert "asideBuckets" in told.body
+    assert told.severity == "inform"
+
+
+def test_a_save_that_only_looks_odd_is_not_moved_for_a_lost_node(world):
+    """Fewer ranks than before, an extra file: in doubt it is not resumed from, and not touched."""
+    world.checkpoints.save(600, attempt=0, layout="steps", missing=("rank-#.pt (4 of 8)",))
+    lost(world)
+    assert world.checkpoints.aside == []
+    assert world.run().current.resumed_from_step == 500
+
+
+def a_rollback(saboteur: Saboteur) -> World:
+    """Each message is delivered until it succeeds, the moving takes two turns."""
+    world = World()
+    world.checkpoints.moves_at_once = 1
+    world.sagemaker.submit("gpt")
+    deliver(world, saboteur, JobHeard("gpt"))
+    for step in (100, 200, 300):
+        world.clock.pass_by(timedelta(minutes=1))
+        save(world, step)
+    finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 290, 150, "9.1 for 80 rows")
+    deliver(world, saboteur, TroubleFound("gpt", "gpt", (finding,)))
+    for _ in range(4):
+        world.clock.pass_by(timedelta(minutes=1))
+        deliver(world, saboteur, JobHeard("gpt"))
+    return world
+
+
+def deliver(world: World, saboteur: Saboteur, wakeup) -> None:
+    for _ in range(3):
+        try:
+            world.supervisor(saboteur.wrap).handle(wakeup)
+        except Crash:
+            continue
+        return
+    raise AssertionError("one strike must not fail a message three times")
+
+
+CALM = Saboteur(strike_at=0, after=False)
+ENDED = a_rollback(CALM)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", range(1, CALM.calls + 1))
+def test_a_crash_at_any_call_of_a_rollback_changes_nothing_in_the_end(call, after):
+    """Whenever the function dies: one successor, and nothing tainted in its folder when it is created."""
+    world = World()
+    world = a_rollback(Saboteur(call, after))
+    for each in (ENDED, world):
+        assert sorted(each.sagemaker.jobs) == ["gpt", "gpt-a002"]
+        assert each.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
+        assert each.run().current.resumed_from_step == 100
+        assert lies(each) == [100]
+        assert sorted(c.step for c in each.checkpoints.aside) == [200, 300]
+        assert each.run().pending == ()

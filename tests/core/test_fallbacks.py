@@ -1,0 +1,378 @@
+"""No machines to be had: the wait, then other machines in the policy's order, each once, and back again."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rerail.actions import Machines, Severity
+from rerail.causes import Cause
+from rerail.errors import PolicyError
+from rerail.fallbacks import Quota, lacking_quota, moved, passed_over, untried
+from rerail.machines import TYPES, Cluster, WarmPool, misfit, spoken_machines
+from rerail.model import Attempt, JobStatus, Ledger, Run, RunState
+from rerail.policy import Capacity, Mode, Policy, parse_policy, to_toml
+from rerail.remedies import Hold, Relaunch, capacity_verdict
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard
+from tests.fakes import World
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+NO_MACHINES = "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different type."
+FULL = "CapacityError: no capacity"
+QUOTA = (
+    "ResourceLimitExceeded: The account-level service limit '{} for training job usage' is {} Instances, with current "
+    "utilization of 0 Instances and a request delta of 2 Instances. Please use AWS Service Quotas to request more."
+)
+P4D, P4DE, P5 = "ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p5.48xlarge"
+MACHINES = {
+    "RoleArn": "arn:aws:iam::111122223333:role/R",
+    "ResourceConfig": {"InstanceType": P4D, "InstanceCount": 2, "VolumeSizeInGB": 30},
+    "VpcConfig": {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]},
+    "HyperParameters": {"sagemaker_instance_type": f'"{P4D}"'},
+}
+
+
+def policy(*fallbacks: str, **facts) -> Policy:
+    return Policy(capacity=Capacity(fallbacks=fallbacks, **facts))
+
+
+def a_run(*, machines: Machines | None = None, tried: tuple[str, ...] = (), waited: timedelta = timedelta(0)) -> Run:
+    cluster = Cluster(instance_types=(P4D,), count=2, subnets=("subnet-1",))
+    attempts = (Attempt(1, "gpt", JobStatus.FAILED), Attempt(2, "gpt-a002", machines=machines))
+    ledger = Ledger(capacity_since=NOON - waited, fallbacks=tried)
+    return Run("gpt", "default", RunState.STARTING, NOON, attempts, cluster=cluster, ledger=ledger)
+
+
+# The policy
+
+
+def test_a_policy_lists_its_fall_backs_and_keeps_their_order():
+    listed = '["subnet-0a", "ml.p4de.24xlarge", "ml.p4de.24xlarge subnet-0a"]'
+    read = parse_policy(f'[capacity]\nfallback_after = "45m"\nfallbacks = {listed}', name="night")
+    assert read.capacity.fallbacks == ("subnet-0a", "ml.p4de.24xlarge", "ml.p4de.24xlarge subnet-0a")
+    assert parse_policy(to_toml(read), name="night") == read
+    assert read.scaled(60).capacity.fallbacks == read.capacity.fallbacks
+    assert read.scaled(60).capacity.fallback_after == timedelta(seconds=45)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ('"ml.p4de.24xlarge"', "must be a list of at most 10 texts"),
+        ("[1]", "must be a list of at most 10 texts"),
+        ('["p4de"]', "field 'capacity.fallbacks[0]' is 'p4de'"),
+        ('["subnet-1", "ml.p99.large"]', "field 'capacity.fallbacks[1]' is 'ml.p99.large': the machines of"),
+    ],
+)
+def test_a_fall_back_that_nobody_could_launch_is_refused_when_the_policy_is_read(value, said):
+    """The message names the entry."""
+    with pytest.raises(PolicyError) as error:
+        parse_policy(f"[capacity]\nfallbacks = {value}", name="night")
+    assert said in str(error.value)
+
+
+# The rules
+
+
+def test_fall_backs_are_tried_in_the_policys_order_each_once():
+    rules = policy("subnet-9", P4DE, f"{P4DE} subnet-9")
+    order = []
+    run = a_run(waited=31 * MINUTE)
+    for _ in range(5):
+        verdict = capacity_verdict(run, rules, at=NOON)
+        assert isinstance(verdict, Relaunch)
+        order.append(spoken_machines(verdict.machines) if verdict.machines else "its own")
+        run = moved(run, verdict.machines) if verdict.moves else run
+    assert order == ["subnet-9", P4DE, f"{P4DE} in subnet-9", "its own", "its own"]
+
+
+def test_before_its_time_no_fall_back_is_tried():
+    """The run's own machines are worth half an hour of waiting."""
+    verdict = capacity_verdict(a_run(waited=29 * MINUTE), policy(P4DE), at=NOON)
+    assert isinstance(verdict, Relaunch)
+    assert (verdict.moves, verdict.machines) == (False, None)
+    assert verdict.delay <= 2 * MINUTE, "the pause ends where the fall-backs' time begins"
+
+
+def test_a_quota_that_is_too_small_never_heals():
+    """It is named, with what it is and what is needed; nobody waits for it to grow by itself."""
+    verdict = capacity_verdict(a_run(), policy(), at=NOON, refusal=QUOTA.format(P4D, 0))
+    assert verdict == Hold(
+        f"the quota '{P4D} for training job usage' is 0, and the job needs 2: waiting does not raise it",
+        "have that quota raised in Service Quotas, or list other machines in the policy's capacity.fallbacks; "
+        "then release the run",
+    )
+
+
+def test_a_quota_that_is_too_small_sends_the_run_to_its_fall_back_at_once():
+    verdict = capacity_verdict(a_run(), policy(P4DE), at=NOON, refusal=QUOTA.format(P4D, 0))
+    assert isinstance(verdict, Relaunch)
+    assert verdict.machines == Machines((P4DE,))
+    assert f"the quota '{P4D} for training job usage' is 0, and the job needs 2: falling back to {P4DE}" in verdict.why
+
+
+def test_a_fall_backs_own_quota_only_rules_out_the_fall_back():
+    """The run's own machines may still come."""
+    run = a_run(machines=Machines((P4DE,)), tried=(P4DE,), waited=40 * MINUTE)
+    verdict = capacity_verdict(run, policy(P4DE), at=NOON, refusal=QUOTA.format(P4DE, 0))
+    assert isinstance(verdict, Relaunch)
+    assert (verdict.moves, verdict.machines) == (True, None)
+    assert f"{P4DE} is given up" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"),
+    [
+        (QUOTA.format(P4D, 0), Quota(f"{P4D} for training job usage", 0, 2)),
+        (QUOTA.format(P4D, 1), Quota(f"{P4D} for training job usage", 1, 2)),
+        (QUOTA.format(P4D, "0.0"), Quota(f"{P4D} for training job usage", 0, 2)),
+        (
+            QUOTA.format(P4D, 0).replace("job usage", "warm pool usage"),
+            Quota(f"{P4D} for training warm pool usage", 0, 2),
+        ),
+        (QUOTA.format(P4D, 2), None),
+        (QUOTA.format(P4D, 8), None),
+        (NO_MACHINES, None),
+        ("", None),
+    ],
+)
+def test_a_quota_is_read_from_sagemakers_own_words(text, quota):
+    """One that is large enough for the job alone is used by others now, and may be free later."""
+    assert lacking_quota(text) == quota
+
+
+def test_what_does_not_fit_is_passed_over_and_said():
+    rules = policy("ml.g5.12xlarge", P5)
+    run = a_run(waited=40 * MINUTE)
+    assert untried(run, rules) == ()
+    assert "4 GPUs, not 8" in passed_over(run, rules)
+    verdict = capacity_verdict(run, rules, at=NOON)
+    assert isinstance(verdict, Relaunch)
+    assert not verdict.moves
+    assert "fall-backs passed over: ml.g5.12xlarge has 4 GPUs, not 8: the world size would change; " in verdict.why
+
+
+entries = st.lists(
+    st.sampled_from([*TYPES, "subnet-7", "subnet-8", f"{P4DE} subnet-7", f"{P4D} {P4DE}"]), max_size=8, unique=True
+)
+
+
+@settings(max_examples=60)
+@given(entries, st.lists(st.integers(1, 90), max_size=25), st.sampled_from(sorted(TYPES)))
+def test_whatever_is_refused_the_order_is_the_policys_and_each_is_tried_once(fallbacks, minutes, kind):
+    """Never on machines that do not fit, never twice in one wait, never before their time, never out of order."""
+    rules = policy(*fallbacks, wait=timedelta(days=300))
+    run = replace(a_run(), cluster=Cluster(instance_types=(kind,), subnets=("subnet-1",)))
+    in_order = [spoken_machines(each) for each in untried(run, rules)]
+    at, gone_to = NOON, []
+    for pause in minutes:
+        verdict = capacity_verdict(run, rules, at=at)
+        assert isinstance(verdict, Relaunch)
+        if verdict.moves:
+            run = moved(run, verdict.machines)
+        if verdict.moves and verdict.machines:
+            assert at - NOON >= rules.capacity.fallback_after
+            assert misfit(run.cluster, verdict.machines) == ""
+            gone_to.append(spoken_machines(verdict.machines))
+        at += pause * MINUTE
+    assert gone_to == in_order[: len(gone_to)]
+    assert len(gone_to) == len(set(gone_to))
+
+
+# On the whole loop
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def adopted(world: World, *fallbacks: str, **facts) -> World:
+    world.policies.by_name["default"] = policy(*fallbacks)
+    world.sagemaker.submit("gpt", request=MACHINES | facts.pop("request", {}), **facts)
+    world.supervisor().handle(JobHeard("gpt"))
+    world.checkpoints.save(step=100)
+    return world
+
+
+def told(world: World) -> list[str]:
+    return [notice.title for notice in world.bus.told if notice.severity is Severity.INFORM]
+
+
+def reasons(world: World) -> str:
+    return "\n".join(entry.reason for entry in world.runs.timeline)
+
+
+def test_after_half_an_hour_without_machines_the_run_goes_to_the_next_best_ones(world):
+    """00:00 the node is lost, and there are no others of its kind. 00:32 the run trains on its fall-back."""
+    adopted(world, P4DE)
+    world.sagemaker.lacking = {P4D: FULL}
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(28)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    world.minutes(10)
+    run = world.run()
+    assert (run.state, run.current.job_name) == (RunState.WATCHING, "gpt-a002")
+    assert run.current.machines == Machines((P4DE,))
+    request = world.sagemaker.requests["gpt-a002"]
+    assert request["ResourceConfig"] == {"InstanceType": P4DE, "InstanceCount": 2, "VolumeSizeInGB": 30}
+    assert request["HyperParameters"]["sagemaker_instance_type"] == f'"{P4DE}"'
+    assert request["VpcConfig"] == MACHINES["VpcConfig"]
+    assert f"no capacity: going to {P4DE}" in " ".join(told(world))
+    assert run.ledger.fallbacks == (), "the wait is over"
+    assert run.ledger.charges.keys() <= {"infrastructure"}
+
+
+def test_later_attempts_stay_where_there_was_room_until_that_is_refused_too(world):
+    """A second lost node: the fall-back is used again. Refused, it is given up for the run's own machines."""
+    adopted(world, P4DE)
+    world.sagemaker.lacking = {P4D: FULL}
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(40)
+    world.checkpoints.save(step=200, attempt=2)
+    world.minutes(2)
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
+    world.minutes(3)
+    assert world.sagemaker.requests["gpt-a003"]["ResourceConfig"]["InstanceType"] == P4DE
+    world.checkpoints.save(step=300, attempt=3)
+    world.minutes(2)
+    world.sagemaker.lacking = {P4DE: FULL}
+    world.sagemaker.fail("gpt-a003", NODE_LOST)
+    world.minutes(8)
+    assert world.sagemaker.requests["gpt-a004"]["ResourceConfig"]["InstanceType"] == P4D
+    assert f"{P4DE} is given up" in reasons(world)
+    assert "gpt: no capacity: going to its own machines" in told(world)
+
+
+def test_a_job_that_fails_for_want_of_machines_goes_to_the_next_best_ones_too(world):
+    """SageMaker accepted it, tried, and gave up."""
+    adopted(world, f"{P4DE} subnet-9")
+    world.sagemaker.fail("gpt", NO_MACHINES, training_started_at=None)
+    world.sagemaker.full = {P4D}
+    for _ in range(20):
+        job = world.sagemaker.live()
+        if job and world.sagemaker.jobs[job[0]].lacks_machines:
+            world.sagemaker.fail(job[0], NO_MACHINES)
+        world.minutes(3)
+    run = world.run()
+    assert run.state is RunState.WATCHING
+    assert run.current.machines == Machines((P4DE,), ("subnet-9",))
+    assert world.sagemaker.requests[run.current.job_name]["VpcConfig"] == {
+        "SecurityGroupIds": ["sg-1"],
+        "Subnets": ["subnet-9"],
+    }
+
+
+def test_a_job_that_waits_in_sagemakers_own_queue_is_called_back_for_a_fall_back(world):
+    """It has never trained: nothing is lost but its place, and nothing is charged but time."""
+    world.sagemaker.full = {P4D}
+    adopted(world, P4DE)
+    world.minutes(29)
+    assert world.run().state is RunState.STARTING
+    world.minutes(4)
+    run = world.run()
+    assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
+    assert (run.state, run.current.machines) == (RunState.WATCHING, Machines((P4DE,)))
+    assert run.ledger.charges == {}
+    assert "gpt has waited 30 min for machines: calling it back, to go to" in reasons(world)
+
+
+@pytest.mark.parametrize(
+    ("fallbacks", "request_"),
+    [
+        ((), {}),
+        (("ml.g5.12xlarge",), {}),
+        ((P4DE,), {"EnableManagedSpotTraining": True}),
+        ((P4DE,), {"ResourceConfig": {**MACHINES["ResourceConfig"], "TrainingPlanArn": "arn:aws:sagemaker:plan"}}),
+    ],
+    ids=["no fall-back", "none that fits", "spot waits as its owner said", "a training plan"],
+)
+def test_without_a_place_to_go_a_job_keeps_its_place_in_the_queue(world, fallbacks, request_):
+    """It is told of after a while, and never stopped."""
+    world.sagemaker.full = {P4D}
+    adopted(world, *fallbacks, request=request_)
+    world.minutes(90)
+    assert world.sagemaker.live() == ["gpt"]
+    assert world.run().state is RunState.STARTING
+
+
+def test_a_wait_that_sagemaker_ends_by_its_own_clock_is_a_want_of_machines(world):
+    """MaxPendingTimeInSeconds is over: nobody has stopped the run, so it waits for machines, or goes elsewhere."""
+    world.sagemaker.full = {P4D}
+    adopted(world)
+    world.minutes(20)
+    world.sagemaker.end("gpt", JobStatus.STOPPED, pending_ran_out=True)
+    world.minutes(1)
+    run = world.run()
+    assert run.state is RunState.WAITING
+    assert (run.attempts[0].cause, dict(run.ledger.charges)) == (Cause.CAPACITY, {})
+
+
+def test_the_runs_own_machines_are_no_fall_back():
+    """An entry that changes nothing would only use up its turn."""
+    assert untried(a_run(), policy(P4D, "subnet-1", P4DE)) == (Machines((P4DE,)),)
+
+
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.APPROVE, Mode.PAUSE])
+def test_where_a_human_decides_a_job_is_not_called_back(world, mode):
+    """Its place in the queue would be lost while somebody is asked."""
+    world.sagemaker.full = {P4D}
+    adopted(world, P4DE)
+    world.policies.by_name["default"] = replace(policy(P4DE), mode=mode)
+    world.minutes(60)
+    assert world.sagemaker.live() == ["gpt"]
+
+
+def test_a_job_that_has_trained_is_never_called_back(world):
+    """Spot: it waits for its market, and SageMaker starts it again."""
+    adopted(world, P4DE)
+    world.minutes(2)
+    job = world.sagemaker.jobs["gpt"]
+    world.sagemaker.jobs["gpt"] = replace(job, secondary="Pending", lacks_machines=True)
+    world.minutes(120)
+    assert world.sagemaker.live() == ["gpt"]
+
+
+def test_machines_that_sagemaker_refuses_outright_are_given_up_and_the_run_goes_on(world):
+    """A subnet of another network, a type that a region has not: our choice was wrong, not the owner's request."""
+    adopted(world, P4DE)
+    world.sagemaker.lacking = {P4D: FULL, P4DE: "ValidationException: ml.p4de.24xlarge is not available in this region"}
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(45)
+    assert world.run().state in (RunState.WAITING, RunState.STARTING)
+    assert "not available in this region" in reasons(world)
+    world.sagemaker.lacking = {}
+    world.minutes(30)
+    assert world.sagemaker.requests["gpt-a002"]["ResourceConfig"]["InstanceType"] == P4D
+
+
+def test_a_quota_of_nothing_is_a_matter_for_people_at_once(world):
+    """Twelve hours of waiting would not raise it; the page names it."""
+    adopted(world)
+    world.sagemaker.lacking = {P4D: QUOTA.format(P4D, 0)}
+    world.sagemaker.fail("gpt", NODE_LOST, keep_alive_seconds=600)
+    world.minutes(5)
+    assert world.run().state is RunState.HELD
+    assert f"the quota '{P4D} for training job usage' is 0" in world.run().hold_reason
+    assert world.sagemaker.released == ["gpt"]
+    world.sagemaker.lacking = {}
+    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RELEASE, "ada", "raised"))
+    assert world.run().current.job_name == "gpt-a002"
+    assert "gpt-a002" in world.sagemaker.jobs
+
+
+def test_machines_that_are_kept_are_given_back_when_the_run_goes_elsewhere(world):
+    """Nobody would use them: the successor does not match."""
+    keep = {"ResourceConfig": {**MACHINES["ResourceConfig"], "KeepAlivePeriodInSeconds": 3600}}
+    adopted(world, P4DE, request=keep)
+    world.sagemaker.lacking = {P4D: QUOTA.format(P4D, 1)}
+    world.sagemaker.fail("gpt", NODE_LOST, pool=WarmPool("Available"))
+    world.minutes(6)
+    assert world.run().current.machines == Machines((P4DE,))
+    assert world.sagemaker.released == ["gpt"]
+    assert "attempt 2 will not get the warm pool: it was given back; another instance type" in reasons(world)

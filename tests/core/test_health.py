@@ -1,0 +1,241 @@
+"""What is learnt of a save after it was made: an onset makes later ones suspect, a mended loss clears them again."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rerail import health
+from rerail.checkpoints import Checkpoint, Health
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.health import judged, labelled, newest_resumable
+from rerail.mailbox import Told
+from rerail.model import Attempt, Run, RunState
+from rerail.wakeups import JobHeard, TroubleFound
+from tests.fakes import BUCKET, MIDNIGHT, Agent, World
+
+SPIKE = Kind.LOSS_SPIKE
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+
+
+def save(step: int, attempt: int = 1, **facts) -> Checkpoint:
+    return Checkpoint(f"{BUCKET}step-{step:09d}/", step, attempt, MIDNIGHT, **facts)
+
+
+@pytest.fixture
+def world() -> World:
+    """A run that has trained for an hour, with clean checkpoints at steps 100 to 500, and an agent in it."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    Agent(world).hello()
+    for step in range(100, 501, 100):
+        world.minutes(10)
+        world.checkpoints.save(step=step)
+    return world
+
+
+def found(world: World, level: Level, *, onset: int | None, step: int | None, kind: Kind = SPIKE) -> None:
+    finding = Finding(kind, level, step, onset, "the loss jumped")
+    world.supervisor().handle(TroubleFound("gpt", world.run().current.job_name, (finding,)))
+
+
+def health_of(world: World, step: int) -> tuple[Health, str]:
+    run = world.run()
+    (checkpoint,) = (c for c in world.checkpoints.under(run.checkpoint_uri) if c.step == step)
+    return judged(run, checkpoint)
+
+
+def dies(world: World) -> int | None:
+    """The node is lost; where the next attempt begins."""
+    world.sagemaker.fail(world.run().current.job_name, NODE_LOST)
+    world.minutes(3)
+    return world.run().current.resumed_from_step
+
+
+def test_from_the_warning_on_what_is_saved_is_suspect(world):
+    """Also what was saved before the warning was heard, after the onset that it dates."""
+    found(world, Level.WARN, onset=450, step=510)
+    world.checkpoints.save(step=600)
+    assert health_of(world, 400) == (Health.CLEAN, "")
+    for step in (500, 600):
+        assert health_of(world, step) == (
+            Health.SUSPECT,
+            "saved after the loss had gone wrong at step 450 (loss_spike: the loss jumped)",
+        )
+    assert dies(world) == 400
+
+
+def test_a_loss_that_mends_makes_them_clean_again(world):
+    """What was saved in the spike, by its own manifest suspect, too."""
+    found(world, Level.WARN, onset=450, step=455)
+    world.checkpoints.save(step=460, health=Health.SUSPECT)
+    found(world, Level.MENDED, onset=450, step=470)
+    world.checkpoints.save(step=600)
+    world.checkpoints.save(step=610, health=Health.SUSPECT)
+    assert health_of(world, 460)[0] is Health.CLEAN
+    assert "had mended by step 470" in health_of(world, 460)[1]
+    assert health_of(world, 600) == (Health.CLEAN, "")
+    assert health_of(world, 610)[0] is Health.SUSPECT, "of what came later nobody has said that it is over"
+    assert dies(world) == 600
+    assert "loss_spike (over)" in [notice.title.removeprefix("gpt: ") for notice in world.bus.told]
+
+
+def test_a_level_that_was_accepted_clears_only_what_comes_after_it(world):
+    found(world, Level.WARN, onset=450, step=455)
+    found(world, Level.ACCEPTED, onset=450, step=520)
+    world.checkpoints.save(step=600)
+    assert (health_of(world, 500)[0], health_of(world, 600)[0]) == (Health.SUSPECT, Health.CLEAN)
+
+
+def test_one_trouble_that_mends_says_nothing_of_another(world):
+    found(world, Level.WARN, onset=450, step=455)
+    found(world, Level.WARN, onset=440, step=456, kind=Kind.DIVERGENCE)
+    found(world, Level.MENDED, onset=450, step=470)
+    assert health_of(world, 500)[0] is Health.SUSPECT
+    found(world, Level.MENDED, onset=440, step=510, kind=Kind.DIVERGENCE)
+    assert health_of(world, 500)[0] is Health.CLEAN
+
+
+def test_what_mends_in_a_later_attempt_says_nothing_of_an_older_ones_trouble(world):
+    """The second attempt has resumed from before it."""
+    found(world, Level.WARN, onset=450, step=455)
+    assert dies(world) == 400
+    found(world, Level.WARN, onset=430, step=435)
+    found(world, Level.MENDED, onset=430, step=440)
+    assert health_of(world, 500)[0] is Health.SUSPECT
+
+
+def test_where_nothing_is_clean_a_suspect_one_is_better_than_the_start(world):
+    """It may be sound; a quarantined one never is taken."""
+    found(world, Level.WARN, onset=50, step=510)
+    assert dies(world) == 500
+
+
+def test_what_is_rolled_back_is_never_resumed_from(world):
+    """Even where it is all that there is."""
+    found(world, Level.INTERVENE, onset=50, step=510)
+    world.minutes(20)
+    assert world.run().current.resumed_from_step is None
+    assert health_of(world, 500)[0] is Health.QUARANTINED
+    assert dies(world) is None
+
+
+def refuses(world: World, told: Told, step: int, *, saved_by: int | None = 1, reason: str = "bad magic") -> str:
+    """The agent of the current attempt could not restore a checkpoint; the report's key."""
+    run = world.run()
+    agent = Agent(world, attempt=run.current.number, job=run.current.job_name, told=len(world.mailbox.objects))
+    key = agent.files(told, step=step, saved_by=saved_by, reason=reason)
+    agent.hear(key)
+    return key
+
+
+def test_what_cannot_be_loaded_once_is_suspect_and_twice_is_quarantined(world):
+    """The same report heard again is no second failure."""
+    key = refuses(world, Told.UNLOADED, 500)
+    for _ in range(2):
+        Agent(world).hear(key)
+    assert health_of(world, 500)[0] is Health.SUSPECT
+    assert dies(world) == 400
+    refuses(world, Told.UNLOADED, 500)
+    assert health_of(world, 500) == (Health.QUARANTINED, "it could not be loaded, twice: bad magic")
+    assert health_of(world, 400)[0] is Health.CLEAN
+    assert [n.title for n in world.bus.told if "checkpoint" in n.title] == [
+        "gpt: a checkpoint is suspect",
+        "gpt: a checkpoint is quarantined",
+    ]
+
+
+def test_files_that_do_not_match_their_manifest_are_quarantined_at_once(world):
+    """And what a later attempt saves at that step is another checkpoint."""
+    assert dies(world) == 500
+    refuses(world, Told.DAMAGED, 500)
+    assert health_of(world, 500)[0] is Health.QUARANTINED
+    again = save(500, attempt=2)
+    assert judged(world.run(), again) == (Health.CLEAN, "")
+
+
+def test_what_a_job_saves_after_sagemaker_restarted_it_is_another_matter(world):
+    """It went on from a clean checkpoint: the trouble before is not its own."""
+    found(world, Level.WARN, onset=450, step=510)
+    for secondary in ("Interrupted", "Training"):
+        world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
+        world.minutes(2)
+    world.checkpoints.save(step=510)
+    assert (health_of(world, 500)[0], health_of(world, 510)[0]) == (Health.SUSPECT, Health.CLEAN)
+    found(world, Level.WARN, onset=505, step=520)
+    assert health_of(world, 510)[0] is Health.SUSPECT
+    found(world, Level.MENDED, onset=505, step=530)
+    assert (health_of(world, 500)[0], health_of(world, 510)[0]) == (Health.SUSPECT, Health.CLEAN)
+
+
+def test_a_report_that_comes_after_the_jobs_end_counts_too(world):
+    """The job that could not load it is over by then, and its successor waits with the same step."""
+    agent = Agent(world, told=500)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.supervisor().handle(JobHeard("gpt"))
+    assert world.run().current.resumed_from_step == 500
+    agent.hear(agent.files(Told.DAMAGED, step=500, saved_by=1, reason="x"))
+    world.minutes(5)
+    assert world.sagemaker.requests["gpt-a002"]["Environment"]["RERAIL_RESUME_STEP"] == "400"
+
+
+def test_a_report_of_a_job_that_is_none_of_the_runs_changes_nothing(world):
+    before = world.run()
+    agent = Agent(world, attempt=7, job="gpt-a007")
+    agent.hear(agent.files(Told.DAMAGED, step=500, saved_by=1))
+    assert world.run().labels == before.labels
+
+
+def test_a_finding_heard_while_the_job_is_being_stopped_is_remembered(world):
+    """Nothing more is decided then, but what it says of the saves is true."""
+    found(world, Level.INTERVENE, kind=Kind.THROUGHPUT_DROP, onset=480, step=500)
+    assert world.run().state is RunState.SAVING
+    found(world, Level.WARN, onset=450, step=510)
+    assert world.run().state is RunState.SAVING
+    assert health_of(world, 500)[0] is Health.SUSPECT
+
+
+def run_of(attempts: int) -> Run:
+    return Run(
+        "gpt",
+        "default",
+        RunState.WATCHING,
+        MIDNIGHT,
+        tuple(Attempt(n, f"a{n}") for n in range(1, attempts + 1)),
+        BUCKET,
+    )
+
+
+kinds = st.sampled_from([SPIKE, Kind.DIVERGENCE, Kind.NON_FINITE, Kind.FROZEN_LOSS, Kind.STALL])
+stories = st.lists(st.tuples(kinds, st.sampled_from(Level), st.integers(0, 300), st.integers(0, 60)), max_size=150)
+steps = st.lists(st.integers(0, 400), min_size=1, max_size=8)
+
+
+@settings(max_examples=100)
+@given(stories, steps)
+def test_however_much_is_said_little_is_kept_and_nothing_bad_is_forgotten(story, saved):
+    """A save after an onset of which nobody has said that it is over stays suspect; labels have a bound."""
+    run, open_since = run_of(1), {}
+    for kind, level, onset, length in story:
+        finding = Finding(kind, level, onset + length, onset, "said")
+        run = health.heard(run, [finding])
+        if level in health.OVER:
+            open_since = {k: s for k, s in open_since.items() if k is not kind or s > onset + length}
+        elif kind is not Kind.STALL:
+            open_since[kind] = min(onset, open_since.get(kind, onset))
+    assert len(run.labels) <= health.KEPT_LABELS
+    for step in saved:
+        is_open = any(since <= step for since in open_since.values())
+        assert not is_open or judged(run, save(step))[0] is not Health.CLEAN
+    checkpoints = [save(step) for step in saved]
+    assert labelled(run, labelled(run, checkpoints)) == labelled(run, checkpoints)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(Health), st.booleans()), max_size=8))
+def test_the_one_to_resume_from_is_whole_and_clean_before_it_is_new(saves):
+    found = newest_resumable([save(step, health=h, missing=() if whole else ("x",)) for step, h, whole in saves])
+    clean = [step for step, h, whole in saves if whole and h is Health.CLEAN]
+    suspect = [step for step, h, whole in saves if whole and h is Health.SUSPECT]
+    assert (found.step if found else None) == max(clean, default=max(suspect, default=None))

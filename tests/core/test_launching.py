@@ -1,0 +1,368 @@
+"""The gate in front of every launch: the kill switch, the run's time, its money and the account's brake."""
+
+import ast
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import rerail
+from rerail.actions import Severity
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.errors import Blind, Throttled
+from rerail.launching import CHECKS
+from rerail.model import JobStatus, RunState
+from rerail.policy import Limits, MaxRuntime, Mode, OnMaxRuntime, Policy
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, RunDue, TroubleFound
+from tests.fakes import World
+
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+P5_HOUR = 63.296
+
+
+@pytest.fixture
+def world() -> World:
+    """A run that trains on two P5, with a checkpoint."""
+    world = World()
+    world.sagemaker.instance_type, world.sagemaker.instance_count = "ml.p5.48xlarge", 2
+    world.sagemaker.submit("gpt", max_runtime_s=86400)
+    world.supervisor().handle(JobHeard("gpt"))
+    world.checkpoints.save(step=100)
+    return world
+
+
+def under(world: World, **fields) -> World:
+    world.policies.by_name["default"] = replace(world.policies.by_name["default"], **fields)
+    return world
+
+
+def say(world: World, verb: Verb, number: int = 1) -> None:
+    world.supervisor().handle(CommandGiven(f"c{number}", "gpt", verb, "ada", ""))
+
+
+def finds(world: World, kind: Kind, onset: int | None = 90) -> None:
+    finding = Finding(kind, Level.INTERVENE, 120, onset, f"{kind} since step {onset}")
+    world.supervisor().handle(TroubleFound("gpt", world.run().current.job_name, (finding,)))
+
+
+def told(world: World, severity: Severity) -> list[str]:
+    return [notice.title for notice in world.bus.told if notice.severity is severity]
+
+
+def reasons(world: World) -> list[str]:
+    return [entry.reason for entry in world.runs.timeline]
+
+
+def test_the_checks_are_asked_in_this_order():
+    """Order is policy: nobody is asked to approve what could not be launched anyway."""
+    assert [check.__name__ for check in CHECKS] == [
+        "switch_is_on",
+        "time_is_left",
+        "run_money_is_left",
+        "incident_money_is_left",
+        "somebody_agrees",
+    ]
+
+
+def test_there_is_one_way_to_a_launch():
+    """A CreateJob is made in one place, by `decision.launched`, behind the gate."""
+    makers = set()
+    for path in Path(rerail.__file__).parent.glob("*.py"):
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        if any(isinstance(made, ast.Name) and made.id == "CreateJob" for made in calls):
+            makers.add(path.stem)
+    assert makers == {"decision"}
+
+
+# The kill switch
+
+
+def test_with_the_switch_off_nothing_is_created_and_all_of_it_is_told(world):
+    """The failure is judged and told as ever; the launch waits, said once, and is made when the switch is back."""
+    world.switch.on = False
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(60)
+    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "kill switch")
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    assert [title for title in told(world, Severity.INFORM) if "waits" in title] == ["gpt: waits"]
+    assert sum("the kill switch is off" in reason for reason in reasons(world)) == 1
+    world.switch.on = True
+    world.minutes(2)
+    assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WATCHING, ["gpt", "gpt-a002"])
+
+
+def test_with_the_switch_off_no_finding_stops_a_job_until_it_is_back(world):
+    """What was found meanwhile is told, and acted on while it is fresh."""
+    world.switch.on = False
+    finds(world, Kind.NON_FINITE, onset=90)
+    world.minutes(10)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
+    assert told(world, Severity.INFORM)[-1] == "gpt: waits for the kill switch"
+    world.switch.on = True
+    world.minutes(3)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    assert any(reason.startswith("the kill switch is on again: non_finite") for reason in reasons(world))
+
+
+def test_what_was_found_long_ago_is_not_acted_on_without_a_human(world):
+    """A loss may have mended in hours of silence: a page asks, with the command."""
+    world.switch.on = False
+    finds(world, Kind.DIVERGENCE)
+    world.minutes(120)
+    world.switch.on = True
+    world.minutes(5)
+    assert world.sagemaker.live() == ["gpt"]
+    page = next(notice for notice in world.bus.told if notice.severity is Severity.PAGE)
+    assert f"rerail approve gpt --proposal {world.run().proposal.id}" in page.body
+
+
+def test_a_stop_that_the_switch_put_off_is_not_ours_when_a_human_stops_the_job(world, monkeypatch):
+    """Recorded, not called: the process died there, the switch was thrown, and then somebody stopped the job."""
+    stop = world.sagemaker.stop
+
+    def struck(job: str) -> None:
+        raise Throttled("died here")
+
+    monkeypatch.setattr(world.sagemaker, "stop", struck)
+    finds(world, Kind.NON_FINITE)
+    assert world.run().state is RunState.STOPPING
+    world.switch.on = False
+    world.minutes(2)
+    assert (world.run().state, world.run().stop.put_off) == (RunState.SAVING, True)
+    monkeypatch.setattr(world.sagemaker, "stop", stop)
+    world.sagemaker.end("gpt", JobStatus.STOPPED)
+    world.switch.on = True
+    world.minutes(5)
+    assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.STOPPED, ["gpt"])
+
+
+def test_a_stop_that_was_put_off_is_called_when_the_switch_is_back(world):
+    """The deadline of the save passes while the switch is off."""
+    say(world, Verb.RESTART)
+    world.switch.on = False
+    world.minutes(40)
+    assert (world.run().state, world.sagemaker.live()) == (RunState.SAVING, ["gpt"])
+    assert sum("not yet: the kill switch is off" in reason for reason in reasons(world)) == 1
+    world.switch.on = True
+    world.minutes(3)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    assert "the kill switch is on again: stopping the job" in reasons(world)
+
+
+def test_a_launch_that_is_owed_waits_for_the_switch(world, monkeypatch):
+    """Decided while it was on, and not done: it stays owed, and is done once."""
+    create = world.sagemaker.create
+    monkeypatch.setattr(world.sagemaker, "create", lambda request: (_ for _ in ()).throw(Throttled("later")))
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    assert world.run().state is RunState.STARTING
+    monkeypatch.setattr(world.sagemaker, "create", create)
+    world.switch.on = False
+    world.minutes(5)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    world.switch.on = True
+    world.minutes(2)
+    assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
+
+
+def test_a_job_that_was_stopped_before_the_switch_was_thrown_is_still_ours(world, monkeypatch):
+    """It takes its time to end; the next one waits for the switch."""
+    end = world.sagemaker.stop
+    monkeypatch.setattr(world.sagemaker, "stop", lambda job: None)
+    finds(world, Kind.NON_FINITE)
+    world.switch.on = False
+    world.minutes(3)
+    assert world.run().state is RunState.STOPPING
+    end("gpt")
+    world.minutes(3)
+    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "kill switch")
+
+
+def test_a_release_waits_for_the_switch_too(world):
+    """Every path to a launch leads through the gate."""
+    world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
+    world.minutes(1)
+    world.switch.on = False
+    say(world, Verb.RELEASE)
+    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "kill switch")
+    world.switch.on = True
+    world.minutes(2)
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_a_policy_that_cannot_be_read_holds_back_what_is_owed(world, monkeypatch):
+    """Blind is no reason to stop a job: the stop stays owed."""
+    monkeypatch.setattr(world.sagemaker, "stop", lambda job: (_ for _ in ()).throw(Throttled("later")))
+    finds(world, Kind.NON_FINITE)
+    monkeypatch.undo()
+
+    def blind(name: str) -> Policy:
+        raise Blind("GetParameter timed out")
+
+    monkeypatch.setattr(world.policies, "get", blind)
+    with pytest.raises(Blind):
+        world.supervisor().handle(RunDue("gpt"))
+    assert world.sagemaker.live() == ["gpt"]
+
+
+# Money
+
+
+def test_a_run_that_has_cost_enough_is_held(world):
+    """Two machines for two hours are four machine-hours; a release grants as much again."""
+    under(world, limits=Limits(run_dollars=200))
+    world.minutes(120)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(20)
+    spent = f"${4 * P5_HOUR:,.0f}"
+    assert world.run().state is RunState.HELD
+    assert f"the run has cost {spent}, of at most $200 (limits.run_dollars)" in world.run().hold_reason
+    say(world, Verb.RELEASE)
+    world.minutes(2)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
+    world.minutes(20)
+    assert world.run().state is RunState.WATCHING
+
+
+def test_an_incident_may_cost_only_so_much(world):
+    """What the run had cost before the incident does not count; its relaunches do, until there is progress."""
+    under(world, limits=Limits(incident_dollars=200, attempts_without_progress=50, starts=50))
+    world.minutes(600)
+    for attempt in ("gpt", "gpt-a002"):
+        world.sagemaker.fail(attempt, NODE_LOST)
+        world.minutes(60)
+    world.sagemaker.fail("gpt-a003", NODE_LOST)
+    world.minutes(20)
+    assert world.run().state is RunState.HELD
+    assert "(limits.incident_dollars)" in world.run().hold_reason
+
+
+def test_spot_machines_are_counted_as_they_are_billed(world):
+    """BillableTimeInSeconds is what SageMaker asks money for."""
+    under(world, limits=Limits(run_dollars=200))
+    world.minutes(120)
+    world.sagemaker.fail("gpt", NODE_LOST, billable_s=1800)
+    world.minutes(20)
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_a_price_that_nobody_knows_is_said_once(world):
+    """No cap can be kept then, and the run is not stopped for that."""
+    under(world, limits=Limits(run_dollars=1, starts=50, attempts_without_progress=50))
+    world.sagemaker.instance_type = "ml.x9.huge"
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], instance_type="ml.x9.huge")
+    for attempt in ("gpt", "gpt-a002", "gpt-a003"):
+        world.minutes(30)
+        world.sagemaker.fail(attempt, NODE_LOST)
+        world.minutes(20)
+    assert world.sagemaker.live() == ["gpt-a004"]
+    assert told(world, Severity.INFORM).count("gpt: no cap on money") == 1
+
+
+def test_a_policy_knows_better_what_machines_cost(world):
+    """Under a savings plan the same hours are cheaper."""
+    under(world, limits=Limits(run_dollars=200), prices={"ml.p5.48xlarge": 20.0})
+    world.minutes(120)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(20)
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+# MaxRuntimeInSeconds
+
+
+def condition(world: World, job: str) -> dict:
+    return dict(world.sagemaker.requests[job]["StoppingCondition"])
+
+
+@pytest.fixture
+def timed(world: World) -> World:
+    """The run's request has a StoppingCondition."""
+    stored = world.runs.requests["gpt"]
+    limits = {"MaxRuntimeInSeconds": 86400, "MaxWaitTimeInSeconds": 90000}
+    world.runs.requests["gpt"] = {**stored, "StoppingCondition": limits}
+    return world
+
+
+def test_a_successor_gets_what_is_left_of_the_runs_time(timed):
+    """20 of 24 hours are spent; a spot job still waits for machines as long as before."""
+    timed.minutes(20 * 60)
+    timed.sagemaker.fail("gpt", NODE_LOST)
+    timed.minutes(20)
+    assert condition(timed, "gpt-a002") == {"MaxRuntimeInSeconds": 14400, "MaxWaitTimeInSeconds": 18000}
+
+
+def test_the_last_attempt_gets_enough_to_start_up(timed):
+    """A minute would be spent before the first step."""
+    timed.minutes(24 * 60 - 1)
+    timed.sagemaker.fail("gpt", NODE_LOST)
+    timed.minutes(20)
+    assert condition(timed, "gpt-a002")["MaxRuntimeInSeconds"] == 15 * 60
+
+
+def test_time_that_is_spent_ends_the_run_and_says_so(timed):
+    """As SageMaker itself would have ended it."""
+    timed.minutes(24 * 60 + 1)
+    timed.sagemaker.fail("gpt", NODE_LOST)
+    timed.minutes(20)
+    assert (timed.run().state, list(timed.sagemaker.jobs)) == (RunState.STOPPED, ["gpt"])
+    assert told(timed, Severity.INFORM)[-1] == "gpt: stopped"
+    assert "MaxRuntimeInSeconds of 86400 s is spent over 1 attempts" in reasons(timed)[-1]
+
+
+@pytest.mark.parametrize("choice", [{"max_runtime": MaxRuntime.PER_ATTEMPT}, {"on_max_runtime": OnMaxRuntime.RELAUNCH}])
+def test_each_attempt_may_have_its_own_time(timed, choice):
+    """Whoever wants to be relaunched after MaxRuntime does not mean the run by it."""
+    under(timed, **choice)
+    timed.minutes(30 * 60)
+    timed.sagemaker.fail("gpt", NODE_LOST)
+    timed.minutes(20)
+    assert condition(timed, "gpt-a002")["MaxRuntimeInSeconds"] == 86400
+
+
+# The brake on all relaunches of the account
+
+
+def test_more_relaunches_than_the_account_may_have_wait_and_page_once(world):
+    """Four runs die at once, two relaunches an hour are allowed: two go on, two wait for theirs; one page."""
+    under(world, limits=Limits(account_relaunches=2))
+    names = ["gpt", "bert", "llama", "moe"]
+    for name in names[1:]:
+        world.sagemaker.submit(name, uri=f"s3://bucket/{name}/")
+        world.supervisor().handle(JobHeard(name))
+    world.minutes(1)
+    for name in names:
+        world.sagemaker.fail(name, NODE_LOST)
+    world.minutes(10)
+    states = [world.run(name).state for name in names]
+    assert sorted(states) == [RunState.WAITING, RunState.WAITING, RunState.WATCHING, RunState.WATCHING]
+    assert told(world, Severity.PAGE) == ["relaunches are held back"]
+    page = next(notice for notice in world.bus.told if notice.severity is Severity.PAGE)
+    assert "2 relaunches over all runs within 60 min, of at most 2" in page.body
+    assert "Something bigger is wrong than this run" in page.body
+    world.minutes(70)
+    assert {world.run(name).state for name in names} == {RunState.WATCHING}
+
+
+def test_a_launch_that_is_kept_back_is_no_start(world):
+    """Else an hour of waiting would read as a restart storm."""
+    under(world, limits=Limits(account_relaunches=1, starts=3))
+    world.brake.admit("another", at=world.clock(), limit=1, window=timedelta(hours=1))
+    before = world.run().ledger.starts
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(20)
+    assert (world.run().kept_back, world.run().ledger.starts) == ("brake", before)
+
+
+def test_a_paused_policy_is_a_switch_of_its_own(world):
+    """mode = "pause" does for its jobs what the kill switch does for all."""
+    under(world, mode=Mode.PAUSE)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(20)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    under(world, mode=Mode.ACT)
+    world.minutes(2)
+    assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]

@@ -1,0 +1,358 @@
+"""Warm pools: whether a successor gets the machines of the job before, why not, and when they are given back."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail import pools
+from rerail.actions import CreateJob, Machines, ReleaseWarmPool
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.errors import Blind, Throttled, Unanswered, Unposted
+from rerail.machines import Cluster, WarmPool
+from rerail.model import Attempt, JobStatus, Run, RunState
+from rerail.policy import Mode, Policy
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, RunDue, TroubleFound
+from tests.core.test_loop_crashes import Crash, Saboteur, a_minute, deliver
+from tests.fakes import World
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+KEEP = timedelta(minutes=30)
+CLUSTER = Cluster(role="r", instance_types=("ml.p4d.24xlarge",), count=2, volume_gb=30, subnets=("subnet-1",))
+WARM = {
+    "request": {
+        "RoleArn": "arn:aws:iam::111122223333:role/R",
+        "ResourceConfig": {
+            "InstanceType": "ml.p4d.24xlarge",
+            "InstanceCount": 2,
+            "VolumeSizeInGB": 30,
+            "KeepAlivePeriodInSeconds": 1800,
+        },
+    }
+}
+CRASH = "AlgorithmError: , exit code: 137"
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+ECC = "AlgorithmError: RuntimeError: CUDA error: uncorrectable ECC error encountered, exit code: 1"
+BUG = 'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: x","step":60,"rank":0}, exit code: 1'
+OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"
+HANG = 'AlgorithmError: {"rerail":1,"cause":"hang","error":"Watchdog","rank":0}, exit code: 1'
+AVAILABLE = WarmPool("Available")
+
+
+def before(**facts) -> Attempt:
+    known = {"status": JobStatus.FAILED, "ended_at": NOON, "keep_alive_seconds": int(KEEP.total_seconds())}
+    return Attempt(1, "gpt", **{**known, "training_started_at": NOON - KEEP, "pool": AVAILABLE, **facts})
+
+
+def a_run(attempt: Attempt, **facts) -> Run:
+    following = Attempt(2, "gpt-a002", machines=facts.pop("machines", None))
+    return Run("gpt", "default", RunState.WAITING, NOON, (attempt, following), cluster=CLUSTER, **facts)
+
+
+def said(attempt: Attempt, *, at: datetime = NOON, **facts) -> str:
+    return pools.forecast(a_run(attempt, **facts), at)
+
+
+def test_an_unchanged_successor_goes_into_the_pool():
+    assert said(before()) == "attempt 2 goes into the warm pool of gpt"
+    assert said(before(pool=None)) == "attempt 2 goes into the warm pool of gpt, if one is kept"
+
+
+def test_nothing_is_said_of_a_pool_that_nobody_asked_for():
+    assert said(before(keep_alive_seconds=0)) == ""
+
+
+def test_a_job_that_never_had_machines_left_none():
+    attempt = before(pool=None, training_started_at=None)
+    assert said(attempt) == ""
+    assert pools.release(a_run(attempt)) == ()
+
+
+@pytest.mark.parametrize(
+    ("attempt", "facts", "why"),
+    [
+        (before(), {"machines": Machines(("ml.p4de.24xlarge",))}, "another instance type"),
+        (before(), {"machines": Machines(subnets=("subnet-2",))}, "other subnets"),
+        (before(pool=WarmPool("Reused", 12, "other-job")), {}, "other-job has taken it"),
+        (before(pool=WarmPool("Terminated", 12)), {}, "it is gone"),
+        (before(pool=WarmPool("given back", 12)), {}, "it was given back"),
+        (before(pool=WarmPool("InUse")), {}, "gpt has not left it yet"),
+        (before(), {"at": NOON + KEEP}, "its keep-alive period ended at 12:30:00"),
+        (before(), {"pending": (ReleaseWarmPool("gpt"),)}, "it is given back first"),
+        (
+            before(pool=WarmPool("Terminated")),
+            {"machines": Machines(("ml.p4de.24xlarge",), ("subnet-2",))},
+            "it is gone; another instance type; other subnets",
+        ),
+    ],
+)
+def test_a_successor_that_does_not_get_the_pool_is_told_why(attempt, facts, why):
+    """Each rule that does not hold, in words."""
+    assert said(attempt, **facts) == f"attempt 2 will not get the warm pool: {why}"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"role": "other"}, "another role"),
+        ({"instance_types": ("ml.p4de.24xlarge",)}, "another instance type"),
+        ({"count": 3}, "another number of instances"),
+        ({"volume_gb": 31}, "another volume size"),
+        ({"volume_key": "key"}, "another key for the volume"),
+        ({"security_groups": ("sg-2",)}, "other security groups"),
+        ({"subnets": ("subnet-2",)}, "other subnets"),
+        ({"encrypted": True}, "another choice of encryption between its machines"),
+        ({"isolated": True}, "another choice of network isolation"),
+        ({"spot": True}, "spot jobs use no pool"),
+        ({"grouped": True}, "mixed clusters use no pool"),
+        ({"plan": "arn:plan"}, None),
+    ],
+)
+def test_every_rule_of_the_match_is_asked(change, why):
+    """Those of SageMaker's guide; what it does not match by makes no difference."""
+    assert pools.differences(CLUSTER, replace(CLUSTER, **change)) == ((why,) if why else ())
+
+
+@given(st.sampled_from(["", "Available", "InUse", "Reused", "Terminated", "New"]), st.integers(-60, 60), st.booleans())
+def test_what_is_said_of_a_pool_is_what_is_done_about_it(status, minutes, moved):
+    """A pool that is gone is not given back, and none is promised that the next job cannot match."""
+    run = a_run(
+        before(pool=WarmPool(status) if status else None), machines=Machines(subnets=("subnet-2",)) if moved else None
+    )
+    text = pools.forecast(run, NOON + timedelta(minutes=minutes))
+    if pools.release(run) == ():
+        assert "will not get" in text
+    assert pools.unmatched(run) == (moved and status not in ("Reused", "Terminated"))
+    assert ("goes into" in text) <= (not moved)
+
+
+# On the whole loop
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def adopted(world: World, **facts) -> World:
+    world.sagemaker.submit("gpt", **(WARM | facts))
+    world.supervisor().handle(JobHeard("gpt"))
+    return world
+
+
+def reasons(world: World) -> str:
+    return "\n".join(entry.reason for entry in world.runs.timeline)
+
+
+def command(world: World, verb: Verb) -> None:
+    world.supervisor().handle(CommandGiven(f"c-{verb}", "gpt", verb, "ada", "testing"))
+
+
+def test_a_crash_of_the_script_keeps_the_machines_warm(world):
+    """The successor is created for the pool, and the pool is not given back."""
+    adopted(world)
+    world.sagemaker.fail("gpt", CRASH, pool=AVAILABLE)
+    world.minutes(3)
+    assert world.run().current.number == 2
+    assert world.sagemaker.released == []
+    assert "creating gpt-a002 from the start; attempt 2 goes into the warm pool of gpt" in reasons(world)
+
+
+def test_what_became_of_the_pool_is_asked_when_the_successor_is_due(world):
+    """Another job took it while we waited: no promise is made."""
+    adopted(world)
+    world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
+    world.supervisor().handle(JobHeard("gpt"))
+    job = world.sagemaker.jobs["gpt"]
+    world.sagemaker.jobs["gpt"] = replace(job, pool=WarmPool("Reused", 20, "another"))
+    world.minutes(3)
+    assert world.run().current.number == 2
+    assert "attempt 2 will not get the warm pool: another has taken it" in reasons(world)
+    assert world.run().attempts[0].pool == WarmPool("Reused", 20, "another")
+
+
+def test_a_description_that_fails_does_not_keep_the_successor_waiting(world, monkeypatch):
+    """What the pool is like is worth a sentence, not a delay."""
+    adopted(world)
+    world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
+    world.supervisor().handle(JobHeard("gpt"))
+    world.clock.pass_by(timedelta(minutes=2))
+    describe = world.sagemaker.describe
+
+    def unseen(name: str):
+        if name == "gpt":
+            raise Blind("timed out")
+        return describe(name)
+
+    monkeypatch.setattr(world.sagemaker, "describe", unseen)
+    world.supervisor().handle(RunDue("gpt"))
+    assert "gpt-a002" in world.sagemaker.jobs
+
+
+@pytest.mark.parametrize("error", [Throttled("Rate exceeded"), Unanswered("timed out")])
+def test_no_job_is_created_while_the_bad_machines_are_still_kept(world, monkeypatch, error):
+    """The release fails for five minutes, and so long nothing is launched, though its time has come."""
+    adopted(world)
+    world.sagemaker.fail("gpt", ECC, pool=AVAILABLE)
+    release, refused = world.sagemaker.release_warm_pool, []
+
+    def refuse(name: str) -> None:
+        refused.append(name)
+        raise error
+
+    monkeypatch.setattr(world.sagemaker, "release_warm_pool", refuse)
+    for _ in range(5):
+        try:
+            world.minutes(1)
+        except Unanswered:
+            world.queue.waiting.clear()
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    assert refused
+    kinds = {type(action) for action in world.run().pending}
+    assert kinds >= {ReleaseWarmPool, CreateJob}
+    monkeypatch.setattr(world.sagemaker, "release_warm_pool", release)
+    world.minutes(2)
+    assert world.sagemaker.released == ["gpt"]
+    assert "gpt-a002" in world.sagemaker.jobs
+    assert world.run().attempts[0].pool == WarmPool("given back")
+
+
+def test_a_release_that_never_succeeds_ends_with_the_pools_own_time(world, monkeypatch):
+    """After half an hour the machines are gone by themselves: the run goes on."""
+    adopted(world)
+    world.sagemaker.fail("gpt", ECC, pool=AVAILABLE)
+
+    def refuse(name: str) -> None:
+        raise Throttled("Rate exceeded")
+
+    monkeypatch.setattr(world.sagemaker, "release_warm_pool", refuse)
+    world.minutes(29)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    world.minutes(3)
+    assert "gpt-a002" in world.sagemaker.jobs
+
+
+@pytest.mark.parametrize("reason", [OOM, BUG])
+def test_a_hold_gives_the_machines_back_at_once(world, reason):
+    """Nobody pays for machines that wait for a human."""
+    adopted(world)
+    for _ in range(2):
+        if world.run().current.may_be_live:
+            world.sagemaker.fail(world.run().current.job_name, reason, pool=AVAILABLE)
+            world.minutes(5)
+    assert world.run().state is RunState.HELD
+    assert world.sagemaker.released == [world.run().current.job_name]
+    assert not world.run().is_open
+
+
+@pytest.mark.parametrize(
+    ("ends", "state"),
+    [
+        (lambda world: world.sagemaker.end("gpt", JobStatus.STOPPED, pool=AVAILABLE), RunState.STOPPED),
+        (lambda world: world.sagemaker.end("gpt", JobStatus.COMPLETED, pool=AVAILABLE), RunState.COMPLETED),
+        (
+            lambda world: world.sagemaker.end("gpt", JobStatus.STOPPED, secondary="MaxRuntimeExceeded", pool=AVAILABLE),
+            RunState.STOPPED,
+        ),
+        (lambda world: command(world, Verb.STOP), RunState.STOPPED),
+        (lambda world: command(world, Verb.HOLD), RunState.HELD),
+    ],
+    ids=["stopped by its owner", "completed", "out of time", "stopped by command", "held by command"],
+)
+def test_what_ends_as_its_owner_wants_leaves_the_machines_to_the_owner(world, ends, state):
+    """They asked for the pool, and may well come back in a minute."""
+    adopted(world)
+    ends(world)
+    world.minutes(25)
+    assert world.run().state is state
+    assert world.sagemaker.released == []
+
+
+def test_an_end_for_want_of_time_is_ours_and_gives_the_machines_back(world):
+    """The run's own MaxRuntime is spent over its attempts: no other follows, and nobody comes for the pool."""
+    adopted(world, max_runtime_s=600)
+    world.minutes(11)
+    world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
+    world.minutes(5)
+    assert world.run().state is RunState.STOPPED
+    assert world.sagemaker.released == ["gpt"]
+
+
+def test_who_only_observes_gives_nothing_back(world):
+    """A run that may not be relaunched is held for people to see; its machines are not ours."""
+    world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
+    adopted(world)
+    world.sagemaker.fail("gpt", OOM, pool=AVAILABLE)
+    world.minutes(5)
+    assert world.run().state is RunState.HELD
+    assert world.sagemaker.released == []
+
+
+def test_a_second_hang_in_a_row_is_moved_to_other_machines(world):
+    """Once may be the network; twice, the machines are suspect."""
+    adopted(world)
+    for number, job in enumerate(("gpt", "gpt-a002"), start=1):
+        world.sagemaker.fail(job, HANG, pool=AVAILABLE)
+        world.minutes(5)
+        assert world.sagemaker.released == ([] if number == 1 else ["gpt-a002"])
+    assert world.run().current.number == 3
+    assert "the warm pool is given back first" in reasons(world)
+
+
+def test_a_job_that_became_slow_is_moved_off_its_machines(world):
+    """A lasting slowness is the machines': they go before the successor comes."""
+    adopted(world)
+    slow = Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 110, 105, "slow")
+    world.supervisor().handle(TroubleFound("gpt", "gpt", (slow,)))
+    world.minutes(20)
+    assert world.sagemaker.released == ["gpt"]
+    assert world.run().current.number == 2
+    assert "attempt 2 will not get the warm pool: it is given back first" in reasons(world)
+
+
+def test_the_record_of_a_pool_survives_as_text(world):
+    adopted(world)
+    world.sagemaker.fail("gpt", NODE_LOST, pool=WarmPool("Available", 7))
+    world.supervisor().handle(JobHeard("gpt"))
+    assert json.loads(world.runs.records["gpt"])["attempts"][0]["pool"]["billed_s"] == 7
+    assert world.run().attempts[0].pool == WarmPool("Available", 7)
+    assert world.run().cluster.instance_types == ("ml.p4d.24xlarge",)
+
+
+# Killed anywhere
+
+
+def a_bad_night(saboteur: Saboteur) -> World:
+    """A machine breaks that is kept warm; each message is delivered until it succeeds, and every launch is watched."""
+    world = World()
+    world.sagemaker.submit("gpt", **WARM)
+    create = world.sagemaker.create
+
+    def watched(request):
+        assert world.sagemaker.released == ["gpt"] * len(world.sagemaker.released) != [], "the bad node was still kept"
+        create(request)
+
+    world.sagemaker.create = watched  # type: ignore[method-assign]
+    deliver(world, saboteur, JobHeard("gpt"))
+    world.sagemaker.fail("gpt", ECC, pool=AVAILABLE)
+    for _ in range(6):
+        a_minute(world, saboteur, "gpt")
+    return world
+
+
+CALM = Saboteur(strike_at=0, after=False)
+a_bad_night(CALM)
+
+
+@pytest.mark.parametrize("error", [Crash, lambda: Unposted("refused")], ids=["killed", "refused"])
+@pytest.mark.parametrize("call", range(1, CALM.calls + 1))
+def test_whatever_fails_the_bad_machines_go_first(call, error):
+    """At any call of the night: the release is done before the launch, and the launch is done."""
+    world = a_bad_night(Saboteur(call, after=False, error=error))
+    world.minutes(3)
+    assert sorted(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
+    assert world.run().pending == ()

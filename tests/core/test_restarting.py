@@ -1,0 +1,637 @@
+"""Restart in place, told as timetables: the order is given, obeyed and heard of, or a relaunch takes its place."""
+
+import json
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rerail.actions import Severity
+from rerail.causes import Cause
+from rerail.checkpoints import Health
+from rerail.decision import known
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.pulse import Phase
+from rerail.mailbox import Ability, Command, Told, Wish, read_command, write
+from rerail.model import JobStatus, RunState
+from rerail.policy import Mode, Policy, Restart
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, RunDue, TroubleFound
+from tests.fakes import BUCKET, Agent, World
+
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+DIVERGED = (Kind.NON_FINITE, Kind.LOSS_SPIKE, Kind.DIVERGENCE, Kind.FROZEN_LOSS)
+SAID = {Ability.SKIP, Ability.RATE, Ability.RESTART}
+
+
+def report_of(cause: str = "user_code", error: str = "ValueError: x", step: int | None = 510) -> str:
+    return json.dumps({"rerail": 1, "cause": cause, "error": error, "step": step, "rank": 0, "exit_code": 1})
+
+
+@dataclass
+class Job:
+    """A job under our init: what its agent and its init say, as the restart that they owe their lives to."""
+
+    world: World
+    restart: int = 0
+    attempt: int = 1
+    name: str = "gpt"
+
+    def __post_init__(self) -> None:
+        self.agent = Agent(self.world, attempt=self.attempt, job=self.name, told=1000 * self.restart)
+
+    @property
+    def order(self) -> Command:
+        command = self.world.mailbox.commands[-1]
+        assert (command.wish, command.attempt) == (Wish.RESTART, self.attempt)
+        return command
+
+    def says(self, told: Told, **facts) -> None:
+        self.agent.hear(self.agent.files(told, restart=self.restart, **facts))
+
+    def hello(self, *abilities: Ability) -> None:
+        self.says(Told.HELLO, abilities=tuple(abilities or sorted(SAID)))
+
+    def finds(self, kind: Kind = Kind.NON_FINITE, *, onset: int = 450, step: int = 510) -> None:
+        self.says(Told.FINDINGS, findings=(Finding(kind, Level.INTERVENE, step, onset, f"{kind} since {onset}"),))
+
+    def crashes(self, text: str = "") -> None:
+        self.says(Told.CRASHED, evidence=text or report_of())
+
+    def obeys(self) -> "Job":
+        """The old processes are gone, the new ones run."""
+        order = self.order
+        new = Job(self.world, restart=order.restart, attempt=self.attempt, name=self.name)
+        new.says(Told.RESTARTED, command=order.id)
+        return new
+
+    def steps(self, step: int) -> None:
+        self.says(Told.RESTARTED, step=step)
+
+    def saves(self, step: int, **facts) -> None:
+        self.world.checkpoints.save(step=step, attempt=self.attempt, restart=self.restart, **facts)
+
+
+@pytest.fixture
+def world() -> World:
+    """A run that has trained for an hour, with checkpoints at steps 100 to 500."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    for step in range(100, 501, 100):
+        world.minutes(10)
+        world.checkpoints.save(step=step)
+    world.minutes(2)
+    return world
+
+
+@pytest.fixture
+def job(world) -> Job:
+    job = Job(world)
+    job.hello()
+    return job
+
+
+def said(world: World) -> list[str]:
+    return [entry.reason for entry in world.runs.timeline]
+
+
+def order(world: World):
+    return world.run().current.orders[-1]
+
+
+# A loss that went wrong
+
+
+@pytest.mark.parametrize("kind", DIVERGED)
+def test_what_diverged_is_rolled_back_within_the_job(world, job, kind):
+    """62:00 found, the order is given; 62:10 the processes run again; 62:30 their first step: the same job goes on."""
+    job.finds(kind)
+    assert world.run().state is RunState.RESTARTING
+    asked = job.order
+    assert (asked.restart, asked.resume_step, asked.rate, asked.skip_samples) == (1, 400, 1.0, "")
+    assert asked.deadline == world.clock() + Policy().restart.deadline
+    world.clock.pass_by(timedelta(seconds=10))
+    job = job.obeys()
+    assert world.run().state is RunState.WATCHING
+    assert said(world)[-1] == "restart 1 in place: the training processes run again, after 10 s"
+    world.clock.pass_by(timedelta(seconds=20))
+    job.steps(401)
+    assert said(world)[-1] == "restart 1 in place: step 401 is done, 30 s after the order"
+    job.saves(500)
+    world.minutes(3)
+    run = world.run()
+    assert (run.state, run.current.number, run.current.restart) == (RunState.WATCHING, 1, 1)
+    assert (run.incidents[0].mended, run.incidents[0].resume_step, run.incidents[0].onset_step) == (True, 400, 450)
+    assert run.incidents[0].actions == ("restart",)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+    assert [notice.severity for notice in world.bus.told] == [Severity.INFORM] * 2
+
+
+def test_what_was_saved_since_the_onset_is_no_progress(world, job):
+    """Step 500 was saved by the processes that were wrong at step 450; only what the new ones save counts."""
+    job.finds()
+    job = job.obeys()
+    world.minutes(5)
+    assert world.run().open_incident is not None
+    job.saves(500)
+    world.minutes(2)
+    assert world.run().open_incident is None
+
+
+def test_what_the_restarted_processes_save_is_sound(world, job):
+    """A node is lost afterwards: the run goes on from there, and not from before the onset."""
+    job.finds()
+    job = job.obeys()
+    job.saves(500)
+    world.minutes(2)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 500)
+
+
+def test_what_was_tainted_stays_so_for_a_successor(world, job):
+    """The order is obeyed, and then the node is lost: step 500 of the old processes is still not to be trusted."""
+    job.finds()
+    job.obeys()
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 400)
+
+
+def test_nothing_before_the_onset_is_a_start_from_scratch(world, job):
+    job.finds(onset=50)
+    assert job.order.resume_step == 0
+    assert "in place, from the start" in said(world)[-1]
+
+
+@pytest.mark.parametrize("kind", [Kind.THROUGHPUT_DROP, Kind.STALL, Kind.STARTUP_STALL])
+def test_what_may_be_the_machines_fault_wants_other_machines(world, job, kind):
+    job.finds(kind)
+    assert world.run().state in (RunState.SAVING, RunState.STOPPING)
+    assert not [c for c in world.mailbox.commands if c.wish is Wish.RESTART]
+
+
+def test_a_job_whose_init_cannot_is_relaunched(world):
+    """As ever: its agent never said that it could be restarted."""
+    agent = Agent(world)
+    agent.hello()
+    agent.finds(Finding(Kind.NON_FINITE, Level.INTERVENE, 510, 450, "nan"))
+    assert world.run().state is RunState.SAVING
+
+
+def test_a_policy_may_forbid_it(world, job):
+    world.policies.by_name["default"] = Policy(restart=Restart(in_place=False))
+    job.finds()
+    assert world.run().state is RunState.SAVING
+
+
+def test_an_observer_orders_nothing(world, job):
+    world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
+    job.finds()
+    job.crashes()
+    assert (world.run().state, world.run().current.orders) == (RunState.WATCHING, ())
+    assert [c.wish for c in world.mailbox.commands] == [Wish.TRAIN], "nobody waits for an order that will not come"
+
+
+# When it does not help
+
+
+def test_each_rung_of_the_ladder_is_climbed_in_place(world, job):
+    """The loss is lost again before anything was saved: the next rung needs no other machine either."""
+    job.finds()
+    job = job.obeys()
+    world.clock.pass_by(timedelta(seconds=40))
+    job.finds(onset=455, step=520)
+    assert (job.order.restart, job.order.resume_step, job.order.rate) == (2, 400, 0.9)
+    assert (world.run().current.rate, len(world.run().incidents)) == (0.9, 1)
+
+
+def test_before_a_human_is_asked_other_machines_have_their_turn(world):
+    """The script can neither skip nor slow down; the replay in place has not helped; a new job's replay is the last."""
+    job = Job(world)
+    job.hello(Ability.RESTART)
+    job.finds()
+    job = job.obeys()
+    job.finds(onset=455, step=520)
+    assert world.run().state is RunState.SAVING
+    assert "nothing has helped in place, so other machines are tried" in said(world)[-1]
+    world.minutes(18)
+    assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 400)
+    second = Job(world, attempt=2, name="gpt-a002")
+    second.hello(Ability.RESTART)
+    second.finds(onset=455, step=521)
+    assert world.run().state is RunState.HELD
+
+
+def test_the_same_trouble_after_progress_is_another_incident(world, job):
+    job.finds()
+    job = job.obeys()
+    job.saves(500)
+    job.saves(600)
+    world.minutes(2)
+    job.finds(onset=650, step=700)
+    assert (world.run().state, job.order.restart, job.order.resume_step) == (RunState.RESTARTING, 2, 600)
+    assert [i.number for i in world.run().incidents] == [1, 2]
+
+
+def test_an_attempt_has_only_so_many(world, job):
+    world.policies.by_name["default"] = Policy(restart=Restart(per_attempt=2))
+    for step in (500, 5000):
+        job.finds(onset=step - 50, step=step)
+        job = job.obeys()
+        job.saves(10 * step)
+        world.minutes(2)
+    job.finds(onset=60_000, step=60_010)
+    assert world.run().state is RunState.SAVING
+    assert len(world.run().current.orders) == 2
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_an_order_that_nobody_obeys_has_an_end(world, job, hears):
+    job.finds()
+    if hears:
+        job.says(Told.HEARD, command=job.order.id)
+    world.minutes(4)
+    assert world.run().state is RunState.RESTARTING
+    world.minutes(4)
+    run = world.run()
+    assert (run.state, run.current.number, run.current.resumed_from_step) == (RunState.WATCHING, 2, 400)
+    assert run.attempts[0].orders[0].failed == "nothing was heard of the restart in place in 5 min"
+    assert run.ledger.charges == {Cause.DIVERGED: 1}, "charged once"
+
+
+def test_one_init_that_cannot_is_enough(world, job):
+    """The first machine's processes run again; the second's init cannot end the old ones."""
+    job.finds()
+    asked = job.order
+    job.obeys()
+    other = Job(world)
+    other.agent.told = 50
+    other.says(Told.REFUSED, command=asked.id, reason="2 processes do not end")
+    assert "cannot restart it in place (2 processes do not end)" in said(world)[-1]
+    world.minutes(2)
+    assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 400)
+
+
+def test_a_refusal_after_the_first_step_comes_too_late(world, job):
+    job.finds()
+    asked = job.order
+    new = job.obeys()
+    new.steps(401)
+    job.says(Told.REFUSED, command=asked.id, reason="late")
+    assert world.run().state is RunState.WATCHING
+
+
+# Words that are late, lost, repeated, or somebody else's
+
+
+def test_any_word_of_the_new_processes_proves_that_they_run(world, job):
+    """Init's report is lost, and the agent's hello is not."""
+    job.finds()
+    Job(world, restart=1).hello()
+    assert world.run().state is RunState.WATCHING
+    world.minutes(10)
+    assert (world.run().current.number, world.run().current.restart) == (1, 1)
+
+
+def test_words_of_the_old_processes_prove_nothing(world, job):
+    job.finds()
+    job.hello()
+    job.finds(Kind.DIVERGENCE)
+    assert world.run().state is RunState.RESTARTING
+    assert len(world.run().current.orders) == 1
+
+
+def test_what_the_old_processes_found_is_no_news_of_the_new_ones(world, job):
+    """Their last report comes late."""
+    job.finds()
+    job.obeys()
+    before = world.run()
+    job.finds(Kind.DIVERGENCE)
+    found = Finding(Kind.FROZEN_LOSS, Level.INTERVENE, 510, 450, "by the metrics", at=order(world).restarted_at)
+    world.supervisor().handle(TroubleFound("gpt", "gpt", (found,)))
+    assert world.run() == before
+
+
+def test_a_job_that_sagemaker_itself_has_restarted_speaks_for_itself(world, job):
+    """Its processes know of no order, and are no less watched for that."""
+    job.finds()
+    job.obeys()
+    job.obeys().saves(500)
+    world.minutes(2)
+    for secondary in ("Restarting", "Training"):
+        world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
+        world.minutes(1)
+    anew = Job(world)
+    anew.agent.told = 200
+    anew.finds(onset=550, step=560)
+    assert world.run().state is RunState.RESTARTING
+    assert anew.order.restart == 2
+
+
+def test_what_a_container_saves_after_sagemaker_restarted_it_is_sound(world, job):
+    """It counts its restarts anew, from 0: what its first processes saved as such was rolled back, this was not."""
+    job.finds()
+    job.obeys()
+    world.minutes(2)
+    for secondary in ("Restarting", "Training"):
+        world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
+        world.minutes(1)
+    anew = Job(world)
+    anew.saves(600)
+    world.minutes(2)
+    assert world.run().open_incident is None, "that is progress"
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 600)
+    assert [c.health for c in known(world.run(), world.checkpoints.under(BUCKET)) if c.step == 500] == [
+        Health.QUARANTINED
+    ]
+
+
+def test_a_job_that_sagemaker_itself_restarts_is_given_time_to_find_the_order(world, job):
+    """Its machine broke before the order was read; half an hour later the new container's init obeys."""
+    job.finds()
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary="Restarting")
+    world.minutes(30)
+    assert world.run().state is RunState.RESTARTING
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary="Training")
+    world.minutes(1)
+    job.obeys()
+    assert (world.run().state, world.run().current.number) == (RunState.WATCHING, 1)
+
+
+def test_the_same_onset_is_news_of_the_new_processes(world, job):
+    """NaN at the very step, again: it is not taken for a report that comes twice."""
+    job.finds()
+    job = job.obeys()
+    job.finds()
+    assert world.run().state is not RunState.WATCHING
+
+
+def test_the_sweep_sees_the_new_processes_with_new_eyes(world, job):
+    """The detectors begin afresh where the processes do, and startup is no stall."""
+    for step in (500, 505):
+        job.agent.beats(step)
+        world.minutes(1)
+    job.finds()
+    job.obeys().agent.beats(None, Phase.STARTUP, restart=1)
+    world.minutes(1)
+    (memory,) = world.memories.recall(["gpt"]).values()
+    assert (memory.restart, memory.cursor.step, memory.rows) == (1, 400, 0)
+    assert memory.watch.pulse.phase in (Phase.CAPACITY, Phase.STARTUP)
+
+
+# Humans
+
+
+def test_a_humans_stop_wins(world, job):
+    job.finds()
+    world.sagemaker.end("gpt", JobStatus.STOPPED)
+    world.minutes(10)
+    assert world.run().state is RunState.STOPPED
+    assert list(world.sagemaker.jobs) == ["gpt"]
+
+
+def test_a_stop_that_is_under_way_is_not_taken_for_ours(world, job):
+    job.finds()
+    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], status=JobStatus.STOPPING)
+    world.minutes(8)
+    assert world.run().stop is None
+    world.sagemaker.end("gpt", JobStatus.STOPPED)
+    world.minutes(2)
+    assert world.run().state is RunState.STOPPED
+
+
+@pytest.mark.parametrize(("verb", "ends"), [(Verb.STOP, RunState.STOPPED), (Verb.RESTART, RunState.WATCHING)])
+def test_an_operator_wins(world, job, verb, ends):
+    """Nothing has been heard yet; the wish takes the order's place in the mailbox, and an answer comes too late."""
+    job.finds()
+    world.supervisor().handle(CommandGiven("c1", "gpt", verb, "ada", ""))
+    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.SAVING, Wish.CHECKPOINT)
+    Job(world, restart=1).hello()
+    assert world.run().state is RunState.SAVING
+    world.minutes(18)
+    assert world.run().state is ends
+    assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
+
+
+def test_a_hold_calls_the_order_off(world, job):
+    job.finds()
+    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.HOLD, "ada", ""))
+    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.HELD, Wish.TRAIN)
+    world.minutes(10)
+    assert world.sagemaker.live() == ["gpt"]
+
+
+# A crash that the container outlives
+
+
+def test_a_crash_is_mended_within_the_job(world, job):
+    """62:00 the ranks die of an exception; 62:08 they run again, from the newest checkpoint that they find."""
+    job.crashes()
+    run = world.run()
+    assert (run.state, run.ledger.charges) == (RunState.RESTARTING, {Cause.USER_CODE: 1})
+    assert (job.order.restart, job.order.resume_step) == (1, None)
+    world.clock.pass_by(timedelta(seconds=8))
+    job = job.obeys()
+    job.steps(501)
+    job.saves(600)
+    world.minutes(2)
+    run = world.run()
+    assert (run.state, run.current.number) == (RunState.WATCHING, 1)
+    assert (run.incidents[0].kind, run.incidents[0].mended, run.incidents[0].onset_step) == ("crashed", True, None)
+
+
+def test_a_script_with_manifests_of_its_own_makes_progress_too(world):
+    """They do not say which processes saved what."""
+    init = Job(world)
+    init.crashes()
+    init.obeys()
+    world.minutes(1)
+    world.checkpoints.save(step=600)
+    world.minutes(2)
+    assert world.run().incidents[0].mended
+
+
+@pytest.mark.parametrize("cause", ["oom", "hardware", "unknown"])
+def test_a_crash_that_no_restart_mends_is_left_to_end(world, job, cause):
+    """Who waits is told at once; the failure of the job is judged as ever, and charged once."""
+    job.crashes(report_of(cause, "Killed" if cause == "unknown" else cause))
+    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.WATCHING, Wish.TRAIN)
+    assert world.run().ledger.charges == {}
+    world.sagemaker.fail("gpt", f"AlgorithmError: {report_of(cause, cause)}")
+    world.minutes(3)
+    assert sum(world.run().ledger.charges.values()) == 1
+
+
+@pytest.mark.parametrize("cause", ["infrastructure", "hang"])
+def test_a_lost_peer_says_nothing_yet(world, job, cause):
+    """The ranks of another machine miss it first; then the report of that machine comes, and both restart."""
+    job.crashes(report_of(cause, "RuntimeError: gloo: Connection closed by peer"))
+    assert (world.run().state, world.mailbox.commands) == (RunState.WATCHING, [])
+    job.crashes()
+    assert world.run().state is RunState.RESTARTING
+
+
+def test_the_second_machines_word_of_the_same_crash_changes_nothing(world, job):
+    job.crashes()
+    job.crashes()
+    assert len(world.run().current.orders) == 1
+    assert world.run().ledger.charges == {Cause.USER_CODE: 1}
+
+
+def test_the_same_error_at_the_same_step_again_is_for_a_human(world, job):
+    """In place once, never twice: it is deterministic."""
+    job.crashes()
+    job = job.obeys()
+    job.crashes()
+    assert world.mailbox.commands[-1].wish is Wish.TRAIN
+    assert "the same error at step 510 before and after a restart in place" in said(world)[-1]
+    world.sagemaker.fail("gpt", f"AlgorithmError: {report_of()}")
+    world.minutes(1)
+    run = world.run()
+    assert run.state is RunState.HELD
+    assert "the same error at step 510" in run.hold_reason
+
+
+def test_a_job_that_ends_instead_of_restarting_is_charged_once(world, job):
+    """The init's patience was at an end before it read the order."""
+    job.crashes()
+    world.sagemaker.fail("gpt", f"AlgorithmError: {report_of()}, exit code: 1")
+    world.minutes(2)
+    run = world.run()
+    assert (run.state, run.current.number, run.current.resumed_from_step) == (RunState.WATCHING, 2, 500)
+    assert run.ledger.charges == {Cause.USER_CODE: 1}
+
+
+def test_a_job_that_ends_of_something_else_instead_is_judged_for_that(world, job):
+    job.finds()
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(3)
+    run = world.run()
+    assert run.ledger.charges == {Cause.DIVERGED: 1, Cause.INFRASTRUCTURE: 1}
+    assert (run.current.number, run.current.resumed_from_step) == (2, 400)
+
+
+def test_a_crash_is_no_agent(world):
+    """A script without one is restarted too; it is not asked for checkpoints that it cannot save."""
+    init = Job(world)
+    init.crashes()
+    assert (world.run().state, world.run().current.agent) == (RunState.RESTARTING, False)
+    init.obeys()
+    assert (world.run().state, world.run().current.agent) == (RunState.WATCHING, False)
+
+
+def test_a_crash_while_the_job_is_being_stopped_changes_nothing(world, job):
+    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.STOP, "ada", ""))
+    job.crashes()
+    assert world.run().state is RunState.SAVING
+    world.sagemaker.fail("gpt", f"AlgorithmError: {report_of()}")
+    world.minutes(1)
+    assert world.run().state is RunState.STOPPED
+
+
+# What an order says
+
+
+@given(
+    restart=st.integers(0, 9),
+    step=st.none() | st.integers(0, 10**9),
+    skip=st.sampled_from(["", "10240-10495,20000-20015"]),
+    rate=st.floats(0.001, 10),
+)
+def test_an_order_is_read_as_it_was_written(restart, step, skip, rate):
+    order = Command("c", "gpt", 1, Wish.RESTART, World().clock(), None, "", restart, step, skip, rate)
+    assert read_command(write(order), run="gpt") == order
+
+
+# Whatever happens
+
+
+EVENTS = (
+    "finds",
+    "late",
+    "crashes",
+    "obeys",
+    "steps",
+    "saves",
+    "minutes",
+    "refuses",
+    "fails",
+    "hold",
+    "release",
+    "due",
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(events=st.lists(st.sampled_from(EVENTS), min_size=3, max_size=25), per_attempt=st.integers(0, 3))
+def test_whatever_happens_orders_are_few_and_for_the_living(events, per_attempt):
+    """One order at a time, never to an attempt that is over or not the run's own, never against a hold, bounded."""
+    world = World()
+    world.policies.by_name["default"] = Policy(restart=Restart(per_attempt=per_attempt))
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    job, step, words = Job(world), 10, 0
+    job.hello()
+    for number, event in enumerate(events):
+        run, known = world.run(), len(world.mailbox.commands)
+        held, current = run.state is RunState.HELD, run.current
+        words += 100
+        if (current.number, current.job_name) != (job.attempt, job.name) and current.exists:
+            job = Job(world, attempt=current.number, name=current.job_name)
+            job.agent.told = words
+            job.hello()
+        job.agent.told = words
+        pending = run.state is RunState.RESTARTING
+        match event:
+            case "finds":
+                job.finds(onset=step - 5, step=step)
+            case "late":
+                Job(world, restart=0, attempt=1).finds(Kind.DIVERGENCE, onset=step - 3, step=step)
+            case "crashes":
+                job.crashes(report_of(step=step))
+            case "obeys" if pending and current.orders:
+                job = Job(world, current.orders[-1].number, current.number, current.job_name)
+                job.agent.told = words
+                job.says(Told.RESTARTED, command=current.orders[-1].command_id)
+            case "steps":
+                job.steps(step)
+            case "saves" if world.sagemaker.live():
+                step += 10
+                job.saves(step)
+            case "minutes":
+                world.minutes(number % 4 + 1)
+            case "refuses" if current.orders:
+                job.says(Told.REFUSED, command=current.orders[-1].command_id, reason="no")
+            case "fails" if world.sagemaker.live():
+                world.sagemaker.fail(world.sagemaker.live()[0], NODE_LOST)
+            case "hold" | "release":
+                world.supervisor().handle(CommandGiven(f"c{number}", "gpt", Verb(event), "ada", ""))
+            case _:
+                world.supervisor().handle(RunDue("gpt"))
+        given_now = [c for c in world.mailbox.commands[known:] if c.wish is Wish.RESTART]
+        after = world.run()
+        assert len(given_now) <= 1
+        if given_now:
+            assert not held
+            assert not pending, "one at a time"
+            assert given_now[0].attempt == after.current.number
+            assert after.current.may_be_live
+        assert all(len(attempt.orders) <= per_attempt for attempt in after.attempts)
+        assert world.sagemaker.most_live_at_once <= 1
+        if after.state is RunState.RESTARTING:
+            assert after.stop is None
+            assert after.current.orders[-1].restarted_at is None
+
+
+def test_suspect_saves_of_the_old_processes_stay_suspect(world, job):
+    """Also where their own manifest calls them clean."""
+    job.finds()
+    job.obeys().saves(450, health=Health.SUSPECT)
+    world.minutes(5)
+    assert world.run().open_incident is not None

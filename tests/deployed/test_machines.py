@@ -1,0 +1,27 @@
+"""Machines kept warm, in the deployed stack: whose they are, and when."""
+
+import pytest
+
+from tests.deployed.jobs import Account
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_crashed_job_is_followed_on_its_own_warm_machines(account: Account):
+    """The successor takes them over; after a stop of the owner's own they are the owner's to keep."""
+
+    def pool(job: str) -> dict[str, str]:
+        return account.sagemaker.describe_training_job(TrainingJobName=job).get("WarmPoolStatus", {})
+
+    name = account.submit("kept-warm", steps=10_000, machines={"KeepAlivePeriodInSeconds": 3600})
+    account.has_saved(name, steps=20)
+    account.inject("kill", TrainingJobName=name)
+    second = f"{name}-a002"
+    account.wait("the successor", lambda: account.jobs(name) == [name, second])
+    assert (pool(name)["Status"], pool(name)["ReusedByJob"]) == ("Reused", second)
+    account.run_in(name, "watching")
+    account.sagemaker.stop_training_job(TrainingJobName=second)
+    account.run_in(name, "stopped")
+    assert pool(second)["Status"] in ("Available", "InUse")
+    reasons = " ".join(entry.reason for entry in account.runs.timeline(name))
+    assert f"attempt 2 goes into the warm pool of {name}" in reasons

@@ -1,0 +1,45 @@
+"""Restart in place in the deployed stack: the crash is reported, judged, ordered and obeyed, within one job."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.demo.stage import hasty
+from rerail.policy import parse_policy, to_toml
+from tests.deployed.jobs import Account
+
+pytestmark = pytest.mark.slow
+CRASHING = Path(__file__).parent / "crashing_script.py"
+
+
+@pytest.fixture(scope="module")
+def in_place(account: Account) -> str:
+    """A policy that restarts in place; the suite's own does not."""
+    ssm, prefix = account.aws.client("ssm"), account.aws.outputs["PolicyPrefix"]
+    text = ssm.get_parameter(Name=f"{prefix}/observe")["Parameter"]["Value"]
+    policy = hasty(parse_policy(text.replace('"observe"', '"act"'), name="in-place"), 60)
+    policy = replace(policy, restart=replace(policy.restart, in_place=True))
+    ssm.put_parameter(Name=f"{prefix}/in-place", Value=to_toml(policy), Type="String")
+    return "in-place"
+
+
+def test_a_crash_is_mended_within_its_job(account: Account, in_place: str):
+    """A bug at step 50; the same job goes on from step 40, and completes."""
+    mailbox = account.aws.outputs["MailboxBucket"]
+    account.submit(
+        "crashes-once",
+        policy=in_place,
+        script=CRASHING,
+        steps=120,
+        RERAIL_MAILBOX=f"s3://{mailbox}",
+        RERAIL_POLL_SECONDS="1",
+    )
+    run = account.run_in("crashes-once", "completed", within_s=60)
+    assert account.jobs("crashes-once") == ["crashes-once"]
+    (order,) = run.current.orders
+    assert order.restarted_at is not None
+    assert (order.number, order.resume_step, order.failed) == (1, None, "")
+    assert 0 < (order.restarted_at - order.asked_at).total_seconds() < 20
+    assert [(i.kind, i.cause, i.mended) for i in run.incidents] == [("crashed", "user_code", True)]
+    assert not run.current.agent, "it is init that spoke"

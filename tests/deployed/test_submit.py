@@ -1,0 +1,59 @@
+"""A researcher's night: a script that knows nothing of Rerail is submitted, killed, mended and downloaded."""
+
+import json
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.deployed.jobs import RERAIL, ROOT, Account, rerail
+
+pytestmark = pytest.mark.slow
+
+NAME = "digits"
+SUBMIT = ["submit", "local/examples/mnist", "--local", "--json", "--name", NAME]
+WATCH = ["--metric", "step=Step: ([0-9]+)", "--metric", "loss=Loss: ([0-9.]+)"]
+SCRIPT = ["--epochs", "4", "--save-interval", "10", "--step-seconds", "0.06", "--nesterov"]
+STEPS = 4 * (2000 // 64)
+
+
+def test_a_script_that_knows_nothing_of_rerail_is_killed_and_still_delivers(
+    account: Account, environment: dict[str, str], tmp_path: Path
+):
+    """Its logs are followed over both attempts, and its model and outputs are those of a whole training."""
+    killed = threading.Thread(target=_kill_when_it_has_saved, args=(account,), daemon=True)
+    killed.start()
+    command = [*RERAIL, *SUBMIT, *WATCH, "--download", str(tmp_path), "--", *SCRIPT]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["state"] == "completed" and told["attempts"] == [NAME, f"{NAME}-a002"]
+
+    followed = [line.partition(" | ") for line in done.stderr.splitlines() if " | " in line]
+    first = [text for source, _, text in followed if source == f"{NAME} algo-1"]
+    second = [text for source, _, text in followed if source == f"{NAME}-a002 algo-1"]
+    resumed = next(int(text.rpartition(" ")[2]) for text in second if text.startswith("resumed from step"))
+    assert resumed >= 10
+    assert any("Step: 10" in text for text in first) and not any("Step: 10\t" in text for text in second)
+    assert f"{NAME} completed" in done.stderr
+
+    result = json.loads((tmp_path / "output" / "result.json").read_text())
+    assert result["steps"] == STEPS and len(result["losses"]) == STEPS - resumed
+    assert result["accuracy"] > 0.7
+    assert (tmp_path / "model" / "model.pt").stat().st_size > 10_000
+
+    again = rerail(environment, *SUBMIT)
+    assert again.returncode == 2 and f"--name {NAME}: a job of that name exists" in again.stderr
+
+
+def _kill_when_it_has_saved(account: Account) -> None:
+    s3 = account.aws.client("s3")
+    where = {"Bucket": "sagemaker-local", "Prefix": f"rerail/{NAME}/checkpoints/last.pt"}
+
+    def saved() -> bool:
+        names = [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
+        return where["Bucket"] in names and bool(s3.list_objects_v2(**where).get("KeyCount"))
+
+    account.wait("a checkpoint in S3", saved, within_s=60)
+    account.inject("kill", TrainingJobName=NAME)

@@ -1,0 +1,85 @@
+"""A trouble with the loss has an end: it mends, or where it has stayed is the level now; each is said once."""
+
+import math
+import random
+
+import pytest
+
+from rerail.detectors.detection import Detection
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.mending import Trouble, followed
+from rerail.detectors.onsets import OF_THE_LOSS
+from rerail.detectors.sample import Sample
+from rerail.detectors.watch import Watch, see
+
+
+def losses(count: int, *, seed: int = 1, level: float = 2.0) -> list[float]:
+    chance = random.Random(seed)
+    return [level * math.exp(chance.gauss(0, 0.01)) for _ in range(count)]
+
+
+def ends(values: list[float], detection: Detection | None = None) -> list[tuple[Kind, Level, int | None, int | None]]:
+    """Every end that is told of the series, with its onset and its step."""
+    watch, troubles, told = Watch(), (), []
+    for step, loss in enumerate(values, 1):
+        sample = Sample(step=step, loss=loss)
+        watch, said = see(watch, sample, detection or Detection())
+        troubles, over = followed(troubles, said, watch.judges, sample)
+        told += over
+        assert {trouble.kind for trouble in troubles} <= OF_THE_LOSS
+    return [(f.kind, f.level, f.onset_step, f.step) for f in told]
+
+
+def test_a_spike_that_comes_back_has_mended():
+    """At the first row that is back; the level of some rows a little later."""
+    over = ends([*losses(150), *losses(12, level=5.0), *losses(60, seed=2)])
+    assert (Kind.LOSS_SPIKE, Level.MENDED, 151, 163) in over
+    assert {(kind, level) for kind, level, _, _ in over} <= {
+        (Kind.LOSS_SPIKE, Level.MENDED),
+        (Kind.DIVERGENCE, Level.MENDED),
+    }
+
+
+def test_a_loss_that_is_a_number_again_has_mended():
+    """When ten rows in a row were sound."""
+    over = ends([*losses(50), math.nan, *losses(40, seed=2)])
+    assert over == [(Kind.NON_FINITE, Level.MENDED, 51, 61)]
+
+
+def test_a_frozen_loss_that_moves_again_has_mended():
+    over = ends([*losses(50), *[2.0] * 60, *losses(10, seed=2)])
+    assert (Kind.FROZEN_LOSS, Level.MENDED, 51, 111) in over
+
+
+def test_a_level_that_stays_is_accepted_in_the_end_and_the_spike_with_it():
+    """Its own detector gives the spike up first: nobody has accepted anything while the divergence is judged."""
+    over = ends([*losses(300), *losses(400, level=3.0, seed=2)])
+    kinds = {kind: (level, step) for kind, level, _, step in over}
+    assert kinds[Kind.LOSS_SPIKE] == kinds[Kind.DIVERGENCE]
+    level, step = kinds[Kind.DIVERGENCE]
+    assert level is Level.ACCEPTED
+    assert step is not None
+    assert step > 300 + Detection().spike_cap_rows
+
+
+def test_nothing_is_told_of_a_run_without_trouble():
+    assert ends(losses(500)) == []
+
+
+def test_the_earliest_onset_that_was_told_is_the_troubles():
+    """And the newer finding of the same kind is the same trouble."""
+    watch, _ = see(Watch(), Sample(step=1, loss=math.nan), Detection())
+    told = [Finding(Kind.NON_FINITE, Level.WARN, 9, onset, "x") for onset in (None, 7, 5, 8)]
+    assert followed((), told, watch.judges, Sample(step=9)) == ((Trouble(Kind.NON_FINITE, 5),), ())
+
+
+def test_only_troubles_with_the_loss_have_an_end():
+    told = [Finding(Kind.STALL, Level.WARN, 9, 5, "x"), Finding(Kind.GRAD_NORM, Level.WARN, 9, 5, "x")]
+    assert followed((), told, Watch().judges, Sample(step=9)) == ((), ())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_over_can_begin_again(seed):
+    spikes = [*losses(150, seed=seed), *losses(5, level=6.0), *losses(120, seed=seed + 9)]
+    again = [*spikes, *losses(5, level=6.0, seed=3), *losses(60, seed=seed + 19)]
+    assert [step for kind, _, step, _ in ends(again) if kind is Kind.LOSS_SPIKE] == [151, 276]

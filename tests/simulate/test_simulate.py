@@ -1,0 +1,83 @@
+"""`rerail simulate`: what it prints, what it writes, and how it refuses."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from cli.simulate.command import simulated
+
+QUICK = ("--days", "0.2", "--seeds", "2", "--gpus", "2048")
+
+
+def run(*args: object) -> Result:
+    app = typer.Typer()
+    app.command()(simulated)
+    return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+def test_a_table_says_what_was_taken_for_granted_and_what_came_of_it():
+    """Faults and assumptions with their sources first, then a line for each way."""
+    result = run(*QUICK, "--way", "human", "--way", "warm")
+    assert result.exit_code == 0, result.output
+    assert "The Llama 3 Herd of Models" in result.output and "assumed, no figure is published" in " ".join(
+        result.output.split()
+    )
+    assert "people on call" in result.output and "and a warm pool" in result.output
+    assert "2,048 GPUs, a deadly failure every 24.7 h" in result.output
+
+
+def test_the_same_seed_writes_the_same_figures(tmp_path):
+    """Two runs of the command agree in every figure; shares add up."""
+    files = [tmp_path / name for name in ("one.json", "two.json")]
+    for file in files:
+        assert run(*QUICK, "--way", "snapshots", "--seed", "5", "--quiet", "--json", file).exit_code == 0
+    one, two = (json.loads(file.read_text()) for file in files)
+    assert one == two
+    (row,) = one["ways:2048"]
+    assert sum(row["shares"].values()) == pytest.approx(1)
+    assert row["ettr"] == pytest.approx(sum(row["ettr_by_seed"]) / 2)
+
+
+def test_one_thing_is_varied(tmp_path):
+    """A sweep has a line for each variant, and an assumption of one's own takes the place of ours."""
+    result = run(*QUICK, "--seeds", "1", "--sweep", "pool", "--quiet", "--assume", "init_s=30", "--json", "-")
+    assert result.exit_code == 0, result.output
+    names = [row["name"] for row in json.loads(result.stdout)["pool"]]
+    assert len(names) == len(set(names)) == 6
+
+
+def test_a_picture_is_drawn(tmp_path):
+    """Where the time went, and what a setting is worth."""
+    pytest.importorskip("matplotlib.figure")
+    file = tmp_path / "months.png"
+    assert run(*QUICK, "--way", "human", "--way", "warm", "--quiet", "--plot", file).exit_code == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--gpus", "0"),
+        ("--days", "0"),
+        ("--days", "nan"),
+        ("--seeds", "0"),
+        ("--failures", "-1"),
+        ("--way", "magic"),
+        ("--sweep", "magic"),
+        ("--policy", "magic"),
+        ("--assume", "init_s"),
+        ("--assume", "magic=1"),
+        ("--assume", "init_s=soon"),
+        ("--assume", "step_s=0"),
+        ("--plot", "months.gif"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_gives_one_clear_line(args):
+    """It names what is wrong and the remedy, and nothing is simulated."""
+    result = run(*QUICK, *args)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("rerail simulate: ") and "; " in line
