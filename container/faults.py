@@ -2,8 +2,8 @@
 
 `RERAIL_DRILL` holds drills joined by `;`, each `kind:step=S` with its settings: `kill:step=60:attempt=1;slow:step=90`.
 Every kind takes `attempt=N` (only in that attempt) and `restart=N` (only after that restart in place; 0 is the job's
-own start). Those marked * hit rank 0 alone, a hang the last rank (so that rank
-0 is left waiting), and take `rank=N`; the others hit all ranks alike. A fault fires as its step begins.
+own start). Those marked * hit rank 0 alone, a hang the last rank (so that rank 0 is left waiting), and take `rank=N`;
+the others hit all ranks alike. A fault fires as its step begins.
 
 bug *    numpy raises, and the rank fails
 oom *    torch's allocator refuses four pebibytes

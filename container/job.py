@@ -37,10 +37,9 @@ class Job:
 
     `resume_at_most` is the newest step this attempt may resume from: None for any, 0 for a start from scratch.
     `skipped` are the samples that this attempt passes over, in ascending order; `rate` is the factor on the learning
-    rate that the schedule names; `restart` is the restart in
-    place within the attempt, 0 for the job's own start, and `rolled_back` the last one that went back to
-    `resume_at_most`; `checkpoint_place` is a folder or an
-    `s3://` prefix that takes the place of the folder which SageMaker copies to S3.
+    rate that the schedule names; `restart` is the restart in place within the attempt, 0 for the job's own start, and
+    `rolled_back` the last one that went back to `resume_at_most`; `checkpoint_place` is a folder or an `s3://` prefix
+    that takes the place of the folder which SageMaker copies to S3.
     """
 
     base: Path
