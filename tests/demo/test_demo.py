@@ -145,6 +145,7 @@ def test_a_loss_that_is_no_number_is_rolled_back_within_its_job(play):
     assert 0 < incident["next_step_after_s"] < 30
 
 
+@rehearsal
 def test_a_job_that_became_slow_is_moved_without_losing_a_step(play):
     """It is asked to save, is stopped only when it has, and the fresh machines carry on where it stopped."""
     facts, _ = play("slow")
