@@ -28,7 +28,7 @@ test: $(VENV)/ready ## the whole test suite
 	$(BIN)/python -m pytest tests/deployed tests/demo -m "not rehearsal"
 
 rehearse: $(VENV)/ready ## every demo scenario, one after the other (about 25 minutes)
-	$(BIN)/python -m pytest tests/demo -m rehearsal -v
+	$(BIN)/python -m pytest tests/demo/test_demo.py -v
 
 check: $(VENV)/ready ## linter, formatter, type checker
 	$(BIN)/ruff check .

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from cli.demo.scenarios import Name
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 RERAIL = [sys.executable, "-m", "cli.main", "demo"]
@@ -193,3 +195,17 @@ def test_without_machines_the_run_goes_to_the_policys_next_best(play):
     assert [attempt["instance_type"] for attempt in facts["attempts"]] == ["ml.m5.large", "ml.m5.large", "ml.m5.xlarge"]
     assert facts["attempts"][-1]["resumed_from_step"] > 0
     assert "calling it back, to go to ml.m5.xlarge" in " ".join(printed.split())
+
+
+@rehearsal
+@pytest.mark.parametrize("scenario", ["heal", "nan", "stall", "blind", "approve", "storm"])
+def test_every_other_scenario_ends_as_it_must(play, scenario):
+    """The demo itself says what is not as it must be, and fails."""
+    facts, _ = play(scenario)
+    assert facts["scenario"] == scenario
+
+
+def test_every_scenario_is_rehearsed():
+    """None is added that nobody ever plays."""
+    text = Path(__file__).read_text()
+    assert [name for name in Name if f'"{name}"' not in text] == []
