@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured = _measure(options, console)
     console.print(_times(measured))
     goals = _goals(measured)
-    console.print(_verdicts(goals))
+    console.print(verdicts(goals))
     if options.json:
         options.json.write_text(json.dumps({"measured": measured, "goals": [vars(goal) for goal in goals]}, indent=1))
     return 0 if all(goal.is_met or not goal.is_measurable for goal in goals) else 1
@@ -357,7 +357,8 @@ def _times(measured: Mapping[str, Any]) -> Table:
     return table
 
 
-def _verdicts(goals: Sequence[Goal]) -> Table:
+def verdicts(goals: Sequence[Goal]) -> Table:
+    """Each ratio beside what is asked of it."""
     table = Table(title="goals")
     for heading in ("ratio", "measured", "goal", "verdict"):
         table.add_column(heading, justify="left" if heading in ("ratio", "verdict") else "right")

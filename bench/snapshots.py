@@ -36,7 +36,7 @@ from torch import distributed as dist
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "container"))
 
-from bench.saving import SIZES, Goal, make_state
+from bench.saving import SIZES, Goal, make_state, verdicts
 from rerail_agent.checkpoints import Manifest, Saver, Snapshots, place_of
 from rerail_agent.keeping import Keeping
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = progress.add_task("losses", total=options.losses)
         tally = losses(context, options.losses, options.seed, lambda: progress.advance(task))
     goals = [goal for size, figures in measured.items() for goal in _goals(size, figures)]
-    for table in (*(_times(size, figures) for size, figures in measured.items()), _verdicts(goals), _losses(tally)):
+    for table in (*(_times(size, figures) for size, figures in measured.items()), verdicts(goals), _losses(tally)):
         console.print(table)
     for line in tally.wrong[:20]:
         console.print(line, style="red", highlight=False)
@@ -331,15 +331,6 @@ def _times(size: str, measured: Mapping[str, Any]) -> Table:
     for name, seconds in measured["restore_s"].items():
         table.add_row(f"restore {name}", "", f"{1e3 * seconds:.0f}", "")
     table.caption = f"prepare() took {measured['prepare_s']:.2f} s"
-    return table
-
-
-def _verdicts(goals: Sequence[Goal]) -> Table:
-    table = Table(title="goals")
-    for heading in ("ratio", "measured", "goal", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("ratio", "verdict") else "right")
-    for goal in goals:
-        table.add_row(goal.name, f"{goal.value:.3g}", f"<= {goal.limit:g}", goal.verdict)
     return table
 
 

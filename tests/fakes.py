@@ -48,7 +48,7 @@ from rerail.ports import Beat, Beats
 from rerail.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.rounds import Round
 from rerail.switch import SwitchedPolicies
-from rerail.wakeups import SWEEP, ReportFiled, read
+from rerail.wakeups import SWEEP, JobHeard, ReportFiled, read
 from rerail.watching import Memory, Watching
 
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
@@ -434,6 +434,15 @@ class World:
         run = self.runs.load(run_id)
         assert run is not None, f"no run {run_id}"
         return run
+
+    def with_saves(self, **facts: Any) -> "World":
+        """With a run that has trained for fifty minutes, and saved at steps 100 to 500."""
+        self.sagemaker.submit("gpt")
+        self.supervisor().handle(JobHeard("gpt"))
+        for step in range(100, 501, 100):
+            self.minutes(10)
+            self.checkpoints.save(step=step, **facts)
+        return self
 
     def minutes(self, count: float, *, every: timedelta = timedelta(minutes=1)) -> None:
         """Let time pass with a sweep each minute, whose wake-ups the supervisor follows."""

@@ -10,7 +10,7 @@ from rerail.detectors.finding import Finding, Kind, Level
 from rerail.model import Plan, RunState
 from rerail.policy import Approval, Mode, OnExpiry, Policy
 from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from rerail.wakeups import CommandGiven, TroubleFound
 from tests.fakes import World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
@@ -23,12 +23,7 @@ def world() -> World:
     world = World()
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
     world.sagemaker.instance_type = "ml.p5.48xlarge"
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
-    for step in range(100, 501, 100):
-        world.minutes(10)
-        world.checkpoints.save(step=step)
-    return world
+    return world.with_saves()
 
 
 def chosen(world: World, **approval) -> None:

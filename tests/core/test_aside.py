@@ -17,21 +17,18 @@ from tests.fakes import BUCKET, Agent, World
 FORBIDDEN = "CopyObject is not allowed. To do: deploy with the context value asideBuckets"
 
 
+FOREIGN = {"attempt": 0, "layout": "huggingface"}
+
+
 def save(world: World, step: int) -> None:
     """As a script saves that knows nothing of manifests: the listing does not say whose it is."""
-    world.checkpoints.save(step, attempt=0, layout="huggingface")
+    world.checkpoints.save(step, **FOREIGN)
 
 
 @pytest.fixture
 def world() -> World:
     """A run without an agent has trained for an hour, with saves at steps 100 to 500."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
-    for step in range(100, 501, 100):
-        world.minutes(10)
-        save(world, step)
-    return world
+    return World().with_saves(**FOREIGN)
 
 
 def diverged(world: World, *, onset: int = 350, job: str = "gpt") -> None:

@@ -22,19 +22,6 @@ DIVERGED = (Kind.DIVERGENCE, Kind.NON_FINITE, Kind.FROZEN_LOSS, Kind.LOSS_SPIKE)
 
 
 @pytest.fixture
-def world() -> World:
-    """A run that has trained for an hour, with checkpoints at steps 100 to 500."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
-    for step in range(100, 501, 100):
-        world.minutes(10)
-        world.checkpoints.save(step=step)
-    world.minutes(2)
-    return world
-
-
-@pytest.fixture
 def agent(world) -> Agent:
     """An agent in its job, which has said hello."""
     agent = Agent(world)

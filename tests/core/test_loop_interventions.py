@@ -8,7 +8,7 @@ from rerail.actions import Severity
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.model import JobStatus, RunState
 from rerail.policy import Mode, OnAlarm, Policy, Retries
-from rerail.wakeups import AlarmHeard, JobHeard, TroubleFound
+from rerail.wakeups import AlarmHeard, TroubleFound
 from tests.fakes import World
 
 MINUTE = timedelta(minutes=1)
@@ -16,14 +16,8 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.fixture
 def world() -> World:
-    """A run that has trained for an hour, with checkpoints at steps 100 to 500."""
-    world = World()
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
-    for step in range(100, 501, 100):
-        world.minutes(10)
-        world.checkpoints.save(step=step)
-    return world
+    """A run that has trained for fifty minutes, with checkpoints at steps 100 to 500."""
+    return World().with_saves()
 
 
 def found(world: World, kind: Kind, level: Level, *, onset: int | None = 350, step: int | None = 480, job: str = "gpt"):
