@@ -23,6 +23,8 @@ GRACE_S = 10.0  # for ranks to leave by themselves before a restart: a save that
 LAST_LOOK_S = 3.0  # for the mailbox to answer, when the command has ended
 LAST_WORDS_S = 2.0
 HOPELESS = ("oom", "hardware")  # the same machine would fail again
+# All that an order may say to the next processes.
+ORDERED = ("RERAIL_RESTART", "RERAIL_RESUME_STEP", "RERAIL_ROLLED_BACK", "RERAIL_SKIP_SAMPLES", "RERAIL_LR_SCALE")
 OF_PEERS = ("infrastructure", "hang")  # with peers on other machines, one of these may know of a better reason
 
 
@@ -60,9 +62,13 @@ class Restarts:
         self._hold_s = _seconds(environment, "RERAIL_HOLD_SECONDS", HOLD_S)
         self.grace_s = _seconds(environment, "RERAIL_RESTART_GRACE_SECONDS", GRACE_S)
         self._line: Telegraph | None = telegraph.connect(environment, base, tell)
-        self.number = 0  # of the restart that the processes owe their lives to
+        self._job = environment.get("TRAINING_JOB_NAME", "")
         self._answering = ""  # the order's id
-        self.environment = {**environment, "RERAIL_INIT": "1"} if self._line else dict(environment)
+        self.environment = dict(environment)
+        before = remembered(base, self._job) if self._line else {}
+        self.number = int(before.get("RERAIL_RESTART", "0"))  # of the restart that the processes owe their lives to
+        if self._line:
+            self.environment |= {"RERAIL_INIT": "1", **before}
 
     def start(self) -> None:
         """Not before the first fork: it starts a thread."""
@@ -113,9 +119,19 @@ class Restarts:
     def _obey(self, order: Command) -> None:
         self.number, self._answering = order.restart, order.id
         self.environment |= ordered(order)
+        self._remember()
         self._set_failure_aside()
         start = "the newest checkpoint" if order.resume_step is None else f"step {order.resume_step} at most"
         self._tell(f"restart {order.restart} in place, by the supervisor's order ({order.reason}): from {start}")
+
+    def _remember(self) -> None:
+        """For the container that SageMaker itself may start in place of this one, with the environment of the first."""
+        told = {name: self.environment[name] for name in ORDERED if name in self.environment}
+        file = memory_file(self._base)
+        with suppress(OSError):
+            new = file.with_name(f"{file.name}.{self.number}.tmp")
+            new.write_text(json.dumps({"job": self._job, "told": told}))
+            new.replace(file)
 
     def _set_failure_aside(self) -> None:
         """SageMaker is given the first failure's file: that of the processes before is no news of the next ones."""
@@ -129,6 +145,26 @@ class Restarts:
         """Nothing more will be started; what is still to be told is."""
         if self._line is not None:
             self._line.stop(LAST_WORDS_S)
+
+
+def memory_file(base: Path) -> Path:
+    """In the folder that SageMaker copies to S3, and back when it restarts the job."""
+    return base / "checkpoints" / ".rerail-restart.json"
+
+
+def remembered(base: Path, job: str) -> dict[str, str]:
+    """What the last order to this very job has put into the environment; nothing where there was none."""
+    try:
+        table = json.loads(memory_file(base).read_text())
+        told = table["told"] if table["job"] == job else {}
+        return {name: told[name] for name in ORDERED if isinstance(told.get(name), str)} if _is_sound(told) else {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _is_sound(told: Mapping[str, str]) -> bool:
+    numbers = (told.get(name, "0") for name in ("RERAIL_RESTART", "RERAIL_ROLLED_BACK", "RERAIL_RESUME_STEP"))
+    return all(number.isdigit() and len(number) < 10 for number in numbers)
 
 
 def ordered(order: Command) -> dict[str, str]:

@@ -67,9 +67,14 @@ class Node:
         defaults = {"RERAIL_HOLD_SECONDS": "8", "RERAIL_RESTART_GRACE_SECONDS": "3", "FOLDER": str(folder)}
         environment = environment_of(bucket, base=base, **defaults | variables)
         environment |= {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(CODE)}
-        self.process = subprocess.Popen(
-            [PYTHON, "-m", "rerail_agent.init", PYTHON, str(script)],
-            env=environment,
+        self._command, self._environment = [PYTHON, "-m", "rerail_agent.init", PYTHON, str(script)], environment
+        self.process = self.start()
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """A container with the environment of the first."""
+        return subprocess.Popen(
+            self._command,
+            env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -161,6 +166,36 @@ def test_orders_follow_one_another(bucket: Bucket, new_node: NewNode) -> None:
     assert [second[name] for name in names] == ["2", "400", "1", "0.9"]
     assert node.end() == 0
     assert [report.restart for report in told(bucket, Told.RESTARTED)] == [1, 2]
+
+
+def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
+    bucket: Bucket, new_node: NewNode
+) -> None:
+    """Its environment is that of the first, and another command has taken the order's place long ago. Another job,
+    which is given the same folder, knows nothing of it."""
+    node = new_node("train(seconds=60 if restart == 0 else 2)")
+    (node.base / "checkpoints").mkdir()
+    node.await_note("ready-0-0-0")
+    bucket.command(order(2, resume_step=400, skip_samples="10-20", rate=0.9))
+    node.await_note("ready-2-0-0")
+    bucket.command(command("asked", wish=Wish.CHECKPOINT))
+    node.process.kill()
+    node.process.communicate()
+    (node.folder / "ready-2-0-0").unlink()
+    node.process = node.start()
+    again = json.loads(node.await_note("ready-2-0-0"))
+    names = ("RERAIL_RESTART", "RERAIL_RESUME_STEP", "RERAIL_ROLLED_BACK", "RERAIL_SKIP_SAMPLES", "RERAIL_LR_SCALE")
+    assert [again[name] for name in names] == ["2", "400", "2", "10-20", "0.9"]
+    assert restarts.remembered(node.base, "another-job") == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"job": "night"}', '{"job": "night", "told": {"RERAIL_RESTART": "x"}}']
+)
+def test_what_cannot_be_read_of_older_orders_changes_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    restarts.memory_file(tmp_path).write_text(text)
+    assert restarts.remembered(tmp_path, "night") == {}
 
 
 def test_ranks_that_do_not_leave_are_killed(bucket: Bucket, new_node: NewNode) -> None:

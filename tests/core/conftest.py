@@ -1,4 +1,4 @@
-"""A world for the core, and how Hypothesis plays here: the same examples each time, no stopwatch on a loaded machine."""
+"""A world for the core, and how Hypothesis plays here: the same examples each time, without a stopwatch."""
 
 import pytest
 from hypothesis import HealthCheck, settings
