@@ -163,7 +163,7 @@ def test_a_bucket_gets_an_object_and_loses_it_again(monkeypatch: pytest.MonkeyPa
     bucket = Bucket()
     monkeypatch.setattr(place, "place_of", bucket.at)
     assert preflight.round_trip("s3://models/run/", "night-algo-1").verdict is Verdict.PASSED
-    assert bucket.seen == ["s3://models/run/.preflight-night-algo-1-0"]
+    assert bucket.seen == ["s3://models/run/.preflight-night-algo-1"]
     assert not bucket.objects
     bucket.denied = True
     result = preflight.round_trip("s3://models/run/", "night-algo-1")
