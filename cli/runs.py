@@ -25,6 +25,7 @@ from rerail.machines import spoken_machines
 from rerail.model import Attempt, Run, RunState, TimelineEntry
 from rerail.money import run_dollars, runtime_left, unpriced
 from rerail.policy import Policy
+from rerail.ports import policy_of
 from rerail.remedies import spoken
 from rerail.repairs import spoken_repairs
 
@@ -37,7 +38,13 @@ STYLES = {
 }
 
 
-def status(local: Local = False, as_json: AsJson = False) -> None:
+def status(
+    local: Local = False,
+    as_json: AsJson = False,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Say how often each would best save; lists its saves.")
+    ] = False,
+) -> None:
     """All runs: their state, attempt, last incident and what is to be done."""
     where = place.find(local=local)
     runs = sorted(where.runs.all_runs(), key=lambda run: (run.state.is_end, run.created_at), reverse=False)
@@ -59,6 +66,10 @@ def status(local: Local = False, as_json: AsJson = False) -> None:
             _incident(run),
         )
     console.print(table)
+    policies = SsmPolicies(where.outputs["PolicyPrefix"], now)
+    for run in runs if advice else ():
+        for line in saving(run, policy_of(run, policies)):
+            console.print(f"{run.id}: {line}", highlight=False)
 
 
 def show(
@@ -79,7 +90,7 @@ def show(
     console.print(f"[bold]{record.id}[/] {styled(record.state)} under policy {_policy(record)}", highlight=False)
     if record.hold_reason:
         console.print(f"[red]held:[/] {escape(record.hold_reason)}\nrelease with: rerail release {record.id}")
-    policy = SsmPolicies(where.outputs["PolicyPrefix"], now).get(record.policy)
+    policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], now))
     console.print(f"failures it can still afford: {budgets(record, policy)}", highlight=False)
     for line in (*waits(record), *machines(record), *spending(record, policy), *saving(record, policy)):
         console.print(line, highlight=False)
