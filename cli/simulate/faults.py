@@ -48,7 +48,6 @@ DIVERGENCES_A_DAY = 10 / 54  # between GLM-130B (4 in 54 days) and IDEFICS-80B (
 ROWS_LOGGED, SPIKES_THAT_MEND = 494_166, 79  # of bench/corpus
 # docs/detection.md: no wrong intervention in as many rows, so with 95 % confidence fewer than three.
 WRONG_AT_MOST = 3
-DEADLY = tuple(CATEGORIES)
 TEXTS = {Fault.GPU: "hardware", Fault.NETWORK: "hang_timeout", Fault.SOFTWARE: "user_code"}
 START_TEXT = "infra_retryable"
 

@@ -204,8 +204,4 @@ def _cause(text: str) -> str:
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
-    try:
-        seconds = float(environment.get(name) or default)
-    except ValueError:
-        return default
-    return seconds if 0 <= seconds < math.inf else default
+    return telegraph.seconds_of(environment, name, default, least=0.0, below=math.inf)

@@ -74,7 +74,7 @@ class Telegraph:
     def __init__(self, environment: Mapping[str, str], host: str, tell: Callable[[str], None]) -> None:
         self._environment, self._host, self._tell = dict(environment), host, tell
         self._began = _now()
-        self._poll_s = _seconds(environment, "RERAIL_POLL_SECONDS", POLL_S)
+        self._poll_s = seconds_of(environment, "RERAIL_POLL_SECONDS", POLL_S, least=0.05, below=86400)
         self._restart = 0
         self._tag = ""
         self._reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
@@ -229,10 +229,10 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)  # noqa: UP017  (init.py comes here in images whose Python is older)
 
 
-def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+def seconds_of(environment: Mapping[str, str], name: str, default: float, *, least: float, below: float) -> float:
     """What cannot be read is the agent's to tell of."""
     try:
         seconds = float(environment.get(name) or default)
     except ValueError:
         return default
-    return seconds if 0.05 <= seconds < 86400 else default
+    return seconds if least <= seconds < below else default

@@ -9,11 +9,10 @@ from statistics import median
 from rerail.causes import Cause
 from rerail.checkpoints import Checkpoint
 from rerail.model import Run
-from rerail.money import trained_s
+from rerail.money import HOUR_S, trained_s
 from rerail.policy import Policy
 from rerail.remedies import spoken
 
-HOUR_S = 3600.0
 # Waste grows by 8 % at half as long again, and by 25 % at twice: nearer than that nobody need change anything.
 NEAR = 1.5
 

@@ -22,6 +22,7 @@ from rerail.remedies import Hold
 from rerail.signals import JobSeen
 
 A_MOMENT = timedelta(seconds=5)
+KEPT_WARNINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ def without(run: Run, *kinds: type[Action]) -> Run:
 def with_attempt(run: Run, attempt: Attempt) -> Run:
     """The run with its current attempt replaced."""
     return replace(run, attempts=(*run.attempts[:-1], attempt))
+
+
+def warned(run: Run, *keys: str) -> Run:
+    """The run, which remembers that people were told of these; of too many the oldest are forgotten."""
+    return replace(run, warnings=(*run.warnings, *keys)[-KEPT_WARNINGS:])
 
 
 def ended(run: Run, state: RunState) -> Run:

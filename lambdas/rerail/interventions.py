@@ -18,6 +18,7 @@ from rerail.decision import (
     resume_step,
     spoken_start,
     stop_now,
+    warned,
     with_attempt,
 )
 from rerail.detectors.finding import Finding, Kind, Level
@@ -34,7 +35,6 @@ from rerail.saving import save_first
 from rerail.signals import Found, JobSeen
 from rerail.weighing import weighed
 
-KEPT_WARNINGS = 20
 # What stopping the job can mend, and the cause that its budget is charged to. Anything else is for people.
 CAUSES = {
     Kind.NON_FINITE: Cause.DIVERGED,
@@ -240,8 +240,7 @@ def _named(decision: Decision, finding: Finding) -> Decision:
 
 
 def _told(run: Run, findings: tuple[Finding, ...] | list[Finding]) -> Run:
-    keys = tuple(_key(run, finding) for finding in findings)
-    return replace(run, warnings=(*run.warnings, *keys)[-KEPT_WARNINGS:])
+    return warned(run, *(_key(run, finding) for finding in findings))
 
 
 def _key(run: Run, finding: Finding) -> str:

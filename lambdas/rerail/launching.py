@@ -76,28 +76,23 @@ def run_money_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None
     """A run may cost only so much, where the policy says so and the price is known."""
     cap = policy.limits.run_dollars
     spent = run_dollars(run, at, policy.prices) if cap else None
-    if spent is None or spent < cap:
-        return None
-    return Obstacle(
-        RUN_MONEY,
-        Means.HOLD,
-        f"the run has cost {spoken_dollars(spent)}, of at most {spoken_dollars(cap)} (limits.run_dollars)",
-        "see what it has come to, then release the run to grant it as much again",
-    )
+    advice = "see what it has come to, then release the run to grant it as much again"
+    return _overspent(RUN_MONEY, spent, cap, "the run has cost", "limits.run_dollars", advice)
 
 
 def incident_money_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """What mending one incident may cost, where the policy says so and the price is known."""
     cap = policy.limits.incident_dollars
     spent = incident_dollars(run, at, policy.prices) if cap else None
+    advice = "find out why relaunching does not mend it, then release the run"
+    return _overspent(INCIDENT_MONEY, spent, cap, "this incident has cost", "limits.incident_dollars", advice)
+
+
+def _overspent(check: str, spent: float | None, cap: float, what: str, field: str, advice: str) -> Obstacle | None:
     if spent is None or spent < cap:
         return None
-    return Obstacle(
-        INCIDENT_MONEY,
-        Means.HOLD,
-        f"this incident has cost {spoken_dollars(spent)}, of at most {spoken_dollars(cap)} (limits.incident_dollars)",
-        "find out why relaunching does not mend it, then release the run",
-    )
+    why = f"{what} {spoken_dollars(spent)}, of at most {spoken_dollars(cap)} ({field})"
+    return Obstacle(check, Means.HOLD, why, advice)
 
 
 def somebody_agrees(run: Run, at: datetime, policy: Policy) -> Obstacle | None:

@@ -18,6 +18,7 @@ from rerail.decision import (
     resume_step,
     spoken_start,
     stop_now,
+    warned,
     with_attempt,
     without,
 )
@@ -35,7 +36,6 @@ IN_PLACE = (Cause.DIVERGED, Cause.USER_CODE, Cause.DATA)
 # What a rank says whose peer on another machine is gone: the peer's own init knows more.
 OF_PEERS = (Cause.INFRASTRUCTURE, Cause.HANG)
 LIVE = (RunState.WATCHING, RunState.STARTING)
-KEPT_WARNINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ def on_crash(run: Run, reported: Reported, policy: Policy) -> Decision:
     against = verdict.why if isinstance(verdict, Hold) else obstacle(charged, failure, aim, policy)
     if policy.mode is not Mode.ACT or not may_act(run, policy):
         against = "nothing is done without a human" if may_act(run, policy) else "observing only"
-    run = replace(run, warnings=(*run.warnings, key)[-KEPT_WARNINGS:])
+    run = warned(run, key)
     if against:
         return _left_to_end(run, f"{what}: not restarted in place ({against}), the job ends", reported.at)
     charged = replace(charged, warnings=run.warnings)

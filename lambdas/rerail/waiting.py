@@ -6,15 +6,13 @@ from datetime import datetime
 from rerail import pools
 from rerail.actions import CreateJob, Severity, StopJob, Tell
 from rerail.approval import needs_a_proposal, proposed_launch, still_stands
-from rerail.decision import Decision, closed, ended, held, notice, owes, without
+from rerail.decision import Decision, closed, ended, held, notice, owes, warned, without
 from rerail.launching import APPROVAL, BRAKE, Means, Obstacle, obstacle
 from rerail.model import Run, RunState
 from rerail.money import unpriced
 from rerail.policy import Mode, Policy
 from rerail.remedies import spoken
 from rerail.signals import CreateRefused, Paused
-
-KEPT_WARNINGS = 20
 
 
 def with_waits(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
@@ -53,7 +51,7 @@ def on_braked(run: Run, refused: CreateRefused) -> Decision:
     key = f"rerail/brake-{refused.paged_at:%Y%m%dT%H%M%S}"
     if key in run.warnings:
         return Decision(run, reason=reason, finding="brake")
-    run = replace(run, warnings=(*run.warnings, key)[-KEPT_WARNINGS:])
+    run = warned(run, key)
     return Decision(run, (Tell(Severity.PAGE, "relaunches are held back", body, key),), reason, finding="brake")
 
 
@@ -130,5 +128,5 @@ def _priced(decision: Decision, policy: Policy) -> Decision:
         return decision
     why = f"the price of a machine {kind} is not known: the caps on money cannot be kept"
     tell = notice(run, Severity.INFORM, "no cap on money", f"{why}. To do: name it in the policy's [prices]", key=key)
-    run = replace(run, warnings=(*run.warnings, key)[-KEPT_WARNINGS:])
+    run = warned(run, key)
     return replace(decision, run=run, actions=(*decision.actions, tell), reason=f"{decision.reason}; {why}")

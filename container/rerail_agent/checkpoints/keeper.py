@@ -25,7 +25,6 @@ from rerail_agent.keeping import SOCKET
 
 NICENESS = 19  # the training comes first; where it leaves no time, snapshots are passed over
 MOST_CALLERS = 64
-HANDSHAKE_S = 10.0
 
 Message = Mapping[str, Any]
 
