@@ -16,7 +16,7 @@ $(VENV)/ready: pyproject.toml
 	@echo "setting up $(VENV): Python packages, the CDK with its Node, PyTorch (2-3 minutes, once)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --upgrade pip
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ".[functions,stacks,local,container,frameworks,backtest,dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ".[functions,stacks,local,container,frameworks,backtest,report,docs,dev]"
 	@touch $@
 
 demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (SCENARIO=crash|bug|spike|stall|...)

@@ -1,0 +1,44 @@
+"""Which page of the runbooks a notice or an alarm belongs to: `docs/runbooks/<name>.md`, one for each thing to do."""
+
+from enum import StrEnum
+
+
+class Runbook(StrEnum):
+    """The name of a page; each is linked from what it is about."""
+
+    # Runs that wait for a human.
+    OUT_OF_MEMORY = "out-of-memory"
+    SAME_ERROR = "same-error"
+    ATTEMPTS_SPENT = "attempts-spent"
+    RESTART_STORM = "restart-storm"
+    NO_PROGRESS = "no-progress"
+    BUDGET_SPENT = "budget-spent"
+    DIVERGED = "diverged"
+    NO_CAPACITY = "no-capacity"
+    REQUEST_REFUSED = "request-refused"
+    JOB_GONE = "job-gone"
+    MONEY_SPENT = "money-spent"
+    TIME_SPENT = "time-spent"
+    RELAUNCH_BRAKE = "relaunch-brake"
+    APPROVAL = "approval"
+    NOT_SET_ASIDE = "not-set-aside"
+    OBSERVING = "observing"
+    # Runs that go on, and want a look.
+    BLIND = "blind"
+    CHECKPOINT_STALL = "checkpoint-stall"
+    PLATEAU = "plateau"
+    GRAD_NORM = "grad-norm"
+    RESUME_MISMATCH = "resume-mismatch"
+    # HyperPod, which repairs itself.
+    HYPERPOD = "hyperpod"
+    # The supervisor itself.
+    DEAD_LETTERS = "dead-letters"
+    FUNCTION_ERRORS = "function-errors"
+    THROTTLES = "throttles"
+    EVENTS_DROPPED = "events-dropped"
+    STALE_SIGNALS = "stale-signals"
+    NO_SWEEP = "no-sweep"
+    UNDELIVERED = "undelivered"
+    UNHEALTHY = "unhealthy"
+    # What has happened, where nothing is to be done.
+    INFORMED = "informed"
