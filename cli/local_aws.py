@@ -1,30 +1,42 @@
 """`rerail local`: the local AWS of this checkout, started and ended by hand."""
 
+import json
+
 import typer
-from rich import print as say
 
 from cli import place
+from cli.operators import say
+from cli.runs import AsJson
 from local.stack import LocalAws, LocalAwsError
 
 app = typer.Typer(help="An AWS on this machine, with Rerail deployed into it.", no_args_is_help=True)
 
 
 @app.command()
-def up(scale: float = typer.Option(60.0, help="How many times as fast as AWS its clocks run.")) -> None:
+def up(
+    scale: float = typer.Option(60.0, help="How many times as fast as AWS its clocks run."), as_json: AsJson = False
+) -> None:
     """Start it, deploy the template, and leave it running."""
     try:
         aws = LocalAws(place.LOCAL_STATE, scale=scale, schedule_scale=scale, assemblies=place.SYNTHESES)
-        aws.start(say, detached=True)
+        aws.start(lambda line: say(line, as_json), detached=True)
     except LocalAwsError as error:
         place.fail(str(error), "`rerail local down` ends a running one")
+    if as_json:
+        told = {"endpoint": aws.endpoint_url, "pid": aws.pid, "scale": scale, "outputs": aws.outputs}
+        typer.echo(json.dumps(told, indent=2))
+        return
     say(f"running: `rerail status --local` looks at it, AWS_ENDPOINT_URL={aws.endpoint_url} reaches it")
 
 
 @app.command()
-def down() -> None:
+def down(as_json: AsJson = False) -> None:
     """End it, with everything it started."""
     try:
         LocalAws.attach(place.LOCAL_STATE).stop()
     except LocalAwsError:
         place.fail("no local AWS is running here", "nothing: there is nothing to end")
+    if as_json:
+        typer.echo(json.dumps({"ended": True}))
+        return
     say("ended")

@@ -30,9 +30,10 @@ def metrics(
         Format,
         typer.Option("--format", help="boto3, sdk for the SageMaker Python SDK (v2 and v3), json for the AWS CLI."),
     ] = Format.boto3,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Print the MetricDefinitions for jobs that log Rerail's metric line."""
-    if format is Format.json:
+    if as_json or format is Format.json:
         typer.echo(json.dumps(definitions(), indent=2))
         return
     typer.echo("\n".join(_boto3() if format is Format.boto3 else _sdk()))

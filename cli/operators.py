@@ -2,22 +2,31 @@
 
 import getpass
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich import print as say
+from botocore.exceptions import BotoCoreError, ClientError
+from rich.console import Console
 
 from cli import place
+from cli.names import RunName, find_run
 from cli.place import Local, Place
+from cli.runs import AsJson
+from cli.saves import passed_over, saves_under
+from cli.trouble import explained
+from rerail.decision import has_agent
+from rerail.model import Run, RunState
 from rerail.signals import Verb
 from rerail.switch import OFF, ON
 from rerail.wakeups import COMMAND, OPERATOR
 
-RunName = Annotated[str, typer.Argument(help="The run, as `rerail status` names it.")]
 Why = Annotated[str, typer.Option("--why", help="Kept in the run's timeline, with your name.")]
 
 ProposalId = Annotated[str, typer.Option("--proposal", help="The proposal's id, as the page names it.")]
+MOST_NAMED = 12  # steps, in an error
 SPOKEN = {ON: "jobs are stopped and created as the policies say", OFF: "no job is stopped or created"}
 
 
@@ -29,39 +38,94 @@ class SwitchWish(StrEnum):
     STATUS = "status"
 
 
-def hold(run: RunName, why: Why = "", local: Local = False) -> None:
+def hold(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Stop supervising a run; a job that is running goes on."""
-    _ask(place.find(local=local), run, Verb.HOLD, why)
+    ask(place.find(local=local), run, Verb.HOLD, why, as_json=as_json)
 
 
-def release(run: RunName, why: Why = "", local: Local = False) -> None:
+def release(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Take a held run up again: every budget starts afresh, a dead job is relaunched."""
-    _ask(place.find(local=local), run, Verb.RELEASE, why)
+    ask(place.find(local=local), run, Verb.RELEASE, why, as_json=as_json)
 
 
-def stop(run: RunName, why: Why = "", local: Local = False) -> None:
+def stop(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """End a run: wait for its next checkpoint, then stop its job."""
-    _ask(place.find(local=local), run, Verb.STOP, why)
+    ask(place.find(local=local), run, Verb.STOP, why, as_json=as_json)
 
 
-def restart(run: RunName, why: Why = "", local: Local = False) -> None:
+def restart(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Move a run to fresh machines: wait for its next checkpoint, stop its job, relaunch from there."""
-    _ask(place.find(local=local), run, Verb.RESTART, why)
+    ask(place.find(local=local), run, Verb.RESTART, why, as_json=as_json)
 
 
-def approve(run: RunName, proposal: ProposalId = "", why: Why = "", local: Local = False) -> None:
+def rollback(
+    run: RunName,
+    to: Annotated[int, typer.Option("--to", help="Back to the newest clean checkpoint at or before it.", min=0)],
+    why: Why = "",
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """Roll a run back to a step: nothing that it has saved after it so far is resumed from any more.
+
+    A job that runs is stopped first, a held run is released. Nothing is deleted; --to 0 begins again.
+    """
+    where = place.find(local=local)
+    record = find_run(where, run)
+    start = rollback_start(where, record, to)
+    say(f"{run} goes back to step {start}; what it has saved after step {to} is kept, and not resumed from", as_json)
+    ask(where, run, Verb.ROLLBACK, why, as_json=as_json, step=to)
+
+
+def rollback_start(where: Place, run: Run, to: int) -> int:
+    """The step from which a rollback would go on, 0 being the start; or one clear error that says what there is."""
+    if run.state in (RunState.COMPLETED, RunState.STOPPED):
+        place.fail(f"{run.id} has ended ({run.state})", "start its job again by hand")
+    if not run.checkpoint_uri:
+        if not has_agent(run):
+            place.fail(f"the jobs of {run.id} save nowhere that Rerail knows of", "restart it by hand")
+        return to
+    try:
+        saves = saves_under(where.client("s3"), run.checkpoint_uri)
+    except (ClientError, BotoCoreError) as error:
+        place.fail(f"cannot see what {run.id} has saved: {explained(error).what}", explained(error).remedy)
+    steps = sorted({save.step for save in saves if save.is_whole and not passed_over(replace(run, stop=None), save)})
+    start = max((step for step in steps if step <= to), default=0)
+    if to and not start:
+        there = f"clean are {_named(steps)}" if steps else f"`rerail checkpoints {run.id}` lists what there is"
+        place.fail(f"nothing clean was saved at or before step {to}", f"{there}; --to 0 begins again")
+    return start
+
+
+def _named(steps: Sequence[int]) -> str:
+    """The oldest, since they are what was meant, and how many there are more."""
+    more = f" and {len(steps) - MOST_NAMED} newer ones" if len(steps) > MOST_NAMED else ""
+    return ", ".join(str(step) for step in steps[:MOST_NAMED]) + more
+
+
+def save(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
+    """Have a run's agent save a checkpoint now; the job goes on."""
+    where = place.find(local=local)
+    if not find_run(where, run).current.agent:
+        place.fail(f"no agent works in the job of {run}", "nobody else can be asked: docs/agent.md")
+    ask(where, run, Verb.SAVE, why, as_json=as_json)
+
+
+def approve(
+    run: RunName, proposal: ProposalId = "", why: Why = "", local: Local = False, as_json: AsJson = False
+) -> None:
     """Say yes to what is proposed for a run: its job is stopped and relaunched, or its next one created."""
-    answer(place.find(local=local), run, Verb.APPROVE, proposal, why)
+    answer(place.find(local=local), run, Verb.APPROVE, proposal, why, as_json=as_json)
 
 
-def deny(run: RunName, proposal: ProposalId = "", why: Why = "", local: Local = False) -> None:
+def deny(run: RunName, proposal: ProposalId = "", why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Say no to what is proposed for a run: a job that runs goes on, a dead run is held."""
-    answer(place.find(local=local), run, Verb.DENY, proposal, why)
+    answer(place.find(local=local), run, Verb.DENY, proposal, why, as_json=as_json)
 
 
 def switch(
     wish: Annotated[SwitchWish, typer.Argument(help="off: no job is stopped or created until it is on again.")],
     local: Local = False,
+    as_json: AsJson = False,
 ) -> None:
     """Throw the kill switch of the account, or see how it stands; honoured within a minute or two."""
     where = place.find(local=local)
@@ -70,14 +134,15 @@ def switch(
         ssm.put_parameter(Name=name, Value=wish.value, Overwrite=True, Type="String")
     stands = ssm.get_parameter(Name=name)["Parameter"]["Value"]
     means = SPOKEN.get(stands, "neither on nor off, which counts for nothing")
+    if as_json:
+        typer.echo(json.dumps({"place": where.name, "switch": stands, "means": means}, indent=2))
+        return
     say(f"the kill switch of {where.name} is {stands}: {means}")
 
 
-def answer(where: Place, run: str, verb: Verb, proposal: str, why: str) -> None:
+def answer(where: Place, run: str, verb: Verb, proposal: str, why: str, *, as_json: bool = False) -> None:
     """Without an id, to what stands now: it is shown, and it alone is answered."""
-    record = where.runs.load(run)
-    if record is None:
-        place.fail(f"there is no run {run!r} in {where.name}", "`rerail status` lists the runs")
+    record = find_run(where, run)
     if record.proposal is None:
         place.fail(f"nothing waits for approval in run {run!r} ({record.state})", f"`rerail show {run}` tells why")
     if proposal and proposal != record.proposal.id:
@@ -86,13 +151,27 @@ def answer(where: Place, run: str, verb: Verb, proposal: str, why: str) -> None:
             f"{proposal} does not stand any more, {standing.id} does: {standing.what}",
             f"look at `rerail show {run}`, then answer {standing.id}",
         )
-    say(f"{record.proposal.id}: {record.proposal.what} ({record.proposal.why})")
-    _ask(where, run, verb, why, proposal=record.proposal.id)
+    say(f"{record.proposal.id}: {record.proposal.what} ({record.proposal.why})", as_json)
+    ask(where, run, verb, why, as_json=as_json, proposal=record.proposal.id)
 
 
-def _ask(where: Place, run: str, verb: Verb, why: str, **more: str) -> None:
-    if where.runs.load(run) is None:
-        place.fail(f"there is no run {run!r} in {where.name}", "`rerail status` lists the runs")
+def say(text: str, as_json: bool = False) -> None:
+    """A line for people; beside JSON it goes to stderr."""
+    Console(stderr=as_json, markup=False).print(text)
+
+
+def ask(
+    where: Place,
+    run: str,
+    verb: Verb,
+    why: str,
+    *,
+    quietly: bool = False,
+    as_json: bool = False,
+    **more: str | int,
+) -> str:
+    """Put the wish on the bus; its id, which the run's timeline quotes."""
+    find_run(where, run)
     detail = {"run": run, "verb": verb.value, "who": getpass.getuser(), "why": why, **more}
     entry = {
         "EventBusName": where.outputs["BusName"],
@@ -103,4 +182,9 @@ def _ask(where: Place, run: str, verb: Verb, why: str, **more: str) -> None:
     answer = where.client("events").put_events(Entries=[entry])
     if answer["FailedEntryCount"]:
         place.fail(f"the bus refused the command: {answer['Entries'][0].get('ErrorMessage')}", "try again")
-    say(f"asked: {verb} {run}. `rerail show {run}` tells what became of it.")
+    id = str(answer["Entries"][0].get("EventId", ""))
+    if as_json:
+        typer.echo(json.dumps({**detail, "event": id}, indent=2))
+    elif not quietly:
+        say(f"asked: {verb} {run}. `rerail show {run}` tells what became of it.")
+    return id

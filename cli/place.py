@@ -11,6 +11,7 @@ import typer
 from botocore.exceptions import BotoCoreError, ClientError
 from rich.console import Console
 
+from cli.trouble import explained
 from local.emulator import ACCOUNT, REGION
 from local.stack import LocalAws, LocalAwsError
 from rerail.aws.clients import client
@@ -20,9 +21,20 @@ ROOT = Path(__file__).resolve().parent.parent
 # Where the local AWS keeps its files; another folder makes another local AWS.
 LOCAL_STATE = Path(os.environ.get("RERAIL_LOCAL_STATE", ROOT / ".local"))
 SYNTHESES = ROOT / ".local" / "assemblies"
-STACK = "Rerail"
+# A StackSet names the stacks of its accounts otherwise.
+STACK = os.environ.get("RERAIL_STACK", "Rerail")
 
 Local = Annotated[bool, typer.Option("--local", help="Look at the local AWS of this checkout, not at your account.")]
+
+
+class Outputs(dict[str, str]):
+    """A stack's outputs; asking for one that it does not have is one clear error."""
+
+    def __missing__(self, name: str) -> str:
+        fail(
+            f"the stack {STACK} has no output {name}",
+            "it is older than this command line, or its deployment has failed: deploy it again (`make deploy`)",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,7 @@ class Place:
 
     name: str
     outputs: Mapping[str, str]
+    is_local: bool = False
 
     @property
     def runs(self) -> DynamoRuns:
@@ -72,15 +85,16 @@ def _local() -> Place:
     except LocalAwsError:
         fail("no local AWS is running here", "start one with `rerail local up`, or leave --local out")
     use_local(aws.endpoint_url)
-    return Place(f"local AWS at {aws.endpoint_url}", aws.outputs)
+    return Place(f"local AWS at {aws.endpoint_url}", Outputs(aws.outputs), is_local=True)
 
 
 def _account() -> Place:
     try:
         stack = client("cloudformation").describe_stacks(StackName=STACK)["Stacks"][0]
     except (ClientError, BotoCoreError) as error:
-        fail(f"cannot read the stack {STACK}: {error}", "deploy it (README), check your credentials, or add --local")
-    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+        what, remedy = explained(error)
+        fail(f"cannot read the stack {STACK}: {what}", remedy)
+    outputs = Outputs({output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])})
     return Place(f"stack {STACK} in {client('cloudformation').meta.region_name}", outputs)
 
 

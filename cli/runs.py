@@ -1,7 +1,7 @@
-"""`rerail status` and `rerail show`: the fleet at a glance, and one run in full."""
+"""`rerail show`: one run in full, and the words and tables that other commands use for runs too."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -9,9 +9,11 @@ import typer
 from botocore.exceptions import BotoCoreError, ClientError
 from rich.console import Console
 from rich.markup import escape
+from rich.panel import Panel
 from rich.table import Table
 
 from cli import place
+from cli.names import RunName, find_run
 from cli.place import Local, now
 from rerail import pools
 from rerail.advice import advise, spoken_advice
@@ -19,15 +21,19 @@ from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.ssm import SsmPolicies
 from rerail.codec import plain
 from rerail.errors import RerailError
+from rerail.goodput import Account, account
 from rerail.launching import spoken_dollars
 from rerail.ledger import left
 from rerail.machines import spoken_machines
-from rerail.model import Attempt, Run, RunState, TimelineEntry
+from rerail.model import Attempt, Incident, Run, RunState, TimelineEntry
 from rerail.money import run_dollars, runtime_left, unpriced
 from rerail.policy import Policy
 from rerail.ports import policy_of
 from rerail.remedies import spoken
 from rerail.repairs import spoken_repairs
+from rerail.story.first import Tone
+from rerail.story.known import Known
+from rerail.story.story import Story, tell
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program.")]
 STYLES = {
@@ -38,66 +44,114 @@ STYLES = {
 }
 
 
-def status(
-    local: Local = False,
-    as_json: AsJson = False,
-    advice: Annotated[
-        bool, typer.Option("--advice", help="Say how often each would best save; lists its saves.")
-    ] = False,
-) -> None:
-    """All runs: their state, attempt, last incident and what is to be done."""
+def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
+    """One run: what happened, what to do, its attempts, incidents, budgets, time and money, and every decision."""
     where = place.find(local=local)
-    runs = sorted(where.runs.all_runs(), key=lambda run: (run.state.is_end, run.created_at), reverse=False)
+    record = find_run(where, run)
+    timeline = tuple(where.runs.timeline(run))
+    policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], now))
+    told = tell(Known(record, now(), policy, timeline))
     if as_json:
-        typer.echo(json.dumps([plain(run) for run in runs], indent=2))
-        return
-    console = Console()
-    if not runs:
-        console.print(f"no runs in {where.name}. A job joins with the tag rerail:policy=default", highlight=False)
-        return
-    table = Table("run", "state", "policy", "attempt", "job", "last incident", title=where.name, title_justify="left")
-    for run in runs:
-        table.add_row(
-            run.id,
-            styled(run.state) + _waits_for(run),
-            _policy(run),
-            str(run.current.number),
-            _job(run.current),
-            _incident(run),
-        )
-    console.print(table)
-    policies = SsmPolicies(where.outputs["PolicyPrefix"], now)
-    for run in runs if advice else ():
-        for line in saving(run, policy_of(run, policies)):
-            console.print(f"{run.id}: {line}", highlight=False)
-
-
-def show(
-    run: Annotated[str, typer.Argument(help="The run, as `rerail status` names it.")],
-    local: Local = False,
-    as_json: AsJson = False,
-) -> None:
-    """One run: its attempts, its incidents, its budgets, and every decision with its reason."""
-    where = place.find(local=local)
-    record = where.runs.load(run)
-    if record is None:
-        place.fail(f"there is no run {run!r} in {where.name}", "`rerail status` lists the runs")
-    timeline = where.runs.timeline(run)
-    if as_json:
-        typer.echo(json.dumps({"run": plain(record), "timeline": [plain(entry) for entry in timeline]}, indent=2))
+        typer.echo(json.dumps(plain_run(told, record, timeline, policy), indent=2))
         return
     console = Console()
     console.print(f"[bold]{record.id}[/] {styled(record.state)} under policy {_policy(record)}", highlight=False)
-    if record.hold_reason:
-        console.print(f"[red]held:[/] {escape(record.hold_reason)}\nrelease with: rerail release {record.id}")
-    policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], now))
-    console.print(f"failures it can still afford: {budgets(record, policy)}", highlight=False)
+    console.print(headline(told))
     for line in (*waits(record), *machines(record), *spending(record, policy), *saving(record, policy)):
         console.print(line, highlight=False)
+    console.print(f"failures it can still afford: {budgets(record, policy)}", highlight=False)
     console.print(attempts_table(record))
+    if record.incidents:
+        console.print(incidents_table(record))
+    console.print(time_table(account(record, now(), policy)))
     console.print(timeline_table(timeline))
     for entry in record.ledger.entries:
         console.print(f"  ledger {escape(entry)}", highlight=False, style="dim")
+
+
+def headline(told: Story) -> Panel:
+    """What happened, what was done about it, and what to do, with the commands."""
+    style = {Tone.NEEDED: "red", Tone.MENDING: "yellow", Tone.WELL: "green"}[told.tone]
+    rows = Table.grid(padding=(0, 2))
+    rows.add_row("happened", escape(told.happened))
+    if told.did:
+        rows.add_row("done", escape(told.did))
+    if told.tone is Tone.NEEDED:
+        rows.add_row("to do", escape("\n".join(told.todo)))
+        rows.add_row("", "[cyan]" + escape("\n".join(c for c in told.commands if " show " not in c)) + "[/]")
+        if told.by:
+            rows.add_row("until", moment(told.by))
+        if told.runbook:
+            rows.add_row("see", f"docs/runbooks/{told.runbook}.md")
+    return Panel(rows, title=escape(told.headline), title_align="left", border_style=style)
+
+
+def incidents_table(run: Run) -> Table:
+    """A row an incident: how soon it was found (MTTD), how soon there was progress beyond it (MTTR), what it cost."""
+    table = Table("when", "kind", "cause", "MTTD", "MTTR", "lost steps", "done", "came to", title="incidents")
+    for incident in run.incidents:
+        came = "mended" if incident.mended else escape(incident.resolution) or "[yellow]not mended yet[/]"
+        table.add_row(
+            moment(incident.happened_at),
+            incident.kind,
+            str(incident.cause),
+            spoken(incident.decided_at - incident.happened_at),
+            spoken(incident.closed_at - incident.happened_at) if incident.mended and incident.closed_at else "",
+            step(incident.lost_steps),
+            ", ".join(dict.fromkeys(incident.actions)),
+            came,
+        )
+    return table
+
+
+def time_table(told: Account) -> Table:
+    """Where the time went: goodput, and badput by kind."""
+    table = Table("", "share", "time", title="where the time went")
+    if not told.wall_s:
+        return table
+    table.add_row("[green]goodput[/]", f"{told.goodput_s / told.wall_s:.1%}", spoken(timedelta(seconds=told.goodput_s)))
+    for kind, seconds in sorted(told.badput_s.items(), key=lambda each: -each[1]):
+        if seconds:
+            table.add_row(kind, f"{seconds / told.wall_s:.1%}", spoken(timedelta(seconds=seconds)))
+    return table
+
+
+def plain_run(told: Story, run: Run, timeline: Sequence[TimelineEntry], policy: Policy) -> dict[str, Any]:
+    """For another program: the whole record and timeline, and what they come to; seconds and dollars."""
+    spent = account(run, now(), policy)
+    return {
+        "headline": told.headline,
+        "happened": told.happened,
+        "did": told.did,
+        "todo": list(told.todo),
+        "commands": list(told.commands),
+        "runbook": told.runbook,
+        "account": {
+            "goodput": spent.share,
+            "goodput_s": spent.goodput_s,
+            "badput_s": {str(kind): seconds for kind, seconds in spent.badput_s.items()},
+            "dollars": spent.dollars,
+            "lost_dollars": spent.lost_dollars,
+            "saved_s": spent.saved_s,
+            "saved_dollars": spent.saved_dollars,
+            "mttd_s": spent.mttd_s,
+            "mttr_s": spent.mttr_s,
+        },
+        "budgets": {str(cause): count for cause, count in left(run.ledger, policy).items()},
+        "incidents": [_plain_incident(incident) for incident in run.incidents],
+        "run": plain(run),
+        "timeline": [plain(entry) for entry in timeline],
+    }
+
+
+def _plain_incident(incident: Incident) -> dict[str, Any]:
+    ended = incident.closed_at if incident.mended else None
+    return {
+        **plain(incident),
+        "mttd_s": (incident.decided_at - incident.happened_at).total_seconds(),
+        "mttr_s": (ended - incident.happened_at).total_seconds() if ended else None,
+        "lost_steps": incident.lost_steps,
+    }
 
 
 def attempts_table(run: Run) -> Table:
@@ -108,14 +162,16 @@ def attempts_table(run: Run) -> Table:
             str(attempt.number),
             attempt.job_name + (f"\non {spoken_machines(attempt.machines)}" if attempt.machines else ""),
             _job(attempt),
-            "\n".join(
-                (step(attempt.resumed_from_step) + (f" ({attempt.rung})" if attempt.rung else ""), *_orders(attempt))
-            ),
+            "\n".join((step(attempt.resumed_from_step) + _reason_to_start(attempt), *_orders(attempt))),
             step(attempt.last_step),
             attempt.cause or "",
             escape(attempt.failure_reason[:120]),
         )
     return table
+
+
+def _reason_to_start(attempt: Attempt) -> str:
+    return " (drill)" if attempt.drill else f" ({attempt.rung})" if attempt.rung else ""
 
 
 def _orders(attempt: Attempt) -> Iterator[str]:
@@ -130,7 +186,7 @@ def timeline_table(timeline: Any, *, newest: int | None = None) -> Table:
     table = Table("time", "state", "decision and reason", title="timeline", expand=True)
     entries: list[TimelineEntry] = list(timeline)
     for entry in entries[-newest:] if newest else entries:
-        table.add_row(clock(entry.at), styled(entry.after), escape(entry.reason))
+        table.add_row(moment(entry.at), styled(entry.after), escape(entry.reason))
     return table
 
 
@@ -141,7 +197,7 @@ def waits(run: Run) -> Iterator[str]:
     if run.proposal:
         proposal = run.proposal
         cost = "" if proposal.dollars is None else f", for about {spoken_dollars(proposal.dollars)}"
-        until = clock(proposal.expires_at)
+        until = moment(proposal.expires_at)
         yield f"[yellow]{proposal.id} waits for {proposal.awaits}:[/] {escape(proposal.what)}{cost}, until {until}"
         words = " or ".join(f"rerail {verb} {run.id} --proposal {proposal.id}" for verb in ("approve", "deny"))
         yield f"answer with: {words}"
@@ -192,6 +248,11 @@ def clock(at: datetime) -> str:
     return f"{at:%H:%M:%S}"
 
 
+def moment(at: datetime) -> str:
+    """The time of day, with the date where that is not today (UTC)."""
+    return clock(at) if at.date() == now().date() else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
 def step(value: int | None) -> str:
     return "" if value is None else str(value)
 
@@ -200,17 +261,5 @@ def _policy(run: Run) -> str:
     return f"{run.policy} (observing only)" if run.observe_only else run.policy
 
 
-def _waits_for(run: Run) -> str:
-    word = run.proposal.awaits if run.proposal else run.kept_back
-    return f" for {word}" if word else ""
-
-
 def _job(attempt: Attempt) -> str:
     return f"{attempt.status or 'not launched yet'}" + (f" / {attempt.secondary}" if attempt.secondary else "")
-
-
-def _incident(run: Run) -> str:
-    if not run.incidents:
-        return ""
-    last = run.incidents[-1]
-    return f"{clock(last.happened_at)} {last.cause}: {escape(last.resolution or last.reason)}"

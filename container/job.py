@@ -39,7 +39,8 @@ class Job:
     `skipped` are the samples that this attempt passes over, in ascending order; `rate` is the factor on the learning
     rate that the schedule names; `restart` is the restart in place within the attempt, 0 for the job's own start, and
     `rolled_back` the last one that went back to `resume_at_most`; `checkpoint_place` is a folder or an `s3://` prefix
-    that takes the place of the folder which SageMaker copies to S3.
+    that takes the place of the folder which SageMaker copies to S3; `keeps_newer`: what others have saved after
+    `resume_at_most` is as good as what is saved before.
     """
 
     base: Path
@@ -51,6 +52,7 @@ class Job:
     rate: float = 1.0
     restart: int = 0
     rolled_back: int = 0
+    keeps_newer: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Job":
@@ -68,6 +70,7 @@ class Job:
             rate=read_rate(environment.get("RERAIL_LR_SCALE", "")),
             restart=_whole_number(environment, "RERAIL_RESTART") or 0,
             rolled_back=_whole_number(environment, "RERAIL_ROLLED_BACK") or 0,
+            keeps_newer=environment.get("RERAIL_KEEP_NEWER") == "1",
         )
 
     @property
@@ -94,8 +97,10 @@ class Job:
 
     @property
     def goes_back(self) -> bool:
-        """It was told to resume from before what an earlier attempt, or its own processes before, have saved."""
-        return self.resume_at_most is not None and (self.attempt > 1 or self.rolled_back > 0)
+        """It was told to resume from before what an earlier attempt, or its own processes before, have saved, and not
+        only to show that it can."""
+        is_later = self.attempt > 1 and not self.keeps_newer
+        return self.resume_at_most is not None and (is_later or self.rolled_back > 0)
 
     @property
     def model(self) -> Path:

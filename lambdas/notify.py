@@ -3,14 +3,17 @@
 from typing import Any
 
 from observability import logger, metrics, traced
-from wiring import topics
+from rerail.notices import read_detail
+from rerail.telling.links import Place, links_of
+from wiring import notify_settings, report_links, voice
 
 
 @logger.inject_lambda_context(clear_state=True)
 @metrics.log_metrics
 @traced
 def handler(event: dict[str, Any], context: Any) -> None:
-    notice = event["detail"]
-    topics().say(notice)
-    metrics.add_metric(name=f"Notices.{notice['severity']}", unit="Count", value=1)
-    logger.info("told", extra={"run": notice["run"], "severity": notice["severity"], "key": notice["key"]})
+    notice = read_detail(event["detail"])
+    place = Place(event["account"], event["region"], notify_settings().docs_url)
+    voice().tell(notice, links_of(notice, place, report=report_links().of(notice, place)))
+    metrics.add_metric(name=f"Notices.{notice.severity}", unit="Count", value=1)
+    logger.info("told", extra={"run": notice.run, "severity": notice.severity, "key": notice.key})

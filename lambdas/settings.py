@@ -48,8 +48,30 @@ class SweepSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
+class ReportSettings(Settings):
+    """The incident reports: `reports` is their bucket, `region` that of the console that they link to, `docs_url` where
+    the runbooks are served, "" for nowhere."""
+
+    table: str
+    policy_prefix: str
+    reports: str
+    region: str
+    docs_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NotifySettings(Settings):
-    """The voice: from the bus to people."""
+    """The voice: from the bus to people. What is not there is "": topics for chat, the bucket of the reports, where the
+    docs are served; `pager` and `webhook` are "on" where something on the bus waits for what is rendered for them,
+    `report_links` is "signed" for links that anyone who has the notice can open, or "console"."""
 
     page_topic: str
     inform_topic: str
+    chat_page_topic: str = ""
+    chat_inform_topic: str = ""
+    bus: str = ""
+    pager: str = ""
+    webhook: str = ""
+    reports: str = ""
+    report_links: str = ""
+    docs_url: str = ""

@@ -5,9 +5,10 @@ from typing import Any
 from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 
-from observability import logger, metrics, traced
-from rerail.wakeups import read
-from wiring import supervisor
+from observability import logger, metrics, publish, traced
+from rerail.turns import measured
+from rerail.wakeups import AboutHyperPod, read
+from wiring import hyperpod_watch, now, supervisor
 
 processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False, logger=logger)
 
@@ -15,7 +16,16 @@ processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failu
 def look(record: SQSRecord) -> None:
     """One message: read it, do what it asks for, and say in the log what became of the run."""
     wakeup = read(record.body)
-    run = supervisor().handle(wakeup)
+    if isinstance(wakeup, AboutHyperPod):
+        known = hyperpod_watch().handle(wakeup)
+        logger.info("looked", extra={"wakeup": wakeup, "cluster": known.cluster, "version": known.version})
+        return
+    thinker = supervisor()
+    try:
+        run = thinker.handle(wakeup)
+    finally:  # what was decided is recorded, whatever went wrong after it
+        arrived_s = int(record.attributes.sent_timestamp) / 1000
+        publish(measured(thinker.turns, waited_s=now().timestamp() - arrived_s))
     logger.info(
         "looked",
         extra={"wakeup": wakeup, "run": run and run.id, "state": run and run.state, "version": run and run.version},

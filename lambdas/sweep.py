@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from observability import logger, metrics, traced
+from observability import logger, metrics, publish, traced
+from rerail.rounds import measured
 from wiring import minute_round
 
 
@@ -23,5 +24,6 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
     }
     for name, value in counts.items():
         metrics.add_metric(name=name, unit="Count", value=value)
+    publish(measured(report))
     logger.info("swept", extra={**counts, "blind": report.blind, "unread": report.unread, "garbled": report.garbled})
     return counts

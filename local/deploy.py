@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,7 @@ INPUTS = ("app.py", "cdk.json", "stacks", "lambdas", "policies", "container")
 QUALIFIER = "hnb659fds"
 BOOTSTRAP_VERSION = "21"
 INLINE_LIMIT = 51_200
-KEPT_ASSEMBLIES = 3
+KEPT_ASSEMBLIES = 6
 FINISHED = ("_COMPLETE", "_FAILED")
 
 Client = Callable[[str], Any]
@@ -33,9 +33,18 @@ class DeployError(Exception):
     """The app could not be synthesized, or a stack could not be deployed; the message says why."""
 
 
-def synthesize(root: Path, cache: Path, *, app: str = "app.py", inputs: Iterable[str] = INPUTS) -> Path:
-    """The cloud assembly of the app below `root`, from `cache` while none of its inputs changed."""
-    assembly = cache / _fingerprint(root, app, tuple(inputs))
+def synthesize(
+    root: Path,
+    cache: Path,
+    *,
+    app: str = "app.py",
+    inputs: Iterable[str] = INPUTS,
+    context: Mapping[str, Any] | None = None,
+) -> Path:
+    """The cloud assembly of the app below `root`, from `cache` while none of its inputs changed. What `context` says
+    wins over cdk.json."""
+    chosen = _context(root) | dict(context or {})
+    assembly = cache / _fingerprint(root, app, tuple(inputs), chosen)
     if (assembly / "manifest.json").exists():
         os.utime(assembly)
         return assembly
@@ -45,7 +54,7 @@ def synthesize(root: Path, cache: Path, *, app: str = "app.py", inputs: Iterable
         run = subprocess.run(
             [sys.executable, app],
             cwd=root,
-            env=_synth_environment(root, fresh, Path(making)),
+            env=_synth_environment(chosen, fresh, Path(making)),
             capture_output=True,
             text=True,
         )
@@ -67,8 +76,9 @@ def _forget_old(cache: Path) -> None:
         shutil.rmtree(assembly, ignore_errors=True)
 
 
-def _fingerprint(root: Path, app: str, inputs: tuple[str, ...]) -> str:
-    digest = hashlib.sha256(f"{app} {version('aws-cdk-lib')} {sys.version_info[:2]}".encode())
+def _fingerprint(root: Path, app: str, inputs: tuple[str, ...], context: Mapping[str, Any]) -> str:
+    told = json.dumps(context, sort_keys=True)
+    digest = hashlib.sha256(f"{app} {version('aws-cdk-lib')} {sys.version_info[:2]} {told}".encode())
     for path in sorted({*_files(root, (app, *inputs))}):
         digest.update(f"{path.relative_to(root)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -84,7 +94,7 @@ def _files(root: Path, names: Iterable[str]) -> Iterator[Path]:
             yield from (file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
 
 
-def _synth_environment(root: Path, out: Path, temporary: Path) -> dict[str, str]:
+def _synth_environment(context: Mapping[str, Any], out: Path, temporary: Path) -> dict[str, str]:
     """What jsii and the app need; no credentials, since a synthesis must not look anything up."""
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "LC_ALL", "SYSTEMROOT") if name in os.environ}
     return kept | {
@@ -92,7 +102,7 @@ def _synth_environment(root: Path, out: Path, temporary: Path) -> dict[str, str]
         "TMPDIR": str(temporary),
         "CDK_OUTDIR": str(out),
         # The CDK command passes cdk.json's context and feature flags to the app in this variable.
-        "CDK_CONTEXT_JSON": json.dumps(_context(root)),
+        "CDK_CONTEXT_JSON": json.dumps(context),
         "CDK_DISABLE_VERSION_CHECK": "1",
         "JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1",
         "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "1",

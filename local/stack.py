@@ -22,6 +22,8 @@ from local.emulator import ACCOUNT, KEPT_VARIABLES, REGION
 ROOT = Path(__file__).resolve().parent.parent
 READY_WITHIN_S = 60.0
 STOP_GRACE_S = 4.0
+# Whatever cdk.json says: the secrets of an account are not here, and nobody is to be woken by a trial.
+NOBODY_OUTSIDE = {"pagerDutySecret": "", "webhookUrl": "", "webhookSecret": ""}
 
 Progress = Callable[[str], None]
 
@@ -119,7 +121,7 @@ class LocalAws:
     def _deploy(self, stack: str, progress: Progress) -> dict[str, str]:
         began = time.monotonic()
         progress("synthesizing the template (half a minute when something changed)")
-        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app)
+        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=NOBODY_OUTSIDE)
         progress(f"template synthesized ({time.monotonic() - began:.1f} s)")
         return deploy.deploy(assembly, stack, self.client, progress=progress)
 
@@ -160,6 +162,11 @@ class LocalAws:
         self.pid = 0
         shutil.rmtree(self.state_dir / "emulator", ignore_errors=True)
         self._record_file.unlink(missing_ok=True)
+
+    def redeployed(self, outputs: dict[str, str]) -> None:
+        """Note what a deployment into the running emulator gave out; nothing for a stack that is gone."""
+        self.outputs = outputs
+        self._write_record()
 
     @property
     def _record_file(self) -> Path:

@@ -8,7 +8,8 @@ from cdk_nag import AwsSolutionsChecks
 
 from rerail.errors import PolicyError
 from stacks import ROOT
-from stacks.options import BadOption, Options
+from stacks.options import BadOption, Options, Organization
+from stacks.organization_stack import add_organization
 from stacks.supervisor_stack import SupervisorStack
 from stacks.training_image_stack import TrainingImageStack
 
@@ -34,6 +35,8 @@ def build() -> cdk.App:
     cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
     SupervisorStack(app, "Rerail", options=Options.from_context(app.node), synthesizer=_synthesizer())
     TrainingImageStack(app, "RerailTrainingImage", synthesizer=_synthesizer())
+    if organization := Organization.from_context(app.node):
+        add_organization(app, organization, Options.from_context(app.node), _synthesizer)
     return app
 
 

@@ -1,5 +1,6 @@
 """What an account may choose: the context of cdk.json, or `cdk deploy -c name=value`, as typed fields."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,26 @@ NAMES = (
     "logRetentionDays",
     "pageEmail",
     "informEmail",
+    "chat",
+    "pagerDutySecret",
+    "pagerDutyUrl",
+    "webhookUrl",
+    "webhookSecret",
+    "docsUrl",
+    "reportLinks",
     "policiesFolder",
 )
+ORGANIZATION = ("organizationId", "organizationalUnits", "organizationRegions")
+ORGANIZATION_ID = re.compile(r"o-[a-z0-9]{10,32}")
+UNIT = re.compile(r"ou-[a-z0-9]{4,32}-[a-z0-9]{8,32}|r-[a-z0-9]{4,32}")
+REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
+REPORT_LINKS = ("signed", "console")
+ADDRESS = re.compile(r"[^@\s,;]+@[^@\s,;]+")
+URL = re.compile(r"https://[A-Za-z0-9.-]+(:\d+)?(/[^\s*]*)?")
+SECRET = re.compile(r"[A-Za-z0-9/_+=.@!-]{1,512}")
+ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
+SECRET_ARN = re.compile(r"arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A-Za-z0-9/_+=.@!-]+")
 
 
 class BadOption(Exception):
@@ -51,6 +70,13 @@ class Options:
         not resume from. The default is none: such a run is held instead.
     log_retention: of the functions' log groups.
     page_email, inform_email: subscribed to the topic of that name, if given; AWS asks them to confirm.
+    chat: two more topics, for Amazon Q Developer in chat applications (Slack, Teams): it reads a form of its own.
+    pagerduty_secret: name or ARN of the secret in Secrets Manager whose text is the routing key of a PagerDuty
+        integration (Events API v2); pagerduty_url is where events go, which differs for accounts in the EU.
+    webhook_url, webhook_secret: any HTTPS receiver, and the name or ARN of the secret that holds the value of the
+        header `Authorization` for it; both or neither.
+    docs_url: where the built pages of docs/ are served, for links to runbooks.
+    report_links: how a notice links a run's report: `signed` (whoever has the link may read it) or `console`.
     policies_folder: the policies to deploy, relative to the repository.
     """
 
@@ -61,6 +87,13 @@ class Options:
     log_retention: RetentionDays
     page_email: str
     inform_email: str
+    chat: bool = False
+    pagerduty_secret: str = ""
+    pagerduty_url: str = PAGERDUTY_URL
+    webhook_url: str = ""
+    webhook_secret: str = ""
+    docs_url: str = ""
+    report_links: str = REPORT_LINKS[0]
     policies_folder: Path
 
     @classmethod
@@ -73,16 +106,108 @@ class Options:
             checkpoint_key_arns=_texts(context, "checkpointKeyArns", starts="arn:"),
             aside_buckets=_texts(context, "asideBuckets"),
             log_retention=_retention(context, "logRetentionDays"),
-            page_email=_text(context, "pageEmail"),
-            inform_email=_text(context, "informEmail"),
+            page_email=_address(context, "pageEmail"),
+            inform_email=_address(context, "informEmail"),
+            chat=_yes_or_no(context, "chat"),
+            pagerduty_secret=_secret(context, "pagerDutySecret"),
+            pagerduty_url=_url(context, "pagerDutyUrl") or PAGERDUTY_URL,
+            **_webhook(context),
+            docs_url=_url(context, "docsUrl").rstrip("/"),
+            report_links=_one_of(context, "reportLinks", REPORT_LINKS),
             policies_folder=ROOT / _text(context, "policiesFolder"),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Organization:
+    """Which accounts of an organization get Rerail too, in which regions; see stacks/organization_stack.py.
+
+    id: the organization, such as o-a1b2c3d4e5; its accounts may read the functions' code.
+    units: organizational units or the root; whatever account joins them is given a stack.
+    """
+
+    id: str
+    units: tuple[str, ...]
+    regions: tuple[str, ...]
+
+    @classmethod
+    def from_context(cls, node: Node) -> "Organization | None":
+        """None where no unit is named, the default; raises BadOption where only a part is given."""
+        context = {name: node.try_get_context(name) for name in ORGANIZATION}
+        units = _matching(context, "organizationalUnits", UNIT, "ou-ab12-c3d4e5f6, or the root, r-ab12")
+        if not units:
+            return None
+        (id,) = _matching(context, "organizationId", ORGANIZATION_ID, "o-a1b2c3d4e5") or ("",)
+        regions = _matching(context, "organizationRegions", REGION, "eu-west-1")
+        for name, given in (("organizationId", id), ("organizationRegions", regions)):
+            if not given:
+                raise BadOption(f"context 'organizationalUnits' is given without {name!r}; give both, or neither")
+        return cls(id=id, units=units, regions=regions)
+
+
+def _matching(context: Mapping[str, Any], name: str, pattern: re.Pattern[str], such_as: str) -> tuple[str, ...]:
+    found = _texts({name: [value] if isinstance(value := context[name] or [], str) and value else value}, name)
+    values = tuple(part.strip() for text in found for part in text.split(","))
+    for each in values:
+        if not pattern.fullmatch(each):
+            raise BadOption(f"context {name!r} has {each!r}; write it as {such_as}")
+    return values
 
 
 def _text(context: Mapping[str, Any], name: str) -> str:
     value = context[name] or ""
     if not isinstance(value, str):
         raise BadOption(f"context {name!r} is {value!r}; it must be text")
+    return value
+
+
+def _address(context: Mapping[str, Any], name: str) -> str:
+    value = _text(context, name)
+    if value and not ADDRESS.fullmatch(value):
+        raise BadOption(f"context {name!r} is {value!r}; it must be one e-mail address, or empty")
+    return value
+
+
+def _yes_or_no(context: Mapping[str, Any], name: str) -> bool:
+    value = context[name]
+    written = {"true": True, "false": False, "": False}  # as `-c` hands it over
+    if isinstance(value, bool) or value is None:
+        return bool(value)
+    if isinstance(value, str) and value in written:
+        return written[value]
+    raise BadOption(f"context {name!r} is {value!r}; it must be true or false")
+
+
+def _secret(context: Mapping[str, Any], name: str) -> str:
+    value = _text(context, name)
+    named = SECRET.fullmatch(value) or SECRET_ARN.fullmatch(value)
+    if value and (not named or ROUTING_KEY.fullmatch(value)):  # which may be a secret: it is not shown
+        raise BadOption(
+            f"context {name!r} is not the name or the ARN of a secret in Secrets Manager; store the value there"
+            " (aws secretsmanager create-secret) and give the secret's name"
+        )
+    return value
+
+
+def _url(context: Mapping[str, Any], name: str) -> str:
+    value = _text(context, name)
+    if value and not URL.fullmatch(value):
+        raise BadOption(f"context {name!r} is {value!r}; it must be a URL that starts with https://, or empty")
+    return value
+
+
+def _webhook(context: Mapping[str, Any]) -> dict[str, str]:
+    url, secret = _url(context, "webhookUrl"), _secret(context, "webhookSecret")
+    if bool(url) != bool(secret):
+        given, missing = ("webhookUrl", "webhookSecret") if url else ("webhookSecret", "webhookUrl")
+        raise BadOption(f"context {given!r} is given without {missing!r}; give both, or neither")
+    return {"webhook_url": url, "webhook_secret": secret}
+
+
+def _one_of(context: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
+    value = _text(context, name) or choices[0]
+    if value not in choices:
+        raise BadOption(f"context {name!r} is {value!r}; it must be one of {', '.join(choices)}")
     return value
 
 

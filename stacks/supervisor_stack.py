@@ -7,15 +7,21 @@ from constructs import Construct
 
 from stacks.options import Options
 from stacks.parts.alarm_events import AlarmEvents
+from stacks.parts.alarms import Health
 from stacks.parts.bus import Bus
 from stacks.parts.commands import Commands
+from stacks.parts.dashboard import Dashboard
 from stacks.parts.data_key import DataKey
 from stacks.parts.functions import Functions
+from stacks.parts.hyperpod_events import HyperPodEvents
 from stacks.parts.job_events import JobEvents
+from stacks.parts.kept import Kept
 from stacks.parts.mailbox import Mailbox
 from stacks.parts.notices import Notices
 from stacks.parts.policies import PREFIX, Policies
+from stacks.parts.report import Report
 from stacks.parts.reports import Reports
+from stacks.parts.reports_bucket import ReportsBucket
 from stacks.parts.runs_table import RunsTable
 from stacks.parts.signals_queue import SignalsQueue
 from stacks.parts.supervise import Supervise
@@ -43,6 +49,7 @@ class SupervisorStack(cdk.Stack):
         signals = SignalsQueue(self, "Signals", key=key, page=page)
         JobEvents(self, "JobEvents", signals=signals, key=key, page=page)
         AlarmEvents(self, "AlarmEvents", signals=signals, key=key, page=page)
+        HyperPodEvents(self, "HyperPodEvents", signals=signals, key=key, page=page)
         Reports(self, "Reports", mailbox=mailbox, signals=signals, key=key, page=page)
         Commands(self, "Commands", bus=bus, signals=signals, key=key, page=page)
         supervise = Supervise(
@@ -69,7 +76,34 @@ class SupervisorStack(cdk.Stack):
             key=key,
             page=page,
         )
-        notices = Notices(self, "Notices", functions=functions, bus=bus, topics=topics, key=key)
+        reports = ReportsBucket(self, "IncidentReports")
+        notices = Notices(
+            self, "Notices", functions=functions, bus=bus, topics=topics, reports=reports, options=options, key=key
+        )
+        report = Report(
+            self,
+            "Report",
+            functions=functions,
+            runs=runs,
+            bus=bus,
+            reports=reports,
+            options=options,
+            key=key,
+            page=page,
+        )
+        health = Health(self, "Health", inform=topics.inform)  # after all that has an alarm
+        Dashboard(
+            self,
+            "Dashboard",
+            health=health,
+            functions={
+                "supervise": supervise.function,
+                "sweep": sweep.function,
+                "notify": notices.function,
+                "report": report.function,
+            },
+            signals=signals.queue,
+        )
 
         outputs = {
             "TableName": runs.table.table_name,
@@ -80,9 +114,15 @@ class SupervisorStack(cdk.Stack):
             "SuperviseFunctionName": supervise.function.function_name,
             "SweepFunctionName": sweep.function.function_name,
             "NotifyFunctionName": notices.function.function_name,
+            "ReportFunctionName": report.function.function_name,
+            "ReportsBucket": reports.bucket.bucket_name,
             "PolicyPrefix": PREFIX,
             "SwitchParameter": SWITCH,
             "MailboxBucket": mailbox.bucket.bucket_name,
         }
+        if topics.chat_page and topics.chat_inform:
+            outputs["ChatPageTopicArn"] = topics.chat_page.topic_arn
+            outputs["ChatInformTopicArn"] = topics.chat_inform.topic_arn
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)
+        Kept(self, "Kept")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rerail.actions import SetAside, Tell
+from rerail.actions import SetAside
 from rerail.brake import Admission, Launches, admit
 from rerail.checkpoints import Checkpoint
 from rerail.codec import dumps, loads
@@ -19,11 +19,13 @@ from rerail.errors import (
     JobExists,
     JobNotFound,
     RequestRefused,
+    Throttled,
     Unfinished,
     UnknownPolicy,
     Unmovable,
     Unposted,
 )
+from rerail.hyperpod import HyperPodMemory, HyperPodWatch
 from rerail.loop import Supervisor
 from rerail.machines import cluster_of
 from rerail.mailbox import (
@@ -43,12 +45,13 @@ from rerail.mailbox import (
 )
 from rerail.metrics import Points, Query, Statistic
 from rerail.model import Job, JobStatus, Run, TimelineEntry
+from rerail.notices import Notice
 from rerail.policy import Ladder, Policy
 from rerail.ports import Beat, Beats
 from rerail.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.rounds import Round
 from rerail.switch import SwitchedPolicies
-from rerail.wakeups import SWEEP, JobHeard, ReportFiled, read
+from rerail.wakeups import SWEEP, AboutHyperPod, JobHeard, ReportFiled, read
 from rerail.watching import Memory, Watching
 
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
@@ -112,7 +115,7 @@ class FakeRuns:
         return set(job_names) - set(self.jobs) - set(self.ignored)
 
     def open_runs(self) -> Iterable[tuple[str, Run | None]]:
-        return [(name, run) for name in self.records if (run := self.load(name)) and run.is_open]
+        return [(name, run) for name in self.records if (run := self.load(name)) and run.is_swept]
 
 
 @dataclass
@@ -241,8 +244,10 @@ class FakeCheckpoints:
         self.saved.setdefault(uri, []).insert(0, checkpoint)
         self.count += 1
 
-    def under(self, uri: str) -> Sequence[Checkpoint]:
-        return list(self.saved.get(uri, []))
+    def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
+        """Of those with a manifest the newest that are asked for; a script's own all the same."""
+        found = self.saved.get(uri, [])
+        return [c for c in found if upto is None or c.step <= upto or not c.has_manifest]
 
     def all(self, uri: str) -> Sequence[Checkpoint]:
         """Those that were moved aside too."""
@@ -280,11 +285,15 @@ class FakePolicies:
 
 @dataclass
 class FakeBus:
-    """What people were told."""
+    """What people were told; the next `refusals` notices are refused."""
 
-    told: list[Tell] = field(default_factory=list)
+    told: list[Notice] = field(default_factory=list)
+    refusals: int = 0
 
-    def publish(self, notice: Tell, *, run: str, at: datetime) -> None:
+    def publish(self, notice: Notice) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise Throttled("the bus is full")
         self.told.append(notice)
 
 
@@ -386,6 +395,27 @@ class FakeBrake:
 
 
 @dataclass
+class FakeHyperPods:
+    """What is known of HyperPod clusters, kept as text under the same condition as in a table."""
+
+    records: dict[str, str] = field(default_factory=dict)
+    kept_until: dict[str, datetime] = field(default_factory=dict)
+
+    def recall(self, cluster: str) -> HyperPodMemory:
+        record = self.records.get(cluster)
+        return loads(HyperPodMemory, record) if record else HyperPodMemory(cluster)
+
+    def waiting(self) -> Iterable[HyperPodMemory]:
+        return [memory for name in self.records if (memory := self.recall(name)).waits]
+
+    def keep(self, memory: HyperPodMemory, *, until: datetime) -> None:
+        if self.recall(memory.cluster).version != memory.version - 1:
+            raise Conflict(f"{memory.cluster} is at another version than {memory.version - 1}")
+        self.records[memory.cluster] = dumps(memory)
+        self.kept_until[memory.cluster] = until
+
+
+@dataclass
 class World:
     """All of it together, with the real loop and the real round on top."""
 
@@ -398,6 +428,7 @@ class World:
     memories: FakeMemories = field(default_factory=FakeMemories)
     switch: FakeSwitch = field(default_factory=FakeSwitch)
     brake: FakeBrake = field(default_factory=FakeBrake)
+    hyperpods: FakeHyperPods = field(default_factory=FakeHyperPods)
 
     def __post_init__(self) -> None:
         self.sagemaker = FakeSageMaker(self.clock)
@@ -417,6 +448,16 @@ class World:
             clock=self.clock,
         )
 
+    def hyperpod_watch(self, wrap: Callable[[Any], Any] = lambda port: port) -> HyperPodWatch:
+        """The loop for HyperPod clusters on this world."""
+        return HyperPodWatch(
+            memories=wrap(self.hyperpods),
+            runs=wrap(self.runs),
+            policies=SwitchedPolicies(self.policies, self.switch),
+            bus=wrap(self.bus),
+            clock=self.clock,
+        )
+
     def round(self) -> Round:
         watching = Watching(self.series, self.memories)
         return Round(
@@ -428,6 +469,7 @@ class World:
             self.mailbox,
             self.queue,
             self.clock,
+            hyperpods=self.hyperpods,
         )
 
     def run(self, run_id: str = "gpt") -> Run:
@@ -452,7 +494,11 @@ class World:
             self.round().make()
             waiting, self.queue.waiting = self.queue.waiting, []
             for wakeup in waiting:
-                self.supervisor().handle(read(json.dumps({"source": SWEEP, "detail": wakeup})))
+                heard = read(json.dumps({"source": SWEEP, "detail": wakeup}))
+                if isinstance(heard, AboutHyperPod):
+                    self.hyperpod_watch().handle(heard)
+                else:
+                    self.supervisor().handle(heard)
 
 
 @dataclass

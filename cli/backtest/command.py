@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from cli import place
 from cli.backtest import plots, report, sources
 from cli.backtest.judge import Judged, judge, scored
 from cli.backtest.series import BadInput
+from cli.names import completed_policies
 from cli.place import Local
 from rerail.detectors.detection import Detection
 from rerail.errors import PolicyError
@@ -33,9 +34,12 @@ def backtest(
             help="A corpus folder, a CSV, a Hugging Face trainer_state.json, a TensorBoard run folder, or job:NAME."
         ),
     ],
-    policy: Annotated[str, typer.Option(help="The policy whose thresholds judge: a name in policies/, or a file.")] = (
-        "default"
-    ),
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="The policy whose thresholds judge: a name in policies/, or a file.", autocompletion=completed_policies
+        ),
+    ] = "default",
     plateau: Annotated[
         bool, typer.Option(help="Ask for plateaus too; a policy leaves them out unless it says otherwise.")
     ] = True,
@@ -69,7 +73,7 @@ def backtest(
             drawn = list(_shown(plots.draw(worth, plot), len(worth), "drawing", console))
             console.print(f"{len(drawn)} picture(s) in {plot}", highlight=False)
     except BadInput as error:
-        _refuse(str(error))
+        place.fail(" ".join(error.problem.split()), error.remedy)
 
 
 def _detection(name: str) -> Detection:
@@ -106,8 +110,3 @@ def _write(judged: list[Judged], file: Path) -> None:
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     except OSError as error:
         raise BadInput(f"cannot write {file}: {error}", "name another file for --findings") from error
-
-
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"rerail backtest: {' '.join(message.split())}", err=True)
-    raise typer.Exit(2)

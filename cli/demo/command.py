@@ -15,21 +15,27 @@ from cli.demo.scenarios import SCENARIOS, Name, Scenario
 from cli.demo.screen import Screen
 from cli.demo.stage import PATIENCE_ROWS, Stage, until_over
 from cli.demo.verdict import shortcomings
+from cli.place import Place
+from cli.report import save_for
 from local.deploy import DeployError
 from local.stack import LocalAws, LocalAwsError
 
 PATIENCE_S = 420.0
 NARROWEST = 120
+STDOUT = Path("-")
 
 
 def demo(
     scenario: Annotated[Name, typer.Option(help="The fault to cause.")] = Name.CRASH,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the facts to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the facts to this file; - is stdout, the rest then on stderr.")
+    ] = None,
     html: Annotated[Path, typer.Option(help="Write the report page here.")] = place.LOCAL_STATE / "demo.html",
     scale: Annotated[float, typer.Option(help="How many times as fast as AWS the clocks run.")] = 60.0,
 ) -> None:
     """Train a real model under supervision, break it, watch it mend. Exit status 0 if it ended as it must."""
-    console = Console() if sys.stdout.isatty() else Console(width=NARROWEST)
+    aside = json_file == STDOUT
+    console = Console(stderr=aside) if sys.stdout.isatty() else Console(width=NARROWEST, stderr=aside)
     chosen = SCENARIOS[scenario]
     console.print(f"[bold]rerail demo: {scenario}[/] - {chosen.story}")
     console.print(
@@ -69,9 +75,12 @@ def _play(
     problems = shortcomings(scenario, report)
     page = reports.page(scenario, stage, report, problems)
     console.print(page)
-    reports.save_html(html, page)
+    facts = reports.verdict(scenario, stage, report, problems)
+    save_for(Place("the demo", aws.outputs), stage.run_id, html, (facts,))
     console.print(f"report: {html}", highlight=False)
-    if json_file:
+    if json_file == STDOUT:
+        typer.echo(json.dumps(report, indent=2))
+    elif json_file:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
         console.print(f"facts:  {json_file}", highlight=False)
     return bool(problems)

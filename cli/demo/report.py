@@ -1,14 +1,13 @@
 """What came of it: the facts as JSON, and one page to read."""
 
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from cli.demo.handshake import handshakes
 from cli.demo.scenarios import Name, Scenario
@@ -18,6 +17,9 @@ from cli.runs import attempts_table, timeline_table
 from cli.saves import Save
 from rerail.detectors.finding import Kind
 from rerail.model import Attempt, Incident, Order, Run
+from rerail.story.story import Section
+
+ENDED = "the run ended"
 
 
 def facts(name: Name, stage: Stage) -> dict[str, Any]:
@@ -67,10 +69,15 @@ def _attempt(stage: Stage, attempt: Attempt) -> dict[str, Any]:
 
 def _approval(stage: Stage) -> dict[str, Any]:
     """What was asked, with which words one would answer, and what the answer came to."""
-    bodies = [action.get("body", "") for entry in stage.timeline for action in entry.actions]
+    bodies = [_told(action) for entry in stage.timeline for action in entry.actions]
     asked = next((body for body in bodies if "\nYes: rerail approve" in body), "")
     said = next((entry.reason for entry in stage.timeline if " said approve" in entry.reason), "")
     return {"answered": len(stage.answered), "page": asked, "words": "rerail approve" in asked, "said": said}
+
+
+def _told(action: Mapping[str, Any]) -> str:
+    """What a page says, and what it asks; nothing of any other action."""
+    return "\n".join(filter(None, (action.get("body", ""), action.get("todo", ""))))
 
 
 def _machines(description: dict[str, Any]) -> dict[str, Any]:
@@ -175,27 +182,35 @@ def _run(stage: Stage) -> Run:
 
 def page(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> RenderableType:
     """The one-page summary."""
-    verdict = "[bold green]as it must[/]" if not problems else "[bold red]NOT as it must:[/] " + "; ".join(problems)
     head = Table.grid(padding=(0, 2))
-    head.add_row("fault", scenario.story)
-    head.add_row("the run ended", f"[bold]{report['state']}[/], {verdict}")
-    head.add_row(
-        "clock", f"x{stage.scale:g}: SageMaker's, the sweep's and the policy's durations; seconds below are real"
-    )
-    for incident in report["incidents"]:
-        head.add_row(f"incident: {incident['cause']}", _sentence(incident))
-    for name, text in _more(scenario, report):
-        head.add_row(name, text)
-    head.add_row(
-        "against its undisturbed twin",
-        f"largest difference of the loss at any step: {report['reference_max_abs_loss_difference']}",
-    )
+    for name, text in _rows(scenario, stage, report, problems):
+        style = ("bold red" if problems else "bold green") if name == ENDED else ""
+        head.add_row(name, Text(text, style=style))
     return Group(
         Panel(head, title=f"rerail demo: {report['scenario']}"),
         Panel(sparkline(stage), title="loss by step, one colour an attempt", height=3),
         attempts_table(_run(stage)),
         timeline_table(stage.timeline),
     )
+
+
+def verdict(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> Section:
+    """The same for the run's report page: what the demo alone knows."""
+    return Section("The demo's verdict", tuple(_rows(scenario, stage, report, problems)))
+
+
+def _rows(
+    scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    judged = "NOT as it must: " + "; ".join(problems) if problems else "as it must"
+    yield "fault", scenario.story
+    yield ENDED, f"{report['state']}, {judged}"
+    yield "clock", f"x{stage.scale:g}: SageMaker's, the sweep's and the policy's durations; seconds here are real"
+    for incident in report["incidents"]:
+        yield f"incident: {incident['cause']}", _sentence(incident)
+    yield from _more(scenario, report)
+    difference = report["reference_max_abs_loss_difference"]
+    yield "against its undisturbed twin", f"largest difference of the loss at any step: {difference}"
 
 
 def _more(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -250,11 +265,3 @@ def _sentence(incident: dict[str, Any]) -> str:
     return ", ".join(
         [*parts, f"{incident['lost_steps']} steps trained twice" if incident["mttr_s"] is not None else "asked a human"]
     )
-
-
-def save_html(path: Path, renderable: RenderableType) -> None:
-    """The same page as a file that a browser opens."""
-    console = Console(record=True, width=150, file=io.StringIO())
-    console.print(renderable)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    console.save_html(str(path))

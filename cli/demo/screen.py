@@ -41,7 +41,7 @@ class Screen:
         self._progress.update(self._mine, completed=stage.steps_done)
         self._progress.update(self._twins, completed=stage.curves[TWIN].last_step if TWIN in stage.curves else 0)
         if self._live:
-            self._live.update(self._picture(stage))
+            self._live.update(self.picture(stage))
         else:
             self._tell_news(stage)
 
@@ -53,7 +53,8 @@ class Screen:
             )
         self._told = len(stage.timeline)
 
-    def _picture(self, stage: Stage) -> RenderableType:
+    def picture(self, stage: Stage) -> RenderableType:
+        """All of it, as it is now."""
         if stage.run is None:
             return Group(self._progress, Text("waiting for the supervisor to adopt the job ..."))
         state = Text.from_markup(f"{stage.run.id} is {styled(stage.run.state)}")

@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from rerail import people
+from rerail.people import Delay
+
 LLAMA = "The Llama 3 Herd of Models"
 OURS = "assumed, no figure is published"
 
@@ -19,17 +22,6 @@ class Assumed(NamedTuple):
 
 def _assumed(value: Any, unit: str, source: str) -> Any:
     return field(default=value, metadata={"unit": unit, "source": source})
-
-
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """How long people take: log-normal, by its median and its 90th percentile, in minutes."""
-
-    median: float
-    p90: float
-
-    def __str__(self) -> str:
-        return f"{self.median:g} / {self.p90:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +72,18 @@ class Assumptions:
     snapshot_stall_s: float = _assumed(0.1, "s", "as the copy into prepared memory, 2 GB a GPU: " + OURS)
 
     human_crash: Delay = _assumed(
-        Delay(20, 90),
+        people.CRASH,
         "minutes, median / p90",
         "until a dead run is running again; BLOOM: 7.3 h for the first one: " + OURS,
     )
     human_diverged: Delay = _assumed(
-        Delay(120, 600), "minutes, median / p90", "until a loss is seen and rolled back: " + OURS
+        people.DIVERGED, "minutes, median / p90", "until a loss is seen and rolled back: " + OURS
     )
     human_slow: Delay = _assumed(
-        Delay(360, 1440), "minutes, median / p90", "until a slow machine is found; BLOOM: by elimination: " + OURS
+        people.SLOW, "minutes, median / p90", "until a slow machine is found; BLOOM: by elimination: " + OURS
     )
     watchdog_s: float = _assumed(
-        1800.0, "s", "a hang ends the job: NCCL's watchdog in many issues; BLOOM: not after 3 h"
+        people.WATCHDOG_S, "s", "a hang ends the job: NCCL's watchdog in many issues; BLOOM: not after 3 h"
     )
     hang_found_s: float = _assumed(310.0, "s", "the agent finds a hang: RERAIL_HANG_SECONDS and a look at the stacks")
     hang_found_blind_s: float = _assumed(
@@ -102,7 +94,9 @@ class Assumptions:
     spike_rows: int = _assumed(8, "rows", "until a spike has mended: half of those in bench/corpus last no longer")
     slow_rows: int = _assumed(200, "rows", "policy: detection.throughput_patience_rows")
     publish_s: float = _assumed(200.0, "s", "what CloudWatch adds where there is no agent")
-    slow_share: float = _assumed(0.2, "of the speed", "what a slow machine costs all; BLOOM: 0.05: " + OURS)
+    slow_share: float = _assumed(
+        people.SLOW_SHARE, "of the speed", "what a slow machine costs all; BLOOM: 0.05: " + OURS
+    )
     bug_stays: float = _assumed(
         3 / 56, "share", f"{LLAMA}: 3 interruptions needed significant manual work, of 56 by software"
     )

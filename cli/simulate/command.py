@@ -5,14 +5,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.parallel import spread
+from cli import place
 from cli.backtest.series import BadInput
+from cli.names import completed_policies
 from cli.simulate import pictures, report
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.months import POLICIES, Outcome, Task, simulate
@@ -37,7 +39,10 @@ def simulated(
     sweep: Annotated[
         list[str] | None, typer.Option(help=f"Vary one thing: {', '.join(SWEEPS)}; several times.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="The policy: a name in policies/, or a file.")] = "default",
+    policy: Annotated[
+        str,
+        typer.Option(help="The policy: a name in policies/, or a file.", autocompletion=completed_policies),
+    ] = "default",
     failures: Annotated[float, typer.Option(help="So many times as many faults.")] = 1.0,
     assume: Annotated[
         list[str] | None, typer.Option(help="NAME=NUMBER: an assumption of yours; several times.")
@@ -67,7 +72,7 @@ def simulated(
             pictures.draw(by_size, {SWEEPS[key].title: rows[key] for key in sweep or []}, plot)
             console.print(f"drawn: {plot}", highlight=False)
     except BadInput as error:
-        _refuse(str(error))
+        place.fail(" ".join(error.problem.split()), error.remedy)
 
 
 class Maker:
@@ -185,8 +190,3 @@ def _written(rows: dict[str, list[Row]], where: str) -> None:
         Path(where).write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"cannot write {where}: {error}", "name another file for --json") from error
-
-
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"rerail simulate: {' '.join(message.split())}", err=True)
-    raise typer.Exit(2)

@@ -74,7 +74,7 @@ class Supervised:
         kept = AVAILABLE if self.world.pool_until > self.world.now else TERMINATED
         return WarmPool(kept if job.status.is_terminal else IN_USE)
 
-    def under(self, uri: str) -> Sequence[Checkpoint]:
+    def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
         return tuple(self.world.saved)
 
     def get(self, name: str) -> Policy:

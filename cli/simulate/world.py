@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from cli.simulate.accounts import Accounts, Spent
-from cli.simulate.assumptions import Assumptions, Delay
+from cli.simulate.assumptions import Assumptions
 from cli.simulate.faults import DAY_MS, START_TEXT, Fault, Strike, drawn, mtbf_s, texts
 from cli.simulate.ways import Save, Way
 from rerail import skips
@@ -20,6 +20,7 @@ from rerail.checkpoints import Checkpoint
 from rerail.detectors.finding import Kind, Level
 from rerail.mailbox import Command
 from rerail.model import JobStatus
+from rerail.people import Delay
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 SWEEP_S = 60.0

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
+from cli.trouble import DENIED, of_the_person
 from rerail.aws.clients import client
 
 ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/.+")
-LOGGED_OUT = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException")
 NO_ROLE = (
     "--role: the job needs a role that SageMaker may take on",
     "give --role NAME-OR-ARN, or `role` in rerail.toml; `aws iam list-roles` lists them. A new one: trust "
@@ -139,10 +139,9 @@ def refusal(error: Exception, request: Mapping[str, Any]) -> Problem:
 
 def _other(error: Exception, doing: str, option: str = "") -> Problem:
     code, named = _code(error), f"{option}: " if option else ""
-    if isinstance(error, NoCredentialsError) or code in LOGGED_OUT:
-        remedy = "log in with `aws sso login`, or set AWS_PROFILE; --local needs none"
-        return Problem(f"cannot {doing}: there are no valid AWS credentials", remedy)
-    if code in ("AccessDenied", "AccessDeniedException", "403", "Forbidden"):
+    if trouble := of_the_person(error):
+        return Problem(f"cannot {doing}: {trouble.what}", trouble.remedy)
+    if code in DENIED:
         return Problem(f"{named}cannot {doing}: {_message(error)}", "ask for the permission that it names")
     if code in ("301", "PermanentRedirect"):
         return Problem(f"{named}cannot {doing}: it lies in another region", "name one of this region")

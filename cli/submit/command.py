@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cli import place
+from cli.names import completed_policies, completed_runs
 from cli.place import Local
 from cli.submit import delivery, options
 from cli.submit.account import Account
@@ -59,7 +60,9 @@ def submit(
     checkpoint_path: Annotated[str, typer.Option(help="Where the script saves (/opt/ml/checkpoints).")] = "",
     agent: Annotated[str, typer.Option(help="The agent's wheel, here or in S3: SIGTERM then reaches the script.")] = "",
     exclude: Annotated[list[str] | None, typer.Option(help="What not to pack, as in .gitignore; !X packs it.")] = None,
-    policy: Annotated[str, typer.Option(help="Rerail's policy for the run (default).")] = "",
+    policy: Annotated[
+        str, typer.Option(help="Rerail's policy for the run (default).", autocompletion=completed_policies)
+    ] = "",
     follow: Follow = False,
     download: Download = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request; upload and start nothing.")] = False,
@@ -138,12 +141,18 @@ def _local_entrypoint(under_init: bool) -> tuple[str, ...]:
 
 
 def follow(
-    run: Annotated[str, typer.Argument(help="The run, as `rerail status` names it, or a training job.")],
+    run: Annotated[
+        str,
+        typer.Argument(help="The run, as `rerail status` names it, or a training job.", autocompletion=completed_runs),
+    ],
     download: Download = None,
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the logs of all attempts of a run and what is decided about it, until it has ended."""
+    """Print the logs of all attempts of a run and what is decided about it, until it has ended.
+
+    `rerail logs` prints the lines alone, also those of the past and of one attempt.
+    """
     screen = Screen(as_json)
     where = place.find(local=True) if local else delivery.deployment(screen)
     try:

@@ -8,6 +8,7 @@ import typer
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
+from cli.names import unknown_run
 from cli.place import Place, now
 from cli.submit import results
 from cli.submit.account import Account
@@ -16,6 +17,7 @@ from cli.submit.packing import Source
 from cli.submit.problem import Problem
 from cli.submit.request import Wish
 from cli.submit.screen import Screen
+from cli.trouble import explained, is_denied, of_the_person
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.ssm import SsmPolicies
@@ -87,7 +89,7 @@ def followed(job: str, where: Place | None, account: Account, folder: Path | Non
     try:
         for news in follower.news():
             if news.source:
-                screen.show(f"{news.source} | {news.text}")
+                screen.show(f"{news.source} | {news.line.shown if news.line else news.text}")
             else:
                 screen.say(news.text)
     except KeyboardInterrupt:
@@ -124,8 +126,12 @@ def check_known(run: str, where: Place | None) -> None:
             return
         client("sagemaker").describe_training_job(TrainingJobName=run)
     except (ClientError, BotoCoreError) as error:
-        remedy = "`rerail status` lists the runs; look at your region and credentials, or add --local"
-        raise Problem(f"there is no run and no training job {run!r} here: {error}", remedy) from error
+        if trouble := of_the_person(error):
+            raise Problem(*trouble) from error
+        if is_denied(error):
+            raise Problem(*explained(error)) from error
+        problem, remedy = f"there is no run and no training job {run!r} here", "look at your region, or add --local"
+        raise Problem(problem, f"{unknown_run(where, run)[1]}; {remedy}" if where else remedy) from error
 
 
 def _left(run: str, account: Account, screen: Screen) -> NoReturn:

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from cli.logbook import Line, Logbook
 from rerail.model import JobStatus, Run
 
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-MOST_STREAMS = 8
 REASON = 300  # characters of it; the log has the rest
 # How long after a job's end it may take until the supervisor has heard of the job, and its last lines have arrived.
 UNHEARD_S, LINES_S = 120.0, 6.0
@@ -22,6 +22,7 @@ class News:
 
     text: str
     source: str = ""
+    line: Line | None = None
 
 
 @dataclass
@@ -39,10 +40,14 @@ class Follower:
     run: Run | None = None
     ended: str = ""
     why: str = ""
-    _tokens: dict[str, str] = field(default_factory=dict)
+    since: datetime | None = None
+    _book: Logbook | None = None
     _statuses: dict[str, str] = field(default_factory=dict)
     _told: int = 0
     _trouble: str = ""
+
+    def __post_init__(self) -> None:
+        self._book = Logbook(self.logs, self.since)
 
     def news(self) -> Iterator[News]:
         """Everything new, until the run has ended and its last lines are read."""
@@ -107,27 +112,8 @@ class Follower:
             yield News(f"{job} is {now}" + (f": {reason}" if reason else ""))
 
     def _lines_of(self, job: str) -> Iterator[News]:
-        for stream in self._streams(job):
-            host = stream.rpartition("/")[2].rpartition("-")[0]
-            where = {"logGroupName": LOG_GROUP, "logStreamName": stream, "startFromHead": True}
-            while True:
-                seen = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
-                answer = self.logs.get_log_events(**where, **seen)
-                self._tokens[stream] = answer["nextForwardToken"]
-                yield from (News(event["message"], f"{job} {host}") for event in answer["events"])
-                if not answer["events"] or seen.get("nextToken") == answer["nextForwardToken"]:
-                    break
-
-    def _streams(self, job: str) -> list[str]:
-        """Those of every host, or of the first alone where there are many: reading them all would be throttled."""
-        try:
-            answer = self.logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/")
-        except self.logs.exceptions.ResourceNotFoundException:
-            return []  # no job of this account has printed anything yet
-        streams = sorted(row["logStreamName"] for row in answer["logStreams"])
-        own = [stream for stream in streams if stream.count("/") == 1]  # not those of a remote shell
-        first = [stream for stream in own if stream.startswith(f"{job}/algo-1-")]
-        return own if len(own) <= MOST_STREAMS else first
+        assert self._book is not None
+        yield from (News(line.text, f"{job} {line.host}", line) for line in self._book.news(job))
 
     def _ending(self) -> tuple[str, str]:
         if self.run is not None:

@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from rerail.mailbox import Command
+from rerail.runbooks import Runbook
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class CreateJob:
     """Launch the attempt's job from the run's stored request; the name makes a repetition collide with itself.
 
     `skip_samples` are the samples to pass over, as `first-last,first-last`; `rate` is the factor on the learning rate;
-    `machines` and `max_runtime_s` (seconds) replace the request's own where they are given.
+    `machines` and `max_runtime_s` (seconds) replace the request's own where they are given. `drill`: what was saved
+    after that step is as good, and stays where it is.
     """
 
     job_name: str
@@ -30,6 +32,7 @@ class CreateJob:
     rate: float = 1.0
     machines: Machines | None = None
     max_runtime_s: int | None = None
+    drill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +78,40 @@ Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand | SetAside
 
 
 class Severity(StrEnum):
-    """Who is told: somebody now, or whoever looks."""
+    """Who is told: somebody now, whoever looks, or those who were paged, that it is over."""
 
     PAGE = "page"
     INFORM = "inform"
+    CLEAR = "clear"
+
+
+class Until(StrEnum):
+    """What ends a page: `Tell.about` says which proposal, or which kind of finding, it is about."""
+
+    RELEASED = "released"  # the run is held no more
+    ANSWERED = "answered"  # the proposal stands no more
+    LAUNCHED = "launched"  # the brake on all relaunches has let the launch pass
+    MENDED = "mended"  # the trouble is over, or the attempt that it befell is
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """A notice for people; `key` is its dedup key."""
+    """A notice for people; `key` is its dedup key.
+
+    `body` says what happened, `did` what Rerail did about it, `todo` what the reader must do, in the imperative, and
+    `by` until when; `since` is when the trouble began. `until` and `about` say what ends a page; `clears` is the key of
+    the page that an all-clear ends.
+    """
 
     severity: Severity
     title: str
     body: str
     key: str
+    runbook: Runbook = Runbook.INFORMED
+    did: str = ""
+    todo: str = ""
+    since: datetime | None = None
+    by: datetime | None = None
+    clears: str = ""
+    until: Until = Until.RELEASED
+    about: str = ""

@@ -5,13 +5,14 @@ A word names the proposal that it answers, so that one which comes late never gr
 from dataclasses import replace
 from datetime import datetime
 
-from rerail.actions import Severity, Tell
+from rerail.actions import Severity, Tell, Until
 from rerail.decision import Decision, held, launched, notice, spoken_start, with_attempt
 from rerail.detectors.finding import Finding
 from rerail.launching import APPROVAL, SWITCH, spoken_dollars
 from rerail.model import Plan, Proposal, Run, RunState
 from rerail.policy import Mode, OnExpiry, Policy
 from rerail.remedies import spoken
+from rerail.runbooks import Runbook
 from rerail.weighing import relaunch_dollars
 
 
@@ -22,11 +23,11 @@ def proposed_stop(run: Run, finding: Finding, why: str, plan: str, *, at: dateti
     return Decision(run, (tell,), f"{why}; {_spoken(run)}", finding=finding.kind)
 
 
-def proposed_launch(run: Run, why: str, *, at: datetime, policy: Policy) -> Decision:
-    """Ask before the next job is created."""
+def proposed_launch(run: Run, why: str, happened: str, *, at: datetime, policy: Policy) -> Decision:
+    """Ask before the next job is created; `why` is for the timeline, `happened` for whoever is asked."""
     what = f"create {run.current.job_name} {spoken_start(run.current.resumed_from_step)}"
     run, tell = _proposed(
-        replace(run, kept_back=APPROVAL), Plan.LAUNCH, what, why, at=at, policy=policy, awaits=APPROVAL
+        replace(run, kept_back=APPROVAL), Plan.LAUNCH, what, happened, at=at, policy=policy, awaits=APPROVAL
     )
     return Decision(run, (tell,), f"{why}; {_spoken(run)}" if why else _spoken(run))
 
@@ -59,7 +60,8 @@ def denied(run: Run, said: str, *, at: datetime) -> Decision:
     """No: a dead run is held, a job that runs goes on."""
     assert run.proposal is not None
     if run.proposal.plan is Plan.LAUNCH:
-        return held(run, at, f"{said}: {run.proposal.what} is not to be", severity=Severity.INFORM)
+        what = f"{said}: {run.proposal.what} is not to be"
+        return held(run, at, what, because="denied", runbook=Runbook.APPROVAL, severity=Severity.INFORM)
     what, run = run.proposal.what, replace(run, proposal=None)
     return Decision(run, reason=f"{said}: the job goes on ({what} is not to be)")
 
@@ -72,13 +74,27 @@ def expired(run: Run, *, at: datetime, policy: Policy) -> Decision | None:
     silence = unanswered(proposal)
     if policy.approval.on_expiry_dead is OnExpiry.ACT:
         return launch_granted(run, "the policy", f"{silence}, and the policy acts then", at=at, policy=policy)
-    return held(run, at, f"{silence}: held. To do: see whether to {proposal.what}")
+    todo = f"see whether to {proposal.what}"
+    return held(run, at, f"{silence}: held", because="nobody has answered", todo=todo, runbook=Runbook.APPROVAL)
 
 
 def left_alone(run: Run, proposal: Proposal) -> Decision:
     """Nobody has answered in time, and the policy leaves a job that runs as it is."""
-    reason = f"{unanswered(proposal)}: the job is left as it is. To do: look at it; `rerail restart {run.id}` moves it"
-    tell = notice(run, Severity.PAGE, "nobody has answered", reason, key=f"unanswered-{proposal.id}")
+    silence, kind = unanswered(proposal), proposal.finding.kind if proposal.finding else "finding"
+    reason = f"{silence}: the job is left as it is. To do: look at it; `rerail restart {run.id}` moves it"
+    tell = notice(
+        run,
+        Severity.PAGE,
+        f"{kind}: nobody has answered, the job goes on",
+        f"{silence}: {proposal.what}, because of {proposal.why}",
+        key=f"unanswered-{run.current.number}-{kind}",
+        runbook=Runbook.APPROVAL,
+        did="nothing: the job is left as it is",
+        todo=f"Look at the job\nTo move it: rerail restart {run.id}",
+        since=proposal.asked_at,
+        until=Until.MENDED,
+        about=kind,
+    )
     return Decision(replace(run, proposal=None), (tell,), reason)
 
 
@@ -122,14 +138,38 @@ def _proposed(
         finding=finding,
     )
     run = replace(run, proposal=proposal)
-    body = f"{why}\n{_spoken(run)}"
-    if awaits == APPROVAL:
-        body += f"\nYes: rerail approve {run.id} --proposal {proposal.id}"
-        body += f"\nNo: rerail deny {run.id} --proposal {proposal.id}"
-        body += f"\nOtherwise: {_otherwise(plan, policy)} after {spoken(policy.approval.wait)}"
-    title = "your word is needed" if awaits == APPROVAL else "waits for the kill switch"
-    severity = Severity.PAGE if awaits == APPROVAL else Severity.INFORM
-    return run, notice(run, severity, title, body, key=f"proposal-{proposal.id}")
+    body, key, since = why or what, f"proposal-{proposal.id}", _began(run, finding, at)
+    if awaits != APPROVAL:
+        todo = "When jobs may be stopped and created again: rerail switch on"
+        title, runbook, did = "waits for the kill switch", Runbook.OBSERVING, f"nothing yet: {_spoken(run)}"
+        return run, notice(
+            run, Severity.INFORM, title, body, key=key, runbook=runbook, did=did, todo=todo, since=since
+        )  # fmt: skip
+    todo = (
+        f"Yes: rerail approve {run.id} --proposal {proposal.id}\nNo: rerail deny {run.id} --proposal {proposal.id}\n"
+        f"Otherwise: {_otherwise(plan, policy)} after {spoken(policy.approval.wait)}"
+    )
+    return run, notice(
+        run,
+        Severity.PAGE,
+        f"your word is needed: {what}",
+        body,
+        key=key,
+        runbook=Runbook.APPROVAL,
+        did=f"nothing yet: {_spoken(run)}",
+        todo=todo,
+        since=since,
+        by=proposal.expires_at,
+        until=Until.ANSWERED,
+        about=proposal.id,
+    )
+
+
+def _began(run: Run, finding: Finding | None, at: datetime) -> datetime:
+    """When the trouble began that the proposal is to mend."""
+    if finding:
+        return finding.onset_at or finding.at or at
+    return run.open_incident.happened_at if run.open_incident else at
 
 
 def _otherwise(plan: Plan, policy: Policy) -> str:

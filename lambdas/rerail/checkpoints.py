@@ -75,7 +75,7 @@ def read_manifest(text: str | bytes, *, uri: str, sizes: Mapping[str, int]) -> C
     if not isinstance(table, dict):
         raise BadManifest(f"{uri}: must be a JSON object; this checkpoint is left alone")
     if table.get("schema") != SCHEMA:
-        raise BadManifest(f"{uri}: field 'schema' is {table.get('schema')!r}; this version reads {SCHEMA}")
+        raise BadManifest(f"{uri}: field 'schema' is {table.get('schema')!r:.100}; this version reads {SCHEMA}")
     return Checkpoint(
         uri=uri.removesuffix(MANIFEST),
         step=_whole_number(table, "step", uri=uri),
@@ -110,7 +110,7 @@ def newest_step(checkpoints: Sequence[Checkpoint] | None) -> int:
 def _whole_number(table: Mapping[str, Any], name: str, *, uri: str) -> int:
     value = table.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise BadManifest(f"{uri}: field '{name}' is {value!r}; it must be a whole number, 0 or more")
+        raise BadManifest(f"{uri}: field '{name}' is {value!r:.100}; it must be a whole number, 0 or more")
     return value
 
 

@@ -98,7 +98,7 @@ def _read_union(kinds: tuple[Any, ...], value: Any, *, path: str) -> Any:
     named = {kind.__name__: kind for kind in kinds}
     tag = value.get("type") if isinstance(value, dict) else None
     if tag not in named:
-        raise BadRecord(f"{path}: type {tag!r} is not one of {', '.join(named)}")
+        raise BadRecord(f"{path}: type {tag!r:.100} is not one of {', '.join(named)}")
     return _read(named[tag], value, path=path)
 
 
@@ -110,4 +110,4 @@ def _read_dataclass(kind: Any, value: Any, *, path: str) -> Any:
     try:
         return kind(**{name: _read(hints[name], item, path=f"{path}.{name}") for name, item in known.items()})
     except (TypeError, ValueError, AttributeError) as error:
-        raise BadRecord(f"{path}: {error}") from error
+        raise BadRecord(f"{path}: {error!s:.300}") from error

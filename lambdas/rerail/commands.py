@@ -1,4 +1,4 @@
-"""Operators' wishes: hold, release, stop, restart, and their word on what is proposed."""
+"""Operators' wishes: hold, release, stop, restart, roll back, save, drill, and their word on what is proposed."""
 
 from dataclasses import replace
 from typing import assert_never
@@ -16,12 +16,14 @@ from rerail.decision import (
     with_attempt,
     without,
 )
+from rerail.drills import on_drill, on_save
 from rerail.failures import NOT_ASIDE
 from rerail.interventions import on_granted
 from rerail.ledger import pardoned
 from rerail.model import Plan, Run, RunState, Stop, Then
 from rerail.policy import Mode, Policy
 from rerail.restarting import withdrawal
+from rerail.rollbacks import on_rollback
 from rerail.saving import save_first
 from rerail.signals import Commanded, Verb
 
@@ -43,6 +45,12 @@ def on_command(run: Run, command: Commanded, policy: Policy) -> Decision:
             return _on_stop(run, command, policy, said)
         case Verb.APPROVE | Verb.DENY:
             return _on_word(run, command, policy, said)
+        case Verb.ROLLBACK:
+            return on_rollback(run, command, policy)
+        case Verb.SAVE:
+            return on_save(run, command, policy, said)
+        case Verb.DRILL:
+            return on_drill(run, command, policy, said)
         case _ as unreachable:
             assert_never(unreachable)
 

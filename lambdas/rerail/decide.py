@@ -30,16 +30,20 @@ from rerail.decision import (
     with_attempt,
     without,
 )
+from rerail.drills import drilled, spoken_drill
 from rerail.failures import on_aside_refused, on_failed, on_pending, on_refusal
 from rerail.health import restarted
 from rerail.interventions import on_found, on_proposal
 from rerail.ledger import forgotten
 from rerail.machines import WarmPool
 from rerail.model import Attempt, Job, JobStatus, Run, RunState, Then
+from rerail.overtaken import on_overtaken
+from rerail.paging import with_pages
 from rerail.policy import Mode, OnMaxRuntime, Policy
 from rerail.repairs import ON_THE_WAY, spoken_repairs
 from rerail.reports import on_bad_mail, on_report
 from rerail.restarting import on_failed_instead, on_restart_due, saved_since
+from rerail.runbooks import Runbook
 from rerail.saving import on_checkpoints, on_time
 from rerail.signals import (
     AsideRefused,
@@ -50,6 +54,7 @@ from rerail.signals import (
     JobGone,
     JobSeen,
     MailRefused,
+    Overtaken,
     Paused,
     Refusal,
     Reported,
@@ -94,9 +99,12 @@ def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
             decision = on_paused(run, signal)
         case AsideRefused():
             decision = on_aside_refused(run, signal)
+        case Overtaken():
+            decision = on_overtaken(run, signal)
         case _ as unreachable:
             assert_never(unreachable)
     decision = with_waits(before, decision, at=signal.at, policy=policy)
+    decision = with_pages(decision, at=signal.at, policy=policy, ticks=isinstance(signal, Tick))
     return replace(decision, run=replace(decision.run, pending=(*decision.run.pending, *decision.actions)))
 
 
@@ -114,7 +122,7 @@ def _on_job(run: Run, seen: JobSeen, policy: Policy) -> Decision:
         noted = replace(noted, cluster=job.cluster)
     match job.status:
         case JobStatus.COMPLETED:
-            return _on_completed(noted, seen)
+            return _on_completed(noted, seen, policy)
         case JobStatus.FAILED:
             return on_failed_instead(noted, seen, policy) or on_failed(noted, seen, policy)
         case JobStatus.STOPPED:
@@ -161,8 +169,9 @@ def _on_progress(run: Run, before: Attempt, seen: JobSeen, policy: Policy) -> De
         return stop_now(run, "the job still runs although it was asked to stop: asking again")
     if run.state is RunState.STARTING and seen.job.is_training:
         ledger = replace(run.ledger, capacity_since=None, fallbacks=())
-        run = replace(run, state=RunState.WATCHING, ledger=ledger)
-        return Decision(run, reason=f"attempt {run.current.number} trains: watching it", finding="training")
+        run = drilled(replace(run, state=RunState.WATCHING, ledger=ledger))
+        reason = f"{spoken_drill(run)}attempt {run.current.number} trains: watching it"
+        return Decision(run, reason=reason, finding="training")
     if run.state is RunState.WAITING:
         # A launch of ours that we had given up on came to life after all: it is the one live attempt.
         run = replace(run, state=RunState.STARTING, wake_at=None)
@@ -187,11 +196,16 @@ def _on_recovery(run: Run, seen: JobSeen) -> Decision:
     if newest <= proving_step(run, incident):
         return Decision(run)
     reason = f"recovered: attempt {run.current.number} committed a new checkpoint at step {newest}"
-    tell = notice(run, Severity.INFORM, "recovered", reason, key=f"recovered-{incident.number}")
+    key, did, since = f"recovered-{incident.number}", "watching on", incident.happened_at
+    tell = notice(run, Severity.INFORM, "recovered", reason, key=key, did=did, since=since)
     return Decision(closed(run, reason, seen.at, mended=True), (tell,), reason, finding="recovered")
 
 
-def _on_completed(run: Run, seen: JobSeen) -> Decision:
+def _on_completed(run: Run, seen: JobSeen, policy: Policy) -> Decision:
+    if run.stop and run.stop.is_rollback:
+        # What it has come to is what the operator does not want.
+        what = f"attempt {run.current.number} completed while it was to be rolled back ({run.stop.reason})"
+        return relaunch_now(run, seen, policy, what)
     run = closed(ended(run, RunState.COMPLETED), "the run completed", seen.at, mended=True)
     reason = f"attempt {run.current.number} completed: the run is done"
     tell = notice(run, Severity.INFORM, "completed", reason, key="completed")
@@ -262,7 +276,8 @@ def _on_gone(run: Run, gone: JobGone) -> Decision:
         return Decision(run)  # a job just created may not be visible everywhere yet
     run = with_attempt(run, replace(attempt, status=JobStatus.STOPPED, ended_at=gone.at))
     what = f"SageMaker no longer knows {attempt.job_name}"
-    return held(run, gone.at, f"{what}. To do: find out who deleted it, then release the run")
+    todo = "find out who deleted it, then release the run"
+    return held(run, gone.at, what, because="its job is gone", todo=todo, runbook=Runbook.JOB_GONE)
 
 
 def _settled_actions(run: Run, done: Done) -> Run:

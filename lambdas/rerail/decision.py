@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rerail import pools
-from rerail.actions import Action, CreateJob, PostCommand, SetAside, Severity, StopJob, Tell
+from rerail.actions import Action, CreateJob, PostCommand, SetAside, Severity, StopJob, Tell, Until
 from rerail.checkpoints import Checkpoint, Health, newest_usable
 from rerail.fallbacks import moved
 from rerail.health import is_resumable, labelled, newest_resumable
@@ -19,6 +19,7 @@ from rerail.mailbox import LIMITS, Command, Wish
 from rerail.model import Attempt, Incident, Run, RunState, Stop, successor_name
 from rerail.policy import Mode, Policy
 from rerail.remedies import Hold
+from rerail.runbooks import Runbook
 from rerail.signals import JobSeen
 
 A_MOMENT = timedelta(seconds=5)
@@ -152,6 +153,7 @@ def creation(run: Run) -> CreateJob:
         rate=attempt.rate,
         machines=attempt.machines,
         max_runtime_s=attempt.max_runtime_s,
+        drill=attempt.drill,
     )
 
 
@@ -168,18 +170,25 @@ def relaunch_now(run: Run, seen: JobSeen, policy: Policy, what: str) -> Decision
     the ladder that is due."""
     stop, rung = run.stop, _rung(run, seen, policy)
     if isinstance(rung, Hold):
-        return held(run, seen.at, f"{what}; held: {rung.why}. To do: {rung.advice}")
+        return given_up(run, seen.at, what, rung)
     step = resume_step(seen.checkpoints, before_step=stop.before_step if stop else None)
+    if stop and stop.drill:
+        step = resume_step(_no_newer(seen.checkpoints, stop.to_step)) or step
     if step is None and stop and not run.checkpoint_uri:
         step = _unseen_step(stop)
+    if step is None and stop and stop.is_rollback and stop.to_step:
+        lost = f"nothing clean is left that was saved at or before step {stop.to_step}"
+        todo = f"see what there is with `rerail checkpoints {run.id}`, and roll back to a step that is there"
+        return given_up(run, seen.at, what, Hold(lost, todo, Runbook.DIVERGED))
     step = rung.resume_step if rung else step
     before = run.current
     run = _resumed(run, step) if stop else run
     run = littered(next_attempt(run, step, wake_at=seen.at), seen.checkpoints)
+    run = with_attempt(run, replace(run.current, drill=bool(stop and stop.drill)))
     if rung and stop and stop.before_step is not None:
         run = climbed(run, rung, stop.before_step, at=seen.at)
         what = f"{what}; {rung.why}"
-    elif stop and stop.is_tainted:  # what could not be done in place is done by a new job
+    elif stop and stop.is_tainted and not stop.is_rollback:  # what could not be done in place is done by a new job
         run = with_attempt(run, replace(run.current, rung=before.rung))
     run = moved(run, stop.machines) if stop and stop.moves else run
     release = pools.release(run) if (stop and stop.fresh_machines) or pools.unmatched(run) else ()
@@ -195,6 +204,8 @@ def _rung(run: Run, seen: JobSeen, policy: Policy) -> Plan | Hold | None:
     order = run.current.orders[-1] if run.current.orders else None
     if run.stop is None or run.stop.before_step is None or (order and (order.failed or not order.restarted_at)):
         return None
+    if run.stop.is_rollback:
+        return None  # an operator has chosen
     rung = plan(run, run.stop.before_step, seen.checkpoints or (), policy)
     return None if isinstance(rung, Hold) and is_untried_elsewhere(run) else rung
 
@@ -205,6 +216,11 @@ def is_untried_elsewhere(run: Run) -> bool:
     if not orders or incident is None or incident.attempt != run.current.number:
         return False
     return orders[-1].asked_at >= incident.decided_at
+
+
+def _no_newer(checkpoints: Sequence[Checkpoint] | None, step: int | None) -> Sequence[Checkpoint]:
+    """Those that are no newer than this step."""
+    return [each for each in checkpoints or () if step is None or each.step <= step]
 
 
 def _unseen_step(stop: Stop) -> int | None:
@@ -257,24 +273,95 @@ def stop_now(run: Run, reason: str) -> Decision:
 def finish_stopped(run: Run, seen: JobSeen, reason: str) -> Decision:
     """The run ends because its job was stopped."""
     run = closed(ended(run, RunState.STOPPED), "the run was stopped", seen.at)
-    return Decision(run, (notice(run, Severity.INFORM, "stopped", reason, key="stopped"),), reason, finding="stopped")
+    tell = notice(run, Severity.INFORM, "stopped", reason, key="stopped", did="nothing more: the run has ended")
+    return Decision(run, (tell,), reason, finding="stopped")
+
+
+def given_up(run: Run, at: datetime, what: str, hold: Hold, *, gives_back: bool = True) -> Decision:
+    """Stop trying, as the rules say, after what has happened."""
+    return held(
+        run,
+        at,
+        f"{what}; held: {hold.why}",
+        because=hold.why,
+        todo=hold.advice,
+        runbook=hold.runbook,
+        gives_back=gives_back,
+    )
 
 
 def held(
-    run: Run, at: datetime, reason: str, *, severity: Severity = Severity.PAGE, gives_back: bool = True
+    run: Run,
+    at: datetime,
+    what: str,
+    *,
+    because: str = "",
+    happened: str = "",
+    todo: str = "",
+    runbook: Runbook = Runbook.BUDGET_SPENT,
+    severity: Severity = Severity.PAGE,
+    gives_back: bool = True,
 ) -> Decision:
     """Stop trying and ask a human. Machines that are kept after the run's last job are given back at once, where we may
-    do anything at all: whoever is asked takes longer than they are worth."""
+    do anything at all: whoever is asked takes longer than they are worth.
+
+    `because` are the few words for the title, `happened` is for people where `what` says too much, `todo` is what comes
+    before the run is released.
+    """
     release = pools.release(run) if gives_back and not run.observe_only else ()
+    reason = f"{what}. To do: {todo}" if todo else what
+    since = run.open_incident.happened_at if run.open_incident else at
     run = replace(closed(ended(run, RunState.HELD), "the run was held", at), hold_reason=reason)
-    body = f"{reason}\nWhen that is done: rerail release {run.id}"
-    tell = notice(run, severity, "held", body, key=f"held-{run.current.number}")
+    did = "the job that runs goes on, unsupervised" if run.current.may_be_live else "no other job is launched"
+    did += ", until you release the run" + ("; the machines kept for it are given back" if release else "")
+    tell = notice(
+        run,
+        severity,
+        f"held: {because}" if because else "held",
+        happened or what,
+        key=f"held-{run.current.number}",
+        runbook=runbook,
+        did=did,
+        todo="\n".join(filter(None, (imperative(todo), f"When that is done: rerail release {run.id}"))),
+        since=since,
+    )
     return Decision(run, (*release, tell), reason)
 
 
-def notice(run: Run, severity: Severity, title: str, body: str, *, key: str) -> Tell:
+def notice(
+    run: Run,
+    severity: Severity,
+    title: str,
+    body: str,
+    *,
+    key: str,
+    runbook: Runbook = Runbook.INFORMED,
+    did: str = "",
+    todo: str = "",
+    since: datetime | None = None,
+    by: datetime | None = None,
+    until: Until = Until.RELEASED,
+    about: str = "",
+) -> Tell:
     """A notice about the run; `key` is unique within it."""
-    return Tell(severity=severity, title=f"{run.id}: {title}", body=body, key=f"{run.id}/{key}")
+    return Tell(
+        severity=severity,
+        title=f"{run.id}: {title}",
+        body=body,
+        key=f"{run.id}/{key}",
+        runbook=runbook,
+        did=did,
+        todo=todo,
+        since=since,
+        by=by,
+        until=until,
+        about=about,
+    )
+
+
+def imperative(advice: str) -> str:
+    """A remedy as a sentence of its own, to begin a line with."""
+    return advice[:1].upper() + advice[1:]
 
 
 def known(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:

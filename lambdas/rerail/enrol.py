@@ -8,11 +8,13 @@ from typing import Any
 from rerail.actions import PostCommand, Severity, Tell
 from rerail.decision import command_for
 from rerail.errors import PolicyError, UnknownPolicy
+from rerail.hyperpod_events import names_cluster
 from rerail.mailbox import Wish
 from rerail.model import Attempt, Job, JobStatus, Ledger, Run, RunState, run_id
 from rerail.policy import Policy
 from rerail.ports import Policies
-from rerail.relaunch import POLICY_TAG, RUN_TAG, reason_to_refuse
+from rerail.relaunch import CLUSTER_TAG, POLICY_TAG, RUN_TAG, reason_to_refuse
+from rerail.runbooks import Runbook
 
 # A job that failed longer ago than this was not failing on our watch.
 RECENT = timedelta(hours=1)
@@ -53,7 +55,7 @@ def enrol(
         return Refused("it failed too long before it was heard of")
     policy, problem = _policy(asked, policies)
     place = job.checkpoint_uri
-    return _enrolled(job, policy, problem, place, taken=taken, at=at)
+    return _depending(_enrolled(job, policy, problem, place, taken=taken, at=at), tags.get(CLUSTER_TAG, ""))
 
 
 def _policy(asked: str, policies: Policies) -> tuple[Policy, str]:
@@ -72,8 +74,16 @@ def _enrolled(job: Job, policy: Policy, problem: str, place: str, *, taken: bool
     notices: tuple[Tell, ...] = ()
     if problem:
         reason += f", observing only: {problem}"
-        body = f"{reason}. To do: deploy that policy or mend the tag {POLICY_TAG}, then start the job again"
-        notices = (Tell(Severity.INFORM, f"{name}: observing only", body, f"{name}/policy"),)
+        tell = Tell(
+            severity=Severity.INFORM,
+            title=f"{name}: observing only",
+            body=reason,
+            key=f"{name}/policy",
+            runbook=Runbook.OBSERVING,
+            did="watching and telling, nothing else",
+            todo=f"Deploy that policy or mend the tag {POLICY_TAG}, then start the job again",
+        )
+        notices = (tell,)
     run = Run(
         id=name,
         policy=policy.name,
@@ -89,6 +99,23 @@ def _enrolled(job: Job, policy: Policy, problem: str, place: str, *, taken: bool
     if taken:  # what was last asked of the namesake's agents lies in this job's mailbox still
         run = replace(run, pending=(*notices, PostCommand(command_for(run, Wish.TRAIN, at=at))))
     return Enrolled(run, reason)
+
+
+def _depending(enrolled: Enrolled, cluster: str) -> Enrolled:
+    """The run with the HyperPod cluster that it says it depends on; a tag that names none is said, and does no harm."""
+    run = enrolled.run
+    if not cluster or names_cluster(cluster):
+        return replace(enrolled, run=replace(run, hyperpod=cluster))
+    tell = Tell(
+        severity=Severity.INFORM,
+        title=f"{run.id}: its tag {CLUSTER_TAG} names no cluster",
+        body=f"the tag {CLUSTER_TAG} is {cluster[:100]!r}, which is neither the name nor the ARN of a HyperPod cluster",
+        key=f"{run.id}/cluster",
+        runbook=Runbook.HYPERPOD,
+        did="supervising the run, without a cluster that it depends on",
+        todo=f"Write the cluster's name into the tag {CLUSTER_TAG} of the next job",
+    )
+    return replace(enrolled, run=replace(run, pending=(*run.pending, tell)))
 
 
 def _refused(job: Job, reason: str) -> Refused:

@@ -11,7 +11,9 @@ from rerail.decision import (
     Decision,
     closed,
     finish_stopped,
+    given_up,
     held,
+    imperative,
     littered,
     may_act,
     next_attempt,
@@ -32,6 +34,7 @@ from rerail.machines import spoken_machines
 from rerail.model import Attempt, Incident, Run, RunState, Stop, Then
 from rerail.policy import Mode, Policy
 from rerail.remedies import Failure, Hold, Relaunch, Verdict, capacity_verdict, remedy, spoken
+from rerail.runbooks import Runbook
 from rerail.signals import AsideRefused, CreateRefused, JobSeen, Refusal
 
 # An incident quotes its decisions, the newest in full: one record must hold it, whatever a night brings.
@@ -53,11 +56,20 @@ def on_failed(run: Run, seen: JobSeen, policy: Policy) -> Decision:
     what = f"attempt {run.current.number} failed: {diagnosis.cause} ({diagnosis.evidence or 'no reason given'})"
     if run.state is RunState.HELD:
         reason = f"{what}; the run stays held"
-        tell = notice(run, Severity.INFORM, "failed while held", reason, key=f"failed-{run.current.number}")
+        tell = notice(
+            run,
+            Severity.INFORM,
+            "failed while held",
+            what,
+            key=f"failed-{run.current.number}",
+            did="nothing: the run stays held",
+            todo=f"When it may go on: rerail release {run.id}",
+            since=run.current.ended_at,
+        )
         return Decision(opened(run, failure, reason, ()), (tell,), reason, finding="job_failed")
     if run.stop and run.stop.then is Then.END:
         return finish_stopped(run, seen, f"{what}, while it was being stopped ({run.stop.reason})")
-    if run.stop and run.stop.is_tainted and may_act(run, policy):
+    if run.stop and run.stop.is_tainted and (may_act(run, policy) or run.stop.is_rollback):
         # What was to be rolled back has ended by itself.
         decision = relaunch_now(run, seen, policy, f"{what}, while it was being stopped ({run.stop.reason})")
         return replace(decision, finding="job_failed", inputs=_inputs(run, failure, seen))
@@ -126,25 +138,34 @@ def _applied(
         case Hold():
             reason = f"{what}; held: {verdict.why}. To do: {verdict.advice}"
             run = opened(run, failure, reason, ("hold",))
-            return held(run, failure.at, reason, gives_back=may_act(run, policy))
+            return given_up(run, failure.at, what, verdict, gives_back=may_act(run, policy))
         case Relaunch() if not may_act(run, policy):
             plan = f"{spoken_start(failure.resume_step)} in {spoken(verdict.delay)} ({verdict.why})"
             reason = f"{what}; observing only: would relaunch {plan}"
             run = opened(run, failure, reason, ())
-            return held(run, failure.at, reason, severity=Severity.INFORM, gives_back=False)
+            return held(
+                run,
+                failure.at,
+                reason,
+                because="observing only",
+                runbook=Runbook.OBSERVING,
+                severity=Severity.INFORM,
+                gives_back=False,
+            )
         case Relaunch():
             leaves = verdict.fresh_machines or (verdict.moves and verdict.machines != run.current.machines)
             release = pools.release(run) if leaves else ()
-            reason = (
-                f"{what}; relaunching {spoken_start(failure.resume_step)} in {spoken(verdict.delay)} ({verdict.why})"
-                + ("; the warm pool is given back first" if release else "")
-            )
+            did = f"relaunching {spoken_start(failure.resume_step)} in {spoken(verdict.delay)} ({verdict.why})"
+            did += "; the warm pool is given back first" if release else ""
+            reason = f"{what}; {did}"
             tell = notice(
                 run,
                 Severity.INFORM,
                 f"{failure.diagnosis.cause}: relaunching",
-                reason,
+                what,
                 key=f"failed-{run.current.number}",
+                did=did,
+                since=run.current.ended_at,
             )
             actions = (*("release_warm_pool" for _ in release), "relaunch")
             run = opened(run, failure, reason, actions, onset_step=onset_step)
@@ -213,18 +234,26 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
     if refused.refusal is Refusal.INVALID:
         what = f"SageMaker refuses to create {run.current.job_name}: {refused.message}"
         if run.current.machines is None:
-            return held(run, refused.at, f"{what}. To do: mend the request, then release the run")
+            return held(
+                run,
+                refused.at,
+                what,
+                because="SageMaker refuses the request",
+                todo="mend the request, then release the run",
+                runbook=Runbook.REQUEST_REFUSED,
+            )
         # What it refuses may be our choice of machines, and not the owner's request.
     run = replace(run, ledger=charged(run.ledger, Cause.CAPACITY, trained=False, progressed=False, at=refused.at))
     verdict = capacity_verdict(run, policy, at=refused.at, refusal=refused.message)
     if isinstance(verdict, Hold):
-        return held(run, refused.at, f"{what}; held: {verdict.why}. To do: {verdict.advice}")
+        return given_up(run, refused.at, what, verdict)
     return _waiting_for_room(run, verdict, refused.at, what)
 
 
 def _waiting_for_room(run: Run, verdict: Relaunch, at: datetime, what: str) -> Decision:
     """Another try later, on the machines that the verdict names; people are told where those are others."""
-    reason = f"{what}; trying again in {spoken(verdict.delay)} ({verdict.why})"
+    did = f"trying again in {spoken(verdict.delay)} ({verdict.why})"
+    reason = f"{what}; {did}"
     run = replace(run, state=RunState.WAITING, wake_at=at + verdict.delay)
     if not verdict.moves:
         return Decision(run, reason=reason, finding="capacity_wait")
@@ -232,7 +261,8 @@ def _waiting_for_room(run: Run, verdict: Relaunch, at: datetime, what: str) -> D
     release = pools.release(run) if pools.unmatched(run) else ()
     there = spoken_machines(verdict.machines) if verdict.machines else "its own machines"
     key = f"moved-{run.current.number}-{len(run.ledger.fallbacks)}-{verdict.machines is None}"
-    tell = notice(run, Severity.INFORM, f"no capacity: going to {there}", reason, key=key)
+    since = run.ledger.capacity_since
+    tell = notice(run, Severity.INFORM, f"no capacity: going to {there}", what, key=key, did=did, since=since)
     return Decision(run, (*release, tell), reason, finding="capacity_wait")
 
 
@@ -248,11 +278,19 @@ def on_pending(run: Run, seen: JobSeen, policy: Policy) -> Decision | None:
     ledger = charged(ledger, Cause.CAPACITY, trained=False, progressed=False, at=seen.at)
     run = with_attempt(replace(run, ledger=ledger), replace(run.current, cause=Cause.CAPACITY))
     there, waited = spoken_machines(others[0]), spoken(seen.at - since)
-    reason = f"{run.current.job_name} has waited {waited} for machines: calling it back, to go to {there}"
+    what, did = f"{run.current.job_name} has waited {waited} for machines", f"calling it back, to go to {there}"
+    reason = f"{what}: {did}"
     stop = Stop(Then.RELAUNCH, f"no capacity for {waited}", seen.at, seen.at, moves=True, machines=others[0])
     decision = stop_now(replace(run, stop=stop), reason)
-    tell = notice(run, Severity.INFORM, f"no capacity: going to {there}", reason, key=f"moved-{run.current.number}")
+    key = f"moved-{run.current.number}"
+    tell = notice(run, Severity.INFORM, f"no capacity: going to {there}", what, key=key, did=did, since=since)
     return replace(decision, actions=(*decision.actions, tell), finding="capacity_wait")
+
+
+def advised(message: str) -> tuple[str, str]:
+    """What a message says, and the remedy at its end: names within it are other people's text."""
+    what, found, todo = message.rpartition(". To do: ")
+    return (what, todo) if found else (message, "")
 
 
 def on_aside_refused(run: Run, refused: AsideRefused) -> Decision:
@@ -261,8 +299,20 @@ def on_aside_refused(run: Run, refused: AsideRefused) -> Decision:
         return Decision(run)
     if not refused.action.is_vital:
         body = f"{run.current.job_name} may stumble over a save that is not finished: {refused.message}"
-        tell = notice(run, Severity.INFORM, "not set aside", body, key=f"not-aside-{run.current.number}")
+        what, todo = advised(body)
+        tell = notice(
+            run,
+            Severity.INFORM,
+            "not set aside",
+            what,
+            key=f"not-aside-{run.current.number}",
+            runbook=Runbook.NOT_SET_ASIDE,
+            did="launched all the same",
+            todo=imperative(todo),
+        )
         return Decision(without(run, SetAside), (tell,), f"launched all the same: {body}", finding="not_set_aside")
     run = without(run, SetAside, CreateJob)
-    decision = held(run, refused.at, f"{NOT_ASIDE}, and {run.current.job_name} would resume from it: {refused.message}")
+    why, todo = advised(refused.message)
+    what = f"{NOT_ASIDE}, and {run.current.job_name} would resume from it: {why}"
+    decision = held(run, refused.at, what, because=NOT_ASIDE, todo=todo, runbook=Runbook.NOT_SET_ASIDE)
     return replace(decision, finding="not_set_aside")

@@ -81,6 +81,15 @@ def condemned(run: Run, finding: Finding) -> Run:
     return _troubled(run, finding, Health.QUARANTINED)
 
 
+def rolled_back(run: Run, step: int, *, why: str, source: str) -> Run:
+    """The run that an operator rolls back to a step: nobody resumes from what was saved after it until now."""
+    last = next((each for each in reversed(run.attempts) if each.exists), run.attempts[0])
+    label = Label(step + 1, last.number, Health.QUARANTINED, why[:WHY_LIMIT], source, restart=last.restart)
+    onset = min(step + 1, last.onset_step) if last.onset_step is not None else step + 1
+    attempts = tuple(replace(each, onset_step=onset) if each is last else each for each in run.attempts)
+    return _with(replace(run, attempts=attempts), label)
+
+
 def onset(run: Run) -> int | None:
     """Where the trouble with the current attempt's loss began, of which nobody has said that it is over."""
     own = (run.current.number, run.current.restart)

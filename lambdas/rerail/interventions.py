@@ -5,13 +5,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail import ladder
-from rerail.actions import Severity
+from rerail.actions import Severity, Tell, Until
 from rerail.approval import asked_again, left_alone, proposed_stop, unanswered
 from rerail.causes import Cause
 from rerail.checkpoints import Checkpoint, newest_usable
 from rerail.decision import (
     Decision,
-    held,
+    given_up,
     is_untried_elsewhere,
     may_act,
     notice,
@@ -28,9 +28,11 @@ from rerail.health import OVER, condemned, heard
 from rerail.ladder import climbed
 from rerail.launching import SWITCH
 from rerail.model import Plan, Proposal, Run, RunState, Stop, Then
+from rerail.paging import mended
 from rerail.policy import Mode, OnExpiry, Policy
 from rerail.remedies import Failure, Hold, Relaunch, Verdict, remedy
 from rerail.restarting import can_restart, is_of_the_past, obstacle, restart, rollback
+from rerail.runbooks import Runbook
 from rerail.saving import save_first
 from rerail.signals import Found, JobSeen
 from rerail.weighing import weighed
@@ -45,6 +47,14 @@ CAUSES = {
     Kind.STALL: Cause.HANG,
     Kind.STARTUP_STALL: Cause.HANG,
     Kind.ALARM: Cause.UNKNOWN,
+}
+RUNBOOKS = {
+    Kind.BLIND: Runbook.BLIND,
+    Kind.CHECKPOINT_STALL: Runbook.CHECKPOINT_STALL,
+    Kind.PLATEAU: Runbook.PLATEAU,
+    Kind.GRAD_NORM: Runbook.GRAD_NORM,
+    Kind.RESUME_MISMATCH: Runbook.RESUME_MISMATCH,
+    Kind.CAPACITY_WAIT: Runbook.NO_CAPACITY,
 }
 # It will not save any more, whoever asks.
 HANGS = (Kind.STALL, Kind.STARTUP_STALL)
@@ -62,7 +72,8 @@ def on_found(run: Run, found: Found, policy: Policy) -> Decision:
     findings = tuple(f for f in found.findings if not (away and f.kind in HANGS) and not is_of_the_past(run, f))
     findings = findings if found.witnessed else tuple(_borne_out(f, found) for f in findings)
     findings = tuple(_weighed(run, finding, found, policy) for finding in findings)
-    fresh = tuple(finding for finding in findings if _key(run, finding) not in run.warnings)
+    paged = _paged(run)
+    fresh = tuple(f for f in findings if _key(run, f) not in run.warnings or (f.level in OVER and f.kind in paged))
     grave = [finding for finding in fresh if finding.level is Level.INTERVENE]
     if grave:
         return _on_grave(_told(run, grave[:1]), grave[0], found, policy)
@@ -100,22 +111,43 @@ def _borne_out(finding: Finding, found: Found) -> Finding:
 def _on_warning(run: Run, warnings: tuple[Finding, ...], over: tuple[Finding, ...] = ()) -> Decision:
     said = [f"warning: {finding.kind}: {finding.evidence}" for finding in warnings]
     said += [f"{finding.kind} {finding.level}: {finding.evidence}" for finding in over]
+    findings = (*warnings, *over)
+    why = "; ".join(finding.evidence for finding in over)
+    paged = _paged(run)
+    run, clears = mended(run, {finding.kind for finding in over}, why)
     tells = tuple(
-        notice(run, Severity.INFORM, f"{f.kind} ({word})", f"{f.evidence}. Nothing is to be done.", key=_key(run, f))
+        notice(
+            run,
+            Severity.INFORM,
+            f"{f.kind} ({word})",
+            f.evidence,
+            key=_key(run, f),
+            runbook=RUNBOOKS.get(f.kind, Runbook.INFORMED),
+            did="nothing: it may well mend by itself" if word == "warning" else "nothing more",
+            since=f.onset_at or f.at,
+        )
         for findings, word in ((warnings, "warning"), (over, "over"))
         for f in findings
+        if not (word == "over" and f.kind in paged)  # they have an all-clear of their own
     )
-    findings = (*warnings, *over)
-    return Decision(_told(run, findings), tells, "; ".join(said), finding=findings[0].kind)
+    run = _told(run, findings)
+    cleared = tuple(f"{kind}-" for kind in paged & {finding.kind for finding in over})
+    # What comes again after an all-clear is news.
+    run = replace(run, warnings=tuple(key for key in run.warnings if not cleared or not key.startswith(cleared)))
+    return Decision(run, (*tells, *clears), "; ".join(said), finding=findings[0].kind)
+
+
+def _paged(run: Run) -> set[str]:
+    """The kinds of findings about which a page stands."""
+    return {page.tell.about for page in run.pages if page.tell.until is Until.MENDED}
 
 
 def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decision:
     cause = CAUSES.get(finding.kind)
     what = f"{finding.kind}: {finding.evidence}"
     if cause is None:
-        body = f"{what}. The job goes on; nobody but you can tell whether it should"
-        tell = notice(run, Severity.PAGE, finding.kind, body, key=_key(run, finding))
-        return Decision(run, (tell,), body, finding=finding.kind)
+        reason = f"{what}. The job goes on; nobody but you can tell whether it should"
+        return Decision(run, (_page(run, finding),), reason, finding=finding.kind)
     before_step = finding.onset_step if cause is Cause.DIVERGED else None
     failure = _failure(run, finding, cause, found, before_step)
     charged = settled(with_attempt(run, replace(run.current, cause=cause, fingerprint=finding.kind)), failure)
@@ -130,12 +162,25 @@ def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decis
     elif rung and isinstance(verdict, Relaunch):
         failure, verdict = replace(failure, resume_step=rung.resume_step), replace(verdict, why=rung.why)
     if not may_act(run, policy):  # nothing is done, so nothing is charged, and the job has not failed
-        reason = f"{what}; observing only: it would be {_plan(verdict, failure)}"
-        tell = notice(run, Severity.INFORM, f"{finding.kind}: observing only", reason, key=_key(run, finding))
+        did = f"observing only: it would be {_plan(verdict, failure)}"
+        reason = f"{what}; {did}"
+        tell = notice(
+            run,
+            Severity.INFORM,
+            f"{finding.kind}: observing only",
+            what,
+            key=_key(run, finding),
+            runbook=Runbook.OBSERVING,
+            did=did,
+            since=finding.onset_at or finding.at,
+        )
         return Decision(run, (tell,), reason, finding=finding.kind)
     if isinstance(verdict, Hold):
-        reason = f"{what}; {_plan(verdict, failure)}. To do: {verdict.advice}; the job goes on until you stop it"
-        return _named(held(opened(charged, failure, reason, ("hold",), kind=finding.kind), found.at, reason), finding)
+        advice = f"{verdict.advice}; the job goes on until you stop it"
+        reason = f"{what}; {_plan(verdict, failure)}. To do: {advice}"
+        began = finding.onset_at or finding.at
+        kept = opened(charged, failure, reason, ("hold",), kind=finding.kind, began=began)
+        return _named(given_up(kept, found.at, what, replace(verdict, advice=advice)), finding)
     if policy.mode is not Mode.ACT:  # somebody is asked first, or the kill switch is off
         plan = f"stop the job and relaunch it {spoken_start(failure.resume_step)}"
         return _named(proposed_stop(run, finding, what, plan, at=found.at, policy=policy), finding)
@@ -147,8 +192,25 @@ def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decis
         said = f"{what}; {rung.why}" if rung else what
         decision = restart(lifted, failure, aim, policy, said, kind=finding.kind, began=began)
         return _named(decision, finding)
-    reason = f"{what}; {_plan(verdict, failure)}"
-    return _named(_stopping(charged, failure, finding, policy, reason, before_step), finding)
+    did = _plan(verdict, failure)
+    return _named(_stopping(charged, failure, finding, policy, what, did, before_step), finding)
+
+
+def _page(run: Run, finding: Finding) -> Tell:
+    """What stopping the job cannot mend; one page for each kind of trouble, however often it is found anew."""
+    return notice(
+        run,
+        Severity.PAGE,
+        f"{finding.kind}: {finding.evidence}",
+        f"{finding.kind}: {finding.evidence}",
+        key=f"{finding.kind}-{run.current.number}",
+        runbook=RUNBOOKS.get(finding.kind, Runbook.INFORMED),
+        did="nothing: the job goes on, stopping it would not mend this",
+        todo=f"See whether the job should go on: nobody but you can tell\nIf not: rerail stop {run.id}",
+        since=finding.onset_at or finding.at,
+        until=Until.MENDED,
+        about=finding.kind,
+    )
 
 
 def _rung(
@@ -204,11 +266,11 @@ def _plan(verdict: Verdict, failure: Failure) -> str:
 
 
 def _stopping(
-    run: Run, failure: Failure, finding: Finding, policy: Policy, reason: str, before_step: int | None
+    run: Run, failure: Failure, finding: Finding, policy: Policy, what: str, did: str, before_step: int | None
 ) -> Decision:
     """Stop at once where no checkpoint would ever come; else have one saved first."""
     began = finding.onset_at or finding.at or failure.at
-    actions = ("stop", "relaunch")
+    actions, reason = ("stop", "relaunch"), f"{what}; {did}"
     run = opened(run, failure, reason, actions, kind=finding.kind, onset_step=before_step, began=began)
     run = with_attempt(run, replace(run.current, onset_step=before_step))
     stop = Stop(
@@ -219,7 +281,8 @@ def _stopping(
         before_step=before_step,
         fresh_machines=failure.diagnosis.cause is Cause.HARDWARE,
     )
-    tell = notice(run, Severity.INFORM, f"{finding.kind}: relaunching", reason, key=_key(run, finding))
+    title, key = f"{finding.kind}: relaunching", _key(run, finding)
+    tell = notice(run, Severity.INFORM, title, what, key=key, did=did, since=began)
     if finding.kind not in HANGS:
         return save_first(run, stop, policy, reason, tell)
     decision = stop_now(replace(run, stop=stop), reason)

@@ -17,6 +17,7 @@ from rerail.mailbox import Ability
 from rerail.model import Climb, Run
 from rerail.policy import Ladder, Policy
 from rerail.remedies import Hold
+from rerail.runbooks import Runbook
 
 KEPT_CLIMBS = 30
 PAIRS = 8  # of checkpoints around the onset, to learn from how many samples a step takes
@@ -82,7 +83,8 @@ def plan(run: Run, onset_step: int, checkpoints: Sequence[Checkpoint], policy: P
         return replace(found, why="; ".join([f"rung {rung}: {found.why}", *passed_over]))
     climbed = ", ".join(f"{climb.rung} in attempt {climb.attempt}" for climb in tried) or "nothing"
     why = "; ".join([f"the loss went wrong again at step {onset_step} after {climbed}", *passed_over])
-    return Hold(why, "look at the data and the learning rate before the onset, then release the run")
+    advice = "look at the data and the learning rate before the onset, then release the run"
+    return Hold(why, advice, Runbook.DIVERGED)
 
 
 def climbed(run: Run, planned: Plan, onset_step: int, *, at: datetime) -> Run:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from rerail.model import Run, RunState
 from rerail.money import incident_dollars, run_dollars, runtime_left
 from rerail.policy import Mode, Policy
+from rerail.runbooks import Runbook
 
 SWITCH, TIME, RUN_MONEY, INCIDENT_MONEY, APPROVAL, BRAKE = (
     "kill switch",
@@ -31,12 +32,13 @@ class Means(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a launch may not go ahead now: the check that says so, a sentence, and the remedy."""
+    """Why a launch may not go ahead now: the check that says so, a sentence, the remedy, and where more is said."""
 
     check: str
     means: Means
     why: str
     advice: str
+    runbook: Runbook
 
 
 Check = Callable[[Run, datetime, Policy], Obstacle | None]
@@ -56,6 +58,7 @@ def switch_is_on(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
         Means.WAIT,
         f"{run.current.job_name} waits: the kill switch is off, or policy '{policy.name}' pauses",
         "`rerail switch on` when jobs may be stopped and created again",
+        Runbook.OBSERVING,
     )
 
 
@@ -69,6 +72,7 @@ def time_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
         Means.END,
         f"the run's MaxRuntimeInSeconds of {run.max_runtime_s} s is spent over {run.current.number - 1} attempts",
         "start the job again with a longer one, or give each attempt its own with max_runtime = 'per_attempt'",
+        Runbook.TIME_SPENT,
     )
 
 
@@ -92,14 +96,15 @@ def _overspent(check: str, spent: float | None, cap: float, what: str, field: st
     if spent is None or spent < cap:
         return None
     why = f"{what} {spoken_dollars(spent)}, of at most {spoken_dollars(cap)} ({field})"
-    return Obstacle(check, Means.HOLD, why, advice)
+    return Obstacle(check, Means.HOLD, why, advice, Runbook.MONEY_SPENT)
 
 
 def somebody_agrees(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """In the mode `approve` a human is asked first."""
     if policy.mode is not Mode.APPROVE or run.current.approved_by:
         return None
-    return Obstacle(APPROVAL, Means.WAIT, f"{run.current.job_name} waits for approval", f"`rerail approve {run.id}`")
+    why = f"{run.current.job_name} waits for approval"
+    return Obstacle(APPROVAL, Means.WAIT, why, f"`rerail approve {run.id}`", Runbook.APPROVAL)
 
 
 # Order is policy: nobody is asked to approve what could not be launched anyway.

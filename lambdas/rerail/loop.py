@@ -3,10 +3,10 @@
 A decision is recorded with its actions pending (one conditional write) before anything is done, and they are cleared
 when they are done. Whatever dies in between is found pending by the next turn, and done again without harm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import assert_never
+from typing import Any, assert_never
 
 from rerail.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, SetAside, StopJob, Tell
 from rerail.checkpoints import Checkpoint
@@ -28,10 +28,13 @@ from rerail.errors import (
     Unfinished,
     Unmovable,
 )
+from rerail.hyperpod_events import HyperPodHeard
 from rerail.mailbox import Report, Told
-from rerail.model import Run, TimelineEntry, run_id
+from rerail.model import Job, Run, TimelineEntry, run_id
+from rerail.notices import Notice, notice_about, notice_of
 from rerail.observe import observe
-from rerail.policy import Mode, OnAlarm
+from rerail.overtaken import Claim, claimed, followed, is_believable, recalled
+from rerail.policy import Mode, OnAlarm, Policy
 from rerail.ports import Brake, Bus, Checkpoints, Jobs, Mailbox, Policies, Runs, policy_of
 from rerail.relaunch import ATTEMPT_TAG, RUN_TAG, rebuild, successor
 from rerail.remedies import spoken
@@ -44,6 +47,7 @@ from rerail.signals import (
     Found,
     JobSeen,
     MailRefused,
+    Overtaken,
     Paused,
     Refusal,
     Reported,
@@ -51,7 +55,18 @@ from rerail.signals import (
     Tick,
     Verb,
 )
-from rerail.wakeups import AlarmHeard, CommandGiven, JobHeard, ReportFiled, RunDue, Stray, TroubleFound, Wakeup
+from rerail.turns import Turn
+from rerail.wakeups import (
+    AlarmHeard,
+    CommandGiven,
+    HyperPodDue,
+    JobHeard,
+    ReportFiled,
+    RunDue,
+    Stray,
+    TroubleFound,
+    Wakeup,
+)
 from rerail.weighing import KINDS as WEIGHED
 
 CONFLICTS_BEFORE_GIVING_UP = 8
@@ -68,7 +83,8 @@ Hearing = Callable[[Run, Sequence[Checkpoint] | None], Signal]
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """The loop over its ports; `clock` is the only source of time, `failed` the errors of one message's actions."""
+    """The loop over its ports; `clock` is the only source of time, `failed` and `turns` are what has failed on one
+    message, and what was decided."""
 
     runs: Runs
     jobs: Jobs
@@ -79,12 +95,14 @@ class Supervisor:
     brake: Brake
     clock: Callable[[], datetime]
     failed: list[Exception] = field(default_factory=list, init=False)
+    turns: list[Turn] = field(default_factory=list, init=False)
 
     def handle(self, wakeup: Wakeup) -> Run | None:
         """Do all that this wake-up and the state of the world ask for; the run as it is afterwards.
 
         An action that fails keeps nothing else from being done or decided; its error is raised last."""
         self.failed.clear()
+        self.turns.clear()
         run = self._handled(wakeup)
         if self.failed:
             raise self.failed[0]
@@ -104,7 +122,7 @@ class Supervisor:
                 return self.alarm(wakeup)
             case ReportFiled():
                 return self.report(wakeup)
-            case Stray():
+            case Stray() | HyperPodHeard() | HyperPodDue():  # a cluster is no run's: see rerail.hyperpod
                 return None
             case _ as unreachable:
                 assert_never(unreachable)
@@ -137,11 +155,17 @@ class Supervisor:
         """Grant an operator's wish, on the world as it is now."""
 
         def wish(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
-            relaunches = given.verb in (Verb.RELEASE, Verb.APPROVE)  # only then is there a step to choose
-            saved = self._saved(run, seen) if relaunches else None
-            return Commanded(self.clock(), given.id, given.verb, given.who, given.why, saved, given.proposal)
+            saved = self._asked(run, seen, given)
+            verb, who, why = given.verb, given.who, given.why
+            return Commanded(self.clock(), given.id, verb, who, why, saved, given.proposal, given.step)
 
         return self.visit(given.run, wish)
+
+    def _asked(self, run: Run, seen: Sequence[Checkpoint] | None, given: CommandGiven) -> Sequence[Checkpoint] | None:
+        """The checkpoints, where there is a step to choose; an operator may choose a rather old one."""
+        if given.verb in (Verb.ROLLBACK, Verb.DRILL) and run.checkpoint_uri:
+            return self.checkpoints.under(run.checkpoint_uri, upto=given.step)
+        return self._saved(run, seen) if given.verb in (Verb.RELEASE, Verb.APPROVE) else None
 
     def trouble(self, run_id: str, job_name: str, findings: tuple[Finding, ...]) -> Run:
         """Judge what was found, on the world as it is now."""
@@ -199,6 +223,8 @@ class Supervisor:
         except JobNotFound:
             return None  # an event about a job that has been deleted since
         tags, at = self.jobs.tags(job.arn), self.clock()
+        if (claim := claimed(job_name, tags)) and is_believable(claim, self.runs.load(claim.run)):
+            return self._take_up(claim, job, description, tags, at)
         namesake = self.runs.load(run_id(job_name))
         if namesake and namesake.attempts[0].created_at == job.created_at:
             return self.visit(namesake.id)  # somebody else adopted it in the same moment
@@ -206,12 +232,37 @@ class Supervisor:
             case Refused() as refused:
                 new = self.runs.ignore(job_name, refused.reason, until=at + UNSUPERVISED_FOR)
                 if new and refused.notice:
-                    self.bus.publish(refused.notice, run=job_name, at=at)
+                    self.bus.publish(notice_about(refused.notice, job_name, at=at))
                 return None
             case Enrolled() as enrolled:
                 request = rebuild(description, tags, members=self.jobs.request_members())
                 self._enrol(enrolled, request, at)
                 return self.visit(enrolled.run.id)
+
+    def _take_up(
+        self, claim: Claim, job: Job, description: Mapping[str, Any], tags: Mapping[str, str], at: datetime
+    ) -> Run | None:
+        """Watch an attempt that was launched by us, and that the memory knows nothing of."""
+        run = self.runs.load(claim.run)
+        if run is None:
+            own = {key: value for key, value in tags.items() if key not in (RUN_TAG, ATTEMPT_TAG)}
+            enrolled = enrol(job, description, own, self.policies, taken=False, at=at)
+            if isinstance(enrolled, Refused):
+                return None
+            found = recalled(replace(enrolled.run, id=claim.run), claim.number, job)
+            reason = f"{enrolled.reason}, as attempt {claim.number} of {claim.run}: its record is lost"
+            request = rebuild(description, own, members=self.jobs.request_members())
+            self._enrol(replace(enrolled, run=found, reason=reason), request, at)
+            return self.visit(claim.run)
+        jobs = [seen for name in followed(run, claim.number) if (seen := self._still_known(name))]
+        self._turn(run.id, Overtaken(at, claim.number, (*jobs, job)))
+        return self.visit(run.id)
+
+    def _still_known(self, job_name: str) -> Job | None:
+        try:
+            return self.jobs.describe(job_name)[0]
+        except JobNotFound:
+            return None
 
     def _is_another(self, job_name: str, run: Run) -> bool:
         """The name was given to a new job after DeleteTrainingJob."""
@@ -243,6 +294,7 @@ class Supervisor:
                 self.runs.save(after, _entry(run, after, signal, decision) if decision.reason else None)
             except Conflict:
                 continue
+            self.turns.append(Turn(run, decision))
             return self._act(after)
         raise Conflict(f"run {run_id} is being changed by others again and again: try later")
 
@@ -258,6 +310,8 @@ class Supervisor:
             if isinstance(action, waits):
                 continue
             if isinstance(action, CreateJob) and any(isinstance(a, FIRST) and a not in done for a in run.pending):
+                continue
+            if isinstance(action, Tell) and any(a not in done for a in _told_first(run, action)):
                 continue
             try:
                 refusal = self._perform(run, action)
@@ -288,10 +342,18 @@ class Supervisor:
             case PostCommand():
                 self.mailbox.post(action.command)
             case Tell():
-                self.bus.publish(action, run=run.id, at=self.clock())
+                self.bus.publish(self._notice(run, action))
             case _ as unreachable:
                 assert_never(unreachable)
         return None
+
+    def _notice(self, run: Run, tell: Tell) -> Notice:
+        """People are told, whatever has become of the policy: then with the prices that everybody has."""
+        try:
+            policy = policy_of(run, self.policies)
+        except RerailError:
+            policy = Policy()
+        return notice_of(tell, run, at=self.clock(), policy=policy)
 
     def _set_aside(self, action: SetAside) -> AsideRefused | None:
         try:
@@ -351,6 +413,13 @@ class Supervisor:
         if run is None:
             raise BadMessage(f"there is no run {run_id!r}; `rerail status` lists the runs")
         return run
+
+
+def _told_first(run: Run, tell: Tell) -> list[Tell]:
+    """What is owed of the same page and was decided before: no all-clear before its page, nor after the next one."""
+    before = run.pending[: run.pending.index(tell)]
+    page = tell.clears or tell.key
+    return [each for each in before if isinstance(each, Tell) and (each.clears or each.key) == page]
 
 
 def _grave(findings: Sequence[Finding]) -> bool:

@@ -120,9 +120,10 @@ def read_fallback(text: str) -> Machines:
         elif SUBNET.fullmatch(word):
             subnets.append(word)
         elif word.startswith("ml."):
-            raise ValueError(f"the machines of {word} are not known here, so nobody can tell whether a run fits them")
+            what = f"the machines of {word:.100} are not known here"
+            raise ValueError(f"{what}, so nobody can tell whether a run fits them")
         else:
-            raise ValueError(f"{word!r} is neither an instance type such as ml.p4de.24xlarge nor a subnet")
+            raise ValueError(f"{word!r:.100} is neither an instance type such as ml.p4de.24xlarge nor a subnet")
     if not types and not subnets:
         raise ValueError("it names no instance type and no subnet")
     if len(types) > MOST_PREFERENCES:

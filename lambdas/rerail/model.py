@@ -144,7 +144,7 @@ class Attempt:
     are the seconds that one of its machines is billed for; `approved_by` is who asked for the launch or agreed to it,
     where that was a human. `onset_step` is where what the attempt was stopped for began: nothing that it or those
     before it saved from there on is resumed from. `is_littered`: a script without an agent would stumble over, or
-    resume from, something newer than it should.
+    resume from, something newer than it should. `drill`: it was launched to prove that the run can be restarted.
     """
 
     number: int
@@ -178,6 +178,7 @@ class Attempt:
     rung: str = ""
     onset_step: int | None = None
     is_littered: bool = False
+    drill: bool = False
 
     @property
     def restart(self) -> int:
@@ -268,7 +269,8 @@ class Stop:
     is settled), `heard_at` when it was, `committed_step` the checkpoint that is on its way to S3. `moves` says that the
     successor is launched on other machines, namely `machines`, None being those of the run's own request.
     `approved_by` is who asked for it or agreed to it, where that was a human; `put_off` says that the kill switch came
-    before the call.
+    before the call. `to_step` is the step that an operator named: the successor resumes from the newest clean
+    checkpoint that is no newer, whatever the ladder says. `drill`: it is only to prove that the run can be restarted.
     """
 
     then: Then
@@ -285,6 +287,13 @@ class Stop:
     put_off: bool = False
     moves: bool = False
     machines: Machines | None = None
+    to_step: int | None = None
+    drill: bool = False
+
+    @property
+    def is_rollback(self) -> bool:
+        """An operator has named the step to go back to, and nothing newer is to be resumed from."""
+        return self.to_step is not None and self.before_step is not None
 
     @property
     def is_tainted(self) -> bool:
@@ -350,6 +359,15 @@ class Climb:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """A page that stands: what was told, of which attempt, and when it was told last."""
+
+    tell: Tell
+    attempt: int
+    told_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One training effort, however many jobs it takes.
 
@@ -358,7 +376,9 @@ class Run:
     the findings that people were told of last, `defects` the kinds of malformed mail, for the same reason; `cluster`
     are the machines that the run's own request asks for. `proposal` waits for a human's word; `kept_back` says which
     check the next launch waits for; `max_runtime_s` is the first request's MaxRuntimeInSeconds. `labels` are what was
-    learnt of saves after they were made, `climbs` the rungs of the ladder that the run has climbed.
+    learnt of saves after they were made, `climbs` the rungs of the ladder that the run has climbed. `pages` are those
+    that stand: what they are about is not over. `hyperpod` is the name or ARN of the HyperPod cluster that the run
+    depends on, where its tag says so.
     """
 
     id: str
@@ -383,6 +403,8 @@ class Run:
     max_runtime_s: int | None = None
     labels: tuple[Label, ...] = ()
     climbs: tuple[Climb, ...] = ()
+    pages: tuple[Page, ...] = ()
+    hyperpod: str = ""
     version: int = 0
 
     @property
@@ -403,8 +425,14 @@ class Run:
 
     @property
     def is_open(self) -> bool:
-        """The sweep has to ask about this run: it has not ended, owes an action, or a job of it may still be live."""
+        """Something may still come of this run by itself: it has not ended, owes an action, or has a job that may be
+        live."""
         return not self.state.is_end or bool(self.pending) or self.current.may_be_live
+
+    @property
+    def is_swept(self) -> bool:
+        """The sweep has to come by: the run is open, or a page of it stands, and is to be told again some time."""
+        return self.is_open or bool(self.pages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,17 @@ def observe(run: Run, jobs: Jobs, checkpoints: Checkpoints, *, at: datetime) -> 
     """The current job as it is now, and the time."""
     if run.state is RunState.WAITING and not run.current.exists:
         is_due = run.checkpoint_uri and run.wake_at is not None and at >= run.wake_at
-        saved = checkpoints.under(run.checkpoint_uri) if is_due else None
+        saved = checkpoints.under(run.checkpoint_uri, upto=run.current.resumed_from_step) if is_due else None
         return (*_machines_kept(run, jobs, at), Tick(at, saved))  # the next job is not launched yet
+    if not run.is_open:
+        return (Tick(at),)  # nothing happens to it any more, but for the page that stands
     try:
         job, _ = jobs.describe(run.current.job_name)
     except JobNotFound:
         return (JobGone(at, run.current.job_name), Tick(at))
-    seen = checkpoints.under(run.checkpoint_uri) if wants_checkpoints(run, job, at=at) else None
+    back = run.stop if job.status.is_terminal and run.stop and run.stop.is_rollback else None
+    upto = back.to_step if back else None  # it may be older than the newest few
+    seen = checkpoints.under(run.checkpoint_uri, upto=upto) if wants_checkpoints(run, job, at=at) else None
     return (JobSeen(at, job, seen), Tick(at))
 
 
@@ -44,7 +48,8 @@ def wants_checkpoints(run: Run, job: Job, *, at: datetime) -> bool:
     now and then whether saves still arrive."""
     if not run.checkpoint_uri:
         return False
-    needs_a_step = job.status in (JobStatus.FAILED, JobStatus.STOPPED)
+    is_rolled_back = run.stop is not None and run.stop.is_rollback
+    needs_a_step = job.status in (JobStatus.FAILED, JobStatus.STOPPED) or (job.status.is_terminal and is_rolled_back)
     proves_progress = (run.open_incident is not None or run.proposal is not None) and job.is_training
     now_and_then = job.is_training and (int(at.timestamp() / 60) + crc32(run.id.encode())) % LOOK_EVERY_MINUTES == 0
     return needs_a_step or proves_progress or run.state is RunState.SAVING or now_and_then

@@ -163,6 +163,33 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
+class Notices:
+    """After how long a page that still stands is told again; 0 is never."""
+
+    refire: timedelta = timedelta(hours=4)
+
+
+class WhichClusters(StrEnum):
+    """Of which HyperPod clusters people are told: of all, of those that an open run needs, or of none."""
+
+    ALL = "all"
+    NEEDED = "needed"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class HyperPod:
+    """What is told of HyperPod clusters: of which, after how long what lasts is told again where HyperPod repeats it,
+    how long HyperPod may mend a part until that is told (0 is never, for both), and how many notices of each kind one
+    cluster may cause in an hour. Read of the policy `default`."""
+
+    tell: WhichClusters = WhichClusters.ALL
+    again: timedelta = timedelta(hours=4)
+    patience: timedelta = timedelta(hours=2)
+    most: int = 10
+
+
+@dataclass(frozen=True, slots=True)
 class Weighing:
     """Whether waiting for a loss to mend is weighed against a relaunch, and how long it must have lasted at least."""
 
@@ -200,6 +227,8 @@ class Policy:
     retries: Retries = field(default_factory=Retries)
     limits: Limits = field(default_factory=Limits)
     approval: Approval = field(default_factory=Approval)
+    notices: Notices = field(default_factory=Notices)
+    hyperpod: HyperPod = field(default_factory=HyperPod)
     weighing: Weighing = field(default_factory=Weighing)
     advice: Advice = field(default_factory=Advice)
     backoff: Backoff = field(default_factory=Backoff)
@@ -277,7 +306,7 @@ def _value(kind: Any, value: Any, *, where: str, path: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         allowed = [member.value for member in kind]
         if value not in allowed:
-            raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be one of {', '.join(allowed)}")
+            raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; it must be one of {', '.join(allowed)}")
         return kind(value)
     if kind is timedelta:
         return _duration(value, where=where, path=path)
@@ -287,28 +316,29 @@ def _value(kind: Any, value: Any, *, where: str, path: str) -> Any:
         return _prices(value, where=where, path=path)
     if kind in (bool, str):
         if not isinstance(value, kind):
-            raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be {WORDS[kind]}")
+            raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; it must be {WORDS[kind]}")
         return value
     if kind is float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1_000_000:
-            raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be a number from 0 to 1,000,000")
+            raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; it must be a number from 0 to 1,000,000")
         return float(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1_000_000:
-        raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be a whole number from 0 to 1,000,000")
+        raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; it must be a whole number from 0 to 1,000,000")
     return value
 
 
 def _fallbacks(value: Any, *, where: str, path: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or len(value) > FALLBACKS_LIMIT:
         raise PolicyError(
-            f"{where}: field '{path}' is {value!r}; it must be a list of at most {FALLBACKS_LIMIT} texts such as "
+            f"{where}: field '{path}' is {value!r:.200}; it must be a list of at most {FALLBACKS_LIMIT} texts such as "
             '["ml.p4de.24xlarge", "subnet-0a1b2c3d"]'
         )
     for number, item in enumerate(value):
         try:
             read_fallback(item)
         except ValueError as error:
-            raise PolicyError(f"{where}: field '{path}[{number}]' is {item!r}: {error}; mend or remove it") from error
+            what = f"field '{path}[{number}]' is {item!r:.100}"
+            raise PolicyError(f"{where}: {what}: {error}; mend or remove it") from error
     return tuple(" ".join(item.split()) for item in value)
 
 
@@ -319,7 +349,7 @@ def _prices(value: Any, *, where: str, path: str) -> dict[str, float]:
     for key in value:
         if not INSTANCE_TYPE.fullmatch(key):
             remedy = 'it must be an instance type, written "ml.p5.48xlarge" = 63.30'
-            raise PolicyError(f"{where}: field '{path}' names {key!r}; {remedy}")
+            raise PolicyError(f"{where}: field '{path}' names {key!r:.100}; {remedy}")
     return {key: _value(float, price, where=where, path=f"{path}.{key}") for key, price in value.items()}
 
 
@@ -327,11 +357,11 @@ def _duration(value: Any, *, where: str, path: str) -> timedelta:
     match = DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if not match or len(match[1]) > 20:
         raise PolicyError(
-            f'{where}: field \'{path}\' is {value!r}; it must be a duration such as "90s", "15m" or "12h"'
+            f'{where}: field \'{path}\' is {value!r:.200}; it must be a duration such as "90s", "15m" or "12h"'
         )
     seconds = float(match[1]) * UNIT_SECONDS[match[2]]
     if seconds > 366 * 86400:
-        raise PolicyError(f"{where}: field '{path}' is {value!r}; it must be at most a year")
+        raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; it must be at most a year")
     return timedelta(seconds=seconds)
 
 

@@ -4,12 +4,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
-from rerail.actions import SetAside, Tell
+from rerail.actions import SetAside
 from rerail.brake import Admission
 from rerail.checkpoints import Checkpoint
 from rerail.errors import UnknownPolicy
 from rerail.mailbox import Command, Heartbeat, Report
 from rerail.model import Job, Run, TimelineEntry
+from rerail.notices import Notice
 from rerail.policy import Policy
 
 
@@ -67,9 +68,9 @@ class Jobs(Protocol):
 class Checkpoints(Protocol):
     """Saved states."""
 
-    def under(self, uri: str) -> Sequence[Checkpoint]:
-        """Every checkpoint below the URI that has a readable manifest, newest first; where nothing has one, the saves
-        of a script whose layout is known."""
+    def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
+        """The newest checkpoints below the URI that have a readable manifest, newest first, of those up to a step where
+        that is given; where nothing has one, all saves of a script whose layout is known."""
 
     def set_aside(self, action: SetAside) -> None:
         """Move aside what a script must not resume from; nothing is lost, wherever it ends, and repeating it goes on.
@@ -101,7 +102,7 @@ class Brake(Protocol):
 class Bus(Protocol):
     """The voice: notices for people and for anyone's own rules."""
 
-    def publish(self, notice: Tell, *, run: str, at: datetime) -> None:
+    def publish(self, notice: Notice) -> None:
         """Put the notice on the bus; raises where it was not accepted."""
 
 

@@ -10,13 +10,14 @@ from rerail.actions import CreateJob, Machines
 from rerail.errors import RequestRefused
 
 POLICY_TAG = "rerail:policy"
+CLUSTER_TAG = "rerail:cluster"
 RUN_TAG = "rerail:run"
 ATTEMPT_TAG = "rerail:attempt"
 RESERVED_TAG_PREFIX = "aws:"
 ENVIRONMENT_LIMIT = 100
 TAG_LIMIT = 50
 # What an attempt before was told is no news to the next one.
-ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE")
+ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER")
 LOCAL_PATH = "/opt/ml/checkpoints"
 # Returned by DescribeTrainingJob, refused by CreateTrainingJob.
 READ_ONLY_RESOURCE_FIELDS = ("SelectedInstanceType", "SelectedInstanceCount")
@@ -115,9 +116,9 @@ def _orders(action: CreateJob, own: Mapping[str, str]) -> dict[str, str]:
         skip = skips.write((*skips.read(own.get("RERAIL_SKIP_SAMPLES", "")), *skips.read(skip)))
     except ValueError:
         skip = f"{own['RERAIL_SKIP_SAMPLES']},{skip}".rstrip(",")
-    return ({"RERAIL_SKIP_SAMPLES": skip} if skip else {}) | (
-        {"RERAIL_LR_SCALE": scale} if (asked, rate) != (1.0, 1.0) else {}
-    )
+    told = {"RERAIL_SKIP_SAMPLES": skip} if skip else {}
+    told |= {"RERAIL_LR_SCALE": scale} if (asked, rate) != (1.0, 1.0) else {}
+    return told | ({"RERAIL_KEEP_NEWER": "1"} if action.drill else {})
 
 
 def _move(request: dict[str, Any], machines: Machines | None) -> None:

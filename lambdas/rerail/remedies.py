@@ -14,6 +14,7 @@ from rerail.ledger import left
 from rerail.machines import spoken_machines
 from rerail.model import Run
 from rerail.policy import Policy
+from rerail.runbooks import Runbook
 
 # Where the platform is at fault, the same error at the same step proves nothing about the next try.
 PLATFORM = (Cause.INFRASTRUCTURE, Cause.HARDWARE, Cause.CAPACITY)
@@ -45,10 +46,11 @@ class Relaunch:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Stop trying and ask a human."""
+    """Stop trying and ask a human; `advice` is what to do, and the runbook says more of it."""
 
     why: str
     advice: str
+    runbook: Runbook = Runbook.BUDGET_SPENT
 
 
 # From so many hangs in a row on, the machines are suspect too.
@@ -79,6 +81,7 @@ def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> V
     return Hold(
         f"the same error at step {failure.last_step} in attempts {before.number} and {run.current.number}",
         "mend the code or the data at that step, then release the run",
+        Runbook.SAME_ERROR,
     )
 
 
@@ -92,16 +95,19 @@ def _same_error_after_a_restart(run: Run, failure: Failure) -> Hold | None:
     return Hold(
         f"the same error at step {failure.last_step} before and after a restart in place",
         "mend the code or the data at that step, then release the run",
+        Runbook.SAME_ERROR,
     )
 
 
 def attempts_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
     """A run has only so many attempts, whatever the causes."""
-    had_machines = [attempt for attempt in run.attempts if attempt.cause is not Cause.CAPACITY]
+    had_machines = [each for each in run.attempts if each.cause is not Cause.CAPACITY and not each.drill]
     if len(had_machines) < policy.limits.attempts:
         return None
     return Hold(
-        f"all {policy.limits.attempts} attempts are spent", "look at the timeline before you raise limits.attempts"
+        f"all {policy.limits.attempts} attempts are spent",
+        "look at the timeline before you raise limits.attempts",
+        Runbook.ATTEMPTS_SPENT,
     )
 
 
@@ -114,6 +120,7 @@ def restart_storm(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
     return Hold(
         f"restart storm: {len(recent)} starts within {spoken(window)}",
         "find out why the job dies so soon after its start, then release the run",
+        Runbook.RESTART_STORM,
     )
 
 
@@ -125,6 +132,7 @@ def no_progress(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
         f"{run.ledger.without_progress} attempts trained and left no newer checkpoint than "
         f"{'none at all' if failure.resume_step is None else f'step {failure.resume_step}'}",
         "save checkpoints more often than the job fails, or mend what kills it",
+        Runbook.NO_PROGRESS,
     )
 
 
@@ -142,7 +150,8 @@ def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | 
     if budget is None or run.ledger.charges.get(cause, 0) <= budget:
         return None
     spent = "is not retried" if budget == 0 else f"has spent its budget of {budget} without progress"
-    return Hold(f"{cause} {spent}", ADVICE.get(cause, "look at the evidence, then release the run"))
+    advice = ADVICE.get(cause, "look at the evidence, then release the run")
+    return Hold(f"{cause} {spent}", advice, RUNBOOKS.get(cause, Runbook.BUDGET_SPENT))
 
 
 def leave_the_bad_node(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
@@ -178,6 +187,8 @@ ADVICE = {
     Cause.DIVERGED: "lower the learning rate or look at the data before the onset, then release the run",
 }
 
+RUNBOOKS = {Cause.OOM: Runbook.OUT_OF_MEMORY, Cause.DIVERGED: Runbook.DIVERGED}
+
 
 def capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "") -> Verdict:
     """Wait for machines, with growing pauses, until the policy's patience is at an end; after a part of it, or at once
@@ -188,6 +199,7 @@ def capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "
         return Hold(
             f"no capacity for {spoken(waited)}, as long as the policy waits",
             "choose another instance type or region, or release the run to wait again",
+            Runbook.NO_CAPACITY,
         )
     given_up = f", {spoken_machines(run.current.machines)} is given up" if run.current.machines else ""
     seed = f"{run.id}:{run.version}"
@@ -202,6 +214,7 @@ def capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "
             f"{quota}: waiting does not raise it",
             "have that quota raised in Service Quotas, or list other machines in the policy's capacity.fallbacks; "
             "then release the run",
+            Runbook.NO_CAPACITY,
         )
     pause = min(policy.capacity.cap, max(policy.capacity.base, waited / 2))
     if others:  # their time has come before a long pause would be over

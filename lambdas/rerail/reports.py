@@ -45,7 +45,8 @@ def _on_refused_save(run: Run, reported: Reported) -> Decision:
     label = after.labels[-1]
     reason = f"the checkpoint of step {label.step} is {label.health}: {label.why}"
     key = f"{label.health}-{label.step}-{label.attempt}"
-    tell = notice(after, Severity.INFORM, f"a checkpoint is {label.health}", reason, key=key)
+    did = "no later attempt resumes from it"
+    tell = notice(after, Severity.INFORM, f"a checkpoint is {label.health}", reason, key=key, did=did)
     return Decision(after, (tell,), reason, finding="damaged_checkpoint")
 
 
@@ -86,6 +87,7 @@ def on_bad_mail(run: Run, refused: MailRefused) -> Decision:
         return Decision(run)
     run = replace(run, defects=(*run.defects, refused.defect))
     reason = f"a report from the job cannot be read and is passed over: {refused.why}"
-    body = f"{reason}. To do: install the agent of the version that is deployed here"
-    tell = notice(run, Severity.INFORM, "a report cannot be read", body, key=f"mail-{refused.defect}")
+    todo = "Install the agent of the version that is deployed here"
+    key = f"mail-{refused.defect}"
+    tell = notice(run, Severity.INFORM, "a report cannot be read", reason, key=key, did="it is passed over", todo=todo)
     return Decision(run, (tell,), reason, finding="bad_mail")

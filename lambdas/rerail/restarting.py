@@ -89,7 +89,8 @@ def restart(
     """Order the restart. The failure is charged already; to be called only where there is no obstacle."""
     number = 1 + max((order.number for order in run.current.orders), default=0)
     start = spoken_start(aim.resume_step or None) if aim.resume_step is not None else "from the newest checkpoint"
-    reason = f"{what}; restarting the training processes in place, {start} (restart {number} of this attempt)"
+    did = f"restarting the training processes in place, {start} (restart {number} of this attempt)"
+    reason = f"{what}; {did}"
     run = _marked(opened(run, failure, reason, ("restart",), kind=kind, onset_step=aim.before_step, began=began), aim)
     deadline = failure.at + policy.restart.deadline
     command = replace(
@@ -115,9 +116,8 @@ def restart(
     )
     attempt = replace(run.current, orders=(*run.current.orders, order), skip_samples=aim.skip_samples, rate=aim.rate)
     run = replace(with_attempt(without(run, PostCommand), attempt), state=RunState.RESTARTING)
-    tell = notice(
-        run, Severity.INFORM, f"{kind}: restarting in place", reason, key=f"restart-{attempt.number}-{number}"
-    )
+    key = f"restart-{attempt.number}-{number}"
+    tell = notice(run, Severity.INFORM, f"{kind}: restarting in place", what, key=key, did=did, since=began)
     return Decision(run, (PostCommand(command), tell), reason)
 
 
@@ -248,6 +248,8 @@ def on_failed_instead(run: Run, seen: JobSeen, policy: Policy) -> Decision | Non
     ours = run.state is RunState.RESTARTING or (run.stop is not None and run.stop.then is Then.RELAUNCH)
     if order is None or order.restarted_at or not ours or not may_act(run, policy):
         return None
+    if run.stop and run.stop.is_rollback:
+        return None  # an operator's wish came after the order
     diagnosis = diagnose(seen.job.failure_reason, secondary_status=seen.job.secondary)
     if diagnosis.fingerprint != order.fingerprint:
         return None

@@ -46,12 +46,15 @@ class Verb(StrEnum):
     RESTART = "restart"
     APPROVE = "approve"
     DENY = "deny"
+    ROLLBACK = "rollback"
+    SAVE = "save"
+    DRILL = "drill"
 
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """An operator's wish; `who` and `why` are quoted in the timeline, a release resumes from the newest checkpoint, and
-    a word on a proposal names its id in `proposal`."""
+    """An operator's wish; `who` and `why` are quoted in the timeline, a release resumes from the newest checkpoint, a
+    word on a proposal names its id in `proposal`, a rollback and a drill the step to go back to in `step`."""
 
     at: datetime
     id: str
@@ -60,6 +63,7 @@ class Commanded:
     why: str
     checkpoints: Sequence[Checkpoint] | None = None
     proposal: str = ""
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,27 @@ class AsideRefused:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """A job of ours is attempt `number` of the run, and newer than its record; `jobs` are those since the record's last
+    attempt of which SageMaker still knows, the newest among them."""
+
+    at: datetime
+    number: int
+    jobs: tuple[Job, ...]
+
+
 Signal = (
-    JobSeen | JobGone | Tick | Commanded | Found | Reported | MailRefused | Done | CreateRefused | AsideRefused | Paused
+    JobSeen
+    | JobGone
+    | Tick
+    | Commanded
+    | Found
+    | Reported
+    | MailRefused
+    | Done
+    | CreateRefused
+    | AsideRefused
+    | Paused
+    | Overtaken
 )

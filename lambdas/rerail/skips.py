@@ -16,7 +16,7 @@ def read(text: str) -> Ranges:
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = PART.fullmatch(part)
         if not match or int(match[1]) > int(match[2]):
-            raise ValueError(f"{part!r} is no range of sample ids; write first-last, such as 10240-10495")
+            raise ValueError(f"{part!r:.100} is no range of sample ids; write first-last, such as 10240-10495")
         ranges.append((int(match[1]), int(match[2])))
     return joined(ranges)
 

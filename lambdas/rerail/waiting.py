@@ -4,14 +4,15 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail import pools
-from rerail.actions import CreateJob, Severity, StopJob, Tell
+from rerail.actions import CreateJob, Severity, StopJob, Tell, Until
 from rerail.approval import needs_a_proposal, proposed_launch, still_stands
-from rerail.decision import Decision, closed, ended, held, notice, owes, warned, without
+from rerail.decision import Decision, closed, ended, held, imperative, notice, owes, warned, without
 from rerail.launching import APPROVAL, BRAKE, Means, Obstacle, obstacle
 from rerail.model import Run, RunState
 from rerail.money import unpriced
 from rerail.policy import Mode, Policy
 from rerail.remedies import spoken
+from rerail.runbooks import Runbook
 from rerail.signals import CreateRefused, Paused
 
 
@@ -21,16 +22,26 @@ def with_waits(before: Run, decision: Decision, *, at: datetime, policy: Policy)
     decision = _launch_kept_back(before, decision, at=at, policy=policy)
     decision = replace(decision, run=_without_stale_waits(decision.run))
     if needs_a_proposal(decision.run, policy):
-        asked = proposed_launch(decision.run, decision.reason, at=at, policy=policy)
-        return replace(decision, run=asked.run, actions=(*decision.actions, *asked.actions), reason=asked.reason)
+        decided, happened = _happened(decision)
+        asked = proposed_launch(decision.run, decision.reason, happened, at=at, policy=policy)
+        return replace(decided, run=asked.run, actions=(*decided.actions, *asked.actions), reason=asked.reason)
     return _priced(decision, policy)
+
+
+def _happened(decision: Decision) -> tuple[Decision, str]:
+    """The decision without what it tells of a launch that does not go ahead, and what has happened: one message says
+    that, and what is asked instead."""
+    said = [a for a in decision.actions if isinstance(a, Tell) and a.severity is Severity.INFORM]
+    actions = tuple(action for action in decision.actions if action not in said)
+    return replace(decision, actions=actions), said[0].body if said else decision.reason
 
 
 def on_paused(run: Run, paused: Paused) -> Decision:
     """Take back a stop that was recorded and not called: until it is, a stop of this job is somebody else's."""
     if not owes(run, StopJob) or run.stop is None:
         return Decision(run)
-    reason = f"the kill switch is off: the stop ({run.stop.reason}) waits, the job goes on"
+    what = "is called off" if run.stop.drill else "waits"
+    reason = f"the kill switch is off: the stop ({run.stop.reason}) {what}, the job goes on"
     return Decision(_put_off(without(run, StopJob), paused.at), reason=reason)
 
 
@@ -45,14 +56,22 @@ def on_braked(run: Run, refused: CreateRefused) -> Decision:
     reason = f"{run.current.job_name} waits {spoken(again - refused.at)}: {refused.message}"
     if refused.paged_at is None:
         return Decision(run, reason=reason, finding="brake")
-    body = (
-        f"{reason}. Something bigger is wrong than this run. To do: look at the account, `rerail status` lists the runs"
-    )
     key = f"rerail/brake-{refused.paged_at:%Y%m%dT%H%M%S}"
     if key in run.warnings:
         return Decision(run, reason=reason, finding="brake")
     run = warned(run, key)
-    return Decision(run, (Tell(Severity.PAGE, "relaunches are held back", body, key),), reason, finding="brake")
+    tell = Tell(
+        severity=Severity.PAGE,
+        title="relaunches are held back: something bigger is wrong than one run",
+        body=reason,
+        key=key,
+        runbook=Runbook.RELAUNCH_BRAKE,
+        did=f"{run.current.job_name} and those after it wait; each tries again by itself",
+        todo="See what all of them have in common: a release, a quota, a file system\nTo list the runs: rerail status",
+        since=refused.at,
+        until=Until.LAUNCHED,
+    )
+    return Decision(run, (tell,), reason, finding="brake")
 
 
 def resumed_stop(run: Run) -> bool:
@@ -76,6 +95,8 @@ def _stops_put_off(before: Run, decision: Decision, *, at: datetime, policy: Pol
 def _put_off(run: Run, at: datetime) -> Run:
     """As if it were still being saved: a stop seen in this state is not ours."""
     assert run.stop is not None
+    if run.stop.drill:  # nothing is wrong, and whoever asked for it waits no longer
+        return replace(run, state=RunState.WATCHING, stop=None)
     deadline = min(run.stop.deadline, at)
     return replace(run, state=RunState.SAVING, stop=replace(run.stop, put_off=True, deadline=deadline, answer_by=None))
 
@@ -95,17 +116,44 @@ def _launch_kept_back(before: Run, decision: Decision, *, at: datetime, policy: 
 def _told(decision: Decision, found: Obstacle, *, at: datetime) -> Decision:
     run, reason = decision.run, f"{decision.reason}; not yet: {found.why}" if decision.reason else found.why
     if found.means is Means.HOLD:
-        stopped = held(run, at, f"{reason}; held. To do: {found.advice}")
-        return replace(stopped, actions=(*decision.actions, *stopped.actions), finding=decision.finding)
+        decided, happened = _happened(decision)
+        stopped = held(
+            run,
+            at,
+            f"{reason}; held",
+            because=found.why,
+            happened=f"{happened}; held: {found.why}" if happened else found.why,
+            todo=found.advice,
+            runbook=found.runbook,
+        )
+        return replace(stopped, actions=(*decided.actions, *stopped.actions), finding=decision.finding)
     number = run.current.number
     if found.means is Means.END:
         run = closed(ended(run, RunState.STOPPED), "the run was stopped", at)
+        tell = notice(
+            run,
+            Severity.INFORM,
+            "stopped",
+            found.why,
+            key=f"spent-{number}",
+            runbook=found.runbook,
+            did="the run ends here",
+            todo=imperative(found.advice),
+        )
         reason = f"{reason}: the run ends here. To do: {found.advice}"
-        tell = notice(run, Severity.INFORM, "stopped", reason, key=f"spent-{number}")
         return replace(decision, run=run, actions=(*decision.actions, *pools.release(run), tell), reason=reason)
     if found.check == APPROVAL:
         return replace(decision, reason=reason)  # the proposal says it
-    tell = notice(run, Severity.INFORM, "waits", f"{found.why}. To do: {found.advice}", key=f"waits-{number}")
+    tell = notice(
+        run,
+        Severity.INFORM,
+        "waits",
+        found.why,
+        key=f"waits-{number}",
+        runbook=found.runbook,
+        did="nothing yet: it is launched when that is over",
+        todo=imperative(found.advice),
+    )
     return replace(decision, actions=(*decision.actions, tell), reason=reason)
 
 
@@ -127,6 +175,7 @@ def _priced(decision: Decision, policy: Policy) -> Decision:
     if not kind or key in run.warnings:
         return decision
     why = f"the price of a machine {kind} is not known: the caps on money cannot be kept"
-    tell = notice(run, Severity.INFORM, "no cap on money", f"{why}. To do: name it in the policy's [prices]", key=key)
+    todo = "Name it in the policy's [prices]"
+    tell = notice(run, Severity.INFORM, "no cap on money", why, key=key, runbook=Runbook.MONEY_SPENT, todo=todo)
     run = warned(run, key)
     return replace(decision, run=run, actions=(*decision.actions, tell), reason=f"{decision.reason}; {why}")

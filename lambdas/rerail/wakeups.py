@@ -11,6 +11,7 @@ from typing import Any
 from rerail.codec import BadRecord, read_plain
 from rerail.detectors.finding import Finding
 from rerail.errors import BadMail, BadMessage
+from rerail.hyperpod_events import HyperPodHeard, is_hyperpod, read_hyperpod
 from rerail.mailbox import problem_with, run_of_report
 from rerail.signals import Verb
 
@@ -24,9 +25,12 @@ COMMAND = "Rerail Command"
 SOURCES = (SAGEMAKER, ALARMS, MAILBOX, SWEEP, OPERATOR)
 FILED = "Object Created"
 NOTICE = "Rerail Notice"
+FOR_PAGER = "Rerail PagerDuty"
+FOR_WEBHOOK = "Rerail Webhook"
 WAKE = "Rerail Wake"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WORDS_LIMIT = 500
+STEP_LIMIT = 10**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class RunDue:
 @dataclass(frozen=True, slots=True)
 class CommandGiven:
     """An operator asks something of a run; `id` tells a repetition from a second wish, `proposal` is the one that a
-    word of approval is about."""
+    word of approval is about, `step` the one that a rollback or a drill goes back to."""
 
     id: str
     run: str
@@ -54,6 +58,7 @@ class CommandGiven:
     who: str
     why: str
     proposal: str = ""
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +90,21 @@ class ReportFiled:
 
 
 @dataclass(frozen=True, slots=True)
+class HyperPodDue:
+    """HyperPod has been mending a part of this cluster for long."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stray:
     """Somebody left an object in the mailbox that is none of the agents' reports: it is let lie."""
 
     why: str
 
 
-Wakeup = JobHeard | RunDue | CommandGiven | TroubleFound | AlarmHeard | ReportFiled | Stray
+AboutHyperPod = HyperPodHeard | HyperPodDue
+Wakeup = JobHeard | RunDue | CommandGiven | TroubleFound | AlarmHeard | ReportFiled | AboutHyperPod | Stray
 
 
 def read(body: str) -> Wakeup:
@@ -102,6 +115,8 @@ def read(body: str) -> Wakeup:
         raise BadMessage(f"the message is not JSON: {error}") from error
     detail = _table(_table(envelope, "the message").get("detail"), "field 'detail'")
     match envelope.get("source"):
+        case "aws.sagemaker" if is_hyperpod(envelope.get("detail-type")):
+            return read_hyperpod(envelope, detail)
         case "aws.sagemaker":
             return JobHeard(_name(detail, "TrainingJobName"))
         case "aws.cloudwatch":
@@ -112,6 +127,8 @@ def read(body: str) -> Wakeup:
             return _trouble(detail)
         case "rerail.sweep" if "run" in detail:
             return RunDue(_name(detail, "run"))
+        case "rerail.sweep" if "cluster" in detail:
+            return HyperPodDue(_name(detail, "cluster"))
         case "rerail.sweep":
             return JobHeard(_name(detail, "job"))
         case "rerail.operator":
@@ -123,7 +140,7 @@ def read(body: str) -> Wakeup:
 def _command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandGiven:
     verb = detail.get("verb")
     if verb not in list(Verb):
-        raise BadMessage(f"field 'detail.verb' is {verb!r}; it must be one of {', '.join(Verb)}")
+        raise BadMessage(f"field 'detail.verb' is {verb!r:.100}; it must be one of {', '.join(Verb)}")
     return CommandGiven(
         id=_words(envelope, "id"),
         run=_name(detail, "run"),
@@ -131,7 +148,18 @@ def _command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandG
         who=_words(detail, "who"),
         why=_words(detail, "why", default=""),
         proposal=_words(detail, "proposal", default=""),
+        step=_step(detail, needed=verb == Verb.ROLLBACK),
     )
+
+
+def _step(detail: Mapping[str, Any], *, needed: bool) -> int | None:
+    """A step in training; None where none is named, and none is needed."""
+    step = detail.get("step")
+    if step is None and not needed:
+        return None
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < STEP_LIMIT:
+        raise BadMessage(f"field 'detail.step' is {step!r:.60}; it must be a whole number, 0 or more")
+    return step
 
 
 def _trouble(detail: Mapping[str, Any]) -> TroubleFound:
@@ -193,7 +221,7 @@ def _table(value: Any, name: str) -> Mapping[str, Any]:
 def _name(table: Mapping[str, Any], field: str) -> str:
     value = table.get(field)
     if not isinstance(value, str) or not JOB_NAME.fullmatch(value):
-        raise BadMessage(f"field 'detail.{field}' is {value!r}; it must be the name of a training job or run")
+        raise BadMessage(f"field 'detail.{field}' is {value!r:.100}; it must be the name of a training job or run")
     return value
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from rerail.actions import Until
 from rerail.beating import felt, is_believed, judged_by_the_agent
 from rerail.detectors import checkpoint_stall, stall
 from rerail.detectors.detection import Detection
@@ -33,6 +34,21 @@ from rerail.policy import Policy
 from rerail.ports import Beat
 
 STALLS = (Kind.STALL, Kind.STARTUP_STALL)
+# The findings that silence makes, and which of them have to be over for it: who is blind sees no steps either.
+SAID_BY = {
+    Kind.BLIND: {Kind.BLIND, Kind.STALL},
+    Kind.STALL: {Kind.BLIND, Kind.STALL},
+    Kind.STARTUP_STALL: {Kind.STARTUP_STALL},
+    Kind.CHECKPOINT_STALL: {Kind.CHECKPOINT_STALL},
+    Kind.CAPACITY_WAIT: {Kind.CAPACITY_WAIT},
+}
+AGAIN = {
+    Kind.BLIND: "metrics are heard",
+    Kind.STALL: "steps are made",
+    Kind.STARTUP_STALL: "steps are made",
+    Kind.CHECKPOINT_STALL: "checkpoints are saved",
+    Kind.CAPACITY_WAIT: "the job has its machines",
+}
 # Percent of one device: below this nothing is being computed. A full GPU proves nothing, a waiting collective spins.
 IDLE_BELOW = 5.0
 
@@ -130,6 +146,7 @@ def judged(memory: Memory, watchable: Watchable, answers: Mapping[Query, Points]
     watch = replace(memory.watch, pulse=pulse)
     findings += (_witnessed(finding, pulse, watchable.run) for finding in due(watch, at, policy.detection))
     findings += _unsaved(watchable, pulse, at)
+    findings += no_longer_due(watchable, findings, at)
     return Judged(replace(memory, cursor=cursor, watch=watch), tuple(findings))
 
 
@@ -150,7 +167,8 @@ def beaten(memory: Memory, watchable: Watchable, beat: Beat, *, at: datetime) ->
     cursor = judged_by_the_agent(memory.cursor, beat, period=watchable.policy.metrics.period, at=at)
     memory = replace(memory, cursor=cursor, watch=watch, onsets=(), troubles=())
     overdue = (replace(f, level=Level.WARN) if f.kind in STALLS else f for f in due(watch, at, detection))
-    return Judged(memory, (*overdue, *_unsaved(watchable, watch.pulse, at)))
+    findings = (*overdue, *_unsaved(watchable, watch.pulse, at))
+    return Judged(memory, (*findings, *no_longer_due(watchable, findings, at)))
 
 
 def _taught(memory: Memory, heartbeat: Heartbeat, detection: Detection) -> Memory:
@@ -161,6 +179,17 @@ def _taught(memory: Memory, heartbeat: Heartbeat, detection: Detection) -> Memor
         return memory
     row = Sample(step=step, loss=heartbeat.loss, step_time_s=heartbeat.step_seconds)
     return replace(memory, watch=see(memory.watch, row, detection)[0], step=step)
+
+
+def no_longer_due(watchable: Watchable, findings: Sequence[Finding], at: datetime) -> tuple[Finding, ...]:
+    """What people were paged for and silence said, and it says so no more: asked of each page that stands, so that one
+    which was missed is found the next minute."""
+    if not watchable.trains:
+        return ()
+    due_now = {finding.kind for finding in findings}
+    paged = [page.tell.about for page in watchable.run.pages if page.tell.until is Until.MENDED]
+    over = [kind for kind, said_by in SAID_BY.items() if kind in paged and not due_now & said_by]
+    return tuple(Finding(kind, Level.MENDED, None, None, f"{AGAIN[kind]} again", at, at) for kind in over)
 
 
 def _unsaved(watchable: Watchable, pulse: Pulse, at: datetime) -> tuple[Finding, ...]:
@@ -283,6 +312,8 @@ def _followed(memory: Memory, run: Run, attempt: Attempt, at: datetime) -> Memor
 def _rolled_back(run: Run, attempt: Attempt) -> bool:
     """The attempt resumed from before what was judged, on purpose: old step numbers come again with new values."""
     if attempt.rung:
+        return True
+    if len(run.attempts) > 1 and run.attempts[-2].onset_step is not None:
         return True
     last = run.incidents[-1] if run.incidents else None
     return last is not None and last.onset_step is not None and attempt.number == last.attempt + 1

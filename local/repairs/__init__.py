@@ -2,7 +2,9 @@
 
 from local.repairs import (
     alarms,
+    api_destinations,
     async_invocation,
+    composite_alarms,
     embedded_metrics,
     event_time,
     function_metrics,
@@ -18,17 +20,20 @@ from local.repairs import (
 def apply(*, retry_scale: float, schedule_scale: float) -> None:
     """Patch MiniStack in this process; call once, before it serves.
 
-    `retry_scale`: how many times faster than AWS a failed asynchronous invocation is retried.
-    `schedule_scale`: how many times faster than written a rate() schedule of EventBridge Scheduler fires.
+    `retry_scale`: how many times faster than AWS a failed asynchronous invocation, or API destination, is retried.
+    `schedule_scale`: how many times faster than written a rate() schedule of EventBridge Scheduler fires, and the
+    periods of alarms pass.
     """
     template_properties.apply()
     event_time.apply()
     async_invocation.apply(retry_scale)
     target_dead_letters.apply()
+    api_destinations.apply(retry_scale)
     function_metrics.apply()
     queue_metrics.apply()
     embedded_metrics.apply()
     metric_order.apply()
-    alarms.apply(first_look_s=60 / schedule_scale)
+    composite_alarms.apply()  # before the alarms, which tell the bus of either
+    alarms.apply(schedule_scale)
     schedules.apply(schedule_scale)
     start_errors.apply()

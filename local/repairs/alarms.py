@@ -7,6 +7,7 @@ TreatMissingData, and sends `CloudWatch Alarm State Change` to the default bus o
 
 Differences that remain: the periods end now instead of at whole minutes, so ALARM comes at once and OK one period after
 the last bad datapoint; a new alarm's missing data is first judged after a minute (the first look CloudWatch takes).
+Periods of a minute and more pass as fast as schedules do, but no faster than an alarm is looked at.
 """
 
 import json
@@ -20,6 +21,7 @@ from ministack.core.responses import get_account_id, get_region, request_scope
 from ministack.services import cloudwatch, eventbridge
 
 LOOK_EVERY_S = 1.0
+MINUTE_S = 60
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "GreaterThanOrEqualToThreshold": lambda value, threshold: value >= threshold,
     "GreaterThanThreshold": lambda value, threshold: value > threshold,
@@ -30,10 +32,12 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 logger = logging.getLogger("local.alarms")
 
 
-def apply(first_look_s: float) -> None:
+def apply(scale: float) -> None:
+    """`scale`: how many times faster than written the periods of alarms pass."""
+
     def evaluate(alarm: dict[str, Any]) -> None:
         if alarm.get("MetricName"):
-            _evaluate(alarm, first_look_s)
+            _evaluate(alarm, scale)
 
     cloudwatch._evaluate_alarm = evaluate
     stock_actions = cloudwatch._dispatch_alarm_actions
@@ -57,9 +61,9 @@ def _watch() -> None:
                 logger.exception("alarm %s", alarm.get("AlarmName"))
 
 
-def _evaluate(alarm: dict[str, Any], first_look_s: float) -> None:
-    values = datapoints(alarm, time.time())
-    young = time.time() - alarm["AlarmConfigurationUpdatedTimestamp"] < first_look_s
+def _evaluate(alarm: dict[str, Any], scale: float) -> None:
+    values = datapoints(alarm, time.time(), scale)
+    young = time.time() - alarm["AlarmConfigurationUpdatedTimestamp"] < MINUTE_S / scale
     if young and all(value is None for value in values):
         return
     new_state = judge(alarm, values)
@@ -76,13 +80,14 @@ def _evaluate(alarm: dict[str, Any], first_look_s: float) -> None:
         cloudwatch._evaluate_parent_alarms(alarm)
 
 
-def datapoints(alarm: dict[str, Any], now: float) -> list[float | None]:
+def datapoints(alarm: dict[str, Any], now: float, scale: float) -> list[float | None]:
     """The statistic of each evaluation period, newest first; None where there was no data."""
     dimensions = cloudwatch._dims_from_list(alarm.get("Dimensions") or [])
     key = (alarm["Namespace"], alarm["MetricName"], cloudwatch._dims_key(dimensions))
     points = list(cloudwatch._metrics.get(key) or [])
     statistic = alarm.get("ExtendedStatistic") or alarm.get("Statistic") or "Average"
-    period = int(alarm["Period"])
+    period = float(alarm["Period"])
+    period = max(period / scale, 2 * LOOK_EVERY_S) if period >= MINUTE_S else period
     values: list[float | None] = []
     for number in range(int(alarm["EvaluationPeriods"])):
         end = now - number * period
@@ -108,24 +113,29 @@ def judge(alarm: dict[str, Any], values: list[float | None]) -> str:
 def tell_bus(alarm: dict[str, Any], old_state: str, new_state: str, reason: str) -> None:
     """The event of a change of state. Fact: CloudWatch user guide, "Alarm events and EventBridge"."""
     moment = time.strftime("%Y-%m-%dT%H:%M:%S.000+0000", time.gmtime())
+    if "AlarmRule" in alarm:
+        _tell(alarm, {"alarmRule": alarm["AlarmRule"]}, old_state, new_state, reason, moment)
+        return
     metric = {
         "namespace": alarm.get("Namespace"),
         "name": alarm.get("MetricName"),
         "dimensions": cloudwatch._dims_from_list(alarm.get("Dimensions") or []),
     }
     stat = alarm.get("ExtendedStatistic") or alarm.get("Statistic")
+    query = {
+        "id": "m1",
+        "metricStat": {"metric": metric, "period": alarm.get("Period"), "stat": stat},
+        "returnData": True,
+    }
+    _tell(alarm, {"metrics": [query]}, old_state, new_state, reason, moment)
+
+
+def _tell(
+    alarm: dict[str, Any], watches: dict[str, Any], old_state: str, new_state: str, reason: str, moment: str
+) -> None:
     detail = {
         "alarmName": alarm["AlarmName"],
-        "configuration": {
-            "description": alarm.get("AlarmDescription", ""),
-            "metrics": [
-                {
-                    "id": "m1",
-                    "metricStat": {"metric": metric, "period": alarm.get("Period"), "stat": stat},
-                    "returnData": True,
-                }
-            ],
-        },
+        "configuration": {"description": alarm.get("AlarmDescription", ""), **watches},
         "previousState": {"value": old_state, "timestamp": moment},
         "state": {"value": new_state, "reason": reason, "timestamp": moment},
     }

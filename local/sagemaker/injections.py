@@ -39,6 +39,7 @@ class Injections:
             "throttle": self._throttle,
             "describe_error": self._describe_error,
             "events": self._events,
+            "event": self._event,
         }
 
     async def inject(self, request: Request) -> dict[str, Any]:
@@ -106,6 +107,13 @@ class Injections:
             delay=_number(request, "Delay", default=now.delay),
             delay_every=max(1, int(_number(request, "DelayEvery", default=now.delay_every))),
         )
+
+    async def _event(self, request: Request) -> None:
+        """An event that SageMaker itself puts on the default bus, such as one of a HyperPod cluster."""
+        kind, detail, resources = request.get("DetailType"), request.get("Detail"), request.get("Resources", [])
+        if not isinstance(kind, str) or not kind.startswith("SageMaker ") or not isinstance(detail, dict):
+            raise invalid("DetailType must begin with 'SageMaker ', and Detail must be a JSON object")
+        self._feed.tell(kind, detail, resources)
 
     def _run_in(self, request: Request, secondary: Secondary | None = None) -> JobRun:
         run = self._runs.get(request.get("TrainingJobName", ""))

@@ -90,6 +90,11 @@ class Job:
             self.transitions[-1]["EndTime"] = self.modified
         self._changed(self)
 
+    def change(self, member: str, value: Any) -> None:
+        """A part of the request that may be changed while the job runs: nothing moves, no event tells of it."""
+        self.request[member] = value
+        self.modified = _now()
+
     def instances_ready(self) -> None:
         self.training_started = self.training_started or _now()
 

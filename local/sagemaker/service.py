@@ -17,7 +17,7 @@ from .lifecycle import JobRun, Order
 from .listing import list_page
 from .protocol import Response, operation_name, read_request, write_answer, write_error, write_plain
 from .timing import Timing
-from .validation import Request, check_request, tags_refused
+from .validation import Request, check_request, debug_refused, tags_refused
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,9 @@ class TrainingService:
         if "RemoteDebugConfig" in request:
             if job.secondary not in (Secondary.DOWNLOADING, Secondary.TRAINING):
                 raise invalid(f"RemoteDebugConfig can be updated in Downloading or Training, not in {job.secondary}.")
-            job.request["RemoteDebugConfig"] = request["RemoteDebugConfig"]
+            if message := debug_refused({**job.request, **request}):
+                raise invalid(message)
+            job.change("RemoteDebugConfig", request["RemoteDebugConfig"])
         if "ResourceConfig" in request:
             self._fleet.pools.update(job, request["ResourceConfig"]["KeepAlivePeriodInSeconds"])
         return {"TrainingJobArn": job.arn}

@@ -192,6 +192,13 @@ def tags_refused(tags: list[dict[str, str]]) -> str | None:
     return None
 
 
+def debug_refused(request: Request) -> str | None:
+    """A shell in the container needs a way out of it, which an isolated container has not."""
+    if (request.get("RemoteDebugConfig") or {}).get("EnableRemoteDebug") and request.get("EnableNetworkIsolation"):
+        return "Remote debugging is not supported when EnableNetworkIsolation is true."
+    return None
+
+
 def _channels_unique(request: Request) -> str | None:
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig", [])]
     return "Channel names must be unique." if len(set(names)) < len(names) else None
@@ -206,4 +213,5 @@ CREATE_RULES = (
     _pool_allowed,
     _tags_sound,
     _channels_unique,
+    debug_refused,
 )

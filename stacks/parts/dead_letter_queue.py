@@ -7,6 +7,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
+from rerail.runbooks import Runbook
 from stacks.parts.alarms import MINUTE, page_when_above
 from stacks.parts.permissions import acknowledge
 
@@ -14,9 +15,19 @@ from stacks.parts.permissions import acknowledge
 class DeadLetterQueue(Construct):
     """Keeps letters for two weeks, also when the stack goes, and pages as soon as there is one."""
 
-    def __init__(self, scope: Construct, id: str, *, key: kms.IKey, page: sns.ITopic, of: str) -> None:
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        key: kms.IKey,
+        page: sns.ITopic,
+        of: str,
+        runbook: Runbook = Runbook.DEAD_LETTERS,
+    ) -> None:
         """`of` completes the sentence "there are letters that ... could not deliver or handle"."""
         super().__init__(scope, id)
+        self.of = of
         self.queue = sqs.Queue(
             self,
             "Queue",
@@ -32,6 +43,7 @@ class DeadLetterQueue(Construct):
             metric=self.queue.metric_approximate_number_of_messages_visible(period=MINUTE, statistic="Maximum"),
             page=page,
             says=f"Rerail: there are letters that {of} could not deliver or handle. Read them, mend it, redrive.",
+            runbook=runbook,
         )
 
     def accept_from_rule(self, rule_arn: str) -> None:

@@ -1,5 +1,6 @@
 """The one place where a Lambda function is made: every default of ours lives here."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from aws_cdk import Duration, RemovalPolicy
@@ -46,6 +47,7 @@ class Functions(Construct):
         description: str,
         timeout: Duration,
         memory_mb: int = 512,
+        layers: Sequence[lambda_.ILayerVersion] = (),
         dead_letters: DeadLetterQueue | None = None,
     ) -> Made:
         """The function `<name>.handler`; with `dead_letters` where it is invoked asynchronously."""
@@ -59,7 +61,7 @@ class Functions(Construct):
             runtime=lambda_.Runtime.PYTHON_3_13,
             architecture=lambda_.Architecture.ARM_64,
             code=self._code,
-            layers=[self._powertools],
+            layers=[self._powertools, *layers],
             handler=f"{name}.handler",
             environment=settings.variables() | _powertools_variables(name),
             memory_size=memory_mb,

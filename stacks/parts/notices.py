@@ -1,4 +1,4 @@
-"""The voice: notices from the bus to the topics that people listen to."""
+"""The voice: notices from the bus to the topics that people listen to, and to receivers outside of AWS."""
 
 from aws_cdk import Duration
 from aws_cdk import aws_events as events
@@ -6,13 +6,18 @@ from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
+from rerail.runbooks import Runbook
 from settings import NotifySettings
+from stacks.options import Options
 from stacks.parts.alarms import FunctionAlarms
 from stacks.parts.bus import Bus
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.functions import Functions
+from stacks.parts.pagerduty import PagerDuty
 from stacks.parts.permissions import SEND_MESSAGE, allow, use_key
+from stacks.parts.reports_bucket import ReportsBucket
 from stacks.parts.topics import Topics
+from stacks.parts.webhook import Webhook
 
 NAME = "notify"
 PATTERN = events.EventPattern(source=["rerail"], detail_type=["Rerail Notice"])
@@ -22,23 +27,37 @@ class Notices(Construct):
     """The rule, the function, and what neither could deliver."""
 
     def __init__(
-        self, scope: Construct, id: str, *, functions: Functions, bus: Bus, topics: Topics, key: kms.IKey
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        functions: Functions,
+        bus: Bus,
+        topics: Topics,
+        reports: ReportsBucket,
+        options: Options,
+        key: kms.IKey,
     ) -> None:
         super().__init__(scope, id)
-        page, inform = topics.page, topics.inform
+        page = topics.page
         made = functions.make(
             self,
             NAME,
-            settings=NotifySettings(page_topic=page.topic_arn, inform_topic=inform.topic_arn),
+            settings=_settings(topics, bus, reports, options),
             description="Rerail: tells people",
             timeout=Duration.seconds(30),
             memory_mb=256,
-            dead_letters=DeadLetterQueue(self, "DeadLetters", key=key, page=page, of="the function notify"),
+            dead_letters=DeadLetterQueue(
+                self, "DeadLetters", key=key, page=page, of="the function notify", runbook=Runbook.UNDELIVERED
+            ),
         )
         self.function = made.function
-        allow(made.role, "sns:Publish", on=[page.topic_arn, inform.topic_arn])
+        allow(made.role, "sns:Publish", on=[topic.topic_arn for topic in topics.all])
         use_key(made.role, key, *SEND_MESSAGE, service="sns")
-        undelivered = DeadLetterQueue(self, "Undelivered", key=key, page=page, of="the rule for notices")
+        reports.let_link(made.role)
+        undelivered = DeadLetterQueue(
+            self, "Undelivered", key=key, page=page, of="the rule for notices", runbook=Runbook.UNDELIVERED
+        )
         target = targets.LambdaFunction(self.function, dead_letter_queue=undelivered.queue)
         events.Rule(
             self,
@@ -49,3 +68,24 @@ class Notices(Construct):
             targets=[target],
         )
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
+        if options.pagerduty_secret or options.webhook_url:
+            bus.let_publish(made.role)
+        if options.pagerduty_secret:
+            PagerDuty(self, "PagerDuty", options=options, bus=bus, key=key, page=page)
+        if options.webhook_url:
+            Webhook(self, "Webhook", options=options, bus=bus, key=key, page=page)
+
+
+def _settings(topics: Topics, bus: Bus, reports: ReportsBucket, options: Options) -> NotifySettings:
+    return NotifySettings(
+        page_topic=topics.page.topic_arn,
+        inform_topic=topics.inform.topic_arn,
+        chat_page_topic=topics.chat_page.topic_arn if topics.chat_page else "",
+        chat_inform_topic=topics.chat_inform.topic_arn if topics.chat_inform else "",
+        bus=bus.bus.event_bus_name,
+        pager="on" if options.pagerduty_secret else "",
+        webhook="on" if options.webhook_url else "",
+        reports=reports.bucket.bucket_name,
+        report_links=options.report_links,
+        docs_url=options.docs_url,
+    )

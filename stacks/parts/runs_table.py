@@ -42,7 +42,16 @@ class RunsTable(Construct):
 
     def let_read(self, role: iam.Role) -> None:
         allow(role, "dynamodb:GetItem", "dynamodb:BatchGetItem", "dynamodb:Query", on=self.table.table_arn)
+        self.let_list_open(role)
+        use_key(role, self._key, *READ_ITEM, service="dynamodb")
+
+    def let_list_open(self, role: iam.Role) -> None:
+        """Ask which runs are open."""
         allow(role, "dynamodb:Query", on=f"{self.table.table_arn}/index/{INDEX}")
+
+    def let_look(self, role: iam.Role) -> None:
+        """Read one run with its timeline."""
+        allow(role, "dynamodb:GetItem", "dynamodb:Query", on=self.table.table_arn)
         use_key(role, self._key, *READ_ITEM, service="dynamodb")
 
     def let_remember(self, role: iam.Role) -> None:

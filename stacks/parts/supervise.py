@@ -59,6 +59,7 @@ class Supervise(Construct):
             )
         )
         runs.let_write(made.role)
+        runs.let_list_open(made.role)
         bus.let_publish(made.role)
         mailbox.let_command(made.role)
         mailbox.let_read_reports(made.role)

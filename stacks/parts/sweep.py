@@ -10,7 +10,7 @@ from constructs import Construct
 
 from settings import SweepSettings
 from stacks.options import Options
-from stacks.parts.alarms import DeadMan, FunctionAlarms
+from stacks.parts.alarms import Blind, DeadMan, FunctionAlarms
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.functions import Functions
 from stacks.parts.mailbox import Mailbox
@@ -80,7 +80,8 @@ class Sweep(Construct):
         allow(made.role, "sagemaker:ListTrainingJobs", on="*", because="ListTrainingJobs takes no resource.")
         allow(made.role, "cloudwatch:GetMetricData", on="*", because="GetMetricData takes no resource.")
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
-        DeadMan(self, "DeadMan", sweep=self.function, page=page)
+        DeadMan(self, "DeadMan", page=page)
+        Blind(self, "Blind", page=page)
         EveryMinute(self, "Schedule", function=self.function, key=key, page=page)
 
 

@@ -8,28 +8,51 @@ from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
 from stacks.options import Options
+from stacks.parts.alarms import Undelivered
 
 
 class Topics(Construct):
-    """The topics, encrypted and for TLS only, with the e-mail addresses that the context names."""
+    """The topics, encrypted and for TLS only, with the e-mail addresses that the context names.
+
+    `chat_page` and `chat_inform` are there where the context asks for chat. Amazon Q Developer shows only messages in
+    a form of its own, which nobody wants to read in an e-mail: so chat has topics of its own. It subscribes itself; the
+    key needs no line for it, since SNS decrypts what it delivers.
+    """
 
     def __init__(self, scope: Construct, id: str, *, key: kms.IKey, options: Options) -> None:
         super().__init__(scope, id)
         self.page = self._topic("Page", "Rerail: somebody is needed now", key, options.page_email)
         self.inform = self._topic("Inform", "Rerail: what happened", key, options.inform_email)
-        # A topic with a policy of its own loses the default one, which lets the account's alarms publish.
-        self.page.add_to_resource_policy(
-            iam.PolicyStatement(
-                sid="Alarms",
-                principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
-                actions=["sns:Publish"],
-                resources=[self.page.topic_arn],
-                conditions={"StringEquals": {"aws:SourceAccount": Aws.ACCOUNT_ID}},
-            )
-        )
+        self.chat_page: sns.Topic | None = None
+        self.chat_inform: sns.Topic | None = None
+        if options.chat:
+            self.chat_page = self._topic("ChatPage", "Rerail: somebody is needed now (chat)", key)
+            self.chat_inform = self._topic("ChatInform", "Rerail: what happened (chat)", key)
+        for topic in (self.page, self.inform):
+            _let_alarms_publish(topic)
+        for topic, name in zip(self.all, ("page", "inform", "page of the chat", "inform of the chat"), strict=False):
+            Undelivered(topic, "Undelivered", topic=topic, name=name, page=self.page)
 
-    def _topic(self, id: str, display_name: str, key: kms.IKey, email: str) -> sns.Topic:
+    @property
+    def all(self) -> list[sns.Topic]:
+        """Those that there are."""
+        return [topic for topic in (self.page, self.inform, self.chat_page, self.chat_inform) if topic]
+
+    def _topic(self, id: str, display_name: str, key: kms.IKey, email: str = "") -> sns.Topic:
         topic = sns.Topic(self, id, display_name=display_name, master_key=key, enforce_ssl=True)
         if email:
             topic.add_subscription(subscriptions.EmailSubscription(email))
         return topic
+
+
+def _let_alarms_publish(topic: sns.Topic) -> None:
+    """A topic with a policy of its own loses the default one, which lets the account's alarms publish."""
+    topic.add_to_resource_policy(
+        iam.PolicyStatement(
+            sid="Alarms",
+            principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+            actions=["sns:Publish"],
+            resources=[topic.topic_arn],
+            conditions={"StringEquals": {"aws:SourceAccount": Aws.ACCOUNT_ID}},
+        )
+    )

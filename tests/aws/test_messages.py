@@ -1,22 +1,49 @@
 """What leaves for the queue, the bus and the topics, read back at the other end."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+import requests
 from botocore.exceptions import ClientError
 
-from rerail.actions import Severity, Tell
+from rerail.actions import Severity
 from rerail.aws import eventbridge, sqs
 from rerail.aws.clients import client
-from rerail.aws.eventbridge import EventBus
+from rerail.aws.eventbridge import EventBus, Receiver
+from rerail.aws.report_links import ReportLinks
 from rerail.aws.sns import SnsTopics
 from rerail.aws.sqs import SqsQueue
+from rerail.notices import Notice, read_detail
+from rerail.runbooks import Runbook
+from rerail.telling.chat import as_chat
+from rerail.telling.links import Place, links_of
+from rerail.telling.mail import as_text
+from rerail.telling.pagerduty import as_pagerduty
 from rerail.wakeups import JobHeard, RunDue, read
 from tests.aws.places import ACCOUNT, REGION
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-NOTICE = Tell(Severity.PAGE, "gpt: held", "attempt 2 failed: oom – held", "gpt/held-2")
+NOTICE = Notice(
+    "gpt",
+    Severity.PAGE,
+    "gpt: held: oom is not retried",
+    "attempt 2 failed: oom – held",
+    "gpt/held-2",
+    at=NOON,
+    thread="gpt",
+    since=NOON,
+    todo="Use a smaller batch\nWhen that is done: rerail release gpt",
+    runbook=Runbook.OUT_OF_MEMORY,
+    state="held",
+    attempt=2,
+    job="gpt-a002",
+    dollars=12.5,
+)
+PLACE = Place(ACCOUNT, REGION)
+LINKS = links_of(NOTICE, PLACE)
 
 
 @pytest.fixture
@@ -68,23 +95,52 @@ def test_a_wakeup_that_is_not_accepted_is_an_error(monkeypatch):
         SqsQueue("url").wake([{"run": "a"}, {"run": "b"}], at=NOON)
 
 
-def test_a_notice_is_heard_by_whoever_has_a_rule(queue_url):
-    """On our bus, from source `rerail`, with severity, title, body and dedup key in its detail."""
+def heard_by(queue_url: str, detail_type: str) -> None:
+    """A rule of somebody's own, for events of ours."""
     events = client("events")
     events.create_event_bus(Name="rerail")
-    pattern = {"source": ["rerail"], "detail-type": ["Rerail Notice"], "detail": {"severity": ["page"]}}
-    events.put_rule(Name="pages", EventBusName="rerail", EventPattern=json.dumps(pattern))
+    pattern = {"source": ["rerail"], "detail-type": [detail_type]}
+    events.put_rule(Name="ours", EventBusName="rerail", EventPattern=json.dumps(pattern))
     target = {"Id": "queue", "Arn": f"arn:aws:sqs:{REGION}:{ACCOUNT}:signals"}
-    events.put_targets(Rule="pages", EventBusName="rerail", Targets=[target])
-    EventBus("rerail").publish(NOTICE, run="gpt", at=NOON)
+    events.put_targets(Rule="ours", EventBusName="rerail", Targets=[target])
+
+
+def test_a_notice_is_heard_by_whoever_has_a_rule(queue_url):
+    """On our bus, from source `rerail`, with every field of the notice in its detail, as JSON types."""
+    heard_by(queue_url, "Rerail Notice")
+    EventBus("rerail").publish(NOTICE)
     (body,) = received(queue_url)
-    assert json.loads(body)["detail"] == {
+    detail = json.loads(body)["detail"]
+    assert detail == {
         "run": "gpt",
+        "thread": "gpt",
         "severity": "page",
-        "title": "gpt: held",
+        "title": "gpt: held: oom is not retried",
         "body": "attempt 2 failed: oom – held",
         "key": "gpt/held-2",
+        "at": "2026-01-31T12:00:00+00:00",
+        "since": "2026-01-31T12:00:00+00:00",
+        "did": "",
+        "todo": "Use a smaller batch\nWhen that is done: rerail release gpt",
+        "by": None,
+        "runbook": "out-of-memory",
+        "clears": "",
+        "state": "held",
+        "attempt": 2,
+        "job": "gpt-a002",
+        "step": None,
+        "dollars": 12.5,
     }
+    assert read_detail(detail) == NOTICE
+
+
+def test_a_receiver_outside_of_aws_is_sent_exactly_what_it_takes(queue_url):
+    """The detail is the body: EventBridge sends it on as it is."""
+    heard_by(queue_url, "Rerail PagerDuty")
+    pager = Receiver("rerail", "Rerail PagerDuty", as_pagerduty)
+    pager.send(NOTICE, LINKS)
+    pager.send(replace(NOTICE, severity=Severity.INFORM), LINKS)
+    assert [json.loads(body)["detail"] for body in received(queue_url)] == [as_pagerduty(NOTICE, LINKS)]
 
 
 def test_a_notice_that_is_not_accepted_is_an_error(monkeypatch):
@@ -96,22 +152,23 @@ def test_a_notice_that_is_not_accepted_is_an_error(monkeypatch):
 
     monkeypatch.setattr(eventbridge, "client", lambda service: Choosy())
     with pytest.raises(RuntimeError, match="the notice gpt/held-2 was not accepted: busy"):
-        EventBus("rerail").publish(NOTICE, run="gpt", at=NOON)
+        EventBus("rerail").publish(NOTICE)
 
 
-def said(topic: str, **changes) -> dict:
-    notice = {"run": "gpt", "severity": "page", "title": "gpt: held", "body": "why", "key": "gpt/held-2"}
-    SnsTopics({Severity.PAGE: topic, Severity.INFORM: "arn:elsewhere"}).say({**notice, **changes})
+def said(topic: str, **changes) -> Notice:
+    notice = replace(NOTICE, **changes)
+    SnsTopics({Severity.PAGE: topic, Severity.CLEAR: topic, Severity.INFORM: "arn:elsewhere"}).say(notice, LINKS)
     return notice
 
 
 def test_a_page_is_told_on_its_topic(topic_queue):
-    """Title as subject, body and the command to look closer as message; run, severity and key for filters."""
+    """Title as subject, the whole of it as text; run, severity and key for filters."""
     topic, url = topic_queue
     said(topic)
     (envelope,) = map(json.loads, received(url))
-    assert envelope["Subject"] == "gpt: held"
-    assert envelope["Message"] == "why\n\nrerail show gpt"
+    assert envelope["Subject"] == "gpt: held: oom is not retried"
+    assert envelope["Message"] == as_text(NOTICE, LINKS)
+    assert envelope["Message"].startswith("attempt 2 failed: oom – held\n\nWhat to do:\n  - Use a smaller batch\n")
     assert {name: value["Value"] for name, value in envelope["MessageAttributes"].items()} == {
         "run": "gpt",
         "severity": "page",
@@ -119,12 +176,20 @@ def test_a_page_is_told_on_its_topic(topic_queue):
     }
 
 
+def test_a_chat_is_told_in_its_own_form(topic_queue):
+    """On a topic of its own: what Amazon Q Developer cannot read it drops without a word."""
+    topic, url = topic_queue
+    SnsTopics({Severity.PAGE: topic}, chat=True).say(NOTICE, LINKS)
+    (envelope,) = map(json.loads, received(url))
+    assert json.loads(envelope["Message"]) == as_chat(NOTICE, LINKS)
+
+
 @pytest.mark.parametrize(
     ("title", "subject"),
     [
-        ("x" * 200, "x" * 100),
+        ("x" * 200, "x" * 97 + "..."),
         ("loss\nran\taway", "loss ran away"),
-        ("läuft – nicht", "l uft   nicht"),
+        ("läuft – nicht", "l uft nicht"),
         ("\n\u2026\n", "Rerail"),
         ("  held  ", "held"),
     ],
@@ -136,13 +201,41 @@ def test_a_subject_is_made_fit_for_mail(topic_queue, title, subject):
     assert [json.loads(body)["Subject"] for body in received(url)] == [subject]
 
 
-def test_a_notice_without_its_fields_is_not_said_half(topic_queue):
-    """A missing field names itself, an unknown severity too, and a topic that is not there is an error."""
+def test_a_notice_that_nobody_would_hear_is_an_error(topic_queue):
+    """A severity without a topic names itself, and a topic that is not there is an error."""
     topic, url = topic_queue
-    with pytest.raises(KeyError, match="body"):
-        SnsTopics({Severity.PAGE: topic}).say({"run": "gpt", "severity": "page", "title": "t", "key": "k"})
-    with pytest.raises(ValueError, match="shout"):
-        said(topic, severity="shout")
+    with pytest.raises(KeyError, match="page"):
+        SnsTopics({Severity.INFORM: topic}).say(NOTICE, LINKS)
     with pytest.raises(ClientError):
-        said(topic, severity="inform")
+        said(topic, severity=Severity.INFORM)
     assert received(url) == []
+
+
+@pytest.mark.parametrize("run", ["gpt", "a-run.with strange/words?and=more&ümlaut#", "x" * 300])
+def test_a_signed_link_opens_the_report_of_any_run(run):
+    """Without a login, for some hours, and for nothing else."""
+    client("s3").create_bucket(Bucket="reports", CreateBucketConfiguration={"LocationConstraint": REGION})
+    client("s3").put_object(Bucket="reports", Key=f"runs/{run}/report.html", Body=b"<h1>report</h1>")
+    url = ReportLinks("reports", signed=True).of(replace(NOTICE, run=run), PLACE)
+    parts = urlsplit(url)
+    assert (parts.scheme, parts.netloc) == ("https", f"reports.s3.{REGION}.amazonaws.com")
+    assert unquote(parts.path) == f"/runs/{run}/report.html"
+    signed = parse_qs(parts.query)
+    assert signed["X-Amz-Algorithm"] == ["AWS4-HMAC-SHA256"]
+    assert 3600 <= int(signed["X-Amz-Expires"][0]) <= 12 * 3600
+    answer = requests.get(url, timeout=5)
+    assert answer.text == "<h1>report</h1>"
+
+
+def test_a_link_to_the_console_asks_for_a_login():
+    """For those who do not want links that open for everybody."""
+    url = ReportLinks("reports", signed=False).of(NOTICE, PLACE)
+    assert url == (
+        f"https://{REGION}.console.aws.amazon.com/s3/object/reports?region={REGION}&prefix=runs/gpt/report.html"
+    )
+
+
+def test_where_there_is_no_report_there_is_no_link():
+    """Nobody has set it up, or it is of a job that is not supervised."""
+    assert ReportLinks("", signed=True).of(NOTICE, PLACE) == ""
+    assert ReportLinks("reports", signed=True).of(replace(NOTICE, state=""), PLACE) == ""

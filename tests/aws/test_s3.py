@@ -152,6 +152,8 @@ def test_of_a_long_history_only_the_newest_manifests_are_read(s3):
     s3.meta.events.register("provide-client-params.s3.ListObjectsV2", page_of_seven)
     try:
         assert steps() == list(range(50, 50 - MANIFESTS_READ, -1))
+        older = [checkpoint.step for checkpoint in S3Checkpoints().under(URI, upto=12)]
+        assert older == list(range(12, 0, -1)), "what an operator rolls back to may be older than those"
     finally:
         s3.meta.events.unregister("provide-client-params.s3.ListObjectsV2", page_of_seven)
 

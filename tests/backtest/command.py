@@ -17,9 +17,9 @@ def run(*args: object) -> Result:
 
 
 def refused(*args: object) -> str:
-    """The one line with which the command refuses, without a half answer before it."""
+    """What is wrong and what to do, with which the command refuses, without a half answer before it."""
     result = run(*args)
     assert (result.exit_code, result.stdout) == (2, ""), f"{result.output} {result.exception!r}"
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("rerail backtest: ") and "; " in line
-    return line
+    what, remedy = result.stderr.splitlines()
+    assert what.startswith("error: ") and remedy.startswith("to do: ")
+    return f"{what}; {remedy}"

@@ -100,7 +100,7 @@ def test_a_bad_line_is_named(tmp_path: Path, content: str, line: str) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert line in result.stderr
     assert "write" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert len(result.stderr.splitlines()) == 2
 
 
 def test_unusable_input_is_refused(tmp_path: Path, failures: Path) -> None:

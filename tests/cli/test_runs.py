@@ -12,7 +12,8 @@ from cli import place
 from cli.main import app
 from cli.place import Place
 from rerail.aws.clients import client
-from rerail.model import Attempt, JobStatus, Plan, Proposal, Run, RunState
+from rerail.causes import Cause
+from rerail.model import Attempt, Incident, JobStatus, Plan, Proposal, Run, RunState
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -67,7 +68,7 @@ def shown(run: Run, *words: str) -> str:
 def test_a_proposal_is_shown_with_its_price_and_both_answers(deployed):
     """Whoever is paged reads here what is asked."""
     said = shown(replace(RUN, proposal=ASKED, kept_back="approval"))
-    assert "p7 waits for approval: create gpt-a002 from step 500, for about $10.55, until 13:00:00" in said
+    assert "p7 waits for approval: create gpt-a002 from step 500, for about $10.55, until 2026-01-31 13:00:00" in said
     assert "answer with: rerail approve gpt --proposal p7 or rerail deny gpt --proposal p7" in said
 
 
@@ -109,3 +110,54 @@ def test_the_fleet_says_what_each_run_waits_for(deployed):
     assert "waiting for approval" in shown(replace(RUN, proposal=ASKED, kept_back="approval"), "status")
     other = replace(RUN, id="bert", attempts=(replace(TRAINED, job_name="bert"),), kept_back="kill switch")
     assert "waiting for kill switch" in shown(other, "status")
+
+
+MENDED = Incident(
+    number=1,
+    kind="job_failed",
+    attempt=1,
+    cause=Cause.HARDWARE,
+    reason="attempt 1 failed: hardware",
+    evidence="Xid 79",
+    happened_at=NOW,
+    decided_at=NOW + timedelta(seconds=40),
+    step=1200,
+    resume_step=1000,
+    actions=("release_warm_pool", "relaunch"),
+    closed_at=NOW + timedelta(minutes=11),
+    mended=True,
+    resolution="recovered",
+)
+
+
+def test_an_incident_says_how_soon_it_was_found_and_mended_and_what_it_cost(deployed):
+    """With the date, since it was not today; and the time by what it was spent on."""
+    said = shown(replace(RUN, incidents=(MENDED,)))
+    assert "2026-01-31 12:00:00 │ job_failed │ hardware │ 40 s │ 11 min │ 200" in said
+    assert "release_warm_pool, relaunch" in said
+    assert "where the time went" in said and "goodput" in said and "backoff" in said
+
+
+def test_who_is_held_reads_what_to_do_and_what_to_type_first(deployed):
+    """Words from a job are text, and no markup."""
+    reason = "attempt 1 failed: oom ([bold]CUDA[/bold]). To do: use a smaller batch, then release the run"
+    said = shown(replace(RUN, state=RunState.HELD, hold_reason=reason, attempts=(TRAINED,)))
+    assert "Held: it waits for you" in said and "rerail release gpt" in said
+    assert "([bold]CUDA[/bold])" in said
+
+
+def test_a_drill_is_marked_as_one(deployed):
+    second = replace(RUN.attempts[1], resumed_from_step=500, drill=True)
+    assert "500 (drill)" in shown(replace(RUN, attempts=(TRAINED, second)))
+
+
+def test_json_has_all_of_it(deployed):
+    """The record and the timeline as they are, and what they come to in seconds and dollars."""
+    Place("", OUTPUTS).runs.save(replace(RUN, incidents=(MENDED,), version=1), None, {})
+    told = json.loads(CliRunner().invoke(app, ["show", "gpt", "--json"]).stdout)
+    (incident,) = told["incidents"]
+    assert (incident["mttd_s"], incident["mttr_s"], incident["lost_steps"]) == (40.0, 660.0, 200)
+    assert told["account"]["mttr_s"] == 660.0 and told["account"]["badput_s"]["backoff"] > 0
+    assert told["account"]["dollars"] == pytest.approx(1265.92)
+    assert told["run"]["id"] == "gpt" and told["budgets"]["hardware"] == 10
+    assert told["headline"] == "Waits to launch attempt 2"

@@ -148,11 +148,13 @@ class Here:
         rate: float = 1.0,
         restart: int = 0,
         rolled_back: int = 0,
+        keeps_newer: bool = False,
         guard: Guard | None = None,
         **options: str,
     ) -> dict[int, str]:
         self.monkeypatch.setenv("RERAIL_DRILL", drill)
         asked = {"rate": rate, "restart": restart, "rolled_back": rolled_back}
+        asked |= {"keeps_newer": keeps_newer}
         job = Job(base or self.base, "night", attempt, resume_at_most, skipped, **asked)
         chosen = read_options([f"--{name}={value}" for name, value in {**OPTIONS, **options}.items()])
         self.capsys.readouterr()

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from rerail.actions import CreateJob, Machines, PostCommand, ReleaseWarmPool, SetAside, Severity, StopJob, Tell
+from rerail.actions import CreateJob, Machines, PostCommand, ReleaseWarmPool, SetAside, Severity, StopJob, Tell, Until
 from rerail.causes import Cause
 from rerail.checkpoints import Health
 from rerail.detectors.finding import Finding, Kind, Level
@@ -19,6 +19,7 @@ from rerail.model import (
     Label,
     Ledger,
     Order,
+    Page,
     Plan,
     Proposal,
     Run,
@@ -29,6 +30,7 @@ from rerail.model import (
 )
 from rerail.policy import Backoff, Capacity, Limits, Mode, OnMaxRuntime, Policy, Retries, Save
 from rerail.repairs import Repair
+from rerail.runbooks import Runbook
 
 YEAR = timedelta(days=366)
 
@@ -99,6 +101,21 @@ heartbeats = st.builds(
 machines = st.builds(Machines, st.lists(words, max_size=2).map(tuple), st.lists(words, max_size=2).map(tuple))
 pools = st.builds(WarmPool, status=words, billed_s=counts, reused_by=words)
 clusters = st.builds(Cluster, role=words, instance_types=st.lists(words, max_size=2).map(tuple), spot=st.booleans())
+tells = st.builds(
+    Tell,
+    severity=st.sampled_from(Severity),
+    title=words,
+    body=words,
+    key=words,
+    runbook=st.sampled_from(Runbook),
+    did=words,
+    todo=words,
+    since=st.none() | moments,
+    by=st.none() | moments,
+    clears=words,
+    until=st.sampled_from(Until),
+    about=words,
+)
 actions = st.one_of(
     st.builds(PostCommand, command=commands),
     st.builds(CreateJob, job_name=words, attempt=counts, resume_step=steps, machines=st.none() | machines),
@@ -114,7 +131,7 @@ actions = st.one_of(
         is_vital=st.booleans(),
     ),
     st.builds(ReleaseWarmPool, job_name=words),
-    st.builds(Tell, severity=st.sampled_from(Severity), title=words, body=words, key=words),
+    tells,
 )
 orders = st.builds(
     Order,
@@ -152,6 +169,7 @@ attempts = st.builds(
     repairs=st.dictionaries(st.sampled_from(Repair), counts),
     agent=st.booleans(),
     orders=st.lists(orders, max_size=2).map(tuple),
+    drill=st.booleans(),
 )
 labels = st.builds(
     Label,
@@ -231,6 +249,8 @@ stops = st.builds(
     put_off=st.booleans(),
     moves=st.booleans(),
     machines=st.none() | machines,
+    to_step=steps,
+    drill=st.booleans(),
 )
 runs = st.builds(
     Run,
@@ -255,6 +275,7 @@ runs = st.builds(
     max_runtime_s=st.none() | counts,
     labels=st.lists(labels, max_size=3).map(tuple),
     climbs=st.lists(climbs, max_size=3).map(tuple),
+    pages=st.lists(st.builds(Page, tells, attempt=counts, told_at=moments), max_size=2).map(tuple),
     version=counts,
 )
 timeline_entries = st.builds(

@@ -5,9 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.actions import Severity, Tell
+from rerail.actions import Severity
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.model import Plan, RunState
+from rerail.notices import Notice
 from rerail.policy import Approval, Mode, OnExpiry, Policy
 from rerail.signals import Verb
 from rerail.wakeups import CommandGiven, TroubleFound
@@ -41,7 +42,7 @@ def finds(world: World, kind: Kind = Kind.DIVERGENCE, onset: int = 350) -> None:
     world.supervisor().handle(TroubleFound("gpt", world.run().current.job_name, (finding,)))
 
 
-def pages(world: World) -> list[Tell]:
+def pages(world: World) -> list[Notice]:
     return [notice for notice in world.bus.told if notice.severity is Severity.PAGE]
 
 
@@ -57,12 +58,15 @@ def test_a_dead_run_is_relaunched_when_a_human_says_so(world):
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WAITING, ["gpt"])
     assert (proposal.plan, proposal.what) == (Plan.LAUNCH, "create gpt-a002 from step 500")
     (page,) = pages(world)
-    assert page.title == "gpt: your word is needed"
-    assert f"Yes: rerail approve gpt --proposal {proposal.id}" in page.body
-    assert f"No: rerail deny gpt --proposal {proposal.id}" in page.body
-    assert "Otherwise: it is done after 30 min" in page.body
+    assert page.title == "gpt: your word is needed: create gpt-a002 from step 500"
+    assert page.todo.splitlines() == [
+        f"Yes: rerail approve gpt --proposal {proposal.id}",
+        f"No: rerail deny gpt --proposal {proposal.id}",
+        "Otherwise: it is done after 30 min",
+    ]
+    assert (page.by, page.runbook) == (proposal.expires_at, "approval")
     assert "attempt 1 failed: infrastructure" in page.body
-    assert "for about $" in page.body
+    assert "for about $" in page.did
     say(world, Verb.APPROVE)
     world.minutes(1)
     assert world.sagemaker.live() == ["gpt-a002"]
@@ -147,7 +151,7 @@ def test_a_running_job_that_nobody_answers_for_is_left_alone_or_moved(world, cho
     world.minutes(6)
     assert world.sagemaker.live() == [live]
     if choice is OnExpiry.HOLD:
-        assert pages(world)[-1].title == "gpt: nobody has answered"
+        assert pages(world)[-1].title == "gpt: divergence: nobody has answered, the job goes on"
         assert world.run().proposal is None
 
 

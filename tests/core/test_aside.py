@@ -80,7 +80,7 @@ def test_without_the_permission_the_run_is_held_and_the_message_names_it(world):
     run = world.run()
     assert (run.state, sorted(world.sagemaker.jobs), run.pending) == (RunState.HELD, ["gpt"], ())
     assert "asideBuckets" in run.hold_reason
-    assert any("asideBuckets" in notice.body and notice.severity == "page" for notice in world.bus.told)
+    assert any("asideBuckets" in notice.todo and notice.severity == "page" for notice in world.bus.told)
     assert lies(world) == [100, 200, 300, 400, 500]
     tell(world, Verb.RELEASE, "too early")
     world.minutes(2)
@@ -225,7 +225,7 @@ def test_without_the_permission_it_is_launched_all_the_same_and_people_are_told(
     run = world.run()
     assert (run.state, run.current.job_name, run.pending) == (RunState.WATCHING, "gpt-a002", ())
     (told,) = [notice for notice in world.bus.told if "not set aside" in notice.title]
-    assert "asideBuckets" in told.body
+    assert "asideBuckets" in told.todo
     assert told.severity == "inform"
 
 

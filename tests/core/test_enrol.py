@@ -118,8 +118,8 @@ def test_a_policy_that_cannot_be_had_makes_an_observer(asked, problem):
     assert enrolled.reason == f"adopted gpt under policy 'default', observing only: {problem}"
     (notice,) = enrolled.run.pending
     assert (notice.severity, notice.title, notice.key) == (Severity.INFORM, "gpt: observing only", "gpt/policy")
-    assert notice.body.startswith(enrolled.reason)
-    assert "To do: deploy that policy or mend the tag rerail:policy, then start the job again" in notice.body
+    assert notice.body == enrolled.reason
+    assert notice.todo == "Deploy that policy or mend the tag rerail:policy, then start the job again"
 
 
 def test_a_name_that_was_used_before_is_another_run():

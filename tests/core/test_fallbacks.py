@@ -15,6 +15,7 @@ from rerail.machines import TYPES, Cluster, WarmPool, misfit, spoken_machines
 from rerail.model import Attempt, JobStatus, Ledger, Run, RunState
 from rerail.policy import Capacity, Mode, Policy, parse_policy, to_toml
 from rerail.remedies import Hold, Relaunch, capacity_verdict
+from rerail.runbooks import Runbook
 from rerail.signals import Verb
 from rerail.wakeups import CommandGiven, JobHeard
 from tests.fakes import World
@@ -106,6 +107,7 @@ def test_a_quota_that_is_too_small_never_heals():
         f"the quota '{P4D} for training job usage' is 0, and the job needs 2: waiting does not raise it",
         "have that quota raised in Service Quotas, or list other machines in the policy's capacity.fallbacks; "
         "then release the run",
+        Runbook.NO_CAPACITY,
     )
 
 

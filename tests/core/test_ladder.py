@@ -331,7 +331,9 @@ def test_a_trouble_that_comes_again_climbs_the_whole_ladder(world):
     assert "replay in attempt 2, skip in attempt 3, far_skip in attempt 4, lower_rate in attempt 5" in run.hold_reason
     assert len(run.incidents) == 1, "no progress beyond the onset: it is one incident"
     assert all(f"rung {rung}" in run.incidents[0].reason for rung in RUNGS)
-    assert [notice.title for notice in world.bus.told if notice.severity is Severity.PAGE] == ["gpt: held"]
+    (page,) = [notice for notice in world.bus.told if notice.severity is Severity.PAGE]
+    assert page.title.startswith("gpt: held: the loss went wrong again at step ")
+    assert page.runbook == "diverged"
 
 
 def test_progress_beyond_the_onset_ends_the_incident_and_not_before(world):
@@ -444,7 +446,7 @@ def test_observing_says_which_rung_it_would_climb(world):
     assert (world.run().climbs, world.sagemaker.live()) == ((), ["gpt"])
     assert (
         "it would be stopping the job, to relaunch from step 800 (rung replay: back to 150 steps"
-        in world.bus.told[-1].body
+        in world.bus.told[-1].did
     )
 
 

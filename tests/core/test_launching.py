@@ -115,7 +115,7 @@ def test_what_was_found_long_ago_is_not_acted_on_without_a_human(world):
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt"]
     page = next(notice for notice in world.bus.told if notice.severity is Severity.PAGE)
-    assert f"rerail approve gpt --proposal {world.run().proposal.id}" in page.body
+    assert f"rerail approve gpt --proposal {world.run().proposal.id}" in page.todo
 
 
 def test_a_stop_that_the_switch_put_off_is_not_ours_when_a_human_stops_the_job(world, monkeypatch):
@@ -339,11 +339,12 @@ def test_more_relaunches_than_the_account_may_have_wait_and_page_once(world):
     world.minutes(10)
     states = [world.run(name).state for name in names]
     assert sorted(states) == [RunState.WAITING, RunState.WAITING, RunState.WATCHING, RunState.WATCHING]
-    assert told(world, Severity.PAGE) == ["relaunches are held back"]
+    assert told(world, Severity.PAGE) == ["relaunches are held back: something bigger is wrong than one run"]
     page = next(notice for notice in world.bus.told if notice.severity is Severity.PAGE)
     assert "2 relaunches over all runs within 60 min, of at most 2" in page.body
-    assert "Something bigger is wrong than this run" in page.body
     world.minutes(70)
+    (clear,) = [notice for notice in world.bus.told if notice.severity is Severity.CLEAR]
+    assert (clear.clears, clear.title.split(": ", 1)[1]) == (page.key, "all clear: relaunches go ahead again")
     assert {world.run(name).state for name in names} == {RunState.WATCHING}
 
 

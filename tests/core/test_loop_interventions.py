@@ -87,7 +87,9 @@ def test_what_a_stop_cannot_mend_pages_and_stops_nothing(world, kind):
     world.minutes(10)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
-    assert told(world, Severity.PAGE) == [f"gpt: {kind}"]
+    (page,) = [notice for notice in world.bus.told if notice.severity is Severity.PAGE]
+    assert page.title.startswith(f"gpt: {kind}: ")
+    assert page.todo.startswith("See whether the job should go on: nobody but you can tell")
 
 
 def test_observing_says_what_it_would_do(world):
@@ -96,7 +98,7 @@ def test_observing_says_what_it_would_do(world):
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
-    assert "it would be stopping the job, to relaunch from step 200" in world.bus.told[-1].body
+    assert "it would be stopping the job, to relaunch from step 200" in world.bus.told[-1].did
     run = world.run()
     assert run.ledger.charges == {}, "nothing was done, so nothing was spent"
     assert (run.current.cause, run.current.fingerprint, run.incidents) == (None, "", ())
@@ -107,14 +109,14 @@ def test_observing_a_spent_budget_holds_nothing(world):
     found(world, Kind.DIVERGENCE, Level.INTERVENE)
     assert world.run().state is RunState.WATCHING
     assert told(world, Severity.PAGE) == []
-    assert "observing only: it would be held: diverged is not retried" in world.bus.told[-1].body
+    assert "observing only: it would be held: diverged is not retried" in world.bus.told[-1].did
 
 
 def test_the_folder_is_listed_once_for_one_message(world, monkeypatch):
     """Each listing is paid for, and the second would say the same."""
     listed = []
     under = world.checkpoints.under
-    monkeypatch.setattr(world.checkpoints, "under", lambda uri: (listed.append(uri), under(uri))[1])
+    monkeypatch.setattr(world.checkpoints, "under", lambda uri, **_: (listed.append(uri), under(uri))[1])
     for _ in range(20):  # in some minutes the folder is looked into anyway
         world.clock.pass_by(MINUTE)
         before = len(listed)
@@ -128,7 +130,7 @@ def test_a_budget_that_is_spent_pages_and_lets_the_job_run(world):
     world.minutes(5)
     assert world.run().state is RunState.HELD
     assert world.sagemaker.live() == ["gpt"]
-    assert told(world, Severity.PAGE) == ["gpt: held"]
+    assert told(world, Severity.PAGE) == ["gpt: held: diverged is not retried"]
 
 
 def test_a_finding_about_an_attempt_that_is_over_changes_nothing(world):

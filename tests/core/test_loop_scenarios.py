@@ -98,7 +98,7 @@ def test_a_bug_is_tried_once_more_and_then_held(world):
     run = world.run()
     assert (run.state, run.current.number) == (RunState.HELD, 2)
     assert "same error at step 60 in attempts 1 and 2" in run.hold_reason
-    assert said(world, Severity.PAGE) == ["gpt: held"]
+    assert said(world, Severity.PAGE) == ["gpt: held: the same error at step 60 in attempts 1 and 2"]
 
 
 def test_out_of_memory_is_not_retried(world):
@@ -266,7 +266,10 @@ def test_an_unknown_policy_is_one_notice_and_observe_mode(world):
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(60)
     assert list(world.sagemaker.jobs) == ["gpt"]
-    assert [title for title in said(world, Severity.INFORM) if "observing only" in title] == ["gpt: observing only"]
+    assert [title for title in said(world, Severity.INFORM) if "observing only" in title] == [
+        "gpt: observing only",
+        "gpt: held: observing only",
+    ]
 
 
 def test_a_job_without_the_tag_is_never_touched(world):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rerail import skips
-from rerail.actions import ReleaseWarmPool, SetAside
+from rerail.actions import ReleaseWarmPool, SetAside, Severity, Until
 from rerail.checkpoints import EMERGENCY
+from rerail.decision import attributed
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.errors import Blind, Throttled, Unposted
 from rerail.ledger import forgotten
@@ -59,7 +60,10 @@ class Nights(RuleBasedStateMachine):
         self.step = 0
         self.human_stop: tuple[int, int] | None = None
         self.filed: list[str] = []
+        self.rollbacks: list[tuple[int, int]] = []
         self.reports = 0
+        self.read = 0
+        self.standing: dict[str, datetime] = {}
         self.world.policies.by_name["default"] = Policy(capacity=Capacity(fallbacks=FALLBACKS))
         self.world.sagemaker.submit("gpt", request=MACHINES)
         self.world.supervisor().handle(JobHeard("gpt"))
@@ -93,6 +97,7 @@ class Nights(RuleBasedStateMachine):
             self._is_rid_of_bad_machines()
             self._is_rid_of_tainted_saves()
             self._is_as_large(args[0])
+            self._is_rolled_back(args[0])
         due = [strike for strike in self.strikes if strike[0] <= self.calls]
         self.struck = self.struck or bool(due)
         if due and not due[0][1]:
@@ -145,6 +150,13 @@ class Nights(RuleBasedStateMachine):
         kind = resources["InstanceType"]
         assert kind in {OWN, *FALLBACKS}
         assert (resources["InstanceCount"], TYPES[kind].gpus) == (2, TYPES[OWN].gpus)
+
+    def _is_rolled_back(self, request: dict[str, Any]) -> None:
+        """Never from after the step that an operator rolled back to, but from what a later attempt has saved."""
+        resumed = int(request["Environment"].get("RERAIL_RESUME_STEP", "0"))
+        saved = [c for c in self.world.checkpoints.all(self.world.run().checkpoint_uri) if c.step == resumed]
+        for step, attempt in self.rollbacks:
+            assert resumed <= step or any(attributed(self.world.run(), c).attempt > attempt for c in saved)
 
     def _live(self) -> str | None:
         live = self.world.sagemaker.live()
@@ -246,6 +258,17 @@ class Nights(RuleBasedStateMachine):
         job = "gpt" if late else self.world.run().current.job_name
         self._handle(TroubleFound("gpt", job, (Finding(kind, level, onset + 5, onset, "told so"),)))
 
+    @rule(onset=st.integers(0, 40), over=st.booleans())
+    def nobody_sees_the_metrics(self, onset: int, over: bool) -> None:
+        """Of the job that runs now; or they are back."""
+        level = Level.MENDED if over else Level.INTERVENE
+        finding = Finding(Kind.BLIND, level, onset, onset, "silence")
+        self._handle(TroubleFound("gpt", self.world.run().current.job_name, (finding,)))
+
+    @rule(count=st.integers(1, 3))
+    def the_bus_is_full(self, count: int) -> None:
+        self.world.bus.refusals = count
+
     @rule(since=st.integers(0, 20))
     def the_loss_is_no_number(self, since: int) -> None:
         """For some steps already, in the job that runs now."""
@@ -336,6 +359,30 @@ class Nights(RuleBasedStateMachine):
         for _ in range(2 if twice else 1):
             self._handle(CommandGiven(f"c{self.commands}", "gpt", verb, "ada", ""))
 
+    @rule(back=st.integers(0, 60), twice=st.booleans())
+    def an_operator_rolls_back(self, back: int, twice: bool) -> None:
+        """So many steps from the newest, or to the start; where nothing was saved so early, it is refused."""
+        self.commands += 1
+        name, step = f"c{self.commands}", max(0, self.step - back)
+        for _ in range(2 if twice else 1):
+            self._handle(CommandGiven(name, "gpt", Verb.ROLLBACK, "ada", "", step=step))
+        self.rollbacks += [(step, label.attempt) for label in self.world.run().labels if label.source == name]
+
+    @rule(back=st.integers(0, 30), steps=st.integers(0, 30))
+    def an_operator_drills(self, back: int, steps: int) -> None:
+        """From a step that is there, or from none; meanwhile it saves again."""
+        self.commands += 2
+        self._handle(CommandGiven(f"c{self.commands - 1}", "gpt", Verb.SAVE, "ada", ""))
+        named = max(0, self.step - back) if back else None
+        if steps and self._live():
+            self.step += steps
+            self._save()
+        before = self.world.run()
+        self._handle(CommandGiven(f"c{self.commands}", "gpt", Verb.DRILL, "ada", "", step=named))
+        after = self.world.run()
+        assert after.labels == before.labels or len(after.attempts) > len(before.attempts)
+        assert before.ledger.charges == after.ledger.charges or not (after.stop and after.stop.drill)
+
     @rule(
         calls=st.integers(1, 12),
         after=st.booleans(),
@@ -402,12 +449,39 @@ class Nights(RuleBasedStateMachine):
         if run.state is RunState.RESTARTING:
             assert run.current.may_be_live and run.current.orders and not run.current.orders[-1].failed
 
+    @invariant()
+    def a_page_stands_once_and_ends_with_an_all_clear(self) -> None:
+        """Told again only after its time, or when the run is held anew; never an all-clear for what was not paged."""
+        for entry in self.world.runs.timeline[self.read :]:
+            for action in entry.actions:
+                if action.get("severity") == Severity.PAGE:
+                    key, until = action["key"], action.get("until", Until.RELEASED)
+                    since = entry.at - self.standing.get(key, entry.at - timedelta(days=1))
+                    assert until == Until.RELEASED or since >= Policy().notices.refire, f"{key} was told already"
+                    self.standing[key] = entry.at
+                elif action.get("severity") == Severity.CLEAR:
+                    assert self.standing.pop(action["clears"], None), f"{action['clears']} was never paged"
+        self.read = len(self.world.runs.timeline)
+        run = self.world.run()
+        assert {page.tell.key for page in run.pages} == set(self.standing)
+        if run.state in (RunState.COMPLETED, RunState.STOPPED):
+            assert not self.standing, "the run is over, its pages are not"
+
+    @invariant()
+    def nobody_is_told_of_an_end_before_the_beginning(self) -> None:
+        paged = set()
+        for notice in self.world.bus.told:
+            if notice.severity is Severity.PAGE:
+                paged.add(notice.key)
+            assert not notice.clears or notice.clears in paged
+
     def teardown(self) -> None:
         """Left to itself, with each job failing without progress, every run ends or is held; nothing stays owed."""
         if not hasattr(self, "world"):
             return
         self.strikes.clear()
         self.world.sagemaker.no_capacity = 0
+        self.world.bus.refusals = 0
         self.world.sagemaker.lacking, self.world.sagemaker.full = {}, set()
         self.world.mailbox.closed = False
         self.world.checkpoints.forbidden, self.world.checkpoints.moves_at_once = "", 1000

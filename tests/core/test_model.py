@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.actions import StopJob
+from rerail.actions import Severity, StopJob, Tell
 from rerail.causes import Cause
-from rerail.model import Attempt, Incident, Job, JobStatus, Run, RunState, run_id, successor_name
+from rerail.model import Attempt, Incident, Job, JobStatus, Page, Run, RunState, run_id, successor_name
 from tests.core.strategies import job_names
 
 # The pattern of TrainingJobName in CreateTrainingJob.
@@ -89,6 +89,15 @@ def test_an_open_run_is_one_that_the_sweep_must_ask_about():
     assert not over.is_open
     assert replace(over, pending=(StopJob("gpt"),)).is_open
     assert replace(over, attempts=RUN.attempts).is_open
+
+
+def test_a_held_run_is_swept_while_its_page_stands():
+    """Nothing comes of it by itself, but the page is to be told again some time."""
+    over = replace(RUN, state=RunState.HELD, attempts=(replace(RUN.current, status=JobStatus.FAILED),))
+    page = Page(Tell(Severity.PAGE, "gpt: held", "why", "gpt/held-1"), attempt=1, told_at=NOON)
+    paged = replace(over, pages=(page,))
+    assert (over.is_swept, paged.is_swept, paged.is_open) == (False, True, False)
+    assert RUN.is_swept
 
 
 def test_only_the_last_incident_can_be_open():

@@ -13,6 +13,7 @@ from rerail.diagnosis import Diagnosis
 from rerail.model import Attempt, JobStatus, Ledger, Run, RunState
 from rerail.policy import Backoff, Capacity, Limits, Policy, Retries
 from rerail.remedies import RULES, Failure, Hold, Relaunch, capacity_verdict, jittered, remedy, spoken
+from rerail.runbooks import Runbook
 from tests.core.strategies import durations, policies
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -82,6 +83,7 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time():
     assert verdict == Hold(
         "the same error at step 110 in attempts 1 and 2",
         "mend the code or the data at that step, then release the run",
+        Runbook.SAME_ERROR,
     )
 
 
@@ -117,7 +119,7 @@ def test_attempts_without_machines_are_no_attempts():
     assert isinstance(remedy(waited, a_failure(Cause.UNKNOWN), policy), Relaunch)
     trained = a_run(earlier(Cause.UNKNOWN, print_="other"))
     assert remedy(trained, a_failure(Cause.UNKNOWN), policy) == Hold(
-        "all 2 attempts are spent", "look at the timeline before you raise limits.attempts"
+        "all 2 attempts are spent", "look at the timeline before you raise limits.attempts", Runbook.ATTEMPTS_SPENT
     )
 
 
@@ -128,6 +130,7 @@ def test_many_starts_in_a_short_time_are_a_storm():
     assert remedy(storm, a_failure(Cause.UNKNOWN), policy) == Hold(
         "restart storm: 3 starts within 30 min",
         "find out why the job dies so soon after its start, then release the run",
+        Runbook.RESTART_STORM,
     )
     calm = a_run(ledger=Ledger(starts=(NOON - 30 * MINUTE, NOON - 10 * MINUTE, NOON)))
     assert isinstance(remedy(calm, a_failure(Cause.UNKNOWN), policy), Relaunch)
@@ -141,6 +144,7 @@ def test_attempts_that_leave_no_checkpoint_burn_money_in_place(resume, than):
     assert remedy(run, a_failure(Cause.UNKNOWN, resume=resume), Policy()) == Hold(
         f"3 attempts trained and left no newer checkpoint than {than}",
         "save checkpoints more often than the job fails, or mend what kills it",
+        Runbook.NO_PROGRESS,
     )
     assert isinstance(remedy(a_run(ledger=Ledger(without_progress=2)), a_failure(Cause.UNKNOWN), Policy()), Relaunch)
 
@@ -161,14 +165,18 @@ def test_a_spent_budget_is_said_with_what_to_do(cause, advice):
     budget = Policy().retries.of(cause)
     assert isinstance(remedy(charged(cause, budget), a_failure(cause), Policy()), Relaunch)
     assert remedy(charged(cause, budget + 1), a_failure(cause), Policy()) == Hold(
-        f"{cause} has spent its budget of {budget} without progress", advice
+        f"{cause} has spent its budget of {budget} without progress",
+        advice,
+        Runbook.DIVERGED if cause is Cause.DIVERGED else Runbook.BUDGET_SPENT,
     )
 
 
 def test_running_out_of_memory_is_not_retried():
     """The same batch on the same machine needs the same memory."""
     assert remedy(charged(Cause.OOM, 1), a_failure(Cause.OOM), Policy()) == Hold(
-        "oom is not retried", "use a smaller batch or a larger instance, then release the run"
+        "oom is not retried",
+        "use a smaller batch or a larger instance, then release the run",
+        Runbook.OUT_OF_MEMORY,
     )
 
 
@@ -238,6 +246,7 @@ def test_a_wait_for_capacity_ends_with_the_policys_patience():
     assert capacity_verdict(run, policy, at=NOON + 12 * HOUR) == Hold(
         "no capacity for 12.0 h, as long as the policy waits",
         "choose another instance type or region, or release the run to wait again",
+        Runbook.NO_CAPACITY,
     )
     assert remedy(run, a_failure(Cause.CAPACITY), policy) == capacity_verdict(run, policy, at=NOON)
 

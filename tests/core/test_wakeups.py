@@ -115,6 +115,11 @@ def test_what_is_no_envelope_is_refused(message, complaint):
         ({"who": None}, "field 'who' must be text of at most 500 characters"),
         ({"why": "x" * 501}, "field 'why' must be text of at most 500 characters"),
         ({"why": 7}, "field 'why' must be text"),
+        ({"verb": "rollback"}, "field 'detail.step' is None; it must be a whole number, 0 or more"),
+        ({"verb": "rollback", "step": -1}, "field 'detail.step' is -1"),
+        ({"verb": "rollback", "step": True}, "field 'detail.step' is True"),
+        ({"verb": "rollback", "step": "300"}, "field 'detail.step' is '300'"),
+        ({"verb": "drill", "step": 10**30}, "field 'detail.step' is 1000"),
     ],
 )
 def test_a_command_that_is_not_one_names_its_field(change, complaint):
@@ -126,6 +131,13 @@ def test_a_command_needs_an_id_and_no_reason():
     """Without its id a repetition could not be told from a second wish; a reason is welcome, not demanded."""
     assert refusal({**COMMAND, "id": None}).startswith("field 'id' must be text")
     assert read(json.dumps(COMMAND)) == CommandGiven("c1", "gpt", Verb.HOLD, "ada", "")
+
+
+def test_a_rollback_names_its_step_and_a_drill_may():
+    """The step to go back to; 0 is the start."""
+    for verb, step in (("rollback", 0), ("rollback", 300), ("drill", 300), ("drill", None)):
+        given = read(json.dumps({**COMMAND, "detail": {**COMMAND["detail"], "verb": verb, "step": step}}))
+        assert isinstance(given, CommandGiven) and (given.verb, given.step) == (verb, step)
 
 
 envelopes = st.fixed_dictionaries(

@@ -53,9 +53,11 @@ class Account:
         steps: int = 100,
         script: Path = SCRIPT,
         machines: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
         **environment: str,
     ) -> str:
-        """Start a job as a researcher would, with the tag or without it."""
+        """Start a job as a researcher would, with the tag or without it, and with others."""
+        asked = {**({POLICY_TAG: policy} if policy else {}), **(tags or {})}
         self.sagemaker.create_training_job(
             TrainingJobName=name,
             RoleArn=ROLE,
@@ -70,7 +72,7 @@ class Account:
             OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
             StoppingCondition={"MaxRuntimeInSeconds": 86400},
             Environment={"STEPS": str(steps), **environment},
-            Tags=[{"Key": POLICY_TAG, "Value": policy}] if policy else [],
+            Tags=[{"Key": key, "Value": value} for key, value in asked.items()],
         )
         return name
 

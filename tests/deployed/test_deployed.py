@@ -60,7 +60,8 @@ def test_an_unknown_policy_observes_and_says_so(account: Account):
     assert account.jobs(name) == [name]
 
 
-def test_a_hold_pages_the_person_on_call_once_with_the_reason(account: Account):
+def test_a_hold_pages_the_person_on_call_once_and_says_when_it_is_over(account: Account, environment: dict[str, str]):
+    """With the reason and what to do; the all-clear goes where the page went."""
     sqs, sns = account.aws.client("sqs"), account.aws.client("sns")
     queue = sqs.create_queue(QueueName="on-call")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -68,9 +69,12 @@ def test_a_hold_pages_the_person_on_call_once_with_the_reason(account: Account):
     name = account.submit("has-a-bug", BUG_AT="30")
     account.run_in(name, "held")
     pages = account.wait("a page", lambda: [m for m in messages(account, queue) if name in m.get("Subject", "")])
-    assert [page["Subject"] for page in pages] == [f"{name}: held"]
+    assert [page["Subject"] for page in pages] == [f"{name}: held: the same error at step 30 in attempts 1 and 2"]
     assert "ValueError: bad shape" in pages[0]["Message"]
-    assert f"rerail release {name}" in pages[0]["Message"]
+    assert f"  - When that is done: rerail release {name}\n" in pages[0]["Message"]
+    assert rerail(environment, "stop", name, "--local").returncode == 0
+    told = account.wait("the all-clear", lambda: [m for m in messages(account, queue) if name in m.get("Subject", "")])
+    assert [clear["Subject"] for clear in told] == [f"{name}: all clear: no longer held (stopped)"]
     assert account.jobs(name) == [name, f"{name}-a002"]
 
 
@@ -122,8 +126,8 @@ def test_status_lists_every_run_for_people_and_for_programs(account: Account, en
     assert table.returncode == 0, table.stderr
     assert "listed" in table.stdout
     assert "completed" in table.stdout
-    rows = json.loads(rerail(environment, "status", "--local", "--json").stdout)
-    assert name in [row["id"] for row in rows]
+    told = json.loads(rerail(environment, "status", "--all", "--local", "--json").stdout)
+    assert name in [row["id"] for row in told["runs"]]
     shown = rerail(environment, "show", name, "--local")
     assert "adopted listed under policy 'default'" in shown.stdout
 

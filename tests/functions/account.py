@@ -9,13 +9,15 @@ from moto.sagemaker.models import sagemaker_backends
 
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
-from settings import NotifySettings, Settings, SuperviseSettings, SweepSettings
+from settings import NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
 from tests.aws.places import TABLE, make_table
 
 EVENTS = Path(__file__).parents[1] / "events"
 PREFIX = "/rerail/policies"
 SWITCH = "/rerail/switch"
+TOPICS = ("page", "inform", "chat-page", "chat-inform")
 MAILBOX = "sagemaker-rerail-123456789012-eu-west-1"
+REPORTS = "rerail-reports"
 
 
 def sample(name: str) -> dict[str, Any]:
@@ -48,8 +50,9 @@ class Account:
         client("ssm").put_parameter(Name=SWITCH, Value="on", Type="String")
         client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
         client("s3").create_bucket(Bucket=MAILBOX, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        client("s3").create_bucket(Bucket=REPORTS, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
         self.queue = self.sqs.create_queue(QueueName="signals")["QueueUrl"]
-        self.topics = {name: self._topic(name) for name in ("page", "inform")}
+        self.topics = {name: self._topic(name) for name in TOPICS}
         self.runs = DynamoRuns(TABLE)
 
     def settings(self) -> tuple[Settings, ...]:
@@ -57,7 +60,25 @@ class Account:
         return (
             SuperviseSettings(table=TABLE, bus="rerail", policy_prefix=PREFIX, switch=SWITCH, mailbox=MAILBOX),
             SweepSettings(table=TABLE, queue_url=self.queue, policy_prefix=PREFIX, switch=SWITCH, mailbox=MAILBOX),
-            NotifySettings(page_topic=self.topics["page"], inform_topic=self.topics["inform"]),
+            ReportSettings(
+                table=TABLE,
+                policy_prefix=PREFIX,
+                reports=REPORTS,
+                region="eu-west-1",
+                docs_url="https://docs.example.com",
+            ),
+            NotifySettings(
+                page_topic=self.topics["page"],
+                inform_topic=self.topics["inform"],
+                chat_page_topic=self.topics["chat-page"],
+                chat_inform_topic=self.topics["chat-inform"],
+                bus="rerail",
+                pager="on",
+                webhook="on",
+                reports=REPORTS,
+                report_links="signed",
+                docs_url="https://docs.example.com",
+            ),
         )
 
     def submit(self, name: str, *, policy: str | None = "default") -> None:

@@ -13,6 +13,16 @@ import wiring
 from tests.aws.places import our_own_clients
 from tests.functions.account import Account
 
+MADE_ONCE = (
+    wiring.supervisor,
+    wiring.hyperpod_watch,
+    wiring.minute_round,
+    wiring.reporter,
+    wiring.notify_settings,
+    wiring.report_links,
+    wiring.voice,
+)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def clients_of_our_own() -> Iterator[None]:
@@ -25,10 +35,10 @@ def clean(monkeypatch) -> Iterator[None]:
     """Nothing kept from an earlier test."""
     # Powertools reads the namespace from the environment when it is imported, which may have been long ago.
     monkeypatch.setattr(observability.metrics.provider, "namespace", "Rerail")
-    for made_once in (wiring.supervisor, wiring.minute_round, wiring.topics):
+    for made_once in MADE_ONCE:
         made_once.cache_clear()
     yield
-    for made_once in (wiring.supervisor, wiring.minute_round, wiring.topics):
+    for made_once in MADE_ONCE:
         made_once.cache_clear()
 
 

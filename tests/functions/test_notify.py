@@ -1,25 +1,115 @@
-"""The voice: each notice on the topic of its severity, and an error where it could not be told."""
+"""The voice: each notice in every way that is set up, and an error where it could not be told."""
+
+import json
+from typing import Any
 
 import pytest
 
 import notify
-from tests.functions.account import Context, sample
+from rerail.aws.clients import client
+from rerail.codec import BadRecord
+from tests.functions.account import TOPICS, Account, Context, sample
 
 
-def told(name: str) -> None:
-    notify.handler(sample(name), Context("notify"))
+def told(name: str, **changes: Any) -> None:
+    event = sample(name)
+    event["detail"] |= changes
+    notify.handler(event, Context("notify"))
 
 
-@pytest.mark.parametrize(("severity", "other"), [("page", "inform"), ("inform", "page")])
-def test_a_notice_goes_to_the_topic_of_its_severity(account, severity, other):
-    """Somebody is woken, or whoever looks is told; never both."""
+def heard(account: Account) -> dict[str, list[Any]]:
+    """What each topic's subscribers were told."""
+    return {topic: account.heard(topic) for topic in TOPICS}
+
+
+@pytest.fixture
+def receivers(account) -> str:
+    """A queue that hears what is on the bus for receivers outside of AWS."""
+    pattern = {"source": ["rerail"], "detail-type": ["Rerail PagerDuty", "Rerail Webhook"]}
+    client("events").put_rule(Name="receivers", EventBusName="rerail", EventPattern=json.dumps(pattern))
+    client("sqs").create_queue(QueueName="receivers-ears")
+    arn = "arn:aws:sqs:eu-west-1:123456789012:receivers-ears"
+    client("events").put_targets(Rule="receivers", EventBusName="rerail", Targets=[{"Id": "queue", "Arn": arn}])
+    return "receivers"
+
+
+@pytest.mark.parametrize("severity", ["page", "inform"])
+def test_a_notice_goes_to_the_topics_of_its_severity(account, severity):
+    """Somebody is woken, or whoever looks is told; never both. An e-mail for people, and a card for the chat."""
     told(f"notice_{severity}")
     detail = sample(f"notice_{severity}")["detail"]
-    (message,) = account.heard(severity)
+    by_topic = heard(account)
+    assert {topic for topic, messages in by_topic.items() if messages} == {severity, f"chat-{severity}"}
+    (message,), (card,) = by_topic[severity], by_topic[f"chat-{severity}"]
     assert message["Subject"] == detail["title"]
-    assert message["Message"] == f"{detail['body']}\n\nrerail show {detail['run']}"
+    assert message["Message"].startswith(f"{detail['body']}\n\n")
+    assert message["Message"].endswith(f"  Terminal: rerail show {detail['run']}")
     assert message["MessageAttributes"]["key"]["Value"] == detail["key"]
-    assert account.heard(other) == []
+    assert json.loads(card["Message"])["metadata"]["threadId"] == detail["run"]
+
+
+def test_an_all_clear_goes_where_its_page_went(account):
+    """Whoever was woken may sleep again."""
+    told("notice_page", severity="clear", clears="gpt-7b/held-2", key="gpt-7b/held-2/clear")
+    assert {topic for topic, messages in heard(account).items() if messages} == {"page", "chat-page"}
+
+
+def test_receivers_outside_of_aws_find_their_body_on_the_bus(account, receivers):
+    """The page triggers, the all-clear resolves; the webhook is told of all."""
+    told("notice_page")
+    told("notice_page", severity="clear", clears="gpt-7b/held-2", key="gpt-7b/held-2/clear")
+    told("notice_inform")
+    events = account.heard(receivers)
+    pager = [event["detail"] for event in events if event["detail-type"] == "Rerail PagerDuty"]
+    webhook = [event["detail"] for event in events if event["detail-type"] == "Rerail Webhook"]
+    assert [event["event_action"] for event in pager] == ["trigger", "resolve"]
+    assert {event["dedup_key"] for event in pager} == {"gpt-7b/held-2"}
+    assert [event["severity"] for event in webhook] == ["page", "clear", "inform"]
+
+
+def test_the_links_lead_to_report_runbook_and_console(account):
+    """Region and account are those of the event."""
+    told("notice_page")
+    (message,) = account.heard("page")
+    told_of = dict(line.strip().split(": ", 1) for line in message["Message"].partition("Links:\n")[2].splitlines())
+    report = "https://rerail-reports.s3.eu-west-1.amazonaws.com/runs/gpt-7b/report.html?X-Amz-"
+    assert told_of.pop("Report").startswith(report)
+    assert told_of == {
+        "Runbook": "https://docs.example.com/runbooks/out-of-memory/",
+        "Console": "https://eu-west-1.console.aws.amazon.com/sagemaker/home?region=eu-west-1#/jobs/gpt-7b-a002",
+        "Terminal": "rerail show gpt-7b",
+    }
+
+
+def test_what_is_not_set_up_is_left_out(account, receivers, monkeypatch):
+    """Two topics are all that is needed."""
+    for variable in ("CHAT_PAGE_TOPIC", "CHAT_INFORM_TOPIC", "PAGER", "WEBHOOK", "REPORTS", "DOCS_URL"):
+        monkeypatch.setenv(f"RERAIL_{variable}", "")
+    told("notice_page")
+    assert {topic for topic, messages in heard(account).items() if messages} == {"page"}
+    assert account.heard(receivers) == []
+
+
+def test_one_way_that_fails_keeps_no_other_from_being_told(account, receivers):
+    """The chat's topic is gone: people, pager and webhook are told, then the function fails and is run again."""
+    account.sns.delete_topic(TopicArn=account.topics["chat-page"])
+    with pytest.raises(Exception, match="gpt-7b/held-2 was not told everywhere: chat: NotFoundException"):
+        told("notice_page")
+    assert len(account.heard("page")) == 1
+    assert len(account.heard(receivers)) == 2
+
+
+def test_a_rendering_that_fails_keeps_no_email_back(account, monkeypatch):
+    """Whatever is wrong with a text, somebody is woken."""
+
+    def breaks(*_: Any) -> None:
+        raise ValueError("a character too many")
+
+    for rendering in ("rerail.aws.sns.as_chat", "wiring.as_pagerduty", "wiring.as_webhook"):
+        monkeypatch.setattr(rendering, breaks)
+    with pytest.raises(Exception, match="chat: ValueError: a character too many; PagerDuty: .*; webhook: "):
+        told("notice_page")
+    assert len(account.heard("page")) == 1
 
 
 def test_notices_are_counted_by_severity(account, logged):
@@ -32,7 +122,7 @@ def test_notices_are_counted_by_severity(account, logged):
 def test_a_notice_that_cannot_be_told_raises(account):
     """So that Lambda tries again, and then alarms."""
     account.sns.delete_topic(TopicArn=account.topics["page"])
-    with pytest.raises(Exception, match="NotFound"):
+    with pytest.raises(Exception, match="e-mail: NotFound"):
         told("notice_page")
 
 
@@ -41,7 +131,7 @@ def test_a_notice_without_a_field_is_refused(account, field):
     """The error names the field, and nothing is told by halves."""
     event = sample("notice_page")
     del event["detail"][field]
-    with pytest.raises(KeyError, match=field):
+    with pytest.raises(BadRecord, match=field):
         notify.handler(event, Context("notify"))
     assert account.heard("page") == []
 

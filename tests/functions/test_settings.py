@@ -4,9 +4,9 @@ from dataclasses import fields
 
 import pytest
 
-from settings import NotifySettings, Settings, SuperviseSettings, SweepSettings
+from settings import NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
 
-KINDS = (SuperviseSettings, SweepSettings, NotifySettings)
+KINDS = (SuperviseSettings, SweepSettings, ReportSettings, NotifySettings)
 COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_SWITCH"}
 
 
@@ -40,7 +40,13 @@ def test_a_missing_variable_is_named(kind, field):
 
 
 def test_variables_are_named_after_fields():
-    """Three functions, and these are their variables."""
+    """Four functions, and these are their variables."""
     assert set(SuperviseSettings.names().values()) == COMMON | {"RERAIL_BUS"}
+    assert set(ReportSettings.names().values()) == {
+        *("RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_REPORTS", "RERAIL_REGION", "RERAIL_DOCS_URL"),
+    }
     assert set(SweepSettings.names().values()) == COMMON | {"RERAIL_QUEUE_URL"}
-    assert set(NotifySettings.names().values()) == {"RERAIL_PAGE_TOPIC", "RERAIL_INFORM_TOPIC"}
+    topics = {"RERAIL_PAGE_TOPIC", "RERAIL_INFORM_TOPIC", "RERAIL_CHAT_PAGE_TOPIC", "RERAIL_CHAT_INFORM_TOPIC"}
+    ways = {"RERAIL_BUS", "RERAIL_PAGER", "RERAIL_WEBHOOK"}
+    links = {"RERAIL_REPORTS", "RERAIL_REPORT_LINKS", "RERAIL_DOCS_URL"}
+    assert set(NotifySettings.names().values()) == topics | ways | links

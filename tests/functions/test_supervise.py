@@ -170,4 +170,19 @@ def test_the_brake_counts_over_all_runs(hasty):
     assert sorted(launched(hasty)) == ["bert", "gpt-7b", "gpt-7b-a002"]
     run = hasty.runs.load("bert")
     assert (run.state, run.kept_back) == (RunState.WAITING, "brake")
-    assert any("Something bigger is wrong" in entry.actions[0]["body"] for entry in hasty.runs.timeline("bert")[-1:])
+    assert any("something bigger is wrong" in entry.actions[0]["title"] for entry in hasty.runs.timeline("bert")[-1:])
+
+
+def test_a_broken_node_of_hyperpod_is_told(account):
+    """A cluster is no run: its notice goes on the bus, is remembered in the table, and is not told again."""
+    rule, queue = "ears", account.sqs.create_queue(QueueName="bus-ears")["QueueUrl"]
+    arn = account.sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    pattern = json.dumps({"source": ["rerail"]})
+    client("events").put_rule(Name=rule, EventBusName="rerail", EventPattern=pattern)
+    client("events").put_targets(Rule=rule, EventBusName="rerail", Targets=[{"Id": "ears", "Arn": arn}])
+    event = sample("hyperpod_node_unhealthy")
+    assert failed(batch(event, event)) == []
+    (message,) = account.sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)["Messages"]
+    detail = json.loads(message["Body"])["detail"]
+    assert (detail["severity"], detail["runbook"]) == ("page", "hyperpod")
+    assert wiring.hyperpod_watch().memories.recall("sample-cluster").pending == ()

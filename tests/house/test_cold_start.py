@@ -9,8 +9,8 @@ import pytest
 
 from tests.house.sources import ROOT
 
-HANDLERS = ("supervise", "sweep", "notify")
-HEAVY = ("pydantic", "numpy", "torch", "jsonschema", "aws_cdk", "typer", "rich", "moto")
+HANDLERS = ("supervise", "sweep", "notify", "report")
+HEAVY = ("pydantic", "numpy", "torch", "jsonschema", "aws_cdk", "typer", "rich", "moto", "jinja2", "pygal")
 # boto3 is about half of a cold start; the rest (Powertools, the core) may cost as much again, with room for noise.
 MOST_TIMES_BOTO3 = 3.0
 

@@ -57,9 +57,9 @@ def test_a_handler_fits_on_a_screen(path):
     assert len(path.read_text().splitlines()) <= HANDLER_LINES
 
 
-def test_there_are_three_functions():
+def test_there_are_four_functions():
     """The handlers that these rules are asked of are found at all."""
-    assert sorted(path.stem for path in handlers()) == ["notify", "supervise", "sweep"]
+    assert sorted(path.stem for path in handlers()) == ["notify", "report", "supervise", "sweep"]
 
 
 def words() -> list[Path]:

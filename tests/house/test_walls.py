@@ -15,8 +15,9 @@ from tests.house.sources import (
 )
 
 AWS_SDK = ("boto3", "botocore", "s3transfer", "aiobotocore")
-OF_THE_FUNCTIONS = ("settings", "wiring", "observability", "supervise", "sweep", "notify", "rerail")
+OF_THE_FUNCTIONS = ("settings", "wiring", "observability", "supervise", "sweep", "notify", "report", "rerail")
 OPEN_TO_THE_STACKS = ("settings", "rerail.policy", "rerail.errors", "rerail.mailbox", "rerail.aside", "rerail.switch")
+OPEN_TO_THE_STACKS += ("rerail.runbooks", "rerail.story.place")
 
 
 def each(paths):
@@ -50,6 +51,22 @@ def test_a_handler_translates_and_nothing_more(path):
     allowed = STANDARD_LIBRARY | {"wiring", "observability", "aws_lambda_powertools", "rerail"}
     assert not {name for name in imports(path) if top(name) not in allowed}
     assert not {name for name in imports(path) if within(name, "rerail.aws")}
+
+
+@each(modules("lambdas/report_page"))
+def test_what_draws_knows_the_core_and_its_libraries(path):
+    """lambdas/report_page imports Jinja2 and pygal, the core and the standard library; no adapter and no handler."""
+    allowed = STANDARD_LIBRARY | {"report_page", "rerail", "jinja2", "markupsafe", "pygal"}
+    assert not {name for name in imports(path) if top(name) not in allowed}
+    assert not {name for name in imports(path) if within(name, "rerail.aws")}
+
+
+@each([path for path in modules("lambdas") if path.parent.name != "report_page"])
+def test_only_what_draws_knows_html(path):
+    """The libraries that a page is drawn with are imported below lambdas/report_page and nowhere else: the other
+    functions have no layer with them."""
+    assert not {name for name in imports(path) if top(name) in ("jinja2", "markupsafe", "pygal")}
+    assert not {name for name in imports(path, top_level_only=True) if top(name) == "report_page"}
 
 
 def test_only_the_wiring_picks_adapters():

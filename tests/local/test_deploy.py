@@ -58,6 +58,16 @@ def test_deploy_returns_outputs_and_knows_when_nothing_changed(aws: LocalAws, pr
     assert "up to date" in said[3]
 
 
+def test_a_local_stack_tells_nobody_outside(aws: LocalAws, project: Path) -> None:
+    """An account's pager and webhook stand in cdk.json; their secrets are not here, and a trial must wake nobody."""
+    asked = {"flag": "on", "pagerDutySecret": "rerail/pagerduty", "webhookUrl": "https://hooks.example.com"}
+    (project / "cdk.json").write_text(json.dumps({"context": asked}))
+    (project / "app.py").write_text(APP.replace('["flag"]', '["pagerDutySecret"] or "nobody"'))
+    here = LocalAws.attach(aws.state_dir)
+    here.root, here.assemblies = project, project / "cache"
+    assert here._deploy("Small", lambda line: None) == {"Flag": "nobody"}
+
+
 def test_large_template_is_deployed(aws: LocalAws, project: Path) -> None:
     """A template over the 51,200 bytes that fit a request goes through the asset bucket."""
     assembly = deploy.synthesize(project, project / "cache")

@@ -121,6 +121,34 @@ def test_dead_letter_in_a_queue_raises_the_alarm_of_the_template(aws: LocalAws) 
     assert total(aws, "AWS/SQS", "ApproximateNumberOfMessagesVisible", {"QueueName": queue}, "Maximum") >= 1
 
 
+def test_composite_alarm_of_the_template_follows_its_rule(aws: LocalAws) -> None:
+    """One of its children is in alarm, so it is: it says which one, to its topic and the bus, and ends when it does."""
+    cloudwatch, child = aws.client("cloudwatch"), aws.outputs["WorkDeadAlarmName"]
+    unwell = lambda: cloudwatch.describe_alarms(AlarmNames=["Unwell"], AlarmTypes=["CompositeAlarm"])  # noqa: E731
+    assert eventually(lambda: unwell()["CompositeAlarms"][0]["StateValue"] == "OK")
+    cloudwatch.set_alarm_state(AlarmName=child, StateValue="ALARM", StateReason="said so")
+    told = Mailbox(aws, "Paged").find(
+        lambda m: m["body"]["AlarmName"] == "Unwell" and m["body"]["NewStateValue"] == "ALARM"
+    )
+    assert told[0]["body"]["AlarmArn"] == aws.outputs["UnwellArn"]
+    assert told[0]["body"]["TriggeringChildren"][0]["Arn"].endswith(child)
+    assert f"{child} transitioned to ALARM" in told[0]["body"]["NewStateReason"]
+    raised = Mailbox(aws, "AlarmEvents").find(
+        lambda m: m["body"]["detail"]["alarmName"] == "Unwell" and m["body"]["detail"]["state"]["value"] == "ALARM"
+    )
+    assert child in raised[0]["body"]["detail"]["configuration"]["alarmRule"]
+    assert eventually(lambda: unwell()["CompositeAlarms"][0]["StateValue"] == "OK")
+
+
+def test_periods_of_a_minute_pass_as_fast_as_schedules_do(aws: LocalAws) -> None:
+    """Two minutes without data are over in four seconds: no faster than an alarm is looked at."""
+    minutes = {"Period": 60, "EvaluationPeriods": 2, "DatapointsToAlarm": 2, "TreatMissingData": "breaching"}
+    alarm(aws, "Minutes", **minutes, ComparisonOperator="LessThanThreshold")
+    put(aws, "Minutes", 9.0)
+    assert becomes(aws, "Minutes", "OK", 3)
+    assert becomes(aws, "Minutes", "ALARM", 10)
+
+
 def test_error_of_a_run_by_a_rule_raises_the_alarm_of_the_template(aws: LocalAws) -> None:
     """Runs that no Invoke call started are counted in AWS/Lambda, the failed ones as errors."""
     put_event(aws, "Dead", once="alarm")

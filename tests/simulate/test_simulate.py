@@ -75,9 +75,9 @@ def test_a_picture_is_drawn(tmp_path):
     ],
     ids=" ".join,
 )
-def test_a_mistake_gives_one_clear_line(args):
+def test_a_mistake_gives_one_clear_error(args):
     """It names what is wrong and the remedy, and nothing is simulated."""
     result = run(*QUICK, *args)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("rerail simulate: ") and "; " in line
+    what, remedy = result.stderr.splitlines()
+    assert what.startswith("error: ") and remedy.startswith("to do: ")

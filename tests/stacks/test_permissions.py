@@ -22,8 +22,12 @@ WILDCARDS = {
     "ssm:GetParameter": ":parameter/rerail/policies/*",  # the job's tag names the policy
     "s3:ListBucket": ":s3:::*sagemaker*",  # context checkpointBuckets
     # The same, and the mailbox: jobs name their runs themselves.
-    "s3:GetObject": (":s3:::*sagemaker*/*", "/runs/*/reports/*.json", "/runs/*/heartbeat.json"),
-    "s3:PutObject": "/runs/*/command.json",
+    "s3:GetObject": (
+        *(":s3:::*sagemaker*/*", "/runs/*/reports/*.json", "/runs/*/heartbeat.json", "/runs/*/report.html"),
+    ),
+    "s3:PutObject": ("/runs/*/command.json", "/runs/*/report.html"),
+    "logs:DescribeLogStreams": ":log-group:/aws/sagemaker/TrainingJobs:*",  # all jobs print to this one group
+    "logs:GetLogEvents": ":log-group:/aws/sagemaker/TrainingJobs:*",
     "iam:PassRole": ":role/*SageMaker*",  # context trainingRoleArns
 }
 
@@ -73,6 +77,26 @@ MAY = {
         "cloudwatch:GetMetricData",
         "dynamodb:BatchWriteItem",
     },
+    "report": {
+        "logs:CreateLogStream",
+        "logs:PutLogEvents",
+        "xray:PutTraceSegments",
+        "xray:PutTelemetryRecords",
+        "sqs:ReceiveMessage",
+        "sqs:ChangeMessageVisibility",
+        "sqs:GetQueueUrl",
+        "sqs:DeleteMessage",
+        "sqs:GetQueueAttributes",
+        "dynamodb:GetItem",
+        "dynamodb:Query",
+        "ssm:GetParameter",
+        "s3:ListBucket",
+        "s3:GetObject",
+        "s3:PutObject",
+        "cloudwatch:GetMetricData",
+        "logs:DescribeLogStreams",
+        "logs:GetLogEvents",
+    },
     "notify": {
         "logs:CreateLogStream",
         "logs:PutLogEvents",
@@ -80,6 +104,7 @@ MAY = {
         "xray:PutTelemetryRecords",
         "sqs:SendMessage",
         "sns:Publish",
+        "s3:GetObject",
     },
 }
 
@@ -182,6 +207,17 @@ def test_only_the_supervisor_commands(template):
     assert refusal["Condition"] == {"ArnNotEquals": {"aws:PrincipalArn": {"Fn::GetAtt": [role, "Arn"]}}}
 
 
+@pytest.mark.parametrize(("name", "may"), [("report", "s3:PutObject"), ("notify", "s3:GetObject")])
+def test_a_page_is_written_by_one_and_linked_by_another(template, name, may):
+    """In a bucket that no role for training may write, since its name does not hold "sagemaker"."""
+    bucket = text(template.of("S3::Bucket")[target(template.body["Outputs"]["ReportsBucket"]["Value"])]["BucketName"])
+    assert "sagemaker" not in bucket.lower()
+    allowed = [s for s in template.allowed(name) if bucket in str([text(each) for each in many(s["Resource"])])]
+    assert [(s["Action"], text(s["Resource"])) for s in allowed] == [
+        (may, f"arn:<AWS::Partition>:s3:::{bucket}/runs/*/report.html")
+    ]
+
+
 def test_roles_are_passed_to_sagemaker_only(template):
     """And only roles of this account whose name says that they are for it."""
     (statement,) = with_action(template.allowed("supervise"), "iam:PassRole")
@@ -195,7 +231,8 @@ def test_the_key_is_used_through_services_only(template):
         for statement in template.allowed(name):
             if all(action.startswith("kms:") for action in many(statement["Action"])):
                 via = statement.get("Condition", {}).get("StringEquals", {}).get("kms:ViaService")
-                assert via or (name, statement["Action"]) == ("supervise", "kms:Decrypt")
+                fed_by_a_queue = name in ("supervise", "report") and statement["Action"] == "kms:Decrypt"
+                assert via or fed_by_a_queue
 
 
 def test_the_key_knows_its_senders(template):

@@ -45,13 +45,19 @@ def test_everything_in_transit_is_under_tls(template, kind, field):
 
 def test_the_mailbox_is_where_the_agent_looks_for_it(template):
     """The agent derives the bucket's name from the ARN of its job: it is the one that the code says."""
-    (bucket,) = template.of("S3::Bucket").values()
+    bucket = template.of("S3::Bucket")[output(template, "MailboxBucket")]
     assert text(bucket["BucketName"]) == mailbox.bucket_name("<AWS::AccountId>", "<AWS::Region>")
 
 
-def test_the_mailbox_asks_for_no_permission_of_a_key(template):
+def output(template, name):
+    """The logical id of what an output names."""
+    return target(template.body["Outputs"][name]["Value"])
+
+
+@pytest.mark.parametrize("name", ["MailboxBucket", "ReportsBucket"])
+def test_no_bucket_asks_for_a_permission_of_a_key(template, name):
     """Encrypted with S3's own key, closed to the public, and without access lists."""
-    (bucket,) = template.of("S3::Bucket").values()
+    bucket = template.of("S3::Bucket")[output(template, name)]
     (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
     assert rule["ServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
     assert len(bucket["PublicAccessBlockConfiguration"]) == 4
@@ -59,11 +65,14 @@ def test_the_mailbox_asks_for_no_permission_of_a_key(template):
     assert bucket["OwnershipControls"]["Rules"] == [{"ObjectOwnership": "BucketOwnerEnforced"}]
 
 
-def test_old_mail_goes_and_the_mailbox_stays(template):
-    """A month is longer than any job. A deployment that failed leaves no bucket in the way of the next one."""
-    ((id, bucket),) = template.of("S3::Bucket").items()
+@pytest.mark.parametrize(("name", "days"), [("MailboxBucket", 30), ("ReportsBucket", 400)])
+def test_what_is_old_goes_and_its_bucket_stays(template, name, days):
+    """A month is longer than any job, and an incident of a year ago is still worth a look. A deployment that failed
+    leaves no bucket in the way of the next one."""
+    id = output(template, name)
+    bucket = template.of("S3::Bucket")[id]
     (rule,) = bucket["LifecycleConfiguration"]["Rules"]
-    assert (rule["Status"], rule["ExpirationInDays"]) == ("Enabled", 30)
+    assert (rule["Status"], rule["ExpirationInDays"]) == ("Enabled", days)
     assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
     assert template.resources[id]["DeletionPolicy"] == "RetainExceptOnCreate"
     assert template.resources[id]["UpdateReplacePolicy"] == "Retain"
@@ -97,10 +106,8 @@ def test_the_table_survives_mistakes(template):
 
 def test_data_outlives_the_stack(template, key):
     """The table with its key, the logs and the dead letters stay when the stack is deleted or a resource replaced."""
-    signals = target(template.body["Outputs"]["SignalsQueueUrl"]["Value"])
-    kept = {key, *template.of("DynamoDB::Table"), *template.of("Logs::LogGroup"), *template.of("SQS::Queue")} - {
-        signals
-    }
+    letters = {id for id, queue in template.of("SQS::Queue").items() if "RedrivePolicy" not in queue}
+    kept = {key, *template.of("DynamoDB::Table"), *template.of("Logs::LogGroup"), *letters}
     for id in kept:
         assert template.resources[id]["DeletionPolicy"] == "Retain"
         assert template.resources[id]["UpdateReplacePolicy"] == "Retain"

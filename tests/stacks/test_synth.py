@@ -19,6 +19,8 @@ OUTPUTS = {
     "SuperviseFunctionName",
     "SweepFunctionName",
     "NotifyFunctionName",
+    "ReportFunctionName",
+    "ReportsBucket",
     "PolicyPrefix",
     "SwitchParameter",
     "MailboxBucket",
@@ -50,10 +52,21 @@ def test_nothing_but_plain_resources(assembly, stack):
 
 def test_the_functions_come_as_the_folder_is(assembly):
     """The asset keeps the shape of lambdas/, with the core beside the handlers, and nothing that Python left there."""
-    (asset,) = assembly.glob("asset.*")
+    (asset,) = (folder for folder in assembly.glob("asset.*") if (folder / "supervise.py").exists())
     shipped = {str(path.relative_to(asset)) for path in asset.rglob("*") if path.is_file()}
     assert {"supervise.py", "sweep.py", "notify.py", "settings.py", "rerail/aws/dynamodb.py"} <= shipped
-    assert all(path.endswith(".py") for path in shipped)
+    drawn = {"report_page/page.html", "report_page/style.css"}
+    assert {path for path in shipped if not path.endswith(".py")} == drawn
+
+
+def test_the_layer_is_what_reports_are_drawn_with_and_no_more(assembly):
+    """Pure Python, made without Docker, below the folder that Lambda puts on the path."""
+    (layer,) = (folder for folder in assembly.glob("asset.*") if (folder / "python").exists())
+    packages = {path.name for path in (layer / "python").iterdir() if not path.name.endswith(".dist-info")}
+    assert {"jinja2", "markupsafe", "pygal", "importlib_metadata", "zipp"} <= packages
+    assert not {"aws_cdk", "boto3", "typer"} & packages
+    assert not [file for file in layer.rglob("*") if file.suffix in (".so", ".pyc")]
+    assert sum(file.stat().st_size for file in layer.rglob("*") if file.is_file()) < 3_000_000
 
 
 def test_every_policy_is_deployed_as_it_is_written(template):

@@ -149,7 +149,7 @@ def _run_item(run: Run) -> dict[str, Any]:
         "version": {"N": str(run.version)},
         "state": {"S": run.state.value},
     }
-    if run.is_open:
+    if run.is_swept:
         item[INDEX] = {"S": f"open#{crc32(run.id.encode()) % SHARDS}"}
     return item
 

@@ -1,10 +1,12 @@
 """Notices on the bus `rerail`, for our own function and for anyone's rules."""
 
 import json
-from datetime import datetime
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from rerail.actions import Tell
 from rerail.aws.clients import client
+from rerail.notices import Notice, as_detail
+from rerail.telling.links import Links
 from rerail.wakeups import NOTICE, RERAIL
 
 
@@ -14,21 +16,37 @@ class EventBus:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def publish(self, notice: Tell, *, run: str, at: datetime) -> None:
-        detail = {
-            "run": run,
-            "severity": notice.severity.value,
-            "title": notice.title,
-            "body": notice.body,
-            "key": notice.key,
-        }
-        entry = {
+    def publish(self, notice: Notice) -> None:
+        self.put(NOTICE, as_detail(notice), of=notice)
+
+    def put(self, detail_type: str, detail: Mapping[str, Any], *, of: Notice) -> None:
+        """One event about the notice; raises RuntimeError where the bus does not take it."""
+        entry: dict[str, Any] = {
             "EventBusName": self._name,
             "Source": RERAIL,
-            "DetailType": NOTICE,
-            "Time": at,
+            "DetailType": detail_type,
             "Detail": json.dumps(detail),
         }
+        if of.at:
+            entry["Time"] = of.at
         answer = client("events").put_events(Entries=[entry])
         if answer["FailedEntryCount"]:
-            raise RuntimeError(f"the notice {notice.key} was not accepted: {answer['Entries'][0].get('ErrorMessage')}")
+            raise RuntimeError(f"the notice {of.key} was not accepted: {answer['Entries'][0].get('ErrorMessage')}")
+
+
+Rendering = Callable[[Notice, Links], Mapping[str, Any] | None]
+
+
+class Receiver:
+    """Somebody outside of AWS: the bus has a rule that sends him the detail of events of this type, as it is."""
+
+    def __init__(self, bus: str, detail_type: str, rendering: Rendering) -> None:
+        self._bus = EventBus(bus)
+        self._detail_type = detail_type
+        self._rendering = rendering
+
+    def send(self, notice: Notice, links: Links) -> None:
+        """The notice as he wants it, if he wants it at all."""
+        body = self._rendering(notice, links)
+        if body is not None:
+            self._bus.put(self._detail_type, body, of=notice)

@@ -27,7 +27,7 @@ class S3Checkpoints:
     def __init__(self, mover: Callable[[str], Mover] = Mover) -> None:
         self._mover = mover
 
-    def under(self, uri: str) -> Sequence[Checkpoint]:
+    def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
         bucket, prefix = bucket_and_folder(uri)
         try:
             stored = _stored(bucket, prefix)
@@ -35,7 +35,8 @@ class S3Checkpoints:
             if not has_manifests(stored):
                 found_saves = saves(stored, _pointers(bucket, prefix, stored))
                 return [checkpoint_of(save, uri=f"s3://{bucket}/{prefix}") for save in found_saves]
-            newest = sorted(folders, key=_step, reverse=True)[:MANIFESTS_READ]
+            wanted = (folder for folder in folders if upto is None or _step(folder) <= upto)
+            newest = sorted(wanted, key=_step, reverse=True)[:MANIFESTS_READ]
             found = [_read(bucket, folder, folders[folder]) for folder in newest]
         except (ClientError, BotoCoreError) as error:
             raise Blind(f"checkpoints under {uri}: {error}") from error

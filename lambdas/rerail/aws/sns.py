@@ -1,33 +1,32 @@
-"""People: one SNS topic for pages, one for information."""
+"""People: SNS topics for pages and for information, as e-mail and for chat."""
 
+import json
 from collections.abc import Mapping
-from typing import Any
 
 from rerail.actions import Severity
 from rerail.aws.clients import client
-
-SUBJECT_LIMIT = 100
+from rerail.notices import Notice
+from rerail.telling.chat import as_chat
+from rerail.telling.links import Links
+from rerail.telling.mail import as_subject, as_text
 
 
 class SnsTopics:
-    """Says a notice on the topic of its severity."""
+    """Says a notice on the topic of its severity, as text for people or, where `chat`, for Amazon Q Developer."""
 
-    def __init__(self, topics: Mapping[Severity, str]) -> None:
+    def __init__(self, topics: Mapping[Severity, str], *, chat: bool = False) -> None:
         self._topics = topics
+        self._chat = chat
 
-    def say(self, notice: Mapping[str, Any]) -> None:
-        """The detail of a `Rerail Notice` event as a message; raises KeyError where a field is missing."""
+    def say(self, notice: Notice, links: Links) -> None:
+        """All of it in one message; raises KeyError where no topic is there for the severity."""
+        message = json.dumps(as_chat(notice, links)) if self._chat else as_text(notice, links)
+        told = {"run": notice.run, "severity": notice.severity.value, "key": notice.key}
         client("sns").publish(
-            TopicArn=self._topics[Severity(notice["severity"])],
-            Subject=_subject(notice["title"]),
-            Message=f"{notice['body']}\n\nrerail show {notice['run']}",
+            TopicArn=self._topics[notice.severity],
+            Subject=as_subject(notice),
+            Message=message,
             MessageAttributes={
-                name: {"DataType": "String", "StringValue": notice[name]} for name in ("run", "severity", "key")
+                name: {"DataType": "String", "StringValue": value} for name, value in told.items() if value
             },
         )
-
-
-def _subject(title: str) -> str:
-    # SNS refuses a subject with line breaks, control or non-ASCII characters, or of more than 100.
-    plain = "".join(c if " " <= c <= "~" else " " for c in title).strip()
-    return plain[:SUBJECT_LIMIT] or "Rerail"

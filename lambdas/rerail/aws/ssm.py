@@ -45,8 +45,8 @@ class SsmPolicies:
 class SsmSwitch:
     """The port `Switch` on one parameter, "on" or "off".
 
-    Where nobody can tell, it is as it was known last; never known is off, which delays and loses nothing. A parameter
-    that is not there was never thrown: on."""
+    Where nobody can tell, it is as it was known last; never known is off, which delays and loses nothing, and is asked
+    again at once. A parameter that is not there was never thrown: on."""
 
     def __init__(self, name: str, clock: Callable[[], datetime]) -> None:
         self._name, self._clock = name, clock
@@ -56,15 +56,17 @@ class SsmSwitch:
     def is_on(self) -> bool:
         now = self._clock()
         if self._asked_at is None or now - self._asked_at >= FRESH_FOR:
-            self._on, self._asked_at = self._look(), now
+            found = self._look()
+            if found is not None or self._asked_at:
+                self._on, self._asked_at = self._on if found is None else found, now
         return self._on
 
-    def _look(self) -> bool:
+    def _look(self) -> bool | None:
+        """None where nobody can tell."""
         try:
             answer = client("ssm").get_parameter(Name=self._name)
         except ClientError as error:
-            return self._on or error.response["Error"]["Code"] == "ParameterNotFound"
+            return True if error.response["Error"]["Code"] == "ParameterNotFound" else None
         except BotoCoreError:
-            return self._on
-        read = read_switch(str(answer["Parameter"]["Value"]))
-        return self._on if read is None else read
+            return None
+        return read_switch(str(answer["Parameter"]["Value"]))

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 from botocore.exceptions import ClientError
 
-from cli.submit.following import LOG_GROUP, Follower
+from cli.logbook import LOG_GROUP
+from cli.submit.following import Follower
 from rerail.model import Attempt, JobStatus, Run, RunState, TimelineEntry
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -172,11 +172,27 @@ def test_update(stage: Stage):
     job = stage.create("sleep 600")
     stage.training(job)
     stage.sagemaker.update_training_job(TrainingJobName=job, RemoteDebugConfig={"EnableRemoteDebug": True})
-    assert stage.describe(job)["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
+    after = stage.describe(job)
+    assert after["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
+    assert after["LastModifiedTime"] > after["SecondaryStatusTransitions"][-1]["StartTime"]
     with pytest.raises(ClientError, match="only while the warm pool is Available"):
         stage.sagemaker.update_training_job(TrainingJobName=job, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
     stage.stop(job)
     stage.ended(job)
+
+
+def test_an_isolated_container_lets_nobody_in(stage: Stage):
+    """Neither from the start nor later."""
+    with pytest.raises(ClientError, match="EnableNetworkIsolation"):
+        stage.create(RemoteDebugConfig={"EnableRemoteDebug": True}, EnableNetworkIsolation=True)
+    job = stage.create("sleep 600", EnableNetworkIsolation=True)
+    stage.training(job)
+    with pytest.raises(ClientError, match="EnableNetworkIsolation"):
+        stage.sagemaker.update_training_job(TrainingJobName=job, RemoteDebugConfig={"EnableRemoteDebug": True})
+    stage.stop(job)
+    stage.ended(job)
+    with pytest.raises(ClientError, match="not in Stopped"):
+        stage.sagemaker.update_training_job(TrainingJobName=job, RemoteDebugConfig={"EnableRemoteDebug": False})
 
 
 NOW = time.time()

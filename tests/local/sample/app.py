@@ -29,6 +29,7 @@ class Sample(cdk.Stack):
     def __init__(self, scope: Construct) -> None:
         super().__init__(scope, "Sample")
         self.outputs: dict[str, str] = {}
+        self.alarms: list[cloudwatch.Alarm] = []
         self.code = functions.Code.from_asset(str(Path(__file__).parent / "lambdas"), exclude=["__pycache__", "*.pyc"])
         self.powertools = functions.LayerVersion.from_layer_version_arn(
             self, "Powertools", ssm.StringParameter.value_for_string_parameter(self, POWERTOOLS)
@@ -39,6 +40,7 @@ class Sample(cdk.Stack):
         self.topics()
         self.asynchronous()
         self.queue_consumer()
+        self.unwell()
         self.training_events()
         self.schedule()
         self.bucket()
@@ -108,6 +110,17 @@ class Sample(cdk.Stack):
         )  # fmt: skip
         alarm.add_alarm_action(self.page)
         self.outputs[f"{name}AlarmName"] = alarm.alarm_name
+        self.alarms.append(alarm)
+
+    def unwell(self) -> None:
+        """One state over all alarms, after them."""
+        rules = [cloudwatch.AlarmRule.from_alarm(each, cloudwatch.AlarmState.ALARM) for each in self.alarms]
+        composite = cloudwatch.CompositeAlarm(
+            self, "Unwell", composite_alarm_name="Unwell", alarm_rule=cloudwatch.AlarmRule.any_of(*rules),
+            alarm_description="something is wrong",
+        )  # fmt: skip
+        composite.add_alarm_action(self.page)
+        self.outputs["UnwellArn"] = composite.alarm_arn
 
     def queue_consumer(self) -> None:
         dead = self.queue("WorkDead")

@@ -1,0 +1,232 @@
+"""What Rerail costs a month: `python -m bench.cost [--page docs/cost.md]`.
+
+How often what is called is measured (tests/functions/test_cost.py runs the functions against a pretend AWS and counts);
+what a call costs is AWS's list price; what is neither is an assumption, and stands here with its name.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.backtest.series import BadInput
+from cli.simulate import pages
+from rerail.measures import ALL
+
+MINUTES, HOURS = 43_200, 720  # of a month of 30 days
+SIZES = (1, 10, 100, 1000)
+GPUS = 8  # of a run, where a figure is given for each GPU-hour
+AS_OF = "November 2026"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A list price of us-east-1, in dollars for `per` of `what`."""
+
+    what: str
+    dollars: float
+    per: int
+    source: str
+
+    @property
+    def each(self) -> float:
+        return self.dollars / self.per
+
+
+LAMBDA = "https://aws.amazon.com/lambda/pricing/"
+CLOUDWATCH = "https://aws.amazon.com/cloudwatch/pricing/"
+DYNAMODB = "https://aws.amazon.com/dynamodb/pricing/on-demand/"
+S3 = "https://aws.amazon.com/s3/pricing/"
+EVENTBRIDGE = "https://aws.amazon.com/eventbridge/pricing/"
+PRICES = {
+    "invocation": Price("Lambda invocations", 0.20, 1_000_000, LAMBDA),
+    "gb_second": Price("GB-seconds of Lambda on arm64", 13.3334, 1_000_000, LAMBDA),
+    "write": Price("write request units of DynamoDB, 1 KB each", 0.625, 1_000_000, DYNAMODB),
+    "read": Price("read request units of DynamoDB, 4 KB each", 0.125, 1_000_000, DYNAMODB),
+    "get": Price("GET requests to S3", 0.40, 1_000_000, S3),
+    "put": Price("PUT and LIST requests to S3", 5.00, 1_000_000, S3),
+    "metric_read": Price("metrics asked of GetMetricData", 10.00, 1_000_000, CLOUDWATCH),
+    "metric": Price("metrics of our own, a month", 0.30, 1, CLOUDWATCH),
+    "alarm": Price("alarms, a month", 0.10, 1, CLOUDWATCH),
+    "composite": Price("composite alarms, a month", 0.50, 1, CLOUDWATCH),
+    "dashboard": Price("dashboards, a month", 3.00, 1, CLOUDWATCH),
+    "log_gb": Price("GB of logs taken in", 0.50, 1, CLOUDWATCH),
+    "message": Price("requests to SQS", 0.40, 1_000_000, "https://aws.amazon.com/sqs/pricing/"),
+    "schedule": Price("invocations by EventBridge Scheduler", 1.00, 1_000_000, EVENTBRIDGE),
+    "event": Price("events put on a bus", 1.00, 1_000_000, EVENTBRIDGE),
+    "key": Price("keys of KMS, a month", 1.00, 1, "https://aws.amazon.com/kms/pricing/"),
+    "key_use": Price("requests to KMS", 3.00, 1_000_000, "https://aws.amazon.com/kms/pricing/"),
+    "trace": Price("traces recorded by X-Ray", 5.00, 1_000_000, "https://aws.amazon.com/xray/pricing/"),
+    "mail": Price("mails sent by SNS", 20.00, 1_000_000, "https://aws.amazon.com/sns/pricing/"),
+}
+
+# Measured: what one sweep calls, and what it calls for each run that trains.
+QUERIES_A_SWEEP = 9
+LISTS_A_RUN = 0.1  # saves are listed in one minute of ten
+METRICS_A_RUN = 5  # without the agent; GetMetricData is billed by the metric
+HEARTBEATS_A_RUN = 1  # with it: one GET by the sweep, and one PUT by the agent
+MEMORY_BYTES = 3_000  # what the detectors remember of a run, packed, after hours: read and written each minute
+RUN_BYTES = 1_500  # a run's record, as the index of open runs gives it
+MAILBOX_POLL_S = 5.0
+# Of the template (a test counts them).
+ALARMS, COMPOSITES, DASHBOARDS, KEYS, MEMORY_GB = 30, 1, 1, 1, 0.5
+
+# Assumed.
+SWEEP_S, SWEEP_S_A_RUN = 0.5, 0.012  # of Lambda: eight runs are asked about at a time, each answer takes 0.1 s
+WAKEUPS_A_RUN_DAY = 20  # events of a job, reports of its agent, one relaunch
+SUPERVISE_S = 1.0  # for each of them
+NOTICES_A_RUN_DAY = 2
+LOG_BYTES_A_CALL = 2_000  # a function's lines for one invocation, with its metrics
+EMPTY_RECEIVES_A_MINUTE = 15  # Lambda's five pollers of a queue, each waiting up to 20 s
+QUEUES_POLLED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the bill: `count` of what `price` is for, in a month."""
+
+    what: str
+    price: str
+    count: float
+
+    @property
+    def dollars(self) -> float:
+        return self.count * PRICES[self.price].each
+
+
+def fixed() -> Iterator[Line]:
+    """What is paid where nothing trains."""
+    yield Line("the key", "key", KEYS)
+    yield Line("alarms on single metrics", "alarm", ALARMS)
+    yield Line("the alarm over them", "composite", COMPOSITES)
+    yield Line("the dashboard", "dashboard", DASHBOARDS)
+    yield Line("metrics that Rerail publishes, each word of each counted", "metric", published())
+    yield Line("the schedule", "schedule", MINUTES)
+    yield Line("sweeps", "invocation", MINUTES)
+    yield Line("sweeps, half a second each", "gb_second", MINUTES * SWEEP_S * MEMORY_GB)
+    yield Line("sweeps that X-Ray records", "trace", MINUTES)
+    yield Line("what a sweep logs", "log_gb", MINUTES * LOG_BYTES_A_CALL / 1e9)
+    yield Line("the index of open runs, in eight parts, and of clusters", "read", MINUTES * QUERIES_A_SWEEP * 0.5)
+    yield Line("asking empty queues", "message", MINUTES * EMPTY_RECEIVES_A_MINUTE * QUEUES_POLLED)
+    yield Line("the key, used for them", "key_use", MINUTES * QUEUES_POLLED / 5)  # SQS keeps a data key for 5 minutes
+
+
+def per_run(*, agent: bool) -> Iterator[Line]:
+    """What one run adds that trains all month."""
+    wakeups, notices = WAKEUPS_A_RUN_DAY * 30, NOTICES_A_RUN_DAY * 30
+    if agent:
+        yield Line("heartbeats that the agent leaves", "put", MINUTES * HEARTBEATS_A_RUN)
+        yield Line("looks of the agent into its mailbox", "get", MINUTES * 60 / MAILBOX_POLL_S)
+        yield Line("heartbeats that the sweep reads", "get", MINUTES * HEARTBEATS_A_RUN)
+    else:
+        yield Line("its metrics, asked of CloudWatch", "metric_read", MINUTES * METRICS_A_RUN)
+    yield Line("the sweep, for this run", "gb_second", MINUTES * SWEEP_S_A_RUN * MEMORY_GB)
+    yield Line("what the detectors remember, read", "read", MINUTES * ceil(MEMORY_BYTES / 4096) * 0.5)
+    yield Line("what the detectors remember, written", "write", MINUTES * ceil(MEMORY_BYTES / 1024))
+    yield Line("its record, read by the sweep", "read", MINUTES * RUN_BYTES / 4096 * 0.5)
+    yield Line("listings of its saves", "put", MINUTES * LISTS_A_RUN)
+    yield Line("messages about it", "message", wakeups * 3)
+    yield Line("decisions", "invocation", wakeups)
+    yield Line("decisions, a second each", "gb_second", wakeups * SUPERVISE_S * MEMORY_GB)
+    yield Line(
+        "decisions, recorded", "write", wakeups * 8
+    )  # run, job and timeline in one transaction, which counts twice
+    yield Line("what they log", "log_gb", wakeups * LOG_BYTES_A_CALL / 1e9)
+    yield Line("notices on the bus", "event", notices)
+    yield Line("notices, told and drawn", "invocation", notices * 2)
+    yield Line("notices by mail", "mail", notices)
+
+
+def published() -> int:
+    """The metrics of our own that there can be: one for each word of each measure."""
+    return sum(len(measure) for measures in ALL.values() for measure in measures)
+
+
+def month(runs: int, *, agent: bool) -> float:
+    """Dollars a month for so many runs that train all the time."""
+    return sum(line.dollars for line in fixed()) + runs * sum(line.dollars for line in per_run(agent=agent))
+
+
+def totals() -> Table:
+    """A row a fleet: with and without the agent, and for each hour of a GPU."""
+    table = Table(title="a month, in dollars")
+    for name in (
+        "runs",
+        "with the agent",
+        "without",
+        "for a GPU-hour, with",
+        "without",
+        "without, metrics every 5 min",
+    ):
+        table.add_column(name, justify="right")
+    for runs in SIZES:
+        gpu_hours = runs * GPUS * HOURS
+        with_agent, without = month(runs, agent=True), month(runs, agent=False)
+        rarely = without - runs * 0.8 * MINUTES * METRICS_A_RUN * PRICES["metric_read"].each
+        table.add_row(
+            f"{runs:,}",
+            f"{with_agent:,.2f}",
+            f"{without:,.2f}",
+            f"{with_agent / gpu_hours:.5f}",
+            f"{without / gpu_hours:.5f}",
+            f"{rarely:,.2f}",
+        )
+    return table
+
+
+def bill(lines: Sequence[Line]) -> Table:
+    """The arithmetic: a row a line, its sum at the end."""
+    table = Table("what", "of", title="a month")
+    for name in ("a month", "list price", "dollars"):
+        table.add_column(name, justify="right")
+    for line in lines:
+        price = PRICES[line.price]
+        per = f"{price.dollars:g}" if price.per == 1 else f"{price.dollars:g} / {price.per:,}"
+        table.add_row(line.what, price.what, f"{line.count:,.10g}", f"${per}", f"{line.dollars:.3f}")
+    table.add_row("**sum**", "", "", "", f"**{sum(line.dollars for line in lines):.2f}**")
+    return table
+
+
+def sources() -> Table:
+    """Where each price stands."""
+    table = Table("price", "dollars", "for", "source", title=f"list prices of us-east-1, {AS_OF}")
+    for price in PRICES.values():
+        table.add_row(price.what, f"{price.dollars:g}", f"{price.per:,}", f"<{price.source}>")
+    return table
+
+
+def tables() -> dict[str, Table]:
+    """By the name of their place in docs/cost.md."""
+    return {
+        "totals": totals(),
+        "fixed": bill(list(fixed())),
+        "with the agent": bill(list(per_run(agent=True))),
+        "without the agent": bill(list(per_run(agent=False))),
+        "prices": sources(),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables, or write them into a page."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cost", description=__doc__)
+    parser.add_argument("--page", type=Path, help="a page of Markdown with marks for the tables, such as docs/cost.md")
+    page = parser.parse_args(arguments).page
+    if not page:
+        for table in tables().values():
+            Console(width=140).print(table)
+        return 0
+    try:
+        pages.write(page, tables())
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

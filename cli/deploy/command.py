@@ -1,0 +1,324 @@
+"""`rerail deploy`: look, ask, deploy. `rerail destroy`: say what goes and what stays, ask, delete the stack."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from botocore.exceptions import BotoCoreError, ClientError
+from rich.console import Console
+
+from cli import place
+from cli.deploy import cdk, changes, choices, kept, organization, permissions, screen
+from cli.deploy import target as targets
+from cli.deploy.assembly import Assembly, synthesize
+from cli.deploy.changes import ResourceChange
+from cli.deploy.formation import Formation
+from cli.deploy.permissions import readable
+from cli.deploy.target import LEAST_BOOTSTRAP, Target
+from cli.place import Local
+from cli.runs import AsJson
+from local import deploy as emulated
+from local.deploy import DeployError
+from rerail.aws.dynamodb import DynamoRuns
+
+STACK = "Rerail"  # as the app calls it
+
+Profile = Annotated[str, typer.Option("--profile", help="The AWS profile to use.")]
+Region = Annotated[str, typer.Option("--region", help="The region; that of the profile or of AWS_REGION otherwise.")]
+Given = Annotated[list[str], typer.Option("-c", "--context", help="name=value: wins over cdk.json, for this time.")]
+LOCAL_PAUSE_S = 0.1
+# What a first deployment, or a removal, may end in. Such a stack can only be deleted.
+FAILED = (
+    *("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "DELETE_FAILED"),
+    *("IMPORT_ROLLBACK_COMPLETE", "IMPORT_ROLLBACK_FAILED"),
+)
+
+
+class Declined(Exception):
+    """The person at the keyboard said no."""
+
+
+def deploy(
+    profile: Profile = "",
+    region: Region = "",
+    given: Given = [],  # noqa: B006  (Typer copies it)
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Ask nothing, for CI; what would lose data is still refused.")
+    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would be done, and do nothing.")] = False,
+    allow_loss: Annotated[
+        list[str],
+        typer.Option("--allow-loss", help="A table, bucket or key that may be replaced or removed, by its id."),
+    ] = [],  # noqa: B006
+    for_organization: Annotated[
+        bool, typer.Option("--organization", help="The accounts of an organization, by a StackSet.")
+    ] = False,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """Deploy Rerail into an account and region, or bring it up to date; open runs go on."""
+
+    def elsewhere(where: str) -> Target:
+        return targets.find(local=local, profile=profile, region=where)
+
+    deployment = _Deployment(elsewhere(region), as_json, yes=yes, plan=plan)
+    context = choices.read(given)
+    if for_organization:
+        deployment.carried_out(lambda: deployment.organization(context, elsewhere))
+    else:
+        deployment.carried_out(lambda: deployment.account(context, allow_loss))
+
+
+def destroy(
+    profile: Profile = "",
+    region: Region = "",
+    confirm: Annotated[
+        str, typer.Option("--confirm", help=f"{STACK}: the stack's name, so that nothing asks for it.")
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while runs are open; their jobs go on unsupervised.")
+    ] = False,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take Rerail out of an account and region. Runs, mail, reports, logs and the key stay for a later deployment."""
+    _Removal(targets.find(local=local, profile=profile, region=region), as_json).run(confirm, force)
+
+
+class _Step:
+    """What both commands have: where they go, and where their words go."""
+
+    def __init__(self, target: Target, as_json: bool) -> None:
+        self.target, self.as_json = target, as_json
+        self.console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+
+    def formation(self, role: str = "", execution: str = "") -> Formation:
+        """In the roles of the bootstrap where they may be taken on, as the CDK does it."""
+        target = self.target
+        within = target.filled(execution) if role and target.may_act_as(role) else ""
+        pause = {"pause_s": LOCAL_PAUSE_S} if target.is_local else {}
+        return Formation(target.client("cloudformation", role=role), STACK, within, **pause)
+
+    def settle(self, formation: Formation) -> str:
+        """The stack's status, once what stands in the way of a deployment is gone; one clear error for the rest."""
+        status = formation.status()
+        if status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS":
+            place.fail(
+                f"stack {STACK} is {status}: somebody else is at it", "wait until that has ended, then try again"
+            )
+        if status == "UPDATE_ROLLBACK_FAILED":
+            undo = f"aws cloudformation continue-update-rollback --stack-name {STACK}"
+            place.fail(f"stack {STACK} is {status}", f"`{undo}`, then try again")
+        return status
+
+    def remember(self, outputs: dict[str, str]) -> None:
+        """Commands with --local find the local deployment by what it gave out."""
+        if self.target.aws:
+            self.target.aws.redeployed(outputs)
+
+    def print_json(self, facts: dict[str, Any]) -> None:
+        if self.as_json:
+            about = {"account": self.target.account, "region": self.target.region, "stack": STACK}
+            typer.echo(json.dumps({**about, **facts}, indent=2))
+
+
+class _Deployment(_Step):
+    def __init__(self, target: Target, as_json: bool, *, yes: bool, plan: bool) -> None:
+        super().__init__(target, as_json)
+        self.yes, self.plan = yes, plan
+        self.asks = not (yes or plan or as_json) and Console().is_terminal
+
+    def carried_out(self, work: Callable[[], None]) -> None:
+        """Do it; one clear error for whatever goes wrong."""
+        if not (self.yes or self.plan or self.asks):
+            place.fail("nobody can be asked here", "add --yes to go on without, or --plan to see what would be done")
+        try:
+            work()
+        except Declined:
+            place.fail("nothing was deployed", "run it again when you are ready")
+        except DeployError as error:
+            place.fail(str(error), "mend it, then run the same command again: it goes on from what is there")
+        except (ClientError, BotoCoreError) as error:
+            place.fail(f"AWS refused: {error}", "check the permissions of your credentials (docs/deploying.md)")
+
+    def organization(self, context: dict[str, str], elsewhere: Callable[[str], Target]) -> None:
+        """The StackSet of an organization, from its hub account."""
+        screen.where(self.console, self.target, organization.HUB, "the hub of an organization")
+        facts = organization.deploy(self.target, context, elsewhere, self._confirm_or_plan, self.console)
+        self.print_json(facts)
+
+    def _confirm_or_plan(self, question: str) -> None:
+        if self.plan:
+            raise typer.Exit
+        self._confirm(question)
+
+    def account(self, context: dict[str, str], allow_loss: list[str]) -> None:
+        """The stack of one account and region."""
+        looking = self.formation()
+        status = self.settle(looking)
+        old = None if status in FAILED else looking.template()
+        screen.where(self.console, self.target, STACK, status)
+        address = self._address(context, old)
+        self.console.print("synthesizing (half a minute when something changed)")
+        assembly = Assembly(synthesize(context), STACK)
+        new = assembly.template
+        change = permissions.change(old, new, assembly.reasons)
+        screen.show_permissions(self.console, change)
+        if status in FAILED and not self.plan:
+            with screen.progress(self.console, "taking away what failed", ()) as happened:
+                looking.delete(happened)
+        taken = {} if old else kept.find(self.target, new)
+        if taken:
+            self.console.print("taken up again, from an earlier deployment:")
+            for id, name in taken.items():
+                self.console.print(f"  {readable(id)}: {name}", markup=False)
+        if not self._bootstrapped():
+            self.console.print("plan: bootstrap, then deploy all of this; nothing was done")
+            self.print_json(_facts("planned", change, [], {}))
+            return
+        formation = self.formation(assembly.deploy_role, assembly.execution_role)
+        assembly.publish(self.target)
+        if taken and not self.plan:
+            self._confirm(f"Take up these {len(taken)} and deploy into {self.target.name}?")
+            self._take_up(formation, assembly, taken)
+        found = self._propose(formation, assembly)
+        screen.show_resources(self.console, found)
+        self._refuse_losses(formation, found, allow_loss)
+        if self.plan:
+            formation.forget()
+            self.print_json(_facts("planned", change, found, formation.outputs()))
+            return
+        if found:
+            try:
+                if not taken:
+                    self._confirm(f"Deploy into {self.target.name}?")
+            except Declined:
+                formation.forget()
+                raise
+            with screen.progress(self.console, "deploying", {each.id for each in found}) as happened:
+                formation.execute(happened)
+        outputs = formation.outputs()
+        self.remember(outputs)
+        screen.afterwards(
+            self.console, outputs, address=address, was_there=bool(old or taken), local=self.target.is_local
+        )
+        action = ("updated" if old else "created") if found else "unchanged"
+        self.print_json(_facts(action, change, found, outputs))
+
+    def _address(self, context: dict[str, str], old: Any) -> str:
+        """Who is paged: given with -c, in cdk.json, as deployed, or asked for. A deployment never unsubscribes
+        somebody only because a checkout does not know of them."""
+        if choices.PAGE in context:
+            return context[choices.PAGE]
+        written = str(choices.context().get(choices.PAGE) or "")
+        address = written or choices.paged(old)
+        if not address and self.asks:
+            address = typer.prompt("Who is paged (e-mail; empty for nobody)", default="", show_default=False).strip()
+            if address:
+                choices.check(address)
+                choices.remember(address)
+                self.console.print(f"written into {choices.FILE.name}: commit it, and every later deployment knows")
+        if address and not written:
+            context[choices.PAGE] = address
+        return address
+
+    def _bootstrapped(self) -> bool:
+        """Whether the CDK's bucket is here; it is made unless this is a plan."""
+        target = self.target
+        if target.bootstrapped() >= LEAST_BOOTSTRAP:
+            return True
+        if self.plan:
+            return False
+        self._confirm(f"The CDK has not been bootstrapped in {target.name}. Do it (a bucket and five roles)?")
+        if target.aws:
+            emulated.bootstrap(target.aws.client, {"AccountId": target.account, "Region": target.region})
+        else:
+            cdk.bootstrap(target.account, target.region, profile=target.profile)
+        return True
+
+    def _take_up(self, formation: Formation, assembly: Assembly, taken: dict[str, str]) -> None:
+        template, listed = kept.importing(assembly.template, taken)
+        text = _compact(template)
+        formation.propose("IMPORT", text, url=assembly.upload(self.target, text), imported=listed)
+        with screen.progress(self.console, "taking up", {each["LogicalResourceId"] for each in listed}) as happened:
+            formation.execute(happened)
+
+    def _propose(self, formation: Formation, assembly: Assembly) -> list[ResourceChange]:
+        text = _compact(assembly.template)
+        kind = "UPDATE" if formation.exists() else "CREATE"
+        return formation.propose(kind, text, url=assembly.upload(self.target, text))
+
+    def _refuse_losses(self, formation: Formation, found: list[ResourceChange], allowed: list[str]) -> None:
+        losses = list(changes.refused(found, allowed))
+        if losses and not self.plan:
+            formation.forget()
+            told = "; ".join(f"{each.spoken}, and with it {each.danger}" for each in losses)
+            flags = " ".join(f"--allow-loss {readable(each.id)}" for each in losses)
+            place.fail(f"this deployment would put data out of reach: {told}", f"if that is meant, add {flags}")
+
+    def _confirm(self, question: str) -> None:
+        if self.asks and not typer.confirm(question):
+            raise Declined
+
+
+class _Removal(_Step):
+    def run(self, confirm: str, force: bool) -> None:
+        try:
+            self._run(confirm, force)
+        except DeployError as error:
+            place.fail(str(error), "look at the stack's events, then run the same command again")
+        except (ClientError, BotoCoreError) as error:
+            place.fail(f"AWS refused: {error}", "check the permissions of your credentials (docs/deploying.md)")
+
+    def _run(self, confirm: str, force: bool) -> None:
+        formation = self.formation()
+        status = self.settle(formation)
+        screen.where(self.console, self.target, STACK, status)
+        template = formation.template()
+        if template is None:
+            place.fail(f"there is no stack {STACK} in {self.target.name}", "nothing: there is nothing to take away")
+        names, stays = formation.names(), kept.retained(template)
+        going = [id for id in template["Resources"] if id not in stays]
+        self.console.print(
+            f"{len(going)} resources go: functions, rules, queues, topics with who is subscribed, alarms"
+        )
+        self.console.print(f"{len(stays)} stay, and a later `rerail deploy` takes them up again:")
+        for id, kind in sorted(stays.items(), key=lambda item: item[1]):
+            told = kind.removeprefix("AWS::").replace("::", " ")
+            self.console.print(f"  {told}: {names.get(id, readable(id))}", markup=False)
+        runs = self._open_runs(formation.outputs())
+        if runs and not force:
+            some = ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
+            remedy = "wait for them, `rerail stop` them, or add --force: their jobs go on, and nobody looks after them"
+            place.fail(f"{len(runs)} runs are open: {some}", remedy)
+        if runs:
+            self.console.print(f"{len(runs)} runs are open: their jobs go on unsupervised", style="yellow")
+        if not confirm and Console().is_terminal and not self.as_json:
+            confirm = typer.prompt(f"Type the stack's name to take it away from {self.target.name}")
+        if confirm != STACK:
+            place.fail("nothing was taken away: the name was not given", f"add --confirm {STACK}")
+        with screen.progress(self.console, "taking away", names) as happened:
+            formation.delete(happened)
+        self.remember({})
+        self.console.print(
+            "gone. `rerail deploy` brings it back with its runs; docs/deploying.md says how to delete those."
+        )
+        self.print_json({"action": "destroyed", "kept": {id: names.get(id, "") for id in stays}, "open_runs": runs})
+
+    def _open_runs(self, outputs: dict[str, str]) -> list[str]:
+        if "TableName" not in outputs:
+            return []
+        return sorted(name for name, _ in DynamoRuns(outputs["TableName"]).open_runs())
+
+
+def _facts(
+    action: str, change: permissions.Change, found: list[ResourceChange], outputs: dict[str, str]
+) -> dict[str, Any]:
+    granted = {name: [asdict(each) for each in sorted(grants)] for name, grants in change._asdict().items()}
+    return {"action": action, "permissions": granted, "resources": [asdict(each) for each in found], "outputs": outputs}
+
+
+def _compact(template: Any) -> str:
+    return json.dumps(template, separators=(",", ":"))

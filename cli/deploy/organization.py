@@ -1,0 +1,100 @@
+"""`rerail deploy --organization`: the functions' code into each region, then the StackSet for the accounts.
+
+The members get the template of the hub's own stack, see stacks/organization_stack.py and docs/organization.md."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import ClientError
+from rich.console import Console
+
+from cli import place
+from cli.deploy import permissions, screen
+from cli.deploy.assembly import Assembly, synthesize
+from cli.deploy.formation import Formation
+from cli.deploy.target import LEAST_BOOTSTRAP, Target
+
+ASSETS, HUB, STACK_SET = "RerailOrganizationAssets", "RerailOrganization", "Rerail"
+REGIONS = "organizationRegions"
+Elsewhere = Callable[[str], Target]
+
+
+def deploy(
+    target: Target, context: Mapping[str, str], elsewhere: Elsewhere, confirm: Callable[[str], None], console: Console
+) -> dict[str, Any]:
+    """All of it, once the difference in permissions was shown and confirmed; `elsewhere` is the target in a region."""
+    folder = synthesize(context)
+    regions = _regions(folder)
+    member = member_of(folder)
+    old = deployed_template(target)
+    console.print(f"the accounts of the organization, in {', '.join(regions)}:")
+    change = permissions.change(old, member.template, member.reasons)
+    screen.show_permissions(console, change)
+    confirm(f"Roll this out to the organization from account {target.account}?")
+    for region in regions:
+        prepare(elsewhere(region), folder, console)
+    here = elsewhere(target.region)
+    outputs = roll_out(here, Assembly(folder, HUB), console)
+    console.print(
+        f"rolling out: `aws cloudformation list-stack-instances --stack-set-name {STACK_SET}` tells how far it is"
+    )
+    return {"regions": regions, "added": len(change.added), "removed": len(change.removed), "outputs": outputs}
+
+
+def member_of(folder: Path) -> Assembly:
+    """The members' stack in the assembly."""
+    (template,) = (folder / "assembly-Member").glob("*.template.json")
+    return Assembly(template.parent, template.name.removesuffix(".template.json"))
+
+
+def _regions(folder: Path) -> list[str]:
+    template = folder / f"{HUB}.template.json"
+    if not template.exists():
+        place.fail(
+            "cdk.json names no organizational unit",
+            "set organizationId, organizationalUnits and organizationRegions there (docs/organization.md)",
+        )
+    (members,) = json.loads(template.read_text())["Resources"].values()
+    return [region for group in members["Properties"]["StackInstancesGroup"] for region in group["Regions"]]
+
+
+def deployed_template(target: Target) -> Mapping[str, Any] | None:
+    """What the members have now; None before the first time."""
+    try:
+        described = target.client("cloudformation").describe_stack_set(StackSetName=STACK_SET)["StackSet"]
+    except ClientError as error:
+        if error.response["Error"]["Code"] in ("StackSetNotFoundException", "StackSetNotFound"):
+            return None
+        raise
+    template: Mapping[str, Any] = json.loads(described["TemplateBody"])
+    return template
+
+
+def prepare(target: Target, folder: Path, console: Console) -> str:
+    """The bucket of this region with the members' code in it; returns the bucket's name."""
+    if target.bootstrapped() < LEAST_BOOTSTRAP:
+        remedy = f"`make cdk ARGS='bootstrap aws://{target.account}/{target.region}'`, then try again"
+        place.fail(f"the CDK has not been bootstrapped in {target.name}", remedy)
+    outputs = roll_out(target, Assembly(folder, ASSETS), console)
+    bucket = outputs["AssetsBucket"]
+    put = member_of(folder).publish(target, bucket=bucket)
+    console.print(f"{target.region}: {put} files of code put into {bucket}")
+    return bucket
+
+
+def roll_out(target: Target, assembly: Assembly, console: Console) -> dict[str, str]:
+    """Create or update one stack of the hub; returns its outputs."""
+    role = assembly.deploy_role
+    execution = target.filled(assembly.execution_role) if target.may_act_as(role) else ""
+    pause_s = 0.1 if target.is_local else 2.0
+    formation = Formation(target.client("cloudformation", role=role), assembly.stack, execution, pause_s)
+    assembly.publish(target)
+    text = json.dumps(assembly.template, separators=(",", ":"))
+    kind = "UPDATE" if formation.exists() else "CREATE"
+    found = formation.propose(kind, text, url=assembly.upload(target, text))
+    if found:
+        with screen.progress(console, f"{target.region}: {assembly.stack}", {each.id for each in found}) as happened:
+            formation.execute(happened)
+    return formation.outputs()

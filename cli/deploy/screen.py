@@ -1,0 +1,111 @@
+"""What people see of a deployment: permissions, resources, progress, and what to do next."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from cli.deploy import permissions
+from cli.deploy.changes import ResourceChange
+from cli.deploy.formation import is_met
+from cli.deploy.target import Target
+
+SHOWN = 40
+STYLES = {True: "bold red", None: "yellow", False: ""}
+
+
+def where(console: Console, target: Target, stack: str, status: str) -> None:
+    """Whose account this is."""
+    table = Table(show_header=False, box=None)
+    table.add_row("account", target.account)
+    table.add_row("region", target.region)
+    table.add_row("you are", Text(target.who))
+    table.add_row("stack", f"{stack}, {status or 'not deployed yet'}")
+    console.print(table)
+
+
+def show_permissions(console: Console, change: permissions.Change) -> None:
+    """Line by line, grouped by who may."""
+    if not change:
+        console.print("permissions: as they are")
+        return
+    for sign, style, granted in (("+", "green", change.added), ("-", "red", change.removed)):
+        for who, sentences in permissions.lines(granted).items():
+            console.print(Text(f"{sign} {who}", style=f"bold {style}"))
+            for sentence in sentences:
+                console.print(Text(f"  {sign} {sentence}", style=style))
+    wild = sum(grant.is_wild for grant in change.added)
+    console.print(f"permissions: {len(change.added)} more, {len(change.removed)} fewer; {wild} of the new on wildcards")
+
+
+def show_resources(console: Console, found: Sequence[ResourceChange]) -> None:
+    """What is changed and what goes, one by one; what is new by its number."""
+    new = [each for each in found if each.action == "Add"]
+    for each in [each for each in found if each.action != "Add"][:SHOWN]:
+        style = "bold red" if each.danger else STYLES[each.replaced]
+        console.print(Text(f"  {each.spoken}", style=style))
+    if len(found) - len(new) > SHOWN:
+        console.print(f"  and {len(found) - len(new) - SHOWN} more")
+    console.print(f"resources: {len(new)} new, {len(found) - len(new)} of those that are there")
+
+
+@contextmanager
+def progress(console: Console, what: str, ids: Collection[str]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A bar on a terminal, a line elsewhere for each of these resources; gives what to call with each event."""
+    total = len(ids)
+    if not console.is_terminal:
+        met = 0
+
+        def tell(event: Mapping[str, Any]) -> None:
+            nonlocal met
+            there = is_met(event) and event["LogicalResourceId"] in ids
+            met += there
+            if there or "FAILED" in event["ResourceStatus"]:
+                console.print(Text(f"{what}: {met}/{total} {_told(event)}"))
+
+        yield tell
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[now]}", markup=False), console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total, now="")
+
+        def advance(event: Mapping[str, Any]) -> None:
+            there = is_met(event) and event["LogicalResourceId"] in ids
+            bar.update(task, advance=int(there), now=_told(event))
+            if "FAILED" in event["ResourceStatus"]:
+                bar.console.print(Text(_told(event), style="red"))
+
+        yield advance
+
+
+def _told(event: Mapping[str, Any]) -> str:
+    reason = event.get("ResourceStatusReason") or ""
+    id, status = permissions.readable(event["LogicalResourceId"]), event["ResourceStatus"]
+    return f"{id} {status}" + (f": {reason}" if "FAILED" in status else "")
+
+
+def afterwards(console: Console, outputs: Mapping[str, str], *, address: str, was_there: bool, local: bool) -> None:
+    """What there is now, and what to do next."""
+    table = Table("output", "value", title="deployed", title_justify="left")
+    for name, value in sorted(outputs.items()):
+        table.add_row(name, value)
+    console.print(table)
+    flag = " --local" if local else ""
+    if address:
+        console.print(f"1. If you have not yet: confirm the mail that AWS sends to {address}, or nobody is paged.")
+    else:
+        console.print(
+            "1. Nobody is paged by e-mail yet: run this again with -c pageEmail=YOU@EXAMPLE.COM", style="yellow"
+        )
+    if was_there:
+        console.print(f"2. Open runs go on as they were: `rerail status{flag}`.")
+    else:
+        console.print(
+            "2. Supervise a job: give it the tag rerail:policy=default, or `rerail submit train.py --role ROLE`."
+        )
+        console.print("   The alarm of the dead man may ring once, until the first sweep.")
+    console.print(f"3. `rerail doctor{flag}` says whether everything is in its place.")

@@ -1,0 +1,118 @@
+"""The account and region that a deployment goes to, and with whose permissions."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, ProfileNotFound
+
+from cli import place
+from local.stack import LocalAws, LocalAwsError
+from rerail.aws.clients import client
+
+LOGGED_OUT = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException")
+BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
+# What a bootstrap must at least be for the roles that the assembly names.
+LEAST_BOOTSTRAP = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`who` is the ARN of the caller. `aws` is the local AWS, where it is that."""
+
+    account: str
+    region: str
+    who: str
+    partition: str = "aws"
+    profile: str = ""
+    aws: LocalAws | None = None
+    _sessions: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_local(self) -> bool:
+        return self.aws is not None
+
+    @property
+    def name(self) -> str:
+        return f"account {self.account}, region {self.region}" + (", the local AWS" if self.is_local else "")
+
+    def client(self, service: str, *, role: str = "") -> Any:
+        """With the caller's own permissions; with `role`, in that role of the bootstrap where it may be taken on."""
+        session = self._in_role(self.filled(role)) if role else None
+        return session.client(service) if session else client(service)
+
+    def may_act_as(self, role: str) -> bool:
+        return self._in_role(self.filled(role)) is not None
+
+    def filled(self, text: str) -> str:
+        """A text of the assembly with the placeholders for account, region and partition filled in."""
+        values = {"AccountId": self.account, "Region": self.region, "Partition": self.partition}
+        for name, value in values.items():
+            text = text.replace(f"${{AWS::{name}}}", value)
+        return text
+
+    def _in_role(self, role: str) -> Any:
+        if role not in self._sessions:
+            self._sessions[role] = None if self.is_local else _assumed(role, self.region)
+        return self._sessions[role]
+
+    def bootstrapped(self) -> int:
+        """The version of the CDK's bootstrap here, 0 for none."""
+        try:
+            return int(client("ssm").get_parameter(Name=BOOTSTRAP)["Parameter"]["Value"])
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "ParameterNotFound":
+                return 0
+            raise
+
+
+def _assumed(role: str, region: str) -> Any:
+    try:
+        answer = client("sts").assume_role(RoleArn=role, RoleSessionName="rerail-deploy")["Credentials"]
+    except ClientError:
+        # As the CDK does: whoever may not take on the role may still have the permissions themselves.
+        return None
+    return boto3.Session(answer["AccessKeyId"], answer["SecretAccessKey"], answer["SessionToken"], region_name=region)
+
+
+def find(*, local: bool, profile: str, region: str) -> Target:
+    """Where this goes; one clear error and exit status 2 where that is not known."""
+    if local:
+        return _local()
+    chosen: Mapping[str, str] = {"AWS_PROFILE": profile, "AWS_REGION": region, "AWS_DEFAULT_REGION": region}
+    os.environ |= {name: value for name, value in chosen.items() if value}
+    client.cache_clear()
+    try:
+        sts = client("sts")
+        identity = sts.get_caller_identity()
+    except ProfileNotFound as error:
+        place.fail(f"--profile {profile}: {error}", "`aws configure list-profiles` lists those that there are")
+    except NoRegionError:
+        place.fail("no AWS region is set", "give --region, or set AWS_REGION")
+    except NoCredentialsError:
+        place.fail("no AWS credentials were found", "give --profile, or log in: `aws sso login`, `aws configure`")
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        remedy = "log in again: `aws sso login`" if code in LOGGED_OUT else "check --profile and your credentials"
+        place.fail(f"AWS does not know you: {error}", remedy)
+    except BotoCoreError as error:
+        place.fail(f"AWS cannot be asked who you are: {error}", "check --profile, --region and the network")
+    return Target(
+        identity["Account"], sts.meta.region_name, identity["Arn"], partition=_partition(identity), profile=profile
+    )
+
+
+def _partition(identity: Mapping[str, str]) -> str:
+    return identity["Arn"].split(":")[1]
+
+
+def _local() -> Target:
+    try:
+        aws = LocalAws.attach(place.LOCAL_STATE)
+    except LocalAwsError:
+        place.fail("no local AWS is running here", "start one with `rerail local up`, or leave --local out")
+    place.use_local(aws.endpoint_url)
+    identity = client("sts").get_caller_identity()
+    return Target(identity["Account"], client("sts").meta.region_name, identity["Arn"], aws=aws)

@@ -1,0 +1,97 @@
+"""One question, one answer: what was looked at, how it stands, and what to do about it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from cli.trouble import code_of, explained, is_denied, is_missing, permission_of
+from rerail.errors import RerailError
+
+Subject = TypeVar("Subject")
+
+
+class Verdict(StrEnum):
+    """How something stands; only `broken` makes the doctor's exit status 1."""
+
+    OK = "ok"
+    WARN = "warn"
+    BROKEN = "broken"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The answer to one question, in words for people; `name` is the question's, and `about` what it was asked of."""
+
+    verdict: Verdict
+    said: str
+    remedy: str = ""
+    name: str = ""
+    about: str = ""
+
+
+Question = Callable[[Subject], Check | None]
+
+
+def ok(said: str) -> Check:
+    """As it should be."""
+    return Check(Verdict.OK, said)
+
+
+def warn(said: str, remedy: str) -> Check:
+    """It works, and may surprise somebody one night."""
+    return Check(Verdict.WARN, said, remedy)
+
+
+def broken(said: str, remedy: str) -> Check:
+    """Rerail cannot do for this account or job what it is there for."""
+    return Check(Verdict.BROKEN, said, remedy)
+
+
+def unknown(said: str, remedy: str) -> Check:
+    """It could not be looked at."""
+    return Check(Verdict.UNKNOWN, said, remedy)
+
+
+def ask(about: str, questions: Sequence[Question[Subject]], subject: Subject) -> Iterator[Check]:
+    """The answers in the order of the questions; None says that a question does not arise. What AWS refuses to answer
+    becomes `unknown`, with the permission that is lacking."""
+    for question in questions:
+        if answer := _answer(question, subject):
+            yield replace(answer, name=question.__name__.replace("_", " "), about=about)
+
+
+def overall(checks: Sequence[Check]) -> Verdict:
+    """The worst of them; unknown only where nothing at all is known."""
+    verdicts = {check.verdict for check in checks}
+    for worst in (Verdict.BROKEN, Verdict.WARN, Verdict.OK):
+        if worst in verdicts:
+            return worst
+    return Verdict.UNKNOWN
+
+
+def unanswered(error: Exception) -> Check:
+    """What AWS did not want to tell, and who could make it."""
+    if is_denied(error):
+        permission = permission_of(error)
+        return unknown(f"cannot tell without {permission}", f"ask for {permission}, or let somebody look who has it")
+    what, remedy = explained(error)
+    if is_missing(error):
+        return broken(what, "somebody has deleted it: deploy again, `make deploy`")
+    code = code_of(error)
+    return unknown(f"cannot tell: {what}" + (f" ({code})" if code and code not in what else ""), remedy)
+
+
+def _answer(question: Question[Subject], subject: Subject) -> Check | None:
+    try:
+        return question(subject)
+    except (ClientError, BotoCoreError) as error:
+        return unanswered(error)
+    except RerailError as error:
+        cause = error.__cause__
+        if isinstance(cause, ClientError | BotoCoreError):
+            return unanswered(cause)
+        return unknown(f"cannot tell: {error}", "mend what it names")

@@ -1,0 +1,292 @@
+"""Can Rerail watch this job, and bring it back? One question a function, in the order in which they are answered."""
+
+import re
+from datetime import timedelta
+from math import isclose
+from typing import Any
+
+from cli.doctor import expressions
+from cli.doctor.check import Check, Question, broken, ok, warn
+from cli.doctor.subject import DAY, Subject
+from cli.place import now
+from rerail.aws.mailbox import S3Mailbox
+from rerail.aws.ssm import SsmPolicies
+from rerail.errors import PolicyError
+from rerail.mailbox import command_key
+from rerail.metrics import expected
+from rerail.model import run_id
+from rerail.policy import MaxRuntime, Mode
+from rerail.relaunch import ATTEMPT_TAG, ENVIRONMENT_LIMIT, ORDERED, POLICY_TAG, RUN_TAG, TAG_LIMIT, reason_to_refuse
+from rerail.remedies import spoken
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+FRESH = timedelta(minutes=5)
+# What a successor is told: its run, its number, and the orders.
+OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", *ORDERED)
+LONGEST_VALUE = 512
+LONGEST_RUNTIME_S = 28 * DAY
+WARMEST_S = 3600
+FEW_DAYS_OF_LOGS = 14
+MOST_RETRIES = 3
+TESTED = "`rerail metrics` prints expressions that are tested"
+
+
+def supervision(subject: Subject) -> Check:
+    """Rerail takes the job on."""
+    if reason := reason_to_refuse(subject.request):
+        return broken(f"Rerail cannot relaunch it: {reason}", "start it as an ordinary training job")
+    if POLICY_TAG not in subject.tags:
+        tag = f"Key={POLICY_TAG},Value=default"
+        return broken(
+            f"it has no tag {POLICY_TAG}: nobody supervises it",
+            f"add it to the request, or to the running job: `aws sagemaker add-tags --tags {tag} --resource-arn ARN`",
+        )
+    run = subject.tags.get(RUN_TAG)
+    if run and not (subject.run and any(a.job_name == subject.name for a in subject.run.attempts)):
+        return broken(
+            f"its tag {RUN_TAG} names the run {run}, which did not launch it",
+            f"remove the tag {RUN_TAG}: Rerail alone sets it",
+        )
+    if subject.exists and subject.run is None:
+        return warn("it is tagged, and no run has taken it up yet", "wait for two minutes, then ask again")
+    return ok(f"as the run {subject.run_name}" + (f", which is {subject.run.state}" if subject.run else ""))
+
+
+def name(subject: Subject) -> Check:
+    """SageMaker takes the name, and what Rerail adds to it for the jobs after."""
+    if not JOB_NAME.fullmatch(subject.name):
+        return broken(
+            f"{subject.name!r} is no name that SageMaker takes", "give 1-63 letters, digits and '-', the last no '-'"
+        )
+    if run_id(subject.name) != subject.name and not subject.run:
+        return warn(f"it is long: its run will be called {run_id(subject.name)}", "give at most 58 characters")
+    return ok(f"{len(subject.name)} characters")
+
+
+def policy(subject: Subject) -> Check | None:
+    """The one that the tag names is deployed, and acts."""
+    asked = subject.tags.get(POLICY_TAG)
+    if asked is None:
+        return None
+    try:
+        found = SsmPolicies(subject.deployment.output("PolicyPrefix"), now).get(asked)
+    except PolicyError as error:
+        return broken(f"{error}: the run would only be observed", "`rerail policy list` names those that are deployed")
+    if found.mode in (Mode.OBSERVE, Mode.PAUSE):
+        return warn(f"{asked} says mode = {found.mode.value}: nothing is stopped or relaunched", "name another then")
+    return ok(f"{asked}, mode = {found.mode.value}")
+
+
+def metrics(subject: Subject) -> Check:
+    """The loss and the step can be read from its log."""
+    definitions = {each["Name"]: each["Regex"] for each in subject.metric_definitions}
+    for metric, expression in definitions.items():
+        if problem := _flaw(metric, expression):
+            return broken(f"the expression of {metric} {problem}", TESTED)
+    wanted = subject.policy.metrics
+    found = expected(wanted, definitions)
+    if found is None:
+        said = f"neither {wanted.step or 'a step'} nor {wanted.loss or 'a loss'} is among its MetricDefinitions"
+        if subject.has_agent:
+            return ok(f"{said}; its agent reports both")
+        return warn(f"{said}: its loss and its pace are not watched", "add what `rerail metrics` prints")
+    for metric in filter(None, (found.loss, found.grad_norm)):
+        if flaw := _lossy(definitions[metric]):
+            return broken(f"the expression of {metric} {flaw}", TESTED)
+    lacking = [key for key in ("step", "loss", "nonfinite") if getattr(wanted, key) and not getattr(found, key)]
+    if lacking and not subject.has_agent:
+        says = {
+            "step": "a relaunch's replayed steps are judged twice",
+            "loss": "the loss is not watched",
+            "nonfinite": "a NaN, which CloudWatch takes from nobody, shows only as silence",
+        }
+        return warn(
+            f"it has no {' and no '.join(lacking)}: {'; '.join(says[key] for key in lacking)}",
+            "add what `rerail metrics` prints, and print the metric line",
+        )
+    return ok(", ".join(definitions))
+
+
+def agent(subject: Subject) -> Check | None:
+    """Somebody in the container answers, so that a stop loses nothing."""
+    if subject.request.get("EnableNetworkIsolation"):
+        return warn(
+            "EnableNetworkIsolation keeps the agent from the mailbox: a stop loses the steps since the last checkpoint",
+            "leave it out if you may, or save often",
+        )
+    if not subject.exists:
+        return ok("its command runs the agent's init") if subject.has_agent else None
+    bucket, run = subject.deployment.output("MailboxBucket"), subject.run_name
+    beats = S3Mailbox(bucket).heartbeats([run])
+    if why := beats.unread.get(run):
+        return warn(f"its heartbeat cannot be read: {why}", "look at it in the mailbox bucket")
+    beat = beats.heard.get(run)
+    if beat and now() - beat.at <= FRESH:
+        return ok(f"its heart beat {spoken(now() - beat.at)} ago, at step {beat.heartbeat.step}")
+    if beat:
+        return warn(
+            f"its heart has not beaten for {spoken(now() - beat.at)}",
+            "nothing, if the job has ended; else look at its log",
+        )
+    reports = subject.client("s3").list_objects_v2(Bucket=bucket, Prefix=f"runs/{run}/reports/", MaxKeys=1)
+    if reports.get("KeyCount"):
+        return ok("it has reported, and has no heartbeat yet")
+    return warn(
+        "nobody in the container has said a word: a stop loses the steps since the last checkpoint",
+        f"use the agent (docs/agent.md), and let the role read {command_key(run)} in {bucket}",
+    )
+
+
+def checkpoints(subject: Subject) -> Check:
+    """There is something to come back to."""
+    if not subject.uri:
+        told = (subject.request.get("Environment") or {}).get("RERAIL_CHECKPOINTS", "")
+        if told:
+            return warn(
+                f"it saves to {told}, where Rerail cannot look", "name an S3 folder, if you want its saves judged"
+            )
+        return broken(
+            "it has no CheckpointConfig and no RERAIL_CHECKPOINTS: every relaunch begins at step 0",
+            "give it CheckpointConfig with an S3Uri, and save to /opt/ml/checkpoints",
+        )
+    return ok(subject.uri)
+
+
+def checkpoint_slash(subject: Subject) -> Check | None:
+    """S3Uri is a bare prefix: without a slash it takes the neighbours' checkpoints too."""
+    uri = str((subject.request.get("CheckpointConfig") or {}).get("S3Uri", ""))
+    if not uri:
+        return None
+    if uri.endswith("/"):
+        return ok("it ends with a slash")
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    listed = subject.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix, Delimiter="/")
+    own = f"{prefix}/"
+    others = [each["Prefix"] for each in listed.get("CommonPrefixes", []) if each["Prefix"] != own]
+    others += [each["Key"] for each in listed.get("Contents", [])]
+    if others:
+        return broken(
+            f"{uri} has no slash at its end, and SageMaker restores {others[0]} with it", f"write {uri}/ in S3Uri"
+        )
+    return warn(f"{uri} has no slash at its end: it also takes what begins so", f"write {uri}/ in S3Uri")
+
+
+def logs(subject: Subject) -> Check:
+    """They are kept long enough to be read by whoever asks what happened."""
+    group = next(
+        (
+            each
+            for page in subject.client("logs")
+            .get_paginator("describe_log_groups")
+            .paginate(logGroupNamePrefix=LOG_GROUP)
+            for each in page["logGroups"]
+            if each["logGroupName"] == LOG_GROUP
+        ),
+        None,
+    )
+    if group is None:
+        if subject.exists:
+            return warn(f"there is no log group {LOG_GROUP}", "let the job's role write logs: logs:CreateLogStream ...")
+        return ok(f"{LOG_GROUP} will be made by the first job")
+    days = group.get("retentionInDays")
+    if days is None:
+        return ok(f"{LOG_GROUP} is kept for ever")
+    if days < FEW_DAYS_OF_LOGS:
+        return warn(f"{LOG_GROUP} is kept for {days} days", f"keep it for {FEW_DAYS_OF_LOGS} or more")
+    return ok(f"{LOG_GROUP} is kept for {days} days")
+
+
+def retries(subject: Subject) -> Check:
+    """SageMaker's own restarts and Rerail's do not multiply."""
+    count = (subject.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 0)
+    if count > MOST_RETRIES:
+        return warn(
+            f"RetryStrategy has SageMaker itself restart it {count} times, all within one MaxRuntimeInSeconds",
+            f"leave it at {MOST_RETRIES} or less: Rerail relaunches after that",
+        )
+    if count:
+        return ok(f"SageMaker itself restarts it {count} times after an internal error, then Rerail relaunches")
+    return ok("Rerail alone relaunches")
+
+
+def max_runtime(subject: Subject) -> Check:
+    """The job, and the run with its relaunches, have time to end."""
+    seconds, policy = subject.max_runtime_s, subject.policy
+    if seconds is None:
+        return warn("it has no MaxRuntimeInSeconds: SageMaker stops it after a day", "say how long it may run")
+    if seconds > LONGEST_RUNTIME_S:
+        return broken(f"MaxRuntimeInSeconds is {seconds}", "give at most 28 days (2419200)")
+    said = spoken(timedelta(seconds=seconds))
+    if timedelta(seconds=seconds) < policy.limits.least_runtime:
+        least = spoken(policy.limits.least_runtime)
+        return broken(f"{said} is less than the policy relaunches for (limits.least_runtime {least})", "give it more")
+    if policy.max_runtime is MaxRuntime.PER_RUN:
+        return ok(f"{said} for the run with all its relaunches")
+    return ok(f"{said} for each attempt")
+
+
+def keep_alive(subject: Subject) -> Check | None:
+    """A warm pool that SageMaker accepts."""
+    seconds = subject.resources.get("KeepAlivePeriodInSeconds", 0)
+    if not seconds:
+        return None
+    if subject.is_spot:
+        return broken("KeepAlivePeriodInSeconds with spot machines: SageMaker refuses it", "leave out one of the two")
+    if subject.resources.get("InstanceGroups"):
+        return broken("KeepAlivePeriodInSeconds with InstanceGroups: SageMaker refuses it", "leave out one of the two")
+    if seconds > WARMEST_S:
+        return warn(f"KeepAlivePeriodInSeconds is {seconds}: the guide says at most {WARMEST_S}", f"give {WARMEST_S}")
+    return ok(f"machines are kept for {spoken(timedelta(seconds=seconds))}")
+
+
+def room(subject: Subject) -> Check:
+    """Environment and tags have room for what Rerail adds."""
+    environment = subject.request.get("Environment") or {}
+    after, tags = len(environment.keys() | set(OURS)), len(subject.tags.keys() | {RUN_TAG, ATTEMPT_TAG})
+    if after > ENVIRONMENT_LIMIT:
+        return broken(
+            f"Environment has {len(environment)} variables, {after} with ours: at most {ENVIRONMENT_LIMIT} are allowed",
+            f"remove {after - ENVIRONMENT_LIMIT}, or no job can be relaunched",
+        )
+    if tags > TAG_LIMIT:
+        return broken(f"it has {len(subject.tags)} tags: SageMaker takes {TAG_LIMIT}", f"remove {tags - TAG_LIMIT}")
+    if long := [key for key, value in environment.items() if max(len(key), len(str(value))) > LONGEST_VALUE]:
+        return broken(f"Environment: {long[0]} is longer than {LONGEST_VALUE} characters", "shorten it")
+    return ok(f"{len(environment)} of {ENVIRONMENT_LIMIT} variables, {len(subject.tags)} of {TAG_LIMIT} tags")
+
+
+QUESTIONS: tuple[Question[Subject], ...] = (
+    supervision,
+    name,
+    policy,
+    metrics,
+    agent,
+    checkpoints,
+    checkpoint_slash,
+    logs,
+    retries,
+    max_runtime,
+    keep_alive,
+    room,
+)
+
+
+def _flaw(metric: str, expression: str) -> str:
+    try:
+        groups = re.compile(expression).groups
+    except re.error as error:
+        return f"does not compile: {error}"
+    return "" if groups else "captures nothing: it has no ( ) around the number"
+
+
+def _lossy(expression: str) -> str:
+    """What the expression does to a small number, where that is known."""
+    got: Any = expressions.read(expression, expressions.SMALL)
+    if got is None:
+        return f"does not find {expressions.SMALL}: small losses would be lost"
+    try:
+        value = float(got)
+    except ValueError:
+        return f"reads {expressions.SMALL} as {got!r}"
+    return "" if isclose(value, float(expressions.SMALL)) else f"reads {expressions.SMALL} as {got}"

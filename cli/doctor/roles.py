@@ -1,0 +1,157 @@
+"""May everybody do what they must? Questions about the job's role and the supervisor's, in the order of the answers."""
+
+import json
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+from botocore.exceptions import ClientError
+
+from cli.doctor.check import Check, Question, broken, ok, warn
+from cli.doctor.storage import bucket_key
+from cli.doctor.subject import Subject
+from cli.trouble import is_missing
+from rerail.mailbox import command_key, heartbeat_key, report_key
+
+SAGEMAKER = "sagemaker.amazonaws.com"
+ALLOWED = "allowed"
+
+
+def role(subject: Subject) -> Check | None:
+    """It exists, and SageMaker may take it on."""
+    if _is_free(subject):
+        return None
+    name = subject.role.rpartition("/")[2]
+    try:
+        found = subject.client("iam").get_role(RoleName=name)["Role"]
+    except ClientError as error:
+        if is_missing(error):
+            return broken(f"there is no role {name}", "give the job a role of this account, as RoleArn")
+        raise
+    document = found.get("AssumeRolePolicyDocument", {})
+    trust = unquote(document) if isinstance(document, str) else json.dumps(document)
+    if SAGEMAKER not in trust:
+        return broken(f"SageMaker may not take on {name}", f"trust {SAGEMAKER} in its trust policy")
+    return ok(f"SageMaker may take on {name}")
+
+
+def role_is_passed(subject: Subject) -> Check | None:
+    """Rerail may hand it to the jobs after."""
+    if _is_free(subject):
+        return None
+    answer = subject.client("iam").simulate_principal_policy(
+        PolicySourceArn=subject.deployment.supervisor_role,
+        ActionNames=["iam:PassRole"],
+        ResourceArns=[subject.role],
+        ContextEntries=[
+            {
+                "ContextKeyName": "iam:PassedToService",
+                "ContextKeyValues": [SAGEMAKER],
+                "ContextKeyType": "string",
+            }
+        ],
+    )
+    if _refused(answer["EvaluationResults"]):
+        return broken(
+            f"Rerail may not hand {subject.role} to SageMaker: no job can be relaunched",
+            "add it to trainingRoleArns in cdk.json, and deploy",
+        )
+    return ok("Rerail may hand it to SageMaker")
+
+
+def role_saves(subject: Subject) -> Check | None:
+    """The job may write and read its checkpoints."""
+    if _is_free(subject) or not subject.bucket:
+        return None
+    return _may(
+        subject,
+        subject.role,
+        ("s3:PutObject", "s3:GetObject"),
+        f"{subject.bucket}/{subject.prefix}step-000000001/manifest.json",
+        refused="the role cannot save to, or read from, the checkpoint folder",
+        remedy=f"allow it s3:GetObject and s3:PutObject on {subject.bucket}/{subject.prefix}*",
+        fine="the role may write and read the checkpoint folder",
+    )
+
+
+def role_reports(subject: Subject) -> Check | None:
+    """The agent may use the mailbox."""
+    if _is_free(subject):
+        return None
+    bucket, run = subject.deployment.output("MailboxBucket"), subject.run_name
+    reads = _lacking(subject, subject.role, ("s3:GetObject",), f"{bucket}/{command_key(run)}")
+    writes = [
+        action
+        for key in (heartbeat_key(run), report_key(run, "hello"))
+        for action in _lacking(subject, subject.role, ("s3:PutObject",), f"{bucket}/{key}")
+    ]
+    if lacking := [*reads, *writes]:
+        said = f"the role lacks {' and '.join(dict.fromkeys(lacking))} on the mailbox: the agent is deaf or mute"
+        return warn(said, f"allow it s3:GetObject and s3:PutObject on {bucket}/runs/*")
+    return ok("the agent may use the mailbox")
+
+
+def supervisor_reads(subject: Subject) -> Check | None:
+    """Rerail may look at the checkpoints, and set bad ones aside."""
+    if _is_free(subject) or not subject.bucket:
+        return None
+    return _may(
+        subject,
+        subject.deployment.supervisor_role,
+        ("s3:GetObject",),
+        f"{subject.bucket}/{subject.prefix}step-000000001/manifest.json",
+        refused="Rerail cannot read the checkpoints: it would resume from none",
+        remedy=f"add {subject.bucket} to checkpointBuckets in cdk.json, and deploy",
+        fine="Rerail may read the checkpoints",
+    )
+
+
+def supervisor_decrypts(subject: Subject) -> Check | None:
+    """Rerail may use the key that the checkpoints are encrypted with."""
+    if _is_free(subject) or not subject.bucket or not (key := bucket_key(subject)):
+        return None
+    answer = subject.client("iam").simulate_principal_policy(
+        PolicySourceArn=subject.deployment.supervisor_role,
+        ActionNames=["kms:Decrypt"],
+        ResourceArns=[subject.client("kms").describe_key(KeyId=key)["KeyMetadata"]["Arn"]],
+    )
+    if _refused(answer["EvaluationResults"]):
+        return warn(
+            f"Rerail's own policies do not let it use the bucket's key {key}: it may not read the checkpoints",
+            "add the key to checkpointKeyArns in cdk.json and deploy, if the key's policy does not allow it",
+        )
+    return ok("Rerail may use the bucket's key")
+
+
+QUESTIONS: tuple[Question[Subject], ...] = (
+    role,
+    role_is_passed,
+    role_saves,
+    role_reports,
+    supervisor_reads,
+    supervisor_decrypts,
+)
+
+
+def _is_free(subject: Subject) -> bool:
+    """The local AWS asks nobody for a permission, and knows no role of a job."""
+    return subject.deployment.where.is_local or not subject.role
+
+
+def _may(
+    subject: Subject, who: str, actions: Sequence[str], key: str, *, refused: str, remedy: str, fine: str
+) -> Check:
+    lacking = _lacking(subject, who, actions, key)
+    return broken(f"{refused} ({', '.join(lacking)})", remedy) if lacking else ok(fine)
+
+
+def _lacking(subject: Subject, who: str, actions: Sequence[str], key: str) -> list[str]:
+    """Of these actions on an S3 object, those that the role's own policies do not allow."""
+    partition = who.split(":")[1]
+    answer = subject.client("iam").simulate_principal_policy(
+        PolicySourceArn=who, ActionNames=list(actions), ResourceArns=[f"arn:{partition}:s3:::{key}"]
+    )
+    return _refused(answer["EvaluationResults"])
+
+
+def _refused(results: Sequence[dict[str, str]]) -> list[str]:
+    return [each["EvalActionName"] for each in results if each["EvalDecision"] != ALLOWED]

@@ -1,0 +1,140 @@
+"""A job, or the request of one to come, as the doctor's questions see it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cli import names, place
+from cli.doctor.deployment import Deployment
+from cli.trouble import explained
+from rerail.aws.sagemaker import SageMakerJobs
+from rerail.aws.ssm import SsmPolicies
+from rerail.errors import JobNotFound, PolicyError, RerailError
+from rerail.model import Run, run_id
+from rerail.policy import Policy
+from rerail.relaunch import POLICY_TAG, checkpoint_uri
+
+DAY = 86400
+
+
+@dataclass
+class Subject:
+    """`request` is in CreateTrainingJob's words, whether it was sent or not; `exists` says that it was."""
+
+    deployment: Deployment
+    request: Mapping[str, Any]
+    tags: Mapping[str, str]
+    exists: bool = False
+    run: Run | None = None
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def client(self, service: str) -> Any:
+        return self.deployment.client(service)
+
+    @property
+    def name(self) -> str:
+        return str(self.request.get("TrainingJobName", ""))
+
+    @property
+    def run_name(self) -> str:
+        return self.run.id if self.run else run_id(self.name)
+
+    @property
+    def role(self) -> str:
+        return str(self.request.get("RoleArn", ""))
+
+    @property
+    def uri(self) -> str:
+        """Where its checkpoints come to lie; "" where Rerail cannot look."""
+        return checkpoint_uri(self.request)
+
+    @property
+    def bucket(self) -> str:
+        return self.uri.removeprefix("s3://").partition("/")[0]
+
+    @property
+    def prefix(self) -> str:
+        """The folder of the checkpoints, with its slash."""
+        return self.uri.removeprefix("s3://").partition("/")[2].rstrip("/") + "/"
+
+    @property
+    def resources(self) -> Mapping[str, Any]:
+        return self.request.get("ResourceConfig") or {}
+
+    @property
+    def instance_type(self) -> str:
+        preferred = self.resources.get("InstancePreferences") or [{}]
+        return str(self.resources.get("InstanceType") or preferred[0].get("InstanceType", ""))
+
+    @property
+    def instance_count(self) -> int:
+        return int(self.resources.get("InstanceCount") or 1)
+
+    @property
+    def is_spot(self) -> bool:
+        return bool(self.request.get("EnableManagedSpotTraining"))
+
+    @property
+    def max_runtime_s(self) -> int | None:
+        return (self.request.get("StoppingCondition") or {}).get("MaxRuntimeInSeconds")
+
+    @property
+    def metric_definitions(self) -> list[Mapping[str, str]]:
+        return list((self.request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or [])
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether its command says that the agent's init runs it."""
+        algorithm = self.request.get("AlgorithmSpecification") or {}
+        words = [*(algorithm.get("ContainerEntrypoint") or []), *(algorithm.get("ContainerArguments") or [])]
+        return any("rerail_agent" in word for word in words)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The one that its tag names, or the default one where that cannot be had."""
+        policies = SsmPolicies(self.deployment.output("PolicyPrefix"), place.now)
+        try:
+            return policies.get(self.tags.get(POLICY_TAG, "default"))
+        except PolicyError:
+            return Policy()
+
+
+def of_job(deployment: Deployment, job: str, run: Run | None = None) -> Subject:
+    """A job that SageMaker knows, or one clear error and exit status 2."""
+    try:
+        found, description = SageMakerJobs().describe(job)
+        tags = SageMakerJobs().tags(found.arn)
+    except JobNotFound:
+        place.fail(
+            f"SageMaker knows no training job {job!r} in {deployment.region}",
+            "give the name of a job, or --run for a run; `rerail status` lists the runs",
+        )
+    except RerailError as error:
+        cause = error.__cause__
+        what, remedy = explained(cause) if isinstance(cause, Exception) else (str(error), "try again")
+        place.fail(f"the job {job} cannot be looked at: {what}", remedy)
+    return Subject(deployment, description, tags, exists=True, run=run or deployment.where.runs.load(run_id(job)))
+
+
+def of_run(deployment: Deployment, name: str) -> Subject:
+    """The newest job of a run."""
+    run = names.find_run(deployment.where, name)
+    launched = [attempt.job_name for attempt in run.attempts if attempt.exists]
+    if not launched:
+        place.fail(f"the run {name} has no job yet", f"`rerail show {name}` tells why")
+    return of_job(deployment, launched[-1], run)
+
+
+def of_request(deployment: Deployment, file: Path) -> Subject:
+    """A request that was not sent yet, such as `rerail submit --dry-run` prints, or one clear error."""
+    try:
+        request = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        place.fail(f"--request {file}: {error}", "give a JSON file of a CreateTrainingJob request")
+    if not isinstance(request, dict) or not ({"RoleArn", "AlgorithmSpecification", "ResourceConfig"} & request.keys()):
+        place.fail(f"--request {file}: is no CreateTrainingJob request", "`rerail submit --dry-run` prints one")
+    tags = {tag["Key"]: tag.get("Value", "") for tag in request.get("Tags") or [] if "Key" in tag}
+    return Subject(deployment, request, tags)

@@ -1,0 +1,364 @@
+"""`rerail drill`: proves that a run can be restarted, by restarting it and comparing what it trains twice."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from cli import place
+from cli.logbook import Logbook
+from cli.losses import Losses, largest_difference
+from cli.names import RunName, find_run
+from cli.operators import ask
+from cli.place import Local, Place
+from cli.runs import AsJson
+from rerail.aws.s3 import S3Checkpoints
+from rerail.aws.ssm import SsmPolicies
+from rerail.checkpoints import EMERGENCY, Checkpoint, Health
+from rerail.decision import known
+from rerail.launching import spoken_dollars
+from rerail.model import Run, RunState, TimelineEntry
+from rerail.money import hourly
+from rerail.policy import Policy
+from rerail.ports import policy_of
+from rerail.remedies import spoken
+from rerail.signals import Verb
+from rerail.switch import OFF
+
+STEPS, TOLERANCE, PATIENCE = 10, 0.01, "60m"
+# A script that saves more often than this many times in between is taken as it comes.
+MOST_NEWER = 3
+# How often to look for the save that was asked for once another new one is there, which does as well.
+LOOKS_AT_OTHERS = 10
+# Of a log that may be days long, the end is enough.
+LOOK_BACK = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a drill has shown. `from_step` is the save that was restarted from, `forced` says that it was made for the
+    drill; `largest_difference` is between the losses of one step before and after, `share` that as a share of the loss,
+    `at_step` where. `lost_steps` were trained twice, `mttr_s` are the seconds from the stop to the first new step."""
+
+    run: str
+    proven: bool
+    why: str
+    jobs: tuple[str, ...]
+    from_step: int | None = None
+    forced: bool = False
+    steps_compared: int = 0
+    largest_difference: float | None = None
+    share: float | None = None
+    at_step: int | None = None
+    tolerance: float = TOLERANCE
+    lost_steps: int | None = None
+    mttr_s: float | None = None
+
+
+class Failed(Exception):
+    """The drill has come to nothing; the message says why."""
+
+
+def drill(
+    run: RunName,
+    steps: Annotated[int, typer.Option(help="Steps that it trains on after the save, to compare.", min=1)] = STEPS,
+    tolerance: Annotated[
+        float, typer.Option(help="By how much the losses may differ, as a share of the loss.", min=0.0)
+    ] = TOLERANCE,
+    patience: Annotated[str, typer.Option(help="How long to wait for machines and steps, such as 90m.")] = PATIENCE,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+    why: Annotated[str, typer.Option("--why", help="Kept in the run's timeline, with your name.")] = "",
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that a run can be restarted: save, train some steps, stop, relaunch from that save, compare those steps.
+
+    Exit status 0 if it is proven. It costs the steps and a restart, and nothing else: no budget is charged, and no save
+    is distrusted. A script without an agent is restarted from its own newest save.
+    """
+    where = place.find(local=local)
+    record = find_run(where, run)
+    policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], place.now))
+    _check(where, record)
+    within = _seconds(patience)
+    console = Console(stderr=True, highlight=False)
+    if not yes:
+        _confirm(record, policy, steps)
+    it = Drill(
+        where, run, policy, steps, tolerance, within, why=why, say=lambda line: console.print(line, markup=False)
+    )
+    try:
+        proof = it.proof()
+    except KeyboardInterrupt:
+        console.print(f"not waited for: the run goes on, `rerail show {run}` tells what became of it", markup=False)
+        raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps(_plain(proof), indent=2))
+    else:
+        Console(highlight=False).print(_page(proof))
+    raise typer.Exit(0 if proof.proven else 1)
+
+
+def _check(where: Place, run: Run) -> None:
+    """What can be told before anybody is asked; the supervisor looks again."""
+    if run.state is RunState.HELD:
+        place.fail(f"{run.id} is held: {run.hold_reason}", f"rerail release {run.id}, and drill it when it trains")
+    attempt = run.current
+    if run.state is not RunState.WATCHING or attempt.secondary != "Training":
+        doing = attempt.secondary or attempt.status or "not launched"
+        place.fail(f"{run.id} does not train ({run.state}, {doing})", "drill it when it does")
+    if run.proposal:
+        place.fail(f"{run.proposal.id} waits for an answer", f"`rerail show {run.id}` tells how to answer it")
+    if not run.checkpoint_uri:
+        place.fail(f"the jobs of {run.id} save nowhere that Rerail knows of", "give the job a CheckpointConfig")
+    switch = where.outputs.get("SwitchParameter")
+    if switch and where.client("ssm").get_parameter(Name=switch)["Parameter"]["Value"] == OFF:
+        place.fail("the kill switch is off: no job is stopped or created", "`rerail switch on`, then drill again")
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    try:
+        return float(text[:-1]) * units[text[-1:]]
+    except (KeyError, ValueError):
+        place.fail(f"--patience {text!r} is no duration", "write it as 90s, 30m or 2h")
+
+
+def _confirm(run: Run, policy: Policy, steps: int) -> None:
+    price = hourly(run, policy.prices)
+    costs = f"; its machines cost {spoken_dollars(price)} an hour" if price else ""
+    typer.echo(f"{run.id} is stopped and relaunched: {steps} steps or more are trained twice{costs}.", err=True)
+    if not typer.confirm("Drill it?", err=True):
+        place.fail("not drilled", "--yes does not ask")
+
+
+@dataclass
+class Drill:
+    """One drill, from the save to the comparison."""
+
+    where: Place
+    run_id: str
+    policy: Policy
+    steps: int
+    tolerance: float
+    within_s: float
+    why: str = ""
+    say: Callable[[str], None] = print
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _losses: dict[str, Losses] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._book = Logbook(self.where.client("logs"), place.now() - LOOK_BACK)
+        self._saves = S3Checkpoints()
+
+    def proof(self) -> Proof:
+        """What it has shown, be it that the run cannot be restarted."""
+        run = self._load()
+        before = run.current
+        facts: dict[str, Any] = {"run": self.run_id, "jobs": (before.job_name,), "tolerance": self.tolerance}
+        try:
+            self._has_losses(before.job_name)
+            start, forced = self._saved(run)
+            facts |= {"from_step": start, "forced": forced}
+            start = self._trained(run, start)
+            facts |= {"from_step": start}
+            stopped_at = self._stopped(start)
+            after = self._relaunched(run)
+            job = after.current.job_name
+            facts |= {"jobs": (before.job_name, job), "from_step": after.current.resumed_from_step or 0}
+            return self._compared(before.job_name, after, stopped_at, facts)
+        except Failed as error:
+            return Proof(**facts, proven=False, why=str(error))
+
+    def _has_losses(self, job: str) -> None:
+        """There is something to compare, before anything is asked for."""
+        for _ in self._looks(within_s=min(self.within_s, 300.0)):
+            if self._read(job).by_step:
+                return
+        raise Failed("its log has no line with a step and a loss: print Rerail's metric line, or add MetricDefinitions")
+
+    def _saved(self, run: Run) -> tuple[int, bool]:
+        """The step to restart from: of a save made for it, or of the newest that there is."""
+        there = {each.step for each in self._clean(run)}
+        if run.current.agent:
+            self.say("asking the agent to save; the job goes on")
+            ask(self.where, self.run_id, Verb.SAVE, self._reason(), quietly=True)
+            patience = self.policy.save.deadline.total_seconds()
+            others = 0
+            for _ in self._looks(within_s=min(self.within_s, patience)):
+                self._still_trains(run)
+                new = [each for each in self._clean(run) if each.step not in there]
+                forced = [each for each in new if each.reason == EMERGENCY]
+                others += bool(new)
+                if forced or others > LOOKS_AT_OTHERS:  # it may have saved at that very step of its own accord
+                    chosen = (forced or new)[0]
+                    self.say(f"saved at step {chosen.step}")
+                    return chosen.step, bool(forced)
+            self.say(f"the agent has not saved within {spoken(timedelta(seconds=patience))}: its newest save must do")
+        newest = max((each.step for each in self._clean(run)), default=None)
+        if newest is None:
+            raise Failed("it has saved nothing clean yet")
+        return newest, False
+
+    def _trained(self, run: Run, start: int) -> int:
+        """Wait until so many steps are trained since the save; a script that would not look back at it and saves again
+        meanwhile moves the start."""
+        job, newer = run.current.job_name, 0
+        self.say(f"letting it train {self.steps} steps from step {start} on")
+        for _ in self._looks():
+            self._still_trains(run)
+            losses = self._read(job)
+            if not run.current.agent and newer < MOST_NEWER:
+                newest = max((each.step for each in self._clean(run)), default=start)
+                start, newer = (newest, newer + 1) if newest > start else (start, newer)
+            beyond = [step for step in losses.by_step if step > start]
+            if beyond and max(beyond) >= start + (self.steps if newer < MOST_NEWER else 1):
+                return start
+        raise Failed(f"it has not trained {self.steps} steps beyond step {start} in time")
+
+    def _stopped(self, start: int) -> datetime:
+        """Ask for the restart; when the stop was decided, from which the time to repair counts."""
+        self.say(f"stopping the job, to relaunch it from step {start}")
+        id = ask(self.where, self.run_id, Verb.DRILL, self._reason(), quietly=True, step=start)
+        for _ in self._looks(within_s=min(self.within_s, 600.0)):
+            entry = next((each for each in self._timeline() if each.signal.get("id") == id), None)
+            if entry is None:
+                continue
+            if not any(action.get("type") == "StopJob" for action in entry.actions):
+                raise Failed(entry.reason)
+            return entry.at
+        raise Failed("the supervisor has not answered: `rerail status` tells whether it is well")
+
+    def _relaunched(self, before: Run) -> Run:
+        """The run with the job that the drill has launched."""
+        number = before.current.number + 1
+        for _ in self._looks():
+            run = self._load()
+            if len(run.attempts) >= number and run.attempts[number - 1].exists:
+                self.say(f"{run.attempts[number - 1].job_name} is launched")
+                return run
+            if run.state.is_end:
+                raise Failed(f"the run is {run.state}: {run.hold_reason or run.current.failure_reason}")
+        raise Failed("the next job was not launched in time")
+
+    def _compared(self, before: str, run: Run, stopped_at: datetime, facts: dict[str, Any]) -> Proof:
+        """Wait until the new job has trained the same steps, and lay the losses side by side."""
+        job, number, start = run.current.job_name, run.current.number, facts["from_step"]
+        old, new = self._read(before), self._losses_of(job)
+        wanted = sorted(step for step in old.by_step if step > start)[: self.steps]
+        if not wanted:
+            raise Failed(f"it was restarted from step {start}, its very end: no step was trained twice")
+        for _ in self._looks():
+            new = self._read(job)
+            if new.last_step is not None and new.last_step >= wanted[-1]:
+                break
+            now = self._load()
+            if now.state.is_end or now.current.number > number:
+                attempt = now.attempts[number - 1]
+                raise Failed(f"{job} ended {attempt.status}: {attempt.failure_reason or now.hold_reason}")
+        else:
+            raise Failed(f"{job} has not come to step {wanted[-1]} in time")
+        first_at = min((at for at in new.at.values() if at >= stopped_at), default=None)
+        facts |= {
+            "lost_steps": max(0, (old.last_step or start) - start),
+            "mttr_s": round((first_at - stopped_at).total_seconds(), 1) if first_at else None,
+        }
+        if new.first_step is not None and new.first_step <= start:
+            raise Failed(f"it began again at step {new.first_step}, and not after step {start}")
+        common = [step for step in wanted if step in new.by_step]
+        if not common:
+            raise Failed("the new job's log names other steps than the old one's")
+        at_step, difference, share = largest_difference(old, new, common)
+        proven = share <= self.tolerance
+        beyond = f"the losses of step {at_step} differ by {share:.2%}, of at most {self.tolerance:.2%}: "
+        why = (
+            f"{len(common)} steps were trained twice with the same losses"
+            if proven
+            else (beyond + "the order of the data, the random numbers or the optimizer are not restored as they were")
+        )
+        return Proof(
+            **facts,
+            proven=proven,
+            why=why,
+            steps_compared=len(common),
+            largest_difference=difference,
+            share=share,
+            at_step=at_step,
+        )
+
+    # Looking
+
+    def _looks(self, *, within_s: float | None = None) -> Iterator[None]:
+        """Again and again, until the time is up."""
+        end = self.clock() + (self.within_s if within_s is None else within_s)
+        while self.clock() < end:
+            yield
+            self.sleep(0.3 if self.where.is_local else 5.0)
+
+    def _load(self) -> Run:
+        return find_run(self.where, self.run_id)
+
+    def _timeline(self) -> list[TimelineEntry]:
+        return list(self.where.runs.timeline(self.run_id))
+
+    def _still_trains(self, before: Run) -> None:
+        run = self._load()
+        if run.state is not RunState.WATCHING or run.current.number != before.current.number:
+            raise Failed(
+                f"the run is {run.state} now, for another reason than the drill: {run.hold_reason}".rstrip(": ")
+            )
+
+    def _clean(self, run: Run) -> list[Checkpoint]:
+        """Its saves, newest first, that the supervisor would resume from."""
+        found = known(run, self._saves.under(run.checkpoint_uri))
+        return sorted((c for c in found if c.is_whole and c.health is Health.CLEAN), key=lambda c: c.step, reverse=True)
+
+    def _losses_of(self, job: str) -> Losses:
+        if job not in self._losses:
+            told = self.where.client("sagemaker").describe_training_job(TrainingJobName=job)
+            definitions = told.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
+            names = self.policy.metrics
+            self._losses[job] = Losses.of(definitions, step=names.step or "step", loss=names.loss or "loss")
+        return self._losses[job]
+
+    def _read(self, job: str) -> Losses:
+        losses = self._losses_of(job)
+        for line in self._book.news(job):
+            losses.read(line)
+        return losses
+
+    def _reason(self) -> str:
+        return f"restart drill{f': {self.why}' if self.why else ''}"
+
+
+def _plain(proof: Proof) -> dict[str, Any]:
+    """JSON has no infinity."""
+    told = asdict(proof)
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in told.items()}
+
+
+def _page(proof: Proof) -> Panel:
+    table = Table.grid(padding=(0, 2))
+    if proof.from_step is not None:
+        made = "saved for the drill" if proof.forced else "the newest that there was"
+        table.add_row("restarted from", f"step {proof.from_step:,} ({made})")
+    if proof.mttr_s is not None:
+        table.add_row("MTTR", f"{spoken(timedelta(seconds=proof.mttr_s))} from the stop to the first new step")
+    if proof.lost_steps is not None:
+        table.add_row("lost steps", f"{proof.lost_steps:,} trained twice")
+    if proof.largest_difference is not None:
+        where = f"at step {proof.at_step:,}, over {proof.steps_compared} steps"
+        table.add_row("largest difference", f"{proof.largest_difference:.3g} of the loss ({proof.share:.2%}) {where}")
+    table.add_row("jobs", " -> ".join(proof.jobs))
+    verdict = "[bold green]proven restartable[/]" if proof.proven else "[bold red]not proven[/]"
+    table.add_row("why", proof.why)
+    return Panel(table, title=f"{proof.run}: {verdict}", title_align="left")

@@ -1,0 +1,231 @@
+"""The fleet as it is now: every run with what matters of it, the kill switch, and whether the supervisor is well.
+
+Open and held runs are looked up each time, all others once a minute: they do not change, and their records lie among
+those of every decision ever made."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from cli import place
+from cli.place import Place
+from rerail.aws.mailbox import S3Mailbox
+from rerail.aws.memories import DynamoMemories
+from rerail.aws.ssm import SsmPolicies
+from rerail.errors import RerailError
+from rerail.goodput import account
+from rerail.launching import APPROVAL, SWITCH
+from rerail.model import Run, RunState
+from rerail.policy import Policy
+from rerail.ports import policy_of
+from rerail.switch import ON
+from rerail.watching import Memory
+
+SCANNED_EVERY = timedelta(minutes=1)
+# So many heartbeats are read in about a second; of more runs, what the sweep has noted of them a minute ago must do.
+MOST_HEARTBEATS = 200
+ENDS = (RunState.COMPLETED, RunState.STOPPED)
+# Advice often ends so; the command says it.
+RELEASE = ", then release the run"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run as people look at it: `since` is when its state began, `step_at` when its newest step was done, `share`
+    its goodput, `todo` what somebody has to do, and `command` the one that follows."""
+
+    run: Run
+    since: datetime | None
+    step: int | None
+    step_at: datetime | None
+    share: float | None
+    dollars: float | None
+    todo: str = ""
+    command: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Something may still come of it: it goes on, or a human has to look."""
+        return self.run.state not in ENDS
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All of it at a moment; `switch` is the kill switch as it stands, `alarms` what is wrong with the supervisor by
+    its own alarms, None where nobody could ask."""
+
+    at: datetime
+    name: str
+    rows: tuple[Row, ...]
+    switch: str
+    alarms: tuple[str, ...] | None
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many runs there are in each state, in the order of a run's life."""
+        counted = Counter(row.run.state for row in self.rows)
+        return {state.value: counted[state] for state in RunState if counted[state]}
+
+
+@dataclass
+class Look:
+    """Looks at one deployment, again and again."""
+
+    where: Place
+    _ended: dict[str, Run] = field(default_factory=dict)
+    _open: set[str] = field(default_factory=set)
+    _scanned_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        self._policies = SsmPolicies(self.where.outputs["PolicyPrefix"], place.now)
+        self._table = self.where.outputs["TableName"]
+
+    def fleet(self) -> Fleet:
+        """Everything as it is now."""
+        at = place.now()
+        runs = self._runs(at)
+        steps = self._steps([run for run in runs if run.is_open])
+        rows = [self._row(run, steps.get(run.id), at) for run in runs]
+        return Fleet(at, self.where.name, tuple(sorted(rows, key=_order)), self._switch(), self._alarms())
+
+    def _runs(self, at: datetime) -> Sequence[Run]:
+        if self._scanned_at is None or at - self._scanned_at >= SCANNED_EVERY:
+            self._scanned_at = at
+            found = {run.id: run for run in self.where.runs.all_runs()}
+            self._known(found)
+            return list(found.values())
+        now = {name: run for name, run in self.where.runs.open_runs() if run}
+        for name in self._open - now.keys():  # it has ended since
+            if run := self.where.runs.load(name):
+                self._ended[name] = run
+        over = {name: run for name, run in self._ended.items() if name not in now}
+        self._known({**now, **over})
+        return [*now.values(), *over.values()]
+
+    def _known(self, found: Mapping[str, Run]) -> None:
+        self._ended = {name: run for name, run in found.items() if not run.is_open}
+        self._open = {name for name, run in found.items() if run.is_open}
+
+    def _steps(self, runs: Sequence[Run]) -> dict[str, tuple[int, datetime | None]]:
+        """The newest step of each, and when it was done: by its heartbeat, or as the sweep has noted it."""
+        found = {}
+        memories = DynamoMemories(self._table).recall([run.id for run in runs])
+        for run in runs:
+            if (memory := memories.get(run.id)) and (known := _noted(run, memory)):
+                found[run.id] = known
+        beating = {run.mailbox: run for run in runs if run.current.agent and run.current.may_be_live}
+        bucket = self.where.outputs.get("MailboxBucket")
+        if not bucket or not 0 < len(beating) <= MOST_HEARTBEATS:
+            return found
+        for folder, beat in S3Mailbox(bucket).heartbeats(list(beating)).heard.items():
+            run, heartbeat = beating[folder], beat.heartbeat
+            if heartbeat.step is not None and heartbeat.attempt == run.current.number:
+                found[run.id] = heartbeat.step, beat.at
+        return found
+
+    def _row(self, run: Run, known: tuple[int, datetime | None] | None, at: datetime) -> Row:
+        policy = self._policy(run)
+        told = account(run, at, policy)
+        step, step_at = known or (_last_step(run), run.current.ended_at)
+        seen_at = step_at if step is not None else None
+        return Row(run, since(run), step, seen_at, told.share, told.dollars, *todo(run))
+
+    def _policy(self, run: Run) -> Policy:
+        """The run's; where it cannot be read, the defaults, so that one bad policy hides no run."""
+        try:
+            return policy_of(run, self._policies)
+        except RerailError:
+            return Policy(name=run.policy)
+
+    def _switch(self) -> str:
+        name = self.where.outputs.get("SwitchParameter")
+        try:
+            return str(self.where.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]) if name else ON
+        except (ClientError, BotoCoreError):
+            return "unknown"
+
+    def _alarms(self) -> tuple[str, ...] | None:
+        """What the supervisor's own alarms say of it; a metric that nobody has published yet says nothing."""
+        try:
+            pages = self.where.client("cloudwatch").get_paginator("describe_alarms")
+            asked = pages.paginate(AlarmNamePrefix=f"{place.STACK}-", StateValue="ALARM")
+            found = [alarm for page in asked for alarm in page["MetricAlarms"]]
+        except (ClientError, BotoCoreError):
+            return None
+        return tuple(_said(alarm) for alarm in found)
+
+
+def since(run: Run) -> datetime | None:
+    """When the run's state began, as far as its record tells."""
+    attempt, incident = run.current, run.incidents[-1] if run.incidents else None
+    match run.state:
+        case RunState.SAVING | RunState.STOPPING:
+            return run.stop.asked_at if run.stop else None
+        case RunState.RESTARTING:
+            return attempt.orders[-1].asked_at if attempt.orders else None
+        case RunState.WATCHING:
+            restarted = [order.restarted_at for order in attempt.orders if order.restarted_at]
+            return restarted[-1] if restarted else attempt.training_started_at
+        case RunState.HELD if incident and incident.closed_at and not incident.mended:
+            return incident.closed_at
+        case RunState.WAITING:
+            return run.attempts[-2].ended_at if len(run.attempts) > 1 else run.created_at
+        case RunState.STARTING:
+            return attempt.created_at or (run.ledger.starts[-1] if run.ledger.starts else run.created_at)
+    return attempt.ended_at
+
+
+def todo(run: Run) -> tuple[str, str]:
+    """What a human has to do, if anything, and the command that follows."""
+    if run.proposal and run.proposal.awaits == APPROVAL:
+        asked = run.proposal
+        return f"{asked.what}? ({asked.why})", f"rerail approve {run.id} --proposal {asked.id}"
+    if run.state is RunState.HELD:
+        _, found, advice = run.hold_reason.partition("To do: ")
+        return advice.removesuffix(RELEASE) if found else run.hold_reason, f"rerail release {run.id}"
+    if run.kept_back == SWITCH or (run.stop and run.stop.put_off):
+        return "it waits for the kill switch", "rerail switch on"
+    return "", ""
+
+
+def _noted(run: Run, memory: Memory) -> tuple[int, datetime | None] | None:
+    """What the sweep has noted of the job that runs now."""
+    if memory.cursor.job != run.current.job_name:
+        return None
+    pulse, cursor = memory.watch.pulse, memory.cursor
+    step = max((s for s in (pulse.step, cursor.seen_step, memory.step) if s is not None), default=None)
+    return None if step is None else (step, pulse.moved_at or cursor.seen_at)
+
+
+def _last_step(run: Run) -> int | None:
+    known = [attempt.last_step for attempt in run.attempts if attempt.last_step is not None]
+    known += [attempt.resumed_from_step for attempt in run.attempts[-1:] if attempt.resumed_from_step is not None]
+    return known[-1] if known else None
+
+
+def _order(row: Row) -> tuple[bool, bool, float]:
+    """Those that wait for a human first, then those under way, the newest first; ended ones last."""
+    newest = (row.run.current.ended_at or row.run.created_at) if not row.is_open else row.run.created_at
+    return (not row.is_open, not row.todo, -newest.timestamp())
+
+
+def _said(alarm: Mapping[str, Any]) -> str:
+    words = str(alarm.get("AlarmDescription") or alarm["AlarmName"]).removeprefix("Rerail: ")
+    return " ".join(words.split())
+
+
+def chosen(rows: Sequence[Row], *, states: Sequence[RunState], policy: str, ended: int | None) -> Iterator[Row]:
+    """The rows that were asked for; of those that are over, only so many (None: all)."""
+    shown = 0
+    for row in rows:
+        if (states and row.run.state not in states) or (policy and row.run.policy != policy):
+            continue
+        if not row.is_open and ended is not None and not states:
+            if shown >= ended:
+                continue
+            shown += 1
+        yield row

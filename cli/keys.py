@@ -1,0 +1,254 @@
+"""What each command's `--json` prints: the keys that other programs may rely on, for the reference and its test.
+
+A key that stands here stays, with this meaning; new ones may come beside it. Times are ISO 8601 with their offset,
+money is in dollars, durations are in seconds unless they are a policy's (text, such as "30m"); what is not known is
+null. Errors are text on stderr (`error: ...`, `to do: ...`) with exit status 2, with `--json` too: stdout stays empty.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """What a command prints: how many of what, and the keys of one; those that are `sparse` are left out where there
+    is nothing to say."""
+
+    shape: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    sparse: frozenset[str] = frozenset()
+
+
+OBJECT, LINES, LIST = "one object", "one object a line", "a list of objects"
+_ASKED = {
+    "run": "the run",
+    "verb": "what was asked",
+    "who": "your name on this machine, as the timeline keeps it",
+    "why": "the reason that was given",
+    "event": "the event's id on the bus",
+}
+_DEPLOYED = {"account": "the account's number", "region": "the region", "stack": "the stack's name"}
+_RUN_ENDED = {
+    "run": "the run",
+    "state": "how it ended, of a run that was followed",
+    "why": "why it ended so",
+    "attempts": "the names of its jobs, oldest first",
+    "decisions": "every decision's reason, oldest first",
+    "downloaded": "the files that were downloaded, with --download",
+}
+
+KEYS: Mapping[str, Printed] = {
+    "demo": Printed(
+        "one object, in the file that is named; - is stdout",
+        {
+            "scenario": "the fault",
+            "run": "the run",
+            "state": "its state at the end",
+            "attempts": "its jobs, with status, cause and steps",
+            "incidents": "what happened, and how fast it was seen and mended",
+            "checkpoints": "what it has saved",
+            "findings": "the detectors' findings",
+            "reference_max_abs_loss_difference": "the greatest difference from the undisturbed twin's loss",
+        },
+    ),
+    "submit": Printed(
+        OBJECT,
+        {**_RUN_ENDED, "job": "the first job's name", "request": "what SageMaker was sent"},
+        sparse=frozenset(_RUN_ENDED) - {"run"},
+    ),
+    "follow": Printed(OBJECT, _RUN_ENDED, sparse=frozenset({"downloaded", "attempts", "decisions"})),
+    "diagnose": Printed(
+        LINES,
+        {
+            "id": "the text's id, null for a lone text",
+            "cause": "infrastructure, hardware, capacity, user_code, data, oom, hang, diverged or unknown",
+            "retry": "whether the same job may get further when it is relaunched",
+            "evidence": "the line that tells",
+        },
+    ),
+    "metrics": Printed(LIST, {"Name": "the metric", "Regex": "its expression"}),
+    "backtest": Printed(
+        OBJECT,
+        {
+            "policy": "the policy that judged",
+            "logs": "how many logs were read",
+            "rows": "how many rows they have",
+            "seconds": "how long it took",
+            "findings": "kind of finding to level to count",
+            "by_log": "the findings of each log that has any",
+            "score": "recall and precision where the logs are labelled, else null",
+        },
+    ),
+    "simulate": Printed(
+        "one object, in the file that is named; - is stdout: a list of objects for each group of rows",
+        {"ways:GPUS": "a row for each way of looking after a run on so many GPUs", "SWEEP": "a row for each value"},
+    ),
+    "status": Printed(
+        OBJECT,
+        {
+            "place": "the deployment",
+            "at": "when this was",
+            "kill_switch": "on or off",
+            "supervisor": "how the supervisor itself is",
+            "counts": "state to how many runs are in it",
+            "runs": "a row for each run",
+        },
+    ),
+    "show": Printed(
+        OBJECT,
+        {
+            "headline": "what there is to say in one sentence",
+            "happened": "what has happened",
+            "did": "what Rerail did",
+            "todo": "what is left to people, a list of sentences",
+            "commands": "the commands for it",
+            "runbook": "the page that says more, or null",
+            "account": "goodput, badput by kind, dollars, mean MTTD and MTTR",
+            "budgets": "cause to the failures that it can still afford",
+            "incidents": "each with mttd_s, mttr_s and lost_steps",
+            "run": "the run's record as it is stored",
+            "timeline": "every decision with its reason",
+        },
+    ),
+    "logs": Printed(
+        LINES,
+        {
+            "at": "when it was printed",
+            "run": "the run",
+            "attempt": "the attempt's number",
+            "job": "the job",
+            "host": "the machine, such as algo-1",
+            "text": "the line",
+        },
+    ),
+    "checkpoints": Printed(
+        OBJECT,
+        {
+            "run": "the run",
+            "where": "the S3 folder",
+            "resume_from": "folder and step of what a relaunch would resume from; null: from the beginning",
+            "checkpoints": "newest first: folder, step, attempt, health, bytes, whether it is whole, and more",
+        },
+    ),
+    "report": Printed(
+        OBJECT,
+        {
+            "run": "the run",
+            "policy": "its policy",
+            "state": "its state",
+            "headline": "what there is to say in one sentence",
+            "happened": "what has happened",
+            "did": "what Rerail did",
+            "todo": "what is left to people",
+            "commands": "the commands for it",
+            "attempts": "its jobs",
+            "cases": "its incidents with their evidence",
+            "timeline": "every decision with its reason",
+            "costs": "what it has cost, by what for",
+        },
+        sparse=frozenset({"did", "todo", "commands", "cases", "costs", "attempts"}),
+    ),
+    "drill": Printed(
+        OBJECT,
+        {
+            "run": "the run",
+            "proven": "whether it can be restarted",
+            "why": "why, or why not",
+            "jobs": "the jobs before and after",
+            "from_step": "the step that was restarted from",
+            "forced": "whether that was saved for the drill",
+            "steps_compared": "how many steps' losses were compared",
+            "largest_difference": "the greatest difference of one step's losses",
+            "share": "that, as a share of the loss",
+            "at_step": "where that was",
+            "tolerance": "the share that is allowed",
+            "lost_steps": "steps that were trained twice",
+            "mttr_s": "seconds from the stop to the first new step",
+        },
+    ),
+    "hold": Printed(OBJECT, _ASKED),
+    "release": Printed(OBJECT, _ASKED),
+    "stop": Printed(OBJECT, _ASKED),
+    "restart": Printed(OBJECT, _ASKED),
+    "rollback": Printed(OBJECT, {**_ASKED, "step": "the step to go back to"}),
+    "save": Printed(OBJECT, _ASKED),
+    "approve": Printed(OBJECT, {**_ASKED, "proposal": "the proposal that was answered"}),
+    "deny": Printed(OBJECT, {**_ASKED, "proposal": "the proposal that was answered"}),
+    "switch": Printed(
+        OBJECT, {"place": "the deployment", "switch": "how it stands", "means": "what that means in words"}
+    ),
+    "doctor": Printed(
+        OBJECT,
+        {
+            "place": "the deployment",
+            "verdict": "the worst: ok, warn, broken, or unknown where nothing could be told",
+            "checks": "each question's verdict, said, remedy, name, and what it is about (account, or a job)",
+        },
+    ),
+    "connect": Printed(
+        OBJECT,
+        {
+            "run": "the run",
+            "job": "its running job",
+            "host": "the machine",
+            "target": "Systems Manager's name of the container",
+            "command": "the words that open a shell in it",
+            "switched_on": "whether remote debugging was switched on just now",
+            "role": "the job's role",
+            "role_needs": "what that role must be allowed",
+            "you_need": "what you must be allowed",
+        },
+    ),
+    "tensorboard": Printed(
+        OBJECT,
+        {
+            "run": "the run",
+            "logdir": "the folder with a sub-folder for each attempt",
+            "source": "events: the jobs' own event files; metrics: their metric lines, or CloudWatch",
+            "url": "where TensorBoard listens; null with --logdir-only",
+            "attempts": "number, job, folder, how many files and how many points of each",
+        },
+    ),
+    "policy check": Printed(OBJECT, {"files": "file, name, problems and warnings of each"}),
+    "policy list": Printed(
+        OBJECT,
+        {"policies": "name, mode, how file and deployment stand, the fields that differ, and a problem of each"},
+    ),
+    "policy show": Printed(
+        OBJECT,
+        {
+            "name": "the policy",
+            "source": "the file or the deployment that it was read from",
+            "fields": "dotted name to value, default, and whether they differ",
+        },
+    ),
+    "deploy": Printed(
+        OBJECT,
+        {
+            **_DEPLOYED,
+            "action": "created, updated, unchanged or planned",
+            "permissions": "what is added and removed",
+            "resources": "what changes",
+            "outputs": "the stack's outputs",
+        },
+    ),
+    "destroy": Printed(
+        OBJECT,
+        {
+            **_DEPLOYED,
+            "action": "destroyed",
+            "kept": "what stays: logical to physical name",
+            "open_runs": "the runs that were open",
+        },
+    ),
+    "local up": Printed(
+        OBJECT,
+        {
+            "endpoint": "where it listens",
+            "pid": "its process",
+            "scale": "how many times as fast its clocks run",
+            "outputs": "the stack's outputs",
+        },
+    ),
+    "local down": Printed(OBJECT, {"ended": "true"}),
+}

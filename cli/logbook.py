@@ -1,0 +1,82 @@
+"""What jobs have printed: the one way in which the command line reads their log streams, each line once."""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from rerail.mailbox import CONTROLS
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+MOST_STREAMS = 8
+# Escape and its like would let a log line paint the terminal; colours are lost with them.
+PLAIN = {**CONTROLS, ord("\r"): "\n", ord("\n"): " "}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of one host of a job, and when it arrived."""
+
+    job: str
+    host: str
+    text: str
+    at: datetime | None = None
+
+    @property
+    def shown(self) -> str:
+        """As a terminal may be given it: of a progress bar only its last state."""
+        states = [part for part in self.text.rstrip("\r\n").split("\r") if part.strip()]
+        return (states[-1] if states else "").translate(PLAIN)
+
+
+@dataclass
+class Logbook:
+    """Reads job after job, and remembers how far; `since`: nothing that arrived before."""
+
+    logs: Any
+    since: datetime | None = None
+    _tokens: dict[str, str] = field(default_factory=dict)
+
+    def news(self, job: str) -> Iterator[Line]:
+        """What every host has printed since the last look; raises what boto3 raises."""
+        for stream in self._streams(job):
+            yield from self._lines(job, stream, to_the_end=False)
+
+    def lines(self, job: str) -> Iterator[Line]:
+        """All that is there, of all hosts by the time of its arrival."""
+        hosts = [self._lines(job, stream, to_the_end=True) for stream in self._streams(job)]
+        return heapq.merge(*hosts, key=_arrival)
+
+    def _lines(self, job: str, stream: str, *, to_the_end: bool) -> Iterator[Line]:
+        """An empty page is no end where lines are passed over: only a token that stays is."""
+        host = stream.rpartition("/")[2].rpartition("-")[0]
+        where: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamName": stream, "startFromHead": True}
+        where |= {"startTime": int(self.since.timestamp() * 1000)} if self.since else {}
+        while True:
+            token = self._tokens.get(stream)
+            answer = self.logs.get_log_events(**where, **({"nextToken": token} if token else {}))
+            self._tokens[stream] = answer["nextForwardToken"]
+            for event in answer["events"]:
+                yield Line(job, host, event["message"], _time(event))
+            if token == answer["nextForwardToken"] or not (answer["events"] or to_the_end):
+                return
+
+    def _streams(self, job: str) -> list[str]:
+        """Those of every host, or of the first alone where there are many: reading them all would be throttled."""
+        try:
+            answer = self.logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/")
+        except self.logs.exceptions.ResourceNotFoundException:
+            return []  # no job of this account has printed anything yet
+        streams = sorted(row["logStreamName"] for row in answer["logStreams"])
+        own = [stream for stream in streams if stream.count("/") == 1]  # not those of a remote shell
+        first = [stream for stream in own if stream.startswith(f"{job}/algo-1-")]
+        return own if len(own) <= MOST_STREAMS else first
+
+
+def _time(event: dict[str, Any]) -> datetime | None:
+    return datetime.fromtimestamp(event["timestamp"] / 1000, UTC) if "timestamp" in event else None
+
+
+def _arrival(line: Line) -> float:
+    return line.at.timestamp() if line.at else 0.0

@@ -1,0 +1,119 @@
+"""`rerail logs`: what the jobs of a run have printed, one attempt or all, with the attempt before each line."""
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cli import place
+from cli.logbook import Line, Logbook
+from cli.names import RunName, find_run
+from cli.place import Local, Place
+from cli.runs import AsJson
+from cli.submit.following import Follower
+from rerail.model import Attempt, Run
+
+AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue")
+
+
+def logs(
+    run: RunName,
+    attempt: Annotated[int | None, typer.Option("--attempt", "-a", help="Only this one; without it, all.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended, or Ctrl-C.")] = False,
+    since: Annotated[str, typer.Option(help="Only what arrived so long ago at most, such as 90s, 30m or 1h.")] = "",
+    grep: Annotated[str, typer.Option(help="Only lines that contain this text.")] = "",
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print what the jobs of a run have printed, with the attempt before each line.
+
+    `rerail follow` prints the same as it comes, together with what is decided, and fetches what the run leaves. With
+    --json each line is a JSON object of its own.
+    """
+    where = place.find(local=local)
+    record = find_run(where, run)
+    chosen = _chosen(record, attempt)
+    start = place.now() - _ago(since) if since else None
+    if follow:
+        lines = _followed(where, record, start, one=chosen[0] if attempt else None)
+    else:
+        book = Logbook(where.client("logs"), start)
+        lines = (line for each in chosen for line in book.lines(each.job_name))
+    screen, numbers = Console(soft_wrap=True, highlight=False), {each.job_name: each.number for each in record.attempts}
+    shown = 0
+    try:
+        for line in lines:
+            if grep in line.text:
+                shown += 1
+                _show(screen, record, numbers, line, as_json=as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if not shown and not follow:
+        _say_why_nothing(record, chosen, since, grep)
+
+
+def _chosen(run: Run, number: int | None) -> list[Attempt]:
+    """The attempts that were asked for; their jobs exist."""
+    there = [each for each in run.attempts if each.exists or each.number == 1]
+    if number is None:
+        return there
+    found = [each for each in there if each.number == number]
+    if not found:
+        place.fail(
+            f"--attempt {number}: {run.id} has no such attempt", f"it has {', '.join(str(a.number) for a in there)}"
+        )
+    return found
+
+
+def _ago(text: str) -> timedelta:
+    match = AGO.fullmatch(text.strip())
+    if not match:
+        place.fail(f"--since {text!r} is no duration", "write it as 90s, 30m, 1h or 2d")
+    return timedelta(seconds=min(float(match[1]) * SECONDS[match[2]], 3650 * SECONDS["d"]))
+
+
+def _followed(where: Place, run: Run, since: datetime | None, *, one: Attempt | None) -> Iterator[Line]:
+    """As they come: of the run until it has ended, of one attempt until its job has."""
+    follower = Follower(
+        run_id=run.id,
+        job=one.job_name if one else run.attempts[0].job_name,
+        sagemaker=where.client("sagemaker"),
+        logs=where.client("logs"),
+        runs=None if one else where.runs,
+        pause_s=0.5 if where.is_local else 5.0,
+        since=since,
+    )
+    return (news.line for news in follower.news() if news.line)
+
+
+def _show(screen: Console, run: Run, numbers: dict[str, int], line: Line, *, as_json: bool) -> None:
+    number = numbers.get(line.job) or _number(line.job)
+    if as_json:
+        told = {"run": run.id, "attempt": number, "job": line.job, "host": line.host}
+        at = line.at.isoformat() if line.at else None
+        typer.echo(json.dumps({"at": at, **told, "text": line.text}))
+        return
+    source = f"{line.at:%m-%d %H:%M:%S} {number}/{line.host}" if line.at else f"{number}/{line.host}"
+    if not screen.is_terminal:
+        typer.echo(f"{source} | {line.shown}")  # a file may be long, and wants no colours
+        return
+    screen.print(f"{source} | ", style=COLOURS[number % len(COLOURS)], end="", markup=False)
+    screen.print(line.shown, markup=False)
+
+
+def _number(job: str) -> int:
+    """Of an attempt that began after we had looked, by its job's name."""
+    digits = job.rpartition("-a")[2]
+    return int(digits) if digits.isdigit() else 1
+
+
+def _say_why_nothing(run: Run, chosen: list[Attempt], since: str, grep: str) -> None:
+    asked = [f"since {since} ago"] * bool(since) + [f"with {grep!r}"] * bool(grep)
+    jobs = chosen[0].job_name if len(chosen) == 1 else f"the {len(chosen)} jobs of {run.id}"
+    Console(stderr=True, highlight=False).print(f"nothing printed by {jobs} {' '.join(asked)}".rstrip(), markup=False)

@@ -1,0 +1,130 @@
+"""How the command line takes names: one argument for runs, the nearest name for a wrong one, completion for all."""
+
+import difflib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import boto3
+import typer
+from botocore.config import Config
+
+from cli import place
+from cli.place import Place
+from rerail.model import Run, RunState, run_id
+
+POLICIES = place.ROOT / "policies"
+# A shell that waits for a completion seems to hang.
+COMPLETED_WITHIN_S = 2.0
+QUICK = Config(retries={"max_attempts": 1}, connect_timeout=1, read_timeout=2)
+MOST = 100
+ATTEMPT = re.compile(r"-a\d{3,}$")
+
+
+def completed_runs(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
+    """Runs that begin so, for the shell: those that are known within two seconds, and none where nobody answers."""
+    local = bool(ctx.params.get("local")) or "--local" in args
+    found: list[str] = []
+
+    def look() -> None:
+        for name in names_of_runs(_quick_place(local=local), incomplete):
+            found.append(name)
+            if len(found) >= MOST:
+                return
+
+    _tried(look, COMPLETED_WITHIN_S)
+    return sorted(found)
+
+
+def completed_policies(incomplete: str) -> list[str]:
+    """Policies of this checkout that begin so."""
+    return [name for name in policy_names() if name.startswith(incomplete)]
+
+
+def completed_states(incomplete: str) -> list[str]:
+    """States of a run that begin so."""
+    return [state.value for state in RunState if state.value.startswith(incomplete)]
+
+
+RunName = Annotated[
+    str, typer.Argument(help="The run, as `rerail status` names it.", autocompletion=completed_runs, metavar="RUN")
+]
+
+
+def find_run(where: Place, name: str) -> Run:
+    """The run of this name, or one clear error that names the nearest, and exit status 2."""
+    record = where.runs.load(name)
+    if record is None:
+        place.fail(*unknown_run(where, name))
+    return record
+
+
+def unknown_run(where: Place, name: str) -> tuple[str, str]:
+    """What to say of a run that is not there, and what to do: the nearest name, where one is near."""
+    known = list(names_of_runs(where, ""))
+    problem = f"there is no run {name!r} in {where.name}"
+    if nearest := near(name, known):
+        return problem, f"did you mean {' or '.join(nearest)}? `rerail status` lists the runs"
+    if not known:
+        return problem, "there are no runs at all yet: a job joins with the tag rerail:policy=default (`rerail status`)"
+    return problem, "`rerail status` lists the runs"
+
+
+def near(name: str, known: list[str]) -> list[str]:
+    """At most three names that may have been meant: the run of a job's name first."""
+    of_the_job = [run for run in (ATTEMPT.sub("", name), run_id(name)) if run in known]
+    return list(dict.fromkeys([*of_the_job, *difflib.get_close_matches(name, known, n=3)]))[:3]
+
+
+def names_of_runs(where: Place, prefix: str) -> Iterator[str]:
+    """The names alone, which is what a completion needs of a table of thousands."""
+    pages = (
+        where.client("dynamodb")
+        .get_paginator("scan")
+        .paginate(
+            TableName=where.outputs["TableName"],
+            FilterExpression="sk = :run AND begins_with(pk, :prefix)",
+            ProjectionExpression="pk",
+            ExpressionAttributeValues={":run": {"S": "run"}, ":prefix": {"S": f"run#{prefix}"}},
+        )
+    )
+    for page in pages:
+        yield from (item["pk"]["S"].removeprefix("run#") for item in page["Items"])
+
+
+def policy_names() -> list[str]:
+    """The policies of this checkout."""
+    return sorted(file.stem for file in POLICIES.glob("*.toml"))
+
+
+def _quick_place(*, local: bool) -> Place:
+    """The deployment by clients that give up at once: a completion may find nothing, but must not wait."""
+    if local:
+        return place.find(local=True)
+    session = boto3.Session()
+    stack = session.client("cloudformation", config=QUICK).describe_stacks(StackName=place.STACK)["Stacks"][0]
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+    return _QuickPlace(f"stack {place.STACK}", outputs)
+
+
+class _QuickPlace(Place):
+    """As a place, with clients that do not try again."""
+
+    def client(self, service: str) -> Any:
+        return boto3.Session().client(service, config=QUICK)
+
+
+def _tried(look: Callable[[], None], within_s: float) -> None:
+    """Look for so long, and say nothing of what went wrong: a completion that fails is a completion without names."""
+
+    def quietly() -> None:
+        # Whatever it is - no credentials, no stack, no network - the shell must not show it between two keystrokes.
+        try:
+            look()
+        except (Exception, typer.Exit):
+            return
+
+    thread = threading.Thread(target=quietly, daemon=True)
+    thread.start()
+    thread.join(within_s)

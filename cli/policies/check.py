@@ -1,0 +1,102 @@
+"""Everything that is wrong in a policy's file, not the first thing alone, and what is odd about it."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cli.policies.odd import odd
+from rerail.errors import PolicyError
+from rerail.policy import Policy, parse_policy, to_toml
+
+# What an SSM parameter of the standard tier holds; the stack refuses more.
+LIMIT_BYTES = 4096
+MOST = 50
+FIELD = re.compile(r"field '([\w.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file, what must be mended in it before it can be deployed, and what is only odd."""
+
+    file: str
+    name: str
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def checked(file: Path) -> Checked:
+    """The whole truth about a file; nothing is raised."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return Checked(str(file), file.stem, (f"cannot be read: {error}; give a readable TOML file",))
+    problems = tuple(_problems(text, file.stem))
+    if problems:
+        return Checked(str(file), file.stem, problems)
+    return Checked(str(file), file.stem, warnings=tuple(odd(parse_policy(text, name=file.stem))))
+
+
+def _problems(text: str, name: str) -> Iterator[str]:
+    """One after the other: what is wrong is told, taken out, and the rest read again."""
+    for _ in range(MOST):
+        try:
+            policy = parse_policy(text, name=name)
+        except PolicyError as error:
+            yield str(error).removeprefix(f"policy {name!r}: ")
+            shorter = _without(text, str(error))
+            if shorter is None or shorter == text:
+                return
+            text = shorter
+        else:
+            yield from _too_long(policy)
+            return
+
+
+def _too_long(policy: Policy) -> Iterator[str]:
+    if (size := len(to_toml(policy).encode())) > LIMIT_BYTES:
+        yield f"it is {size} bytes with all its values, at most {LIMIT_BYTES} can be deployed; shorten [prices]"
+
+
+def _without(text: str, problem: str) -> str | None:
+    """The file without the field that the problem names; None where it names none, or the text is no TOML."""
+    named = FIELD.search(problem)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+    if not named:
+        return None
+    *folders, key = named[1].split(".")
+    inner: Any = table
+    for folder in folders:
+        inner = inner.get(folder, {}) if isinstance(inner, dict) else {}
+    if not isinstance(inner, dict) or key not in inner:
+        return None
+    del inner[key]
+    return "".join(_written(table))
+
+
+def _written(table: Mapping[str, Any]) -> Iterator[str]:
+    """TOML of what is left; only ever read by ourselves."""
+    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
+    for key, value in table.items():
+        if key not in tables:
+            yield f"{json.dumps(key)} = {_literal(value)}\n"
+    for key, inner in tables.items():
+        yield f"[{json.dumps(key)}]\n"
+        for name, value in inner.items():
+            yield f"{json.dumps(name)} = {_literal(value)}\n"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool | str):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_literal(item)}" for key, item in value.items()) + "}"
+    return str(value)

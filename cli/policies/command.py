@@ -1,0 +1,131 @@
+"""`rerail policy check`, `list` and `show`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cli import place
+from cli.names import POLICIES, completed_policies, near, policy_names
+from cli.place import Local
+from cli.policies.check import checked
+from cli.policies.deployed import Stands, compared, deployed_texts
+from cli.policies.words import rows
+from cli.runs import AsJson
+from rerail.errors import PolicyError
+from rerail.policy import Policy, parse_policy
+
+app = typer.Typer(help="Policies: checked, compared with what is deployed, shown in full.", no_args_is_help=True)
+STYLES = {
+    Stands.SAME: "green",
+    Stands.DIFFERS: "yellow",
+    Stands.NOT_DEPLOYED: "yellow",
+    Stands.NOT_IN_FILES: "yellow",
+}
+SHOWN = 4
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(help="TOML files, such as policies/*.toml.", metavar="FILE...")],
+    as_json: AsJson = False,
+) -> None:
+    """Read policies as the deployment would; exit status 1 if one cannot be deployed. What is odd does not fail."""
+    found = [checked(file) for file in files]
+    if as_json:
+        typer.echo(json.dumps({"files": [asdict(each) for each in found]}, indent=2))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for each in found:
+            state = "[red]cannot be deployed[/]" if each.problems else "[green]ok[/]"
+            console.print(f"{escape(each.file)}: {state}")
+            for problem in each.problems:
+                console.print(f"  [red]error[/] {escape(problem)}")
+            for warning in each.warnings:
+                console.print(f"  [yellow]odd[/]   {escape(warning)}")
+    if any(each.problems for each in found):
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def listed(local: Local = False, as_json: AsJson = False) -> None:
+    """The deployed policies beside the files in policies/, and which of them differ."""
+    where = place.find(local=local)
+    found = compared(where)
+    if as_json:
+        typer.echo(json.dumps({"policies": [asdict(each) for each in found]}, indent=2))
+        return
+    table = Table("policy", "mode", "stands", "what differs", title=where.name, title_justify="left")
+    for each in found:
+        more = f" and {len(each.fields) - SHOWN} more" if len(each.fields) > SHOWN else ""
+        told = each.problem or ", ".join(each.fields[:SHOWN]) + more
+        table.add_row(each.name, each.mode, f"[{STYLES[each.stands]}]{each.stands}[/]", escape(told))
+    Console().print(table)
+
+
+@app.command()
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(help="A policy's name, or a TOML file.", autocompletion=completed_policies, metavar="NAME"),
+    ],
+    deployed: Annotated[
+        bool, typer.Option("--deployed", help="As it is deployed in the account, not as its file is.")
+    ] = False,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """Every value that is in force under a policy, and which of them are not the default's."""
+    text, source = _deployed(name, local=local) if deployed or local else _filed(name)
+    try:
+        policy = parse_policy(text, name=Path(name).stem)
+    except PolicyError as error:
+        place.fail(str(error), f"`rerail policy check {source}` names all that is wrong")
+    values, usual = dict(rows(policy)), dict(rows(Policy()))
+    if as_json:
+        fields = {
+            key: {"value": value, "default": usual[key], "differs": value != usual[key]}
+            for key, value in values.items()
+        }
+        typer.echo(json.dumps({"name": policy.name, "source": source, "fields": fields}, indent=2))
+        return
+    _print(policy.name, source, values, usual)
+
+
+def _print(name: str, source: str, values: Mapping[str, Any], usual: Mapping[str, Any]) -> None:
+    table = Table("", "field", "value", "default", title=f"{name}, from {source}", title_justify="left")
+    for key, value in values.items():
+        differs = value != usual[key]
+        told, default = escape(json.dumps(value)), escape(json.dumps(usual[key]))
+        row = ("*", key, told, default) if differs else ("", key, told, "")
+        table.add_row(*row, style="bold yellow" if differs else None)
+    console = Console()
+    console.print(table)
+    count = sum(value != usual[key] for key, value in values.items())
+    console.print(f"* {count} of {len(values)} values are not the default's", highlight=False)
+
+
+def _filed(name: str) -> tuple[str, str]:
+    file = Path(name) if name.endswith(".toml") else POLICIES / f"{name}.toml"
+    try:
+        return file.read_text(encoding="utf-8"), str(file)
+    except (OSError, UnicodeDecodeError):
+        nearest = near(name, policy_names())
+        meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+        place.fail(f"there is no policy {name!r}", f"{meant}give one of {', '.join(policy_names())}, or a TOML file")
+
+
+def _deployed(name: str, *, local: bool) -> tuple[str, str]:
+    where = place.find(local=local)
+    texts = deployed_texts(where)
+    if name not in texts:
+        place.fail(
+            f"no policy {name!r} is deployed in {where.name}", f"give one of {', '.join(sorted(texts)) or 'none'}"
+        )
+    return texts[name], where.name

@@ -1,0 +1,152 @@
+"""The command reference, made from the commands themselves: `python -m cli.reference` writes docs/cli.md anew.
+
+With --check it writes nothing, and its exit status is 1 where the page is not as the commands are.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+
+from cli.doctor import account
+from cli.doctor.command import OF_A_JOB
+from cli.keys import KEYS
+from cli.main import app
+
+FEW = 4
+WORDS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+OPENING = """# Commands
+
+`rerail` is the command line; `python -m cli` is the same where it is not on the PATH. `rerail --help`, and `--help`
+behind each command, say what stands here. `rerail --install-completion` has the shell complete commands, options, the
+names of runs (asked of the deployment, for two seconds at most), policies and states.
+
+With `--local` a command looks at the AWS on this machine (`rerail local up`), else at the account of your AWS
+credentials, in their region.
+
+**Exit status**: 0 for yes, 1 for an honest no (a check that failed, a run that ended badly), 2 for a command that could
+not be carried out, 130 after Ctrl-C. **Errors** are two lines on stderr, what is wrong and what to do; also with
+`--json`, where stdout then stays empty.
+
+**`--json`** prints what the tables name, and nothing else, to stdout; progress goes to stderr. The keys stay as they
+are from version to version, new ones may come beside them. Times are ISO 8601 with their offset, money is in dollars;
+what is not known is `null`.
+
+This page is made from the commands: `python -m cli.reference`.
+"""
+
+
+def leaves(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that can be carried out, with the words that name it, in the order of the help."""
+    command = command or typer.main.get_command(app)
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name, each in inner.items():
+        if not each.hidden:
+            yield from leaves(each, (*path, name))
+
+
+def page() -> str:
+    """The whole page."""
+    sections = ["\n".join(_section(path, command)) for path, command in leaves()]
+    return "\n".join([OPENING, *sections]).rstrip() + "\n"
+
+
+def _section(path: Sequence[str], command: Any) -> Iterator[str]:
+    yield f"## rerail {' '.join(path)}"
+    yield ""
+    yield _plain(inspect.cleandoc(command.help or ""))
+    yield ""
+    given = [each for each in command.params if each.name != "help"]
+    if rows := [_row(each) for each in given]:
+        yield "| | |"
+        yield "|---|---|"
+        yield from rows
+        yield ""
+    if path == ("doctor",):
+        yield from _questions()
+    if printed := KEYS.get(" ".join(path)):
+        yield f"`--json` prints {printed.shape}:"
+        yield ""
+        yield "| key | |"
+        yield "|---|---|"
+        for key, means in printed.keys.items():
+            yield f"| `{key}` | {_cell(means)}{'; may be absent' if key in printed.sparse else ''} |"
+        yield ""
+
+
+def _questions() -> Iterator[str]:
+    """What the doctor asks, in its order."""
+    yield "| of the account | it is well when |"
+    yield "|---|---|"
+    yield from map(_question, account.QUESTIONS)
+    yield ""
+    yield "| of a job or a request | it is well when |"
+    yield "|---|---|"
+    yield from map(_question, OF_A_JOB)
+    yield ""
+
+
+def _question(question: Callable[[Any], Any]) -> str:
+    return f"| {question.__name__.replace('_', ' ')} | {_cell(inspect.getdoc(question) or '')} |"
+
+
+def _row(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        name = str(parameter.metavar or parameter.name.upper()).strip("[]")
+        return f"| `{name if parameter.required else f'[{name}]'}` | {_cell(parameter.help or '')} |"
+    choices, spelt = _choices(parameter), "` or `".join((*parameter.opts, *parameter.secondary_opts))
+    value = "" if getattr(parameter, "is_flag", False) else f" {_value(parameter)}"
+    needed = "required: " if parameter.required else ""
+    told = f" One of {', '.join(choices)}." if len(choices) > FEW else ""
+    return f"| `{spelt}{value}` | {needed}{_cell(parameter.help or '')}{told} |"
+
+
+def _value(parameter: Any) -> str:
+    """What stands behind an option: its choices, or what kind of thing it takes."""
+    if parameter.metavar:
+        return str(parameter.metavar)
+    if choices := _choices(parameter):
+        return " or ".join(choices) if len(choices) <= FEW else "NAME"
+    return WORDS.get(_kind(parameter), "TEXT")
+
+
+def _choices(parameter: Any) -> list[str]:
+    kind = _kind(parameter)
+    return [str(choice.value) for choice in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
+
+
+def _kind(parameter: Any) -> Any:
+    """Of an option that may be given again, the kind of each."""
+    kind = parameter.type_descriptor.annotation
+    return next(iter(get_args(kind)), kind)
+
+
+def _cell(text: str) -> str:
+    return _plain(" ".join(text.split()))
+
+
+def _plain(text: str) -> str:
+    """Markdown of the page: what would be a table's border or a tag is not."""
+    return re.sub(r"<(?=[a-zA-Z/])", "&lt;", text.replace("|", "\\|"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or compare it."""
+    made = page()
+    if "--check" in arguments:
+        return 0 if PAGE.exists() and PAGE.read_text(encoding="utf-8") == made else 1
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

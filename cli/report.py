@@ -1,0 +1,77 @@
+"""`rerail report`: a run's incident report as one page, made here from what AWS knows now."""
+
+import json
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import place
+from cli.names import RunName, unknown_run
+from cli.place import Local, Place, now
+from cli.runs import AsJson
+from rerail.aws.cloudwatch import CloudWatchSeries
+from rerail.aws.logs import CloudWatchLogs
+from rerail.aws.s3 import S3Checkpoints
+from rerail.aws.ssm import SsmPolicies
+from rerail.codec import plain
+from rerail.story.gather import Gathering
+from rerail.story.known import Known
+from rerail.story.story import Section, Story, tell
+
+Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Write the page to this file.")]
+
+
+def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = False, as_json: AsJson = False) -> None:
+    """One run's incident report: what happened, what to do, curves, evidence, cost, and what to change."""
+    where = place.find(local=local)
+    known = known_of(where, run)
+    if known is None:
+        place.fail(*unknown_run(where, run))
+    story = tell(known)
+    if as_json:
+        typer.echo(json.dumps(plain(story), indent=2))
+        return
+    page = out or place.LOCAL_STATE / "reports" / f"{run}.html"
+    save(page, story, region="" if where.is_local else where.client("sagemaker").meta.region_name)
+    typer.echo(f"report: {page}")
+    for each in story.unread:
+        typer.echo(f"could not be read: {each}", err=True)
+    if open_it and not webbrowser.open(page.resolve().as_uri()):
+        typer.echo("no browser could be opened here: copy the file to where there is one", err=True)
+
+
+def known_of(where: Place, run: str) -> Known | None:
+    """All that a report needs, read now; None where there is no such run."""
+    gathering = Gathering(
+        runs=where.runs,
+        policies=SsmPolicies(where.outputs["PolicyPrefix"], now),
+        series=CloudWatchSeries(),
+        logs=CloudWatchLogs(),
+        checkpoints=S3Checkpoints(),
+        clock=now,
+    )
+    return gathering.gather(run)
+
+
+def save(page: Path, story: Story, *, region: str = "") -> None:
+    """Write the page, linked to the region's console; one clear error where that is not possible."""
+    try:
+        from report_page.page import drawn_page  # no other command needs, or waits for, what it draws with
+    except ModuleNotFoundError as error:
+        place.fail(f"reports are drawn with {error.name}, which is not installed", "pip install 'rerail[report]'")
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(drawn_page(story, region=region), encoding="utf-8")
+    except OSError as error:
+        place.fail(f"cannot write {page}: {error.strerror}", "name another file with --out")
+
+
+def save_for(where: Place, run: str, page: Path, sections: Sequence[Section]) -> None:
+    """Write the page of a run that is known to exist, with facts that somebody adds to it."""
+    known = known_of(where, run)
+    assert known is not None, "the run was seen a moment ago"
+    save(page, tell(known, sections=sections))

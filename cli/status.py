@@ -1,0 +1,260 @@
+"""`rerail status`: the fleet at a glance, once or redrawn every few seconds."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from botocore.exceptions import BotoCoreError, ClientError
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from cli import place
+from cli.fleet import Fleet, Look, Row, chosen
+from cli.names import completed_policies, completed_states
+from cli.place import Local
+from cli.runs import STYLES, AsJson, saving
+from rerail.aws.ssm import SsmPolicies
+from rerail.errors import RerailError
+from rerail.launching import spoken_dollars
+from rerail.model import Run, RunState
+from rerail.ports import policy_of
+from rerail.switch import OFF, ON
+
+ENDED_SHOWN = 10
+# From so many columns on there is room for the last incident, and for the policy.
+WIDE, WIDER = 110, 150
+MOST_TODO = 10
+MINUTE, HOUR, DAY, CENT = 60.0, 3600.0, 86400.0, 0.01
+
+States = Annotated[
+    list[RunState] | None,
+    typer.Option("--state", help="Only runs in this state; may be given again.", autocompletion=completed_states),
+]
+PolicyName = Annotated[
+    str, typer.Option("--policy", help="Only runs under this policy.", autocompletion=completed_policies)
+]
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw it every few seconds, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(help="With --watch: seconds between two looks.", min=1.0)] = 5.0,
+    state: States = None,
+    policy: PolicyName = "",
+    everything: Annotated[bool, typer.Option("--all", help="All ended runs, not only the newest.")] = False,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Say how often each would best save; lists its saves.")
+    ] = False,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """All runs: their state, step, cost and goodput, and what is to be done."""
+    if watch and as_json:
+        place.fail("--watch and --json exclude each other", "leave one of them out")
+    look = Look(place.find(local=local))
+    ended = None if everything else ENDED_SHOWN
+
+    def rows_of(fleet: Fleet) -> list[Row]:
+        return list(chosen(fleet.rows, states=state or (), policy=policy, ended=ended))
+
+    if watch:
+        _watch(look, rows_of, every)
+        return
+    fleet = look.fleet()
+    rows = rows_of(fleet)
+    if as_json:
+        typer.echo(json.dumps(plain_fleet(fleet, rows), indent=2))
+        return
+    console = Console()
+    console.print(picture(fleet, rows, width=console.width))
+    if not fleet.rows:
+        console.print("no runs yet. A job joins with the tag rerail:policy=default", highlight=False)
+    policies = SsmPolicies(look.where.outputs["PolicyPrefix"], place.now)
+    for row in rows if advice else ():
+        for line in saving(row.run, policy_of(row.run, policies)):
+            console.print(f"{row.run.id}: {line}", highlight=False)
+
+
+def _watch(look: Look, rows_of: Any, every: float) -> None:
+    """Redraw until Ctrl-C; the last picture stays on the terminal, to be read. What cannot be looked up now is said,
+    and looked up again."""
+    console = Console()
+    if not console.is_terminal:
+        place.fail("--watch needs a terminal to redraw", "leave it out, or ask again and again with --json")
+    with console.status(f"reading the runs of {look.where.name}"):
+        fleet = look.fleet()
+    trouble = Text()
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                drawn = picture(fleet, rows_of(fleet), width=console.width, height=console.height - 1)
+                live.update(Group(drawn, trouble), refresh=True)
+                time.sleep(every)
+                try:
+                    fleet, trouble = look.fleet(), Text()
+                except (ClientError, BotoCoreError, RerailError) as error:
+                    said = f"cannot look now: {' '.join(str(error).split())}"
+                    trouble = Text(said, style="red", no_wrap=True, overflow="ellipsis")
+    except KeyboardInterrupt:
+        console.print(picture(fleet, rows_of(fleet), width=console.width))
+
+
+def picture(fleet: Fleet, rows: Sequence[Row], *, width: int, height: int | None = None) -> RenderableType:
+    """The head, a row a run, and what is to be done; with a height, what fits into so many lines."""
+    todos = [row for row in rows if row.todo]
+    room = len(rows)
+    if height is not None:
+        room = max(3, height - 9 - 2 * min(len(todos), MOST_TODO) - len(fleet.alarms or ()))
+    parts: list[RenderableType] = [head(fleet)]
+    if rows:
+        parts += [Text(), table(rows[:room], fleet.at, width=width)]
+    left = len(fleet.rows) - min(room, len(rows))
+    if rows and left:
+        parts.append(Text(f"and {left} more runs: --all, --state and --policy choose", style="dim"))
+    if todos:
+        parts += [Text(), *_todos(todos, wraps=height is None)]
+    return Group(*parts)
+
+
+def head(fleet: Fleet) -> RenderableType:
+    """Where, how many in which state, the kill switch, and whether the supervisor is well."""
+    first = Text.assemble(("Rerail", "bold"), f"  {fleet.name}  ", (f"{fleet.at:%Y-%m-%d %H:%M:%S} UTC", "dim"))
+    counts = Text("  ").join(
+        Text.assemble((str(count), "bold"), " ", (state, STYLES.get(RunState(state), "yellow")))
+        for state, count in fleet.counts.items()
+    )
+    switch = {ON: "green", OFF: "bold red"}.get(fleet.switch, "yellow")
+    words = Text.assemble("kill switch ", (fleet.switch, switch), "   supervisor ", _health(fleet))
+    lines = [first, counts, words] if fleet.counts else [first, words]
+    lines += [Text.assemble(("  alarm  ", "bold red"), said) for said in fleet.alarms or ()]
+    return Group(*lines)
+
+
+def _health(fleet: Fleet) -> tuple[str, str]:
+    if fleet.alarms is None:
+        return "not known: its alarms cannot be read", "yellow"
+    if fleet.alarms:
+        return f"NOT WELL: {len(fleet.alarms)} alarm" + ("s" if len(fleet.alarms) > 1 else ""), "bold red"
+    return "well", "green"
+
+
+def table(rows: Sequence[Row], at: datetime, *, width: int) -> Table:
+    """A row a run; narrow terminals get fewer columns."""
+    drawn = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    lines = [[*_cells(row, at, is_wide=width >= WIDE)] for row in rows]
+    drawn.add_column("run", no_wrap=True, overflow="ellipsis", max_width=max(14, width // 4))
+    for place_, name in enumerate(("state", "for", "try", "step", "age", "goodput", "cost"), start=1):
+        widest = max(len(name), *(line[place_].cell_len for line in lines))
+        drawn.add_column(name, no_wrap=True, min_width=widest, justify="left" if name == "state" else "right")
+    if width >= WIDE:
+        drawn.add_column("last incident", no_wrap=True, overflow="ellipsis")
+    if width >= WIDER:
+        drawn.add_column("policy", no_wrap=True)
+    for row, cells in zip(rows, lines, strict=True):
+        cells += [_incident(row.run, at)] if width >= WIDE else []
+        cells += [Text(_policy(row.run))] if width >= WIDER else []
+        drawn.add_row(*cells, style="" if row.is_open else "dim")
+    return drawn
+
+
+def _cells(row: Row, at: datetime, *, is_wide: bool) -> Iterator[Text]:
+    run = row.run
+    yield Text(run.id, style="bold" if row.is_open else "")
+    waits = (run.proposal.awaits if run.proposal else run.kept_back) if is_wide else ""
+    yield Text(run.state + (f" for {waits}" if waits else ""), style=STYLES.get(run.state, "yellow"))
+    yield Text(age(row.since, at))
+    yield Text(str(run.current.number))
+    yield Text("" if row.step is None else f"{row.step:,}")
+    yield Text(age(row.step_at, at))
+    yield Text("" if row.share is None else f"{row.share:.1%}")
+    yield Text("" if row.dollars is None else "$0" if row.dollars < CENT else spoken_dollars(row.dollars))
+
+
+def _incident(run: Run, at: datetime) -> Text:
+    if not run.incidents:
+        return Text()
+    last = run.incidents[-1]
+    style = "green" if last.mended else "red" if last.closed_at else "yellow"
+    said = "mended" if last.mended else (last.resolution or "not mended yet")
+    return Text.assemble(
+        f"{age(last.happened_at, at)} ago ", (str(last.cause).replace("_", " "), "bold"), ": ", (said, style)
+    )
+
+
+def _todos(rows: Sequence[Row], *, wraps: bool) -> Iterator[RenderableType]:
+    """What somebody has to do, each with its command on a line of its own, to be copied."""
+    yield Text("to do", style="bold red")
+    for row in rows[:MOST_TODO]:
+        said = Text.assemble((row.run.id, "bold"), " ", " ".join(row.todo.split()))
+        said.no_wrap, said.overflow = not wraps, "ellipsis"
+        yield Padding(said, (0, 0, 0, 1), expand=False)
+        yield Text(f"   {row.command}", style="cyan", no_wrap=True)
+    if len(rows) > MOST_TODO:
+        yield Text(f"  and {len(rows) - MOST_TODO} more: --state held", style="dim")
+
+
+def _policy(run: Run) -> str:
+    return f"{run.policy} (observing)" if run.observe_only else run.policy
+
+
+def age(then: datetime | None, at: datetime) -> str:
+    """How long ago, in a few characters: 14s, 3m, 2.1h, 5d."""
+    if then is None:
+        return ""
+    seconds = max(0.0, (at - then).total_seconds())
+    if seconds < MINUTE:
+        return f"{seconds:.0f}s"
+    if seconds < 100 * MINUTE:
+        return f"{seconds / MINUTE:.0f}m"
+    if seconds < 2 * DAY:
+        return f"{seconds / HOUR:.1f}h" if seconds < 10 * HOUR else f"{seconds / HOUR:.0f}h"
+    return f"{seconds / DAY:.0f}d"
+
+
+def plain_fleet(fleet: Fleet, rows: Sequence[Row]) -> dict[str, Any]:
+    """For another program: seconds, dollars, times in ISO 8601."""
+    return {
+        "place": fleet.name,
+        "at": fleet.at.isoformat(),
+        "kill_switch": fleet.switch,
+        "supervisor": {"alarms": None if fleet.alarms is None else list(fleet.alarms)},
+        "counts": dict(fleet.counts),
+        "runs": [_plain(row) for row in rows],
+    }
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    run, last = row.run, row.run.incidents[-1] if row.run.incidents else None
+    return {
+        "id": run.id,
+        "state": run.state.value,
+        "since": row.since.isoformat() if row.since else None,
+        "policy": run.policy,
+        "observe_only": run.observe_only,
+        "attempt": run.current.number,
+        "job": run.current.job_name,
+        "job_status": run.current.status,
+        "step": row.step,
+        "step_at": row.step_at.isoformat() if row.step_at else None,
+        "goodput": None if row.share is None else round(row.share, 4),
+        "dollars": row.dollars,
+        "waits_for": run.proposal.awaits if run.proposal else run.kept_back,
+        "hold_reason": run.hold_reason,
+        "proposal": run.proposal.id if run.proposal else None,
+        "todo": row.todo,
+        "command": row.command,
+        "incidents": len(run.incidents),
+        "last_incident": last
+        and {
+            "kind": last.kind,
+            "cause": last.cause,
+            "happened_at": last.happened_at.isoformat(),
+            "mended": last.mended,
+            "resolution": last.resolution,
+        },
+    }

@@ -1,0 +1,105 @@
+"""A run's own event files in S3, brought home: one folder an attempt, whoever wrote them and wherever they lie."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rerail.aws.sagemaker import SageMakerJobs
+from rerail.errors import JobNotFound
+from rerail.model import Attempt, Run
+
+# events.out.tfevents.<seconds since 1970>.<host>...
+WRITTEN = re.compile(r"tfevents\.(\d{9,11})(?:\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class EventFile:
+    """An event file in S3, the attempt that wrote it, and where below that attempt's folder it belongs."""
+
+    bucket: str
+    key: str
+    size: int
+    attempt: int
+    path: str
+
+
+def folder_of(attempt: int) -> str:
+    """An attempt's folder, and so its name in TensorBoard's list of runs."""
+    return f"attempt-{attempt:03d}"
+
+
+def places(run: Run) -> list[str]:
+    """The S3 folders in which event files may lie: where SageMaker copies them to, and the checkpoints' own."""
+    found = []
+    for attempt in launched(run):
+        try:
+            _, description = SageMakerJobs().describe(attempt.job_name)
+        except JobNotFound:
+            continue
+        found.append((description.get("TensorBoardOutputConfig") or {}).get("S3OutputPath", ""))
+    return list(dict.fromkeys(uri.rstrip("/") + "/" for uri in (*found, run.checkpoint_uri) if uri))
+
+
+def launched(run: Run) -> list[Attempt]:
+    """The attempts that became jobs, oldest first."""
+    return [attempt for attempt in run.attempts if attempt.exists]
+
+
+def event_files(s3: Any, run: Run, uris: Sequence[str]) -> Iterator[EventFile]:
+    """Those below these folders that belong to the run, each once. Where jobs have folders of their own, which then may
+    be those of other runs too, only what lies in our jobs' folders is the run's."""
+    seen = set()
+    for uri in uris:
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        found = []
+        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            for item in page.get("Contents", []):
+                key, path = item["Key"], item["Key"].removeprefix(prefix)
+                if "tfevents" not in key.rpartition("/")[2] or (bucket, key) in seen:
+                    continue
+                seen.add((bucket, key))
+                if (attempt := writer(run, path, item["LastModified"])) is not None:
+                    found.append(EventFile(bucket, key, item["Size"], attempt, path))
+        named = [file for file in found if _named(run, file.path) is not None]
+        yield from named or found
+
+
+def writer(run: Run, path: str, stored: datetime) -> int | None:
+    """The attempt that wrote a file: by the job's name in its path, else by the time in its own name, else by when it
+    was stored; None for a file that is older than the run."""
+    if (owner := _named(run, path)) is not None:
+        return owner
+    attempts = launched(run)
+    named = WRITTEN.search(path)
+    at = datetime.fromtimestamp(int(named[1]), UTC) if named else stored.astimezone(UTC)
+    begun = [attempt for attempt in attempts if attempt.created_at and _seconds(attempt.created_at) <= at]
+    return begun[-1].number if begun else None
+
+
+def _named(run: Run, path: str) -> int | None:
+    """The attempt whose job has a folder of its own in the path."""
+    folders = path.split("/")[:-1]
+    return next((attempt.number for attempt in launched(run) if attempt.job_name in folders), None)
+
+
+def _seconds(at: datetime) -> datetime:
+    """The name of a file has no fractions of a second."""
+    return at.replace(microsecond=0)
+
+
+def bring(s3: Any, files: Sequence[EventFile], folder: Path) -> int:
+    """Download what is new or has grown: how many files. Nothing is written outside of the folder."""
+    count = 0
+    for file in files:
+        path = (folder / folder_of(file.attempt) / file.path).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            continue
+        if path.exists() and path.stat().st_size == file.size:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        s3.download_file(file.bucket, file.key, str(path))
+        count += 1
+    return count

@@ -1,0 +1,80 @@
+"""What is known of HyperPod clusters, in the table of the runs: `hyperpod#<cluster>` with sort key `hyperpod`.
+
+Those that the sweep has to ask about are in the index of open runs, in a partition of their own."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from rerail.aws.clients import client
+from rerail.aws.dynamodb import INDEX
+from rerail.codec import BadRecord, dumps, loads
+from rerail.errors import Conflict
+from rerail.hyperpod import HyperPodMemory
+
+# Beside the shards of open runs in the same sparse index: clusters that the sweep has to ask about.
+WAITING = "open#hyperpod"
+
+
+class DynamoHyperPods:
+    """The port `HyperPods` on one table: one item a cluster, changed under a condition."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    def recall(self, cluster: str) -> HyperPodMemory:
+        """One that another version wrote is begun afresh: at worst something is told twice."""
+        item = client("dynamodb").get_item(TableName=self._table, Key=_key(cluster), ConsistentRead=True).get("Item")
+        if item is None:
+            return HyperPodMemory(cluster)
+        try:
+            return loads(HyperPodMemory, item["doc"]["S"])
+        except BadRecord:
+            return HyperPodMemory(cluster, version=int(item["version"]["N"]))
+
+    def waiting(self) -> Iterator[HyperPodMemory]:
+        """Those that another version wrote wait for the cluster's next event."""
+        pages = (
+            client("dynamodb")
+            .get_paginator("query")
+            .paginate(
+                TableName=self._table,
+                IndexName=INDEX,
+                KeyConditionExpression="#open = :hyperpod",
+                ExpressionAttributeNames={"#open": INDEX},
+                ExpressionAttributeValues={":hyperpod": {"S": WAITING}},
+            )
+        )
+        for item in (item for page in pages for item in page["Items"]):
+            try:
+                yield loads(HyperPodMemory, item["doc"]["S"])
+            except BadRecord:
+                continue
+
+    def keep(self, memory: HyperPodMemory, *, until: datetime) -> None:
+        before = memory.version - 1
+        item = {
+            **_key(memory.cluster),
+            "doc": {"S": dumps(memory)},
+            "version": {"N": str(memory.version)},
+            "expires": {"N": str(int(until.timestamp()))},
+        }
+        if memory.waits:
+            item[INDEX] = {"S": WAITING}
+        condition: dict[str, Any] = (
+            {"ConditionExpression": "version = :before", "ExpressionAttributeValues": {":before": {"N": str(before)}}}
+            if before
+            else {"ConditionExpression": "attribute_not_exists(pk)"}
+        )
+        try:
+            client("dynamodb").put_item(TableName=self._table, Item=item, **condition)
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "ConditionalCheckFailedException":
+                raise Conflict(f"what is known of {memory.cluster} is no longer at version {before}") from error
+            raise
+
+
+def _key(cluster: str) -> dict[str, Any]:
+    return {"pk": {"S": f"hyperpod#{cluster}"}, "sk": {"S": "hyperpod"}}

@@ -1,0 +1,81 @@
+"""What training jobs print, from CloudWatch Logs; every reading has a bound."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from rerail.aws.clients import client
+from rerail.errors import Blind, Throttled
+from rerail.story.known import LogLine
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+# Of a job on a thousand machines the first few speak for all.
+STREAMS = 4
+THROTTLING = ("ThrottlingException", "Throttling", "LimitExceededException", "ServiceUnavailableException")
+
+
+class CloudWatchLogs:
+    """The port `Logs` on the log group of all training jobs."""
+
+    def tail(self, job: str, *, until: datetime, lines: int) -> Sequence[LogLine]:
+        end = int(until.timestamp() * 1000) + 1
+        found = [
+            line
+            for stream in self._streams(job, f"{job}/algo-")[:STREAMS]
+            for line in self._page(stream, endTime=end, limit=lines, startFromHead=False)[0]
+        ]
+        return sorted(found, key=lambda line: line.at)[-lines:]
+
+    def whole(self, job: str, *, pages: int) -> tuple[Sequence[LogLine] | None, int]:
+        found: list[LogLine] = []
+        read = 0
+        for stream in self._streams(job, f"{job}/algo-1-"):
+            token = ""
+            while True:
+                if read >= pages:
+                    return None, read
+                place = {"nextToken": token} if token else {}
+                page, following = self._page(stream, startFromHead=True, **place)
+                read += 1
+                found += page
+                if following == token or not page:  # the last page's token is its own
+                    break
+                token = following
+        return sorted(found, key=lambda line: line.at), read
+
+    def _streams(self, job: str, prefix: str) -> Sequence[str]:
+        """Only the training's own: an agent of Systems Manager writes below `<job>/algo-1-<time>/ssm`."""
+        answer = _ask("describe_log_streams", logGroupName=GROUP, logStreamNamePrefix=prefix)
+        names = [row["logStreamName"] for row in answer.get("logStreams", [])]
+        return sorted((name for name in names if name.count("/") == job.count("/") + 1), key=_host)
+
+    def _page(self, stream: str, **asked: Any) -> tuple[list[LogLine], str]:
+        answer = _ask("get_log_events", logGroupName=GROUP, logStreamName=stream, **asked)
+        return list(_lines(stream, answer.get("events", []))), answer.get("nextForwardToken", "")
+
+
+def _host(stream: str) -> tuple[int, str]:
+    number = stream.rpartition("/algo-")[2].split("-")[0]
+    return (int(number) if number.isdigit() else 0, stream)
+
+
+def _lines(stream: str, events: Sequence[dict[str, Any]]) -> Iterator[LogLine]:
+    source = stream.rpartition("/")[2]
+    for event in events:
+        yield LogLine(datetime.fromtimestamp(event["timestamp"] / 1000, UTC), source, event["message"])
+
+
+def _ask(call: str, **request: Any) -> dict[str, Any]:
+    """The answer; nothing where the group or the stream is not there (yet): then nobody has printed anything."""
+    try:
+        answer: dict[str, Any] = getattr(client("logs"), call)(**request)
+        return answer
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        if code == "ResourceNotFoundException":
+            return {}
+        raise (Throttled if code in THROTTLING else Blind)(f"{call}: {error}") from error
+    except BotoCoreError as error:
+        raise Blind(f"{call}: {error}") from error

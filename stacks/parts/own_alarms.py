@@ -1,0 +1,42 @@
+"""Rerail's own alarms for receivers outside of AWS: by CloudWatch and the default bus, with no code of ours between.
+
+So whoever listens by PagerDuty or a webhook alone hears too that Rerail itself is ill, and that the other one cannot be
+reached. CloudWatch guarantees these events."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aws_cdk import Stack
+from aws_cdk import aws_events as events
+
+from stacks.parts.receiver import Receiver
+
+# EventBridge puts them in as they are: neither our descriptions nor CloudWatch's reasons hold a quotation mark.
+PATHS = {
+    "name": "$.detail.alarmName",
+    "says": "$.detail.configuration.description",
+    "reason": "$.detail.state.reason",
+    "at": "$.time",
+}
+
+
+def tell_own_alarms(receiver: Receiver, *, begun: Mapping[str, Any], over: Mapping[str, Any]) -> None:
+    """Send these when an alarm of this stack goes off, and when it is over; `<name>` and the like are filled in."""
+    prefix = f"{Stack.of(receiver).stack_name}-"  # of all alarms that CloudFormation has named
+    for id, states, body in (
+        ("AlarmBegun", {"state": {"value": ["ALARM"]}}, begun),
+        ("AlarmOver", {"state": {"value": ["OK"]}, "previousState": {"value": ["ALARM"]}}, over),
+    ):
+        receiver.hear(
+            id,
+            pattern={
+                "source": ["aws.cloudwatch"],
+                "detail-type": ["CloudWatch Alarm State Change"],
+                "detail": {"alarmName": [{"prefix": prefix}], **states},
+            },
+            description="Rerail: its own alarms",
+            input_transformer=events.CfnRule.InputTransformerProperty(
+                input_template=json.dumps(body), input_paths_map=PATHS
+            ),
+        )

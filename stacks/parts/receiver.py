@@ -1,0 +1,98 @@
+"""A receiver outside of AWS: an HTTPS endpoint that is sent what the bus has for it, and what it could not be sent."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from aws_cdk import Aws, Duration
+from aws_cdk import aws_events as events
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+
+from rerail.runbooks import Runbook
+from stacks.parts.bus import Bus
+from stacks.parts.dead_letter_queue import DeadLetterQueue
+from stacks.parts.permissions import allow
+
+# A page that arrives a quarter of an hour late is worth less than the alarm that says that pages do not arrive.
+AGE = Duration.minutes(15)
+RETRIES = 185
+
+
+class Receiver(Construct):
+    """Sends the detail of each event of one type, as it is: whoever put it on the bus wrote it for this receiver.
+
+    Rule, destination and connection are EventBridge's: it retries 401, 407, 409, 429 and 5xx, and what is refused
+    otherwise, or too old, lies in the dead-letter queue, whose alarm pages."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        id: str,
+        *,
+        bus: Bus,
+        detail_type: str,
+        connection: events.Connection,
+        url: str,
+        per_second: int,
+        key: kms.IKey,
+        page: sns.ITopic,
+        name: str,
+    ) -> None:
+        """`per_second` is the most that is sent; `name` is what people call the receiver."""
+        super().__init__(scope, id)
+        destination = events.ApiDestination(
+            self,
+            "Destination",
+            connection=connection,
+            endpoint=url,
+            http_method=events.HttpMethod.POST,
+            rate_limit_per_second=per_second,
+            description=f"Rerail: notices for {name}",
+        )
+        self._arn = destination.api_destination_arn
+        ours = {"StringEquals": {"aws:SourceAccount": Aws.ACCOUNT_ID}}
+        self._role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("events.amazonaws.com", conditions=ours))
+        allow(self._role, "events:InvokeApiDestination", on=self._arn)
+        self._dead_letters = DeadLetterQueue(
+            self, "DeadLetters", key=key, page=page, of=f"the rule for {name}", runbook=Runbook.UNDELIVERED
+        )
+        self.hear(
+            "Rule",
+            pattern={"source": ["rerail"], "detail-type": [detail_type]},
+            description=f"Rerail: notices for {name}",
+            bus=bus,
+            input_path="$.detail",
+        )
+
+    def hear(
+        self,
+        id: str,
+        *,
+        pattern: Mapping[str, Any],
+        description: str,
+        bus: Bus | None = None,
+        **shape: Any,
+    ) -> None:
+        """One more rule that sends to this receiver; `shape` says which part of an event, or what is made of it."""
+        rule = events.CfnRule(
+            self,
+            id,
+            description=description,
+            event_bus_name=bus.bus.event_bus_name if bus else None,
+            event_pattern=pattern,
+            targets=[
+                events.CfnRule.TargetProperty(
+                    id="Receiver",
+                    arn=self._arn,
+                    role_arn=self._role.role_arn,
+                    dead_letter_config=events.CfnRule.DeadLetterConfigProperty(arn=self._dead_letters.queue.queue_arn),
+                    retry_policy=events.CfnRule.RetryPolicyProperty(
+                        maximum_event_age_in_seconds=AGE.to_seconds(), maximum_retry_attempts=RETRIES
+                    ),
+                    **shape,
+                )
+            ],
+        )
+        self._dead_letters.accept_from_rule(rule.attr_arn)

@@ -1,0 +1,52 @@
+"""Where the incident reports lie: one page a run, in a bucket that no training role may write."""
+
+from aws_cdk import Aws, Duration, RemovalPolicy
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from rerail.story.place import bucket_name, page_key
+from stacks.parts.permissions import acknowledge, allow
+
+EVERY_PAGE = page_key("*")
+# An incident a year ago is still worth a look at the next one.
+KEPT = Duration.days(400)
+ANY_RUN = "Runs are named by the jobs that ask to be supervised; which ones do is not known here."
+
+
+class ReportsBucket(Construct):
+    """Encrypted, closed to the public, for TLS only; kept when the stack goes.
+
+    The managed policy AmazonSageMakerFullAccess lets a training role write every bucket with "sagemaker" in its name:
+    this one has it not, so that no job can change what people on call are shown.
+    """
+
+    def __init__(self, scope: Construct, id: str) -> None:
+        super().__init__(scope, id)
+        name = bucket_name(Aws.ACCOUNT_ID, Aws.REGION)
+        self._arn = f"arn:{Aws.PARTITION}:s3:::{name}"
+        self.bucket = s3.Bucket(
+            self,
+            "Bucket",
+            bucket_name=name,
+            # With a key of our own, whoever opens a signed link would need it too.
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            enforce_ssl=True,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    id="OldReports", expiration=KEPT, abort_incomplete_multipart_upload_after=Duration.days(1)
+                )
+            ],
+            removal_policy=RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
+        )
+        reason = "Pages that can be drawn anew from the record at any time."
+        acknowledge(self.bucket, "AwsSolutions-S1", reason=reason)
+
+    def let_keep(self, role: iam.Role) -> None:
+        allow(role, "s3:PutObject", on=f"{self._arn}/{EVERY_PAGE}", because=ANY_RUN)
+
+    def let_link(self, role: iam.Role) -> None:
+        """A signed link lets its reader do what its maker may."""
+        allow(role, "s3:GetObject", on=f"{self._arn}/{EVERY_PAGE}", because=ANY_RUN)

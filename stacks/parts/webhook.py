@@ -1,0 +1,57 @@
+"""A webhook of the account's own: each notice as JSON, with the `Authorization` header that its receiver knows."""
+
+from aws_cdk import SecretValue
+from aws_cdk import aws_events as events
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+
+from stacks.options import Options
+from stacks.parts.bus import Bus
+from stacks.parts.own_alarms import tell_own_alarms
+from stacks.parts.receiver import Receiver
+
+DETAIL_TYPE = "Rerail Webhook"
+PER_SECOND = 10
+# In the form of every other notice: docs/notice.schema.json.
+ALARM = {
+    "version": 1,
+    "source": "rerail",
+    "run": "",
+    "thread": "rerail",
+    "title": "Rerail itself: alarm <name>",
+    "at": "<at>",
+    "runbook": "unhealthy",
+    "links": {"report": "", "runbook": "docs/runbooks/unhealthy.md", "console": "", "show": "rerail doctor"},
+}
+ALARM_BEGUN = {**ALARM, "severity": "page", "key": "alarm/<name>", "body": "<says> <reason>"}
+ALARM_OVER = {**ALARM, "severity": "clear", "key": "alarm/<name>/clear", "clears": "alarm/<name>", "body": "<reason>"}
+
+
+class Webhook(Receiver):
+    """Any HTTPS endpoint that answers within five seconds."""
+
+    def __init__(
+        self, scope: Construct, id: str, *, options: Options, bus: Bus, key: kms.IKey, page: sns.ITopic
+    ) -> None:
+        connection = events.Connection(
+            scope,
+            "WebhookConnection",
+            description="Rerail: the webhook's authorization",
+            authorization=events.Authorization.api_key(
+                "Authorization", SecretValue.secrets_manager(options.webhook_secret)
+            ),
+        )
+        super().__init__(
+            scope,
+            id,
+            bus=bus,
+            detail_type=DETAIL_TYPE,
+            connection=connection,
+            url=options.webhook_url,
+            per_second=PER_SECOND,
+            key=key,
+            page=page,
+            name="the webhook",
+        )
+        tell_own_alarms(self, begun=ALARM_BEGUN, over=ALARM_OVER)

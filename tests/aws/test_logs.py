@@ -1,0 +1,110 @@
+"""What jobs print, from CloudWatch Logs: bounded, in order, of the job that was asked about and no other."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from botocore.exceptions import ReadTimeoutError
+from botocore.stub import Stubber
+
+from rerail.aws import logs
+from rerail.aws.clients import client
+from rerail.aws.logs import GROUP, CloudWatchLogs
+from rerail.aws.pages import HTML, S3Pages
+from rerail.errors import Blind, Throttled
+from rerail.story.place import bucket_name, page_key
+
+# Logs take no line that is older than two weeks.
+START = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)
+
+
+def write(stream: str, *texts: str, first: int = 0) -> None:
+    """A line a second, as SageMaker's agent puts them."""
+    known = client("logs").describe_log_groups(logGroupNamePrefix=GROUP)["logGroups"]
+    if not known:
+        client("logs").create_log_group(logGroupName=GROUP)
+    client("logs").create_log_stream(logGroupName=GROUP, logStreamName=stream)
+    begin = int(START.timestamp() * 1000)
+    events = [{"timestamp": begin + 1000 * (first + n), "message": text} for n, text in enumerate(texts)]
+    client("logs").put_log_events(logGroupName=GROUP, logStreamName=stream, logEvents=events)
+
+
+def test_the_tail_is_the_newest_lines_before_a_time_of_all_hosts_in_order():
+    """Two hosts; neither another job's lines, nor those of Systems Manager's agent, nor later ones."""
+    write("gpt/algo-1-17", "one", "three", "much later", first=0)
+    write("gpt/algo-2-17", "two", first=1)
+    write("gpt/algo-1-17/ssm", "an agent")
+    write("gpt-a002/algo-1-18", "another attempt")
+    found = CloudWatchLogs().tail("gpt", until=START + timedelta(seconds=1), lines=10)
+    assert [line.text for line in found] in (["one", "three", "two"], ["one", "two", "three"])
+    assert {line.source for line in found} == {"algo-1-17", "algo-2-17"}
+    (last,) = CloudWatchLogs().tail("gpt", until=START, lines=1)
+    assert (last.at, last.text) == (START, "one")
+
+
+def test_of_many_hosts_the_first_few_are_read():
+    """Host 10 comes after host 2, and a thousand hosts are not a thousand calls."""
+    for host in (10, 2, 1, 3, 4, 5):
+        write(f"gpt/algo-{host}-17", f"host {host}")
+    found = CloudWatchLogs().tail("gpt", until=START, lines=100)
+    assert sorted(line.text for line in found) == ["host 1", "host 2", "host 3", "host 4"]
+
+
+def test_the_whole_log_is_the_first_hosts():
+    """Over all its streams: SageMaker opens another when it restarts the job."""
+    write("gpt/algo-1-17", "before")
+    write("gpt/algo-1-18", "after", first=5)
+    write("gpt/algo-10-17", "host 10")
+    found, pages = CloudWatchLogs().whole("gpt", pages=20)
+    assert found is not None
+    assert [line.text for line in found] == ["before", "after"]
+    assert 2 <= pages <= 4
+
+
+def test_a_log_that_is_too_long_is_none_and_says_what_it_has_cost():
+    """Half a log would be taken for the whole curve."""
+    write("gpt/algo-1-17", *(str(number) for number in range(30)))
+    write("gpt/algo-1-18", *(str(number) for number in range(30)))
+    assert CloudWatchLogs().whole("gpt", pages=1) == (None, 1)
+
+
+def test_a_job_that_has_printed_nothing_is_silent_and_no_error():
+    """Neither the group nor a stream may be there yet."""
+    assert CloudWatchLogs().tail("gpt", until=START, lines=10) == []
+    assert CloudWatchLogs().whole("gpt", pages=3) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("ThrottlingException", Throttled), ("AccessDeniedException", Blind), ("InternalFailure", Blind)],
+)
+def test_logs_that_cannot_be_read_are_not_taken_for_silence(code, error):
+    """The report has to say so."""
+    with Stubber(client("logs")) as stub:
+        stub.add_client_error("describe_log_streams", code, "no", http_status_code=400)
+        with pytest.raises(error, match="describe_log_streams"):
+            CloudWatchLogs().tail("gpt", until=START, lines=10)
+
+
+def test_silence_of_the_service_is_blindness(monkeypatch):
+    """No answer at all."""
+
+    class Dead:
+        def describe_log_streams(self, **_: object) -> None:
+            raise ReadTimeoutError(endpoint_url="https://logs")
+
+    monkeypatch.setattr(logs, "client", lambda _: Dead())
+    with pytest.raises(Blind):
+        CloudWatchLogs().whole("gpt", pages=1)
+
+
+def test_a_page_is_kept_where_notices_link_to_and_opens_in_a_browser():
+    """One object a run, in place of the one before."""
+    bucket = bucket_name("123456789012", "eu-west-1")
+    client("s3").create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    pages = S3Pages(bucket)
+    pages.keep("gpt", "<p>früher</p>")
+    pages.keep("gpt", "<p>jetzt: ü</p>")
+    kept = client("s3").get_object(Bucket="rerail-reports-123456789012-eu-west-1", Key=page_key("gpt"))
+    assert kept["Body"].read().decode() == "<p>jetzt: ü</p>"
+    assert (kept["ContentType"], kept["CacheControl"]) == (HTML, "no-cache")
+    assert page_key("gpt") == "runs/gpt/report.html"

@@ -1,0 +1,364 @@
+"""`rerail doctor --job/--run/--request`: can this job be watched, saved and brought back?"""
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from moto import mock_aws
+
+from cli.doctor import command, expressions, job, quotas, roles, storage
+from cli.doctor.check import Check, Verdict, ask
+from cli.doctor.deployment import Deployment
+from cli.doctor.subject import Subject
+from cli.place import now
+from rerail.aws.clients import client
+from rerail.detectors.pulse import Phase
+from rerail.mailbox import Heartbeat, heartbeat_key, write
+from rerail.metrics import definitions
+from rerail.model import Attempt, JobStatus, Run, RunState
+from tests.aws.places import REGION, our_own_clients
+from tests.cli.cloud import Cloud, Deployed, denied, refused
+
+TRUST = {"Statement": [{"Principal": {"Service": "sagemaker.amazonaws.com"}}]}
+REQUEST: dict[str, Any] = {
+    "TrainingJobName": "gpt",
+    "RoleArn": "arn:aws:iam::1:role/MySageMakerRole",
+    "AlgorithmSpecification": {"TrainingImage": "image", "MetricDefinitions": definitions()},
+    "ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30},
+    "CheckpointConfig": {"S3Uri": "s3://bucket/gpt/"},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
+    "Environment": {"STEPS": "100"},
+}
+TAGS = {"rerail:policy": "default"}
+ALLOWED = {"EvaluationResults": [{"EvalActionName": "s3:PutObject", "EvalDecision": "allowed"}]}
+REFUSED = {"EvaluationResults": [{"EvalActionName": "s3:PutObject", "EvalDecision": "implicitDeny"}]}
+QUOTAS = {
+    "ml.p4d.24xlarge for training job usage": 4.0,
+    "ml.p4d.24xlarge for spot training job usage": 1.0,
+    "ml.p4d.24xlarge for training warm pool usage": 0.0,
+    "ml.p4de.24xlarge for training job usage": 0.0,
+}
+SOUND: dict[str, Any] = {
+    "logs.describe_log_groups": {"logGroups": [{"logGroupName": "/aws/sagemaker/TrainingJobs"}]},
+    "s3.get_bucket_location": {"LocationConstraint": "eu-west-1"},
+    "s3.get_bucket_lifecycle_configuration": refused("NoSuchLifecycleConfiguration"),
+    "s3.get_bucket_versioning": {},
+    "s3.get_bucket_encryption": refused("ServerSideEncryptionConfigurationNotFoundError"),
+    "iam.get_role": {"Role": {"AssumeRolePolicyDocument": TRUST}},
+    "iam.simulate_principal_policy": ALLOWED,
+    "lambda.get_function": {"Configuration": {"Role": "arn:aws:iam::1:role/Supervise"}},
+    "service-quotas.list_service_quotas": {
+        "Quotas": [{"QuotaName": name, "Value": value} for name, value in QUOTAS.items()]
+    },
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_of_our_own():
+    with our_own_clients():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def deployed():
+    """A default policy, a mailbox, and what the core's own adapters read."""
+    with mock_aws():
+        client("ssm").put_parameter(Name="/rerail/policies/default", Value='mode = "act"', Type="String")
+        client("ssm").put_parameter(Name="/rerail/policies/watching", Value='mode = "observe"', Type="String")
+        fallbacks = '[capacity]\nfallbacks = ["ml.p4de.24xlarge"]'
+        client("ssm").put_parameter(Name="/rerail/policies/falling", Value=fallbacks, Type="String")
+        client("s3").create_bucket(Bucket="mailbox", CreateBucketConfiguration={"LocationConstraint": REGION})
+        yield
+
+
+def subject(request: Mapping[str, Any] | None = None, answers: Mapping[str, Any] | None = None, **more: Any) -> Subject:
+    deployment = Deployment(Deployed(Cloud({**SOUND, **(answers or {})}), is_local=more.pop("is_local", False)))
+    return Subject(deployment, {**REQUEST, **(request or {})}, **{"tags": TAGS, **more})
+
+
+def asked(*given: Any, **more: Any) -> dict[str, Check]:
+    return {check.name: check for check in ask("job", command.OF_A_JOB, subject(*given, **more))}
+
+
+def test_a_sound_request_is_sound_in_every_point():
+    """No question is left open, and none is answered with anything but yes."""
+    answers = asked()
+    assert {name: check.said for name, check in answers.items() if check.verdict is not Verdict.OK} == {}
+    assert {"supervision", "metrics", "checkpoint bucket", "role is passed", "machine quota"} <= answers.keys()
+
+
+BROKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "no_tag": ("supervision", {}, {"tags": {}}),
+    "a_tag_of_somebody_elses_run": ("supervision", {}, {"tags": {**TAGS, "rerail:run": "bert"}}),
+    "a_job_of_a_tuner": ("supervision", {"TuningJobArn": "arn"}, {}),
+    "a_name_that_is_none": ("name", {"TrainingJobName": "gpt_"}, {}),
+    "a_policy_that_is_not_there": ("policy", {}, {"tags": {"rerail:policy": "defualt"}}),
+    "no_checkpoints": ("checkpoints", {"CheckpointConfig": None}, {}),
+    "a_run_that_is_too_short": ("max runtime", {"StoppingCondition": {"MaxRuntimeInSeconds": 300}}, {}),
+    "a_run_that_is_too_long": ("max runtime", {"StoppingCondition": {"MaxRuntimeInSeconds": 10**7}}, {}),
+    "a_warm_pool_of_spot_machines": (
+        "keep alive",
+        {"EnableManagedSpotTraining": True, "ResourceConfig": {"KeepAlivePeriodInSeconds": 600}},
+        {},
+    ),
+    "no_room_in_environment": ("room", {"Environment": {f"V{n}": "" for n in range(98)}}, {}),
+    "a_value_that_is_too_long": ("room", {"Environment": {"V": "x" * 513}}, {}),
+    "no_room_for_tags": ("room", {}, {"tags": {**TAGS, **{f"t{n}": "" for n in range(48)}}}),
+    "an_expression_that_does_not_compile": ("metrics", {"AlgorithmSpecification": None}, {"metrics": {"loss": "(["}}),
+    "an_expression_without_a_group": ("metrics", {}, {"metrics": {"loss": "loss=[0-9.]+", "step": "step=([0-9]+)"}}),
+    "an_expression_that_cuts_small_losses": (
+        "metrics",
+        {},
+        {"metrics": {"loss": "loss: ([0-9.]+)", "step": "step=([0-9]+)"}},
+    ),
+    "no_bucket": ("checkpoint bucket", {}, {"answers": {"s3.get_bucket_location": refused("NoSuchBucket")}}),
+    "a_bucket_elsewhere": (
+        "checkpoint bucket",
+        {},
+        {"answers": {"s3.get_bucket_location": {"LocationConstraint": None}}},
+    ),
+    "a_key_that_is_disabled": (
+        "checkpoint key",
+        {},
+        {
+            "answers": {
+                "s3.get_bucket_encryption": {
+                    "ServerSideEncryptionConfiguration": {
+                        "Rules": [{"ApplyServerSideEncryptionByDefault": {"KMSMasterKeyID": "k1"}}]
+                    }
+                },
+                "kms.describe_key": {"KeyMetadata": {"KeyState": "Disabled", "Arn": "arn:aws:kms:eu-west-1:1:key/k1"}},
+            }
+        },
+    ),
+    "a_role_that_is_not_there": ("role", {}, {"answers": {"iam.get_role": refused("NoSuchEntity")}}),
+    "a_role_that_sagemaker_may_not_take_on": (
+        "role",
+        {},
+        {"answers": {"iam.get_role": {"Role": {"AssumeRolePolicyDocument": {}}}}},
+    ),
+    "a_role_that_may_not_be_passed": (
+        "role is passed",
+        {},
+        {
+            "answers": {
+                "iam.simulate_principal_policy": {
+                    "EvaluationResults": [{"EvalActionName": "iam:PassRole", "EvalDecision": "implicitDeny"}]
+                }
+            }
+        },
+    ),
+    "a_role_that_may_not_save": ("role saves", {}, {"answers": {"iam.simulate_principal_policy": REFUSED}}),
+    "checkpoints_that_rerail_may_not_read": (
+        "supervisor reads",
+        {},
+        {"answers": {"iam.simulate_principal_policy": REFUSED}},
+    ),
+    "too_few_machines": (
+        "machine quota",
+        {"ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 8}},
+        {},
+    ),
+    "too_few_spot_machines": ("machine quota", {"EnableManagedSpotTraining": True}, {}),
+    "no_quota_for_the_warm_pool": (
+        "warm pool quota",
+        {
+            "ResourceConfig": {
+                "InstanceType": "ml.p4d.24xlarge",
+                "InstanceCount": 2,
+                "KeepAlivePeriodInSeconds": 600,
+            }
+        },
+        {},
+    ),
+}
+
+
+def with_metrics(request: dict[str, Any], metrics: Mapping[str, str] | None) -> dict[str, Any]:
+    if metrics is None:
+        return request
+    found = [{"Name": name, "Regex": expression} for name, expression in metrics.items()]
+    return {**request, "AlgorithmSpecification": {"MetricDefinitions": found}}
+
+
+@pytest.mark.parametrize("name, request_, more", BROKEN.values(), ids=list(BROKEN))
+def test_what_is_broken_is_named_with_its_remedy(name, request_, more):
+    """One thing is wrong with the job or its place, and the question about it says so."""
+    more = dict(more)
+    answers = asked(with_metrics(request_, more.pop("metrics", None)), **more)
+    assert answers[name].verdict is Verdict.BROKEN, answers[name]
+    assert answers[name].remedy
+
+
+ENCRYPTED = {
+    "ServerSideEncryptionConfiguration": {"Rules": [{"ApplyServerSideEncryptionByDefault": {"KMSMasterKeyID": "k1"}}]}
+}
+KEY = {"KeyMetadata": {"KeyState": "Enabled", "Arn": "arn:aws:kms:eu-west-1:1:key/k1"}}
+WARNED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a_key_that_rerail_may_not_use": (
+        "supervisor decrypts",
+        {},
+        {
+            "answers": {
+                "s3.get_bucket_encryption": ENCRYPTED,
+                "kms.describe_key": KEY,
+                "iam.simulate_principal_policy": REFUSED,
+            }
+        },
+    ),
+    "a_policy_that_only_watches": ("policy", {}, {"tags": {"rerail:policy": "watching"}}),
+    "no_metrics": ("metrics", {"AlgorithmSpecification": {}}, {}),
+    "no_flag_for_nan": (
+        "metrics",
+        {"AlgorithmSpecification": {"MetricDefinitions": definitions()[:3]}},
+        {},
+    ),
+    "an_isolated_container": ("agent", {"EnableNetworkIsolation": True}, {}),
+    "a_name_that_will_be_shortened": ("name", {"TrainingJobName": "g" * 63}, {}),
+    "retries_upon_retries": ("retries", {"RetryStrategy": {"MaximumRetryAttempts": 30}}, {}),
+    "no_runtime": ("max runtime", {"StoppingCondition": {}}, {}),
+    "logs_that_are_soon_gone": (
+        "logs",
+        {},
+        {
+            "answers": {
+                "logs.describe_log_groups": {
+                    "logGroups": [{"logGroupName": "/aws/sagemaker/TrainingJobs", "retentionInDays": 3}]
+                }
+            }
+        },
+    ),
+    "a_deaf_agent": ("role reports", {}, {"answers": {"iam.simulate_principal_policy": REFUSED}}),
+    "fallbacks_without_a_quota": ("fallback quotas", {}, {"tags": {"rerail:policy": "falling"}}),
+}
+
+
+@pytest.mark.parametrize("name, request_, more", WARNED.values(), ids=list(WARNED))
+def test_what_may_surprise_somebody_is_a_warning(name, request_, more):
+    answers = asked(request_, **more)
+    assert answers[name].verdict is Verdict.WARN, answers[name]
+    assert answers[name].remedy
+
+
+@pytest.mark.parametrize("operation", sorted(SOUND))
+def test_a_lacking_permission_is_named_and_ends_nothing(operation):
+    answers = asked({"ResourceConfig": {**REQUEST["ResourceConfig"], "InstanceCount": 1}}, {operation: denied("a:B")})
+    unknown = [check for check in answers.values() if check.verdict is Verdict.UNKNOWN]
+    assert unknown and all("a:B" in check.said for check in unknown)
+    assert all(check.verdict in (Verdict.OK, Verdict.UNKNOWN) for check in answers.values())
+
+
+def slash(objects: Mapping[str, Any]) -> Check | None:
+    uri = {"CheckpointConfig": {"S3Uri": "s3://bucket/runs/a-1"}}
+    return job.checkpoint_slash(subject(uri, {"s3.list_objects_v2": objects}))
+
+
+def test_a_folder_without_a_slash_takes_its_neighbours_too():
+    """runs/a-1 is restored with runs/a-10 where that is there; else it is only a matter of time."""
+    neighbours = slash({"CommonPrefixes": [{"Prefix": "runs/a-1/"}, {"Prefix": "runs/a-10/"}]})
+    assert neighbours and neighbours.verdict is Verdict.BROKEN and "runs/a-10/" in neighbours.said
+    alone = slash({"CommonPrefixes": [{"Prefix": "runs/a-1/"}]})
+    assert alone and alone.verdict is Verdict.WARN and "s3://bucket/runs/a-1/" in alone.remedy
+
+
+def expiry(runtime_s: int, *rules: Mapping[str, Any]) -> Check | None:
+    request = {"StoppingCondition": {"MaxRuntimeInSeconds": runtime_s}}
+    return storage.checkpoint_expiry(subject(request, {"s3.get_bucket_lifecycle_configuration": {"Rules": rules}}))
+
+
+@pytest.mark.parametrize(
+    "rule, verdict",
+    [
+        ({"Filter": {"Prefix": ""}, "Expiration": {"Days": 1}}, Verdict.BROKEN),
+        ({"Filter": {"Prefix": "gpt/"}, "Expiration": {"Days": 2}}, Verdict.WARN),
+        ({"Prefix": "gpt/step-", "Expiration": {"Days": 1}}, Verdict.BROKEN),
+        ({"Filter": {"Prefix": "gpt/"}, "Expiration": {"Date": "2026-01-01"}}, Verdict.BROKEN),
+        ({"Filter": {"Prefix": "other/"}, "Expiration": {"Days": 1}}, Verdict.OK),
+        ({"Filter": {"Tag": {"Key": "temporary"}}, "Expiration": {"Days": 1}}, Verdict.OK),
+        ({"Filter": {"Prefix": ""}, "NoncurrentVersionExpiration": {"NoncurrentDays": 1}}, Verdict.OK),
+        ({"Filter": {"Prefix": ""}, "Expiration": {"Days": 1}, "Status": "Disabled"}, Verdict.OK),
+    ],
+)
+def test_a_lifecycle_rule_that_outruns_the_job_is_broken(rule, verdict):
+    """What it deletes is what a relaunch would resume from; rules for others, or by tag, do not matter."""
+    found = expiry(86400, {"ID": "sweeper", "Status": "Enabled", **rule})
+    assert found and found.verdict is verdict, found
+
+
+RUN = Run(
+    id="gpt",
+    policy="default",
+    state=RunState.WATCHING,
+    created_at=now(),
+    attempts=(Attempt(number=1, job_name="gpt", status=JobStatus.IN_PROGRESS),),
+)
+
+
+def beat(age: timedelta) -> None:
+    pulse = Heartbeat(run="gpt", attempt=1, job="gpt", at=now() - age, phase=next(iter(Phase)), step=7)
+    client("s3").put_object(Bucket="mailbox", Key=heartbeat_key("gpt"), Body=write(pulse))
+
+
+def test_a_heart_that_beats_is_heard():
+    """By the mailbox's own clock, in which it has just been written."""
+    beat(timedelta(hours=5))
+    found = job.agent(subject(exists=True, run=RUN))
+    assert found and found.verdict is Verdict.OK and "at step 7" in found.said
+
+
+def test_a_silent_container_is_told_of(monkeypatch):
+    """Nobody answers, or nobody any more; before the start nothing can be known."""
+    silent = subject(exists=True, run=RUN, answers={"s3.list_objects_v2": {"KeyCount": 0}})
+    found = job.agent(silent)
+    assert found and found.verdict is Verdict.WARN and "runs/gpt/command.json" in found.remedy
+    beat(timedelta())
+    later = now() + timedelta(hours=1)
+    monkeypatch.setattr(job, "now", lambda: later)
+    found = job.agent(silent)
+    assert found and found.verdict is Verdict.WARN and "has not beaten" in found.said
+    assert job.agent(subject()) is None
+
+
+def test_a_successor_of_our_own_is_supervised():
+    """Its tag names the run that launched it."""
+    tags = {**TAGS, "rerail:run": "gpt"}
+    assert job.supervision(subject(exists=True, run=RUN, tags=tags)).verdict is Verdict.OK
+
+
+def test_the_local_aws_is_not_asked_for_roles_and_quotas():
+    """It has none, and a check that fails for that would say nothing."""
+    local = subject(is_local=True)
+    assert [check.name for check in ask("job", (*roles.QUESTIONS, *quotas.QUESTIONS), local)] == []
+
+
+@pytest.mark.parametrize(
+    "expression, number, found",
+    [
+        ("loss: ([0-9.]+)", "9.1e-05", "9.1"),
+        (r"loss=([-+0-9.e]+)(?:\s|$)", "9.1e-05", "9.1e-05"),
+        (r"'loss': ([0-9.e-]+),", "9.1e-05", "9.1e-05"),
+        (r"loss\((?:train)\)=(?P<x>\S+)", "nan", "nan"),
+        (r"[(]loss=([]0-9.]+)", "2.5", "2.5"),
+        (r"loss=(\d+\.\d{4})", "9.1e-05", None),
+        ("no group", "1", None),
+    ],
+)
+def test_what_an_expression_makes_of_a_number_is_known_before_a_job_runs(expression, number, found):
+    """Tried from its group on, with what usually stands behind a number."""
+    assert expressions.read(expression, number) == found
+
+
+@given(st.text(alphabet=r"()[]\?:P<x>=.*+|^-ab01 ", max_size=30))
+def test_any_expression_is_read_without_an_accident(expression):
+    """Whatever people write, there is an answer."""
+    assert expressions.read(expression, "9.1e-05") is None or expressions.group_of(expression)[1]
+
+
+def test_our_own_expressions_are_sound():
+    """What `rerail metrics` prints passes the doctor."""
+    assert json.loads(json.dumps(definitions()))
+    assert job.metrics(subject()).verdict is Verdict.OK

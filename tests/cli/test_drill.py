@@ -1,0 +1,234 @@
+"""`rerail drill`: what it asks for, what it compares, and when it says that nothing is proven."""
+
+import json
+import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import pytest
+from moto import mock_aws
+from typer.testing import CliRunner
+
+from cli import drill, place
+from cli.logbook import LOG_GROUP, Line
+from cli.losses import Losses, largest_difference
+from cli.main import app
+from cli.place import Place
+from rerail.aws.clients import client
+from rerail.model import Attempt, JobStatus, Plan, Proposal, Run, RunState, TimelineEntry
+from rerail.signals import Verb
+from tests.aws.places import REGION, TABLE, make_table, our_own_clients
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+SECOND = timedelta(seconds=1)
+OUTPUTS = {"TableName": TABLE, "PolicyPrefix": "/rerail/policies", "SwitchParameter": "/rerail/switch"}
+FIRST = Attempt(1, "gpt", JobStatus.IN_PROGRESS, "Training", NOW, NOW, agent=True)
+RUN = Run("gpt", "default", RunState.WATCHING, NOW, (FIRST,), checkpoint_uri="s3://bucket/gpt/", version=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_of_our_own():
+    with our_own_clients():
+        yield
+
+
+class Supervised:
+    """A deployment whose supervisor does what it is asked to at once; the second job prints what it is told to."""
+
+    def __init__(self) -> None:
+        self.where = Place("stack Rerail", OUTPUTS, is_local=True)
+        self.asked: list[tuple[str, int | None]] = []
+        self.again = [(step, 1 / step) for step in range(61, 70)]
+        self.refusal, self.reason = "", "emergency"
+
+    def ask(self, where: Place, run: str, verb: Verb, why: str, *, quietly: bool = False, **more: int) -> str:
+        self.asked.append((verb.value, more.get("step")))
+        if verb is Verb.SAVE:
+            self.save(60, self.reason)
+            self.print("gpt", [(step, 1 / step) for step in range(61, 70)])
+        elif self.refusal:
+            self.keep(self.run(), f"ada said drill, but {self.refusal}")
+        else:
+            before = self.run()
+            first = replace(before.current, status=JobStatus.STOPPED)
+            start = more["step"] if before.current.agent else 50
+            second = replace(FIRST, number=2, job_name="gpt-a002", resumed_from_step=start, drill=True)
+            self.keep(replace(before, attempts=(first, second)), "restart drill", {"type": "StopJob"})
+            self.print("gpt-a002", self.again)
+        return "e1"
+
+    def run(self) -> Run:
+        found = self.where.runs.load("gpt")
+        assert found
+        return found
+
+    def keep(self, run: Run, reason: str, *actions: dict[str, str]) -> None:
+        at = place.now() - 2 * SECOND
+        after = replace(run, version=run.version + 1)
+        entry = TimelineEntry(
+            "gpt", after.version, at, run.state, run.state, reason, signal={"id": "e1"}, actions=actions
+        )
+        self.where.runs.save(after, entry)
+
+    def save(self, step: int, reason: str = "periodic") -> None:
+        facts = {"schema": 1, "step": step, "attempt": 1, "saved_at": f"{NOW:%Y-%m-%dT%H:%M:%SZ}", "reason": reason}
+        text = json.dumps({**facts, "files": [{"name": "a", "bytes": 1}]}).encode()
+        for name, body in (("a", b"1"), ("manifest.json", text)):
+            client("s3").put_object(Bucket="bucket", Key=f"gpt/step-{step:09d}/{name}", Body=body)
+
+    def print(self, job: str, losses: list[tuple[int, float]]) -> None:
+        stream = f"{job}/algo-1-17"
+        if not client("logs").describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=stream)["logStreams"]:
+            client("logs").create_log_stream(logGroupName=LOG_GROUP, logStreamName=stream)
+        at = int(place.now().timestamp() * 1000)
+        lines = [{"timestamp": at, "message": f"rerail step={step} loss={loss!r}"} for step, loss in losses]
+        client("logs").put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=lines)
+
+
+@pytest.fixture
+def supervised(monkeypatch):
+    with mock_aws():
+        make_table(client("dynamodb"))
+        client("ssm").put_parameter(Name="/rerail/switch", Value="on", Type="String")
+        client("ssm").put_parameter(Name="/rerail/policies/default", Value="mode = 'act'", Type="String")
+        client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        client("logs").create_log_group(logGroupName=LOG_GROUP)
+        found = Supervised()
+        found.where.runs.save(RUN, None, {})
+        found.save(50)
+        found.print("gpt", [(step, 1 / step) for step in range(41, 56)])
+        monkeypatch.setattr(place, "find", lambda *, local: found.where)
+        monkeypatch.setattr(drill, "ask", found.ask)
+        monkeypatch.setattr(drill.Drill, "_losses_of", lambda self, job: self._losses.setdefault(job, Losses()))
+        seconds = [0.0]
+        pass_by = lambda pause: seconds.append(seconds[-1] + pause)  # noqa: E731
+        monkeypatch.setattr(drill, "Drill", partial(drill.Drill, clock=lambda: seconds[-1], sleep=pass_by))
+        yield found
+
+
+def drilled(*words: str):
+    """The exit status and the proof."""
+    answer = CliRunner().invoke(app, ["drill", "gpt", "--steps", "5", "--yes", "--json", "--patience", "3s", *words])
+    return answer.exit_code, json.loads(answer.stdout) if answer.stdout.startswith("{") else answer.stderr
+
+
+def test_what_is_trained_twice_with_the_same_losses_is_proven(supervised):
+    """Saved, trained on, stopped and compared; lost are all steps since the save."""
+    status, proof = drilled()
+    assert (status, proof["proven"], supervised.asked) == (0, True, [("save", None), ("drill", 60)])
+    assert (proof["from_step"], proof["forced"], proof["steps_compared"], proof["lost_steps"]) == (60, True, 5, 9)
+    assert (proof["largest_difference"], proof["jobs"]) == (0.0, ["gpt", "gpt-a002"])
+    assert 0 < proof["mttr_s"] < 30
+
+
+def test_people_get_a_page_and_are_asked_first(supervised):
+    answer = CliRunner().invoke(app, ["drill", "gpt", "--steps", "5"], input="y\n")
+    assert answer.exit_code == 0, answer.output
+    assert "gpt is stopped and relaunched: 5 steps or more are trained twice" in answer.stderr
+    assert "proven restartable" in answer.stdout and "saved for the drill" in answer.stdout
+
+
+def test_who_says_no_is_not_drilled(supervised):
+    answer = CliRunner().invoke(app, ["drill", "gpt"], input="n\n")
+    assert (answer.exit_code, supervised.asked) == (2, [])
+
+
+def test_losses_that_differ_prove_nothing_unless_that_much_is_tolerated(supervised):
+    supervised.again = [(step, 1.03 / step) for step in range(61, 70)]
+    status, proof = drilled()
+    assert (status, proof["proven"]) == (1, False)
+    assert proof["share"] == pytest.approx(0.03) and "differ by 3.00%, of at most 1.00%" in proof["why"]
+
+
+def test_what_is_tolerated_is_proven(supervised):
+    supervised.again = [(step, 1.03 / step) for step in range(61, 70)]
+    assert drilled("--tolerance", "0.05")[0] == 0
+
+
+def test_a_loss_that_is_no_number_differs_without_end(supervised):
+    supervised.again = [(step, math.nan) for step in range(61, 70)]
+    status, proof = drilled()
+    assert (status, proof["proven"], proof["largest_difference"]) == (1, False, None)
+
+
+def test_a_job_that_begins_from_nothing_is_no_restart(supervised):
+    """It printed the steps again from the first on: it has not loaded the checkpoint."""
+    supervised.again = [(step, 1 / step) for step in range(1, 70)]
+    status, proof = drilled()
+    assert status == 1 and "it began again at step 1, and not after step 60" in proof["why"]
+
+
+def test_a_job_that_never_comes_so_far_proves_nothing(supervised):
+    supervised.again = [(61, 1 / 61)]
+    status, proof = drilled()
+    assert status == 1 and "gpt-a002 has not come to step 65 in time" in proof["why"]
+
+
+def test_what_the_supervisor_refuses_is_said(supervised):
+    supervised.refusal = "the kill switch is off: say it again when it is on"
+    status, proof = drilled()
+    assert status == 1 and supervised.refusal in proof["why"]
+
+
+def test_a_save_of_the_scripts_own_at_that_very_step_does_as_well(supervised):
+    """Its manifest says nothing of the wish."""
+    supervised.reason = "periodic"
+    status, proof = drilled("--patience", "20s")
+    assert (status, proof["from_step"], proof["forced"]) == (0, 60, False)
+
+
+def test_a_script_without_an_agent_starts_from_its_own_newest_save(supervised):
+    """Nobody is asked to save."""
+    run = supervised.run()
+    supervised.where.runs.save(replace(run, attempts=(replace(FIRST, agent=False),), version=run.version + 1), None)
+    supervised.print("gpt", [(56, 1 / 56)])
+    supervised.again = [(step, 1 / step) for step in range(51, 57)]
+    status, proof = drilled()
+    assert (status, proof["from_step"], proof["forced"], supervised.asked) == (0, 50, False, [("drill", 50)])
+
+
+ASKED = Proposal("p7", Plan.STOP, 1, "stop the job", "slow", NOW, NOW)
+REFUSED = [
+    ({"state": RunState.HELD, "hold_reason": "ada said hold"}, "gpt is held: ada said hold"),
+    ({"state": RunState.SAVING}, "gpt does not train (saving, Training)"),
+    ({"attempts": (replace(FIRST, secondary="Restarting"),)}, "gpt does not train (watching, Restarting)"),
+    ({"proposal": ASKED}, "p7 waits for an answer"),
+    ({"checkpoint_uri": ""}, "save nowhere that Rerail knows of"),
+]
+
+
+@pytest.mark.parametrize(("facts", "error"), REFUSED)
+def test_a_run_that_must_not_be_drilled_is_let_be(supervised, facts, error):
+    run = supervised.run()
+    supervised.where.runs.save(replace(run, **facts, version=run.version + 1), None)
+    status, said = drilled()
+    assert (status, supervised.asked) == (2, []) and error in said
+
+
+def test_with_the_kill_switch_off_nobody_is_asked(supervised):
+    client("ssm").put_parameter(Name="/rerail/switch", Value="off", Overwrite=True, Type="String")
+    status, said = drilled()
+    assert (status, supervised.asked) == (2, []) and "the kill switch is off" in said
+    assert drilled("--patience", "soon")[0] == 2
+
+
+def lines(*texts: str, **definitions: str) -> Losses:
+    losses = Losses.of([{"Name": name, "Regex": regex} for name, regex in definitions.items()])
+    for text in texts:
+        losses.read(Line("gpt", "algo-1", text, NOW))
+    return losses
+
+
+def test_losses_are_read_off_our_line_or_by_the_jobs_own_definitions():
+    ours = lines("[0] rerail step=7 loss=2.5 grad_norm=1", "rerail step=8 tokens_per_s=3 loss=nan", "step=9 loss=1")
+    assert ours.by_step[7] == 2.5 and math.isnan(ours.by_step[8]) and ours.last_step == 8
+    theirs = lines("it 3", "lm_loss: 1.5", "it 4 lm_loss: 1.25", step=r"it (\d+)", loss=r"lm_loss: ([0-9.]+)")
+    assert (theirs.by_step, theirs.first_step, theirs.last_step) == ({3: 1.5, 4: 1.25}, 3, 4)
+    assert lines("it 3 x", step=r"it (\d+", loss="(x)").by_step == {}, "what Python cannot read finds nothing"
+
+
+def test_the_largest_difference_is_one_of_shares():
+    """A small loss that doubles counts more than a great one that moves a little."""
+    before, after = Losses(by_step={1: 100.0, 2: 0.1}), Losses(by_step={1: 101.0, 2: 0.2})
+    assert largest_difference(before, after, [1, 2]) == (2, 0.1, 1.0)

@@ -1,0 +1,42 @@
+"""`--json` everywhere, with the keys that the reference promises, and a reference that is as the commands are."""
+
+import inspect
+
+import pytest
+
+from cli.keys import KEYS
+from cli.reference import PAGE, leaves, main, page
+
+NAMES = [" ".join(path) for path, _ in leaves()]
+# These write a file that is named, and take - for stdout: their facts are many, and their screen is what they are for.
+FILES = {"demo", "simulate"}
+
+
+@pytest.mark.parametrize("path, command", list(leaves()), ids=NAMES)
+def test_every_command_has_json(path, command):
+    """A flag, but for the two that write a file."""
+    (option,) = [each for each in command.params if "--json" in each.opts]
+    assert bool(getattr(option, "is_flag", False)) is (" ".join(path) not in FILES)
+
+
+@pytest.mark.parametrize("path, command", list(leaves()), ids=NAMES)
+def test_every_command_and_option_says_what_it_does(path, command):
+    assert len(inspect.cleandoc(command.help or "").split()) > 3
+    assert not [each.name for each in command.params if each.name != "help" and not each.help]
+
+
+def test_the_keys_of_every_command_are_promised():
+    assert set(KEYS) == set(NAMES)
+    assert not [name for name, printed in KEYS.items() if not printed.keys]
+
+
+def test_the_page_is_as_the_commands_are():
+    """`python -m cli.reference` writes it anew."""
+    assert PAGE.read_text(encoding="utf-8") == page()
+    assert main(["--check"]) == 0
+
+
+def test_the_page_names_every_command_and_no_place_of_this_machine():
+    text = page()
+    assert [name for name in NAMES if f"## rerail {name}\n" not in text] == []
+    assert str(PAGE.parent.parent) not in text

@@ -1,0 +1,177 @@
+"""`rerail policy`: what is wrong in a file is named, what is odd is told, and the deployed ones are compared."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from cli import place
+from cli.main import app
+from cli.names import POLICIES, policy_names
+from cli.policies.check import checked
+from cli.policies.odd import QUESTIONS, odd
+from cli.policies.words import duration, rows
+from rerail.policy import Policy, parse_policy, to_toml
+from tests.cli.cloud import Cloud, Deployed
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, ["policy", *words], env={"COLUMNS": "200"})
+
+
+def written(folder: Path, text: str, name: str = "mine") -> Path:
+    file = folder / f"{name}.toml"
+    file.write_text(text)
+    return file
+
+
+def test_the_policies_of_this_project_are_sound_and_not_odd():
+    answer = call("check", *map(str, sorted(POLICIES.glob("*.toml"))))
+    assert answer.exit_code == 0
+    assert "odd" not in answer.stdout
+    assert answer.stdout.count(": ok") == len(policy_names())
+
+
+def test_every_error_of_a_file_is_told_at_once(tmp_path):
+    """Not the first alone: who mends a file mends all of it."""
+    text = 'mode = "acct"\nfoo = 1\n[limits]\nattempts = "x"\nattemps = 3\n[retries]\nwindow = "soon"\noom = 0\n'
+    answer = call("check", str(written(tmp_path, text)), "--json")
+    assert answer.exit_code == 1
+    (found,) = json.loads(answer.stdout)["files"]
+    assert found["problems"] == [
+        "field 'mode' is 'acct'; it must be one of act, approve, observe, pause",
+        next(each for each in found["problems"] if each.startswith("unknown field 'foo'; the fields here are")),
+        "field 'limits.attempts' is 'x'; it must be a whole number from 0 to 1,000,000",
+        "unknown field 'limits.attemps'; did you mean 'attempts'?",
+        'field \'retries.window\' is \'soon\'; it must be a duration such as "90s", "15m" or "12h"',
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("mode = ", "not valid TOML"),
+        ('name = "x"', "remove it"),
+        ("[ladder]\nrate_factor = 2", "between 0 and 1"),
+        ('capacity.fallbacks = ["ml.p4d.24xlarge", 3]', "list of at most"),
+        ("limits = 3", "must be a table"),
+        ('[prices]\n"p5" = 3', "instance type"),
+    ],
+)
+def test_what_cannot_be_deployed_is_named_and_fails(tmp_path, text, words):
+    answer = call("check", str(written(tmp_path, text)))
+    assert answer.exit_code == 1 and words in answer.stdout and "cannot be deployed" in answer.stdout
+
+
+def test_a_file_that_cannot_be_read_is_one_more_error(tmp_path):
+    """The others are checked all the same."""
+    sound = written(tmp_path, "")
+    answer = call("check", str(tmp_path / "absent.toml"), str(sound))
+    assert answer.exit_code == 1 and "cannot be read" in answer.stdout and f"{sound}: ok" in answer.stdout
+
+
+@given(st.text(max_size=200))
+def test_no_text_makes_the_check_fall_over(tmp_path_factory, text):
+    """Whatever a file holds, it is sound or has problems."""
+    file = tmp_path_factory.getbasetemp() / "any.toml"
+    file.write_text(text, encoding="utf-8")
+    found = checked(file)
+    assert found.problems or parse_policy(text, name="any")
+
+
+ODD = {
+    "never_relaunches": "[retries]\ninfrastructure = 0",
+    "storms_before_total": "[limits]\nattempts = 3\nstarts = 9",
+    "dollars_out_of_order": "[limits]\nrun_dollars = 10\nincident_dollars = 20",
+    "backoff_upside_down": '[backoff]\nbase = "1h"\ncap = "1m"',
+    "fallbacks_too_late": '[capacity]\nfallbacks = ["ml.p4de.24xlarge"]\nfallback_after = "13h"',
+    "answer_after_deadline": '[save]\nanswer = "20m"',
+    "no_time_to_save": '[save]\nanswer = "5s"\ndeadline = "10s"',
+    "never_in_place": "[restart]\nper_attempt = 0",
+    "nothing_against_divergence": "[ladder]\nreplays = 0\nskips = 0\nfar_skips = 0\nlower_rates = 0",
+    "far_is_near": "[ladder]\nfar_skip_batches = 10",
+    "blind": '[metrics]\nstep = ""\nloss = ""',
+    "nobody_answers": 'mode = "approve"\n[approval]\nwait = "2d"',
+    "told_too_late": '[detection]\nstall_floor = "3h"',
+}
+
+
+def test_every_oddity_is_tested():
+    assert set(ODD) == {question.__name__ for question in QUESTIONS}
+
+
+@pytest.mark.parametrize("text", ODD.values(), ids=list(ODD))
+def test_what_is_odd_is_told_and_does_not_fail(tmp_path, text):
+    """One sentence for one oddity, which names the field."""
+    assert len(list(odd(parse_policy(text, name="mine")))) == 1
+    answer = call("check", str(written(tmp_path, text)))
+    assert answer.exit_code == 0 and "odd" in answer.stdout
+
+
+def test_the_usual_policy_is_not_odd():
+    assert list(odd(Policy())) == []
+
+
+@pytest.fixture
+def deployed(monkeypatch):
+    """The files, one of them changed, one not deployed, and one that no file knows."""
+    texts = {name: (POLICIES / f"{name}.toml").read_text() for name in policy_names() if name != "observe"}
+    texts["large"] += "\n[prices]\n"
+    parsed = {name: to_toml(parse_policy(text, name=name)) for name, text in texts.items()}
+    parsed["default"] = parsed["default"].replace("attempts = 50", "attempts = 49")
+    parsed["theirs"] = ""
+    answer = {"Parameters": [{"Name": f"/rerail/policies/{name}", "Value": text} for name, text in parsed.items()]}
+    where = Deployed(Cloud({"ssm.get_parameters_by_path": answer}))
+    monkeypatch.setattr(place, "find", lambda *, local: where)
+
+
+def test_the_deployed_ones_are_compared_with_the_files(deployed):
+    """By their values: comments, order and spelling make no difference."""
+    listed = {each["name"]: each for each in json.loads(call("list", "--json").stdout)["policies"]}
+    assert listed["default"]["stands"] == "differs" and listed["default"]["fields"] == ["limits.attempts"]
+    assert {name: listed[name]["stands"] for name in ("approve", "large", "observe", "theirs")} == {
+        "approve": "same",
+        "large": "same",
+        "observe": "not deployed",
+        "theirs": "not in the files",
+    }
+    assert "limits.attempts" in call("list").stdout
+
+
+def test_all_values_in_force_are_shown_and_what_differs_is_marked():
+    shown = json.loads(call("show", "large", "--json").stdout)
+    assert shown["fields"]["retries.hardware"] == {"value": 50, "default": 10, "differs": True}
+    assert shown["fields"]["limits.starts_window"] == {"value": "1h", "default": "30m", "differs": True}
+    assert not shown["fields"]["mode"]["differs"]
+    lines = [line for line in call("show", "large").stdout.splitlines() if "retries.hardware" in line]
+    assert "*" in lines[0] and "50" in lines[0] and "10" in lines[0]
+
+
+def test_a_policy_is_shown_as_it_is_deployed(deployed):
+    shown = json.loads(call("show", "default", "--deployed", "--json").stdout)
+    assert shown["fields"]["limits.attempts"]["value"] == 49
+    answer = call("show", "observe", "--deployed")
+    assert answer.exit_code == 2 and "no policy 'observe' is deployed" in answer.stderr
+
+
+def test_a_wrong_name_is_answered_with_the_nearest():
+    answer = call("show", "defualt")
+    assert answer.exit_code == 2 and "did you mean default?" in answer.stderr
+
+
+def test_every_value_is_shown_as_a_file_would_say_it():
+    """Reading what is shown gives the same policy."""
+    shown = dict(rows(Policy()))
+    lines = [f"{key} = {json.dumps(value)}" for key, value in shown.items() if not isinstance(value, dict)]
+    assert parse_policy("\n".join(lines), name="default") == Policy()
+
+
+@given(st.integers(0, 10**9))
+def test_a_duration_is_said_exactly(milliseconds):
+    said = duration(timedelta(milliseconds=milliseconds))
+    text = f'[backoff]\nbase = "{said}"'
+    assert parse_policy(text, name="x").backoff.base == timedelta(milliseconds=milliseconds)

@@ -1,0 +1,123 @@
+"""`rerail rollback` and `rerail save`: what would come of it is said first, what cannot be before anybody is asked."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from moto import mock_aws
+from typer.testing import CliRunner
+
+from cli import place
+from cli.main import app
+from cli.place import Place
+from rerail.aws.clients import client
+from rerail.checkpoints import Health
+from rerail.model import Attempt, JobStatus, Label, Run, RunState
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, read
+from tests.aws.places import REGION, TABLE, make_table, our_own_clients
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+TRAINS = Attempt(1, "gpt", JobStatus.IN_PROGRESS, "Training", NOW, NOW, agent=True)
+RUN = Run("gpt", "default", RunState.WATCHING, NOW, (TRAINS,), checkpoint_uri="s3://bucket/gpt/")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_of_our_own():
+    with our_own_clients():
+        yield
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """A run with clean saves of steps 100 to 300, one that was never finished, and what came over the bus."""
+    events: list[dict] = []
+
+    def put(**request):
+        events.extend(request["Entries"])
+        return {"FailedEntryCount": 0, "Entries": [{"EventId": "e1"}]}
+
+    with mock_aws():
+        make_table(client("dynamodb"))
+        s3 = client("s3")
+        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        for step in (100, 200, 300):
+            facts = {"schema": 1, "step": step, "attempt": 1, "saved_at": "2026-01-31T11:00:00Z"}
+            text = json.dumps({**facts, "files": [{"name": "a", "bytes": 1}]}).encode()
+            for name, body in (("a", b"1"), ("manifest.json", text)):
+                s3.put_object(Bucket="bucket", Key=f"gpt/step-{step:09d}/{name}", Body=body)
+        s3.put_object(Bucket="bucket", Key="gpt/step-000000050/a", Body=b"1")
+        monkeypatch.setattr(
+            place, "find", lambda *, local: Place("stack Rerail", {"TableName": TABLE, "BusName": "bus"})
+        )
+        monkeypatch.setattr(client("events"), "put_events", put)
+        yield events
+
+
+def call(run: Run, *words: str):
+    Place("", {"TableName": TABLE}).runs.save(replace(run, version=1), None, {})
+    return CliRunner().invoke(app, [words[0], "gpt", *words[1:]])
+
+
+def given(heard: list[dict]) -> CommandGiven:
+    envelope = {"id": "e1", "source": heard[0]["Source"], "detail": json.loads(heard[0]["Detail"])}
+    command = read(json.dumps(envelope))
+    assert isinstance(command, CommandGiven)
+    return command
+
+
+@pytest.mark.parametrize(("to", "start"), [(300, 300), (299, 200), (5000, 300), (0, 0)])
+def test_it_says_where_the_run_will_go_on_and_sends_the_step(heard, to, start):
+    """The newest clean checkpoint at or before the step; the supervisor decides again."""
+    answer = call(RUN, "rollback", "--to", str(to), "--why", "bad data")
+    assert answer.exit_code == 0, answer.output
+    assert f"gpt goes back to step {start};" in answer.stdout
+    assert (given(heard).verb, given(heard).step, given(heard).why) == (Verb.ROLLBACK, to, "bad data")
+
+
+def test_for_programs_stdout_is_json_alone(heard):
+    told = json.loads(call(RUN, "rollback", "--to", "250", "--json").stdout)
+    assert (told["run"], told["verb"], told["step"], told["event"]) == ("gpt", "rollback", 250, "e1")
+
+
+def test_where_nothing_was_saved_so_early_the_steps_that_are_there_are_named(heard):
+    answer = call(RUN, "rollback", "--to", "99")
+    assert (answer.exit_code, heard) == (2, [])
+    assert "nothing clean was saved at or before step 99" in answer.stderr
+    assert "clean are 100, 200, 300; --to 0 begins again" in answer.stderr
+
+
+def test_what_is_not_trusted_is_not_offered(heard):
+    """Saves that a rollback before has labelled are none to go back to."""
+    label = Label(200, 1, Health.QUARANTINED, "saved after step 199, to which ada rolled the run back", "c1")
+    answer = call(replace(RUN, labels=(label,)), "rollback", "--to", "300")
+    assert "gpt goes back to step 100;" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("facts", "error"),
+    [
+        ({"state": RunState.COMPLETED}, "gpt has ended (completed)"),
+        ({"checkpoint_uri": "", "attempts": (replace(TRAINS, agent=False),)}, "save nowhere that Rerail knows of"),
+        ({"checkpoint_uri": "s3://no-such-bucket/gpt/"}, "cannot see what gpt has saved"),
+    ],
+)
+def test_where_it_cannot_be_nobody_is_asked(heard, facts, error):
+    answer = call(replace(RUN, **facts), "rollback", "--to", "200")
+    assert (answer.exit_code, heard) == (2, []) and error in " ".join(answer.stderr.split())
+
+
+@pytest.mark.parametrize("step", ["-1", "many", "1.5"])
+def test_a_step_is_a_whole_number(heard, step):
+    assert (call(RUN, "rollback", "--to", step).exit_code, heard) == (2, [])
+
+
+def test_a_save_is_asked_of_an_agent_alone(heard):
+    assert call(replace(RUN, attempts=(replace(TRAINS, agent=False),)), "save").exit_code == 2
+    assert heard == []
+
+
+def test_a_save_is_asked_for(heard):
+    assert call(RUN, "save").exit_code == 0
+    assert (given(heard).verb, given(heard).step) == (Verb.SAVE, None)

@@ -1,0 +1,282 @@
+"""`rerail status`: who needs somebody comes first, every terminal has room for it, a thousand runs are no trouble."""
+
+import io
+import json
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from moto import mock_aws
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cli import fleet, place
+from cli.fleet import Fleet, Look, Row, since
+from cli.main import app
+from cli.place import Place
+from cli.status import age, picture
+from rerail.aws.clients import client
+from rerail.aws.dynamodb import _run_item
+from rerail.aws.memories import DynamoMemories
+from rerail.causes import Cause
+from rerail.detectors.pulse import Phase, Pulse
+from rerail.detectors.watch import Watch
+from rerail.errors import Blind
+from rerail.mailbox import Heartbeat, heartbeat_key, write
+from rerail.metrics import Cursor
+from rerail.model import Attempt, Incident, JobStatus, Plan, Proposal, Run, RunState, Stop, Then
+from rerail.watching import Memory
+from tests.aws.places import REGION, TABLE, make_table, our_own_clients
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
+OUTPUTS = {
+    "TableName": TABLE,
+    "PolicyPrefix": "/rerail/policies",
+    "SwitchParameter": "/rerail/switch",
+    "MailboxBucket": "mailbox",
+}
+ADVICE = "attempt 2 failed: oom; held: oom is not retried. To do: use a smaller batch, then release the run"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_of_our_own():
+    with our_own_clients():
+        yield
+
+
+@pytest.fixture
+def where(monkeypatch):
+    """A deployment at noon."""
+    with mock_aws():
+        make_table(client("dynamodb"))
+        client("ssm").put_parameter(Name="/rerail/switch", Value="on", Type="String")
+        client("ssm").put_parameter(Name="/rerail/policies/default", Value="mode = 'act'", Type="String")
+        client("s3").create_bucket(Bucket="mailbox", CreateBucketConfiguration={"LocationConstraint": REGION})
+        found = Place("stack Rerail in eu-west-1", OUTPUTS)
+        monkeypatch.setattr(place, "find", lambda *, local: found)
+        monkeypatch.setattr(place, "now", lambda: NOW)
+        yield found
+
+
+def a_run(name: str, state: RunState, *, began: datetime = NOW - 10 * HOUR, **facts) -> Run:
+    """A run in its second attempt, which trains where the state says so."""
+    trains = state in (RunState.WATCHING, RunState.SAVING, RunState.STOPPING)
+    ended = NOW - HOUR if state.is_end else None
+    status = JobStatus.IN_PROGRESS if trains else JobStatus.COMPLETED if state.is_end else None
+    first = Attempt(
+        1,
+        name,
+        JobStatus.FAILED,
+        created_at=began,
+        training_started_at=began,
+        ended_at=began + HOUR,
+        instance_type="ml.p5.48xlarge",
+    )
+    second = Attempt(
+        2,
+        f"{name}-a002",
+        status,
+        secondary="Training" if trains else "",
+        created_at=began + HOUR if status else None,
+        training_started_at=began + HOUR if status else None,
+        ended_at=ended,
+        resumed_from_step=900,
+        instance_type="ml.p5.48xlarge",
+    )
+    return Run(name, "default", state, began, (first, second), **facts)
+
+
+def keep(where: Place, *runs: Run) -> None:
+    for run in runs:
+        where.runs.save(replace(run, version=1), None, {})
+
+
+def held(name: str) -> Run:
+    incident = Incident(
+        1, "job_failed", 2, Cause.OOM, "x", "x", NOW - 2 * HOUR, NOW - HOUR, closed_at=NOW - HOUR, resolution="held"
+    )
+    return a_run(name, RunState.HELD, hold_reason=ADVICE, incidents=(incident,))
+
+
+def told(*words: str, columns: int = 160) -> str:
+    answer = CliRunner().invoke(app, ["status", *words], env={"COLUMNS": str(columns)})
+    assert answer.exit_code == 0, answer.output
+    return answer.stdout
+
+
+def test_who_needs_somebody_comes_first_and_is_told_what_to_type(where):
+    """A held run and a question before the runs that train, and ended ones last."""
+    asked = Proposal("p7", Plan.LAUNCH, 2, "create gpt-a002 from step 900", "it died", NOW, NOW + HOUR)
+    keep(where, a_run("trains", RunState.WATCHING), held("stuck"), a_run("done", RunState.COMPLETED))
+    keep(where, a_run("asks", RunState.WAITING, proposal=asked, kept_back="approval"))
+    said = told()
+    rows = [
+        word for line in said.splitlines() for word in line.split()[:1] if word in ("trains", "stuck", "done", "asks")
+    ]
+    assert sorted(rows[:2]) == ["asks", "stuck"] and rows[2:4] == ["trains", "done"]
+    assert "use a smaller batch\n" in said and "rerail release stuck" in said
+    assert "rerail approve asks --proposal p7" in said
+
+
+def test_the_head_counts_and_says_how_the_switch_and_the_supervisor_stand(where):
+    keep(where, a_run("a", RunState.WATCHING), a_run("b", RunState.WATCHING), held("c"))
+    said = told()
+    assert "2 watching  1 held" in said and "kill switch on   supervisor well" in said
+    client("ssm").put_parameter(Name="/rerail/switch", Value="off", Overwrite=True, Type="String")
+    alarm = {
+        "AlarmName": "Rerail-NoSweep",
+        "AlarmDescription": "Rerail: no sweep for 5 minutes.",
+        "Namespace": "AWS/Lambda",
+        "MetricName": "Invocations",
+        "Statistic": "Sum",
+        "Period": 300,
+        "EvaluationPeriods": 1,
+        "Threshold": 1.0,
+        "ComparisonOperator": "LessThanThreshold",
+    }
+    client("cloudwatch").put_metric_alarm(**alarm)
+    client("cloudwatch").set_alarm_state(AlarmName="Rerail-NoSweep", StateValue="ALARM", StateReason="none")
+    said = told()
+    assert "kill switch off   supervisor NOT WELL: 1 alarm" in said and "no sweep for 5 minutes." in said
+
+
+def test_the_newest_step_is_the_heartbeats_or_what_the_sweep_has_noted(where):
+    """Whichever there is; without either, where the attempt began."""
+    beats, noted, silent = (a_run(name, RunState.WATCHING) for name in ("beats", "noted", "silent"))
+    beats = replace(beats, attempts=(beats.attempts[0], replace(beats.current, agent=True)))
+    keep(where, beats, noted, silent)
+    beat = Heartbeat("beats", 2, "beats-a002", NOW, Phase.STEP, 4321)
+    client("s3").put_object(Bucket="mailbox", Key=heartbeat_key("beats"), Body=write(beat))
+    pulse = Pulse(Phase.STEP, NOW, moved_at=NOW - 90 * SECOND, step=1234)
+    stale = Memory("silent", Cursor("silent"), Watch(pulse=pulse))  # of the attempt before
+    DynamoMemories(TABLE).keep([Memory("noted", Cursor("noted-a002"), Watch(pulse=pulse)), stale])
+    rows = {row["id"]: row for row in json.loads(told("--json"))["runs"]}
+    assert rows["beats"]["step"] == 4321 and rows["beats"]["step_at"]
+    assert (rows["noted"]["step"], rows["noted"]["step_at"]) == (1234, (NOW - 90 * SECOND).isoformat())
+    assert (rows["silent"]["step"], rows["silent"]["step_at"]) == (900, None)
+    assert "4,321" in told() and "1,234   90s" not in told()
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_it_fits_the_terminal_and_loses_no_number(where, columns):
+    keep(where, a_run("a-run-with-a-very-long-name-that-nobody-wants-to-type-twice", RunState.WATCHING), held("c"))
+    said = told(columns=columns)
+    assert max(len(line) for line in said.splitlines()) <= columns
+    assert "900" in said and "…" not in said.partition("watching")[2].partition("\n")[0]
+
+
+def test_only_what_was_asked_for(where):
+    """By state and by policy; of the ended ones only the newest, unless all are wanted."""
+    keep(where, a_run("trains", RunState.WATCHING), held("stuck"))
+    keep(where, *(a_run(f"done-{n:02d}", RunState.COMPLETED) for n in range(12)))
+    assert [row["id"] for row in json.loads(told("--state", "held", "--json"))["runs"]] == ["stuck"]
+    assert json.loads(told("--policy", "other", "--json"))["runs"] == []
+    assert len(json.loads(told("--json"))["runs"]) == 12 and "and 2 more runs" in told()
+    assert len(json.loads(told("--all", "--json"))["runs"]) == 14
+
+
+def test_bad_wishes_are_one_clear_error(where):
+    answer = CliRunner().invoke(app, ["status", "--watch", "--json"])
+    assert answer.exit_code == 2 and "--watch and --json exclude each other" in answer.stderr
+    answer = CliRunner().invoke(app, ["status", "--watch"])
+    assert answer.exit_code == 2 and "needs a terminal" in answer.stderr
+    assert CliRunner().invoke(app, ["status", "--state", "helt"]).exit_code == 2
+
+
+def test_a_policy_that_cannot_be_read_hides_no_run(where):
+    keep(where, replace(a_run("odd", RunState.WATCHING), policy="odd"))
+    client("ssm").put_parameter(Name="/rerail/policies/odd", Value="mode = 'sideways'", Type="String")
+    assert "odd" in told()
+
+
+def test_a_log_line_or_a_reason_cannot_paint_the_terminal(where):
+    """What comes from names and reasons is text, not markup."""
+    keep(where, replace(held("c"), hold_reason="To do: [bold]look[/bold] at [/red] it"))
+    assert "[bold]look[/bold] at [/red] it" in told()
+
+
+def test_each_state_says_since_when():
+    """From what the record holds, without reading a timeline."""
+    began = NOW - 10 * HOUR
+    stop = Stop(Then.RELAUNCH, "slow", NOW - 40 * SECOND, NOW)
+    assert since(a_run("a", RunState.WATCHING)) == began + HOUR
+    assert since(a_run("a", RunState.SAVING, stop=stop)) == NOW - 40 * SECOND
+    assert since(a_run("a", RunState.WAITING)) == began + HOUR
+    assert since(held("a")) == NOW - HOUR
+    assert since(a_run("a", RunState.COMPLETED)) == NOW - HOUR
+
+
+@pytest.mark.parametrize(
+    ("ago", "words"),
+    [(4, "4s"), (59.6, "60s"), (90, "2m"), (5400, "90m"), (3600 * 3, "3.0h"), (3600 * 30, "30h"), (86400 * 5, "5d")],
+)
+def test_ages_take_a_few_characters(ago, words):
+    assert age(NOW - ago * SECOND, NOW) == words
+    assert age(None, NOW) == ""
+
+
+def test_what_is_over_is_read_once_a_minute(where, monkeypatch):
+    """Each look reads the open runs; the whole table only now and then."""
+    keep(where, a_run("trains", RunState.WATCHING), a_run("done", RunState.COMPLETED))
+    look, scans, at = Look(where), [], [NOW]
+    scan = type(where.runs).all_runs
+    monkeypatch.setattr(type(where.runs), "all_runs", lambda self: scans.append(1) or scan(self))
+    monkeypatch.setattr(fleet.place, "now", lambda: at[0])
+    for seconds, scanned in ((0, 1), (5, 1), (55, 1), (61, 2)):
+        at[0] = NOW + seconds * SECOND
+        assert {row.run.id for row in look.fleet().rows} == {"trains", "done"}
+        assert len(scans) == scanned
+    ended = replace(a_run("trains", RunState.COMPLETED), version=2)
+    where.runs.save(ended, None)
+    assert {row.run.id: row.run.state.value for row in look.fleet().rows} == {
+        "trains": "completed",
+        "done": "completed",
+    }
+
+
+def test_a_thousand_runs_take_a_moment(where):
+    """To look up, to account for and to draw."""
+    puts = [{"PutRequest": {"Item": _run_item(a_run(f"run-{n:04d}", RunState.WATCHING))}} for n in range(1000)]
+    for start in range(0, len(puts), 25):
+        client("dynamodb").batch_write_item(RequestItems={TABLE: puts[start : start + 25]})
+    begun = time.process_time()
+    found = Look(where).fleet()
+    Console(width=200, quiet=True).print(picture(found, found.rows, width=200))
+    assert len(found.rows) == 1000
+    assert time.process_time() - begun < 10, "CPU seconds, the pretended AWS included"
+
+
+def test_watching_redraws_goes_on_through_trouble_and_ends_with_ctrl_c(where, monkeypatch):
+    """The last picture stays on the terminal."""
+    keep(where, a_run("trains", RunState.WATCHING))
+    written, looks = io.StringIO(), []
+    terminal = Console(file=written, force_terminal=True, width=100, height=30, color_system=None)
+    monkeypatch.setattr("cli.status.Console", lambda: terminal)
+    see = Look.fleet
+
+    def look(self):
+        looks.append(1)
+        if len(looks) == 2:
+            raise Blind("CloudWatch is not there")
+        return see(self)
+
+    def sleep(seconds):
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Look, "fleet", look)
+    monkeypatch.setattr("cli.status.time.sleep", sleep)
+    answer = CliRunner().invoke(app, ["status", "-w"])
+    assert (answer.exit_code, len(looks)) == (0, 3)
+    assert "cannot look now: CloudWatch is not there" in written.getvalue()
+    assert written.getvalue().rstrip().splitlines()[-1].startswith("trains  watching")
+
+
+def test_a_picture_with_a_height_fits_into_it():
+    """For a terminal that is redrawn in place."""
+    rows = tuple(Row(held(f"c{n}"), NOW, 1, NOW, 0.5, 1.0, "look", f"rerail release c{n}") for n in range(40))
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(picture(Fleet(NOW, "here", rows, "on", ("no sweep",)), rows, width=100, height=40))
+    assert len(console.export_text().splitlines()) <= 40

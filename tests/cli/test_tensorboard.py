@@ -1,0 +1,140 @@
+"""`rerail tensorboard`: each event file belongs to the attempt that wrote it, and none lands outside the folder."""
+
+import socket
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from moto import mock_aws
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cli.backtest.series import BadInput, Series
+from cli.tensorboard import events
+from cli.tensorboard.curves import Curves
+from cli.tensorboard.events import EventFile, bring, event_files, folder_of, writer
+from cli.tensorboard.server import NotServed, free_port
+from rerail.aws.clients import client
+from rerail.detectors.sample import Sample
+from rerail.model import Attempt, JobStatus, Run, RunState
+from tests.aws.places import REGION, our_own_clients
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+RUN = Run(
+    id="gpt",
+    policy="default",
+    state=RunState.COMPLETED,
+    created_at=NOON,
+    attempts=(
+        Attempt(number=1, job_name="gpt", status=JobStatus.FAILED, created_at=NOON),
+        Attempt(number=2, job_name="gpt-a002", status=JobStatus.COMPLETED, created_at=NOON + HOUR),
+    ),
+    checkpoint_uri="s3://bucket/gpt/checkpoints/",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_of_our_own():
+    with our_own_clients():
+        yield
+
+
+def named(at: datetime) -> str:
+    return f"events.out.tfevents.{int(at.timestamp())}.algo-1.27.0"
+
+
+@pytest.mark.parametrize(
+    "key, stored, attempt",
+    [
+        (f"tb/gpt-a002/{named(NOON)}", NOON, 2),
+        (f"tb/gpt/{named(NOON + 3 * HOUR)}", NOON, 1),
+        (f"tb/{named(NOON + HOUR / 2)}", NOON + 5 * HOUR, 1),
+        (f"tb/{named(NOON + 2 * HOUR)}", NOON, 2),
+        ("tb/my.tfevents", NOON + 2 * HOUR, 2),
+        (f"tb/{named(NOON - HOUR)}", NOON, None),
+    ],
+)
+def test_a_file_belongs_to_the_attempt_that_wrote_it(key, stored, attempt):
+    """By the job in its path, else by the time in its name, else by when it was stored; older is not its own."""
+    assert writer(RUN, key, stored) == attempt
+
+
+def test_the_files_of_all_attempts_come_home_each_to_its_folder(tmp_path, monkeypatch):
+    """What has not changed is not fetched again; what has grown is."""
+    with mock_aws():
+        s3 = client("s3")
+        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        first, second = f"gpt/tb/train/{named(NOON)}", f"gpt/tb/train/{named(NOON + HOUR)}"
+        for key, body in ((first, b"one"), (second, b"two"), ("gpt/tb/other.txt", b"no")):
+            s3.put_object(Bucket="bucket", Key=key, Body=body)
+        found = list(event_files(s3, RUN, ["s3://bucket/gpt/tb/", "s3://bucket/gpt/"]))
+        assert [(file.attempt, file.key) for file in found] == [(1, first), (2, second)]
+        assert bring(s3, found, tmp_path) == 2
+        assert (tmp_path / "attempt-001" / "train" / named(NOON)).read_bytes() == b"one"
+        assert bring(s3, found, tmp_path) == 0
+        s3.put_object(Bucket="bucket", Key=second, Body=b"two and more")
+        assert bring(s3, list(event_files(s3, RUN, ["s3://bucket/gpt/tb/"])), tmp_path) == 1
+        outside = EventFile("bucket", first, 3, 1, "../../../tfevents")
+        assert bring(s3, [outside], tmp_path / "a" / "b") == 0
+    assert not list(tmp_path.glob("**/../tfevents"))
+
+
+def test_a_folder_that_many_runs_share_gives_each_its_own(tmp_path):
+    """Where the run's jobs have folders, those of other jobs are not the run's, whenever they were written."""
+    with mock_aws():
+        s3 = client("s3")
+        s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
+        for job in ("gpt", "gpt-a002", "bert"):
+            s3.put_object(Bucket="bucket", Key=f"tb/{job}/{named(NOON + 2 * HOUR)}", Body=b"x")
+        found = event_files(s3, RUN, ["s3://bucket/tb/"])
+        assert {(file.attempt, file.path.split("/")[0]) for file in found} == {(1, "gpt"), (2, "gpt-a002")}
+
+
+def test_files_are_looked_for_where_sagemaker_copies_them_and_beside_the_checkpoints(monkeypatch):
+    described = {"gpt": {"TensorBoardOutputConfig": {"S3OutputPath": "s3://bucket/tb"}}, "gpt-a002": {}}
+    monkeypatch.setattr(events.SageMakerJobs, "describe", lambda self, name: (None, described[name]))
+    assert events.places(RUN) == ["s3://bucket/tb/", "s3://bucket/gpt/checkpoints/"]
+    assert events.places(replace(RUN, checkpoint_uri="")) == ["s3://bucket/tb/"]
+
+
+def rows(first: int, last: int) -> tuple[Sample, ...]:
+    return tuple(Sample(step=n, at=NOON + n * timedelta(seconds=1), loss=10.0 / n) for n in range(first, last + 1))
+
+
+def drawn(folder: Path) -> list[tuple[int, float]]:
+    accumulator = EventAccumulator(str(folder), size_guidance={"tensors": 0})
+    accumulator.Reload()
+    return [(event.step, float(event.tensor_proto.float_val[0])) for event in accumulator.Tensors("loss")]
+
+
+def test_curves_are_drawn_for_each_attempt_and_only_what_is_new_is_added(tmp_path):
+    """A run that goes on grows on the screen, without a point twice."""
+    logs = {"gpt": rows(1, 5), "gpt-a002": rows(3, 4)}
+    stale = tmp_path / folder_of(1) / "events.out.tfevents.1.old"
+    stale.parent.mkdir()
+    stale.write_bytes(b"from another time")
+    curves = Curves(RUN, tmp_path, lambda job: [Series("minutes", rows(1, 1)), Series("log", logs[job])])
+    assert curves.write(RUN) == {1: 5, 2: 2}
+    logs["gpt-a002"] = rows(3, 8)
+    assert curves.write(RUN) == {1: 5, 2: 6}
+    first = dict(drawn(tmp_path / folder_of(1)))
+    assert first == pytest.approx({n: 10.0 / n for n in range(1, 6)}, rel=1e-6)
+    assert [step for step, _ in drawn(tmp_path / folder_of(2))] == [3, 4, 5, 6, 7, 8]
+
+
+def test_a_job_without_a_line_has_no_curve(tmp_path):
+    def nothing(job: str) -> list[Series]:
+        raise BadInput(f"the job {job} left no line", "print some")
+
+    assert Curves(RUN, tmp_path, nothing).write(RUN) == {1: 0, 2: 0}
+
+
+def test_a_port_that_is_taken_is_named_and_otherwise_any_is_found():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(NotServed, match=f"the port {port} is taken"):
+            free_port(port)
+    assert free_port(0) > 0

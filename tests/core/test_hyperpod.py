@@ -1,0 +1,495 @@
+"""HyperPod clusters: what their events say, and what people are told of it, once, with the runs that need them."""
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail.actions import Severity
+from rerail.errors import BadMessage, Conflict
+from rerail.hyperpod_events import HyperPodHeard, Sign, words
+from rerail.model import JobStatus
+from rerail.notices import Notice
+from rerail.policy import HyperPod, Policy, WhichClusters
+from rerail.relaunch import CLUSTER_TAG
+from rerail.runbooks import Runbook
+from rerail.wakeups import JobHeard, read
+from tests.core.strategies import json_values
+from tests.fakes import World
+
+EVENTS = Path(__file__).parents[1] / "events"
+CLUSTER = "sample-cluster"
+ARN = f"arn:aws:sagemaker:us-west-2:111122223333:cluster/{CLUSTER}"
+NODE = "node i-12345678abcdefghi"
+MINUTE = timedelta(minutes=1)
+
+
+def sample(name: str) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads((EVENTS / f"hyperpod_{name}.json").read_text())
+    return event
+
+
+def heard(event: dict[str, Any]) -> HyperPodHeard:
+    wakeup = read(json.dumps(event))
+    assert isinstance(wakeup, HyperPodHeard)
+    return wakeup
+
+
+def health(status: str, repair: str = "None", *, minute: float = 0, node: str = "i-0123456789abcdef0") -> HyperPodHeard:
+    event = sample("node_unhealthy")
+    event["time"] = (datetime(2026, 1, 31, tzinfo=UTC) + minute * MINUTE).isoformat()
+    event["detail"]["InstanceId"] = node
+    event["detail"]["HealthSummary"] |= {"HealthStatus": status, "RepairAction": repair}
+    return heard(event)
+
+
+class Told(World):
+    """A world that hears clusters."""
+
+    def hear(self, *events: HyperPodHeard) -> list[Notice]:
+        """What people are told of these, in order."""
+        before = len(self.bus.told)
+        for event in events:
+            self.hyperpod_watch().handle(event)
+        return self.bus.told[before:]
+
+    def with_policy(self, **hyperpod: Any) -> "Told":
+        self.policies.by_name["default"] = Policy(hyperpod=HyperPod(**hyperpod))
+        return self
+
+    def with_run(self, name: str = "gpt", cluster: str = CLUSTER) -> "Told":
+        self.sagemaker.submit(name)
+        self.sagemaker.job_tags[name][CLUSTER_TAG] = cluster
+        self.supervisor().handle(JobHeard(name))
+        return self
+
+
+@pytest.mark.parametrize(
+    ("name", "signs"),
+    [
+        ("node_unhealthy", [(NODE, "broken", "is unhealthy, and HyperPod does not repair it")]),
+        ("node_replaced", [(NODE, "mending", "is unhealthy and being replaced by HyperPod")]),
+        ("node_healthy", [(NODE, "well", "is healthy")]),
+        (
+            "cluster_state",
+            [("cluster", "well", "is in service"), ("group example instance group name", "broken", "has failed")],
+        ),
+        (
+            "cluster_failed",
+            [("cluster", "broken", "has failed"), ("group example instance group name", "broken", "has failed")],
+        ),
+        ("cluster_event", [("node i-0391f86fa0fe0d465", "noted", "has an error")]),
+        ("replacement_failed", [("node i-0391f86fa0fe0d465", "broken", "has an error")]),
+    ],
+)
+def test_every_sample_says_how_a_part_is(name, signs):
+    """What each of the documented events means to somebody whose run needs the cluster."""
+    event = heard(sample(name))
+    assert (event.cluster, event.arn) == (CLUSTER, ARN)
+    assert [(sign.part, sign.condition.value, sign.what) for sign in event.signs] == signs
+
+
+def test_hyperpods_own_words_are_kept():
+    """The fault, the recommendation, and why a node could not be had."""
+    (sign,) = heard(sample("node_unhealthy")).signs
+    assert "fault type NvidiaErrorTerminate" in sign.says
+    assert sign.says.endswith("Please Replace the Faulty Node.")
+    (sign,) = heard(sample("cluster_event")).signs
+    assert "sufficient capacity" in sign.says
+
+
+def test_the_time_is_the_events_own():
+    """To the millisecond where the event has it, else that of its envelope."""
+    assert heard(sample("cluster_event")).at == datetime(2025, 6, 1, 16, 20, 25, 350000, UTC)
+    assert heard(sample("node_unhealthy")).at == datetime(2021, 10, 25, 1, 52, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (("detail", "ClusterName"), "$(reboot)", "ClusterName"),
+        (("detail", "ClusterName"), None, "ClusterName"),
+        (("detail", "ClusterArn"), "arn:aws:s3:::cluster", "ClusterArn"),
+        (("detail", "InstanceId"), "i-1;rm", "InstanceId"),
+        (("detail", "HealthSummary"), "fine", "HealthSummary"),
+        (("time",), "yesterday", "time"),
+    ],
+)
+def test_what_is_malformed_is_named(path, value, named):
+    """Names become commands that people paste: only real ones are taken."""
+    event = sample("node_unhealthy")
+    table = event
+    for key in path[:-1]:
+        table = table[key]
+    table[path[-1]] = value
+    with pytest.raises(BadMessage, match=named):
+        heard(event)
+
+
+@given(json_values, st.sampled_from(["node_unhealthy", "cluster_state", "cluster_event"]), st.data())
+def test_whatever_a_field_holds_it_is_read_or_refused(value, name, data):
+    """AWS may add words and shapes: nothing else than BadMessage comes of it."""
+    event = sample(name)
+    detail = event["detail"]["EventDetails"] if name == "cluster_event" else event["detail"]
+    detail[data.draw(st.sampled_from(sorted(detail)))] = value
+    try:
+        signs = heard(event).signs
+    except BadMessage:
+        return
+    assert all(len(sign.says) <= 1100 and sign.says.isprintable() for sign in signs)
+
+
+@given(st.text(max_size=2000))
+def test_words_are_one_line_of_bounded_length(text):
+    """Nothing of it can break out of a notice."""
+    assert len(words(text)) <= 500
+    assert words(text).isprintable()
+
+
+@pytest.mark.parametrize("status", ["Creating", "Updating", "SystemUpdating", "SomethingNew"])
+def test_a_cluster_at_work_is_no_news(status):
+    """What somebody does to a cluster on purpose, or what nobody knows yet, says nothing."""
+    event = sample("cluster_failed")
+    event["detail"] |= {"ClusterStatus": status, "InstanceGroups": "none"}
+    assert heard(event).signs == ()
+
+
+def test_a_broken_node_pages_with_the_runs_that_need_the_cluster():
+    """Who is woken reads what is broken, whom it touches, what to type, and that Rerail leaves nodes alone."""
+    world = Told().with_run("gpt").with_run("bert", cluster=ARN).with_run("other", cluster="another")
+    (notice,) = world.hear(heard(sample("node_unhealthy")))
+    assert notice.severity is Severity.PAGE
+    assert notice.title == f"HyperPod cluster {CLUSTER}: {NODE} is unhealthy, and HyperPod does not repair it"
+    assert "NvidiaErrorTerminate" in notice.body
+    assert "Runs that depend on this cluster: bert, gpt." in notice.body
+    assert "other" not in notice.body
+    assert notice.todo.startswith("Replace the node: aws sagemaker batch-replace-cluster-nodes --cluster-name sample-")
+    assert "left to HyperPod" in notice.did
+    assert notice.runbook is Runbook.HYPERPOD
+    assert notice.since == heard(sample("node_unhealthy")).at
+
+
+def test_there_may_be_no_run_at_all():
+    """A broken node is told all the same; it is nobody's run."""
+    (notice,) = Told().hear(heard(sample("node_unhealthy")))
+    assert (notice.severity, notice.run) == (Severity.PAGE, f"hyperpod/{CLUSTER}")
+    assert "No open run says that it depends on this cluster" in notice.body
+
+
+def test_a_run_that_has_ended_depends_on_nothing():
+    """Only open runs are named."""
+    world = Told().with_run("gpt")
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.supervisor().handle(JobHeard("gpt"))
+    (notice,) = world.hear(heard(sample("node_unhealthy")))
+    assert "No open run" in notice.body
+
+
+def test_a_node_that_hyperpod_replaces_wakes_nobody():
+    """It is told to whoever looks, with nothing to do."""
+    (notice,) = Told().hear(health("Unhealthy", "Replace"))
+    assert (notice.severity, notice.todo) == (Severity.INFORM, "")
+    assert "being replaced by HyperPod" in notice.title
+
+
+def test_a_repetition_is_told_once():
+    """HyperPod may send an event several times, and says Unhealthy again and again."""
+    world = Told()
+    assert len(world.hear(*[health("Unhealthy", minute=minute) for minute in (0, 0, 1, 2)])) == 1
+
+
+def test_an_event_that_lay_aside_for_long_is_told_once_too():
+    """What was redriven after months is as old as it is, and no reason to repeat it."""
+    world = Told()
+    world.clock.pass_by(timedelta(days=90))
+    assert len(world.hear(health("Unhealthy"), health("Unhealthy", minute=1))) == 1
+
+
+def test_parts_are_forgotten_after_a_month():
+    """A node that nobody has heard of since is gone; the record of a cluster does not grow for ever."""
+    world = Told()
+    world.hear(health("Unhealthy"))
+    world.clock.pass_by(timedelta(days=31))
+    world.hear(health("Unhealthy", minute=31 * 24 * 60, node="i-0123456789abcdef1"))
+    assert list(world.hyperpods.recall(CLUSTER).parts) == ["node i-0123456789abcdef1"]
+
+
+def test_what_lasts_is_told_again_after_a_while():
+    """With the same key, so that a pager adds it to the incident that it has open."""
+    world = Told().with_policy(again=timedelta(hours=4))
+    (first,) = world.hear(health("Unhealthy"))
+    world.clock.pass_by(timedelta(hours=4))
+    (again,) = world.hear(health("Unhealthy", minute=240))
+    assert (again.severity, again.key) == (Severity.PAGE, first.key)
+    assert again.since == first.since
+    world.with_policy(again=timedelta(0))
+    world.clock.pass_by(timedelta(days=2))
+    assert world.hear(health("Unhealthy", minute=4000)) == []
+
+
+def test_a_node_that_hyperpod_gives_up_is_told_at_once():
+    """Informed first, paged as soon as only a human can help."""
+    told = Told().hear(health("Unhealthy", "Replace"), health("Unhealthy", "None", minute=1))
+    assert [notice.severity for notice in told] == [Severity.INFORM, Severity.PAGE]
+
+
+def test_all_clear_ends_the_page():
+    """Whoever was paged hears that it is over, by the key of that page; after that a new trouble is a new page."""
+    page, clear, again = Told().hear(
+        health("Unhealthy"), health("Healthy", minute=9), health("Unhealthy", minute=20), health("Unhealthy", minute=21)
+    )
+    assert (clear.severity, clear.clears) == (Severity.CLEAR, page.key)
+    assert clear.title == f"HyperPod cluster {CLUSTER}: all clear: node i-0123456789abcdef0 is healthy"
+    assert clear.since == page.since
+    assert (again.severity, again.key) == (Severity.PAGE, page.key)
+    assert again.since > page.since
+
+
+def test_a_page_is_cleared_also_when_it_was_being_mended_last():
+    """Paged, then repaired after all, then well."""
+    told = Told().hear(health("Unhealthy"), health("Unhealthy", "Reboot", minute=1), health("Healthy", minute=2))
+    assert [notice.severity for notice in told] == [Severity.PAGE, Severity.INFORM, Severity.CLEAR]
+    assert told[2].clears == told[0].key
+
+
+def test_who_was_informed_is_informed_of_the_end():
+    """Nobody was woken, so nobody is."""
+    told = Told().hear(health("Unhealthy", "Replace"), health("Healthy", minute=1))
+    assert [notice.severity for notice in told] == [Severity.INFORM, Severity.INFORM]
+    assert told[1].title.endswith("is healthy")
+    assert told[1].clears == ""
+
+
+def test_a_node_that_leaves_the_cluster_is_over_too():
+    """A replaced node never becomes healthy: it is terminated."""
+    event = sample("cluster_event")
+    detail = event["detail"]["EventDetails"]
+    detail |= {"EventLevel": "Info", "InstanceId": "i-0123456789abcdef0", "EventTime": 1893456000000}
+    detail["Description"] = "Termination of EC2 Instance i-0123456789abcdef0 is currently in progress in Cluster c"
+    page, clear = Told().hear(health("Unhealthy"), heard(event))
+    assert (clear.severity, clear.clears) == (Severity.CLEAR, page.key)
+    assert "has left the cluster" in clear.title
+
+
+def test_healthy_nodes_are_no_news_and_leave_no_trace():
+    """A thousand of them write nothing."""
+    world = Told()
+    assert world.hear(health("Healthy")) == []
+    assert world.hyperpods.records == {}
+
+
+def test_an_old_event_does_not_undo_a_newer_one():
+    """Events come in any order: that a node was unhealthy an hour ago is no news when it is healthy now."""
+    world = Told()
+    world.hear(health("Unhealthy", minute=0))
+    assert len(world.hear(health("Healthy", minute=10), health("Unhealthy", minute=5))) == 1
+    assert world.hear(health("Healthy", minute=7)) == []
+
+
+def test_a_storm_is_told_in_ten_notices():
+    """When half a cluster goes, somebody is woken and not buried; the last notice says that there is more."""
+    world = Told().with_policy(most=3)
+    told = world.hear(*[health("Unhealthy", node=f"i-0123456789abcde{n:02}") for n in range(20)])
+    assert len(told) == 3
+    assert "until 01:00 UTC other parts are told no more" in told[2].body
+    assert world.hear(heard(sample("cluster_failed")))[0].title == f"HyperPod cluster {CLUSTER} has failed"
+    world.clock.pass_by(timedelta(hours=1))
+    assert len(world.hear(health("Unhealthy", minute=60, node="i-0123456789abcde19"))) == 1
+
+
+def test_clusters_do_not_share_a_cap():
+    """One cluster's storm does not silence another's."""
+    world = Told().with_policy(most=1)
+    here = health("Unhealthy")
+    there = replace(here, cluster="elsewhere", arn=ARN.replace(CLUSTER, "elsewhere"))
+    assert len(world.hear(here, there)) == 2
+
+
+@pytest.mark.parametrize(
+    ("which", "needed", "told"),
+    [
+        (WhichClusters.ALL, False, 1),
+        (WhichClusters.NEEDED, False, 0),
+        (WhichClusters.NEEDED, True, 1),
+        (WhichClusters.NONE, True, 0),
+    ],
+)
+def test_the_policy_says_of_which_clusters(which, needed, told):
+    """All, those that an open run needs, or none."""
+    world = Told().with_policy(tell=which)
+    if needed:
+        world.with_run()
+    assert len(world.hear(health("Unhealthy"))) == told
+
+
+def test_what_nobody_was_told_is_told_when_somebody_needs_the_cluster():
+    """A run that comes to a broken cluster is told with the next event."""
+    world = Told().with_policy(tell=WhichClusters.NEEDED)
+    assert world.hear(health("Unhealthy")) == []
+    assert len(world.with_run().hear(health("Unhealthy", minute=1))) == 1
+
+
+def test_that_a_cluster_goes_is_told_to_those_who_need_it():
+    """Somebody deletes it on purpose; unless a run depends on it, that is their own affair."""
+    event = sample("cluster_failed")
+    event["detail"] |= {"ClusterStatus": "Deleting", "InstanceGroups": []}
+    assert Told().hear(heard(event)) == []
+    (notice,) = Told().with_run().hear(heard(event))
+    assert (notice.severity, notice.run) == (Severity.INFORM, "gpt")
+    assert "is being deleted" in notice.title
+
+
+def test_a_node_that_takes_long_to_be_mended_wakes_whoever_needs_it():
+    """Informed first; when HyperPod has been at it for two hours, the sweep sees to it that somebody with a run that
+    needs the cluster is paged, once; and the all-clear ends that page."""
+    world = Told().with_run()
+    world.hear(health("Unhealthy", "Replace"))
+    world.minutes(119)
+    assert [notice.severity for notice in world.bus.told] == [Severity.INFORM]
+    world.minutes(30)
+    assert [notice.severity for notice in world.bus.told] == [Severity.INFORM, Severity.PAGE]
+    page = world.bus.told[-1]
+    assert page.title == f"HyperPod cluster {CLUSTER}: node i-0123456789abcdef0 is still being mended by HyperPod"
+    assert page.todo.startswith(f"See what it waits for: aws sagemaker list-cluster-events --cluster-name {CLUSTER}")
+    (clear,) = world.hear(health("Healthy", minute=150))
+    assert (clear.severity, clear.clears) == (Severity.CLEAR, page.key)
+
+
+def test_where_no_run_needs_the_cluster_a_long_repair_wakes_nobody():
+    """It is told to whoever looks, once."""
+    world = Told()
+    world.hear(health("Unhealthy", "Replace"))
+    world.minutes(200)
+    assert [notice.severity for notice in world.bus.told] == [Severity.INFORM, Severity.INFORM]
+    assert world.bus.told[-1].key.endswith("/late")
+    (over,) = world.hear(health("Healthy", minute=210))
+    assert over.severity is Severity.INFORM
+
+
+@pytest.mark.parametrize("repair", ["Replace", "None"])
+def test_what_is_mended_in_time_or_paged_already_is_not_late(repair):
+    """Nor anything at all where the policy has no end of patience."""
+    world = Told().with_run()
+    world.hear(health("Unhealthy", repair))
+    if repair == "Replace":
+        world.minutes(100)
+        world.hear(health("Healthy", minute=100))
+    told = len(world.bus.told)
+    world.minutes(60)
+    assert len(world.bus.told) == told
+    patient = Told().with_run().with_policy(patience=timedelta(0))
+    patient.hear(health("Unhealthy", "Replace"))
+    patient.minutes(300)
+    assert len(patient.bus.told) == 1
+
+
+class Dies(Exception):
+    """The function ends here."""
+
+
+def test_a_notice_that_could_not_be_said_is_said_when_the_message_comes_back():
+    """It is recorded before it is said: neither lost, nor told twice, when the bus refuses or the function dies."""
+    world = Told()
+    publish, refusing = world.bus.publish, True
+
+    def refuse(notice: Notice) -> None:
+        if refusing:
+            raise Dies
+        publish(notice)
+
+    world.bus.publish = refuse  # type: ignore[method-assign]
+    with pytest.raises(Dies):
+        world.hear(health("Unhealthy"))
+    refusing = False
+    assert len(world.hear(health("Unhealthy"))) == 1
+    assert world.hear(health("Unhealthy")) == []
+
+
+def test_two_at_once_tell_once():
+    """Somebody else hears of it between our look and our write: we look again."""
+    world = Told()
+    watch, recall = world.hyperpod_watch(), world.hyperpods.recall
+    others = iter([health("Unhealthy")])
+
+    def late(cluster: str):
+        before = recall(cluster)
+        for event in others:
+            world.hyperpod_watch().handle(event)
+        return before
+
+    world.hyperpods.recall = late  # type: ignore[method-assign]
+    watch.handle(health("Unhealthy"))
+    assert len(world.bus.told) == 1
+
+
+def test_a_memory_that_never_stands_still_is_asked_for_later():
+    """The message comes back."""
+    world = Told()
+
+    def refuse(memory: object, *, until: datetime) -> None:
+        raise Conflict("again")
+
+    world.hyperpods.keep = refuse  # type: ignore[method-assign]
+    with pytest.raises(Conflict, match="try later"):
+        world.hear(health("Unhealthy"))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["i-0123456789abcdef0", "i-0123456789abcdef1"]),
+            st.sampled_from([("Unhealthy", "None"), ("Unhealthy", "Replace"), ("Healthy", "None")]),
+            st.integers(0, 300),
+        ),
+        max_size=25,
+    )
+)
+def test_every_page_ends_once_and_no_all_clear_comes_alone(events):
+    """In whatever order and however often events come: pages and all-clears of a node alternate, as far as repetitions
+    go; and when all are healthy at last, nothing stands."""
+    world = Told()
+    for node, (status, repair), minute in events:
+        world.hear(health(status, repair, node=node, minute=minute))
+    for node in ("i-0123456789abcdef0", "i-0123456789abcdef1"):
+        world.hear(health("Healthy", node=node, minute=301))
+        story = [n for n in world.bus.told if node in n.title and n.severity is not Severity.INFORM]
+        stands = False
+        for notice in story:
+            assert stands or notice.severity is Severity.PAGE
+            stands = notice.severity is Severity.PAGE
+        assert not stands
+
+
+@pytest.mark.parametrize("value", [CLUSTER, ARN])
+def test_a_run_says_by_a_tag_on_which_cluster_it_depends(value):
+    """By name or by ARN, when it is adopted."""
+    assert Told().with_run(cluster=value).run().hyperpod == value
+
+
+def test_a_tag_that_names_no_cluster_is_said():
+    """The run is supervised all the same."""
+    world = Told().with_run(cluster="my cluster!")
+    assert world.run().hyperpod == ""
+    (notice,) = world.bus.told
+    assert "neither the name nor the ARN" in notice.body
+    assert CLUSTER_TAG in notice.todo
+
+
+def test_a_notice_names_ten_runs_at_most():
+    """And says how many there are beside them."""
+    world = Told()
+    for number in range(13):
+        world.with_run(f"run-{number:02}")
+    (notice,) = world.hear(health("Unhealthy"))
+    assert "run-09 and 3 more" in notice.body
+    assert "run-10" not in notice.body
+
+
+def test_signs_are_plain_data():
+    """They are logged with the wake-up."""
+    assert heard(sample("node_healthy")).signs[0].__class__ is Sign

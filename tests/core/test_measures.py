@@ -1,0 +1,116 @@
+"""What is published stays within fixed words, whatever the runs are and however many there are."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail import fleet, measures, rounds, turns
+from rerail.actions import Severity
+from rerail.causes import Cause
+from rerail.decision import Decision
+from rerail.goodput import account
+from rerail.measures import ALL, Measured
+from rerail.model import RunState
+from rerail.policy import Policy
+from rerail.rounds import RoundReport
+from rerail.turns import Turn
+from rerail.wakeups import RunDue
+from tests.core import strategies
+
+# CloudWatch's list price of a custom metric, in dollars a month (the first 10,000); each hour is paid for by itself.
+A_METRIC = 0.30
+BOUND = sum(len(measure) for said in ALL.values() for measure in said)
+DECLARED = {
+    (measure.name, measure.unit, measure.dimension, word)
+    for said in ALL.values()
+    for measure in said
+    for word in (*measure.words, *([] if measure.by else [""]))
+}
+
+
+def told(said: Measured) -> tuple[str, str, str, str]:
+    return said.name, said.unit, said.dimension, said.of
+
+
+def test_there_are_so_many_metrics_and_no_more():
+    """And so much do they cost at most."""
+    assert len(DECLARED) == BOUND <= 90
+    assert BOUND * A_METRIC <= 27
+
+
+def test_each_has_a_name_of_its_own_and_one_dimension():
+    """A name means one thing, whoever says it."""
+    names = [measure.name for said in ALL.values() for measure in said]
+    assert len(names) == len(set(names))
+    assert {m.dimension for said in ALL.values() for m in said} == {"", "State", "Cause", "Kind", "Action", "Severity"}
+    assert all(bool(m.dimension) == bool(m.by) for said in ALL.values() for m in said)
+
+
+@pytest.mark.parametrize("word", ["gpt-7b", "watching", Cause.OOM, Severity.PAGE, None])
+def test_a_word_of_another_kind_is_refused(word):
+    """Neither a name, nor the right letters without the enum, nor another enum's word."""
+    with pytest.raises(TypeError, match="Runs is told by RunState"):
+        measures.RUNS.of(1, word)
+    with pytest.raises(TypeError, match="OpenRuns"):
+        measures.OPEN.of(1, RunState.HELD)
+
+
+@given(st.lists(strategies.runs, max_size=8), strategies.moments)
+def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
+    """No run and no job ever becomes a dimension, and nothing is published twice."""
+    accounts = [account(run, at, Policy()) for run in runs]
+    report = RoundReport(len(runs), 0, 0, (), fleet=fleet.fleet(runs, accounts), switched_off=False)
+    said = [told(each) for each in rounds.measured(report)]
+    assert set(said) <= DECLARED
+    assert len(said) == len(set(said))
+
+
+@given(strategies.runs, strategies.runs, st.lists(strategies.actions, max_size=6), st.floats(-10, 1e6))
+def test_whatever_is_decided_a_message_publishes_what_is_declared(before, after, actions, waited_s):
+    """Neither does a decision's."""
+    turn = Turn(before, Decision(after, tuple(actions), reason="so it is"))
+    said = list(turns.measured([turn, turn], waited_s=waited_s))
+    assert {told(each) for each in said} <= DECLARED
+    assert all(each.value >= 0 for each in said)
+
+
+def test_a_decision_without_a_reason_is_not_counted(world):
+    """It only notes facts: a message that decides nothing publishes nothing."""
+    turn = Turn(world.run(), Decision(world.run()))
+    assert list(turns.measured([turn], waited_s=1)) == []
+
+
+def test_a_failure_is_one_decision_with_its_incident(world):
+    """What the supervisor did on one message is what it publishes of it."""
+    supervisor = world.supervisor()
+    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
+    supervisor.handle(RunDue("gpt"))
+    said = {(each.name, each.of): each.value for each in turns.measured(supervisor.turns, waited_s=2)}
+    assert said == {
+        ("Decisions", ""): 1,
+        ("SignalToDecision", ""): 2,
+        ("Actions", "nothing"): 1,  # the launch comes after its backoff
+        ("IncidentsOpened", "infrastructure"): 1,
+        ("NoticesDecided", "inform"): 1,
+    }
+    supervisor.handle(RunDue("gpt"))
+    assert list(turns.measured(supervisor.turns, waited_s=2)) == []  # and not again with the next message
+
+
+@pytest.mark.parametrize(("unread", "told_of"), [("", 0), ("CloudWatch refuses", 1)])
+def test_a_round_that_could_read_no_metrics_says_so(unread, told_of):
+    """An alarm watches it: nobody is judged meanwhile."""
+    said = {each.name: each.value for each in rounds.measured(RoundReport(1, 0, 0, (), unread=unread))}
+    assert said["UnreadRounds"] == told_of
+
+
+def test_a_held_run_is_counted_as_long_as_its_page_stands(world):
+    """The sweep comes by for the page's sake, and tells that somebody is waited for."""
+    supervisor = world.supervisor()
+    world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
+    supervisor.handle(RunDue("gpt"))
+    said = {(each.name, each.of): each.value for each in rounds.measured(world.round().make())}
+    assert said[("HeldRuns", "")] == said[("Runs", "held")] == 1
+    assert said[("SweepsCompleted", "")] == 1
+    assert said[("OpenIncidents", "")] == 0
+    assert 0 < said[("GoodputShare", "")] <= 100

@@ -1,0 +1,97 @@
+"""A record that is older than the world: restored from a backup, or lost, while the run's jobs went on."""
+
+from copy import deepcopy
+
+import pytest
+
+from rerail.model import JobStatus, RunState
+from rerail.overtaken import claimed
+from rerail.relaunch import ATTEMPT_TAG, RUN_TAG
+from rerail.wakeups import JobHeard
+from tests.fakes import World
+
+NODE = "InternalServerError: We encountered an internal error.  Please try again."
+
+
+def died(world: World, *, times: int) -> World:
+    """The run's job dies so often, and is relaunched and saves each time."""
+    for _ in range(times):
+        world.sagemaker.fail(world.run().current.job_name, NODE)
+        world.minutes(30)
+        world.checkpoints.save(step=100 * world.checkpoints.count + 100, attempt=world.run().current.number)
+    return world
+
+
+def test_a_restored_record_catches_up_with_the_world():
+    """The newest attempt is watched, the ones between are known, and people are told once."""
+    world = World().with_saves()
+    backup = deepcopy(world.runs)
+    died(world, times=3)
+    world.runs = backup
+    world.minutes(5)
+    run = world.run()
+    assert run.state is RunState.WATCHING and run.current.job_name == "gpt-a004"
+    assert [attempt.status for attempt in run.attempts] == [JobStatus.FAILED] * 3 + [JobStatus.IN_PROGRESS]
+    assert world.sagemaker.live() == ["gpt-a004"]
+    assert [notice.title for notice in world.bus.told].count("gpt: its record was older than the world") == 1
+
+
+def test_a_restored_record_that_was_held_lets_go_of_the_hold():
+    """What it was held for is over: a job of ours is alive, and somebody must watch it."""
+    world = World().with_saves()
+    for _ in range(2):
+        world.sagemaker.fail(world.run().current.job_name, "AlgorithmError: torch.OutOfMemoryError: x, exit code: 1")
+        world.minutes(2)
+    assert world.run().state is RunState.HELD
+    backup = deepcopy(world.runs)
+    world.sagemaker.submit("gpt-a002", policy="default")
+    world.sagemaker.job_tags["gpt-a002"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "2"}
+    world.runs = backup
+    world.minutes(2)
+    assert world.run().state is RunState.WATCHING and not world.run().hold_reason
+
+
+def test_a_run_whose_record_is_lost_is_taken_up_under_its_own_name():
+    """Its next attempt is the next number, and nothing is launched beside it."""
+    world = died(World().with_saves(), times=2)
+    world.runs = World().runs
+    world.minutes(5)
+    assert world.run().state is RunState.WATCHING and world.run().current.number == 3
+    died(world, times=1)
+    assert world.sagemaker.live() == ["gpt-a004"] and world.sagemaker.most_live_at_once == 1
+
+
+def test_a_human_s_stop_is_final_for_a_restored_record_too():
+    """The world says who has stopped it: not we."""
+    world = World().with_saves()
+    backup = deepcopy(world.runs)
+    died(world, times=1)
+    world.sagemaker.end("gpt-a002", JobStatus.STOPPED)
+    world.runs = backup
+    world.minutes(60)
+    assert world.run().state is RunState.STOPPED and world.sagemaker.live() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "tags"),
+    [
+        ("gpt-a002", {RUN_TAG: "gpt"}),
+        ("gpt-a002", {RUN_TAG: "other", ATTEMPT_TAG: "2"}),
+        ("copy", {RUN_TAG: "gpt", ATTEMPT_TAG: "2"}),
+        ("gpt-a001", {RUN_TAG: "gpt", ATTEMPT_TAG: "1"}),
+        ("gpt-a-02", {RUN_TAG: "gpt", ATTEMPT_TAG: "-2"}),
+    ],
+)
+def test_tags_alone_make_no_attempt(name, tags):
+    """Tags are copied by hand; only a name and tags that belong together are ours."""
+    assert claimed(name, tags) is None
+
+
+def test_an_attempt_that_cannot_be_is_refused():
+    """Whoever may create jobs may name one gpt-a9999: it is told, and the run goes on as it is."""
+    world = World().with_saves()
+    world.sagemaker.submit("gpt-a9999")
+    world.sagemaker.job_tags["gpt-a9999"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "9999"}
+    world.supervisor().handle(JobHeard("gpt-a9999"))
+    assert world.run().current.job_name == "gpt"
+    assert "names a run that did not launch it" in world.bus.told[-1].body

@@ -1,0 +1,305 @@
+"""Pages that stand: told once, again after a while, and ended by one all-clear each."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from rerail.actions import Severity, Tell
+from rerail.codec import loads
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.errors import PolicyError
+from rerail.model import JobStatus, Run, RunState
+from rerail.notices import Notice
+from rerail.policy import Approval, Limits, Mode, Notices, OnExpiry, Policy
+from rerail.runbooks import Runbook
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from tests.fakes import World
+
+OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1"
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+HOUR = timedelta(hours=1)
+
+
+def say(world: World, verb: Verb, number: int = 1, proposal: str = "") -> None:
+    world.supervisor().handle(CommandGiven(f"c{number}", "gpt", verb, "ada", "", proposal))
+
+
+def finds(world: World, kind: Kind, level: Level = Level.INTERVENE, onset: int | None = 480) -> None:
+    job = world.run().current.job_name
+    finding = Finding(kind, level, 480, onset, f"{kind} {level}", world.clock(), world.clock())
+    world.supervisor().handle(TroubleFound("gpt", job, (finding,)))
+
+
+def told(world: World, severity: Severity) -> list[Notice]:
+    return [notice for notice in world.bus.told if notice.severity is severity]
+
+
+def pages(world: World) -> list[str]:
+    return [notice.key for notice in told(world, Severity.PAGE)]
+
+
+def cleared(world: World) -> list[str]:
+    return [notice.clears for notice in told(world, Severity.CLEAR)]
+
+
+@pytest.fixture
+def held(world) -> World:
+    """A run that is out of memory, of which somebody was paged."""
+    world.sagemaker.fail("gpt", OOM)
+    world.minutes(2)
+    assert (world.run().state, pages(world)) == (RunState.HELD, ["gpt/held-1"])
+    return world
+
+
+def test_a_release_ends_the_page_of_a_held_run(held):
+    """Who was paged hears that somebody has seen to it, and who."""
+    say(held, Verb.RELEASE)
+    held.minutes(60)
+    (clear,) = told(held, Severity.CLEAR)
+    assert (clear.clears, clear.runbook) == ("gpt/held-1", Runbook.OUT_OF_MEMORY)
+    assert clear.title == "gpt: all clear: no longer held (starting)"
+    assert clear.body == "ada said release: creating gpt-a002 from step 500"
+    assert held.run().pages == ()
+
+
+def test_a_stop_ends_it_too(held):
+    """Somebody has decided that the run is over."""
+    say(held, Verb.STOP)
+    assert (held.run().state, cleared(held)) == (RunState.STOPPED, ["gpt/held-1"])
+
+
+def test_a_held_run_whose_job_completes_after_all_is_clear(world):
+    """The job of a run that was held for its loss goes on until somebody stops it, or it is done."""
+    world.policies.by_name["default"] = Policy(retries=replace(Policy().retries, diverged=0))
+    finds(world, Kind.DIVERGENCE)
+    assert pages(world) == ["gpt/held-1"]
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.minutes(2)
+    assert (world.run().state, cleared(world)) == (RunState.COMPLETED, ["gpt/held-1"])
+
+
+def test_a_page_that_stands_is_told_again_after_its_time_and_never_sooner(held):
+    """The same key, so that a pager adds it to the incident that is open; a held run is swept for that alone."""
+    held.minutes(3.8 * 60, every=timedelta(minutes=5))
+    assert len(pages(held)) == 1
+    held.minutes(20)
+    assert pages(held) == ["gpt/held-1"] * 2
+    assert held.runs.timeline[-1].reason == "still so: gpt: held: oom is not retried"
+    held.minutes(8 * 60, every=timedelta(minutes=10))
+    assert len(pages(held)) == 4
+    say(held, Verb.RELEASE)
+    held.minutes(10)
+    assert (cleared(held), held.run().pages) == (["gpt/held-1"], ())
+
+
+def test_zero_is_never_again(held):
+    held.policies.by_name["default"] = Policy(notices=Notices(refire=timedelta()))
+    held.minutes(24 * 60, every=HOUR)
+    assert len(pages(held)) == 1
+
+
+def test_an_ended_run_whose_page_stands_costs_no_call_to_sagemaker(held, monkeypatch):
+    """The sweep comes by for the time alone."""
+    asked: list[str] = []
+    monkeypatch.setattr(held.sagemaker, "describe", asked.append)
+    held.minutes(30)
+    assert asked == []
+
+
+@pytest.mark.parametrize(("verb", "after"), [(Verb.APPROVE, RunState.WATCHING), (Verb.DENY, RunState.HELD)])
+def test_an_answer_ends_the_page_that_asked_for_it(world, verb, after):
+    """What was denied is held, of which nobody is paged: somebody has just said so."""
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(2)
+    (asked,) = pages(world)
+    say(world, verb, proposal=world.run().proposal.id)
+    world.minutes(2)
+    assert (world.run().state, pages(world), cleared(world)) == (after, [asked], [asked])
+
+
+def test_a_question_that_nobody_answers_ends_where_the_policy_acts(world):
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(40)
+    assert world.run().state is RunState.WATCHING
+    assert cleared(world) == pages(world)
+    (clear,) = told(world, Severity.CLEAR)
+    assert "nobody has answered" in clear.body and "the policy acts then" in clear.body
+
+
+def test_a_question_that_nobody_answers_is_followed_by_the_page_that_the_run_is_held(world):
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE, approval=Approval(on_expiry_dead=OnExpiry.HOLD))
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(40)
+    asked, now = pages(world)
+    assert (now, cleared(world)) == ("gpt/held-2", [asked])
+
+
+def test_a_question_is_withdrawn_with_its_trouble(world):
+    """The loss has mended while somebody was being woken."""
+    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
+    finds(world, Kind.DIVERGENCE)
+    finds(world, Kind.DIVERGENCE, Level.MENDED)
+    assert world.run().proposal is None
+    assert cleared(world) == pages(world) != []
+
+
+def test_a_finding_that_is_over_ends_its_page(world):
+    """And is news when it comes again, though it is the same attempt."""
+    finds(world, Kind.BLIND)
+    finds(world, Kind.BLIND, onset=490)
+    assert pages(world) == ["gpt/blind-1"], "one page for one trouble, however often it is found anew"
+    finds(world, Kind.BLIND, Level.MENDED, onset=None)
+    assert cleared(world) == ["gpt/blind-1"]
+    finds(world, Kind.BLIND, Level.MENDED, onset=None)
+    finds(world, Kind.BLIND)
+    finds(world, Kind.BLIND, Level.MENDED, onset=None)
+    assert pages(world) == cleared(world) == ["gpt/blind-1"] * 2
+    assert told(world, Severity.CLEAR)[-1].title == "gpt: all clear: blind is over"
+
+
+def test_who_was_blind_sees_again_and_says_so():
+    """The job saves on and prints nothing: a page. The sweep asks of every page that stands whether it still has a
+    reason, and ends it when the metrics are back."""
+    world = World()
+    world.sagemaker.defined_metrics = ("step", "loss")
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    step = _prints(world, 0, minutes=20)
+    for _ in range(8):
+        world.minutes(5)
+        step += 50
+        world.checkpoints.save(step=step)
+    assert (pages(world), cleared(world)) == (["gpt/blind-1"], [])
+    _prints(world, step, minutes=5)
+    assert cleared(world) == ["gpt/blind-1"]
+    assert "metrics are heard again" in told(world, Severity.CLEAR)[0].body
+    assert world.run().state is RunState.WATCHING
+
+
+def _prints(world: World, step: int, *, minutes: int) -> int:
+    """The job makes ten steps a minute, and says so."""
+    for _ in range(minutes):
+        step += 10
+        world.series.print("gpt", world.clock(), step=step, loss=2.0 + step % 7 / 100, count=10)
+        world.minutes(1)
+    return step
+
+
+def test_a_finding_falls_with_its_attempt(world):
+    """That the attempt is over does not say that what ailed it is."""
+    finds(world, Kind.CHECKPOINT_STALL)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(5)
+    (clear,) = told(world, Severity.CLEAR)
+    assert (clear.clears, clear.title) == ("gpt/checkpoint_stall-1", "gpt: all clear: attempt 1 is over")
+
+
+def test_never_an_all_clear_for_what_was_never_paged(world):
+    """A warning that is over informs, as it began."""
+    finds(world, Kind.LOSS_SPIKE, Level.WARN)
+    finds(world, Kind.LOSS_SPIKE, Level.MENDED)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(20)
+    world.sagemaker.end("gpt-a002", JobStatus.COMPLETED)
+    world.minutes(2)
+    assert world.run().state is RunState.COMPLETED
+    assert (pages(world), cleared(world)) == ([], [])
+
+
+def test_the_brake_is_over_when_the_launch_that_paged_goes_ahead(world):
+    """While it only asks again, it is not."""
+    world.policies.by_name["default"] = Policy(limits=Limits(account_relaunches=1))
+    world.sagemaker.submit("bert", uri="s3://bucket/bert/")
+    world.supervisor().handle(JobHeard("bert"))
+    world.minutes(1)
+    for name in ("bert", "gpt"):
+        world.sagemaker.fail(name, NODE_LOST)
+    world.minutes(30)
+    (paged,) = pages(world)
+    assert paged.startswith("rerail/brake-")
+    assert cleared(world) == []
+    world.minutes(60)
+    assert cleared(world) == [paged]
+
+
+def test_a_bus_that_refuses_notices_keeps_no_recovery_waiting(world, monkeypatch):
+    """The relaunch is done at once, the notice stays owed, the message fails so that an alarm goes off, and people are
+    told once the bus is back."""
+
+    def refuses(notice: Notice) -> None:
+        raise RuntimeError("the bus is full")
+
+    world.sagemaker.fail("gpt", NODE_LOST)
+    monkeypatch.setattr(world.bus, "publish", refuses)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="the bus is full"):
+            world.minutes(1)
+    assert world.sagemaker.live() == ["gpt-a002"]
+    assert [type(action) for action in world.run().pending] == [Tell]
+    monkeypatch.undo()
+    world.minutes(1)
+    assert [notice.title for notice in world.bus.told] == ["gpt: infrastructure: relaunching"]
+    assert world.run().pending == ()
+
+
+def test_people_are_told_whatever_has_become_of_the_policy(world, monkeypatch):
+    """The policy was broken by a deployment while the bus was down: nothing is decided, what is owed is told."""
+
+    def refuses(notice: Notice) -> None:
+        raise RuntimeError("the bus is full")
+
+    world.sagemaker.fail("gpt", OOM)
+    monkeypatch.setattr(world.bus, "publish", refuses)
+    with pytest.raises(RuntimeError):
+        world.minutes(1)
+    monkeypatch.undo()
+
+    def is_broken(name: str) -> Policy:
+        raise PolicyError(f"policy {name!r} is not valid TOML")
+
+    monkeypatch.setattr(world.policies, "get", is_broken)
+    with pytest.raises(PolicyError):
+        world.supervisor().visit("gpt")
+    assert pages(world) == ["gpt/held-1"]
+
+
+def test_an_all_clear_waits_for_its_page(world, monkeypatch):
+    """The bus took the second and not the first: nobody is told of an end before the beginning."""
+    publish = world.bus.publish
+
+    def pages_are_refused(notice: Notice) -> None:
+        if notice.severity is Severity.PAGE:
+            raise RuntimeError("the bus is full")
+        publish(notice)
+
+    monkeypatch.setattr(world.bus, "publish", pages_are_refused)
+    world.sagemaker.fail("gpt", OOM)
+    with pytest.raises(RuntimeError):
+        world.minutes(1)
+    with pytest.raises(RuntimeError):
+        say(world, Verb.RELEASE)
+    assert world.bus.told == []
+    monkeypatch.undo()
+    world.minutes(2)
+    assert [notice.severity for notice in world.bus.told] == [Severity.PAGE, Severity.CLEAR]
+
+
+OLD = """{"schema":1,"type":"Run","id":"gpt","policy":"default","state":"held","created_at":"2026-01-31T00:00:00+00:00",
+"attempts":[{"type":"Attempt","number":1,"job_name":"gpt","status":"Failed"}],"hold_reason":"attempt 1 failed: oom",
+"pending":[{"type":"Tell","severity":"page","title":"gpt: held","body":"attempt 1 failed","key":"gpt/held-1"}]}"""
+
+
+def test_a_run_that_was_recorded_before_pages_were_is_read_and_told_of(world):
+    """What it owes is told; of a page that nobody noted there is no all-clear."""
+    run = loads(Run, OLD)
+    assert run.pages == ()
+    world.runs.records["gpt"] = OLD
+    world.minutes(1)
+    (page,) = told(world, Severity.PAGE)
+    assert (page.title, page.runbook, page.todo) == ("gpt: held", Runbook.INFORMED, "")
+    say(world, Verb.STOP)
+    assert cleared(world) == []

@@ -1,0 +1,271 @@
+"""An operator's rollback: back to the step that was named, whatever was saved since, and nothing is charged."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from rerail.actions import SetAside
+from rerail.checkpoints import EMERGENCY, Health
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.health import judged
+from rerail.mailbox import Told, Wish
+from rerail.model import JobStatus, RunState
+from rerail.policy import Mode, Policy
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from rerail.watching import _rolled_back
+from tests.fakes import BUCKET, Agent, World
+
+SECOND = "gpt-a002"
+
+
+def roll_back(world: World, step: int | None, *, id: str = "c1", why: str = "the data was wrong") -> str:
+    """The operator says so; what the timeline says to it."""
+    world.supervisor().handle(CommandGiven(id, "gpt", Verb.ROLLBACK, "ada", why, step=step))
+    return world.runs.timeline[-1].reason
+
+
+def relaunched(world: World, *, minutes: float = 3) -> str:
+    """The step that the next job was told to resume from."""
+    world.minutes(minutes)
+    return world.sagemaker.requests[world.run().current.job_name]["Environment"]["RERAIL_RESUME_STEP"]
+
+
+def under(world: World, **fields) -> World:
+    world.policies.by_name["default"] = replace(world.policies.by_name["default"], **fields)
+    return world
+
+
+def test_a_job_with_an_agent_saves_its_evidence_and_goes_back():
+    """Asked to save, stopped, relaunched from the step; what it saved on its way out is never resumed from."""
+    world = World().with_saves()
+    agent = Agent(world)
+    agent.hello()
+    said = roll_back(world, 320)
+    assert said.startswith("ada said rollback to step 320 (the data was wrong): asking the agent to save first")
+    agent.hears()
+    world.checkpoints.save(step=510, reason=EMERGENCY)
+    agent.commits(510)
+    assert relaunched(world) == "300"
+    run = world.run()
+    assert (run.current.approved_by, run.ledger.charges, run.incidents, run.climbs) == ("ada", {}, (), ())
+    healths = {c.step: judged(run, c) for c in world.checkpoints.under(BUCKET)}
+    assert {step for step, (health, _) in healths.items() if health is Health.QUARANTINED} == {400, 500, 510}
+    assert "saved after step 320, to which ada rolled the run back: the data was wrong" in healths[400][1]
+
+
+def test_what_is_saved_after_it_counts_again():
+    """A crash after the rollback resumes from the new attempt's save, and not from the old one of the same step."""
+    world = World().with_saves()
+    roll_back(world, 300)
+    relaunched(world)
+    world.minutes(2)
+    world.sagemaker.fail(SECOND, "InternalServerError: again")
+    assert relaunched(world, minutes=40) == "300"
+    world.minutes(2)
+    world.checkpoints.save(step=350, attempt=3)
+    world.sagemaker.fail("gpt-a003", "InternalServerError: again")
+    assert relaunched(world, minutes=40) == "350"
+
+
+def test_of_a_script_without_an_agent_what_is_newer_is_set_aside():
+    world = World().with_saves(layout="huggingface")
+    assert roll_back(world, 200).endswith("(the data was wrong)")
+    assert relaunched(world) == "200"
+    assert [c.step for c in world.checkpoints.under(BUCKET)] == [200, 100]
+    assert sorted(c.step for c in world.checkpoints.aside) == [300, 400, 500]
+    assert not any(isinstance(action, SetAside) for action in world.run().pending)
+
+
+def test_step_0_is_the_beginning():
+    world = World().with_saves()
+    roll_back(world, 0)
+    assert relaunched(world) == "0"
+    assert world.run().current.resumed_from_step is None
+
+
+def test_a_held_run_is_released_there():
+    """Its budgets start afresh, as with a release."""
+    world = under(World().with_saves(), retries=Policy().retries)
+    world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
+    world.minutes(2)
+    assert world.run().state is RunState.HELD
+    assert roll_back(world, 250).endswith("(the data was wrong): creating gpt-a002 from step 200")
+    assert relaunched(world, minutes=0) == "200"
+    assert (world.run().hold_reason, world.run().ledger.charges) == ("", {})
+    world.minutes(2)
+    assert world.run().state is RunState.WATCHING
+
+
+def test_a_held_run_whose_job_goes_on_is_stopped_and_goes_back():
+    world = World().with_saves()
+    world.supervisor().handle(CommandGiven("c0", "gpt", Verb.HOLD, "ada", ""))
+    roll_back(world, 300)
+    assert relaunched(world) == "300"
+    assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
+
+
+def test_a_run_that_waits_to_be_relaunched_starts_there_at_once():
+    """Whatever it waited for: an operator has waited long enough."""
+    world = World().with_saves()
+    world.sagemaker.fail("gpt", "InternalServerError: x")
+    world.supervisor().handle(JobHeard("gpt"))
+    assert world.run().state is RunState.WAITING
+    assert "creating gpt-a002 from step 300" in roll_back(world, 399)
+    assert relaunched(world, minutes=0) == "300"
+
+
+def test_a_completion_that_came_first_is_not_what_was_wanted():
+    """The job completes while the rollback is under way: it is rolled back all the same."""
+    world = World().with_saves()
+    Agent(world).hello()
+    roll_back(world, 300)
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    assert relaunched(world) == "300"
+
+
+def test_a_failure_that_came_first_goes_back_as_far():
+    """Even where the policy only observes: the operator has spoken."""
+    world = under(World().with_saves(), mode=Mode.OBSERVE)
+    Agent(world).hello()
+    roll_back(world, 300)
+    world.sagemaker.fail("gpt", "InternalServerError: x")
+    assert relaunched(world) == "300"
+
+
+def test_the_ladder_has_no_say():
+    """A divergence is being answered, and the operator wants another step."""
+    world = World().with_saves()
+    Agent(world).hello()
+    finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 510, 450, "ten times the usual loss")
+    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+    assert world.run().state is RunState.SAVING
+    roll_back(world, 200)
+    world.minutes(17)
+    run = world.run()
+    assert (run.current.resumed_from_step, run.current.rung, run.climbs) == (200, "", ())
+
+
+def test_the_kill_switch_holds_and_the_rollback_is_done_when_it_is_on_again():
+    world = World().with_saves()
+    world.switch.on = False
+    assert roll_back(world, 300).endswith("not yet: the kill switch is off")
+    world.minutes(10)
+    assert list(world.sagemaker.jobs) == ["gpt"] and world.sagemaker.live() == ["gpt"]
+    world.switch.on = True
+    assert relaunched(world) == "300"
+
+
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.APPROVE])
+def test_an_operators_wish_is_an_approval_by_itself(mode):
+    world = under(World().with_saves(), mode=mode)
+    roll_back(world, 300)
+    assert relaunched(world) == "300"
+    assert world.run().proposal is None
+
+
+def test_where_nothing_clean_was_saved_so_early_nothing_is_done():
+    """The job goes on, and the remedy is named."""
+    world = World().with_saves()
+    said = roll_back(world, 99)
+    assert "but nothing clean was saved at or before it: `rerail checkpoints gpt` lists" in said
+    assert (world.run().state, world.sagemaker.live(), world.run().labels) == (RunState.WATCHING, ["gpt"], ())
+
+
+def test_an_ended_run_is_let_be():
+    world = World().with_saves()
+    world.sagemaker.end("gpt", JobStatus.COMPLETED)
+    world.minutes(2)
+    assert "but the run has ended (completed): start the job again by hand" in roll_back(world, 300)
+    world.minutes(10)
+    assert list(world.sagemaker.jobs) == ["gpt"]
+
+
+def test_a_script_that_saves_nowhere_is_let_be():
+    world = World()
+    world.sagemaker.submit("gpt", uri="")
+    world.supervisor().handle(JobHeard("gpt"))
+    assert "but its jobs save nowhere that Rerail knows of" in roll_back(world, 300)
+    assert world.sagemaker.live() == ["gpt"]
+
+
+def test_what_the_job_alone_can_see_is_bounded():
+    """With an agent and without a CheckpointConfig, the job is told what it may take at most."""
+    world = World()
+    world.sagemaker.submit("gpt", uri="")
+    world.supervisor().handle(JobHeard("gpt"))
+    Agent(world).hello()
+    roll_back(world, 300)
+    world.minutes(17)
+    assert relaunched(world) == "300"
+
+
+def test_a_checkpoint_that_goes_missing_on_the_way_holds_the_run():
+    """It is not silently begun from nothing."""
+    world = World().with_saves()
+    Agent(world).hello()
+    roll_back(world, 300)
+    world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.saved[BUCKET] if c.step > 300]
+    world.minutes(17)
+    run = world.run()
+    assert run.state is RunState.HELD
+    assert "nothing clean is left that was saved at or before step 300" in run.hold_reason
+
+
+def test_the_detectors_begin_afresh_where_the_run_does():
+    """Old step numbers come again, with values that are judged anew."""
+    world = World().with_saves()
+    roll_back(world, 300)
+    relaunched(world)
+    assert _rolled_back(world.run(), world.run().current)
+
+
+def test_a_stop_that_is_under_way_goes_where_the_last_wish_says():
+    world = World().with_saves()
+    agent = Agent(world)
+    agent.hello()
+    world.supervisor().handle(CommandGiven("c0", "gpt", Verb.STOP, "ada", ""))
+    first = agent.asked.id
+    world.clock.pass_by(timedelta(seconds=1))
+    roll_back(world, 300)
+    assert agent.asked.id != first and agent.asked.wish is Wish.CHECKPOINT
+    agent.hears()
+    agent.commits(505)
+    assert relaunched(world) == "300"
+
+
+def test_a_job_that_is_being_stopped_is_relaunched_where_the_last_wish_says():
+    """The stop was called for a divergence; its end is not taken for somebody else's doing."""
+    world = World().with_saves(layout="huggingface")
+    world.sagemaker.stop = lambda job_name: None  # it takes its time
+    finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 510, 450, "ten times the usual loss")
+    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+    assert world.run().state is RunState.STOPPING
+    assert roll_back(world, 200).endswith("the job is being stopped already, to be relaunched from there")
+    world.sagemaker.end("gpt", JobStatus.STOPPED)
+    assert relaunched(world) == "200"
+    assert sorted(c.step for c in world.checkpoints.aside) == [300, 400, 500]
+
+
+def test_a_job_whose_restart_in_place_is_called_off_by_a_failure_goes_as_far_back():
+    """The processes died of what the restart was to mend: the rollback that came since holds."""
+    world = World().with_saves()
+    agent = Agent(world)
+    agent.hear(agent.files(Told.HELLO, abilities=("restart",)))
+    bug = 'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: x","step":507,"rank":0}, exit code: 1'
+    agent.hear(agent.files(Told.CRASHED, evidence=bug))
+    assert world.run().state is RunState.RESTARTING
+    world.clock.pass_by(timedelta(seconds=1))
+    roll_back(world, 300)
+    world.sagemaker.fail("gpt", bug)
+    assert relaunched(world) == "300"
+
+
+def test_asked_twice_it_is_done_once():
+    world = World().with_saves()
+    roll_back(world, 300)
+    roll_back(world, 300)
+    relaunched(world)
+    world.minutes(30)
+    assert list(world.sagemaker.jobs) == ["gpt", SECOND]

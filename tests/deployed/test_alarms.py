@@ -1,0 +1,92 @@
+"""The watcher watched: a sweep that stops is told to a person, with what to do, and so is its return."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rerail import measures
+from tests.deployed.jobs import Account, messages
+
+pytestmark = pytest.mark.slow
+UNHEALTHY = "RerailUnhealthy"
+SCHEDULE = ("Name", "GroupName", "ScheduleExpression", "FlexibleTimeWindow", "Target", "Description")
+
+
+class Ears:
+    """Somebody who subscribed to a topic, and all that they were told of alarms."""
+
+    def __init__(self, account: Account, topic: str) -> None:
+        self.account, sqs = account, account.aws.client("sqs")
+        self.queue = sqs.create_queue(QueueName=f"on-call-{topic}")["QueueUrl"]
+        arn = sqs.get_queue_attributes(QueueUrl=self.queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        account.aws.client("sns").subscribe(TopicArn=account.aws.outputs[topic], Protocol="sqs", Endpoint=arn)
+        self.said: list[dict[str, Any]] = []
+
+    def heard(self, alarm: str, state: str) -> list[dict[str, Any]]:
+        """What was said so far of that alarm's change to that state."""
+        texts = [message["Message"] for message in messages(self.account, self.queue)]
+        self.said += [json.loads(text) for text in texts if '"AlarmName"' in text]
+        return [each for each in self.said if each["AlarmName"] == alarm and each["NewStateValue"] == state]
+
+
+def states(account: Account) -> dict[str, str]:
+    """Every alarm of the account's stack, and whether it is well."""
+    kinds = ["MetricAlarm", "CompositeAlarm"]
+    found = account.aws.client("cloudwatch").describe_alarms(AlarmTypes=kinds, AlarmNamePrefix="Rerail", MaxRecords=100)
+    return {each["AlarmName"]: each["StateValue"] for each in [*found["MetricAlarms"], *found["CompositeAlarms"]]}
+
+
+@contextmanager
+def no_sweeps(account: Account) -> Iterator[None]:
+    """Somebody has disabled the schedule; whatever comes of it, it is enabled again."""
+    scheduler = account.aws.client("scheduler")
+    (name,) = [each["Name"] for each in scheduler.list_schedules()["Schedules"]]
+    found = scheduler.get_schedule(Name=name)
+    schedule = {field: found[field] for field in SCHEDULE if field in found}
+    scheduler.update_schedule(**schedule, State="DISABLED")
+    try:
+        yield
+    finally:
+        scheduler.update_schedule(**schedule, State="ENABLED")
+
+
+def test_a_sweep_that_stops_pages_once_and_its_return_is_told(account: Account):
+    """The dead man's alarm wakes somebody, by its name and with its runbook; RerailUnhealthy only informs."""
+    (dead_man,) = [name for name in states(account) if "NoSweep" in name]
+    account.wait("all to be well", lambda: "ALARM" not in states(account).values())
+    paged, informed = Ears(account, "PageTopicArn"), Ears(account, "InformTopicArn")
+    with no_sweeps(account):
+        (page,) = account.wait("the page", lambda: paged.heard(dead_man, "ALARM"))
+        (word,) = account.wait("the word", lambda: informed.heard(UNHEALTHY, "ALARM"))
+        assert {states(account)[name] for name in (dead_man, UNHEALTHY)} == {"ALARM"}
+    assert page["AlarmDescription"].endswith("docs/runbooks/no-sweep.md")
+    assert [child["Arn"].rpartition(":")[2] for child in word["TriggeringChildren"]] == [dead_man]
+    account.wait("the all-clear", lambda: paged.heard(dead_man, "OK") and informed.heard(UNHEALTHY, "OK"))
+    assert {states(account)[name] for name in (dead_man, UNHEALTHY)} == {"OK"}
+    assert len(paged.heard(dead_man, "ALARM")) == 1
+    assert not paged.heard(UNHEALTHY, "ALARM")
+
+
+def test_what_the_functions_print_of_a_real_run_becomes_metrics(account: Account):
+    """A job that dies and is mended: its state, its time and its decisions can be read in CloudWatch, and no name of
+    its is a dimension."""
+    name = account.submit("measured", steps=100)
+    account.has_saved(name, steps=20)
+    account.inject("internal_error", TrainingJobName=name)
+    account.run_in(name, "completed")
+    pages = account.aws.client("cloudwatch").get_paginator("list_metrics").paginate(Namespace="Rerail")
+    found = [metric for page in pages for metric in page["Metrics"]]
+    words = {each["Value"] for metric in found for each in metric["Dimensions"]}
+    assert {"watching", "infrastructure", "machines", "create", "inform"} <= words
+    assert not [word for word in words if name in word]
+    declared = {measure.name for said in measures.ALL.values() for measure in said}
+    assert {metric["MetricName"] for metric in found} <= declared
+    assert {"GoodputSeconds", "MeanTimeToDecide", "DollarsLost", "SignalToDecision", "HeldRuns"} <= {
+        metric["MetricName"] for metric in found
+    }
+    assert len(found) <= sum(len(measure) for said in measures.ALL.values() for measure in said)
+    (board,) = account.aws.client("cloudwatch").list_dashboards()["DashboardEntries"]
+    assert board["DashboardName"].startswith("Rerail-")

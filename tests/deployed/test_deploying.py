@@ -1,0 +1,210 @@
+"""`rerail deploy` and `rerail destroy` against an AWS of their own: first, again, away, and back with what was left."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cli import place
+from cli.deploy import organization, target
+from cli.deploy.assembly import synthesize
+from cli.deploy.changes import refused
+from cli.deploy.formation import Formation
+from cli.deploy.permissions import readable
+from local.stack import LocalAws
+from rerail.aws import clients
+from rerail.aws.sagemaker import SageMakerJobs
+from rerail.relaunch import POLICY_TAG, rebuild
+from tests.deployed.jobs import BUCKET, ROOT, Account, rerail
+
+pytestmark = pytest.mark.slow
+
+OLD_RECORDS = ROOT / "tests" / "core" / "data" / "records" / "4045398" / "runs.jsonl"
+NAME = "from-an-older-version"
+ROLE = "arn:aws:iam::000000000000:role/SageMakerRole"
+PAGED = "on-call@example.com"
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
+    """An AWS in which nothing is deployed."""
+    aws = LocalAws(tmp_path_factory.mktemp("deploying"), scale=60, schedule_scale=60, stack=None)
+    before = os.environ.get("AWS_ENDPOINT_URL")
+    with aws:
+        yield aws
+    if before:
+        place.use_local(before)  # that of the tests around this file
+
+
+@pytest.fixture(scope="module")
+def surroundings(empty: LocalAws) -> dict[str, str]:
+    return {**os.environ, "RERAIL_LOCAL_STATE": str(empty.state_dir), "COLUMNS": "200"}
+
+
+@pytest.fixture(scope="module")
+def first(empty: LocalAws, surroundings: dict[str, str]) -> dict[str, Any]:
+    """What the first deployment said of itself."""
+    answer = rerail(surroundings, "deploy", "--local", "--yes", "--json")
+    assert answer.returncode == 0, answer.stderr
+    facts: dict[str, Any] = json.loads(answer.stdout)
+    return {**facts, "said": answer.stderr}
+
+
+def store_as_the_first_version(account: Account, name: str) -> None:
+    """A run as the first version stored it, for a job that trains now, put where that version put it."""
+    job, description = SageMakerJobs().describe(name)
+    begun = job.created_at.isoformat()
+    (line,) = (line for line in OLD_RECORDS.read_text().splitlines() if '"secondary":"Starting"' in line)
+    record = json.loads(line)
+    record |= {"id": name, "created_at": begun, "checkpoint_uri": f"s3://{BUCKET}/{name}"}
+    record["attempts"][0] |= {"job_name": name, "created_at": begun, "training_started_at": begun}
+    request = rebuild(description, {POLICY_TAG: "default"}, members=SageMakerJobs().request_members())
+    key, job_key = f"run#{name}", f"job#{name}"
+    run = {"doc": {"S": json.dumps(record)}, "version": {"N": str(record["version"])}, "state": {"S": record["state"]}}
+    items = [
+        {"pk": {"S": key}, "sk": {"S": "run"}, **run, "open": {"S": "open#0"}},
+        {"pk": {"S": key}, "sk": {"S": "request"}, "doc": {"S": json.dumps(request, default=str)}},
+        {"pk": {"S": job_key}, "sk": {"S": "job"}, "run": {"S": name}},
+    ]
+    for item in items:
+        account.aws.client("dynamodb").put_item(TableName=account.aws.outputs["TableName"], Item=item)
+
+
+def test_a_first_deployment_says_what_it_grants_and_what_to_do_next(first: dict[str, Any]):
+    assert first["action"] == "created"
+    assert first["account"] == "000000000000"
+    assert {"TableName", "MailboxBucket", "PageTopicArn"} <= set(first["outputs"])
+    wild = [grant for grant in first["permissions"]["added"] if grant["may"] and "*" in grant["on"]]
+    assert wild
+    assert [grant for grant in wild if not grant["because"]] == []
+    assert "Nobody is paged by e-mail yet" in first["said"]
+    assert "rerail doctor --local" in first["said"]
+
+
+def test_deploying_again_changes_nothing(first: dict[str, Any], surroundings: dict[str, str]):
+    answer = rerail(surroundings, "deploy", "--local", "--yes", "--json")
+    again = json.loads(answer.stdout)
+    assert again["action"] == "unchanged"
+    assert again["resources"] == []
+    assert again["permissions"] == {"added": [], "removed": []}
+    assert again["outputs"] == first["outputs"]
+
+
+def test_nothing_goes_without_the_stacks_name(first: dict[str, Any], surroundings: dict[str, str]):
+    answer = rerail(surroundings, "destroy", "--local")
+    assert answer.returncode == 2
+    assert "--confirm Rerail" in answer.stderr
+    assert first["outputs"]["TableName"] in answer.stdout
+
+
+def test_what_is_destroyed_comes_back_with_the_runs_of_before(
+    first: dict[str, Any], empty: LocalAws, surroundings: dict[str, str]
+):
+    """Destroyed and deployed again while a job trains: the same table, in which an older version's run is taken up."""
+    account = Account(LocalAws.attach(empty.state_dir))
+    account.set_up()
+    gone = rerail(surroundings, "destroy", "--local", "--confirm", "Rerail", "--json")
+    assert gone.returncode == 0, gone.stderr
+    kept = json.loads(gone.stdout)["kept"].values()
+    assert {first["outputs"]["TableName"], first["outputs"]["MailboxBucket"]} <= set(kept)
+    account.submit(NAME, steps=10_000)  # nobody hears of it
+    account.has_saved(NAME, steps=20)
+    store_as_the_first_version(account, NAME)
+
+    back = rerail(surroundings, "deploy", "--local", "--yes", "--json")
+    assert back.returncode == 0, back.stderr
+    outputs = json.loads(back.stdout)["outputs"]
+    for name in ("TableName", "MailboxBucket"):
+        assert outputs[name] == first["outputs"][name]
+    names = Formation(empty.client("cloudformation"), "Rerail").names()
+    assert set(kept) <= set(names.values())  # the key, the logs and the dead letters too
+
+    account = Account(LocalAws.attach(empty.state_dir))
+    account.set_up()
+    assert account.run_in(NAME, "watching").id == NAME
+
+
+def test_an_open_run_keeps_its_supervisor(first: dict[str, Any], surroundings: dict[str, str]):
+    answer = rerail(surroundings, "destroy", "--local", "--confirm", "Rerail")
+    assert answer.returncode == 2
+    assert f"1 runs are open: {NAME}" in answer.stderr
+    assert "--force" in answer.stderr
+
+
+def test_an_update_says_what_changes_and_the_open_run_is_mended_after_it(
+    first: dict[str, Any], empty: LocalAws, surroundings: dict[str, str]
+):
+    """Permissions in plain words, then the new stack; the older version's run loses its job, and gets another."""
+    chosen = ("-c", f"pageEmail={PAGED}", "-c", f"trainingRoleArns={ROLE}")
+    answer = rerail(surroundings, "deploy", "--local", "--yes", *chosen)
+    assert answer.returncode == 0, answer.stderr
+    before, after = (
+        f"iam:PassRole on {arn}, where" for arn in ("arn:aws:iam::<AWS::AccountId>:role/*SageMaker*", ROLE)
+    )
+    assert f"- may {before}" in answer.stdout
+    assert f"+ may {after}" in answer.stdout
+    assert f"confirm the mail that AWS sends to {PAGED}" in answer.stdout
+    account = Account(LocalAws.attach(empty.state_dir))
+    assert account.aws.outputs["TableName"] == first["outputs"]["TableName"]
+    account.set_up()
+    account.inject("kill", TrainingJobName=NAME)
+    run = account.wait("the successor", lambda: r if (r := account.runs.load(NAME)).current.number == 2 else None)
+    assert run.current.resumed_from_step >= 20
+    assert rerail(surroundings, "stop", NAME, "--local").returncode == 0
+    account.run_in(NAME, "stopped")
+
+
+def test_a_later_update_forgets_nobody_who_is_paged(first: dict[str, Any], surroundings: dict[str, str]):
+    """A checkout that does not know the address keeps the subscription that is there."""
+    answer = rerail(surroundings, "deploy", "--local", "--plan", "--json", "-c", f"trainingRoleArns={ROLE}")
+    planned = json.loads(answer.stdout)
+    assert planned["action"] == "planned"
+    assert [each for each in planned["resources"] if each["kind"] == "AWS::SNS::Subscription"] == []
+
+
+def test_what_would_lose_the_runs_is_refused(first: dict[str, Any], empty: LocalAws):
+    """CloudFormation itself says that the table would be another one; unless it is allowed by name, that is the end."""
+    formation = Formation(empty.client("cloudformation"), "Rerail", pause_s=0.1)
+    template = json.loads(json.dumps(formation.template()))
+    ((id, table),) = ((i, r) for i, r in template["Resources"].items() if r["Type"] == "AWS::DynamoDB::Table")
+    table["Properties"]["TableName"] = "another"
+    text = json.dumps(template)
+    s3, bucket = empty.client("s3"), "cdk-hnb659fds-assets-000000000000-us-east-1"
+    s3.put_object(Bucket=bucket, Key="another.json", Body=text.encode())
+    found = formation.propose("UPDATE", text, url=f"{empty.endpoint_url}/{bucket}/another.json")
+    formation.forget()
+    (loss,) = refused(found, [])
+    assert (loss.id, loss.replaced, loss.danger) == (id, True, "every run, open or ended")
+    assert list(refused(found, [readable(id)])) == []
+    assert formation.outputs()["TableName"] == first["outputs"]["TableName"]
+
+
+def bootstrap(region: str) -> None:
+    """The two things of the CDK's bootstrap that a deployment looks at."""
+    where = {"CreateBucketConfiguration": {"LocationConstraint": region}} if region != "us-east-1" else {}
+    clients.client("s3").create_bucket(Bucket=f"cdk-hnb659fds-assets-000000000000-{region}", **where)
+    clients.client("ssm").put_parameter(Name=target.BOOTSTRAP, Value="21", Type="String", Overwrite=True)
+
+
+def test_the_code_of_an_organizations_functions_is_put_into_each_region(empty: LocalAws):
+    """A bucket a region, with every file that the members' template names."""
+    place.use_local(empty.endpoint_url)
+    units = {"organizationId": "o-a1b2c3d4e5", "organizationalUnits": "ou-ab12-c3d4e5f6"}
+    folder = synthesize({**units, "organizationRegions": "us-east-1,eu-west-1"})
+    resources = organization.member_of(folder).template["Resources"].values()
+    properties = [resource["Properties"] for resource in resources]
+    code = [each[name] for each in properties for name in ("Code", "Content") if "S3Key" in each.get(name, {})]
+    for region in ("us-east-1", "eu-west-1"):
+        os.environ |= {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
+        clients.client.cache_clear()
+        bootstrap(region)
+        here = target.Target("000000000000", region, "arn:aws:iam::000000000000:root", aws=empty)
+        bucket = organization.prepare(here, folder, Console(quiet=True))
+        assert bucket == f"rerail-assets-000000000000-{region}"
+        listed = clients.client("s3").list_objects_v2(Bucket=bucket)["Contents"]
+        assert {each["S3Key"] for each in code} <= {each["Key"] for each in listed}
+        assert all(each["Size"] for each in listed)
+    place.use_local(empty.endpoint_url)

@@ -1,0 +1,171 @@
+"""The people's commands on the deployed template: the doctor finds what breaks, TensorBoard draws what was learnt."""
+
+import json
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.keys import KEYS
+from tests.deployed.jobs import LOSSES, RERAIL, ROOT, Account, rerail
+
+pytestmark = pytest.mark.slow
+
+# The suite's account has its policy on a fast clock, and nobody to page.
+EXPECTED = {"deployed policies", "people", "agent", "checkpoint slash", "supervise"}
+LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@pytest.fixture(scope="module")
+def trained(account: Account) -> str:
+    """A run that has died once and come to its end."""
+    name = account.submit("drawn", script=LOSSES, steps=60)
+    account.run_in(name, "watching", "completed")
+    account.run_in(name, "completed")
+    return name
+
+
+def checks(environment: dict[str, str], *words: str) -> tuple[int, dict[str, dict[str, str]]]:
+    answer = rerail(environment, "doctor", "--local", "--json", *words)
+    assert answer.stdout, answer.stderr
+    return answer.returncode, {each["name"]: each for each in json.loads(answer.stdout)["checks"]}
+
+
+def test_a_sound_deployment_with_a_sound_job_is_found_sound(account: Account, environment, trained: str):
+    """Every question is answered: nothing is broken, nothing is unknown."""
+    status, found = checks(environment, "--run", trained)
+    assert status == 0, found
+    assert {"sweep", "functions code", "dead letters", "metrics", "checkpoint bucket", "room"} <= found.keys()
+    assert {name for name, check in found.items() if check["verdict"] != "ok"} <= EXPECTED, found
+
+
+def test_two_things_that_are_broken_are_found_and_are_mended(account: Account, environment):
+    """A rule that somebody has switched off, and a kill switch that says neither on nor off."""
+    events, ssm = account.aws.client("events"), account.aws.client("ssm")
+    rule = next(each["Name"] for each in events.list_rules()["Rules"] if "JobEvents" in each["Name"])
+    switch = account.aws.outputs["SwitchParameter"]
+    events.disable_rule(Name=rule)
+    ssm.put_parameter(Name=switch, Value="maybe", Overwrite=True, Type="String")
+    try:
+        status, found = checks(environment)
+    finally:
+        events.enable_rule(Name=rule)
+        assert rerail(environment, "switch", "on", "--local").returncode == 0
+    assert status == 1
+    assert [name for name, check in found.items() if check["verdict"] == "broken"] == ["rules", "kill switch"]
+    assert rule in found["rules"]["said"] and "rerail switch on" in found["kill switch"]["remedy"]
+    assert checks(environment)[0] == 0
+
+
+def test_a_request_is_looked_at_before_it_is_sent(account: Account, environment, tmp_path: Path):
+    """What `rerail submit --dry-run` prints; then without its checkpoints."""
+    script = tmp_path / "train.py"
+    script.write_text("print('rerail step=1 loss=2.5')\n")
+    printed = rerail(environment, "submit", str(script), "--local", "--dry-run", "--name", "to-come")
+    assert printed.returncode == 0, printed.stderr
+    request = json.loads(printed.stdout)
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(request))
+    _, found = checks(environment, "--request", str(file))
+    assert found["supervision"]["verdict"] == "ok" and found["checkpoints"]["verdict"] == "ok"
+    file.write_text(json.dumps({key: value for key, value in request.items() if key != "CheckpointConfig"}))
+    status, found = checks(environment, "--request", str(file))
+    assert status == 1 and found["checkpoints"]["verdict"] == "broken"
+
+
+@contextmanager
+def board(environment: dict[str, str], run: str) -> Iterator[dict[str, Any]]:
+    """`rerail tensorboard` as somebody has it running, ended as by Ctrl-C."""
+    command = [*RERAIL, "tensorboard", run, "--local", "--json"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        text = ""
+        while not text.endswith("}\n") or text.count("{") != text.count("}"):
+            line = process.stdout.readline()
+            assert line, f"it ended with {process.wait()}"
+            text += line
+        yield json.loads(text)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
+
+
+def ask(url: str, path: str) -> Any:
+    with LOCAL.open(f"{url}data/{path}", timeout=10) as answer:
+        return json.load(answer)
+
+
+def until(look: Callable[[], Any], within_s: float = 20.0) -> Any:
+    end = time.monotonic() + within_s
+    while not (found := look()) and time.monotonic() < end:
+        time.sleep(0.2)
+    return found
+
+
+def test_tensorboard_serves_the_losses_of_a_run(account: Account, environment, trained: str):
+    """The real program, asked over its own interface: every step's loss as the job printed it. It ends with us."""
+    with board(environment, trained) as told:
+        url = told["url"]
+        assert url.startswith("http://127.0.0.1:")
+        assert [(each["attempt"], each["job"]) for each in told["attempts"]] == [(1, trained)]
+        assert until(lambda: "attempt-001" in ask(url, "runs"))
+        points = until(lambda: ask(url, "plugin/scalars/scalars?run=attempt-001&tag=loss"))
+    assert told["source"] == "metrics"
+    assert len(points) == told["attempts"][0]["points"] > 10
+    steps = [step for _, step, _ in points]
+    assert steps == sorted(set(steps))
+    with pytest.raises(OSError):
+        LOCAL.open(url, timeout=2)
+
+
+def test_a_shell_is_opened_only_into_a_job_that_runs(account: Account, environment, trained: str):
+    """Remote debugging is switched on by SageMaker's own operation, once and after a yes."""
+    name = account.submit("entered", steps=10_000)
+    account.run_in(name, "watching")
+    refused = rerail(environment, "connect", name, "--local", "--json")
+    assert refused.returncode == 2 and "--yes" in refused.stderr
+    told = json.loads(rerail(environment, "connect", name, "--local", "--json", "--yes").stdout)
+    assert told["target"] == f"sagemaker-training-job:{name}_algo-1" and told["switched_on"]
+    described = account.sagemaker.describe_training_job(TrainingJobName=name)
+    assert described["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
+    again = rerail(environment, "connect", name, "--local", "--print")
+    assert again.stdout.startswith("aws ssm start-session --target sagemaker-training-job:")
+    stopped = json.loads(rerail(environment, "stop", name, "--local", "--json", "--why", "enough").stdout)
+    assert (stopped["verb"], stopped["why"]) == ("stop", "enough")
+    account.run_in(name, "stopped")
+    over = rerail(environment, "connect", name, "--local")
+    assert over.returncode == 2 and "does not run" in over.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("show", "drawn"),
+        ("checkpoints", "drawn"),
+        ("report", "drawn"),
+        ("switch", "status"),
+        ("policy", "list"),
+        ("tensorboard", "drawn", "--logdir-only"),
+        ("follow", "drawn"),
+        ("logs", "drawn"),
+    ],
+    ids=lambda words: words[0] if words[0] != "policy" else "policy list",
+)
+def test_json_has_the_keys_that_the_reference_promises(account: Account, environment, trained: str, words):
+    """On stdout there is JSON and nothing else."""
+    answer = rerail(environment, *words, "--local", "--json")
+    assert answer.returncode == 0, answer.stderr
+    promised = KEYS[" ".join(words[:2]) if words[0] == "policy" else words[0]]
+    first = answer.stdout.splitlines()[0] if words[0] == "logs" else answer.stdout
+    assert promised.keys.keys() - promised.sparse <= json.loads(first).keys()

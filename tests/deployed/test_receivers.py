@@ -1,0 +1,273 @@
+"""The deployed template with every way to tell people: what reaches PagerDuty, a webhook and a chat, over real HTTP."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import jsonschema
+import pytest
+
+from cli import place
+from local import deploy
+from local.emulator import ACCOUNT, REGION
+from local.stack import ROOT, LocalAws
+from rerail.actions import Severity
+from rerail.notices import Notice, as_detail
+from rerail.runbooks import Runbook
+from rerail.telling.links import Place, links_of
+from rerail.telling.pagerduty import as_pagerduty
+from rerail.telling.webhook import as_webhook
+from tests.deployed.conftest import ASSEMBLIES
+from tests.deployed.jobs import Account
+from tests.deployed.receiver import Receiver, listening
+
+pytestmark = pytest.mark.slow
+ROUTING_KEY, AUTHORIZATION = "R0123456789abcdef0123456789abcde", "Bearer of-a-webhook"
+PAGER, HOOK = "/v2/enqueue", "/hook"
+DOCS = "https://docs.example.com/rerail"
+CONTEXT = {
+    "chat": True,
+    "pagerDutySecret": "rerail/pagerduty",
+    "webhookUrl": f"https://hooks.example.com{HOOK}",
+    "webhookSecret": "rerail/webhook",
+    "docsUrl": DOCS,
+}
+# A quarter of an hour of trying again is a second and a half.
+SCALE = 600.0
+T = TypeVar("T")
+
+
+class Told:
+    """The account, what its bus is told, and who heard of it."""
+
+    def __init__(self, aws: LocalAws, outputs: dict[str, str], receiver: Receiver) -> None:
+        self.aws, self.outputs, self.receiver = aws, outputs, receiver
+        self.ears = {name: self._listen(outputs[f"{name}TopicArn"], name) for name in ("Page", "ChatPage")}
+        self.heard: dict[str, list[dict[str, Any]]] = {name: [] for name in self.ears}
+
+    def _listen(self, topic: str, name: str) -> str:
+        sqs = self.aws.client("sqs")
+        url: str = sqs.create_queue(QueueName=f"ears-{name}")["QueueUrl"]
+        arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        self.aws.client("sns").subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
+        return url
+
+    def tell(self, notice: Notice) -> None:
+        entry = {
+            "Source": "rerail",
+            "DetailType": "Rerail Notice",
+            "Detail": json.dumps(as_detail(notice)),
+            "EventBusName": self.outputs["BusName"],
+        }
+        assert self.aws.client("events").put_events(Entries=[entry])["FailedEntryCount"] == 0
+
+    def messages(self, name: str) -> list[dict[str, Any]]:
+        """All that a topic's subscribers have been sent so far."""
+        sqs, url = self.aws.client("sqs"), self.ears[name]
+        while received := sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", []):
+            for message in received:
+                self.heard[name].append(json.loads(message["Body"]))
+                sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        return self.heard[name]
+
+    def mails(self) -> dict[str, str]:
+        """What was sent by e-mail, by the notice's key."""
+        told = [message for message in self.messages("Page") if "key" in message.get("MessageAttributes", {})]
+        return {message["MessageAttributes"]["key"]["Value"]: message["Message"] for message in told}
+
+    def alarms(self) -> list[str]:
+        """The alarms about letters that the page topic was told of."""
+        said = [m["Message"] for m in self.messages("Page") if m.get("Subject", "").startswith("ALARM")]
+        return [text for text in said if "could not deliver or handle" in text]
+
+    def letters(self) -> list[dict[str, Any]]:
+        """What lies in the dead-letter queues of the receivers, with its attributes."""
+        sqs, found = self.aws.client("sqs"), []
+        for url in sqs.list_queues()["QueueUrls"]:
+            if "PagerDutyDeadLetters" in url or "WebhookDeadLetters" in url:
+                answer = sqs.receive_message(
+                    QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], VisibilityTimeout=0
+                )
+                for letter in answer.get("Messages", []):
+                    told = {name: one["StringValue"] for name, one in letter["MessageAttributes"].items()}
+                    found.append({"body": json.loads(letter["Body"]), **told})
+        return found
+
+
+def eventually(what: str, look: Callable[[], T], within_s: float = 15.0) -> T:
+    """The first answer that is one."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if found := look():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what}: not within {within_s:.0f} s")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    """The template with all of it switched on, and its destinations moved to this machine."""
+    state, before = tmp_path_factory.mktemp("receivers"), os.environ.get("AWS_ENDPOINT_URL")
+    with listening() as receiver, LocalAws(state, scale=SCALE, stack=None) as aws:
+        secrets = aws.client("secretsmanager")
+        secrets.create_secret(Name="rerail/pagerduty", SecretString=ROUTING_KEY)
+        secrets.create_secret(Name="rerail/webhook", SecretString=AUTHORIZATION)
+        outputs = deploy.deploy(deploy.synthesize(ROOT, ASSEMBLIES, context=CONTEXT), "Rerail", aws.client)
+        move_here(aws, receiver.url)
+        aws.redeployed(outputs)
+        yield Told(aws, outputs, receiver)
+    if before:
+        place.use_local(before)  # that of the tests around this file
+
+
+def move_here(aws: LocalAws, url: str) -> None:
+    """What should go to PagerDuty, or to the webhook's host, comes here instead, at the same path."""
+    events = aws.client("events")
+    for destination in events.list_api_destinations()["ApiDestinations"]:
+        path = destination["InvocationEndpoint"].split("/", 3)[3]
+        events.update_api_destination(Name=destination["Name"], InvocationEndpoint=f"{url}/{path}")
+
+
+def notice(severity: Severity, key: str, **more: Any) -> Notice:
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    facts = {"title": "gpt: held", "body": "out of memory at step 1200 <b>twice</b>", "did": "held the run"}
+    return Notice(
+        **{"run": "gpt", "severity": severity, "key": key, "at": at, "runbook": Runbook.OUT_OF_MEMORY, **facts, **more}
+    )
+
+
+def links(of: Notice) -> Any:
+    return links_of(of, Place(ACCOUNT, REGION, DOCS))
+
+
+def test_a_page_reaches_pagerduty_as_it_was_rendered(told: Told):
+    """Byte for byte the rendering, and the routing key, which came out of the secret and was never on the bus."""
+    page = notice(Severity.PAGE, "gpt/page")
+    told.tell(page)
+    (call,) = eventually("a call to PagerDuty", lambda: told.receiver.at(PAGER, page.key))
+    assert call.body == {**(as_pagerduty(page, links(page)) or {}), "routing_key": ROUTING_KEY}
+    assert call.headers["X-Routing-Key"] == ROUTING_KEY
+    assert call.headers["Content-Type"].startswith("application/json")
+    assert call.body["payload"]["custom_details"]["runbook"] == f"{DOCS}/runbooks/out-of-memory/"
+
+
+def test_a_page_reaches_the_webhook_with_its_authorization(told: Told):
+    """The webhook has its own header, and no key of anybody else's."""
+    page = notice(Severity.PAGE, "gpt/hook")
+    told.tell(page)
+    (call,) = eventually("a call to the webhook", lambda: told.receiver.at(HOOK, page.key))
+    assert call.body == as_webhook(page, links(page))
+    assert call.headers["Authorization"] == AUTHORIZATION
+    assert "routing_key" not in call.body
+
+
+def test_repetitions_are_one_incident_that_an_all_clear_resolves(told: Told):
+    """The same dedup key each time; `resolve` carries it too."""
+    page = notice(Severity.PAGE, "gpt/again")
+    told.tell(page)
+    told.tell(page)
+    told.tell(notice(Severity.CLEAR, "gpt/again/clear", title="gpt: all clear", clears=page.key))
+    calls = eventually("three calls", lambda: len(c := told.receiver.at(PAGER, page.key)) == 3 and c)
+    assert sorted(call.body["event_action"] for call in calls) == ["resolve", "trigger", "trigger"]
+    assert {call.body["dedup_key"] for call in calls} == {page.key}
+
+
+def test_what_only_informs_wakes_nobody(told: Told):
+    """The webhook hears of it, PagerDuty does not."""
+    told.tell(notice(Severity.INFORM, "gpt/inform"))
+    eventually("a call to the webhook", lambda: told.receiver.at(HOOK, "gpt/inform"))
+    assert told.receiver.at(PAGER, "gpt/inform") == []
+
+
+def test_the_chat_has_a_topic_and_a_form_of_its_own(told: Told):
+    """Amazon Q Developer shows nothing but its own schema; the e-mail's topic stays text."""
+    told.tell(notice(Severity.PAGE, "gpt/chat"))
+
+    def chats() -> list[dict[str, Any]]:
+        bodies = [json.loads(message["Message"]) for message in told.messages("ChatPage")]
+        return [body for body in bodies if body["metadata"]["additionalContext"]["key"] == "gpt/chat"]
+
+    (chat,) = eventually("a message in the chat's topic", chats)
+    assert (chat["version"], chat["source"]) == ("1.0", "custom")
+    assert chat["metadata"]["threadId"] == "gpt"
+    assert told.mails()["gpt/chat"].startswith("out of memory")
+
+
+def test_a_receiver_that_is_down_for_a_moment_loses_nothing(told: Told):
+    """503 and 429 are tried again until it is taken: the same body each time."""
+    told.receiver.answers[PAGER] = [503, 429]
+    told.tell(notice(Severity.PAGE, "gpt/flaky"))
+    calls = eventually("three calls", lambda: len(c := told.receiver.at(PAGER, "gpt/flaky")) == 3 and c)
+    assert [call.status for call in calls] == [503, 429, 202]
+    assert calls[0].body == calls[1].body == calls[2].body
+    assert told.letters() == []
+
+
+def test_a_receiver_that_stays_down_is_itself_a_page(told: Told):
+    """The letter lies aside without any secret, its alarm goes to the page topic, and the e-mail came anyway."""
+    told.receiver.answers[PAGER] = [500] * 1000
+    told.receiver.answers[HOOK] = [403]
+    told.tell(notice(Severity.PAGE, "gpt/lost"))
+    letters = eventually("two letters", lambda: len(found := told.letters()) == 2 and found)
+    told.receiver.answers.clear()
+    refused, exhausted = sorted(letters, key=lambda letter: letter["ERROR_CODE"], reverse=True)
+    assert (refused["ERROR_CODE"], refused["RETRY_ATTEMPTS"]) == ("SDK_CLIENT_ERROR", "0")
+    assert len(told.receiver.at(HOOK, "gpt/lost")) == 1
+    assert exhausted["EXHAUSTED_RETRY_CONDITION"] == "MaximumEventAgeInSeconds"
+    assert len(told.receiver.at(PAGER, "gpt/lost")) == int(exhausted["RETRY_ATTEMPTS"]) + 1 > 3
+    assert exhausted["body"]["dedup_key"] == "gpt/lost"
+    assert ROUTING_KEY not in json.dumps(letters)
+
+    said = eventually("both alarms", lambda: len(found := told.alarms()) >= 2 and found)
+    assert any("PagerDuty" in text for text in said)
+    assert any("the webhook" in text for text in said)
+    assert "gpt/lost" in told.mails()
+
+
+def test_each_receiver_hears_that_the_other_is_ill(told: Told):
+    """An alarm of Rerail's own reaches PagerDuty as an incident, and the webhook as a notice of the usual form."""
+
+    def incidents() -> list[dict[str, Any]]:
+        taken = [call.body for call in told.receiver.at(PAGER) if call.status == 202]
+        return [body for body in taken if "WebhookDeadLetters" in body["dedup_key"]]
+
+    (incident,) = eventually("an incident about the webhook", incidents)
+    assert incident["event_action"] == "trigger"
+    assert incident["routing_key"] == ROUTING_KEY
+    assert "could not deliver or handle" in incident["payload"]["summary"]
+    assert "Threshold Crossed" in incident["payload"]["custom_details"]["what happened"]
+
+    def notices() -> list[dict[str, Any]]:
+        taken = [call.body for call in told.receiver.at(HOOK) if call.status == 202]
+        return [body for body in taken if "PagerDutyDeadLetters" in body["key"]]
+
+    (page,) = eventually("a notice about PagerDuty", notices)
+    jsonschema.validate(page, json.loads((ROOT / "docs" / "notice.schema.json").read_text()))
+    assert (page["severity"], page["runbook"]) == ("page", Runbook.UNHEALTHY)
+
+
+def test_a_notice_that_cannot_be_told_keeps_no_run_from_recovering(told: Told):
+    """The topic for informs is gone: the run is mended all the same, the other ways are used, and somebody is paged."""
+    account = Account(told.aws)
+    account.set_up()
+    told.aws.client("sns").delete_topic(TopicArn=told.outputs["InformTopicArn"])
+    name = account.submit("recovers", steps=200)
+    account.has_saved(name, steps=20)
+    account.inject("internal_error", TrainingJobName=name)
+
+    def completed() -> bool:
+        told.aws.client("lambda").invoke(FunctionName=told.outputs["SweepFunctionName"], Payload=b"{}")
+        run = account.runs.load(name)
+        return bool(run and run.state == "completed")
+
+    eventually(f"{name} to complete", completed, within_s=45)
+    run = account.runs.load(name)
+    assert run is not None and len(run.attempts) == 2
+    assert run.current.resumed_from_step
+    assert [call for call in told.receiver.at(HOOK) if call.body["run"] == name and call.status == 202]
+    eventually(
+        "a page about notify", lambda: [text for text in told.alarms() if "the function notify could not" in text]
+    )

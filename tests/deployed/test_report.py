@@ -1,0 +1,48 @@
+"""The deployed report: a run that was mended has a page in its bucket, and `rerail report` makes the same one here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rerail.story.place import page_key
+from tests.deployed.jobs import Account, rerail
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_mended_run_has_its_page_in_the_bucket_and_on_this_machine(
+    account: Account, environment: dict[str, str], tmp_path: Path
+):
+    """The function draws it from the notices alone, with the incident, its last log lines and the resumed attempt."""
+    name = account.submit("reported")
+    account.has_saved(name, steps=20)
+    account.inject("kill", TrainingJobName=name)
+    run = account.run_in(name, "completed")
+    resumed = run.attempts[1].resumed_from_step
+    s3, bucket = account.aws.client("s3"), account.aws.outputs["ReportsBucket"]
+
+    def drawn() -> str | None:
+        try:
+            page: str = s3.get_object(Bucket=bucket, Key=page_key(name))["Body"].read().decode()
+        except s3.exceptions.NoSuchKey:
+            return None
+        return page if "Completed after 1 incident" in page else None
+
+    page = account.wait(f"the page of {name}", drawn)
+    head = s3.head_object(Bucket=bucket, Key=page_key(name))
+    assert head["ContentType"] == "text/html; charset=utf-8"
+    assert f"attempt 2 from step {resumed}" in page
+    assert "exit code: 137" in page
+    assert "What could not be read" not in page
+    assert "<script" not in page
+
+    made = rerail(environment, "report", name, "--local", "--out", str(tmp_path / "page.html"))
+    assert made.returncode == 0, made.stderr
+    assert f"attempt 2 from step {resumed}" in (tmp_path / "page.html").read_text()
+    told = json.loads(rerail(environment, "report", name, "--local", "--json").stdout)
+    assert (told["state"], told["tone"]) == ("completed", "well")
+    assert [mark["sort"] for mark in told["marks"]] == ["saved", "failed", "relaunched"]
+    missing = rerail(environment, "report", "reportet", "--local")
+    assert missing.returncode == 2
+    assert f"did you mean {name}" in missing.stderr

@@ -1,0 +1,171 @@
+"""The site of the documentation: it builds, leads nowhere dead, fetches nothing, and has a page for every runbook."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from bench import quotations
+from rerail.model import RunState
+from rerail.runbooks import Runbook
+
+ROOT = quotations.ROOT
+DOCS = quotations.DOCS
+RUNBOOKS = DOCS / "runbooks"
+SECTIONS = ("What it means", "How to tell", "Do this first", "Then", "How it ends", "How to have fewer")
+# What a page loads by itself; a link is only followed when somebody clicks it.
+LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("image", "href")}
+NOT_LOADED = {"canonical", "next", "prev", "alternate"}
+IN_STYLES = re.compile(r"(?:url\(\s*['\"]?|@import\s+['\"])(https?:)?//")
+# How the project is made is nobody's matter who reads it.
+OF_THE_MAKING = re.compile(
+    r"\b((?i:builders?|this session|sub-?agents?|our contract|the lead|lorem ipsum)|TODO|FIXME)\b"
+)
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a built page links to, what it loads, and the places in it that can be linked."""
+
+    links: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    places: set[str] = field(default_factory=set)
+    words: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        has = dict(attrs)
+        self.places |= {has[name] or "" for name in ("id", "name") if name in has}
+        if tag == "a" and has.get("href"):
+            self.links.append(has["href"] or "")
+        for name, value in has.items():
+            if (tag, name) in LOADED and value and has.get("rel") not in NOT_LOADED:
+                self.loads.append(value)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def read(path: Path) -> Page:
+    page = Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    return page
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` does it: every warning is an error."""
+    place = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return place
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: read(path) for path in site.rglob("*.html")}
+
+
+def test_every_page_of_the_docs_is_built_and_in_the_navigation(site: Path, pages: dict[Path, Page]):
+    """A page that cannot be reached from the start page's menu is not there."""
+    wanted = {_built(path) for path in DOCS.rglob("*.md")}
+    start = site / "index.html"
+    reached = {_target(site, start, link)[0] for link in pages[start].links if not urlsplit(link).scheme}
+    assert {site / name for name in wanted} <= reached | {start}
+
+
+def test_every_link_leads_to_a_page_and_a_place_in_it(site: Path, pages: dict[Path, Page]):
+    """No dead link, no dead anchor, within the whole site."""
+    dead = []
+    for path, page in pages.items():
+        if path.name == "404.html":
+            continue  # its links are from the root of wherever the site is served
+        for link in page.links:
+            if urlsplit(link).scheme:
+                continue
+            target, place = _target(site, path, link)
+            if not target.exists() or (place and target in pages and place not in pages[target].places):
+                dead.append(f"{path.relative_to(site)}: {link}")
+    assert not dead
+
+
+def test_a_list_in_a_page_is_a_list_on_the_site(site: Path):
+    """Markdown needs an empty line before a list or a table: without it the site shows dashes and bars."""
+    broken = re.compile(r"<p>(?:(?!</p>).)*\n(?:- |\d+\. |\| )", re.DOTALL)
+    assert not [path for path in site.rglob("*.html") if broken.search(path.read_text(encoding="utf-8"))]
+
+
+def test_no_page_fetches_anything_from_another_host(site: Path, pages: dict[Path, Page]):
+    """No font, script, style or picture of anybody else's: the site works where there is no internet."""
+    foreign = {f"{path.relative_to(site)}: {url}" for path, page in pages.items() for url in page.loads if "//" in url}
+    assert not foreign
+    assert not [style.name for style in site.rglob("*.css") if IN_STYLES.search(style.read_text(encoding="utf-8"))]
+
+
+def test_every_picture_that_a_page_shows_is_there_and_small(site: Path, pages: dict[Path, Page]):
+    """Loaded files exist; pictures stay below 300 kB."""
+    for path, page in pages.items():
+        for url in (url for url in page.loads if path.name != "404.html"):
+            assert _target(site, path, url)[0].exists(), url
+    assert not [image.name for image in DOCS.rglob("*.png") if image.stat().st_size > 300_000]
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
+def test_a_page_speaks_of_the_project_alone(path: Path):
+    """Not of how it was made, and of nothing that is still to be written."""
+    assert not OF_THE_MAKING.findall(path.read_text(encoding="utf-8"))
+
+
+def test_every_runbook_has_exactly_its_page():
+    """A notice that names a runbook leads somewhere, and no page is orphaned."""
+    assert {path.stem for path in RUNBOOKS.glob("*.md")} == {runbook.value for runbook in Runbook} | {"index"}
+
+
+@pytest.mark.parametrize("runbook", Runbook)
+def test_a_runbook_has_the_same_parts_as_every_other(runbook: Runbook):
+    """Whoever was woken knows where to look; the first part is one sentence, the third begins with a step."""
+    page = (RUNBOOKS / f"{runbook.value}.md").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"^## (.+)$", page, re.MULTILINE)) == SECTIONS
+    parts = re.split(r"^## .+$", page, flags=re.MULTILINE)[1:]
+    assert all(part.strip() for part in parts)
+    assert quotations.meaning(runbook)[-1] == "."
+    assert parts[2].lstrip().startswith("1.  ")
+
+
+def test_what_pages_quote_of_the_code_is_what_the_code_says():
+    """Policies, rules, checks, causes, findings and runbooks; `python -m bench.quotations` writes them."""
+    assert not [path.name for path, text in quotations.pages() if path.read_text(encoding="utf-8") != text]
+
+
+def test_a_page_without_its_marks_is_refused():
+    """A quotation that has lost its place is told, not left out."""
+    with pytest.raises(ValueError, match="<!-- rules -->"):
+        quotations.filled("# How it decides\n", {"rules": "| a |"})
+
+
+def test_every_state_of_a_run_is_explained():
+    """The table of states has all of them."""
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "how-it-decides.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {state.value for state in RunState} <= set(rows)
+
+
+def _built(path: Path) -> str:
+    name = path.relative_to(DOCS).with_suffix("").as_posix()
+    return f"{name}.html" if name.split("/")[-1] == "index" else f"{name}/index.html"
+
+
+def _target(site: Path, page: Path, link: str) -> tuple[Path, str]:
+    """The file that a relative link of a page leads to, and the place in it."""
+    parts = urlsplit(link)
+    there = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+    return (there / "index.html" if there.is_dir() else there), unquote(parts.fragment)

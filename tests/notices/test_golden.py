@@ -1,0 +1,88 @@
+"""Each notice as each reader gets it, letter by letter; RERAIL_SNAPSHOT=write writes them anew."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from rerail.notices import Notice
+from rerail.telling.chat import as_chat
+from rerail.telling.links import Links
+from rerail.telling.mail import as_subject, as_text
+from rerail.telling.pagerduty import as_pagerduty
+from rerail.telling.webhook import as_webhook
+from tests.notices.nights import NIGHTS, links
+
+GOLDEN, SCHEMAS = Path(__file__).parent / "golden", Path(__file__).parent / "schemas"
+WEBHOOK = Path(__file__).parents[2] / "docs" / "notice.schema.json"
+JSON = {"chat": as_chat, "pagerduty": as_pagerduty, "webhook": as_webhook}
+
+
+def validator(kind: str) -> Draft202012Validator:
+    """What the receiver takes, as it is published."""
+    path = WEBHOOK if kind == "webhook" else SCHEMAS / f"{kind}.json"
+    return Draft202012Validator(json.loads(path.read_text()), format_checker=Draft202012Validator.FORMAT_CHECKER)
+
+
+def is_as_before(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("RERAIL_SNAPSHOT") == "write":
+        path.write_text(text)
+    assert text == path.read_text(), f"{name} has changed; if that is meant: RERAIL_SNAPSHOT=write"
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Notice]:
+    return {name: night() for name, night in NIGHTS.items()}
+
+
+@pytest.mark.parametrize("name", NIGHTS)
+def test_an_email_reads_as_it_did(told, name):
+    notice = told[name]
+    is_as_before(f"{name}.txt", f"Subject: {as_subject(notice)}\n\n{as_text(notice, links(notice))}\n")
+
+
+@pytest.mark.parametrize("kind", JSON)
+@pytest.mark.parametrize("name", NIGHTS)
+def test_what_a_receiver_gets_is_what_it_got_and_what_it_takes(told, name, kind):
+    """PagerDuty is not sent what only informs."""
+    notice = told[name]
+    render: Callable[[Notice, Links], dict | None] = JSON[kind]
+    body = render(notice, links(notice))
+    if kind == "pagerduty" and notice.severity == "inform":
+        assert body is None
+        return
+    validator(kind).validate(body)
+    is_as_before(f"{name}.{kind}.json", json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+
+
+def test_every_golden_file_is_of_a_notice_that_is_told(told):
+    """None is left over from one that is told no more."""
+    silent = {f"{name}.pagerduty.json" for name, notice in told.items() if notice.severity == "inform"}
+    wanted = {f"{name}{end}" for name in NIGHTS for end in (".txt", *(f".{kind}.json" for kind in JSON))}
+    assert {path.name for path in GOLDEN.iterdir()} == wanted - silent
+
+
+def test_the_all_clear_resolves_the_incident_of_its_page(told):
+    """The key is all that PagerDuty goes by."""
+    page, clear = (as_pagerduty(told[name], links(told[name])) for name in ("held", "all_clear"))
+    assert page and clear
+    assert (page["event_action"], clear["event_action"]) == ("trigger", "resolve")
+    assert page["dedup_key"] == clear["dedup_key"]
+
+
+def test_an_email_can_be_understood_in_ten_seconds(told):
+    """The subject says it all, the first lines say what happened and what to do, and no other tab is needed."""
+    notice = told["held"]
+    assert as_subject(notice) == "gpt: held: oom is not retried"
+    lines = as_text(notice, links(notice)).splitlines()
+    assert lines[0].startswith("attempt 1 failed: oom (AlgorithmError: torch.OutOfMemoryError: CUDA out of memory.")
+    assert lines[2:5] == [
+        "What to do:",
+        "  - Use a smaller batch or a larger instance, then release the run",
+        "  - When that is done: rerail release gpt",
+    ]
+    assert len(lines) <= 20

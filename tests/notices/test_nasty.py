@@ -1,0 +1,108 @@
+"""Names, log lines and evidence are other people's text: whatever they hold, what is told is valid and does nothing."""
+
+import json
+import re
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rerail.actions import Severity
+from rerail.notices import as_detail, notice_of, read_detail
+from rerail.policy import Policy
+from rerail.runbooks import Runbook
+from rerail.telling.chat import as_chat, escaped
+from rerail.telling.links import Links
+from rerail.telling.mail import SUBJECT_LIMIT, TEXT_LIMIT_BYTES, as_subject, as_text
+from rerail.telling.pagerduty import as_pagerduty
+from rerail.telling.webhook import as_webhook
+from tests.core.strategies import runs, tells
+from tests.notices.nights import NIGHTS, links, nasty
+from tests.notices.test_golden import validator
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+TOLD = [night() for night in NIGHTS.values()]
+MARKUP = ["*", "_", "`", "~", "<!channel>", "<@U1>", "[x](http://e.vil)", "<http://e.vil|yes>", "\n", "\r\n", "\n# "]
+UNSEEN = ["\x00", "\x1b[31m", "\u202e", "\ud800", "\u2028What to do:", "🔥", "loss", " "]
+EVIDENCE = st.lists(st.sampled_from([*MARKUP, *UNSEEN]) | st.text(), max_size=20)
+NAMES = st.from_regex(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", fullmatch=True) | st.text(min_size=1)
+LIVE = re.compile(r"https?://\S+|<[!@#]|<https?|\]\(")
+
+
+@given(st.sampled_from(TOLD), NAMES, EVIDENCE.map("".join))
+@example(TOLD[0], "gpt", "x" * 10_000)
+@example(TOLD[0], "gpt", "*" * 10_000)
+@example(TOLD[1], "g" * 300, "\n" * 10_000)
+def test_whatever_a_log_line_holds_each_receiver_takes_what_it_is_sent(notice, name, evidence):
+    """Within the published limits, and as JSON that can be sent."""
+    notice = nasty(notice, name, evidence)
+    for kind, render in (("chat", as_chat), ("pagerduty", as_pagerduty), ("webhook", as_webhook)):
+        if (body := render(notice, links(notice))) is not None:
+            validator(kind).validate(body)
+            assert len(json.dumps(body, ensure_ascii=False).encode()) < TEXT_LIMIT_BYTES
+    subject, text = as_subject(notice), as_text(notice, links(notice))
+    assert 0 < len(subject) <= SUBJECT_LIMIT
+    assert all(" " <= character <= "~" for character in subject)
+    assert 0 < len(text.encode()) < TEXT_LIMIT_BYTES
+
+
+@given(EVIDENCE.map("".join))
+@example("click [here](http://e.vil) or <http://e.vil|here>, <!channel> *now*")
+def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
+    """An address in a log line could be one to approve something with; ours are the only ones."""
+    notice = nasty(TOLD[0], "gpt", evidence)
+    content = as_chat(notice, Links(show="rerail show gpt"))["content"]
+    told = "\n".join([content["title"], content["description"], *content.get("nextSteps", ())])
+    assert not LIVE.search(told)
+    ours = re.sub(r"(?m)^\*(By when|What Rerail did|Since|Cost so far|Where):\*|`rerail [^`\n]*`", "", told)
+    assert not re.search(r"[*`~<>\[\]|]", ours)
+
+
+@given(st.sampled_from(TOLD), EVIDENCE.map("".join))
+def test_in_mail_what_is_quoted_does_not_look_like_a_part_of_ours(notice, evidence):
+    """Whatever stands at the start of a line is ours."""
+    clean, nasty_ = (as_text(each, links(each)).splitlines() for each in (notice, nasty(notice, notice.run, evidence)))
+    ours = {re.split(r"[:(]", line)[0] for line in clean if not line.startswith(" ")}
+    assert {re.split(r"[:(]", line)[0].rstrip() for line in nasty_[1:] if line and not line.startswith(" ")} <= ours
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("loss_spike in s3://bucket/run_1/__0_0.distcp", "loss_spike in s3://bucket/run_1/＿＿0_0.distcp"),
+        ("see http://e.vil/x", "see http：//e.vil/x"),
+        ("<!here> @channel", "‹!here› ＠channel"),
+        ("first\n\n  # second\r\nthird", "first\n  ＃ second\n  third".replace("  ＃", "    ＃")),
+    ],
+)
+def test_what_is_escaped_can_still_be_read(text, shown):
+    """Characters that look the same: people read names aloud to each other."""
+    assert escaped(text) == shown
+
+
+@given(tells.filter(lambda tell: tell.severity is not Severity.CLEAR or tell.clears), runs)
+def test_any_notice_of_any_run_is_one_that_the_published_schema_allows(tell, run):
+    """Whatever the core has to say, and wherever the run is."""
+    notice = notice_of(tell, run, at=NOON, policy=Policy())
+    validator("webhook").validate(as_webhook(notice, links(notice)))
+    assert read_detail(json.loads(json.dumps(as_detail(notice)))) == notice
+
+
+@pytest.mark.parametrize("told", TOLD, ids=lambda notice: notice.key)
+def test_any_notice_survives_the_bus(told):
+    """What one function puts on it, the other reads, in whatever version: what it does not know it leaves out."""
+    detail = json.loads(json.dumps(as_detail(told)))
+    assert read_detail(detail) == told
+    assert read_detail({**detail, "runbook": "of-a-later-version", "more": 1}).runbook is Runbook.INFORMED
+
+
+def test_a_notice_of_an_older_version_is_told_too():
+    """What lies in a queue while the functions are exchanged."""
+    old = {"run": "gpt", "severity": "page", "title": "gpt: held", "body": "why", "key": "gpt/held-2"}
+    timed = read_detail({**old, "at": "2026-01-31T12:00:00", "by": "2026-01-31T12:30:00Z"})
+    assert "By when: 2026-01-31 12:30 UTC (in 30 min)" in as_text(timed, links(timed))
+    notice = read_detail(old)
+    assert as_text(notice, links(notice)).startswith("why\n\nLinks:\n")
+    validator("chat").validate(as_chat(notice, links(notice)))
+    validator("pagerduty").validate(as_pagerduty(notice, links(notice)))

@@ -1,0 +1,199 @@
+"""What a report says: first what a person needs, then where things happened, within bounds whatever the run was."""
+
+import math
+import time
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from report_page.page import drawn_page
+from rerail.detectors.sample import Sample
+from rerail.model import Attempt, Order, Proposal, RunState
+from rerail.model import Plan as Planned
+from rerail.runbooks import Runbook
+from rerail.story.curves import POINTS, POINTS_OF_A_CHART, loss, thinned
+from rerail.story.first import Tone
+from rerail.story.known import Known
+from rerail.story.marks import Sort, marks
+from rerail.story.story import INCIDENTS, tell
+from tests.report.conftest import BEGAN, attempt, held, immense, rows
+
+MOST_BYTES, MOST_S = 3_000_000, 15.0
+points = st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1e6, 1e6, allow_nan=False)), min_size=1, max_size=400).map(
+    sorted
+)
+
+
+def test_a_held_run_asks_for_a_human_with_what_to_do_and_by_when():
+    """The page that stands is what is quoted, with its runbook, its deadline and the words for a terminal."""
+    story = tell(held())
+    assert (story.tone, story.headline) == (Tone.NEEDED, "Held: it waits for you")
+    assert story.todo == ("Make the batch smaller.", "Then release the run.")
+    assert story.runbook is Runbook.OUT_OF_MEMORY
+    assert story.by == held().at + timedelta(hours=4)
+    assert story.commands == ("rerail release gpt", "rerail show gpt")
+    assert "smaller batches" in " ".join(story.changes)
+
+
+def test_a_held_run_of_an_older_version_asks_all_the_same():
+    """Its record knows no pages: the reason for the hold is quoted."""
+    known = held()
+    story = tell(replace(known, run=replace(known.run, pages=())))
+    assert story.tone is Tone.NEEDED
+    assert story.happened.startswith("attempt 1 failed: oom")
+    assert story.todo == ("Mend what is named above, then release the run.",)
+
+
+def test_a_proposal_is_put_with_both_words_and_its_deadline():
+    """Whoever is asked sees what for, until when, and how to answer."""
+    known = held()
+    proposal = Proposal("p1", Planned.LAUNCH, 2, "launch attempt 2", "it failed", BEGAN, BEGAN + timedelta(hours=1))
+    run = replace(known.run, state=RunState.WAITING, pages=(), proposal=proposal)
+    story = tell(replace(known, run=run))
+    assert (story.tone, story.headline) == (Tone.NEEDED, "Asks for your word")
+    assert story.by == BEGAN + timedelta(hours=1)
+    assert story.commands[:2] == ("rerail approve gpt --proposal p1", "rerail deny gpt --proposal p1")
+
+
+def test_a_run_that_was_mended_asks_for_nothing(recorded: Known):
+    """The recorded run: the notice's own words, and how it ended."""
+    story = tell(recorded)
+    assert (story.tone, story.headline) == (Tone.WELL, "Completed after 1 incident: nothing to do")
+    assert story.todo == ("Nothing.",)
+    assert "loss has been" in story.happened
+    assert "recovered: attempt 2 committed a new checkpoint" in story.did
+
+
+def test_a_run_without_any_trouble_has_a_report_too():
+    """Somebody may ask before anything has happened, even before the first job trains."""
+    run = replace(held().run, state=RunState.STARTING, incidents=(), pages=(), attempts=(Attempt(1, "gpt"),))
+    story = tell(Known(run, BEGAN))
+    assert story.happened == "No incident so far."
+    assert story.charts == ()
+    assert "No incident so far." in drawn_page(story)
+
+
+def test_the_recorded_rollback_is_marked_where_it_happened(recorded: Known):
+    """Saved before the onset, found after it, stopped, relaunched from the save: in the order in which it happened."""
+    found = {mark.sort: mark for mark in marks(recorded)}
+    assert [mark.sort for mark in marks(recorded)] == [
+        *(Sort.SAVED, Sort.ONSET, Sort.FINDING, Sort.STOP, Sort.RELAUNCH),
+    ]
+    assert found[Sort.SAVED].step == found[Sort.RELAUNCH].step == recorded.run.attempts[1].resumed_from_step
+    steps = [found[sort].step or 0 for sort in (Sort.SAVED, Sort.ONSET, Sort.FINDING, Sort.STOP)]
+    assert steps == sorted(steps)
+    times = [mark.at for mark in marks(recorded)]
+    assert None not in times
+
+
+def test_skipped_data_and_a_restart_in_place_are_marked():
+    """What the next attempt passes over, and processes that began again within their job."""
+    known = held()
+    order = Order(1, "c", "r", known.at, known.at, resume_step=600, restarted_at=known.at + timedelta(minutes=1))
+    first = replace(known.run.current, orders=(order,), onset_step=640)
+    run = replace(known.run, attempts=(first, attempt(2, start=600, skip_samples="10240-13439")))
+    sorts = {mark.sort: mark for mark in marks(replace(known, run=run))}
+    assert sorts[Sort.SKIPPED].step == 640
+    assert "10240-13439" in sorts[Sort.SKIPPED].says
+    assert sorts[Sort.RESTART].step == 600
+    assert "Look at the samples 10240-13439" in " ".join(tell(replace(known, run=run)).changes)
+
+
+def test_stacks_that_the_agent_wrote_down_are_evidence():
+    """A hang's report says where each rank stands: once, however often it was filed."""
+    known = held()
+    (entry,) = known.timeline
+    report = {"report": {"told": "findings", "evidence": "rank 0: all_reduce (train.py:88)"}}
+    entries = tuple(replace(entry, version=n, signal=report) for n in range(3))
+    story = tell(replace(known, timeline=entries))
+    assert story.cases[0].stacks == ("rank 0: all_reduce (train.py:88)",)
+    assert drawn_page(story).count("rank 0: all_reduce") == 1
+
+
+def test_a_warning_is_marked_where_it_came_to_nothing(recorded: Known):
+    """One that led to the incident is in the incident; a run that mended itself, or was held, shows that too."""
+    assert Sort.WARNED not in {mark.sort for mark in marks(recorded)}
+    alone = replace(recorded, run=replace(recorded.run, incidents=()))
+    warned = [mark for mark in marks(alone) if mark.sort is Sort.WARNED]
+    assert 0 < len(warned) <= 3
+    assert all(mark.step and 600 < mark.step < 720 and mark.says.startswith("warning: ") for mark in warned)
+    assert [mark.sort for mark in marks(held())] == [Sort.FAILED, Sort.HELD]
+
+
+def test_what_was_tried_is_told_rung_by_rung():
+    """Two relaunches for one incident: where each began; the checkpoint that both resumed from is marked once."""
+    known = held()
+    tries = (attempt(2, start=600, last=710, rung="replay"), attempt(3, start=600, rung="skip"))
+    run = replace(known.run, attempts=(known.run.current, *tries), state=RunState.WATCHING, pages=())
+    story = tell(replace(known, run=run))
+    assert "relaunched 2 times: attempt 2 from step 600 (replay), then 3 from step 600 (skip)" in story.did
+    assert [mark.step for mark in story.marks if mark.sort is Sort.SAVED] == [600]
+
+
+def test_what_the_run_went_back_behind_is_told_from_what_it_stands_on(recorded: Known):
+    """The first attempt's curve is kept up to the resumed step, and given up beyond it."""
+    back = recorded.run.attempts[1].resumed_from_step
+    lines = loss(recorded).lines
+    assert [(line.attempt, line.kept) for line in lines] == [(1, True), (1, False), (2, True)]
+    assert lines[0].points[-1][0] == lines[1].points[0][0] == back
+
+
+def test_a_loss_that_is_not_a_number_is_a_gap_and_no_point():
+    """Neither nan nor the flag of the metric line is drawn as a value, and neither is lost."""
+    bad = (Sample(step=710, at=BEGAN, nonfinite=True), Sample(step=711, at=BEGAN, loss=math.nan))
+    known = held()
+    curve = loss(replace(known, series={1: (*known.series[1], *bad)}))
+    assert curve.gaps == (710.0, 711.0)
+    assert all(math.isfinite(y) for line in curve.lines for _, y in line.points)
+
+
+@given(points=points, most=st.integers(4, 60))
+def test_thinning_keeps_the_ends_and_the_extremes(points: list[tuple[float, float]], most: int):
+    """However many points: no more than asked for, in order, none made up, the greatest and the least among them."""
+    kept = thinned(points, most)
+    assert len(kept) <= most
+    assert set(kept) <= set(points)
+    assert kept[0] == points[0]
+    assert kept[-1] == points[-1]
+    assert all(a[0] <= b[0] for a, b in pairwise(kept))
+    assert {max(y for _, y in kept), min(y for _, y in kept)} == {max(y for _, y in points), min(y for _, y in points)}
+
+
+def test_five_hundred_attempts_and_a_million_points_stay_one_small_page():
+    """Bounded in points, in bytes and in time; what is left out is counted."""
+    known = immense()
+    assert sum(len(rows) for rows in known.series.values()) == 1_000_000
+    began = time.process_time()
+    story = tell(known)
+    page = drawn_page(story)
+    assert time.process_time() - began < MOST_S
+    assert len(page.encode()) < MOST_BYTES
+    for chart in story.charts:
+        assert sum(len(line.points) for line in chart.curve.lines) <= POINTS_OF_A_CHART
+        assert max(len(line.points) for line in chart.curve.lines) <= POINTS
+    assert (story.older_attempts, story.older_cases) == (440, 499 - INCIDENTS)
+    assert "4,845 decisions are left out" in page.replace("4845", "4,845")
+
+
+@pytest.mark.parametrize("state", list(RunState))
+def test_every_state_has_its_headline_and_its_page(state: RunState):
+    """No state of a run, with or without an open incident, is without words."""
+    known = held()
+    for incidents in ((), known.run.incidents, tuple(replace(i, closed_at=None) for i in known.run.incidents)):
+        story = tell(replace(known, run=replace(known.run, state=state, incidents=incidents, pages=())))
+        assert story.headline
+        assert story.todo
+        assert story.headline in drawn_page(story)
+
+
+def test_a_job_that_logs_no_steps_is_drawn_over_time():
+    """There is no step axis then; the loss over time tells as much."""
+    known = held()
+    timed = tuple(replace(row, step=None) for row in rows(1, 10, 700))
+    story = tell(replace(known, series={1: timed}))
+    assert [(chart.name, chart.title) for chart in story.charts] == [("loss", "Loss over time")]
+    assert "Loss over time" in drawn_page(story)

@@ -1,0 +1,162 @@
+"""What must not go unnoticed has an alarm, which says what it means and what to do; together they are one state."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from rerail import measures
+from rerail.runbooks import Runbook
+from tests.stacks.conftest import synthesize
+from tests.stacks.template import Template, target, text
+from tests.stacks.test_delivery import dead_letter_queues
+
+ASYNCHRONOUS = ("AsyncEventsDropped", "DeadLetterErrors")
+PLACE = re.compile(r"Rerail: .+[.?] Runbook: (?P<place>\S+)")
+
+
+# Everything that can be asked for besides.
+EVERYTHING = {
+    "docsUrl": "https://docs.example.com/rerail/",
+    "chat": True,
+    "pagerDutySecret": "pagerduty/rerail",
+    "webhookUrl": "https://hooks.example.com/rerail",
+    "webhookSecret": "hooks/rerail",
+}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    """The template of an account that has asked for all of it."""
+    out = tmp_path_factory.mktemp("cdk") / "cdk.out"
+    run = synthesize(out, EVERYTHING)
+    assert run.returncode == 0, run.stderr
+    return Template.read(out)
+
+
+@pytest.fixture(params=["template", "full"])
+def either(request: pytest.FixtureRequest) -> Template:
+    """The template as it comes, and with all that can be asked for."""
+    found: Template = request.getfixturevalue(request.param)
+    return found
+
+
+def watched(template: Template, metric: str) -> list[str]:
+    """The resources whose metric of that name has an alarm."""
+    alarms = template.of("CloudWatch::Alarm").values()
+    return sorted(target(a["Dimensions"][0]["Value"]) for a in alarms if a["MetricName"] == metric)
+
+
+def asynchronous(template: Template) -> list[str]:
+    """Functions that a rule or the schedule calls, without waiting for them."""
+    targets = [t["Arn"] for rule in template.of("Events::Rule").values() for t in rule["Targets"]]
+    targets += [schedule["Target"]["Arn"] for schedule in template.of("Scheduler::Schedule").values()]
+    functions = template.of("Lambda::Function")
+    return sorted({target(arn) for arn in targets if not isinstance(arn, str)} & set(functions))
+
+
+@pytest.mark.parametrize("metric", ["Errors", "Throttles"])
+def test_every_function_is_watched(either, metric):
+    """One that keeps failing, or is kept from running, pages."""
+    assert watched(either, metric) == sorted(either.of("Lambda::Function"))
+
+
+@pytest.mark.parametrize("metric", ASYNCHRONOUS)
+def test_every_event_that_a_function_loses_is_told(either, metric):
+    """Of each function that is called asynchronously: what was given up on, and what could not even be put aside."""
+    called = asynchronous(either)
+    assert len(called) >= 2
+    assert watched(either, metric) == called
+    assert all("DeadLetterConfig" in either.of("Lambda::Function")[name] for name in called)
+
+
+def test_every_dead_letter_queue_is_watched(either):
+    """A letter in any of them pages."""
+    letters = watched(either, "ApproximateNumberOfMessagesVisible")
+    assert letters == sorted(set(dead_letter_queues(either)))
+
+
+def test_the_oldest_signal_is_watched(template):
+    """A queue that nobody empties pages."""
+    queue = target(template.body["Outputs"]["SignalsQueueUrl"]["Value"])
+    assert watched(template, "ApproximateAgeOfOldestMessage") == [queue]
+
+
+def test_every_topic_is_watched(either):
+    """One that cannot reach a subscriber says so to the others."""
+    assert watched(either, "NumberOfNotificationsFailed") == sorted(either.of("SNS::Topic"))
+
+
+def of_the_sweep(template: Template, measure: str) -> Mapping[str, Any]:
+    """The alarm on what the sweep prints under that name."""
+    ours = [a for a in template.of("CloudWatch::Alarm").values() if a["Namespace"] == "Rerail"]
+    assert all(alarm["Dimensions"] == [{"Name": "service", "Value": "sweep"}] for alarm in ours)
+    (found,) = (alarm for alarm in ours if alarm["MetricName"] == measure)
+    return found
+
+
+@pytest.mark.parametrize("measure", [measures.BLIND, measures.UNREAD])
+def test_a_watcher_that_sees_nothing_is_told(template, measure):
+    """A sweep that is made and learns nothing is not healthy; one minute of it wakes nobody."""
+    alarm = of_the_sweep(template, measure.name)
+    assert (alarm["DatapointsToAlarm"], alarm["EvaluationPeriods"], alarm["Period"]) == (10, 15, 60)
+    assert (alarm["Threshold"], alarm["ComparisonOperator"]) == (0, "GreaterThanThreshold")
+
+
+def test_the_watcher_is_watched(template):
+    """Five minutes in which no sweep was completed page, also when there is no data at all."""
+    alarm = of_the_sweep(template, measures.COMPLETED.name)
+    assert alarm["TreatMissingData"] == "breaching"
+    assert (alarm["Statistic"], alarm["Threshold"], alarm["ComparisonOperator"]) == ("Sum", 1, "LessThanThreshold")
+    assert (alarm["Period"], alarm["EvaluationPeriods"], alarm["DatapointsToAlarm"]) == (60, 5, 5)
+
+
+def test_every_alarm_is_simple_and_pages(either):
+    """One metric each, without mathematics, to the page topic, both when it begins and when it is over."""
+    page = either.body["Outputs"]["PageTopicArn"]["Value"]
+    for alarm in either.of("CloudWatch::Alarm").values():
+        assert alarm["MetricName"]
+        assert "Metrics" not in alarm
+        assert alarm["AlarmActions"] == alarm["OKActions"] == [page]
+
+
+def described(template: Template) -> Iterable[Mapping[str, Any]]:
+    return [*template.of("CloudWatch::Alarm").values(), *template.of("CloudWatch::CompositeAlarm").values()]
+
+
+def test_every_alarm_says_what_it_means_and_where_the_runbook_is(template):
+    """The last words are a page that there is a name for."""
+    for alarm in described(template):
+        said = PLACE.fullmatch(alarm["AlarmDescription"])
+        assert said, alarm["AlarmDescription"]
+        name = said["place"].removeprefix("docs/runbooks/").removesuffix(".md")
+        assert name in list(Runbook), alarm["AlarmDescription"]
+
+
+def test_all_of_them_are_one_state(either):
+    """RerailUnhealthy is over every alarm there is; it informs, and leaves paging to the alarm that it is about."""
+    (health,) = either.of("CloudWatch::CompositeAlarm").values()
+    alarms = set(either.of("CloudWatch::Alarm"))
+    assert health["AlarmName"] == "RerailUnhealthy"
+    assert set(re.findall(r'ALARM\("<(\w+)\.Arn>"\)', text(health["AlarmRule"]))) == alarms
+    assert text(health["AlarmRule"]).count(" OR ") == len(alarms) - 1
+    assert health["AlarmActions"] == health["OKActions"] == [either.body["Outputs"]["InformTopicArn"]["Value"]]
+    assert len(alarms) <= 100  # more a composite alarm does not take
+
+
+def test_alarms_may_speak_on_their_topics(template):
+    """CloudWatch may publish to both, for this account alone."""
+    documents = [policy["PolicyDocument"] for policy in template.of("SNS::TopicPolicy").values()]
+    said = [s for document in documents for s in document["Statement"] if s["Sid"] == "Alarms"]
+    outputs = template.body["Outputs"]
+    assert {text(s["Resource"]) for s in said} == {
+        text(outputs[name]["Value"]) for name in ("PageTopicArn", "InformTopicArn")
+    }
+    assert all("aws:SourceAccount" in s["Condition"]["StringEquals"] for s in said)
+
+
+def test_runbooks_are_linked_where_the_docs_are_served(full):
+    """With docsUrl the last words are a link."""
+    for alarm in described(full):
+        assert re.search(r" https://docs\.example\.com/rerail/runbooks/[a-z-]+/$", alarm["AlarmDescription"])
