@@ -22,10 +22,11 @@ $(VENV)/ready: pyproject.toml
 demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (SCENARIO=crash|bug|spike|stall|...)
 	$(BIN)/rerail demo --scenario $(SCENARIO)
 
-# Two files at a time, for most tests wait; then, alone, those that have a whole AWS and a training run on this machine.
+# Two files at a time, for most tests wait; then, without the first ones' load, those that have a whole AWS and training
+# runs on this machine, the longest file first.
 test: $(VENV)/ready ## the whole test suite
 	$(BIN)/python -m pytest tests --ignore tests/deployed --ignore tests/demo -n 2 --dist loadfile
-	$(BIN)/python -m pytest tests/deployed tests/demo -m "not rehearsal"
+	$(BIN)/python -m pytest tests/demo tests/deployed -m "not rehearsal" -n 2 --dist loadfile
 
 rehearse: $(VENV)/ready ## every demo scenario, one after the other (about 25 minutes)
 	$(BIN)/python -m pytest tests/demo/test_demo.py -v
