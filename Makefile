@@ -7,7 +7,7 @@ CDK = $(BIN)/python -m cli.deploy.cdk
 ARGS ?=
 SCENARIO ?= crash
 
-.PHONY: help demo test rehearse check bench bench-training bench-goodput bench-chaos bench-crashes fuzz format docs docs-serve synth deploy destroy cdk clean
+.PHONY: help demo test browser rehearse check bench bench-training bench-goodput bench-chaos bench-crashes fuzz format docs docs-serve synth deploy destroy cdk clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -27,6 +27,9 @@ demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (S
 test: $(VENV)/ready ## the whole test suite
 	$(BIN)/python -m pytest tests --ignore tests/deployed --ignore tests/demo -n 2 --dist loadfile
 	$(BIN)/python -m pytest tests/demo tests/deployed -m "not rehearsal" -n 2 --dist loadfile
+
+browser: $(VENV)/ready ## the browser that the report is tested in: this machine's, or one fetched into .local
+	$(BIN)/python -m bench.browser
 
 rehearse: $(VENV)/ready ## every demo scenario, one after the other (about 25 minutes)
 	$(BIN)/python -m pytest tests/demo/test_demo.py -v

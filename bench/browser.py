@@ -71,5 +71,9 @@ def _install(place: Path) -> None:
     }
     quiet = ["--no-audit", "--no-fund", "--loglevel", "error"]
     install = [nodes / "node", npm, "install", *quiet, "--prefix", place, PACKAGE]
-    subprocess.run([str(word) for word in install], env=environment, check=True, timeout=300)
+    subprocess.run([str(word) for word in install], env=environment, check=True, timeout=120)
     subprocess.run([str(nodes / "node"), "-e", UNPACK], cwd=place, env=environment, check=True, timeout=120)
+
+
+if __name__ == "__main__":
+    print(found()["executable_path"])

@@ -149,7 +149,7 @@ def _is_told(runs: dict[str, Run]) -> bool:
 def _until(runs: DynamoRuns, what: str, look: Callable[[dict[str, Run]], bool]) -> None:
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        found = {run.id: run for run in runs.all_runs()}
+        found = {name: run for name, run in runs.all_runs() if run}
         if found.keys() == RUNS.keys() and look(found):
             return
         time.sleep(0.5)

@@ -56,13 +56,14 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """All of it at a moment; `switch` is the kill switch as it stands, `alarms` what is wrong with the supervisor by
-    its own alarms, None where nobody could ask."""
+    its own alarms, None where nobody could ask; `unread` are the runs whose records another version has written."""
 
     at: datetime
     name: str
     rows: tuple[Row, ...]
     switch: str
     alarms: tuple[str, ...] | None
+    unread: tuple[str, ...] = ()
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -79,6 +80,7 @@ class Look:
     _ended: dict[str, Run] = field(default_factory=dict)
     _open: set[str] = field(default_factory=set)
     _scanned_at: datetime | None = None
+    _unread: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._policies = SsmPolicies(self.where.outputs["PolicyPrefix"], place.now)
@@ -90,12 +92,14 @@ class Look:
         runs = self._runs(at)
         steps = self._steps([run for run in runs if run.is_open])
         rows = [self._row(run, steps.get(run.id), at) for run in runs]
-        return Fleet(at, self.where.name, tuple(sorted(rows, key=_order)), self._switch(), self._alarms())
+        return Fleet(at, self.where.name, tuple(sorted(rows, key=_order)), self._switch(), self._alarms(), self._unread)
 
     def _runs(self, at: datetime) -> Sequence[Run]:
         if self._scanned_at is None or at - self._scanned_at >= SCANNED_EVERY:
             self._scanned_at = at
-            found = {run.id: run for run in self.where.runs.all_runs()}
+            there = dict(self.where.runs.all_runs())
+            self._unread = tuple(sorted(name for name, run in there.items() if run is None))
+            found = {name: run for name, run in there.items() if run}
             self._known(found)
             return list(found.values())
         now = {name: run for name, run in self.where.runs.open_runs() if run}

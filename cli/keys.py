@@ -91,6 +91,7 @@ KEYS: Mapping[str, Printed] = {
             "kill_switch": "on or off",
             "supervisor": "how the supervisor itself is",
             "counts": "state to how many runs are in it",
+            "unread": "runs whose records another version has written",
             "runs": "a row for each run",
         },
     ),

@@ -132,6 +132,9 @@ def head(fleet: Fleet) -> RenderableType:
     words = Text.assemble("kill switch ", (fleet.switch, switch), "   supervisor ", _health(fleet))
     lines = [first, counts, words] if fleet.counts else [first, words]
     lines += [Text.assemble(("  alarm  ", "bold red"), said) for said in fleet.alarms or ()]
+    if fleet.unread:
+        said = f"written by another version than this: {', '.join(fleet.unread)}. To do: use that one, or deploy it"
+        lines.append(Text.assemble(("  unread ", "bold red"), said))
     return Group(*lines)
 
 
@@ -224,6 +227,7 @@ def plain_fleet(fleet: Fleet, rows: Sequence[Row]) -> dict[str, Any]:
         "kill_switch": fleet.switch,
         "supervisor": {"alarms": None if fleet.alarms is None else list(fleet.alarms)},
         "counts": dict(fleet.counts),
+        "unread": list(fleet.unread),
         "runs": [_plain(row) for row in rows],
     }
 

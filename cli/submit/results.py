@@ -10,6 +10,9 @@ from botocore.exceptions import ClientError
 from cli.submit.account import split
 from cli.submit.problem import Problem
 
+# Python 3.11 has this filter from 3.11.4 on; Debian's is older.
+AS_DATA: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+
 
 def download(s3: Any, job: dict[str, Any], folder: Path) -> list[Path]:
     """The files of the job that DescribeTrainingJob tells of, in `model/` and `output/` below the folder."""
@@ -34,11 +37,19 @@ def _fetched(s3: Any, uri: str, folder: Path) -> list[Path]:
 
 def _unpacked(packed: IO[bytes], uri: str, folder: Path) -> list[Path]:
     with tarfile.open(fileobj=packed, mode="r:gz") as archive:
-        try:
-            archive.extractall(folder, filter="data")
-        except tarfile.FilterError as error:
-            raise Problem(f"{uri} would write outside of {folder}: {error}", "look into it by hand") from error
+        for member in archive.getmembers():
+            if not _stays_within(folder.resolve(), member):
+                raise Problem(f"{uri} would write outside of {folder}: {member.name}", "look into it by hand")
+        archive.extractall(folder, **AS_DATA)
         return [folder / member.name for member in archive.getmembers() if member.isfile()]
+
+
+def _stays_within(folder: Path, member: tarfile.TarInfo) -> bool:
+    """Neither the member nor what it links to lies elsewhere; what is neither file, folder nor link is not taken."""
+    place = folder / member.name
+    target = place.parent / member.linkname if member.issym() else folder / member.linkname
+    inside = place.resolve().is_relative_to(folder) and target.resolve().is_relative_to(folder)
+    return inside and (member.isfile() or member.isdir() or member.issym() or member.islnk())
 
 
 def _plain_files(s3: Any, bucket: str, prefix: str, folder: Path) -> list[Path]:

@@ -24,6 +24,9 @@ TOOLKIT = "sagemaker_"
 CONTAINER = "/opt/ml"
 LAST_LINES = 20
 
+# Python 3.11 has this filter from 3.11.4 on; Debian's is older.
+AS_DATA: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+
 
 def main() -> int:
     """The script's exit code."""
@@ -58,7 +61,7 @@ def unpack(uri: str, folder: Path) -> None:
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     content = boto3.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, **AS_DATA)
     for script in (*folder.rglob("*.py"), *folder.rglob("*.sh")):
         script.write_bytes(script.read_bytes().replace(CONTAINER.encode(), str(folder.parent).encode()))
 

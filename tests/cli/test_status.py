@@ -217,6 +217,19 @@ def test_ages_take_a_few_characters(ago, words):
     assert age(None, NOW) == ""
 
 
+def test_a_record_of_another_version_hides_no_other(where, monkeypatch):
+    """After a roll-back of the deployment: what can be read is shown, what cannot is named."""
+    keep(where, a_run("trains", RunState.WATCHING), a_run("newer", RunState.WATCHING))
+    monkeypatch.setattr("rerail.codec.SCHEMA", 2)
+    where.runs.save(replace(a_run("newer", RunState.WATCHING), version=2), None)
+    monkeypatch.undo()
+    seen = Look(where).fleet()
+    assert [row.run.id for row in seen.rows] == ["trains"] and seen.unread == ("newer",)
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(picture(seen, seen.rows, width=160))
+    assert "written by another version than this: newer" in console.export_text()
+
+
 def test_what_is_over_is_read_once_a_minute(where, monkeypatch):
     """Each look reads the open runs; the whole table only now and then."""
     keep(where, a_run("trains", RunState.WATCHING), a_run("done", RunState.COMPLETED))

@@ -119,7 +119,7 @@ class Account:
 
     def story(self) -> str:
         """For a failed test: every run and its decisions."""
-        runs = list(self.runs.all_runs())
+        runs = [run for _, run in self.runs.all_runs() if run]
         return "\n".join(f"{run.id} {run.state}: {[e.reason for e in self.runs.timeline(run.id)]}" for run in runs)
 
 

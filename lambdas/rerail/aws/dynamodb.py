@@ -99,8 +99,9 @@ class DynamoRuns:
             for page in pages:
                 yield from (_named_run(item) for item in page["Items"])
 
-    def all_runs(self) -> Iterator[Run]:
-        """Every run there is, open or ended: for the command line, not for the functions."""
+    def all_runs(self) -> Iterator[tuple[str, Run | None]]:
+        """Name and record of every run, open or ended: for the command line, not for the functions. None where another
+        version wrote the record."""
         pages = (
             client("dynamodb")
             .get_paginator("scan")
@@ -111,7 +112,7 @@ class DynamoRuns:
             )
         )
         for page in pages:
-            yield from (_run(item) for item in page["Items"])
+            yield from (_named_run(item) for item in page["Items"])
 
     def timeline(self, run_id: str) -> Sequence[TimelineEntry]:
         """The run's decisions, oldest first."""
