@@ -1,11 +1,12 @@
 """The mailbox: the bucket in which the supervisor and the agents of running jobs leave each other messages."""
 
-from aws_cdk import Aws, Duration, RemovalPolicy
+from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from rerail.mailbox import bucket_name, command_key, heartbeat_key, report_key
+from stacks.parts.closed_bucket import closed_bucket
 from stacks.parts.permissions import acknowledge, allow
 
 EVERY_COMMAND, EVERY_HEARTBEAT, EVERY_REPORT = command_key("*"), heartbeat_key("*"), report_key("*", "*")
@@ -25,21 +26,7 @@ class Mailbox(Construct):
         super().__init__(scope, id)
         name = bucket_name(Aws.ACCOUNT_ID, Aws.REGION)
         self._arn = f"arn:{Aws.PARTITION}:s3:::{name}"
-        self.bucket = s3.Bucket(
-            self,
-            "Bucket",
-            bucket_name=name,
-            encryption=s3.BucketEncryption.S3_MANAGED,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            enforce_ssl=True,
-            lifecycle_rules=[
-                s3.LifecycleRule(
-                    id="OldMail", expiration=KEPT, abort_incomplete_multipart_upload_after=Duration.days(1)
-                )
-            ],
-            removal_policy=RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
-        )
+        self.bucket = closed_bucket(self, name=name, rule="OldMail", kept=KEPT)
         _announce_to_event_bridge(self.bucket)
         reason = "Messages of a few hundred bytes, gone after 30 days; each says which job wrote it, and when."
         acknowledge(self.bucket, "AwsSolutions-S1", reason=reason)

@@ -1,11 +1,11 @@
 """Where the incident reports lie: one page a run, in a bucket that no training role may write."""
 
-from aws_cdk import Aws, Duration, RemovalPolicy
+from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from rerail.story.place import bucket_name, page_key
+from stacks.parts.closed_bucket import closed_bucket
 from stacks.parts.permissions import acknowledge, allow
 
 EVERY_PAGE = page_key("*")
@@ -25,22 +25,7 @@ class ReportsBucket(Construct):
         super().__init__(scope, id)
         name = bucket_name(Aws.ACCOUNT_ID, Aws.REGION)
         self._arn = f"arn:{Aws.PARTITION}:s3:::{name}"
-        self.bucket = s3.Bucket(
-            self,
-            "Bucket",
-            bucket_name=name,
-            # With a key of our own, whoever opens a signed link would need it too.
-            encryption=s3.BucketEncryption.S3_MANAGED,
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            enforce_ssl=True,
-            lifecycle_rules=[
-                s3.LifecycleRule(
-                    id="OldReports", expiration=KEPT, abort_incomplete_multipart_upload_after=Duration.days(1)
-                )
-            ],
-            removal_policy=RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
-        )
+        self.bucket = closed_bucket(self, name=name, rule="OldReports", kept=KEPT)
         reason = "Pages that can be drawn anew from the record at any time."
         acknowledge(self.bucket, "AwsSolutions-S1", reason=reason)
 
