@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKER = Path(__file__).parent / "crash_worker"
 SCRIPT = ROOT / "tests" / "deployed" / "counting_script.py"
 SCALE = 300.0
+# Sweeps, and the policy's durations: faster than that a busy machine passes for a stall.
 SWEEPS = 60.0
 STEPS, SAVED_BEFORE_THE_KILL = 150, 20
 BUCKET = "sagemaker-crashes"
@@ -94,7 +95,7 @@ class Stage:
     def _hasten(self) -> None:
         ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
         policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
-        ssm.put_parameter(Name=name, Value=to_toml(hasty(policy, SCALE)), Overwrite=True, Type="String")
+        ssm.put_parameter(Name=name, Value=to_toml(hasty(policy, SWEEPS)), Overwrite=True, Type="String")
 
     def instrument(self) -> None:
         """Fresh workers, which have the hook, and remember nothing of what they have read before."""
