@@ -172,7 +172,7 @@ class Night:
             live = self._live(name)
             if len(live) > 1:
                 raise Broken(f"two jobs of {name} live at {self.world.clock()}: {', '.join(live)}")
-            self.counts["relaunches"] = max(self.counts["relaunches"], len(self.world.sagemaker.jobs) - len(self.names))
+        self.counts["relaunches"] = max(self.counts["relaunches"], len(self.world.sagemaker.jobs) - len(self.names))
 
     def _jobs_go_on(self, minute: int) -> None:
         sagemaker, chance = self.world.sagemaker, self.random.random
@@ -269,7 +269,6 @@ class Night:
         if live and record.state.is_end:
             raise Broken(f"{live[0]} lives, and nobody watches it ({record.state}): {_last(self, name)}")
         if name in self.by_hand and live:
-            self.counts["alive after a human's stop"] += 1
             raise Broken(f"{live[0]} was relaunched after a human's stop")
 
 

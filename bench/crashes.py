@@ -27,31 +27,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cli import place
-from cli.demo.stage import hasty
-from local.sagemaker.control import inject
 from local.stack import LocalAws
-from rerail.aws.dynamodb import DynamoRuns
-from rerail.metrics import definitions
 from rerail.model import Run, RunState
-from rerail.policy import parse_policy, to_toml
-from rerail.relaunch import POLICY_TAG
+from tests.deployed.jobs import BUCKET, Account
 
-ROOT = Path(__file__).resolve().parent.parent
 WORKER = Path(__file__).parent / "crash_worker"
-SCRIPT = ROOT / "tests" / "deployed" / "counting_script.py"
 SCALE = 300.0
-# Sweeps, and the policy's durations: faster than that a busy machine passes for a stall.
+# As the policy's durations: faster than that a busy machine passes for a stall.
 SWEEPS = 60.0
 STEPS, SAVED_BEFORE_THE_KILL = 150, 20
-BUCKET = "sagemaker-crashes"
 PATIENCE_S = 60.0
 # How each call is broken, besides the errors that its service declares.
 WAYS = ("killed before", "killed after", "not reached", "answer lost", "ThrottlingException", "InternalServerError")
 DENIED = "AccessDeniedException"
 CREATE = "sagemaker:CreateTrainingJob"
 TOLD = ("relaunching", "completed")
-# From the first event, from the death of the job, and from the time when its successor has saved.
-PHASES = ("adoption", "recovery", "completion")
 T = TypeVar("T")
 
 
@@ -84,18 +74,12 @@ class Stage:
         self.played = 0
         self.said: Counter[tuple[str, str]] = Counter()
         folder.mkdir()
-        place.use_local(aws.endpoint_url)
-        self.runs = DynamoRuns(aws.outputs["TableName"])
-        self.s3, self.sagemaker, self.sqs = (aws.client(name) for name in ("s3", "sagemaker", "sqs"))
-        self.s3.create_bucket(Bucket=BUCKET)
-        self._hasten()
+        self.account = Account(aws)
+        self.account.set_up()
+        self.runs, self.sagemaker = self.account.runs, self.account.sagemaker
+        self.s3, self.sqs = aws.client("s3"), aws.client("sqs")
         self.instrument()
-        self.voice = self._listen()
-
-    def _hasten(self) -> None:
-        ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
-        policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
-        ssm.put_parameter(Name=name, Value=to_toml(hasty(policy, SWEEPS)), Overwrite=True, Type="String")
+        self.voice = self.account.listen("people", "PageTopicArn", "InformTopicArn")
 
     def instrument(self) -> None:
         """Fresh workers, which have the hook, and remember nothing of what they have read before."""
@@ -107,15 +91,6 @@ class Stage:
                 FunctionName=function["FunctionName"], Environment={"Variables": variables | hook}
             )
 
-    def _listen(self) -> str:
-        """A queue that hears what people are told."""
-        sns = self.aws.client("sns")
-        url = self.sqs.create_queue(QueueName="people")["QueueUrl"]
-        arn = self.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-        for topic in ("PageTopicArn", "InformTopicArn"):
-            sns.subscribe(TopicArn=self.aws.outputs[topic], Protocol="sqs", Endpoint=arn)
-        return str(url)
-
     def play(self, point: Point | None = None) -> Outcome:
         """One run from its first event to its end, with one call broken."""
         self.played += 1
@@ -123,10 +98,10 @@ class Stage:
         (self.folder / "fired").unlink(missing_ok=True)
         try:
             self._enter("adoption", point)
-            self._submit(name)
+            self.account.submit(name, steps=STEPS)
             self._until(lambda: self._has_saved(name, SAVED_BEFORE_THE_KILL), "its checkpoint")
             self._enter("recovery", point)
-            inject(self.aws.endpoint_url, "kill", TrainingJobName=name)
+            self.account.inject("kill", TrainingJobName=name)
             self._until(lambda: self._at_rest(name) or self._has_saved(name, STEPS - 10), "its successor")
             self._enter("completion", point)
             run = self._until(lambda: self._at_rest(name), "its end")
@@ -142,7 +117,8 @@ class Stage:
         return Outcome(point or Point("", "", ""), reached, held, wrong, time.monotonic() - began)
 
     def _enter(self, phase: str, point: Point | None) -> None:
-        """From now on calls are noted as this phase's, and one is broken if it is the point's."""
+        """From now on calls are noted as this phase's, and one is broken if it is the point's: adoption is from the
+        first event, recovery from the death of the job, completion from the time when its successor has saved."""
         self.fault.unlink(missing_ok=True)
         (self.folder / "phase").write_text(phase)
         if point and point.phase == phase:
@@ -154,24 +130,6 @@ class Stage:
         """The call sites that were met so far, by phase, each with the errors that its service declares."""
         lines = (self.folder / "calls.jsonl").read_text().splitlines()
         return {(call["phase"], call["site"]): call["errors"] for call in map(json.loads, lines)}
-
-    def _submit(self, name: str) -> None:
-        self.sagemaker.create_training_job(
-            TrainingJobName=name,
-            RoleArn="arn:aws:iam::000000000000:role/SageMakerRole",
-            AlgorithmSpecification={
-                "TrainingImage": "rerail-training:crashes",
-                "TrainingInputMode": "File",
-                "ContainerEntrypoint": ["python", str(SCRIPT)],
-                "MetricDefinitions": definitions(),
-            },
-            ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30},
-            CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}"},
-            OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
-            StoppingCondition={"MaxRuntimeInSeconds": 86400},
-            Environment={"STEPS": str(STEPS)},
-            Tags=[{"Key": POLICY_TAG, "Value": "default"}],
-        )
 
     def _has_saved(self, name: str, step: int) -> bool:
         key = f"{name}/step-{step:09d}/manifest.json"

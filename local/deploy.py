@@ -60,10 +60,20 @@ def synthesize(
         )
         if run.returncode or not (fresh / "manifest.json").exists():
             raise DeployError(f"{app} ended with {run.returncode}:\n{_tail(run.stderr or run.stdout)}")
-        shutil.rmtree(assembly, ignore_errors=True)
-        fresh.rename(assembly)
+        _put(fresh, assembly)
     _forget_old(cache)
     return assembly
+
+
+def _put(fresh: Path, assembly: Path) -> None:
+    """Move it to its place, unless another process was first: that one's may be read already."""
+    if not (assembly / "manifest.json").exists():
+        shutil.rmtree(assembly, ignore_errors=True)
+    try:
+        fresh.rename(assembly)
+    except OSError:
+        if not (assembly / "manifest.json").exists():
+            raise
 
 
 def _tail(text: str) -> str:

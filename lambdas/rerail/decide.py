@@ -28,6 +28,7 @@ from rerail.decision import (
     spoken_start,
     stop_now,
     with_attempt,
+    with_facts,
     without,
 )
 from rerail.drills import drilled, spoken_drill
@@ -40,7 +41,7 @@ from rerail.model import Attempt, Job, JobStatus, Run, RunState, Then
 from rerail.overtaken import on_overtaken
 from rerail.paging import with_pages
 from rerail.policy import Mode, OnMaxRuntime, Policy
-from rerail.repairs import ON_THE_WAY, spoken_repairs
+from rerail.repairs import spoken_repairs
 from rerail.reports import on_bad_mail, on_report
 from rerail.restarting import on_failed_instead, on_restart_due, saved_since
 from rerail.runbooks import Runbook
@@ -115,7 +116,7 @@ def _on_job(run: Run, seen: JobSeen, policy: Policy) -> Decision:
     if attempt.exists and not attempt.may_be_live:
         return Decision(run)  # this end was judged already; a repeated or late event changes nothing
     run = without(run, CreateJob)
-    noted = with_attempt(run, _noted(attempt, job, seen.at))
+    noted = with_attempt(run, with_facts(attempt, job, seen.at))
     if noted.current.self_repairs > attempt.self_repairs:
         noted = restarted(noted, seen.at)
     if attempt.number == 1 and run.cluster != job.cluster:
@@ -133,32 +134,6 @@ def _on_job(run: Run, seen: JobSeen, policy: Policy) -> Decision:
             return Decision(noted)
         case _ as unreachable:
             assert_never(unreachable)
-
-
-def _noted(attempt: Attempt, job: Job, at: datetime) -> Attempt:
-    """The attempt with the facts of the description; what SageMaker no longer says is kept."""
-    repaired = attempt.secondary == "Training" and job.secondary in ON_THE_WAY
-    step = job.metrics.get("step")
-    return replace(
-        attempt,
-        status=job.status,
-        secondary=job.secondary,
-        created_at=job.created_at,
-        training_started_at=job.training_started_at or attempt.training_started_at or (at if job.is_training else None),
-        ended_at=(job.ended_at or at) if job.status.is_terminal else None,
-        failure_reason=job.failure_reason,
-        # Only a job that has ended: a note of each minute's step would be a write a minute, read by nobody.
-        last_step=int(step) if step is not None and job.status.is_terminal else attempt.last_step,
-        # Two looks may miss one; the job's own history misses none, where it is told.
-        self_repairs=max(attempt.self_repairs + repaired, job.repaired.total),
-        repairs=job.repaired.counts or attempt.repairs,
-        repair_seconds=max(attempt.repair_seconds, job.repaired.seconds),
-        keep_alive_seconds=job.keep_alive_seconds,
-        instance_type=job.instance_type or attempt.instance_type,
-        instance_count=job.instance_count,
-        billable_s=job.billable_s if job.status.is_terminal else attempt.billable_s,
-        pool=job.pool or attempt.pool,
-    )
 
 
 def _on_progress(run: Run, before: Attempt, seen: JobSeen, policy: Policy) -> Decision:

@@ -16,9 +16,10 @@ from rerail.layouts import UNLOADABLE
 from rerail.ledger import started
 from rerail.machines import spoken_machines
 from rerail.mailbox import LIMITS, Command, Wish
-from rerail.model import Attempt, Incident, Run, RunState, Stop, successor_name
+from rerail.model import Attempt, Incident, Job, Run, RunState, Stop, successor_name
 from rerail.policy import Mode, Policy
 from rerail.remedies import Hold
+from rerail.repairs import ON_THE_WAY
 from rerail.runbooks import Runbook
 from rerail.signals import JobSeen
 
@@ -59,6 +60,32 @@ def without(run: Run, *kinds: type[Action]) -> Run:
 def with_attempt(run: Run, attempt: Attempt) -> Run:
     """The run with its current attempt replaced."""
     return replace(run, attempts=(*run.attempts[:-1], attempt))
+
+
+def with_facts(attempt: Attempt, job: Job, at: datetime) -> Attempt:
+    """The attempt with the facts of the description; what SageMaker no longer says is kept."""
+    repaired = attempt.secondary == "Training" and job.secondary in ON_THE_WAY
+    step = job.metrics.get("step")
+    return replace(
+        attempt,
+        status=job.status,
+        secondary=job.secondary,
+        created_at=job.created_at,
+        training_started_at=job.training_started_at or attempt.training_started_at or (at if job.is_training else None),
+        ended_at=(job.ended_at or at) if job.status.is_terminal else None,
+        failure_reason=job.failure_reason,
+        # Only a job that has ended: a note of each minute's step would be a write a minute, read by nobody.
+        last_step=int(step) if step is not None and job.status.is_terminal else attempt.last_step,
+        # Two looks may miss one; the job's own history misses none, where it is told.
+        self_repairs=max(attempt.self_repairs + repaired, job.repaired.total),
+        repairs=job.repaired.counts or attempt.repairs,
+        repair_seconds=max(attempt.repair_seconds, job.repaired.seconds),
+        keep_alive_seconds=job.keep_alive_seconds,
+        instance_type=job.instance_type or attempt.instance_type,
+        instance_count=job.instance_count,
+        billable_s=job.billable_s if job.status.is_terminal else attempt.billable_s,
+        pool=job.pool or attempt.pool,
+    )
 
 
 def warned(run: Run, *keys: str) -> Run:

@@ -223,8 +223,10 @@ class Supervisor:
         except JobNotFound:
             return None  # an event about a job that has been deleted since
         tags, at = self.jobs.tags(job.arn), self.clock()
-        if (claim := claimed(job_name, tags)) and is_believable(claim, self.runs.load(claim.run)):
-            return self._take_up(claim, job, description, tags, at)
+        if claim := claimed(job_name, tags):
+            run = self.runs.load(claim.run)
+            if is_believable(claim, run):
+                return self._take_up(claim, run, job, description, tags)
         namesake = self.runs.load(run_id(job_name))
         if namesake and namesake.attempts[0].created_at == job.created_at:
             return self.visit(namesake.id)  # somebody else adopted it in the same moment
@@ -240,10 +242,10 @@ class Supervisor:
                 return self.visit(enrolled.run.id)
 
     def _take_up(
-        self, claim: Claim, job: Job, description: Mapping[str, Any], tags: Mapping[str, str], at: datetime
+        self, claim: Claim, run: Run | None, job: Job, description: Mapping[str, Any], tags: Mapping[str, str]
     ) -> Run | None:
         """Watch an attempt that was launched by us, and that the memory knows nothing of."""
-        run = self.runs.load(claim.run)
+        at = self.clock()
         if run is None:
             own = {key: value for key, value in tags.items() if key not in (RUN_TAG, ATTEMPT_TAG)}
             enrolled = enrol(job, description, own, self.policies, taken=False, at=at)

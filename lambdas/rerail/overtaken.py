@@ -6,10 +6,11 @@ what the record does not know is read off the world, and the newest attempt is w
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import NamedTuple
 
 from rerail.actions import Severity, Tell
-from rerail.decision import Decision, notice
+from rerail.decision import Decision, notice, with_facts
 from rerail.model import Attempt, Job, Run, RunState, successor_name
 from rerail.relaunch import ATTEMPT_TAG, RUN_TAG
 from rerail.runbooks import Runbook
@@ -48,7 +49,7 @@ def on_overtaken(run: Run, signal: Overtaken) -> Decision:
         return Decision(run)
     jobs = {job.name: job for job in signal.jobs}
     missing = [Attempt(n, successor_name(run.id, n)) for n in range(run.current.number + 1, number + 1)]
-    over = [_over(attempt, jobs.get(attempt.job_name)) for attempt in (run.current, *missing)]
+    over = [_over(attempt, jobs.get(attempt.job_name), signal.at) for attempt in (run.current, *missing)]
     attempts = [*run.attempts[:-1], *over]
     newest = jobs[missing[-1].job_name]
     attempts[-1] = replace(missing[-1], created_at=newest.created_at)  # its state is judged when it is looked at
@@ -86,22 +87,11 @@ def recalled(run: Run, number: int, job: Job) -> Run:
     return replace(run, attempts=(*known, Attempt(number, job.name, created_at=job.created_at)))
 
 
-def _over(attempt: Attempt, job: Job | None) -> Attempt:
+def _over(attempt: Attempt, job: Job | None, at: datetime) -> Attempt:
     """An attempt that another has followed, with what its job still tells."""
     if job is None or (attempt.created_at and attempt.created_at != job.created_at):
         return attempt
-    return replace(
-        attempt,
-        status=job.status,
-        secondary=job.secondary,
-        created_at=job.created_at,
-        training_started_at=job.training_started_at,
-        ended_at=job.ended_at,
-        failure_reason=job.failure_reason,
-        instance_type=job.instance_type,
-        instance_count=job.instance_count,
-        billable_s=job.billable_s,
-    )
+    return with_facts(attempt, job, at)
 
 
 def followed(run: Run, number: int) -> list[str]:

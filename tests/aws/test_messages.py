@@ -95,7 +95,7 @@ def test_a_wakeup_that_is_not_accepted_is_an_error(monkeypatch):
         SqsQueue("url").wake([{"run": "a"}, {"run": "b"}], at=NOON)
 
 
-def heard_by(queue_url: str, detail_type: str) -> None:
+def heard_by(detail_type: str) -> None:
     """A rule of somebody's own, for events of ours."""
     events = client("events")
     events.create_event_bus(Name="rerail")
@@ -107,7 +107,7 @@ def heard_by(queue_url: str, detail_type: str) -> None:
 
 def test_a_notice_is_heard_by_whoever_has_a_rule(queue_url):
     """On our bus, from source `rerail`, with every field of the notice in its detail, as JSON types."""
-    heard_by(queue_url, "Rerail Notice")
+    heard_by("Rerail Notice")
     EventBus("rerail").publish(NOTICE)
     (body,) = received(queue_url)
     detail = json.loads(body)["detail"]
@@ -136,7 +136,7 @@ def test_a_notice_is_heard_by_whoever_has_a_rule(queue_url):
 
 def test_a_receiver_outside_of_aws_is_sent_exactly_what_it_takes(queue_url):
     """The detail is the body: EventBridge sends it on as it is."""
-    heard_by(queue_url, "Rerail PagerDuty")
+    heard_by("Rerail PagerDuty")
     pager = Receiver("rerail", "Rerail PagerDuty", as_pagerduty)
     pager.send(NOTICE, LINKS)
     pager.send(replace(NOTICE, severity=Severity.INFORM), LINKS)

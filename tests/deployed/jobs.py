@@ -1,10 +1,12 @@
 """Training jobs for the deployed stack, and what became of their runs."""
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +32,18 @@ LOSSES = Path(__file__).parent / "loss_script.py"
 AGENT = Path(__file__).parent / "agent_script.py"
 
 
+@contextmanager
+def apart(state: Path, **how: Any) -> Iterator[LocalAws]:
+    """An AWS beside the suite's; whatever becomes of it, clients then look at the one of before again."""
+    before = os.environ.get("AWS_ENDPOINT_URL")
+    try:
+        with LocalAws(state, **how) as aws:
+            yield aws
+    finally:
+        if before:
+            place.use_local(before)
+
+
 class Account:
     """What a test does and sees in the deployed stack."""
 
@@ -44,6 +58,15 @@ class Account:
         ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
         policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
         ssm.put_parameter(Name=name, Value=to_toml(hasty(policy, 60)), Overwrite=True, Type="String")
+
+    def listen(self, name: str, *topics: str) -> str:
+        """A queue of this name that hears these topics, by the names of their outputs; its URL."""
+        sqs, sns = self.aws.client("sqs"), self.aws.client("sns")
+        url: str = sqs.create_queue(QueueName=name)["QueueUrl"]
+        arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        for topic in topics:
+            sns.subscribe(TopicArn=self.aws.outputs[topic], Protocol="sqs", Endpoint=arn)
+        return url
 
     def submit(
         self,

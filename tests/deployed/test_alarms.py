@@ -19,10 +19,7 @@ class Ears:
     """Somebody who subscribed to a topic, and all that they were told of alarms."""
 
     def __init__(self, account: Account, topic: str) -> None:
-        self.account, sqs = account, account.aws.client("sqs")
-        self.queue = sqs.create_queue(QueueName=f"on-call-{topic}")["QueueUrl"]
-        arn = sqs.get_queue_attributes(QueueUrl=self.queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-        account.aws.client("sns").subscribe(TopicArn=account.aws.outputs[topic], Protocol="sqs", Endpoint=arn)
+        self.account, self.queue = account, account.listen(f"on-call-{topic}", topic)
         self.said: list[dict[str, Any]] = []
 
     def heard(self, alarm: str, state: str) -> list[dict[str, Any]]:

@@ -62,10 +62,7 @@ def test_an_unknown_policy_observes_and_says_so(account: Account):
 
 def test_a_hold_pages_the_person_on_call_once_and_says_when_it_is_over(account: Account, environment: dict[str, str]):
     """With the reason and what to do; the all-clear goes where the page went."""
-    sqs, sns = account.aws.client("sqs"), account.aws.client("sns")
-    queue = sqs.create_queue(QueueName="on-call")["QueueUrl"]
-    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    sns.subscribe(TopicArn=account.aws.outputs["PageTopicArn"], Protocol="sqs", Endpoint=arn)
+    queue = account.listen("on-call", "PageTopicArn")
     name = account.submit("has-a-bug", BUG_AT="30")
     account.run_in(name, "held")
     pages = account.wait("a page", lambda: [m for m in messages(account, queue) if name in m.get("Subject", "")])

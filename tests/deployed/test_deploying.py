@@ -18,7 +18,7 @@ from local.stack import LocalAws
 from rerail.aws import clients
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.relaunch import POLICY_TAG, rebuild
-from tests.deployed.jobs import BUCKET, ROOT, Account, rerail
+from tests.deployed.jobs import BUCKET, ROOT, Account, apart, rerail
 
 pytestmark = pytest.mark.slow
 
@@ -31,12 +31,8 @@ PAGED = "on-call@example.com"
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
     """An AWS in which nothing is deployed."""
-    aws = LocalAws(tmp_path_factory.mktemp("deploying"), scale=60, schedule_scale=60, stack=None)
-    before = os.environ.get("AWS_ENDPOINT_URL")
-    with aws:
+    with apart(tmp_path_factory.mktemp("deploying"), scale=60, schedule_scale=60, stack=None) as aws:
         yield aws
-    if before:
-        place.use_local(before)  # that of the tests around this file
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,8 @@
 import json
 import signal
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,21 +104,15 @@ def ask(url: str, path: str) -> Any:
         return json.load(answer)
 
 
-def until(look: Callable[[], Any], within_s: float = 20.0) -> Any:
-    end = time.monotonic() + within_s
-    while not (found := look()) and time.monotonic() < end:
-        time.sleep(0.2)
-    return found
-
-
 def test_tensorboard_serves_the_losses_of_a_run(account: Account, environment, trained: str):
     """The real program, asked over its own interface: every step's loss as the job printed it. It ends with us."""
     with board(environment, trained) as told:
         url = told["url"]
         assert url.startswith("http://127.0.0.1:")
         assert [(each["attempt"], each["job"]) for each in told["attempts"]] == [(1, trained)]
-        assert until(lambda: "attempt-001" in ask(url, "runs"))
-        points = until(lambda: ask(url, "plugin/scalars/scalars?run=attempt-001&tag=loss"))
+        assert account.wait("the run", lambda: "attempt-001" in ask(url, "runs"), within_s=20)
+        losses = "plugin/scalars/scalars?run=attempt-001&tag=loss"
+        points = account.wait("its losses", lambda: ask(url, losses), within_s=20)
     assert told["source"] == "metrics"
     assert len(points) == told["attempts"][0]["points"] > 10
     steps = [step for _, step, _ in points]

@@ -3,7 +3,6 @@
 A run `my-run` trains there, with a checkpoint and logs. The functions are switched off once it is known, so that each
 command meets the same world whatever the ones before it asked for; what comes of a command has tests of its own."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,10 +14,9 @@ from typer.testing import CliRunner
 
 from cli import place
 from cli.main import app
-from local.stack import LocalAws
 from rerail.model import Plan, Proposal, RunState
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import ROOT, Account
+from tests.deployed.jobs import ROOT, Account, apart
 from tests.docs.commands import Shown, blocks, leaf, options, pages
 
 pytestmark = pytest.mark.slow
@@ -54,8 +52,7 @@ FILES = {
 @pytest.fixture(scope="module")
 def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
     """A deployment with a run that trains, whose functions then heed nothing any more."""
-    folder, before = tmp_path_factory.mktemp("still"), os.environ.get("AWS_ENDPOINT_URL")
-    with LocalAws(folder, scale=60, assemblies=ASSEMBLIES) as aws:
+    with apart(tmp_path_factory.mktemp("still"), scale=60, assemblies=ASSEMBLIES) as aws:
         account = Account(aws)
         account.set_up()
         aws.client("iam").create_role(RoleName="TrainingRole", AssumeRolePolicyDocument=TRUST)
@@ -64,8 +61,6 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
         account.has_saved(RUN, steps=20)
         _heed(account, False)
         yield account
-    if before:
-        place.use_local(before)  # that of the tests around this file
 
 
 def _heed(account: Account, heeds: bool) -> None:

@@ -18,12 +18,7 @@ CLUSTER = "pod-of-the-suite"
 @pytest.fixture(scope="module")
 def ears(account: Account) -> str:
     """A queue that hears both topics."""
-    sqs, sns = account.aws.client("sqs"), account.aws.client("sns")
-    queue: str = sqs.create_queue(QueueName="on-call-for-hyperpod")["QueueUrl"]
-    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    for topic in ("PageTopicArn", "InformTopicArn"):
-        sns.subscribe(TopicArn=account.aws.outputs[topic], Protocol="sqs", Endpoint=arn)
-    return queue
+    return account.listen("on-call-for-hyperpod", "PageTopicArn", "InformTopicArn")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The deployed template with every way to tell people: what reaches PagerDuty, a webhook and a chat, over real HTTP."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -10,7 +9,6 @@ from typing import Any, TypeVar
 import jsonschema
 import pytest
 
-from cli import place
 from local import deploy
 from local.emulator import ACCOUNT, REGION
 from local.stack import ROOT, LocalAws
@@ -21,7 +19,7 @@ from rerail.telling.links import Place, links_of
 from rerail.telling.pagerduty import as_pagerduty
 from rerail.telling.webhook import as_webhook
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import Account
+from tests.deployed.jobs import Account, apart
 from tests.deployed.receiver import Receiver, listening
 
 pytestmark = pytest.mark.slow
@@ -45,15 +43,8 @@ class Told:
 
     def __init__(self, aws: LocalAws, outputs: dict[str, str], receiver: Receiver) -> None:
         self.aws, self.outputs, self.receiver = aws, outputs, receiver
-        self.ears = {name: self._listen(outputs[f"{name}TopicArn"], name) for name in ("Page", "ChatPage")}
+        self.ears = {name: Account(aws).listen(f"ears-{name}", f"{name}TopicArn") for name in ("Page", "ChatPage")}
         self.heard: dict[str, list[dict[str, Any]]] = {name: [] for name in self.ears}
-
-    def _listen(self, topic: str, name: str) -> str:
-        sqs = self.aws.client("sqs")
-        url: str = sqs.create_queue(QueueName=f"ears-{name}")["QueueUrl"]
-        arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-        self.aws.client("sns").subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
-        return url
 
     def tell(self, notice: Notice) -> None:
         entry = {
@@ -110,8 +101,7 @@ def eventually(what: str, look: Callable[[], T], within_s: float = 15.0) -> T:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     """The template with all of it switched on, and its destinations moved to this machine."""
-    state, before = tmp_path_factory.mktemp("receivers"), os.environ.get("AWS_ENDPOINT_URL")
-    with listening() as receiver, LocalAws(state, scale=SCALE, stack=None) as aws:
+    with listening() as receiver, apart(tmp_path_factory.mktemp("receivers"), scale=SCALE, stack=None) as aws:
         secrets = aws.client("secretsmanager")
         secrets.create_secret(Name="rerail/pagerduty", SecretString=ROUTING_KEY)
         secrets.create_secret(Name="rerail/webhook", SecretString=AUTHORIZATION)
@@ -119,8 +109,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
         move_here(aws, receiver.url)
         aws.redeployed(outputs)
         yield Told(aws, outputs, receiver)
-    if before:
-        place.use_local(before)  # that of the tests around this file
 
 
 def move_here(aws: LocalAws, url: str) -> None:

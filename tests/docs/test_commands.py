@@ -79,7 +79,7 @@ def test_a_call_of_the_aws_cli_is_one_of_its_service(shown):
     service, operation, *rest = shown.words[1:]
     if (service, operation) in OF_THE_CLI:
         return
-    model = botocore.session.get_session().get_service_model({"sagemaker": "sagemaker"}.get(service, service))
+    model = botocore.session.get_session().get_service_model(service)
     operations = {xform_name(name, "-"): name for name in model.operation_names}
     assert operation in operations
     shape = model.operation_model(operations[operation]).input_shape

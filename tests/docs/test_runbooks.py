@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -244,4 +243,4 @@ def _pieces(quote: str) -> list[str]:
 def test_the_worlds_of_these_nights_are_sound():
     """Before anything happens the run is well, and nobody was told anything."""
     world = a_world()
-    assert replace(world.run(), version=0).state is RunState.WATCHING and not world.bus.told
+    assert world.run().state is RunState.WATCHING and not world.bus.told

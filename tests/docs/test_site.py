@@ -36,7 +36,6 @@ class Page(HTMLParser):
     links: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     places: set[str] = field(default_factory=set)
-    words: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -49,9 +48,6 @@ class Page(HTMLParser):
         for name, value in has.items():
             if (tag, name) in LOADED and value and has.get("rel") not in NOT_LOADED:
                 self.loads.append(value)
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
 
 
 def read(path: Path) -> Page:
@@ -80,7 +76,7 @@ def test_every_page_of_the_docs_is_built_and_in_the_navigation(site: Path, pages
     """A page that cannot be reached from the start page's menu is not there."""
     wanted = {_built(path) for path in DOCS.rglob("*.md")}
     start = site / "index.html"
-    reached = {_target(site, start, link)[0] for link in pages[start].links if not urlsplit(link).scheme}
+    reached = {_target(start, link)[0] for link in pages[start].links if not urlsplit(link).scheme}
     assert {site / name for name in wanted} <= reached | {start}
 
 
@@ -93,7 +89,7 @@ def test_every_link_leads_to_a_page_and_a_place_in_it(site: Path, pages: dict[Pa
         for link in page.links:
             if urlsplit(link).scheme:
                 continue
-            target, place = _target(site, path, link)
+            target, place = _target(path, link)
             if not target.exists() or (place and target in pages and place not in pages[target].places):
                 dead.append(f"{path.relative_to(site)}: {link}")
     assert not dead
@@ -116,7 +112,7 @@ def test_every_picture_that_a_page_shows_is_there_and_small(site: Path, pages: d
     """Loaded files exist; pictures stay below 300 kB."""
     for path, page in pages.items():
         for url in (url for url in page.loads if path.name != "404.html"):
-            assert _target(site, path, url)[0].exists(), url
+            assert _target(path, url)[0].exists(), url
     assert not [image.name for image in DOCS.rglob("*.png") if image.stat().st_size > 300_000]
 
 
@@ -164,7 +160,7 @@ def _built(path: Path) -> str:
     return f"{name}.html" if name.split("/")[-1] == "index" else f"{name}/index.html"
 
 
-def _target(site: Path, page: Path, link: str) -> tuple[Path, str]:
+def _target(page: Path, link: str) -> tuple[Path, str]:
     """The file that a relative link of a page leads to, and the place in it."""
     parts = urlsplit(link)
     there = (page.parent / unquote(parts.path)).resolve() if parts.path else page

@@ -77,7 +77,8 @@ def test_a_run_that_trains_adds_what_its_lines_count(account, agent):
     assert seen["DescribeTrainingJob"] == RUNS  # free
     assert seen["Query"] == cost.QUERIES_A_SWEEP
     assert seen["ListObjectsV2"] <= ceil(RUNS * cost.LISTS_A_RUN) + 1  # which runs of ten is told by their names
-    assert seen["memories written"] == (RUNS if agent else seen["memories written"])
+    if agent:
+        assert seen["memories written"] == RUNS
     assert seen["metrics"] == (0 if agent else RUNS * cost.METRICS_A_RUN)
     assert seen["GetObject"] == (RUNS * cost.HEARTBEATS_A_RUN if agent else 0)
     billed = {"Query", "BatchGetItem", "BatchWriteItem", "ListObjectsV2", "GetObject", "GetMetricData"}

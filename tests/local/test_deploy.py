@@ -41,6 +41,22 @@ def test_unchanged_tree_is_not_synthesized_again(project: Path) -> None:
     assert deploy.synthesize(project, project / "cache") != first
 
 
+def test_two_that_synthesize_at_once_do_not_take_away_what_the_other_reads(project: Path) -> None:
+    """The assembly of whoever was first stays where it is, with the very files that it had."""
+    first_one = f"""
+import pathlib, sys
+if not pathlib.Path("meanwhile").exists():
+    pathlib.Path("meanwhile").touch()
+    sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+    from local import deploy
+    (deploy.synthesize(pathlib.Path.cwd(), pathlib.Path.cwd() / "cache") / "read-now").touch()
+"""
+    (project / "app.py").write_text(first_one + APP)
+    assembly = deploy.synthesize(project, project / "cache")
+    assert (project / "runs").read_text() == "xx"
+    assert (assembly / "read-now").exists()
+
+
 def test_broken_app_is_shown(project: Path) -> None:
     """The app's own error is the message."""
     (project / "app.py").write_text("raise ValueError('policies/default.toml: budget must be positive')")

@@ -11,6 +11,7 @@ from cli.deploy.organization import member_of
 from stacks.options import BadOption, Organization
 from tests.stacks.conftest import synthesize
 from tests.stacks.template import Template, text
+from tests.stacks.test_options import Context
 
 CHOSEN = {
     "organizationId": "o-a1b2c3d4e5",
@@ -78,16 +79,6 @@ def test_the_code_is_read_by_the_organization_alone(organization):
 
 def test_every_finding_of_it_is_mended_or_acknowledged(organization):
     assert json.loads((organization / "validation-report.json").read_text())["pluginReports"] == []
-
-
-class Context:
-    """Stands in for a construct's node."""
-
-    def __init__(self, **values):
-        self.values = values
-
-    def try_get_context(self, name):
-        return self.values.get(name)
 
 
 @pytest.mark.parametrize("missing", ["organizationId", "organizationRegions"])
