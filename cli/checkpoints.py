@@ -17,6 +17,7 @@ from cli.names import RunName, find_run
 from cli.place import Local
 from cli.runs import AsJson
 from cli.saves import Save, passed_over, resume_from, saves_under, verified
+from cli.trouble import code_of, is_denied
 from rerail.checkpoints import Health
 from rerail.health import judged
 from rerail.model import Run
@@ -61,10 +62,9 @@ def _verified(s3: Any, uri: str, saves: Sequence[Save]) -> list[Save]:
 
 
 def _remedy(error: Exception, uri: str) -> str:
-    code = error.response.get("Error", {}).get("Code", "") if isinstance(error, ClientError) else ""
-    if code in ("AccessDenied", "403", "Forbidden"):
+    if is_denied(error):
         return f"ask for s3:ListBucket and s3:GetObject on {uri.rstrip('/')}/*, and kms:Decrypt if it has a key"
-    if code == "NoSuchBucket":
+    if code_of(error) == "NoSuchBucket":
         return "check the bucket of the job's CheckpointConfig: it is gone"
     return "check your credentials and region, or try again"
 

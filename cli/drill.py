@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from cli import place
+from cli.durations import seconds
 from cli.logbook import Logbook
 from cli.losses import Losses, largest_difference
 from cli.names import RunName, find_run
@@ -88,7 +89,7 @@ def drill(
     record = find_run(where, run)
     policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], place.now))
     _check(where, record)
-    within = _seconds(patience)
+    within = seconds(patience, "--patience")
     console = Console(stderr=True, highlight=False)
     if not yes:
         _confirm(record, policy, steps)
@@ -122,14 +123,6 @@ def _check(where: Place, run: Run) -> None:
     switch = where.outputs.get("SwitchParameter")
     if switch and where.client("ssm").get_parameter(Name=switch)["Parameter"]["Value"] == OFF:
         place.fail("the kill switch is off: no job is stopped or created", "`rerail switch on`, then drill again")
-
-
-def _seconds(text: str) -> float:
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    try:
-        return float(text[:-1]) * units[text[-1:]]
-    except (KeyError, ValueError):
-        place.fail(f"--patience {text!r} is no duration", "write it as 90s, 30m or 2h")
 
 
 def _confirm(run: Run, policy: Policy, steps: int) -> None:

@@ -1,7 +1,6 @@
 """`rerail logs`: what the jobs of a run have printed, one attempt or all, with the attempt before each line."""
 
 import json
-import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -10,6 +9,7 @@ import typer
 from rich.console import Console
 
 from cli import place
+from cli.durations import seconds
 from cli.logbook import Line, Logbook
 from cli.names import RunName, find_run
 from cli.place import Local, Place
@@ -17,8 +17,6 @@ from cli.runs import AsJson
 from cli.submit.following import Follower
 from rerail.model import Attempt, Run
 
-AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue")
 
 
@@ -39,7 +37,7 @@ def logs(
     where = place.find(local=local)
     record = find_run(where, run)
     chosen = _chosen(record, attempt)
-    start = place.now() - _ago(since) if since else None
+    start = place.now() - timedelta(seconds=seconds(since, "--since")) if since else None
     if follow:
         lines = _followed(where, record, start, one=chosen[0] if attempt else None)
     else:
@@ -69,13 +67,6 @@ def _chosen(run: Run, number: int | None) -> list[Attempt]:
             f"--attempt {number}: {run.id} has no such attempt", f"it has {', '.join(str(a.number) for a in there)}"
         )
     return found
-
-
-def _ago(text: str) -> timedelta:
-    match = AGO.fullmatch(text.strip())
-    if not match:
-        place.fail(f"--since {text!r} is no duration", "write it as 90s, 30m, 1h or 2d")
-    return timedelta(seconds=min(float(match[1]) * SECONDS[match[2]], 3650 * SECONDS["d"]))
 
 
 def _followed(where: Place, run: Run, since: datetime | None, *, one: Attempt | None) -> Iterator[Line]:

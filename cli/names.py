@@ -12,6 +12,7 @@ from botocore.config import Config
 
 from cli import place
 from cli.place import Place
+from local.deploy import outputs_of
 from rerail.model import Run, RunState, run_id
 
 POLICIES = place.ROOT / "policies"
@@ -102,9 +103,7 @@ def _quick_place(*, local: bool) -> Place:
     """The deployment by clients that give up at once: a completion may find nothing, but must not wait."""
     if local:
         return place.find(local=True)
-    session = boto3.Session()
-    stack = session.client("cloudformation", config=QUICK).describe_stacks(StackName=place.STACK)["Stacks"][0]
-    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
+    outputs = outputs_of(boto3.Session().client("cloudformation", config=QUICK), place.STACK)
     return _QuickPlace(f"stack {place.STACK}", outputs)
 
 

@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rich.console import Console
 
 from cli.trouble import explained
+from local.deploy import outputs_of
 from local.emulator import ACCOUNT, REGION
 from local.stack import LocalAws, LocalAwsError
 from rerail.aws.clients import client
@@ -90,11 +91,10 @@ def _local() -> Place:
 
 def _account() -> Place:
     try:
-        stack = client("cloudformation").describe_stacks(StackName=STACK)["Stacks"][0]
+        outputs = Outputs(outputs_of(client("cloudformation"), STACK))
     except (ClientError, BotoCoreError) as error:
         what, remedy = explained(error)
         fail(f"cannot read the stack {STACK}: {what}", remedy)
-    outputs = Outputs({output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])})
     return Place(f"stack {STACK} in {client('cloudformation').meta.region_name}", outputs)
 
 

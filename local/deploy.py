@@ -256,5 +256,10 @@ def failures(cloudformation: Any, stack: str) -> str:
 
 
 def outputs_of(cloudformation: Any, stack: str) -> dict[str, str]:
-    described = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]
+    """What the stack gives out, by name; ClientError where it does not exist or may not be looked at."""
+    return outputs_in(cloudformation.describe_stacks(StackName=stack)["Stacks"][0])
+
+
+def outputs_in(described: Mapping[str, Any]) -> dict[str, str]:
+    """What a stack gives out, by name, as CloudFormation describes it."""
     return {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", [])}

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from cli.deploy import changes
 from cli.deploy.changes import ResourceChange
-from local.deploy import INLINE_LIMIT, DeployError, failures
+from local.deploy import INLINE_LIMIT, DeployError, failures, outputs_in
 
 CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM", "CAPABILITY_AUTO_EXPAND"]
 NOT_THERE = ("", "REVIEW_IN_PROGRESS", "DELETE_COMPLETE")
@@ -54,8 +54,7 @@ class Formation:
         return template
 
     def outputs(self) -> dict[str, str]:
-        described = self._described(self.stack) or {}
-        return {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", [])}
+        return outputs_in(self._described(self.stack) or {})
 
     def names(self) -> dict[str, str]:
         """Logical id to what the resource is called in its own service."""

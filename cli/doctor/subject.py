@@ -12,6 +12,7 @@ from cli.doctor.deployment import Deployment
 from cli.trouble import explained
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.aws.ssm import SsmPolicies
+from rerail.checkpoints import bucket_and_folder
 from rerail.errors import JobNotFound, PolicyError, RerailError
 from rerail.model import Run, run_id
 from rerail.policy import Policy
@@ -53,12 +54,12 @@ class Subject:
 
     @property
     def bucket(self) -> str:
-        return self.uri.removeprefix("s3://").partition("/")[0]
+        return bucket_and_folder(self.uri)[0]
 
     @property
     def prefix(self) -> str:
-        """The folder of the checkpoints, with its slash."""
-        return self.uri.removeprefix("s3://").partition("/")[2].rstrip("/") + "/"
+        """The folder of the checkpoints, with its slash; "" for a whole bucket."""
+        return bucket_and_folder(self.uri)[1]
 
     @property
     def resources(self) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
-from cli.trouble import DENIED, of_the_person
+from cli.trouble import DENIED, code_of, message_of, of_the_person
 from rerail.aws.clients import client
 
 ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/.+")
@@ -45,7 +45,7 @@ class Account:
         try:
             return str(client("iam").get_role(RoleName=role.rsplit("/", 1)[-1])["Role"]["Arn"])
         except (ClientError, BotoCoreError) as error:
-            if _code(error) == "NoSuchEntity":
+            if code_of(error) == "NoSuchEntity":
                 raise Problem(f"--role {role}: this account has no such role", NO_ROLE[1]) from error
             raise _other(error, f"look up the role {role}; its whole ARN as --role needs no look-up") from error
 
@@ -62,7 +62,7 @@ class Account:
         try:
             client("s3").head_bucket(Bucket=bucket)
         except (ClientError, BotoCoreError) as error:
-            if _code(error) not in ("404", "NoSuchBucket"):
+            if code_of(error) not in ("404", "NoSuchBucket"):
                 raise _other(error, f"use the bucket {bucket}", "--bucket") from error
             if not self.is_local:
                 remedy = f"make it with `aws s3 mb s3://{bucket}`, or name another with --bucket"
@@ -77,7 +77,7 @@ class Account:
             return False
         except (ClientError, BotoCoreError) as error:
             # To somebody without s3:ListBucket what is absent is a 403.
-            if _code(error) not in ("404", "NoSuchKey", "NotFound", "403"):
+            if code_of(error) not in ("404", "NoSuchKey", "NotFound", "403"):
                 raise _other(error, f"look for {uri}") from error
         try:
             client("s3").put_object(Bucket=bucket, Key=key, Body=source.archive())
@@ -112,7 +112,7 @@ def split(uri: str) -> tuple[str, str]:
 
 def refusal(error: Exception, request: Mapping[str, Any]) -> Problem:
     """SageMaker's refusal of a job, with what to do about it."""
-    code, message = _code(error), _message(error)
+    code, message = code_of(error), message_of(error)
     machine = request["ResourceConfig"].get("InstanceType", "machines")
     if code == "ResourceInUse":
         return Problem(f"--name {request['TrainingJobName']}: a job of that name exists", "give another --name")
@@ -138,24 +138,16 @@ def refusal(error: Exception, request: Mapping[str, Any]) -> Problem:
 
 
 def _other(error: Exception, doing: str, option: str = "") -> Problem:
-    code, named = _code(error), f"{option}: " if option else ""
+    code, named = code_of(error), f"{option}: " if option else ""
     if trouble := of_the_person(error):
         return Problem(f"cannot {doing}: {trouble.what}", trouble.remedy)
     if code in DENIED:
-        return Problem(f"{named}cannot {doing}: {_message(error)}", "ask for the permission that it names")
+        return Problem(f"{named}cannot {doing}: {message_of(error)}", "ask for the permission that it names")
     if code in ("301", "PermanentRedirect"):
         return Problem(f"{named}cannot {doing}: it lies in another region", "name one of this region")
     if code.startswith("Throttling"):
         return Problem(f"cannot {doing}: AWS is busy with this account's calls", "try again in a minute")
-    return Problem(f"{named}cannot {doing}: {_message(error)}", "mend what it names, and try again")
-
-
-def _code(error: Exception) -> str:
-    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
-
-
-def _message(error: Exception) -> str:
-    return str(error.response.get("Error", {}).get("Message", "")) if isinstance(error, ClientError) else str(error)
+    return Problem(f"{named}cannot {doing}: {message_of(error)}", "mend what it names, and try again")
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:

@@ -11,13 +11,14 @@ from cli import place
 from cli.names import unknown_run
 from cli.place import Place, now
 from cli.submit import results
-from cli.submit.account import Account
+from cli.submit.account import Account, split
 from cli.submit.following import Follower
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
 from cli.submit.request import Wish
 from cli.submit.screen import Screen
 from cli.trouble import explained, is_denied, of_the_person
+from local.deploy import outputs_of
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.ssm import SsmPolicies
@@ -29,11 +30,10 @@ from rerail.supervised import CHANNEL
 def deployment(screen: Screen) -> Place | None:
     """Rerail's deployment in this account; None where there is none, or where it may not be looked up."""
     try:
-        stack = client("cloudformation").describe_stacks(StackName=place.STACK)["Stacks"][0]
+        outputs = outputs_of(client("cloudformation"), place.STACK)
     except (ClientError, BotoCoreError) as error:
         screen.say(f"warning: cannot see whether Rerail is deployed here: {error}")
         return None
-    outputs = {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
     return Place(f"stack {place.STACK}", outputs)
 
 
@@ -48,7 +48,7 @@ def start(
 ) -> None:
     """What the job needs is there before it starts; `uploads` are files and folders here, by channel."""
     _check_policy(where, wish.policy)
-    account.check_bucket(wish.code.removeprefix("s3://").partition("/")[0])
+    account.check_bucket(split(wish.code)[0])
     is_new = account.upload_code(source, wish.code)
     screen.say(f"{'packed' if is_new else 'packed before:'} {len(source.files)} files, {source.digest[:12]}")
     folders = {**wish.channels, CHANNEL: wish.agent.rpartition("/")[0] + "/"}

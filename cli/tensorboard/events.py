@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rerail.aws.sagemaker import SageMakerJobs
+from rerail.checkpoints import bucket_and_folder
 from rerail.errors import JobNotFound
 from rerail.model import Attempt, Run
 
@@ -53,7 +54,7 @@ def event_files(s3: Any, run: Run, uris: Sequence[str]) -> Iterator[EventFile]:
     be those of other runs too, only what lies in our jobs' folders is the run's."""
     seen = set()
     for uri in uris:
-        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        bucket, prefix = bucket_and_folder(uri)
         found = []
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Contents", []):
