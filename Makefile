@@ -7,7 +7,8 @@ CDK = $(BIN)/python -m cli.deploy.cdk
 ARGS ?=
 SCENARIO ?= crash
 
-.PHONY: help demo test browser rehearse check bench bench-training bench-goodput bench-chaos bench-crashes fuzz format docs docs-serve synth deploy destroy cdk clean
+.PHONY: help demo test browser rehearse check audit sbom proof soak bench bench-training bench-goodput format docs docs-serve
+.PHONY: synth deploy destroy cdk clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -16,7 +17,12 @@ $(VENV)/ready: pyproject.toml
 	@echo "setting up $(VENV): Python packages, the CDK with its Node, PyTorch (2-3 minutes, once)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --upgrade pip
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ".[functions,stacks,local,container,frameworks,backtest,report,docs,dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ".[functions,stacks,local,container,frameworks,backtest,report,docs,audit,dev]"
+	@touch $@
+
+# Atheris is built for Linux on x86 only.
+$(VENV)/fuzzing: $(VENV)/ready
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e ".[fuzz]"
 	@touch $@
 
 demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (SCENARIO=crash|bug|spike|stall|...)
@@ -32,12 +38,25 @@ browser: $(VENV)/ready ## the browser that the report is tested in: this machine
 	$(BIN)/python -m bench.browser
 
 rehearse: $(VENV)/ready ## every demo scenario, one after the other (about 25 minutes)
-	$(BIN)/python -m pytest tests/demo/test_demo.py -v
+	$(BIN)/python -m pytest tests/demo -v
 
 check: $(VENV)/ready ## linter, formatter, type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+audit: $(VENV)/ready ## known vulnerabilities, weaknesses, secrets, licences, permissions (under a minute)
+	$(BIN)/python -m bench.audit
+
+sbom: $(VENV)/ready ## bills of materials (CycloneDX) of what is deployed, into .local/sbom
+	$(BIN)/python -m bench.sbom
+
+# Only some of them: ARGS="fuzz speed". A small version of each, which leaves the page alone: ARGS=--quick.
+proof: $(VENV)/fuzzing ## faults, attacks, scale, speed and cost, into docs/proof.md (two hours; ARGS="crashes soak")
+	$(BIN)/python -m bench.proof $(ARGS)
+
+soak: $(VENV)/ready ## a small GPT through 40 random faults, beside undisturbed twins (15 minutes; ARGS="--seed 7")
+	$(BIN)/python -m bench.soak $(ARGS)
 
 bench: $(VENV)/ready ## our detectors beside published rules, on real training logs
 	$(BIN)/python -m bench.detection --plateau --floor bench/floor.json
@@ -52,16 +71,6 @@ bench-training: $(VENV)/ready ## saves, agent, exactness, signals and kills, as 
 
 bench-goodput: $(VENV)/ready ## months of simulated fleets by the real decisions: goodput, dollars, signals a minute (20 minutes)
 	$(BIN)/python -m bench.goodput --page docs/goodput.md
-
-bench-chaos: $(VENV)/ready ## nights in a hostile world, by the real loop (5 minutes)
-	$(BIN)/python -m bench.chaos --nights 100
-
-bench-crashes: $(VENV)/ready ## every AWS call of a recovery broken in every way, in the local AWS (an hour)
-	$(BIN)/python -m bench.crashes
-
-fuzz: $(VENV)/ready ## a million bad inputs for the parsers that meet the outside (half an hour)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e ".[fuzz]"
-	$(BIN)/python -m bench.fuzz
 
 format: $(VENV)/ready ## mend what the linter and the formatter can
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""What Rerail costs a month: `python -m bench.cost [--page docs/cost.md]`.
+"""What Rerail costs a month: `python -m bench.cost [--page docs/cost.md] [--evidence FILE]`.
 
 How often what is called is measured (tests/functions/test_cost.py runs the functions against a pretend AWS and counts);
 what a call costs is AWS's list price; what is neither is an assumption, and stands here with its name.
@@ -12,8 +12,10 @@ from math import ceil
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.evidence import finish
 from cli.backtest.series import BadInput
 from cli.simulate import pages
 from rerail.measures import ALL
@@ -211,11 +213,24 @@ def tables() -> dict[str, Table]:
     }
 
 
+def _measure(file: Path) -> int:
+    from bench import bills  # a local AWS is needed for this alone
+
+    console = Console()
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
+        seen = bills.measured(progress)
+    return finish(bills.evidence(seen), file, console)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables, or write them into a page."""
     parser = argparse.ArgumentParser(prog="python -m bench.cost", description=__doc__)
     parser.add_argument("--page", type=Path, help="a page of Markdown with marks for the tables, such as docs/cost.md")
-    page = parser.parse_args(arguments).page
+    parser.add_argument("--evidence", type=Path, help="count the calls in a local AWS, and write what was found here")
+    options = parser.parse_args(arguments)
+    page = options.page
+    if options.evidence:
+        return _measure(options.evidence)
     if not page:
         for table in tables().values():
             Console(width=140).print(table)

@@ -5,13 +5,14 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cli.simulate.pages import markdown
 
@@ -34,7 +35,7 @@ class Sheet:
         for number, name in enumerate(self.columns):
             table.add_column(name, justify="left" if number < self.words else "right")
         for row in self.rows:
-            table.add_row(*(_shown(cell) for cell in row))
+            table.add_row(*(Text(_shown(cell)) for cell in row))  # whatever it says is no markup
         return table
 
 
@@ -108,16 +109,15 @@ def section(title: str, evidence: Evidence, measured: dict[str, Any], command: s
     """The evidence as a section of a page of Markdown."""
     parts = [f"## {title}", evidence.claim]
     for sheet in evidence.sheets:
-        parts += [f"**{sheet.title}**", markdown(sheet.table())]
+        parts += [f"**{sheet.title}**", sheet_as_markdown(sheet)]
     if evidence.goals:
         rows = tuple((_verdict(goal), goal.what, goal.asked, goal.measured) for goal in evidence.goals)
-        parts.append(markdown(Sheet("", ("", "goal", "asked", "measured"), rows, words=2).table()))
+        parts.append(sheet_as_markdown(Sheet("", ("", "goal", "asked", "measured"), rows, words=2)))
     parts += evidence.notes
     if evidence.failures:
         parts.append("**What did not hold**")
         parts.append("\n".join(f"- {each.what}: {each.cause or 'not understood yet'}" for each in evidence.failures))
-    words = f"`{command}`, {measured['at']}, at {measured['commit']}, on {measured['machine']}."
-    parts.append(f"*{words}*" if "*" not in words else words)
+    parts.append(f"Measured {measured['at']} at {measured['commit']} on {measured['machine']}, by `{command}`.")
     return "\n\n".join(parts)
 
 
@@ -129,14 +129,20 @@ def finish(evidence: Evidence, file: Path | None, console: Console) -> int:
     return 0 if evidence.holds else 1
 
 
+def sheet_as_markdown(sheet: Sheet) -> str:
+    """The sheet as a table of Markdown, without its title."""
+    rows = tuple(tuple(_shown(cell).replace("|", "\\|") for cell in row) for row in sheet.rows)
+    return markdown(replace(sheet, rows=rows).table())
+
+
 def _verdict(goal: Goal) -> str:
     return "met" if goal.met else "missed"
 
 
 def _shown(cell: Cell) -> str:
-    if isinstance(cell, int):
-        return f"{cell:,}"
-    return f"{cell:,.4g}" if isinstance(cell, float) else cell
+    if isinstance(cell, str):
+        return cell
+    return f"{cell:,}" if isinstance(cell, int) or cell >= 1000 else f"{cell:.4g}"
 
 
 def _circumstances() -> dict[str, str]:

@@ -1,211 +1,189 @@
 """A million bad inputs: does every parser that meets the outside answer with one clear error, and nothing else?
 
-    python -m bench.fuzz [--runs N] [--target NAME] [--keep FOLDER]
+    python -m bench.fuzz [--inputs N] [--target NAME]... [--jobs N] [--seed S] [--keep FOLDER] [--evidence FILE]
 
-Each target is a parser with real samples of what it reads. Atheris, a fuzzer that is guided by the lines of code that
-an input reaches, changes the samples so many times; half of the changes keep JSON well formed, so that the checks
-behind the syntax are reached too. A parser may answer, or raise one of our own errors whose message is one short line;
-anything else is a defect: the input that did it is kept."""
+Each target is a parser with real samples of what it reads (bench/hostile/targets.py). Atheris, a fuzzer that is guided
+by the branches that an input reaches, changes the samples so many times; most changes keep JSON and TOML well formed,
+so that the checks behind the syntax are reached too. A parser may answer, or raise one of our own errors whose message
+is one short line; anything else is a defect: what did it is named, and its input kept."""
 
 import argparse
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-if "--inside" in sys.argv:  # the parsers are watched from their import on
-    import atheris
+from bench.evidence import Evidence, Failure, Goal, Sheet, finish
+from bench.hostile.targets import TARGETS, Target
 
-    with atheris.instrument_imports(include=["rerail"]):
-        import rerail.diagnosis
-        import rerail.mailbox
-        import rerail.policy
-        import rerail.wakeups  # noqa: F401
-
-from rerail.checkpoints import read_manifest
-from rerail.codec import loads
-from rerail.diagnosis import diagnose
-from rerail.errors import RerailError
-from rerail.machines import read_fallback
-from rerail.mailbox import read_command, read_heartbeat, read_report
-from rerail.model import Run
-from rerail.policy import parse_policy
-from rerail.skips import read as read_skips
-from rerail.wakeups import read as read_wakeup
-
-ROOT = Path(__file__).resolve().parent.parent
-EVENTS = ROOT / "tests" / "events"
-RECORDS = ROOT / "tests" / "core" / "data"
-LONGEST_MESSAGE = 2000
-INTERESTING: tuple[Any, ...] = (
-    *(None, True, -1, 0, 1e308, 2**63, "", "x" * 70_000, "\ud800", "\0", [], {}, [[]], {"": {}}, "NaN", "1e999"),
-    *("../../etc", "a" * 64, "2026-13-45T99:99:99Z", "rerail", "<script>", "'; --", "-", "0", "é", "\u202e"),
+CLAIM = (
+    "Whatever comes from outside, each parser answers with a value or with one clear error; no bad message keeps a "
+    "good one from being handled, and none stops a healthy job."
 )
-
-MAIL = {"schema": 1, "run": "gpt", "attempt": 1, "job": "gpt", "at": "2026-01-01T00:00:00+00:00"}
-REPORT = {**MAIL, "type": "Report", "id": "r1", "told": "hello", "step": 3, "command": "", "abilities": ["skip"]}
-HEARTBEAT = {**MAIL, "type": "Heartbeat", "phase": "step", "step": 3, "loss": 0.5}
-COMMAND = {**MAIL, "type": "Command", "id": "c1", "wish": "checkpoint", "asked_at": MAIL["at"], "deadline": MAIL["at"]}
-MANIFEST = {
-    "schema": 1,
-    "attempt": 1,
-    "step": 10,
-    "saved_at": "2026-01-01T00:00:00Z",
-    "reason": "periodic",
-    "loss": 1.5,
-    "files": [{"name": "model.pt", "bytes": 100, "xxh3": "0" * 16}],
-}
+MILLION = 1_000_000
+COVERED = re.compile(r"cov: (\d+)")
 
 
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")
+@dataclass
+class Outcome:
+    """What became of one target: inputs read, the slowest one in milliseconds of the processor, branches reached."""
+
+    target: Target
+    inputs: int = 0
+    slowest_ms: float = 0.0
+    branches: int = 0
+    seconds: float = 0.0
+    defects: list[str] = field(default_factory=list)
+
+    @property
+    def per_second(self) -> int:
+        """Inputs in a second of wall clock, the start of its process not counted."""
+        return round(self.inputs / self.seconds) if self.seconds else 0
 
 
-TARGETS: dict[str, Callable[[bytes], object]] = {
-    "message of the queue": lambda data: read_wakeup(_text(data)),
-    "report": lambda data: read_report(data, run="gpt", id="r1"),
-    "heartbeat": lambda data: read_heartbeat(data, run="gpt"),
-    "command": lambda data: read_command(data, run="gpt"),
-    "manifest": lambda data: read_manifest(data, uri="s3://b/p/", sizes={"model.pt": 100}),
-    "policy": lambda data: parse_policy(_text(data), name="fuzzed"),
-    "stored record": lambda data: loads(Run, _text(data)),
-    "failure reason": lambda data: diagnose(_text(data)),
-}
-# These say what is wrong with a ValueError, which their one caller turns into an error of ours.
-VALUES: dict[str, Callable[[str], object]] = {"fall-back": read_fallback, "ranges of samples": read_skips}
-
-
-def samples(target: str) -> Iterator[bytes]:
-    """Real inputs of a target."""
-    match target:
-        case "message of the queue":
-            yield from (path.read_bytes() for path in sorted(EVENTS.glob("*.json")))
-        case "report":
-            yield json.dumps(REPORT).encode()
-        case "heartbeat":
-            yield json.dumps(HEARTBEAT).encode()
-        case "command":
-            yield json.dumps(COMMAND).encode()
-        case "manifest":
-            yield json.dumps(MANIFEST).encode()
-        case "policy":
-            yield from (path.read_bytes() for path in sorted((ROOT / "policies").glob("*.toml")))
-        case "stored record":
-            yield from (path.read_bytes() for path in sorted(RECORDS.glob("run-schema-*.json")))
-        case "failure reason":
-            lines = (RECORDS / "failures_written.jsonl").read_text().splitlines()
-            yield from (json.dumps(json.loads(line)).encode() for line in lines)
-        case "fall-back":
-            yield b"ml.p4d.24xlarge, ml.p5.48xlarge @ subnet-1"
-        case "ranges of samples":
-            yield b"0-99,200-300"
-
-
-def answers(target: str, data: bytes) -> None:
-    """Have the target read it; raises where the answer is neither a value nor one of our errors."""
-    try:
-        if target in VALUES:
-            try:
-                VALUES[target](_text(data))
-            except ValueError as error:
-                _is_clear(error)
-        else:
-            TARGETS[target](data)
-    except RerailError as error:
-        _is_clear(error)
-
-
-def _is_clear(error: Exception) -> None:
-    message = str(error)
-    assert message and len(message) <= LONGEST_MESSAGE, f"a message of {len(message)} characters: {message[:200]}"
-
-
-def changed(data: bytes, random: Random) -> bytes:
-    """The sample with one value of it replaced, doubled or taken away, still well formed where it was JSON."""
-    try:
-        tree = json.loads(data)
-    except (ValueError, RecursionError):
-        return data
-    spots = list(_spots(tree))
-    if not spots:
-        return json.dumps(random.choice(INTERESTING)).encode(errors="replace")
-    holder, key = random.choice(spots)
-    if random.random() < 0.15:
-        del holder[key]
-    elif random.random() < 0.15 and isinstance(holder, dict):
-        holder[str(random.choice(INTERESTING))[:100]] = holder[key]
+def fuzz(target: Target, *, inputs: int, seed: int, keep: Path, advance: Callable[[int], None]) -> Outcome:
+    """The target under so many inputs, in a process of its own."""
+    outcome, keep = Outcome(target), keep / re.sub(r"[^a-z0-9]+", "-", target.name.lower()).strip("-")
+    keep.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "bench.hostile.inside", target.name, str(keep)]
+    log = keep / "log"
+    with log.open("w") as errors:
+        began = 0.0
+        process = subprocess.Popen(
+            [*command, "--inputs", str(inputs), "--seed", str(seed)], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        for line in _lines(process):
+            if "defect" in line:
+                outcome.defects.append(line["defect"])
+                continue
+            advance(line["inputs"] - outcome.inputs)
+            began = began or line["at"]
+            outcome.inputs, outcome.slowest_ms = line["inputs"], line["slowest_ms"]
+        outcome.seconds = time.monotonic() - began if began else 0.0
+    said = log.read_text(errors="replace")
+    if process.returncode:
+        outcome.defects.append(f"the fuzzer ended with status {process.returncode}: {_last_words(said)}")
     else:
-        holder[key] = random.choice(INTERESTING)
-    return json.dumps(tree).encode(errors="replace")
+        advance(inputs - outcome.inputs)
+        outcome.inputs = inputs
+    outcome.branches = max(map(int, COVERED.findall(said)), default=0)
+    return outcome
 
 
-def _spots(tree: Any) -> Iterator[tuple[Any, Any]]:
-    keys = tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
-    for key in keys:
-        yield tree, key
-        yield from _spots(tree[key])
+def _lines(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+    assert process.stdout
+    yield from map(json.loads, process.stdout)
+    process.wait()
 
 
-def fuzz(target: str, runs: int, folder: Path) -> None:
-    """Does not return: atheris ends the process, with a status that is not 0 where it has found a defect."""
-    corpus = folder / "corpus"
-    corpus.mkdir(parents=True)
-    for number, sample in enumerate(samples(target)):
-        (corpus / f"{number}").write_bytes(sample)
+def _last_words(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.strip()]
+    told = next((n for n, line in enumerate(lines) if "Uncaught Python exception" in line or "ERROR:" in line), None)
+    said = lines[-1:] if told is None else lines[told:][:2]
+    return " ".join(said)[:300] or "it ended without a word"
 
-    def change(data: bytes, size: int, seed: int) -> bytes:
-        random = Random(seed)
-        made = changed(data, random) if random.random() < 0.5 else atheris.Mutate(data, max(1, size))
-        return bytes(made)[:size]
 
-    settings = [
-        f"-runs={runs}",
-        "-max_len=100000",
-        "-timeout=20",
-        f"-artifact_prefix={folder}/",
-        "-seed=1",
-        str(corpus),
-    ]
-    atheris.Setup([sys.argv[0], *settings], lambda data: answers(target, data), custom_mutator=change)
-    atheris.Fuzz()
+def shares(targets: Sequence[Target], inputs: int) -> list[tuple[Target, int]]:
+    """How many inputs each gets of so many, in its proportion: each a few."""
+    whole = sum(target.inputs for target in targets)
+    return [(target, max(100, -(-target.inputs * inputs // whole))) for target in targets]
+
+
+def evidence(outcomes: Sequence[Outcome]) -> Evidence:
+    """The table of all parsers, and each defect by its name."""
+    order = list(TARGETS)
+    rows = tuple(
+        (
+            each.target.name,
+            each.inputs,
+            each.per_second,
+            each.branches or "-",
+            round(each.slowest_ms, 1),
+            len(each.defects),
+        )
+        for each in sorted(outcomes, key=lambda each: order.index(each.target.name))
+    )
+    total = sum(each.inputs for each in outcomes)
+    failures = [Failure(f"{each.target.name}: {defect}") for each in outcomes for defect in each.defects]
+    sheet = Sheet(
+        "Bad input, by parser",
+        ("parser", "inputs", "inputs/s", "branches reached", "slowest ms", "defects"),
+        (*rows, ("all", total, "", "", "", len(failures))),
+    )
+    return Evidence(
+        claim=CLAIM,
+        sheets=(sheet,),
+        goals=(
+            Goal("inputs", f"at least {MILLION:,}", f"{total:,}", total >= MILLION),
+            Goal("defects", "0", str(len(failures)), not failures),
+        ),
+        notes=NOTES,
+        failures=tuple(failures),
+    )
+
+
+NOTES = (
+    "A defect is any exception that is not one of Rerail's own errors, an error that is empty, longer than 2,000 "
+    "characters or of several lines, an input that takes more than 2 s of the processor, or a broken promise: a "
+    "healthy job that is stopped, a good message that is not handled, a run that the sweep passes over for what was "
+    "said of another.",
+    "API answers are bytes on the wire, read by the real SDK and the real adapters; no network is reached. Metric "
+    "lines are checked against a second reader, which knows nothing of regular expressions with groups.",
+    "Branches are those of the modules under test that atheris has seen taken; modules without any (a table of regular "
+    "expressions) show none. Python's own parsers of JSON, TOML, XML and CSV are not watched.",
+    "The sweep's own wake-ups, operators and the job's own agent may stop a job: such messages are left out where a "
+    "healthy job must go on, and are what the threat model in docs/security.md is about.",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fuzz")
-    parser.add_argument("--runs", type=int, default=100_000, help="inputs of each target")
-    parser.add_argument("--target", choices=[*TARGETS, *VALUES], help="only this one")
-    parser.add_argument("--keep", type=Path, help="put inputs that found a defect here")
-    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--inputs", type=int, help="over all targets, in their proportions; a full run's otherwise")
+    parser.add_argument("--target", choices=list(TARGETS), action="append", help="only these")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="targets at a time")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="keep inputs that found a defect, and logs, in this folder")
+    parser.add_argument("--evidence", type=Path, help="write what was found to this file")
     options = parser.parse_args(arguments)
-    if options.inside:
-        fuzz(options.target, options.runs, options.inside)
-    console, failed = Console(), 0
-    table = Table("parser", "inputs", "defects")
-    names = [options.target] if options.target else [*TARGETS, *VALUES]
-    for name in track(names, "fuzzing", console=console):
-        with tempfile.TemporaryDirectory() as folder:
-            where = options.keep / name.replace(" ", "-") if options.keep else Path(folder) / "fuzz"
-            command = [sys.executable, "-m", "bench.fuzz", "--inside", str(where), "--target", name]
-            done = subprocess.run([*command, "--runs", str(options.runs)], capture_output=True, text=True)
-        failed += done.returncode != 0
-        table.add_row(name, f"{options.runs:,}", "0" if done.returncode == 0 else _last_words(done.stderr))
-    console.print(table)
-    return 1 if failed else 0
+    targets = [TARGETS[name] for name in options.target or TARGETS]
+    inputs = sum(target.inputs for target in targets) if options.inputs is None else options.inputs
+    if inputs < 1 or options.jobs < 1:
+        parser.error("--inputs and --jobs must be at least 1")
+    if find_spec("atheris") is None:
+        parser.error("atheris is not installed; `pip install -e '.[fuzz]'` installs it (Linux on x86 only)")
+    console = Console()
+    chosen = shares(targets, inputs)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
+        bar = progress.add_task("bad inputs", total=sum(inputs for _, inputs in chosen))
 
+        def work(task: tuple[Target, int]) -> Outcome:
+            found = fuzz(
+                task[0],
+                inputs=task[1],
+                seed=options.seed,
+                keep=options.keep or Path(folder),
+                advance=lambda count: progress.advance(bar, count),
+            )
+            for defect in found.defects:
+                progress.console.print(f"{found.target.name}: {defect}", markup=False, highlight=False)
+            return found
 
-def _last_words(log: str) -> str:
-    lines = log.splitlines()
-    told = next((n for n, line in enumerate(lines) if "Uncaught Python exception" in line), None)
-    said = lines if told is None else lines[told + 1 :]
-    return (said or ["it ended without a word"])[0][:300]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            outcomes = list(pool.map(work, chosen))
+    return finish(evidence(outcomes), options.evidence, console)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from cli.console import Console
 from cli.simulate import pages, report
 from cli.simulate.accounts import Spent
 from cli.simulate.assumptions import Assumptions

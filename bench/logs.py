@@ -108,5 +108,5 @@ def _table(file: Path, *, needs: tuple[str, ...]) -> Iterator[dict[str, str]]:
 def _whole(text: str, file: Path, column: str) -> int:
     try:
         return int(float(text))
-    except ValueError as error:
-        raise BadCorpus(f"{file}: {column} is {text!r}", "write a whole number") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadCorpus(f"{file}: {column} is {text!r:.100}", "write a whole number") from error

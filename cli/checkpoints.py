@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
-from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from cli import place
+from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import Local
 from cli.runs import AsJson

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 from botocore.exceptions import ClientError
-from rich.console import Console
 
 from cli import place
+from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import Local, Place
 from cli.runs import AsJson

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cli import place
+from cli.console import Console
 from rerail.causes import RETRY, Cause
 from rerail.diagnosis import Diagnosis
 from rerail.diagnosis import diagnose as diagnose_text

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 
 from cli import place
+from cli.console import Console
 from cli.durations import seconds
 from cli.logbook import Logbook
 from cli.losses import Losses, largest_difference

@@ -125,8 +125,11 @@ class Look:
         bucket = self.where.outputs.get("MailboxBucket")
         if not bucket or not 0 < len(beating) <= MOST_HEARTBEATS:
             return found
-        for folder, beat in S3Mailbox(bucket).heartbeats(list(beating)).heard.items():
+        keys = {folder: run.seal_key for folder, run in beating.items()}
+        for folder, beat in S3Mailbox(bucket).heartbeats(list(beating), keys).heard.items():
             run, heartbeat = beating[folder], beat.heartbeat
+            if run.seals and not beat.sealed:
+                continue  # it may be anybody's
             if heartbeat.step is not None and heartbeat.attempt == run.current.number:
                 found[run.id] = heartbeat.step, beat.at
         return found

@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from rerail.mailbox import CONTROLS
+from cli.console import printable
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 MOST_STREAMS = 8
-# Escape and its like would let a log line paint the terminal; colours are lost with them.
-PLAIN = {**CONTROLS, ord("\r"): "\n", ord("\n"): " "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class Line:
     def shown(self) -> str:
         """As a terminal may be given it: of a progress bar only its last state."""
         states = [part for part in self.text.rstrip("\r\n").split("\r") if part.strip()]
-        return (states[-1] if states else "").translate(PLAIN)
+        return printable(states[-1] if states else "").replace("\n", " ")
 
 
 @dataclass

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from cli import place
+from cli.console import Console
 from cli.durations import seconds
 from cli.logbook import Line, Logbook
 from cli.names import RunName, find_run

@@ -9,7 +9,9 @@ from typing import Any
 
 from cli.logbook import Line
 
-OURS = re.compile(r"\brerail step=(\d+) (?:.*?\s)?loss=(\S+)")
+# Characters of a line that are looked at, its last: of a quarter of a megabyte an expression may make an hour's work.
+LONGEST = 8_000
+OURS = re.compile(r"\brerail step=(\d{1,18}) (?:.*?\s)?loss=(\S+)")
 
 
 @dataclass
@@ -31,13 +33,14 @@ class Losses:
 
     def read(self, line: Line) -> None:
         """Take in one line: a step, a loss, or both; a loss alone belongs to the step before it."""
-        if ours := OURS.search(line.text):
+        text = line.text[-LONGEST:]
+        if ours := OURS.search(text):
             self._stepped(int(ours[1]), line)
             self._lost(ours[2])
             return
-        if (step := _last(self.step, line.text)) is not None:
+        if (step := _last(self.step, text)) is not None and math.isfinite(step):
             self._stepped(int(step), line)
-        if (loss := _last(self.loss, line.text)) is not None and self.last_step is not None:
+        if (loss := _last(self.loss, text)) is not None and self.last_step is not None:
             self.by_step.setdefault(self.last_step, loss)
 
     def _stepped(self, step: int, line: Line) -> None:

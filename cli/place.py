@@ -9,8 +9,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
-from rich.console import Console
 
+from cli.console import Console
 from cli.trouble import explained
 from local.deploy import outputs_of
 from local.emulator import ACCOUNT, REGION

@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
-from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
 from cli import place
+from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import Local, now
 from rerail import pools
@@ -139,7 +140,7 @@ def plain_run(told: Story, run: Run, timeline: Sequence[TimelineEntry], policy: 
         },
         "budgets": {str(cause): count for cause, count in left(run.ledger, policy).items()},
         "incidents": [_plain_incident(incident) for incident in run.incidents],
-        "run": plain(run),
+        "run": plain(replace(run, seal_key="")),  # what it is for ends where others read it
         "timeline": [plain(entry) for entry in timeline],
     }
 

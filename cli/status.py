@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from cli import place
+from cli.console import Console
 from cli.fleet import Fleet, Look, Row, chosen
 from cli.names import completed_policies, completed_states
 from cli.place import Local

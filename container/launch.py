@@ -18,6 +18,7 @@ import mpi
 from instances import network_settings
 from job import Cluster, base_folder, failure_file, read_json
 from rerail_agent import failure, init
+from rerail_agent.birth import STOPS
 from rerail_agent.restarts import moved_port
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -29,7 +30,7 @@ OURS = ("RERAIL_LAUNCHER", "RERAIL_PROCESSES_PER_NODE", "RERAIL_SNAPSHOT_STEPS")
 def main() -> NoReturn:
     # What comes while this file reads others waits, blocked, until init has its handlers: Linux keeps a blocked signal
     # even for PID 1, and drops every other that PID 1 has no handler for.
-    signal.pthread_sigmask(signal.SIG_BLOCK, init.STOPS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     with failure.recorded(failure_file(base_folder()), rank=0):
         command, environment = prepared(os.environ)
     # The ranks die with their launcher, which knows itself by this variable, and the launcher with init.

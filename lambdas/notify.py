@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from loading import loaded
 from observability import logger, metrics, traced
 from rerail.notices import read_detail
 from rerail.telling.links import Place, links_of
-from wiring import notify_settings, report_links, voice
+from wiring import clients
+from wiring.notify import notify_settings, report_links, voice
 
 
 @logger.inject_lambda_context(clear_state=True)
@@ -17,3 +19,6 @@ def handler(event: dict[str, Any], context: Any) -> None:
     voice().tell(notice, links_of(notice, place, report=report_links().of(notice, place)))
     metrics.add_metric(name=f"Notices.{notice.severity}", unit="Count", value=1)
     logger.info("told", extra={"run": notice.run, "severity": notice.severity, "key": notice.key})
+
+
+loaded(voice, report_links, clients("sns", "events"))

@@ -2,15 +2,21 @@
 
 from typing import Any
 
+from loading import loaded
+
+# isort: split
+
 from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, process_partial_response
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 
 from observability import logger, metrics, publish, traced
 from rerail.turns import measured
 from rerail.wakeups import AboutHyperPod, read
-from wiring import hyperpod_watch, now, supervisor
+from wiring import clients, now
+from wiring.supervise import hyperpod_watch, supervisor
 
-processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False, logger=logger)
+# Powertools' own Logger is no logging.Logger, and has all that is asked of one.
+processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, logger=logger)  # type: ignore[arg-type]
 
 
 def look(record: SQSRecord) -> None:
@@ -38,3 +44,6 @@ def look(record: SQSRecord) -> None:
 def handler(event: dict[str, Any], context: Any) -> Any:
     metrics.add_metric(name="Wakeups", unit="Count", value=len(event["Records"]))
     return process_partial_response(event=event, record_handler=look, processor=processor, context=context)
+
+
+loaded(supervisor, clients("dynamodb", "ssm", "sagemaker", "s3", "events"))

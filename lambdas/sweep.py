@@ -2,16 +2,20 @@
 
 from typing import Any
 
+from loading import loaded
 from observability import logger, metrics, publish, traced
 from rerail.rounds import measured
-from wiring import minute_round
+from rerail.shares import share_in
+from wiring import clients
+from wiring.sweep import minute_round
 
 
 @logger.inject_lambda_context(clear_state=True)
 @metrics.log_metrics
 @traced
 def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
-    report = minute_round().make()
+    share, name = share_in(event), context.function_name
+    report = minute_round().make_share(share, name=name) if share else minute_round().make(name=name)
     counts = {
         "OpenRuns": report.open,
         "DueRuns": report.due,
@@ -22,8 +26,14 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
         "BeatingRuns": report.beating,
         "GarbledHeartbeats": len(report.garbled),
     }
-    for name, value in counts.items():
-        metrics.add_metric(name=name, unit="Count", value=value)
-    publish(measured(report))
-    logger.info("swept", extra={**counts, "blind": report.blind, "unread": report.unread, "garbled": report.garbled})
+    told = {"blind": report.blind, "unread": report.unread, "garbled": report.garbled, "unswept": report.unswept}
+    told |= {"broken": report.broken}
+    logger.info("swept", extra={**counts, "parts": share.parts if share else "", **told})
+    if share is None:  # what the others have seen is told with the whole
+        for name, value in counts.items():
+            metrics.add_metric(name=name, unit="Count", value=value)
+        publish(measured(report))
     return counts
+
+
+loaded(minute_round, clients("dynamodb", "ssm", "sagemaker", "s3", "cloudwatch", "sqs"))

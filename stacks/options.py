@@ -137,7 +137,10 @@ class Organization:
         units = _matching(context, "organizationalUnits", UNIT, "ou-ab12-c3d4e5f6, or the root, r-ab12")
         if not units:
             return None
-        (id,) = _matching(context, "organizationId", ORGANIZATION_ID, "o-a1b2c3d4e5") or ("",)
+        ids = _matching(context, "organizationId", ORGANIZATION_ID, "o-a1b2c3d4e5")
+        if len(ids) > 1:
+            raise BadOption(f"context 'organizationId' names {len(ids)} organizations; give the id of one")
+        id = next(iter(ids), "")
         regions = _matching(context, "organizationRegions", REGION, "eu-west-1")
         for name, given in (("organizationId", id), ("organizationRegions", regions)):
             if not given:
@@ -150,21 +153,21 @@ def _matching(context: Mapping[str, Any], name: str, pattern: re.Pattern[str], s
     values = tuple(part.strip() for text in found for part in text.split(","))
     for each in values:
         if not pattern.fullmatch(each):
-            raise BadOption(f"context {name!r} has {each!r}; write it as {such_as}")
+            raise BadOption(f"context {name!r} has {each!r:.200}; write it as {such_as}")
     return values
 
 
 def _text(context: Mapping[str, Any], name: str) -> str:
     value = context[name] or ""
     if not isinstance(value, str):
-        raise BadOption(f"context {name!r} is {value!r}; it must be text")
+        raise BadOption(f"context {name!r} is {value!r:.200}; it must be text")
     return value
 
 
 def _address(context: Mapping[str, Any], name: str) -> str:
     value = _text(context, name)
     if value and not ADDRESS.fullmatch(value):
-        raise BadOption(f"context {name!r} is {value!r}; it must be one e-mail address, or empty")
+        raise BadOption(f"context {name!r} is {value!r:.200}; it must be one e-mail address, or empty")
     return value
 
 
@@ -175,7 +178,7 @@ def _yes_or_no(context: Mapping[str, Any], name: str) -> bool:
         return bool(value)
     if isinstance(value, str) and value in written:
         return written[value]
-    raise BadOption(f"context {name!r} is {value!r}; it must be true or false")
+    raise BadOption(f"context {name!r} is {value!r:.200}; it must be true or false")
 
 
 def _secret(context: Mapping[str, Any], name: str) -> str:
@@ -192,7 +195,7 @@ def _secret(context: Mapping[str, Any], name: str) -> str:
 def _url(context: Mapping[str, Any], name: str) -> str:
     value = _text(context, name)
     if value and not URL.fullmatch(value):
-        raise BadOption(f"context {name!r} is {value!r}; it must be a URL that starts with https://, or empty")
+        raise BadOption(f"context {name!r} is {value!r:.200}; it must be a URL that starts with https://, or empty")
     return value
 
 
@@ -207,7 +210,7 @@ def _webhook(context: Mapping[str, Any]) -> dict[str, str]:
 def _one_of(context: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str:
     value = _text(context, name) or choices[0]
     if value not in choices:
-        raise BadOption(f"context {name!r} is {value!r}; it must be one of {', '.join(choices)}")
+        raise BadOption(f"context {name!r} is {value!r:.200}; it must be one of {', '.join(choices)}")
     return value
 
 
@@ -218,14 +221,14 @@ def _texts(context: Mapping[str, Any], name: str, *, at_least: int = 0, starts: 
     wrong = not isinstance(value, list) or not all(isinstance(v, str) and v.startswith(starts) for v in value)
     if wrong or len(value) < at_least:
         form = f"a list of texts{f' that start with {starts!r}' if starts else ''}"
-        raise BadOption(f"context {name!r} is {value!r}; it must be {form}, at least {at_least} of them")
+        raise BadOption(f"context {name!r} is {value!r:.200}; it must be {form}, at least {at_least} of them")
     return tuple(_with_tokens(v) for v in value)
 
 
 def _retention(context: Mapping[str, Any], name: str) -> RetentionDays:
     value = str(context[name])
-    if not value.isdigit() or int(value) not in RETENTIONS:
-        raise BadOption(f"context {name!r} is {context[name]!r}; it must be one of {', '.join(map(str, RETENTIONS))}")
+    if not re.fullmatch(r"[0-9]{1,5}", value) or int(value) not in RETENTIONS:
+        raise BadOption(f"context {name!r} is {value!r:.200}; it must be one of {', '.join(map(str, RETENTIONS))}")
     return RETENTIONS[int(value)]
 
 

@@ -50,6 +50,8 @@ from rerail.policy import Ladder, Policy
 from rerail.ports import Beat, Beats
 from rerail.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.rounds import Round
+from rerail.seals import is_sealed, sealed
+from rerail.shares import PARTS, part_of
 from rerail.switch import SwitchedPolicies
 from rerail.wakeups import SWEEP, AboutHyperPod, JobHeard, ReportFiled, read
 from rerail.watching import Memory, Watching
@@ -59,7 +61,7 @@ BUCKET = "s3://bucket/checkpoints/"
 # Right behind the onset: how far back a rollback goes is the ladder's own affair (test_ladder.py).
 DEFAULT = Policy(ladder=Ladder(margin_steps=0, near_steps=100))
 # Members of a request that say which machines are asked for.
-MACHINES = ("RoleArn", "ResourceConfig", "VpcConfig", "EnableManagedSpotTraining", "HyperParameters")
+MACHINES = ("RoleArn", "ResourceConfig", "VpcConfig", "EnableManagedSpotTraining", "HyperParameters", "Environment")
 
 
 @dataclass
@@ -114,8 +116,9 @@ class FakeRuns:
     def unheard_of(self, job_names: Collection[str]) -> set[str]:
         return set(job_names) - set(self.jobs) - set(self.ignored)
 
-    def open_runs(self) -> Iterable[tuple[str, Run | None]]:
-        return [(name, run) for name in self.records if (run := self.load(name)) and run.is_swept]
+    def open_runs(self, parts: Iterable[int] = range(PARTS)) -> Iterable[tuple[str, Run | None]]:
+        named = [name for name in self.records if part_of(name) in parts]
+        return [(name, run) for name in named if (run := self.load(name)) and run.is_swept]
 
 
 @dataclass
@@ -160,8 +163,8 @@ class FakeSageMaker:
     def request_members(self) -> Collection[str]:
         return {"TrainingJobName", "CheckpointConfig", "Tags", *MACHINES}
 
-    def changed_since(self, time: datetime) -> Sequence[str]:
-        return [job.name for job in self.jobs.values() if job.status in (JobStatus.IN_PROGRESS, JobStatus.FAILED)]
+    def changed_since(self, time: datetime) -> Mapping[str, tuple[JobStatus, str]]:
+        return {job.name: (job.status, job.secondary) for job in self.jobs.values()}
 
     def create(self, request: Mapping[str, Any]) -> None:
         name = request["TrainingJobName"]
@@ -248,6 +251,9 @@ class FakeCheckpoints:
         """Of those with a manifest the newest that are asked for; a script's own all the same."""
         found = self.saved.get(uri, [])
         return [c for c in found if upto is None or c.step <= upto or not c.has_manifest]
+
+    def times(self, uri: str) -> Sequence[datetime]:
+        return [checkpoint.saved_at for checkpoint in self.saved.get(uri, [])]
 
     def all(self, uri: str) -> Sequence[Checkpoint]:
         """Those that were moved aside too."""
@@ -353,16 +359,19 @@ class FakeMailbox:
             raise Unposted("PutObject: access denied")
         self.commands.append(read_command(write(command), run=command.run))
 
-    def report(self, key: str) -> Report | None:
+    def report(self, key: str, seal_key: str = "") -> Report | None:
         run, id = run_of_report(key)
-        return read_report(self.objects[key][0], run=run, id=id) if key in self.objects else None
+        found = self.objects.get(key)
+        return read_report(found[0], run=run, id=id, seal_key=seal_key) if found else None
 
-    def heartbeats(self, folders: Collection[str]) -> Beats:
+    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> Beats:
         heard, unread = {}, {}
         for folder in folders:
-            if found := self.objects.get(heartbeat_key(folder)):
+            name, key = heartbeat_key(folder), (seal_keys or {}).get(folder, "")
+            if found := self.objects.get(name):
                 try:
-                    heard[folder] = Beat(read_heartbeat(found[0], run=folder), found[1])
+                    is_of_the_run = is_sealed(found[0], name=name, key=key)
+                    heard[folder] = Beat(read_heartbeat(found[0], run=folder), found[1], is_of_the_run)
                 except BadMail as error:
                     unread[folder] = str(error)
         return Beats(heard, unread)
@@ -429,6 +438,7 @@ class World:
     switch: FakeSwitch = field(default_factory=FakeSwitch)
     brake: FakeBrake = field(default_factory=FakeBrake)
     hyperpods: FakeHyperPods = field(default_factory=FakeHyperPods)
+    new_key: Callable[[], str] = str
 
     def __post_init__(self) -> None:
         self.sagemaker = FakeSageMaker(self.clock)
@@ -446,6 +456,7 @@ class World:
             mailbox=wrap(self.mailbox),
             brake=wrap(self.brake),
             clock=self.clock,
+            new_key=self.new_key,
         )
 
     def hyperpod_watch(self, wrap: Callable[[Any], Any] = lambda port: port) -> HyperPodWatch:
@@ -510,6 +521,7 @@ class Agent:
     attempt: int = 1
     job: str = "gpt"
     told: int = 0
+    seal_key: str = ""
 
     @property
     def asked(self) -> Command:
@@ -536,15 +548,18 @@ class Agent:
     def beats(self, step: int | None, phase: Phase = Phase.STEP, **facts: Any) -> None:
         """One heartbeat, as it is overwritten each minute."""
         beat = Heartbeat(self.run, self.attempt, self.job, facts.pop("at", self.world.clock()), phase, step, **facts)
-        self.world.mailbox.put(heartbeat_key(self.run), write(beat))
+        self._puts(heartbeat_key(self.run), write(beat))
 
     def files(self, told: Told, **facts: Any) -> str:
         """Write a report; its key."""
         self.told += 1
         at = facts.pop("at", self.world.clock())
         report = Report(f"r{self.attempt}-{self.told}", self.run, self.attempt, self.job, told, at, **facts)
-        self.world.mailbox.put(key := report_key(self.run, report.id), write(report))
+        self._puts(key := report_key(self.run, report.id), write(report))
         return key
+
+    def _puts(self, name: str, text: bytes) -> None:
+        self.world.mailbox.put(name, sealed(text, name=name, key=self.seal_key))
 
     def hear(self, key: str) -> None:
         """The event about the report reaches the supervisor."""

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli import place
 from cli.backtest import plots, report, sources
 from cli.backtest.judge import Judged, judge, scored
 from cli.backtest.series import BadInput
+from cli.console import Console
 from cli.names import completed_policies
 from cli.place import Local
 from rerail.detectors.detection import Detection

@@ -57,6 +57,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "at": ("at", "timestamp", "time", "wall_time", "datetime", "date"),
 }
 METRICS = ("loss", "step_time_s", "step_time_ms", "tokens_per_s")
+MOST_LISTED = 500  # characters, in an error
 # A loss of one of these is not the loss that is trained on.
 NOT_TRAINING = re.compile(r"(^|_)(val|valid|validation|eval|test|dev|best|min|max|avg|mean|ema|epoch)(_|$)")
 
@@ -85,7 +86,7 @@ def meanings(names: Iterable[str], *, where: str) -> dict[str, str]:
     if "loss" not in found and (guess := _only_loss(named, where=where)):
         found["loss"] = guess
     if not set(METRICS) & set(found):
-        have = ", ".join(named.values()) or "none at all"
+        have = _listed(named.values()) or "none at all"
         raise BadInput(f"{where} has no column loss (it has {have})", "rename the training loss to `loss`")
     return found
 
@@ -93,9 +94,15 @@ def meanings(names: Iterable[str], *, where: str) -> dict[str, str]:
 def _only_loss(named: Mapping[str, str], *, where: str) -> str | None:
     losses = [name for name in named if re.search(r"(^|_)loss(_|$)", name) and not NOT_TRAINING.search(name)]
     if len(losses) > 1:
-        several = ", ".join(named[name] for name in losses)
+        several = _listed(named[name] for name in losses)
         raise BadInput(f"{where} has no column loss but several that may be it: {several}", "rename one to `loss`")
     return named[losses[0]] if losses else None
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names of columns, as far as one reads on."""
+    text = ", ".join(" ".join(name.split()) for name in names)
+    return text if len(text) <= MOST_LISTED else f"{text[: MOST_LISTED - 3]}..."
 
 
 def plain(name: str) -> str:

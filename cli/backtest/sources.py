@@ -28,8 +28,8 @@ def find(path: str, *, local: bool) -> tuple[Log, ...]:
     if path.startswith(JOB):
         return _read_now(jobs.read(path.removeprefix(JOB), local=local))
     place = Path(path)
-    if not place.exists():
-        raise BadInput(f"there is no {path}", ACCEPTED)
+    if not _is_there(place):
+        raise BadInput(f"there is no {path[:300]}", ACCEPTED)
     if place.is_dir():
         return _folder(place)
     if place.suffix == ".json":
@@ -39,6 +39,14 @@ def find(path: str, *, local: bool) -> tuple[Log, ...]:
     if place.suffix in (".csv", ".tsv", ".gz"):
         return _read_now([tables.read(place)])
     raise BadInput(f"{path} is no log that can be read", ACCEPTED)
+
+
+def _is_there(place: Path) -> bool:
+    """A name that no file system takes is of nothing."""
+    try:
+        return place.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _folder(place: Path) -> tuple[Log, ...]:

@@ -58,7 +58,9 @@ def _number(text: str | None, name: str, file: Path, number: int) -> float | Non
         return float(text)
     except ValueError as error:
         place = f"{file}, line {number + 2}"
-        raise BadInput(f"{place}: column {name} says {text!r}", "write a number, nan, inf, or nothing") from error
+        raise BadInput(
+            f"{place}: column {name:.100} says {text!r:.100}", "write a number, nan, inf, or nothing"
+        ) from error
 
 
 def _metrics(columns: dict[str, str]) -> str:

@@ -42,8 +42,8 @@ def _values(entry: dict[str, Any], file: Path, place: int) -> dict[str, float | 
         value = entry.get(name)
         try:
             values[column] = None if value is None else float(value)  # a NaN may stand there as text
-        except (TypeError, ValueError) as error:
-            problem = f"{file}: log_history[{place}].{name} is {value!r}"
+        except (TypeError, ValueError, OverflowError) as error:
+            problem = f"{file}: log_history[{place}].{name} is {value!r:.100}"
             raise BadInput(problem, "write a number") from error
     return values
 

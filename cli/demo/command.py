@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.status import Status
 
 from cli import place
+from cli.console import Console
 from cli.demo import report as reports
 from cli.demo.scenarios import SCENARIOS, Name, Scenario
 from cli.demo.screen import Screen

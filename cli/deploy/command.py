@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
-from rich.console import Console
 
 from cli import place
+from cli.console import Console
 from cli.deploy import cdk, changes, choices, kept, organization, permissions, screen
 from cli.deploy import target as targets
 from cli.deploy.assembly import Assembly, synthesize

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from cli import place
+from cli.console import Console
 from cli.doctor import account, job, quotas, roles, storage, subject
 from cli.doctor.check import Check, Question, Verdict, ask, overall
 from cli.doctor.deployment import Deployment

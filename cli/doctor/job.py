@@ -16,14 +16,13 @@ from rerail.mailbox import command_key
 from rerail.metrics import expected
 from rerail.model import run_id
 from rerail.policy import MaxRuntime, Mode
-from rerail.relaunch import ATTEMPT_TAG, ENVIRONMENT_LIMIT, ORDERED, POLICY_TAG, RUN_TAG, TAG_LIMIT, reason_to_refuse
+from rerail.relaunch import ATTEMPT_TAG, ENVIRONMENT_LIMIT, OURS, POLICY_TAG, RUN_TAG, TAG_LIMIT, reason_to_refuse
 from rerail.remedies import spoken
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 FRESH = timedelta(minutes=5)
 # What a successor is told: its run, its number, and the orders.
-OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", *ORDERED)
 LONGEST_VALUE = 512
 LONGEST_RUNTIME_S = 28 * DAY
 WARMEST_S = 3600

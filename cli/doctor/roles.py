@@ -1,6 +1,7 @@
 """May everybody do what they must? Questions about the job's role and the supervisor's, in the order of the answers."""
 
 import json
+import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
@@ -14,10 +15,13 @@ from rerail.mailbox import command_key, heartbeat_key, report_key
 
 SAGEMAKER = "sagemaker.amazonaws.com"
 ALLOWED = "allowed"
+ARN = re.compile(r"arn:[a-z0-9-]+:iam::[^:]*:role/.+")
 
 
 def role(subject: Subject) -> Check | None:
     """It exists, and SageMaker may take it on."""
+    if subject.role and not ARN.fullmatch(subject.role):
+        return broken(f"RoleArn is {subject.role!r:.100}, and no ARN", "write arn:aws:iam::ACCOUNT:role/NAME")
     if _is_free(subject):
         return None
     name = subject.role.rpartition("/")[2]
@@ -133,8 +137,8 @@ QUESTIONS: tuple[Question[Subject], ...] = (
 
 
 def _is_free(subject: Subject) -> bool:
-    """The local AWS asks nobody for a permission, and knows no role of a job."""
-    return subject.deployment.where.is_local or not subject.role
+    """The local AWS asks nobody for a permission, and knows no role of a job; what is no ARN has none."""
+    return subject.deployment.where.is_local or not ARN.fullmatch(subject.role)
 
 
 def _may(

@@ -3,9 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+
+from botocore.session import Session
+from botocore.validate import ParamValidator
 
 from cli import names, place
 from cli.doctor.deployment import Deployment
@@ -19,6 +22,7 @@ from rerail.policy import Policy
 from rerail.relaunch import POLICY_TAG, checkpoint_uri
 
 DAY = 86400
+PROBLEM_LIMIT = 300
 
 
 @dataclass
@@ -133,9 +137,25 @@ def of_request(deployment: Deployment, file: Path) -> Subject:
     """A request that was not sent yet, such as `rerail submit --dry-run` prints, or one clear error."""
     try:
         request = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         place.fail(f"--request {file}: {error}", "give a JSON file of a CreateTrainingJob request")
     if not isinstance(request, dict) or not ({"RoleArn", "AlgorithmSpecification", "ResourceConfig"} & request.keys()):
         place.fail(f"--request {file}: is no CreateTrainingJob request", "`rerail submit --dry-run` prints one")
+    request = {name: value for name, value in request.items() if value is not None}
+    if problem := _misshapen(request):
+        place.fail(f"--request {file}: {problem}", "`rerail submit --dry-run` prints one to compare it with")
     tags = {tag["Key"]: tag.get("Value", "") for tag in request.get("Tags") or [] if "Key" in tag}
     return Subject(deployment, request, tags)
+
+
+def _misshapen(request: Mapping[str, Any]) -> str:
+    """The first member that is not of the form that CreateTrainingJob takes, by the SDK's model; what is missing, or
+    more than that, is for the questions to say."""
+    report = ParamValidator().validate(request, _shape()).generate_report()
+    wrong = (line for line in report.splitlines() if line.startswith("Invalid type for parameter"))
+    return next(wrong, "")[:PROBLEM_LIMIT]
+
+
+@cache
+def _shape() -> Any:
+    return Session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape

@@ -66,7 +66,7 @@ def _without(text: str, problem: str) -> str | None:
     named = FIELD.search(problem)
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return None
     if not named:
         return None

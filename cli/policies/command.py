@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from cli import place
+from cli.console import Console
 from cli.names import POLICIES, completed_policies, near, policy_names
 from cli.place import Local
 from cli.policies.check import checked

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.parallel import spread
 from cli import place
 from cli.backtest.series import BadInput
+from cli.console import Console
 from cli.names import completed_policies
 from cli.simulate import pictures, report
 from cli.simulate.assumptions import Assumptions

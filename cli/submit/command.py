@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from secrets import token_hex
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from cli.submit.problem import Problem
 from cli.submit.request import Wish, seconds, training_request
 from cli.submit.screen import Screen
 from rerail.model import run_id
+from rerail.relaunch import seal_key_in, with_seal_key
 from rerail.supervised import CHANNEL
 
 USUAL_INSTANCE, DAY = "ml.m5.xlarge", "24h"
@@ -77,7 +79,7 @@ def submit(
     screen = Screen(as_json or dry_run)
     where = place.find(local=True) if local else None
     try:
-        folder = script.expanduser().resolve()
+        folder = options.local_path("SCRIPT", script)
         usual = read_defaults(folder if folder.is_dir() else folder.parent, Path.home())
         source = pack(script, entry=entry, exclude=[*usual.get("exclude", ()), *(exclude or ())])
         job = name or options.name_for(script, source)
@@ -128,7 +130,8 @@ def submit(
             return
         where = where or delivery.deployment(screen)
         uploads = {**paths, CHANNEL: wheel} if wish.agent else paths
-        delivery.start(account, wish, request, source, uploads, where, screen)
+        sent = request if seal_key_in(request) else with_seal_key(request, token_hex(32))  # printed nowhere
+        delivery.start(account, wish, sent, source, uploads, where, screen)
         told = delivery.followed(job, where, account, download, screen) if follow or download else {}
     except Problem as problem:
         place.fail(problem.what, problem.remedy)

@@ -52,19 +52,22 @@ def _places(folder: Path, home: Path) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text()).get("submit", {})
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("submit", {})
     except tomllib.TOMLDecodeError as error:
         raise Problem(f"{path} is not valid TOML: {error}", "mend it") from error
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(f"{path} cannot be read: {error}", "make it a TOML file in UTF-8") from error
     if not isinstance(table, dict):
         raise Problem(f"{path}: submit must be a table", "begin it with [submit]")
     for key, value in table.items():
         if key not in KINDS:
             near = difflib.get_close_matches(key, KINDS, n=1)
             raise Problem(
-                f"{path}: unknown field {key!r}", f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KINDS)}"
+                f"{path}: unknown field {key!r:.100}",
+                f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KINDS)}",
             )
         if not _fits(value, KINDS[key]):
-            raise Problem(f"{path}: field {key!r} is {value!r}", f"it must be {WORDS[KINDS[key]]}")
+            raise Problem(f"{path}: field {key!r} is {value!r:.200}", f"it must be {WORDS[KINDS[key]]}")
     return table
 
 

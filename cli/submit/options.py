@@ -40,13 +40,24 @@ def pairs(option: str, given: list[str] | None) -> dict[str, str]:
     return found
 
 
+def local_path(option: str, given: str | Path) -> Path:
+    """The whole path of a file or folder, whether it is there or not; a name that no file system takes is a problem."""
+    try:
+        path = Path(given).expanduser().resolve()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise Problem(f"{option} {str(given)[:200]}: {why}", "give a path of this machine") from error
+    return path
+
+
 def paths(given: list[str] | None) -> dict[str, str]:
     """Channel to S3 folder or local path; each path is there."""
     paths = pairs("--input", given)
     for channel, path in paths.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", channel):
             raise Problem(f"--input {channel}: not a channel's name", "use letters, digits, '.', '-' and '_'")
-        if not path.startswith("s3://") and not Path(path).expanduser().exists():
+        if not path.startswith("s3://") and not local_path("--input", path).exists():
             raise Problem(f"--input {channel}={path}: there is no such file or folder", "give a path or s3://...")
     return paths
 
@@ -60,7 +71,7 @@ def wheel(given: str) -> str:
     """The agent's wheel, a file here or in S3."""
     if given and not given.endswith(".whl"):
         raise Problem(f"--agent {given}: not a wheel", "make one: pip wheel --no-deps ./container")
-    if given and not given.startswith("s3://") and not Path(given).expanduser().is_file():
+    if given and not given.startswith("s3://") and not local_path("--agent", given).is_file():
         raise Problem(f"--agent {given}: there is no such file", "make one: pip wheel --no-deps ./container")
     return given
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import typer
-from rich.console import Console
 
+from cli.console import Console
 from rerail.model import RunState
 
 

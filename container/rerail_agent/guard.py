@@ -266,7 +266,7 @@ class Guard:
         if not self._identity.bucket or not self._is_first():
             return
         self._courier = Courier(
-            Post(self._identity.bucket, self._identity.region),
+            Post(self._identity.bucket, self._identity.region, self._identity.seal_key),
             self._identity.run,
             hear=self._hear,
             beat=self._beat,

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rerail.mailbox import bucket_name
+from rerail.seals import KEY, VARIABLE
 
 ARN = re.compile(r"arn:(?P<partition>[\w-]+):sagemaker:(?P<region>[\w-]+):(?P<account>\d{12}):training-job/(?P<job>.+)")
 BUCKET = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/?")
@@ -20,6 +21,7 @@ class Identity:
     without a mailbox.
 
     `rank` and `size` are what the launcher said, None and 1 where it said nothing: torch.distributed knows better.
+    `seal_key` is what reports and heartbeats are sealed with, where the job was handed one.
     """
 
     run: str = ""
@@ -31,6 +33,7 @@ class Identity:
     rank: int | None = None
     size: int = 1
     base: Path = Path("/opt/ml")
+    seal_key: str = field(default="", repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], tell: Callable[[str], None]) -> "Identity":
@@ -47,6 +50,7 @@ class Identity:
             rank=_first(environment, RANKS, tell),
             size=_first(environment, SIZES, tell) or 1,
             base=Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml"),
+            seal_key=_seal_key(environment, tell),
         )
 
 
@@ -63,6 +67,14 @@ def _bucket(environment: Mapping[str, str], arn: re.Match[str] | None, tell: Cal
         tell("TRAINING_JOB_ARN is missing, so nobody can ask for a checkpoint; set RERAIL_MAILBOX=s3://bucket or off")
         return ""
     return bucket_name(arn["account"], arn["region"])
+
+
+def _seal_key(environment: Mapping[str, str], tell: Callable[[str], None]) -> str:
+    key = environment.get(VARIABLE, "")
+    if key and not KEY.fullmatch(key):
+        tell(f"{VARIABLE} must be 64 hexadecimal digits; what this job reports is not sealed")
+        return ""
+    return key
 
 
 def _first(environment: Mapping[str, str], names: tuple[str, ...], tell: Callable[[str], None]) -> int | None:

@@ -27,7 +27,7 @@ BY_SIGNAL: dict[int, Cause] = {
 BY_EXIT_CODE = dict.fromkeys((1, 2, 126, 127), Cause.USER_CODE)
 
 # What comes before a line: Open MPI's tag, AWS's form of it, torchrun's --tee, torch's own exceptions.
-TAG = re.compile(r"\[\d+,(?:mpirank:)?(\d+)(?:,[^\]]*)?\]<std\w+>:\s?|\[(?:default|rank)(\d+)\]:\s?")
+TAG = re.compile(r"\[\d+,(?:mpirank:)?(\d{1,9})(?:,[^\]]*)?\]<std\w+>:\s?|\[(?:default|rank)(\d{1,9})\]:\s?")
 BEGIN = "Traceback (most recent call last):"
 BECAUSE = "The above exception was the direct cause of the following exception:"
 EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::\s|$)")
@@ -44,11 +44,11 @@ TELLING = re.compile(
 )
 THROWN = re.compile(r"after throwing an instance of '([\w:]+)'")
 FIRST_OF_MPIRUN = (
-    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)"),
-    re.compile(r"Process name: \[\[\d+,\d+\],\s*(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
+    re.compile(r"process rank (?P<rank>\d{1,9}) with PID \d+ on node \S+ exited on signal (?P<signal>\d{1,9})\b"),
+    re.compile(r"Process name: \[\[\d+,\d+\],\s*(?P<rank>\d{1,9})\]\s+Exit code:\s+(?P<code>\d{1,9})\b"),
 )
 FIRST_OF_TORCHRUN = re.compile(
-    r"Root Cause \(first observed failure\):.*?\brank\s*: (?P<rank>\d+).*?\bexitcode\s*: (?P<code>-?\d+)"
+    r"Root Cause \(first observed failure\):.*?\brank\s*: (?P<rank>\d{1,9})\b.*?\bexitcode\s*: (?P<code>-?\d{1,9})\b"
 )
 
 
@@ -180,7 +180,7 @@ def testimony(death: Death) -> Words | None:
 def _message(text: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     message = table.get("message") if isinstance(table, dict) else None
     return message if isinstance(message, dict) else {"message": message}
@@ -190,7 +190,7 @@ def _timestamp(text: str) -> float:
     extra = _message(text).get("extraInfo")
     try:
         return float(extra["timestamp"]) if isinstance(extra, dict) else float("inf")
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return float("inf")
 
 

@@ -166,10 +166,11 @@ def read(folder: Path) -> Manifest:
             raise ValueError("a file outside the checkpoint's folder")
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{MANIFEST} is missing") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {type(error).__name__}") from error
     if manifest.schema != SCHEMA or step_of(folder) != manifest.step or not files:
-        raise DamagedCheckpoint(f"{MANIFEST} has schema {manifest.schema}, step {manifest.step} and {len(files)} files")
+        what = f"schema {manifest.schema!r:.60}, step {manifest.step} and {len(files)} files"
+        raise DamagedCheckpoint(f"{MANIFEST} has {what}")
     return manifest
 
 

@@ -8,6 +8,7 @@ import threading
 from typing import Any, NamedTuple
 
 from rerail.mailbox import SIZE_LIMIT
+from rerail.seals import sealed
 
 CONNECT_S, READ_S = 3, 10
 FORK_WAIT_S = 15
@@ -48,10 +49,10 @@ class Letter(NamedTuple):
 
 
 class Post:
-    """One bucket, for one thread."""
+    """One bucket, for one thread; what it writes is sealed with the run's key, where there is one."""
 
-    def __init__(self, bucket: str, region: str) -> None:
-        self.bucket, self._region = bucket, region
+    def __init__(self, bucket: str, region: str, seal_key: str = "") -> None:
+        self.bucket, self._region, self._seal_key = bucket, region, seal_key
         self._client: Any = None
 
     def read(self, key: str, *, unless: str = "") -> Letter | None:
@@ -67,8 +68,9 @@ class Post:
 
     def write(self, key: str, text: bytes) -> None:
         """Puts an object, over the one that is there. Raises Unreachable."""
+        body = sealed(text, name=key, key=self._seal_key)
         try:
-            self._s3().put_object(Bucket=self.bucket, Key=key, Body=text, ContentType="application/json")
+            self._s3().put_object(Bucket=self.bucket, Key=key, Body=body, ContentType="application/json")
         except Exception as error:
             raise _unreachable(error) from error
 

@@ -158,13 +158,13 @@ def remembered(base: Path, job: str) -> dict[str, str]:
         table = json.loads(memory_file(base).read_text())
         told = table["told"] if table["job"] == job else {}
         return {name: told[name] for name in ORDERED if isinstance(told.get(name), str)} if _is_sound(told) else {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
 
 
 def _is_sound(told: Mapping[str, str]) -> bool:
     numbers = (told.get(name, "0") for name in ("RERAIL_RESTART", "RERAIL_ROLLED_BACK", "RERAIL_RESUME_STEP"))
-    return all(number.isdigit() and len(number) < 10 for number in numbers)
+    return all(number.isdecimal() and len(number) < 10 for number in numbers)
 
 
 def ordered(order: Command) -> dict[str, str]:
@@ -185,7 +185,7 @@ def ordered(order: Command) -> dict[str, str]:
 def with_another_port(environment: Mapping[str, str]) -> dict[str, str]:
     """The same with MASTER_PORT moved on by the number of the restart, the same on every machine; unset it stays so."""
     port, restart = environment.get("MASTER_PORT", ""), environment.get("RERAIL_RESTART", "0")
-    if not (port.isdigit() and restart.isdigit()):
+    if not all(number.isdecimal() and len(number) < 10 for number in (port, restart)):
         return dict(environment)
     return {**environment, "MASTER_PORT": str(moved_port(int(port), int(restart)))}
 
@@ -198,7 +198,7 @@ def moved_port(port: int, restart: int) -> int:
 def _cause(text: str) -> str:
     try:
         table = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     return str(table.get("cause") or "") if isinstance(table, dict) else ""
 

@@ -59,7 +59,7 @@ def hosts_of(base: Path) -> int:
 def cluster(base: Path) -> Mapping[str, Any]:
     try:
         table = json.loads((base / "input" / "config" / "resourceconfig.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return table if isinstance(table, dict) else {}
 
@@ -147,7 +147,7 @@ class Telegraph:
         self._identity = Identity.from_environment(self._environment, lambda message: None)
         if not self._identity.bucket:
             raise ValueError("the job has no mailbox")
-        self._post = Post(self._identity.bucket, self._identity.region)
+        self._post = Post(self._identity.bucket, self._identity.region, self._identity.seal_key)
 
     def _round(self) -> None:
         from rerail_agent.post import Unreachable

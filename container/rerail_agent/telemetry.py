@@ -77,7 +77,7 @@ def _fit(name: str) -> str:
 def _shown(value: Any) -> str:
     try:
         return f"{float(value):.6g}"
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return UNFIT.sub("_", str(value))
 
 

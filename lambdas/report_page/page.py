@@ -3,7 +3,7 @@
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -44,7 +44,7 @@ def drawn_page(story: Story, *, docs_url: str = "", region: str = "") -> str:
     numbered = list(enumerate(story.marks, start=1))
     html: str = _template().render(
         story=story,
-        style=Markup(style),  # ours, and it holds nothing of the run
+        style=Markup(style),  # nosec B704: ours, and it holds nothing of the run
         style_hash=b64encode(sha256(style.encode()).digest()).decode(),
         pictures=[_picture(story, chart, numbered) for chart in story.charts],
         numbered=numbered,
@@ -59,9 +59,10 @@ def drawn_page(story: Story, *, docs_url: str = "", region: str = "") -> str:
 
 
 def _picture(story: Story, chart: Chart, numbered: Sequence[tuple[int, Mark]]) -> Picture:
-    placed = [(number, at, mark) for number, mark in numbered if (at := _place(story, chart, mark)) is not None]
+    told = [(number, replace(mark, says=_shortened(mark.says))) for number, mark in numbered]
+    placed = [(number, at, mark) for number, mark in told if (at := _place(story, chart, mark)) is not None]
     # What pygal and ElementTree have written is escaped by them.
-    return Picture(chart, Markup(drawn(chart, placed, WIDE)), Markup(drawn(chart, placed, NARROW)))
+    return Picture(chart, Markup(drawn(chart, placed, WIDE)), Markup(drawn(chart, placed, NARROW)))  # nosec B704
 
 
 def _place(story: Story, chart: Chart, mark: Mark) -> float | None:
@@ -74,7 +75,12 @@ def _place(story: Story, chart: Chart, mark: Mark) -> float | None:
 @cache
 def _template() -> Any:
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_seen,
     )
     environment.filters |= {
         "clock": _clock,
@@ -91,6 +97,13 @@ def _template() -> Any:
     return environment.get_template("page.html")
 
 
+def _seen(value: Any) -> Any:
+    """A text as it can be seen: what is no character to be read, or turns a line around, is marked."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in value)
+
+
 def _clock(at: datetime) -> str:
     return f"{at.astimezone(UTC):%H:%M:%S}"
 
@@ -102,7 +115,7 @@ def _day(at: datetime) -> str:
 def _shortened(text: str, most: int = LINE) -> str:
     """The beginning of a long text without what looks like a secret, and how much more there is."""
     start = veiled(text[: most + MARGIN])[:most]  # a secret on the edge is hidden before it is cut
-    start = "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in start)
+    start = _seen(start)
     return start if len(text) <= most else f"{start} ... ({len(text) - most:,} more characters)"
 
 

@@ -14,8 +14,10 @@ from rerail.errors import Unmovable
 from rerail.layouts import LATEST, TRACKER, Save, Stored, copies, named_step, pointer_files, pointing_at, saves, undated
 
 PLACE = "rerail-quarantine/"
-# The keys that are ever written, as IAM matches them: what is set aside, and what names the last save.
-WRITTEN = (f"{PLACE}*", f"*/{LATEST}", f"*/{TRACKER}", "*/last*.ckpt")
+# The keys that are ever written, as IAM matches them: what is set aside and what is the last save once more, both of
+# which are copied, and the texts that name the last save.
+COPIED = (f"{PLACE}*", "*/last*.ckpt")
+WRITTEN = (*COPIED, f"*/{LATEST}", f"*/{TRACKER}")
 NAMED = 3
 
 

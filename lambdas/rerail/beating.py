@@ -1,6 +1,6 @@
 """What a heartbeat tells of a run: its pulse, by the mailbox's clock, and how far the agent itself has judged."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from rerail.detectors.pulse import Phase, Pulse, entered, heard
@@ -11,6 +11,36 @@ from rerail.ports import Beat
 
 # One may be late, two are not: then the metrics are read again.
 BELIEVED_INTERVALS = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class LastBeat:
+    """The newest heartbeat that was heard: whose it is, when it was made by the job's clock, and when it arrived."""
+
+    job: str
+    restart: int
+    at: datetime
+    arrived: datetime
+    step: int | None = None
+
+
+def last_beat(beat: Beat) -> LastBeat:
+    """What to remember of a heartbeat."""
+    heartbeat = beat.heartbeat
+    return LastBeat(heartbeat.job, heartbeat.restart, heartbeat.at, beat.at, heartbeat.step)
+
+
+def heard_anew(beat: Beat, last: LastBeat | None) -> Beat | None:
+    """The heartbeat with the time at which it arrived first; None for one that was heard before a newer one. Whoever
+    may read the mailbox can write an old heartbeat, seal and all, once more: that is no sign of life."""
+    heartbeat = beat.heartbeat
+    if last is None or (heartbeat.job, heartbeat.restart) != (last.job, last.restart):
+        return beat
+    if heartbeat.at == last.at:
+        return beat._replace(at=min(beat.at, last.arrived))
+    # Clocks are set back, steps are not.
+    is_older = heartbeat.at < last.at and (heartbeat.step or 0) <= (last.step or 0)
+    return None if is_older else beat
 
 
 def is_believed(beat: Beat, attempt: Attempt, *, every: timedelta, at: datetime) -> bool:

@@ -13,6 +13,7 @@ from rerail.errors import RerailError
 
 SCHEMA = 1
 NUMBERS = frozenset({int, float})
+SCALARS: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
 T = TypeVar("T")
 
 
@@ -29,18 +30,20 @@ def loads(cls: type[T], text: str) -> T:
     """The record that `dumps` wrote; raises BadRecord."""
     try:
         table = json.loads(text)
-    except ValueError as error:
-        raise BadRecord(f"a {cls.__name__} that is not JSON: {error}") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRecord(f"a {cls.__name__} that is not JSON: {error!s:.300}") from error
     if not isinstance(table, dict) or table.pop("schema", None) != SCHEMA:
         raise BadRecord(f"a {cls.__name__} of another schema than {SCHEMA}: deploy the version that wrote it")
-    return read_plain(cls, table)
+    record: T = _read(cls, table, path=cls.__name__, strict=True)
+    return record
 
 
 def read_plain(cls: type[T], table: Any) -> T:
-    """The record that `plain` made into JSON types; raises BadRecord."""
+    """The record that `plain` made into JSON types; raises BadRecord. Whether a text is a text, a number a number, and
+    what a time's zone is, is for the reader to ask: it knows what is meant."""
     if not isinstance(table, dict):
         raise BadRecord(f"a {cls.__name__} must be a JSON object")
-    record: T = _read(cls, table, path=cls.__name__)
+    record: T = _read(cls, table, path=cls.__name__, strict=False)
     return record
 
 
@@ -70,44 +73,55 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
-def _read(kind: Any, value: Any, *, path: str) -> Any:
+def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
+    if kind in SCALARS:
+        if strict and type(value) not in SCALARS[kind]:
+            raise BadRecord(f"{path}: {value!r:.40} is no {kind.__name__}")
+        return value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, Union):
-        return _read_union(arguments, value, path=path)
+        return _read_union(arguments, value, path=path, strict=strict)
     if is_dataclass(kind):
-        return _read_dataclass(kind, value, path=path)
+        return _read_dataclass(kind, value, path=path, strict=strict)
     if origin is tuple or (isinstance(origin, type) and issubclass(origin, Sequence)):
         if arguments[0] in NUMBERS and NUMBERS.issuperset(map(type, value)):
             return tuple(value)
-        return tuple(_read(arguments[0], item, path=f"{path}[{i}]") for i, item in enumerate(value))
+        if strict and not isinstance(value, list):
+            raise BadRecord(f"{path}: {value!r:.40} is no list")
+        return tuple(_read(arguments[0], item, path=f"{path}[{i}]", strict=strict) for i, item in enumerate(value))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {arguments[0](key): _read(arguments[1], item, path=f"{path}.{key}") for key, item in value.items()}
+        named = {key: _read(arguments[1], item, path=f"{path}.{key}", strict=strict) for key, item in value.items()}
+        return {arguments[0](key): item for key, item in named.items()}
     if kind is datetime:
-        return datetime.fromisoformat(value)
+        at = datetime.fromisoformat(value)
+        if strict and at.tzinfo is None:
+            raise BadRecord(f"{path}: {value!r:.40} names no time zone")
+        return at
     if kind is timedelta:
         return timedelta(seconds=value)
     return kind(value) if isinstance(kind, type) and issubclass(kind, StrEnum) else value
 
 
-def _read_union(kinds: tuple[Any, ...], value: Any, *, path: str) -> Any:
-    if value is None:
+def _read_union(kinds: tuple[Any, ...], value: Any, *, path: str, strict: bool) -> Any:
+    if value is None and (type(None) in kinds or not strict):
         return None
     kinds = tuple(kind for kind in kinds if kind is not type(None))
     if len(kinds) == 1:
-        return _read(kinds[0], value, path=path)
+        return _read(kinds[0], value, path=path, strict=strict)
     named = {kind.__name__: kind for kind in kinds}
     tag = value.get("type") if isinstance(value, dict) else None
     if tag not in named:
         raise BadRecord(f"{path}: type {tag!r:.100} is not one of {', '.join(named)}")
-    return _read(named[tag], value, path=path)
+    return _read(named[tag], value, path=path, strict=strict)
 
 
-def _read_dataclass(kind: Any, value: Any, *, path: str) -> Any:
+def _read_dataclass(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     if not isinstance(value, dict):
         raise BadRecord(f"{path}: {value!r:.40} is no {kind.__name__}")
     hints = _hints(kind)
     known = {name: item for name, item in value.items() if name in hints}
     try:
-        return kind(**{name: _read(hints[name], item, path=f"{path}.{name}") for name, item in known.items()})
-    except (TypeError, ValueError, AttributeError) as error:
+        read = {name: _read(hints[name], item, path=f"{path}.{name}", strict=strict) for name, item in known.items()}
+        return kind(**read)
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise BadRecord(f"{path}: {error!s:.300}") from error

@@ -78,7 +78,7 @@ def _on_hold(run: Run, command: Commanded, said: str) -> Decision:
         return Decision(run, reason=f"{said}, but the run has ended ({run.state}): nothing to hold")
     withdrawn = tuple(withdrawal(run, command.at))
     run = without(run, CreateJob, StopJob, PostCommand, SetAside)
-    run = replace(run, state=RunState.HELD, hold_reason=said, wake_at=None, stop=None)
+    run = replace(run, state=RunState.HELD, hold_reason=said, held_by=command.who, wake_at=None, stop=None)
     return Decision(run, withdrawn, f"{said}: held, a job that runs goes on unsupervised")
 
 
@@ -89,7 +89,7 @@ def _on_release(run: Run, command: Commanded, policy: Policy, said: str) -> Deci
     ledger = pardoned(run.ledger, who=command.who, at=command.at)
     over = run.current.exists and not run.current.may_be_live  # only what is over is forgiven in money and time
     ledger = replace(ledger, forgiven=run.current.number if over else run.current.number - 1)
-    run = replace(run, hold_reason="", ledger=ledger, climbs=())
+    run = replace(run, hold_reason="", held_by="", ledger=ledger, climbs=())
     attempt, step = run.current, resume_step(command.checkpoints)
     if attempt.may_be_live:
         run = replace(run, state=RunState.WATCHING)

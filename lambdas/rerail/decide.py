@@ -121,6 +121,8 @@ def _on_job(run: Run, seen: JobSeen, policy: Policy) -> Decision:
         noted = restarted(noted, seen.at)
     if attempt.number == 1 and run.cluster != job.cluster:
         noted = replace(noted, cluster=job.cluster)
+    if run.defined_metrics != job.defined_metrics:
+        noted = replace(noted, defined_metrics=job.defined_metrics)
     match job.status:
         case JobStatus.COMPLETED:
             return _on_completed(noted, seen, policy)

@@ -338,7 +338,7 @@ def held(
     release = pools.release(run) if gives_back and not run.observe_only else ()
     reason = f"{what}. To do: {todo}" if todo else what
     since = run.open_incident.happened_at if run.open_incident else at
-    run = replace(closed(ended(run, RunState.HELD), "the run was held", at), hold_reason=reason)
+    run = replace(closed(ended(run, RunState.HELD), "the run was held", at), hold_reason=reason, held_by="")
     did = "the job that runs goes on, unsupervised" if run.current.may_be_live else "no other job is launched"
     did += ", until you release the run" + ("; the machines kept for it are given back" if release else "")
     tell = notice(

@@ -62,7 +62,7 @@ def _policy(asked: str, policies: Policies) -> tuple[Policy, str]:
     try:
         return policies.get(asked), ""
     except UnknownPolicy:
-        return policies.get("default"), f"there is no policy {asked!r}"
+        return policies.get("default"), f"there is no policy {asked!r:.100}"
     except PolicyError as error:
         return policies.get("default"), str(error)
 

@@ -35,6 +35,18 @@ def fleet(runs: Iterable[Run], accounts: Iterable[Account]) -> Fleet:
     return Fleet(dict(states), dict(causes), attempts, total(accounts))
 
 
+def joined(fleets: Iterable[Fleet]) -> Fleet:
+    """Parts of one fleet as the whole."""
+    states: Counter[RunState] = Counter()
+    causes: Counter[Cause] = Counter()
+    parts = list(fleets)
+    for each in parts:
+        states.update(each.runs)
+        causes.update(each.incidents)
+    attempts = sum(each.attempts for each in parts)
+    return Fleet(dict(states), dict(causes), attempts, total(each.account for each in parts))
+
+
 def measured(fleet: Fleet) -> Iterator[Measured]:
     """What is published of it. Of what is told by state, cause or kind only what there is: each metric is paid for by
     the hours in which it was published."""

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from rerail.errors import BadMessage
+from rerail.mailbox import EARLIEST, LATEST
 
 STATE_CHANGE = "SageMaker HyperPod Cluster State Change"
 NODE_HEALTH = "SageMaker HyperPod Cluster Node Health Event"
@@ -177,11 +178,17 @@ def _time(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> datetime:
     exact = detail.get("EventTime")
     try:
         if isinstance(exact, int | float) and not isinstance(exact, bool):
-            return datetime.fromtimestamp(exact / 1000, UTC)
-        at = datetime.fromisoformat(str(envelope.get("time")))
+            at = datetime.fromtimestamp(exact / 1000, UTC)
+        else:
+            at = datetime.fromisoformat(str(envelope.get("time")))
+            at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        if not EARLIEST <= at < LATEST:
+            raise ValueError("nobody can reckon with that time")
     except (ValueError, OverflowError, OSError) as error:
-        raise BadMessage(f"field 'time' is {envelope.get('time')!r:.60}; it must be a time in ISO 8601") from error
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+        told = envelope.get("time") if exact is None else exact
+        range = f"between {EARLIEST:%Y} and {LATEST:%Y}"
+        raise BadMessage(f"field 'time' is {told!r:.60}; it must be a time in ISO 8601 {range}") from error
+    return at
 
 
 def _table(value: Any, name: str) -> Mapping[str, Any]:

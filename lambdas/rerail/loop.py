@@ -36,9 +36,10 @@ from rerail.observe import observe
 from rerail.overtaken import Claim, claimed, followed, is_believable, recalled
 from rerail.policy import Mode, OnAlarm, Policy
 from rerail.ports import Brake, Bus, Checkpoints, Jobs, Mailbox, Policies, Runs, policy_of
-from rerail.relaunch import ATTEMPT_TAG, RUN_TAG, rebuild, successor
+from rerail.relaunch import ATTEMPT_TAG, RUN_TAG, is_handed, rebuild, seal_key_in, successor, with_seal_key
 from rerail.remedies import spoken
-from rerail.reports import REFUSED_SAVES
+from rerail.reports import REFUSED_SAVES, without_secrets
+from rerail.seals import UNSEALED, must_be_sealed
 from rerail.signals import (
     AsideRefused,
     Commanded,
@@ -83,8 +84,8 @@ Hearing = Callable[[Run, Sequence[Checkpoint] | None], Signal]
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
-    """The loop over its ports; `clock` is the only source of time, `failed` and `turns` are what has failed on one
-    message, and what was decided."""
+    """The loop over its ports; `clock` is the only source of time, `new_key` of chance: a key that nobody can guess, or
+    nothing, which does without seals. `failed` and `turns` are what has failed on one message, and what was decided."""
 
     runs: Runs
     jobs: Jobs
@@ -94,6 +95,7 @@ class Supervisor:
     mailbox: Mailbox
     brake: Brake
     clock: Callable[[], datetime]
+    new_key: Callable[[], str] = str
     failed: list[Exception] = field(default_factory=list, init=False)
     turns: list[Turn] = field(default_factory=list, init=False)
 
@@ -147,8 +149,8 @@ class Supervisor:
         seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobSeen)), None)
         for signal in signals:
             if isinstance(signal, Tick) and hear:
-                run = self._turn(run_id, hear(run, seen))
-            run = self._turn(run_id, signal)
+                run = self._turn(run, hear(run, seen))
+            run = self._turn(run, signal)
         return run
 
     def command(self, given: CommandGiven) -> Run:
@@ -182,14 +184,18 @@ class Supervisor:
         if run is None or run.mailbox != filed.run:
             return None  # of a job that nobody asked us to supervise, or of an attempt that is over
         try:
-            report = self.mailbox.report(filed.key)
+            report = self.mailbox.report(filed.key, run.seal_key)
+            if report and not report.sealed and must_be_sealed(run, policy_of(run, self.policies)):
+                raise BadMail(f"object {filed.key!r}: it has no seal", defect=UNSEALED)
         except BadMail as error:
-            return self._turn(run.id, MailRefused(self.clock(), error.defect, str(error)))
+            return self._turn(run, MailRefused(self.clock(), error.defect, str(error)))
         return self._hear(run, report) if report else run
 
     def _hear(self, run: Run, report: Report) -> Run:
         if report.job != run.current.job_name and report.told not in REFUSED_SAVES:
             return run  # an older attempt's, or nobody's: not worth a look
+        if report.reason or report.evidence or report.findings:
+            report = without_secrets(report, self.runs.request(run.id))
 
         def reported(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
             looks = self._is_grave(run, report.findings) or report.told is Told.CRASHED
@@ -225,7 +231,7 @@ class Supervisor:
         tags, at = self.jobs.tags(job.arn), self.clock()
         if claim := claimed(job_name, tags):
             run = self.runs.load(claim.run)
-            if is_believable(claim, run):
+            if is_believable(claim, run) and (run is None or is_handed(description, run.seal_key)):
                 return self._take_up(claim, run, job, description, tags)
         namesake = self.runs.load(run_id(job_name))
         if namesake and namesake.attempts[0].created_at == job.created_at:
@@ -257,7 +263,7 @@ class Supervisor:
             self._enrol(replace(enrolled, run=found, reason=reason), request, at)
             return self.visit(claim.run)
         jobs = [seen for name in followed(run, claim.number) if (seen := self._still_known(name))]
-        self._turn(run.id, Overtaken(at, claim.number, (*jobs, job)))
+        self._turn(run, Overtaken(at, claim.number, (*jobs, job)))
         return self.visit(run.id)
 
     def _still_known(self, job_name: str) -> Job | None:
@@ -274,8 +280,9 @@ class Supervisor:
         except JobNotFound:
             return False
 
-    def _enrol(self, enrolled: Enrolled, request: dict[str, object], at: datetime) -> None:
-        run = replace(enrolled.run, version=1)
+    def _enrol(self, enrolled: Enrolled, request: dict[str, Any], at: datetime) -> None:
+        request = with_seal_key(request, seal_key_in(request) or self.new_key())
+        run = replace(enrolled.run, version=1, seal_key=seal_key_in(request))
         entry = TimelineEntry(
             run=run.id, version=1, at=at, before=run.state, after=run.state, reason=enrolled.reason, finding="adopted"
         )
@@ -284,10 +291,9 @@ class Supervisor:
         except Conflict:
             return  # somebody else adopted it in the same moment
 
-    def _turn(self, run_id: str, signal: Signal) -> Run:
-        """Decide, record, act; decide again where somebody else recorded first."""
+    def _turn(self, run: Run, signal: Signal) -> Run:
+        """Decide, record, act; read the run and decide again where somebody else recorded first."""
         for _ in range(CONFLICTS_BEFORE_GIVING_UP):
-            run = self._load(run_id)
             decision = decide(run, signal, policy_of(run, self.policies))
             if decision.run == run and not decision.reason:
                 return run
@@ -295,10 +301,11 @@ class Supervisor:
             try:
                 self.runs.save(after, _entry(run, after, signal, decision) if decision.reason else None)
             except Conflict:
+                run = self._load(run.id)
                 continue
             self.turns.append(Turn(run, decision))
             return self._act(after)
-        raise Conflict(f"run {run_id} is being changed by others again and again: try later")
+        raise Conflict(f"run {run.id} is being changed by others again and again: try later")
 
     def _act(self, run: Run) -> Run:
         """Carry out what is pending, in order, and record what came of it.
@@ -324,11 +331,11 @@ class Supervisor:
             else:
                 refusals.append(refusal) if refusal else done.append(action)
         if done:
-            run = self._turn(run.id, Done(self.clock(), tuple(done)))
+            run = self._turn(run, Done(self.clock(), tuple(done)))
         for refused in refusals:
-            run = self._turn(run.id, refused)
+            run = self._turn(run, refused)
         if paused and any(isinstance(action, StopJob) for action in run.pending):
-            run = self._turn(run.id, Paused(self.clock()))
+            run = self._turn(run, Paused(self.clock()))
         return run
 
     def _perform(self, run: Run, action: Action | Tell) -> CreateRefused | AsideRefused | None:
@@ -380,8 +387,10 @@ class Supervisor:
         return None
 
     def _is_ours(self, run: Run, action: CreateJob) -> bool:
-        """The job of that name carries our tags: an earlier try of the same launch went through."""
-        job, _ = self.jobs.describe(action.job_name)
+        """The job of that name carries our key and tags: an earlier try of the same launch went through."""
+        job, description = self.jobs.describe(action.job_name)
+        if not is_handed(description, run.seal_key):
+            return False
         tags = self.jobs.tags(job.arn)
         return (tags.get(RUN_TAG), tags.get(ATTEMPT_TAG)) == (run.id, str(action.attempt))
 

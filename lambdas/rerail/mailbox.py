@@ -17,6 +17,7 @@ from rerail.codec import BadRecord, plain, read_plain
 from rerail.detectors.finding import Finding
 from rerail.detectors.pulse import Phase
 from rerail.errors import BadMail
+from rerail.seals import is_sealed
 
 SCHEMA = 1
 SIZE_LIMIT = 64 * 1024
@@ -100,7 +101,8 @@ class Report:
     `step` is the step that was saved, `path` the folder of the checkpoint, `evidence` text for people (stacks);
     a hello names the script's `abilities` (see Ability). `restart` is the number of the restart in place that the
     processes which say so owe their lives to, 0 for the job's own start; `saved_by` is the attempt that saved the
-    checkpoint of which a report says that it is damaged.
+    checkpoint of which a report says that it is damaged. `sealed` is for the reader to say, whatever is written there:
+    it carries the seal of the run's key.
     """
 
     id: str
@@ -119,6 +121,7 @@ class Report:
     abilities: tuple[str, ...] = ()
     restart: int = 0
     saved_by: int | None = None
+    sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +178,10 @@ def read_command(text: bytes, *, run: str) -> Command:
     return command
 
 
-def read_report(text: bytes, *, run: str, id: str) -> Report:
-    """The report of this id in the mailbox of a run; raises BadMail."""
-    report: Report = _read(Report, text, run=run)
+def read_report(text: bytes, *, run: str, id: str, seal_key: str = "") -> Report:
+    """The report of this id in the mailbox of a run, and whether this key has sealed it; raises BadMail."""
+    is_of_the_run = is_sealed(text, name=report_key(run, id), key=seal_key)
+    report: Report = replace(_read(Report, text, run=run), sealed=is_of_the_run)
     if report.id != id:
         what = f"field 'id' is {report.id[:100]!r}, but the object is called {id!r}"
         raise BadMail(f"mail for run {run}: {what}", defect="id")

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rerail.actions import Severity, Tell
-from rerail.codec import read_plain
+from rerail.codec import BadRecord, read_plain
+from rerail.mailbox import EARLIEST, LATEST
 from rerail.model import Run
 from rerail.money import dollars
 from rerail.policy import Policy
@@ -14,6 +15,14 @@ from rerail.runbooks import Runbook
 
 # What a reader is ready to read, and one event on the bus can carry.
 TITLE_LIMIT, TEXT_LIMIT = 250, 4_000
+_NUMBER, _AMOUNT = (int, type(None)), (int, float, type(None))
+# What a notice is told with: whoever may put events on the bus may have written it.
+KINDS: Mapping[str, Any] = {
+    **dict.fromkeys(("run", "title", "body", "key", "thread", "did", "todo", "clears", "state", "job"), str),
+    **dict.fromkeys(("attempt", "step"), _NUMBER),
+    "dollars": _AMOUNT,
+}
+SPOKEN: Mapping[Any, str] = {str: "text", _NUMBER: "a whole number, or nothing", _AMOUNT: "a number, or nothing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,10 @@ def read_detail(detail: Mapping[str, Any]) -> Notice:
     """The notice that `as_detail` wrote, here or in another version; raises BadRecord that names the field."""
     known = {"runbook": Runbook.INFORMED} if detail.get("runbook") not in list(Runbook) else {}
     notice: Notice = read_plain(Notice, {**detail, **known})
+    for name, kinds in KINDS.items():
+        value = getattr(notice, name)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise BadRecord(f"Notice.{name} is {value!r:.100}; it must be {SPOKEN[kinds]}")
     return replace(notice, at=_of_utc(notice.at), since=_of_utc(notice.since), by=_of_utc(notice.by))
 
 
@@ -92,8 +105,12 @@ def clipped(text: str, limit: int) -> str:
 
 
 def _of_utc(time: datetime | None) -> datetime | None:
-    """A time that names no zone is UTC's: whoever puts a notice on the bus by hand may leave it out."""
-    return time.replace(tzinfo=UTC) if time and not time.tzinfo else time
+    """A time that names no zone is UTC's: whoever puts a notice on the bus by hand may leave it out. One that nobody
+    can reckon with is left out too: it keeps no page from being told."""
+    if time is None:
+        return None
+    time = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return time if EARLIEST <= time < LATEST else None
 
 
 def _words(tell: Tell) -> dict[str, Any]:

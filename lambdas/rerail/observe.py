@@ -1,20 +1,19 @@
 """Look at the world for one run: what SageMaker and the checkpoint folder say now, as signals."""
 
 from datetime import datetime
-from zlib import crc32
 
 from rerail import pools
 from rerail.errors import Blind, JobNotFound
-from rerail.model import Job, JobStatus, Run, RunState
+from rerail.model import Job, JobStatus, Run, RunState, Stop
 from rerail.ports import Checkpoints, Jobs
+from rerail.relaunch import is_handed
 from rerail.signals import JobGone, JobSeen, Signal, Tick
 
-# Each run in a minute of its own, so that a thousand folders are not listed at once.
-LOOK_EVERY_MINUTES = 10
 
-
-def observe(run: Run, jobs: Jobs, checkpoints: Checkpoints, *, at: datetime) -> tuple[Signal, ...]:
-    """The current job as it is now, and the time."""
+def observe(
+    run: Run, jobs: Jobs, checkpoints: Checkpoints, *, at: datetime, known: Job | None = None
+) -> tuple[Signal, ...]:
+    """The current job as it is now, and the time; `known` is the job where it need not be asked about."""
     if run.state is RunState.WAITING and not run.current.exists:
         is_due = run.checkpoint_uri and run.wake_at is not None and at >= run.wake_at
         saved = checkpoints.under(run.checkpoint_uri, upto=run.current.resumed_from_step) if is_due else None
@@ -22,13 +21,22 @@ def observe(run: Run, jobs: Jobs, checkpoints: Checkpoints, *, at: datetime) -> 
     if not run.is_open:
         return (Tick(at),)  # nothing happens to it any more, but for the page that stands
     try:
-        job, _ = jobs.describe(run.current.job_name)
+        job, description = (known, None) if known else jobs.describe(run.current.job_name)
     except JobNotFound:
         return (JobGone(at, run.current.job_name), Tick(at))
-    back = run.stop if job.status.is_terminal and run.stop and run.stop.is_rollback else None
-    upto = back.to_step if back else None  # it may be older than the newest few
-    seen = checkpoints.under(run.checkpoint_uri, upto=upto) if wants_checkpoints(run, job, at=at) else None
+    if description and run.current.number > 1 and not is_handed(description, run.seal_key):
+        # A stranger's job has the name: ours was never created, or is gone.
+        return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
+    upto = _bound(run.stop) if job.status.is_terminal and run.stop else None
+    seen = checkpoints.under(run.checkpoint_uri, upto=upto) if wants_checkpoints(run, job) else None
     return (JobSeen(at, job, seen), Tick(at))
+
+
+def _bound(stop: Stop) -> int | None:
+    """The newest step to go back to, where the run goes back on purpose: it may be older than the newest few saves."""
+    if stop.is_rollback:
+        return stop.to_step
+    return max(0, stop.before_step - 1) if stop.before_step is not None else None
 
 
 def _machines_kept(run: Run, jobs: Jobs, at: datetime) -> tuple[Signal, ...]:
@@ -43,13 +51,11 @@ def _machines_kept(run: Run, jobs: Jobs, at: datetime) -> tuple[Signal, ...]:
         return ()
 
 
-def wants_checkpoints(run: Run, job: Job, *, at: datetime) -> bool:
-    """Listing a folder every minute for every run costs more than it tells: look when an answer decides something, and
-    now and then whether saves still arrive."""
+def wants_checkpoints(run: Run, job: Job) -> bool:
+    """Listing a folder every minute for every run costs more than it tells: look when an answer decides something."""
     if not run.checkpoint_uri:
         return False
     is_rolled_back = run.stop is not None and run.stop.is_rollback
     needs_a_step = job.status in (JobStatus.FAILED, JobStatus.STOPPED) or (job.status.is_terminal and is_rolled_back)
     proves_progress = (run.open_incident is not None or run.proposal is not None) and job.is_training
-    now_and_then = job.is_training and (int(at.timestamp() / 60) + crc32(run.id.encode())) % LOOK_EVERY_MINUTES == 0
-    return needs_a_step or proves_progress or run.state is RunState.SAVING or now_and_then
+    return needs_a_step or proves_progress or run.state is RunState.SAVING

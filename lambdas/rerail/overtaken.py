@@ -43,7 +43,9 @@ def is_believable(claim: Claim, run: Run | None) -> bool:
 
 
 def on_overtaken(run: Run, signal: Overtaken) -> Decision:
-    """Take up the newest attempt that there is. What the record still owes is owed no more, but for words to people."""
+    """Take up the newest attempt that there is. What the record still owes is owed no more, but for words to people.
+
+    What Rerail has held is let go: somebody has released it since. What a human has held only a human lets go."""
     number = signal.number
     if number <= run.current.number:
         return Decision(run)
@@ -53,29 +55,35 @@ def on_overtaken(run: Run, signal: Overtaken) -> Decision:
     attempts = [*run.attempts[:-1], *over]
     newest = jobs[missing[-1].job_name]
     attempts[-1] = replace(missing[-1], created_at=newest.created_at)  # its state is judged when it is looked at
+    before = run.state
+    stays_held = before is RunState.HELD and bool(run.held_by)
+    if stays_held:  # nobody looks at a held run but for a job that is known to live
+        attempts[-1] = with_facts(attempts[-1], newest, signal.at)
     reason = (
         f"{newest.name} is ours, and the record ended with attempt {run.current.number}: it was older than the world "
         f"(a table restored from a backup?), so attempt {number} is taken up"
     )
-    before = run.state
     run = replace(
         run,
-        state=RunState.STARTING,
+        state=RunState.HELD if stays_held else RunState.STARTING,
         attempts=tuple(attempts),
         stop=None,
         wake_at=None,
-        hold_reason="",
+        hold_reason=run.hold_reason if stays_held else "",
         proposal=None,
         kept_back="",
         pending=tuple(action for action in run.pending if isinstance(action, Tell)),
     )
+    if stays_held:
+        reason += f"; {run.held_by} holds the run, so it goes on unsupervised"
     tell = notice(
         run,
-        Severity.INFORM,
-        "its record was older than the world",
+        Severity.PAGE if stays_held else Severity.INFORM,
+        "its job runs, and it is held" if stays_held else "its record was older than the world",
         f"{reason} (the record said {before})",
         key=f"overtaken-{number}",
-        runbook=Runbook.INFORMED,
+        runbook=Runbook.BUDGET_SPENT if stays_held else Runbook.INFORMED,
+        todo=f"If it is to be watched: rerail release {run.id}; if not: rerail stop {run.id}" if stays_held else "",
     )
     return Decision(run, (tell,), reason, finding="overtaken")
 

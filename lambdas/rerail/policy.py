@@ -137,6 +137,14 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Mailbox:
+    """Whether a report or a heartbeat without a seal is passed over from the start, and not only once an agent of the
+    run has sealed one (see seals.py)."""
+
+    sealed_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """Whether training processes are restarted in place where no other machine is needed, how often in one attempt, and
     how long the agent's init may take until they run again."""
@@ -217,10 +225,12 @@ class Ladder:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All that may differ from one supervised job to the next."""
+    """All that may differ from one supervised job to the next; where many wait to be launched, those of a higher
+    `priority` go first."""
 
     name: str = "default"
     mode: Mode = Mode.ACT
+    priority: int = 50
     on_max_runtime: OnMaxRuntime = OnMaxRuntime.STOP
     on_alarm: OnAlarm = OnAlarm.INFORM
     max_runtime: MaxRuntime = MaxRuntime.PER_RUN
@@ -234,6 +244,7 @@ class Policy:
     backoff: Backoff = field(default_factory=Backoff)
     capacity: Capacity = field(default_factory=Capacity)
     save: Save = field(default_factory=Save)
+    mailbox: Mailbox = field(default_factory=Mailbox)
     restart: Restart = field(default_factory=Restart)
     ladder: Ladder = field(default_factory=Ladder)
     metrics: MetricNames = field(default_factory=MetricNames)
@@ -252,7 +263,7 @@ def parse_policy(text: str, *, name: str) -> Policy:
         raise PolicyError(f"policy {name!r}: the name must be 1-63 letters, digits, '.', '_' or '-'")
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PolicyError(f"policy {name!r} is not valid TOML: {error}") from error
     if "name" in table:
         raise PolicyError(f"policy {name!r}: field 'name' is taken from the file's name; remove it")

@@ -9,9 +9,10 @@ from rerail.brake import Admission
 from rerail.checkpoints import Checkpoint
 from rerail.errors import UnknownPolicy
 from rerail.mailbox import Command, Heartbeat, Report
-from rerail.model import Job, Run, TimelineEntry
+from rerail.model import Job, JobStatus, Run, TimelineEntry
 from rerail.notices import Notice
 from rerail.policy import Policy
+from rerail.shares import PARTS
 
 
 class Runs(Protocol):
@@ -36,8 +37,9 @@ class Runs(Protocol):
     def unheard_of(self, job_names: Collection[str]) -> set[str]:
         """Those jobs that are neither of a run nor ignored."""
 
-    def open_runs(self) -> Iterable[tuple[str, Run | None]]:
-        """Name and record of every run that the sweep has to ask about; None where the record cannot be read."""
+    def open_runs(self, parts: Iterable[int] = range(PARTS)) -> Iterable[tuple[str, Run | None]]:
+        """Name and record of every run, in these parts of the index, that the sweep has to ask about; None where the
+        record cannot be read."""
 
 
 class Jobs(Protocol):
@@ -52,8 +54,8 @@ class Jobs(Protocol):
     def request_members(self) -> Collection[str]:
         """The members that CreateTrainingJob takes."""
 
-    def changed_since(self, time: datetime) -> Sequence[str]:
-        """Names of the jobs in progress, or just failed, that changed since then."""
+    def changed_since(self, time: datetime) -> Mapping[str, tuple[JobStatus, str]]:
+        """The jobs that changed since then, by name, each with its status and its secondary status; raises Blind."""
 
     def create(self, request: Mapping[str, Any]) -> None:
         """Launch; raises JobExists, CapacityRefused, RequestRefused or Throttled."""
@@ -71,6 +73,9 @@ class Checkpoints(Protocol):
     def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
         """The newest checkpoints below the URI that have a readable manifest, newest first, of those up to a step where
         that is given; where nothing has one, all saves of a script whose layout is known."""
+
+    def times(self, uri: str) -> Sequence[datetime]:
+        """When the saves below the URI were made, by a listing alone; raises Blind."""
 
     def set_aside(self, action: SetAside) -> None:
         """Move aside what a script must not resume from; nothing is lost, wherever it ends, and repeating it goes on.
@@ -107,10 +112,12 @@ class Bus(Protocol):
 
 
 class Beat(NamedTuple):
-    """A heartbeat, and when it arrived by the mailbox's own clock: the job's may be wrong."""
+    """A heartbeat, when it arrived by the mailbox's own clock (the job's may be wrong), and whether the run's key has
+    sealed it."""
 
     heartbeat: Heartbeat
     at: datetime
+    sealed: bool = False
 
 
 class Beats(NamedTuple):
@@ -126,11 +133,12 @@ class Mailbox(Protocol):
     def post(self, command: Command) -> None:
         """Leave the command in the folder of its run in place of the one before; raises Throttled or Unposted."""
 
-    def report(self, key: str) -> Report | None:
-        """The report in this object, or None where there is none; raises BadMail, or Blind where nobody can tell."""
+    def report(self, key: str, seal_key: str = "") -> Report | None:
+        """The report in this object, or None where there is none; raises BadMail, also for another key's seal, or Blind
+        where nobody can tell."""
 
-    def heartbeats(self, folders: Collection[str]) -> Beats:
-        """The newest heartbeat in each of these folders."""
+    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> Beats:
+        """The newest heartbeat in each of these folders, whose runs have these keys."""
 
 
 class Queue(Protocol):

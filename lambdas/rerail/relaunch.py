@@ -1,5 +1,6 @@
 """The request that launches a job again: rebuilt from what SageMaker tells of the first, renamed each time."""
 
+import hmac
 import json
 import math
 from collections.abc import Collection, Mapping
@@ -8,6 +9,7 @@ from typing import Any
 from rerail import skips
 from rerail.actions import CreateJob, Machines
 from rerail.errors import RequestRefused
+from rerail.seals import KEY, VARIABLE
 
 POLICY_TAG = "rerail:policy"
 CLUSTER_TAG = "rerail:cluster"
@@ -18,6 +20,7 @@ ENVIRONMENT_LIMIT = 100
 TAG_LIMIT = 50
 # What an attempt before was told is no news to the next one.
 ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER")
+OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", *ORDERED)
 LOCAL_PATH = "/opt/ml/checkpoints"
 # Returned by DescribeTrainingJob, refused by CreateTrainingJob.
 READ_ONLY_RESOURCE_FIELDS = ("SelectedInstanceType", "SelectedInstanceCount")
@@ -94,6 +97,25 @@ def checkpoint_uri(request: Mapping[str, Any]) -> str:
         below = place.removeprefix(copied).strip("/")
         return f"{config['S3Uri'].rstrip('/')}/{below}" if below and config else str(config.get("S3Uri", ""))
     return place if place.startswith("s3://") else ""
+
+
+def seal_key_in(request: Mapping[str, Any]) -> str:
+    """The key that a job's environment hands to its agent; nothing where there is none, or none that is one."""
+    key: str = (request.get("Environment") or {}).get(VARIABLE, "")
+    return key if KEY.fullmatch(key) else ""
+
+
+def is_handed(description: Mapping[str, Any], key: str) -> bool:
+    """The job was launched with this key: a name and tags are given by whoever creates a job. True without a key."""
+    return not key or hmac.compare_digest(seal_key_in(description), key)
+
+
+def with_seal_key(request: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The request with a key for the agents of the jobs that are made from it; as it is, where there is no room."""
+    environment = {**(request.get("Environment") or {}), VARIABLE: key}
+    if not key or len(environment.keys() | set(OURS)) > ENVIRONMENT_LIMIT:
+        return dict(request)
+    return {**request, "Environment": environment}
 
 
 def _resume_step(request: Mapping[str, Any], action: CreateJob) -> dict[str, str]:

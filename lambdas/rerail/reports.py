@@ -1,7 +1,9 @@
 """What an agent reports from within a job: a hint, which concerns nothing but the current attempt of its own run."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from rerail.actions import Severity
 from rerail.decision import Decision, notice, with_attempt
@@ -12,6 +14,8 @@ from rerail.model import Run
 from rerail.policy import Policy
 from rerail.restarting import answers_the_order, on_crash, on_refused, revived
 from rerail.saving import on_answer
+from rerail.seals import UNSEALED
+from rerail.secrecy import hidden
 from rerail.signals import Found, MailRefused, Reported
 
 REFUSED_SAVES = (Told.DAMAGED, Told.UNLOADED)
@@ -26,6 +30,7 @@ def on_report(run: Run, reported: Reported, policy: Policy) -> Decision:
         return Decision(run)
     if attempt.exists and not attempt.may_be_live:
         return Decision(run)
+    run = replace(run, seals=run.seals or report.sealed)
     if not _is_of_init(report):
         run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
     if attempt.is_outdated(report.restart) and report.told is not Told.REFUSED:
@@ -81,6 +86,13 @@ def _within(at: datetime | None, begin: datetime, end: datetime) -> datetime | N
     return at and min(max(at, begin), end)
 
 
+def without_secrets(report: Report, request: Mapping[str, Any]) -> Report:
+    """The report with its texts as everybody may read them, who is told of it."""
+    findings = tuple(replace(finding, evidence=hidden(finding.evidence, request)) for finding in report.findings)
+    reason, evidence = hidden(report.reason, request), hidden(report.evidence, request)
+    return replace(report, findings=findings, reason=reason, evidence=evidence)
+
+
 def on_bad_mail(run: Run, refused: MailRefused) -> Decision:
     """Said once for each kind of defect; nothing else comes of it."""
     if refused.defect in run.defects:
@@ -88,6 +100,9 @@ def on_bad_mail(run: Run, refused: MailRefused) -> Decision:
     run = replace(run, defects=(*run.defects, refused.defect))
     reason = f"a report from the job cannot be read and is passed over: {refused.why}"
     todo = "Install the agent of the version that is deployed here"
+    if refused.defect == UNSEALED:
+        reason = f"a report does not show that this run's job has written it, and is passed over: {refused.why}"
+        todo = "Find out who else writes into the mailbox, or whether the job's image has several versions of the agent"
     key = f"mail-{refused.defect}"
     tell = notice(run, Severity.INFORM, "a report cannot be read", reason, key=key, did="it is passed over", todo=todo)
     return Decision(run, (tell,), reason, finding="bad_mail")

@@ -28,7 +28,7 @@ def on_rollback(run: Run, command: Commanded, policy: Policy) -> Decision:
         ledger = pardoned(run.ledger, who=command.who, at=command.at)
         over = run.current.exists and not run.current.may_be_live
         ledger = replace(ledger, forgiven=run.current.number if over else run.current.number - 1)
-        run = replace(run, hold_reason="", ledger=ledger, climbs=())
+        run = replace(run, hold_reason="", held_by="", ledger=ledger, climbs=())
     if not run.current.may_be_live:
         return _relaunched(run, command, policy, said)
     return _stopped(run, command, policy, said, step)

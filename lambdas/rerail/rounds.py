@@ -2,40 +2,49 @@
 
 It only reads. What it would decide is decided again by the supervisor, the one that writes and acts."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from rerail import measures
 from rerail.codec import plain
 from rerail.decide import decide
 from rerail.errors import RerailError
-from rerail.fleet import Fleet, fleet
+from rerail.fleet import Fleet, fleet, joined
 from rerail.fleet import measured as of_the_fleet
 from rerail.goodput import account
 from rerail.hyperpod import HyperPods, default_of, overdue
+from rerail.launch_order import Launch, chosen, launch_of
 from rerail.measures import Measured
 from rerail.metrics import expected
 from rerail.model import JobStatus, Run, RunState
 from rerail.observe import observe
 from rerail.policy import Policy
 from rerail.ports import Beats, Checkpoints, Jobs, Mailbox, Policies, Queue, Runs, Switch, policy_of
+from rerail.quiet import EACH_MINUTE, OWN_MINUTE, is_known, is_own_minute, job_of
+from rerail.shares import ENOUGH, PARTS, Share, Shares, handed_on, mark, newest
 from rerail.signals import JobSeen, Signal
 from rerail.watching import Watchable, Watching, with_beat
 
 # How far back the round looks for tagged jobs whose events were lost; several rounds overlap.
 LOOK_BACK = timedelta(minutes=15)
 READERS = 8
+# Runs that are judged together: two calls of GetMetricData at once.
+AT_A_TIME = 200
+# What a job that nobody told us of may be doing: one that has ended otherwise needs no supervisor.
+WORTH_ADOPTING = (JobStatus.IN_PROGRESS, JobStatus.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
     """What one round saw: how many runs are open, watched and due, how many findings and unknown jobs there are.
 
-    `blind` are the runs about which nothing could be learnt; `unread` says why no metrics could be read; `beating`
-    counts the runs that were judged by their heartbeat, `garbled` says why others' heartbeats could not be read.
-    `fleet` are all runs that it came by, as one; `switched_off` is the kill switch, None where nobody was asked.
+    `blind` are the runs about which nothing could be learnt, `broken` says why of those whose record makes no sense;
+    `unread` says why no metrics could be read; `beating` counts the runs that were judged by their heartbeat, `garbled`
+    says why others' heartbeats could not be read. `fleet` are all runs that it came by,
+    as one; `switched_off` is the kill switch, None where nobody was asked; `unswept` are the parts of the fleet of
+    which no other invocation has told lately.
     """
 
     open: int
@@ -47,13 +56,15 @@ class RoundReport:
     unread: str = ""
     beating: int = 0
     garbled: Mapping[str, str] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet, compare=False)
     switched_off: bool | None = None
+    unswept: tuple[int, ...] = ()
 
 
 def measured(report: RoundReport) -> Iterator[Measured]:
-    """What is published of a round beside its counts; first of all that it was made."""
-    yield measures.COMPLETED.of(1)
+    """What is published of a round beside its counts; first of all that it was made, in all its parts."""
+    yield measures.COMPLETED.of(0 if report.unswept else 1)
     yield measures.UNREAD.of(1 if report.unread else 0)
     if report.switched_off is not None:
         yield measures.SWITCHED_OFF.of(float(report.switched_off))
@@ -62,15 +73,28 @@ def measured(report: RoundReport) -> Iterator[Measured]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One run as the round found it: `due` is None where nobody can tell; `watchable` while its job is in progress.
+    """One run as the round found it: `due` is None where nobody can tell, `launch` where it waits for its next job and
+    for nothing else; `watchable` while its job is in progress.
 
-    `run` and `policy` are None where they could not be read."""
+    `run` and `policy` are None where they could not be read; `problem` is what went wrong that never should."""
 
     name: str
     due: bool | None
     watchable: Watchable | None = None
     run: Run | None = None
     policy: Policy | None = None
+    launch: Launch | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What SageMaker lists of jobs that changed lately: each with its status, or `refused` says why it cannot be had.
+    `marks` are the same as numbers, None where every job is described anyway."""
+
+    jobs: Mapping[str, tuple[JobStatus, str]] = field(default_factory=dict)
+    marks: Mapping[int, int] | None = None
+    refused: RerailError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +111,97 @@ class Round:
     clock: Callable[[], datetime]
     switch: Switch | None = None
     hyperpods: HyperPods | None = None
+    shares: Shares | None = None
 
-    def make(self) -> RoundReport:
-        """Ask about every open run, judge the metrics of those in training, look for jobs that nobody told us of."""
+    def make(self, *, name: str = "") -> RoundReport:
+        """Ask about every open run, judge the metrics of those in training, look for jobs that nobody told us of.
+
+        `name` is the function's own: of a large fleet it asks other invocations of it to sweep a share each. What they
+        report is told with the next round."""
         at = self.clock()
-        with ThreadPoolExecutor(READERS) as readers:
-            looks = list(readers.map(lambda named: self._look(named[0], named[1], at), self.runs.open_runs()))
-        due = [look.name for look in looks if look.due]
-        self.queue.wake([{"run": name} for name in due], at=at)  # first: what follows may be refused
+        taken, left = self._taken(range(PARTS))
+        fleet = len(taken) * PARTS // (PARTS - len(left))
+        news = self._news(at) if fleet > EACH_MINUTE else News()
+        unasked = self._hand_on(left, Share((), at, fleet, news.marks or {}), runs=len(taken), to=name)
+        report = self._swept(taken, news, at, parts=PARTS - len(left), fleet=fleet)
         self.queue.wake([{"cluster": name} for name in self._overdue(at)], at=at)
+        if refused := news.refused or unasked:
+            raise refused
+        jobs = self.jobs.changed_since(at - LOOK_BACK) if news.marks is None else news.jobs
+        strangers = self.runs.unheard_of([name for name, (status, _) in jobs.items() if status in WORTH_ADOPTING])
+        self.queue.wake([{"job": job} for job in sorted(strangers)], at=at)
+        off = not self.switch.is_on() if self.switch else None
+        return self._with_shares(replace(report, discovered=len(strangers), switched_off=off), left, at)
+
+    def make_share(self, share: Share, *, name: str = "") -> RoundReport:
+        """Sweep these parts of the fleet, and leave word of it for the next round."""
+        at = self.clock()
+        if share.is_stale(at) or self.shares is None:
+            return RoundReport(0, 0, 0, ())
+        taken, left = self._taken(share.parts)
+        unasked = self._hand_on(left, share, runs=len(taken), to=name)
+        parts = share.parts[: len(share.parts) - len(left)]
+        news = News(marks=share.changed)
+        report = self._swept(taken, news, at, parts=len(parts), fleet=share.fleet)
+        self.shares.keep(parts, report, at=at)
+        if unasked:
+            raise unasked
+        return report
+
+    def _taken(self, parts: Sequence[int]) -> tuple[list[tuple[str, Run | None]], Sequence[int]]:
+        """The open runs, part after part, until they are enough for one invocation; and the parts that are left."""
+        taken: list[tuple[str, Run | None]] = []
+        for read, part in enumerate(parts, start=1):
+            taken += self.runs.open_runs((part,))
+            if len(taken) >= ENOUGH and self.shares:
+                return taken, parts[read:]
+        return taken, ()
+
+    def _news(self, at: datetime) -> News:
+        """Asked first where the fleet is large. Refused, every job is taken to be as it was; that is said, last of
+        all."""
+        try:
+            jobs = self.jobs.changed_since(at - LOOK_BACK)
+        except RerailError as error:
+            return News(marks={}, refused=error)
+        return News(jobs, {mark(name): mark(name, *states) for name, states in jobs.items()})
+
+    def _hand_on(self, left: Sequence[int], share: Share, *, runs: int, to: str) -> RerailError | None:
+        """Have the parts that are left swept by others. One that cannot be asked keeps none of the rest waiting."""
+        unasked: RerailError | None = None
+        for parts in handed_on(runs=runs, read=len(share.parts or range(PARTS)) - len(left), left=left):
+            assert self.shares is not None
+            try:
+                self.shares.hand_on(replace(share, parts=parts), to=to)
+            except RerailError as error:
+                unasked = error
+        return unasked
+
+    def _with_shares(self, report: RoundReport, left: Sequence[int], at: datetime) -> RoundReport:
+        """The round with what the others had to say of the parts that they sweep."""
+        if not left or self.shares is None:
+            return report
+        others, unswept = newest(self.shares.reports(), left, at=at)
+        return replace(together([report, *others]), switched_off=report.switched_off, unswept=unswept)
+
+    def _swept(
+        self, taken: list[tuple[str, Run | None]], news: News, at: datetime, *, parts: int, fleet: int
+    ) -> RoundReport:
+        """Ask about these runs, wake the supervisor for those that are due, and judge what they publish."""
+
+        def look(named: tuple[str, Run | None]) -> Look:
+            name, run = named
+            try:
+                known = run is not None and news.marks is not None and is_known(run, news.marks, fleet=fleet, at=at)
+                return self._look(name, run, at, known=known)
+            except Exception as error:  # a record that makes no sense must not keep the round from all other runs
+                return Look(name, None, problem=f"{type(error).__name__}: {error!s:.300}")
+
+        with ThreadPoolExecutor(READERS) as readers:
+            looks = list(readers.map(look, taken))
+        due = [look.name for look in looks if look.due and not look.launch]
+        due += chosen([look.launch for look in looks if look.due and look.launch], parts=parts, at=at)
+        self.queue.wake([{"run": name} for name in due], at=at)  # first: what follows may be refused
         watchable = [look.watchable for look in looks if look.watchable]
         beats = self._beats(watchable)
         watchable = [with_beat(each, beats.heard.get(each.run.mailbox), at=at) for each in watchable]
@@ -103,20 +209,18 @@ class Round:
         # The two apart: what CloudWatch refuses to tell must not deafen us to the heartbeats.
         heard, _ = self._judge([each for each in watchable if each.beat], at)
         found, unread = self._judge([each for each in watchable if not each.beat], at)
-        strangers = self.runs.unheard_of(self.jobs.changed_since(at - LOOK_BACK))
-        self.queue.wake([{"job": job} for job in sorted(strangers)], at=at)
         return RoundReport(
             open=len(looks),
-            due=len(due),
-            discovered=len(strangers),
+            due=sum(look.due or False for look in looks),
+            discovered=0,
             blind=tuple(look.name for look in looks if look.due is None),
+            broken={look.name: look.problem for look in looks if look.problem},
             watched=sum(each.trains for each in watchable),
             found=found + heard,
             unread=unread,
             beating=sum(each.beat is not None for each in watchable),
             garbled=beats.unread,
             fleet=_fleet(looks, at),
-            switched_off=not self.switch.is_on() if self.switch else None,
         )
 
     def _overdue(self, at: datetime) -> list[str]:
@@ -127,17 +231,30 @@ class Round:
 
     def _beats(self, watchable: list[Watchable]) -> Beats:
         """An agent that is there says more, for less: its heartbeat is read before any metric is paid for."""
-        folders = [each.run.mailbox for each in watchable if each.trains and each.run.current.agent]
-        return self.mailbox.heartbeats(folders) if folders else Beats({}, {})
+        keys = {each.run.mailbox: each.run.seal_key for each in watchable if each.trains and each.run.current.agent}
+        return self.mailbox.heartbeats(list(keys), keys) if keys else Beats({}, {})
 
     def _judge(self, watchable: list[Watchable], at: datetime) -> tuple[int, str]:
+        """How much was found, and why not all could be judged. So many at a time: after an outage of CloudWatch each
+        brings hours of values, and those of a thousand runs at once are more than the function can hold."""
+        found, unread = 0, ""
+        for start in range(0, len(watchable), AT_A_TIME):
+            told, refused = self._judged(watchable[start : start + AT_A_TIME], at)
+            found, unread = found + told, unread or refused
+        return found, unread
+
+    def _judged(self, watchable: list[Watchable], at: datetime) -> tuple[int, str]:
         """Tell what was found before it is remembered: a round that dies in between tells it again."""
-        if not watchable:
-            return 0, ""
         try:
             judgements = self.watching.judge(watchable, at=at)
         except RerailError as error:
             return 0, str(error)
+        except Exception as error:  # what is remembered of one run makes no sense: the others are judged without it
+            if len(watchable) == 1:
+                return 0, f"{watchable[0].run.id} cannot be judged: {type(error).__name__}: {error!s:.300}"
+            half = len(watchable) // 2
+            (one, why), (other, or_why) = self._judged(watchable[:half], at), self._judged(watchable[half:], at)
+            return one + other, why or or_why
         told = [judgement for judgement in judgements if judgement.findings]
         wakeups = [
             {"run": each.memory.run, "job": each.memory.cursor.job, "findings": [plain(f) for f in each.findings]}
@@ -147,19 +264,41 @@ class Round:
         self.watching.keep(judgements)
         return sum(len(judgement.findings) for judgement in told), ""
 
-    def _look(self, name: str, run: Run | None, at: datetime) -> Look:
-        """What the supervisor has to do for the run, and whether its job trains."""
+    def _look(self, name: str, run: Run | None, at: datetime, *, known: bool) -> Look:
+        """What the supervisor has to do for the run, and whether its job trains; where its job is `known`, by what is
+        recorded of it."""
         if run is None:
             return Look(name, None)
         policy: Policy | None = None
         try:
             policy = policy_of(run, self.policies)
-            signals = observe(run, self.jobs, self.checkpoints, at=at)
+            signals = observe(run, self.jobs, self.checkpoints, at=at, known=job_of(run) if known else None)
+            watchable = self._watchable(run, policy, signals, at)
         except RerailError:
             # Blind is not healthy: counted, reported, and never a reason to act; what is owed is owed all the same.
             return Look(name, True if run.pending else None, run=run, policy=policy)
-        due = bool(run.pending) or any(decide(run, signal, policy).run != run for signal in signals)
-        return Look(name, due, _watchable(run, policy, signals), run, policy)
+        decisions = [decide(run, signal, policy) for signal in signals]
+        due = bool(run.pending) or any(decision.run != run for decision in decisions)
+        launch = launch_of(run, decisions, priority=policy.priority) if due else None
+        return Look(name, due, watchable, run, policy, launch)
+
+    def _watchable(self, run: Run, policy: Policy, signals: tuple[Signal, ...], at: datetime) -> Watchable | None:
+        """A run that nobody is stopping, with its job in progress and metrics or heartbeats to be expected of it."""
+        seen = next((signal for signal in signals if isinstance(signal, JobSeen)), None)
+        if seen is None or seen.job.status is not JobStatus.IN_PROGRESS:
+            return None
+        if run.state not in (RunState.WATCHING, RunState.STARTING):
+            return None
+        names = expected(policy.metrics, seen.job.defined_metrics)
+        if names is None and not run.current.agent:
+            return None
+        return Watchable(run, policy, names, trains=seen.job.is_training, saves=self._saves(run, seen, at))
+
+    def _saves(self, run: Run, seen: JobSeen, at: datetime) -> tuple[datetime, ...]:
+        """When it saved, where that was read anyway; and now and then, to see whether saves still arrive."""
+        if seen.checkpoints is not None or not run.checkpoint_uri or not seen.job.is_training:
+            return tuple(checkpoint.saved_at for checkpoint in seen.checkpoints or ())
+        return tuple(self.checkpoints.times(run.checkpoint_uri)) if is_own_minute(run, at, every=OWN_MINUTE) else ()
 
 
 def _fleet(looks: list[Look], at: datetime) -> Fleet:
@@ -168,15 +307,19 @@ def _fleet(looks: list[Look], at: datetime) -> Fleet:
     return fleet([run for run, _ in read], [account(run, at, policy) for run, policy in read if policy])
 
 
-def _watchable(run: Run, policy: Policy, signals: tuple[Signal, ...]) -> Watchable | None:
-    """A run that nobody is stopping, with its job in progress and metrics or heartbeats to be expected of it."""
-    seen = next((signal for signal in signals if isinstance(signal, JobSeen)), None)
-    if seen is None or seen.job.status is not JobStatus.IN_PROGRESS:
-        return None
-    if run.state not in (RunState.WATCHING, RunState.STARTING):
-        return None
-    names = expected(policy.metrics, seen.job.defined_metrics)
-    if names is None and not run.current.agent:
-        return None
-    saves = tuple(checkpoint.saved_at for checkpoint in seen.checkpoints or ())
-    return Watchable(run, policy, names, trains=seen.job.is_training, saves=saves)
+def together(reports: Iterable[RoundReport]) -> RoundReport:
+    """What several invocations saw of one fleet, as one."""
+    told = list(reports)
+    return RoundReport(
+        open=sum(each.open for each in told),
+        due=sum(each.due for each in told),
+        discovered=sum(each.discovered for each in told),
+        blind=tuple(name for each in told for name in each.blind),
+        watched=sum(each.watched for each in told),
+        found=sum(each.found for each in told),
+        unread=next((each.unread for each in told if each.unread), ""),
+        beating=sum(each.beating for each in told),
+        garbled={name: why for each in told for name, why in each.garbled.items()},
+        broken={name: why for each in told for name, why in each.broken.items()},
+        fleet=joined(each.fleet for each in told),
+    )

@@ -227,7 +227,7 @@ RULES: tuple[Rule, ...] = (
         "shared-memory",
         Cause.OOM,
         r"insufficient shared memory|out of shared memory|raise your shared memory limit",
-        r"/dev/shm.{0,80}(?:No space|full|too small|insufficient)|No space left on device.{0,60}/dev/shm",
+        r"/dev/shm.{0,80}(?:No space|full|too small|insufficient)|No space left on device.{0,60}/dev/shm",  # nosec B108
         r"worker .{0,40}killed by signal: (?:Bus error|Killed)|\bSIGBUS\b|(?<!PCIe )\bBus error\b",
         r"unable to (?:open|write|resize|mmap|allocate) .{0,30}(?:shared memory|bytes from file).{0,120}(?:No "
         r"space|Cannot allocate|memory)",

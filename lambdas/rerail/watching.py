@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from rerail.actions import Until
-from rerail.beating import felt, is_believed, judged_by_the_agent
+from rerail.beating import LastBeat, felt, heard_anew, is_believed, judged_by_the_agent, last_beat
 from rerail.detectors import checkpoint_stall, stall
 from rerail.detectors.detection import Detection
 from rerail.detectors.finding import Finding, Kind, Level
@@ -15,6 +15,7 @@ from rerail.detectors.onsets import OF_THE_LOSS, dated
 from rerail.detectors.pulse import Phase, Pulse, entered, relaunched
 from rerail.detectors.sample import Sample
 from rerail.detectors.watch import Watch, due, see
+from rerail.doubt import doubted, excused
 from rerail.mailbox import Heartbeat
 from rerail.metrics import (
     Cursor,
@@ -32,6 +33,7 @@ from rerail.metrics import (
 from rerail.model import Attempt, Order, Run
 from rerail.policy import Policy
 from rerail.ports import Beat
+from rerail.seals import must_be_sealed
 
 STALLS = (Kind.STALL, Kind.STARTUP_STALL)
 # The findings that silence makes, and which of them have to be over for it: who is blind sees no steps either.
@@ -59,7 +61,8 @@ class Memory:
 
     `rows` counts what was judged, `step` is the last row's; `onsets` are the rows in which trouble with the loss was
     found lately, each with the step at which it began, `troubles` those that are not over; `restart` is the job's
-    restart in place that is watched.
+    restart in place that is watched, `beat` the newest heartbeat. `looked_at` is when it was judged last, by our own
+    clock; `doubt` is since when silence counts while that clock, or our own diligence, is in doubt.
     """
 
     run: str
@@ -70,6 +73,9 @@ class Memory:
     onsets: tuple[tuple[int, int], ...] = ()
     troubles: tuple[Trouble, ...] = ()
     restart: int = 0
+    beat: LastBeat | None = None
+    looked_at: datetime | None = None
+    doubt: datetime | None = None
 
 
 class Memories(Protocol):
@@ -116,7 +122,11 @@ class Watching:
     def judge(self, watchable: Sequence[Watchable], *, at: datetime) -> list[Judged]:
         """Read all runs' news together and judge each. Nothing is kept yet: what was found has to be told first."""
         known = self.memories.recall([each.run.id for each in watchable])
-        remembered = [(remember(known.get(each.run.id), each, at=at), each) for each in watchable]
+        remembered = [
+            (remember(memory, each, at=at), with_beat(each, _anew(each, memory), at=at))
+            for each in watchable
+            for memory in [known.get(each.run.id)]
+        ]
         watched = [
             Watched(memory.cursor, each.names, stall_suspected=_suspicious(memory, each.policy, at))
             for memory, each in remembered
@@ -144,17 +154,32 @@ def judged(memory: Memory, watchable: Watchable, answers: Mapping[Query, Points]
         findings += said
     pulse = replace(_heard(memory.watch.pulse, cursor), idle=_idle(answers, cursor.job))
     watch = replace(memory.watch, pulse=pulse)
-    findings += (_witnessed(finding, pulse, watchable.run) for finding in due(watch, at, policy.detection))
-    findings += _unsaved(watchable, pulse, at)
+    memory = _looked(replace(memory, watch=watch), cursor, at=at)
+    excuse = excused(pulse, memory.doubt)
+    overdue = due(replace(watch, pulse=excuse), at, policy.detection)
+    findings += (_witnessed(finding, excuse, watchable.run) for finding in overdue)
+    findings += _unsaved(watchable, excuse, at)
     findings += no_longer_due(watchable, findings, at)
-    return Judged(replace(memory, cursor=cursor, watch=watch), tuple(findings))
+    return Judged(memory, tuple(findings))
+
+
+def _looked(memory: Memory, cursor: Cursor, *, at: datetime) -> Memory:
+    heard = cursor.read_to != memory.cursor.read_to
+    doubt = doubted(memory.doubt, memory.looked_at, heard=heard, newest=cursor.read_to, at=at)
+    return replace(memory, cursor=cursor, looked_at=at, doubt=doubt)
 
 
 def with_beat(watchable: Watchable, beat: Beat | None, *, at: datetime) -> Watchable:
     """The run with its agent's heartbeat, if that can be believed: it takes the place of the metrics."""
     every = watchable.policy.metrics.heartbeat
     believed = beat is not None and is_believed(beat, watchable.run.current, every=every, at=at)
+    if beat and not beat.sealed and must_be_sealed(watchable.run, watchable.policy):
+        believed = False  # it may be anybody's
     return watchable._replace(beat=beat if believed else None)
+
+
+def _anew(watchable: Watchable, memory: Memory | None) -> Beat | None:
+    return heard_anew(watchable.beat, memory.beat if memory else None) if watchable.beat else None
 
 
 def beaten(memory: Memory, watchable: Watchable, beat: Beat, *, at: datetime) -> Judged:
@@ -165,7 +190,8 @@ def beaten(memory: Memory, watchable: Watchable, beat: Beat, *, at: datetime) ->
     memory = _taught(memory, beat.heartbeat, detection)
     watch = replace(memory.watch, pulse=felt(memory.watch.pulse, beat, at=at))
     cursor = judged_by_the_agent(memory.cursor, beat, period=watchable.policy.metrics.period, at=at)
-    memory = replace(memory, cursor=cursor, watch=watch, onsets=(), troubles=())
+    memory = replace(memory, cursor=cursor, watch=watch, onsets=(), troubles=(), beat=last_beat(beat))
+    memory = replace(memory, looked_at=at, doubt=None)  # a heartbeat is believed by the mailbox's clock
     overdue = (replace(f, level=Level.WARN) if f.kind in STALLS else f for f in due(watch, at, detection))
     findings = (*overdue, *_unsaved(watchable, watch.pulse, at))
     return Judged(memory, (*findings, *no_longer_due(watchable, findings, at)))
@@ -254,7 +280,9 @@ def _idle(answers: Mapping[Query, Points], job: str) -> bool | None:
 def _witnessed(finding: Finding, pulse: Pulse, run: Run) -> Finding:
     """Silence alone stops no job: machines that do nothing must bear it out, or the checkpoint folder, which is looked
     into before anything is done. A start may take its time on busy machines."""
-    borne_out = pulse.idle or (finding.kind is Kind.STALL and run.checkpoint_uri)
+    if pulse.idle:
+        return replace(finding, idle=True)
+    borne_out = finding.kind is Kind.STALL and run.checkpoint_uri
     if finding.kind in STALLS and not borne_out:
         return replace(finding, level=Level.WARN)
     return finding

@@ -16,24 +16,32 @@ INTERNAL_ERROR = "InternalServerError: We encountered an internal error.  Please
 
 @dataclass
 class Faults:
-    """Counters that each call or job uses up by one; `capacity_wait` is the time in Pending, in seconds."""
+    """Counters that each call or job uses up by one; `capacity_wait` is the time in Pending, in seconds, `only` how the
+    names begin of the jobs that a fault concerns."""
 
     refused_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     capacity_failures: int = 0
     capacity_delays: int = 0
     capacity_wait: float = 0.0
+    only: dict[str, str] = field(default_factory=dict)
 
     def strike_call(self, operation: str, request: dict[str, Any]) -> None:
         for fault in ("describe_error", "throttle", "resource_limit"):
-            if self.refused_calls[fault, operation] > 0:
+            if self.refused_calls[fault, operation] > 0 and self._concerns(fault, request.get("TrainingJobName", "")):
                 self.refused_calls[fault, operation] -= 1
                 raise _refusal(fault, request)
 
-    def arm_call(self, fault: str, operation: str, count: int) -> None:
+    def arm_call(self, fault: str, operation: str, count: int, *, only: str = "") -> None:
         self.refused_calls[fault, operation] = count
+        self.only[fault] = only
 
-    def take_capacity(self) -> tuple[float, bool]:
+    def _concerns(self, fault: str, name: str) -> bool:
+        return str(name).startswith(self.only.get(fault, ""))
+
+    def take_capacity(self, name: str) -> tuple[float, bool]:
         """How long a new job waits for capacity, and whether it gets it."""
+        if not self._concerns("capacity", name):
+            return 0.0, True
         if self.capacity_failures > 0:
             self.capacity_failures -= 1
             return self.capacity_wait, False

@@ -70,6 +70,7 @@ class Injections:
     async def _capacity(self, request: Request) -> None:
         """WaitSeconds first spends that time Pending; with Granted the job then gets its capacity."""
         faults = self._fleet.faults
+        faults.only["capacity"] = _name(request)
         faults.capacity_wait = _number(request, "WaitSeconds", default=0)
         if request.get("Granted"):
             faults.capacity_delays = _count(request)
@@ -87,7 +88,7 @@ class Injections:
         _set(self._fleet.market.limits, request, "Limit")
 
     async def _resource_limit(self, request: Request) -> None:
-        self._fleet.faults.arm_call("resource_limit", "CreateTrainingJob", _count(request))
+        self._fleet.faults.arm_call("resource_limit", "CreateTrainingJob", _count(request), only=_name(request))
 
     async def _throttle(self, request: Request) -> None:
         operation = request.get("Operation")
@@ -133,6 +134,14 @@ def _set(table: dict[str, int], request: Request, key: str) -> None:
         table[kind] = int(_number(request, key))
     else:
         table.pop(kind, None)
+
+
+def _name(request: Request) -> str:
+    """How the names of the jobs begin that are concerned; "" for all."""
+    name = request.get("TrainingJobName", "")
+    if not isinstance(name, str):
+        raise invalid(f"TrainingJobName must be how the jobs' names begin, not {name!r}")
+    return name
 
 
 def _count(request: Request) -> int:

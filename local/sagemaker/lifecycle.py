@@ -54,7 +54,7 @@ class JobRun:
         self.attempt: Attempt | None = None
         self._fleet = fleet
         self._warm = fleet.pools.claim(job)
-        self._capacity = (0.0, True) if self._warm else fleet.faults.take_capacity()
+        self._capacity = (0.0, True) if self._warm else fleet.faults.take_capacity(job.name)
         if not self._warm and not fleet.market.take(job):
             self._capacity = (max(self._capacity[0], fleet.market.patience), False)
         self._launched = False

@@ -1,6 +1,8 @@
 """The one place where a Lambda function is made: every default of ours lives here."""
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from aws_cdk import Duration, RemovalPolicy
@@ -11,11 +13,10 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from settings import Settings
-from stacks import ROOT
+from stacks.parts.code import fill, interpreter
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.permissions import SEND_MESSAGE, acknowledge, use_key
 
-LAMBDAS = ROOT / "lambdas"
 # AWS publishes the ARN of the layer in every region under this name; it is resolved at deploy time.
 POWERTOOLS = "/aws/service/powertools/python/arm64/python3.13/3.37.0"
 EVENT_AGE = Duration.minutes(15)
@@ -34,7 +35,9 @@ class Functions(Construct):
     def __init__(self, scope: Construct, id: str, *, log_retention: logs.RetentionDays) -> None:
         super().__init__(scope, id)
         self._retention = log_retention
-        self._code = lambda_.Code.from_asset(str(LAMBDAS), exclude=["**/__pycache__", "**/*.pyc"])
+        self._folder = tempfile.TemporaryDirectory(prefix="rerail-code-")  # read when the first function is made of it
+        fill(Path(self._folder.name) / "code", interpreter())
+        self._code = lambda_.Code.from_asset(f"{self._folder.name}/code")
         layer_arn = ssm.StringParameter.value_for_string_parameter(self, POWERTOOLS)
         self._powertools = lambda_.LayerVersion.from_layer_version_arn(self, "Powertools", layer_arn)
 

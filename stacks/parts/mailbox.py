@@ -28,6 +28,7 @@ class Mailbox(Construct):
         self._arn = f"arn:{Aws.PARTITION}:s3:::{name}"
         self.bucket = closed_bucket(self, name=name, rule="OldMail", kept=KEPT)
         _announce_to_event_bridge(self.bucket)
+        self._let_nobody_take_mail_away()
         reason = "Messages of a few hundred bytes, gone after 30 days; each says which job wrote it, and when."
         acknowledge(self.bucket, "AwsSolutions-S1", reason=reason)
 
@@ -42,6 +43,18 @@ class Mailbox(Construct):
                 actions=["s3:PutObject", "s3:DeleteObject"],
                 resources=[self._objects(EVERY_COMMAND)],
                 conditions={"ArnNotEquals": {"aws:PrincipalArn": role.role_arn}},
+            )
+        )
+
+    def _let_nobody_take_mail_away(self) -> None:
+        """The lifecycle alone removes reports and heartbeats: whoever may use the bucket could else silence a job."""
+        self.bucket.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="NobodyTakesMailAway",
+                effect=iam.Effect.DENY,
+                principals=[iam.AnyPrincipal()],
+                actions=["s3:DeleteObject", "s3:DeleteObjectVersion"],
+                resources=[self._objects(EVERY_HEARTBEAT), self._objects(EVERY_REPORT)],
             )
         )
 

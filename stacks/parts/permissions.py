@@ -8,15 +8,15 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import IConstruct
 
-from rerail.aside import WRITTEN
+from rerail.aside import COPIED, WRITTEN
 from stacks.options import TOKENS, Options
 
 TRAINING_JOBS = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:training-job/*"
 ANY_JOB = "Any training job of the account may ask to be supervised, by a tag; which ones do is not known here."
 
 READ_ITEM = ("kms:Decrypt", "kms:DescribeKey")
+# Beside those of reading.
 WRITE_ITEM = (
-    *READ_ITEM,
     "kms:Encrypt",
     "kms:GenerateDataKey",
     "kms:GenerateDataKeyWithoutPlaintext",
@@ -81,7 +81,9 @@ def set_aside_saves(role: iam.Role, options: Options) -> None:
     everything = [f"{bucket}/*" for bucket in buckets]
     allow(role, "s3:GetObject", "s3:DeleteObject", on=everything, because=because)
     written = [f"{bucket}/{keys}" for bucket in buckets for keys in WRITTEN]
-    allow(role, "s3:PutObject", "s3:ListMultipartUploadParts", on=written, because=because)
+    allow(role, "s3:PutObject", on=written, because=because)
+    in_parts = [f"{bucket}/{keys}" for bucket in buckets for keys in COPIED]
+    allow(role, "s3:ListMultipartUploadParts", on=in_parts, because=because)
     if options.checkpoint_key_arns:
         via = {"StringEquals": {"kms:ViaService": f"s3.{Aws.REGION}.{Aws.URL_SUFFIX}"}}
         keys = options.checkpoint_key_arns

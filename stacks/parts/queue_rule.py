@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from aws_cdk import Aws
 from aws_cdk import aws_events as events
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
@@ -16,7 +17,8 @@ RETRIES = 185
 
 
 class QueueRule(Construct):
-    """Written with the plain resource: the convenient target would also put wildcard actions in the key's policy."""
+    """Events of this account alone, whatever a bus is given of others. Written with the plain resource: the convenient
+    target would also put wildcard actions in the key's policy."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class QueueRule(Construct):
             "Rule",
             description=description,
             event_bus_name=bus.event_bus_name if bus else None,
-            event_pattern=pattern,
+            event_pattern={"account": [Aws.ACCOUNT_ID], **pattern},
             targets=[
                 events.CfnRule.TargetProperty(
                     id="Signals",

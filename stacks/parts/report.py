@@ -4,7 +4,6 @@ from aws_cdk import Aws, Duration
 from aws_cdk import aws_events as events
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
-from aws_cdk import aws_lambda_event_sources as sources
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
@@ -14,6 +13,7 @@ from stacks.options import Options
 from stacks.parts.alarms import FunctionAlarms
 from stacks.parts.bus import Bus
 from stacks.parts.dead_letter_queue import DeadLetterQueue, send_from_rule
+from stacks.parts.feed import feed
 from stacks.parts.functions import Functions
 from stacks.parts.permissions import allow, read_checkpoints, read_policies
 from stacks.parts.policies import PREFIX
@@ -72,11 +72,7 @@ class Report(Construct):
         undelivered = DeadLetterQueue(self, "Undelivered", key=key, page=page, of="the rule for reports")
         queues = {name: _queue(self, name, delay, key, undrawn) for name, delay in LOOKS.items()}
         for queue in queues.values():
-            self.function.add_event_source(
-                sources.SqsEventSource(
-                    queue, batch_size=BATCH, max_concurrency=CONCURRENCY, report_batch_item_failures=True
-                )
-            )
+            feed(made, queue, batch=BATCH, concurrency=CONCURRENCY)
         rule = events.CfnRule(
             self,
             "Rule",

@@ -41,7 +41,8 @@ class RunsTable(Construct):
         )
 
     def let_read(self, role: iam.Role) -> None:
-        allow(role, "dynamodb:GetItem", "dynamodb:BatchGetItem", "dynamodb:Query", on=self.table.table_arn)
+        """Ask which runs are open, and for many items at once."""
+        allow(role, "dynamodb:BatchGetItem", on=self.table.table_arn)
         self.let_list_open(role)
         use_key(role, self._key, *READ_ITEM, service="dynamodb")
 
@@ -55,16 +56,16 @@ class RunsTable(Construct):
         use_key(role, self._key, *READ_ITEM, service="dynamodb")
 
     def let_remember(self, role: iam.Role) -> None:
-        """Write what the detectors remember, and nothing else: a run's record is not theirs to change."""
-        own = {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["watch#*"]}}
+        """For who may read: write what the detectors remember and what a round has seen, and nothing else. A run's
+        record is not theirs to change."""
+        own = {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["watch#*", "round#*"]}}
         allow(role, "dynamodb:BatchWriteItem", on=self.table.table_arn, where=own)
         use_key(role, self._key, *WRITE_ITEM, service="dynamodb")
 
     def let_write(self, role: iam.Role) -> None:
-        """A transaction needs the actions of its parts; nothing is ever deleted, `expires` does that."""
-        actions = ("GetItem", "PutItem", "UpdateItem", "Query", "ConditionCheckItem")
-        allow(role, *(f"dynamodb:{action}" for action in actions), on=self.table.table_arn)
-        use_key(role, self._key, *WRITE_ITEM, service="dynamodb")
+        """A transaction needs the actions of its parts, and those only put. Nothing is ever deleted: `expires` does."""
+        allow(role, "dynamodb:GetItem", "dynamodb:PutItem", on=self.table.table_arn)
+        use_key(role, self._key, *READ_ITEM, *WRITE_ITEM, service="dynamodb")
 
 
 def _text(name: str) -> dynamodb.Attribute:

@@ -1,7 +1,6 @@
 """The one function that thinks and acts: fed by the signals queue, and the only one that may touch training jobs."""
 
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_lambda_event_sources as sources
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
@@ -9,6 +8,7 @@ from settings import SuperviseSettings
 from stacks.options import Options
 from stacks.parts.alarms import FunctionAlarms
 from stacks.parts.bus import Bus
+from stacks.parts.feed import feed
 from stacks.parts.functions import Functions
 from stacks.parts.mailbox import Mailbox
 from stacks.parts.permissions import ANY_JOB, TRAINING_JOBS, allow, read_checkpoints, read_policies, set_aside_saves
@@ -53,11 +53,7 @@ class Supervise(Construct):
             self, NAME, settings=settings, description="Rerail: decides and acts on training jobs", timeout=TIMEOUT
         )
         self.function = made.function
-        self.function.add_event_source(
-            sources.SqsEventSource(
-                signals.queue, batch_size=BATCH, max_concurrency=CONCURRENCY, report_batch_item_failures=True
-            )
-        )
+        feed(made, signals.queue, batch=BATCH, concurrency=CONCURRENCY)
         runs.let_write(made.role)
         runs.let_list_open(made.role)
         bus.let_publish(made.role)
@@ -76,10 +72,9 @@ def _act_on_jobs(role: iam.Role, options: Options) -> None:
     # Only what is marked as an attempt of a run can be made. Tags given at creation are authorized as AddTags too.
     making = ("sagemaker:CreateTrainingJob", "sagemaker:AddTags")
     allow(role, *making, on=TRAINING_JOBS, where=_present("aws:RequestTag/rerail:run"), because=ANY_JOB)
-    # A first attempt carries the user's tag, a successor both; a job with neither is none of our business.
-    for tag in ("rerail:policy", "rerail:run"):
-        mending = ("sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob")
-        allow(role, *mending, on=TRAINING_JOBS, where=_present(f"aws:ResourceTag/{tag}"), because=ANY_JOB)
+    # Every attempt carries the user's tag, a successor too; a job without it is none of our business.
+    mending = ("sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob")
+    allow(role, *mending, on=TRAINING_JOBS, where=_present("aws:ResourceTag/rerail:policy"), because=ANY_JOB)
     to_sagemaker = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
     because = "The context value trainingRoleArns says which roles jobs may have."
     allow(role, "iam:PassRole", on=options.training_role_arns, where=to_sagemaker, because=because)

@@ -79,6 +79,9 @@ class Sweep(Construct):
         allow(made.role, "sagemaker:DescribeTrainingJob", on=TRAINING_JOBS, because=ANY_JOB)
         allow(made.role, "sagemaker:ListTrainingJobs", on="*", because="ListTrainingJobs takes no resource.")
         allow(made.role, "cloudwatch:GetMetricData", on="*", because="GetMetricData takes no resource.")
+        # Of a large fleet it asks itself for a share each. A policy of its own: the function waits for its role's.
+        itself = iam.PolicyStatement(actions=["lambda:InvokeFunction"], resources=[self.function.function_arn])
+        iam.Policy(self, "AskItself", roles=[made.role], statements=[itself])
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
         DeadMan(self, "DeadMan", page=page)
         Blind(self, "Blind", page=page)

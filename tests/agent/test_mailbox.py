@@ -6,6 +6,7 @@ import pytest
 
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.mailbox import Wish
+from rerail.seals import is_sealed
 from tests.agent.fake_s3 import Bucket
 from tests.agent.jobs import command
 
@@ -72,6 +73,18 @@ def test_commands_follow_one_another(bucket: Bucket, new_guard):
         guard.committed("s3://b/p", step)
         bucket.wait_for(lambda id=id: f"a001-checkpoint-{id}" in bucket.reports())
     assert {report.durability for report in bucket.reports().values() if report.told == "checkpoint"} == {"remote"}
+
+
+@pytest.mark.threat("T1")
+@pytest.mark.parametrize(("key", "is_key"), [("5ea1" * 16, True), ("", False), ("too short", False)])
+def test_what_an_agent_writes_is_sealed(bucket: Bucket, new_guard, key: str, is_key: bool):
+    """Reports and heartbeats, with the key that the job was handed; without one, or with something else, as before."""
+    new_guard(bucket, RERAIL_SEAL_KEY=key)
+    bucket.wait_for_report("hello")
+    bucket.wait_for(lambda: bucket.heartbeat())
+    for name, text in list(bucket.objects.items()):
+        assert is_sealed(text, name=name, key="5ea1" * 16) is is_key
+    assert bucket.reports()["a001-hello"].job == "night"
 
 
 def test_an_unchanged_command_is_not_read_twice(bucket: Bucket, new_guard):

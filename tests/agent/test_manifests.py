@@ -294,3 +294,12 @@ def test_the_page_for_users_shows_a_plain_loop_that_works(bucket, new_guard, tmp
     exec(loop, names)
     names["guard"].close(within_s=0.2)
     assert names["step"] == 8
+
+
+@pytest.mark.parametrize("size", ["Infinity", "NaN", "1e400", '"x"', "null", "[]"])
+def test_a_manifest_with_a_size_that_is_none_is_of_a_damaged_checkpoint(tmp_path, size):
+    """It is passed over; the script that resumes does not die of it."""
+    text = '{"step": 3, "files": [{"name": "a", "checksum": "x", "bytes": SIZE}]}'.replace("SIZE", size)
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(manifests.DamagedCheckpoint):
+        manifests.read(tmp_path)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from rerail.aws import s3 as aws_s3
 from rerail.aws.clients import client
 from rerail.aws.s3 import MANIFESTS_READ, S3Checkpoints
 from rerail.checkpoints import Health, newest_step
@@ -148,7 +149,7 @@ def test_a_manifest_that_cannot_be_believed_is_passed_over(s3, body):
 def test_of_a_long_history_only_the_newest_manifests_are_read(s3):
     """More steps than a page of the listing holds: every page is listed, and the newest few are opened."""
     for step in range(1, 51):
-        put(s3, f"runs/gpt/step-{step:09d}/manifest.json", manifest(step, {"manifest.json": 0}))
+        save(s3, step, files={"rank-0.pt": 1})
     s3.meta.events.register("provide-client-params.s3.ListObjectsV2", page_of_seven)
     try:
         assert steps() == list(range(50, 50 - MANIFESTS_READ, -1))
@@ -156,6 +157,29 @@ def test_of_a_long_history_only_the_newest_manifests_are_read(s3):
         assert older == list(range(12, 0, -1)), "what an operator rolls back to may be older than those"
     finally:
         s3.meta.events.unregister("provide-client-params.s3.ListObjectsV2", page_of_seven)
+
+
+def test_where_all_of_the_newest_are_suspect_older_manifests_are_read(s3):
+    """A loss that went wrong unseen spoils more saves than are read at first; the clean one before them is found."""
+    for step in range(1, 2 * MANIFESTS_READ + 6):
+        save(s3, step, files={"rank-0.pt": 1}, health="clean" if step <= 3 else "suspect")
+    found = S3Checkpoints().under(URI)
+    assert newest_step(found) == 3
+
+
+def test_what_the_job_deletes_while_we_look_is_left_out(s3, monkeypatch):
+    """A manifest that was listed and is gone blinds nobody to the others."""
+    for step in (1, 2):
+        save(s3, step)
+    listed = aws_s3._stored
+
+    def then_deleted(bucket: str, prefix: str):
+        found = listed(bucket, prefix)
+        s3.delete_object(Bucket="bucket", Key="runs/gpt/step-000000002/manifest.json")
+        return found
+
+    monkeypatch.setattr(aws_s3, "_stored", then_deleted)
+    assert steps() == [1]
 
 
 def page_of_seven(params, **_):
@@ -205,3 +229,34 @@ def test_a_bucket_that_cannot_be_read_blinds(s3):
     """Not knowing is not the same as knowing that there is nothing."""
     with pytest.raises(Blind, match="checkpoints under s3://elsewhere/x: .*NoSuchBucket"):
         S3Checkpoints().under("s3://elsewhere/x")
+
+
+def test_a_manifest_is_read_once_as_long_as_nothing_beside_it_changes(s3):
+    """A run that proves its progress is looked at each minute; a file that is gone is seen all the same."""
+    read: list[str] = []
+    s3.meta.events.register("provide-client-params.s3.GetObject", lambda params, **_: read.append(params["Key"]))
+    save(s3, 100)
+    checkpoints = S3Checkpoints()
+    assert checkpoints.under(URI) == checkpoints.under(URI)
+    assert len(read) == 1
+    s3.delete_object(Bucket="bucket", Key="runs/gpt/step-000000100/rank-1.pt")
+    assert not checkpoints.under(URI)[0].is_whole
+
+
+def test_when_saves_were_made_is_told_by_a_listing_alone(s3):
+    """No manifest is read for it, and nothing counts that is no save of ours."""
+    save(s3, 100)
+    save(s3, 200)
+    put(s3, "runs/gpt/logs/manifest.json")
+    put(s3, "runs/gpt/step-000000300/model.pt")
+    read: list[str] = []
+    s3.meta.events.register("provide-client-params.s3.GetObject", lambda params, **_: read.append(params["Key"]))
+    assert (len(S3Checkpoints().times(URI)), read) == (2, [])
+
+
+def test_of_a_script_s_own_saves_the_times_are_told_too(s3):
+    """Those of their newest files."""
+    for step in (80, 100):
+        for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
+            put(s3, f"runs/gpt/checkpoint-{step}/{name}", b"x")
+    assert len(S3Checkpoints().times(URI)) == 2

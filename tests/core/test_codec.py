@@ -178,3 +178,31 @@ def test_what_is_no_record_at_all_is_refused(text):
     """Torn text and text of another shape are bad records too."""
     with pytest.raises(BadRecord):
         loads(Run, text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("id", 7, "Run.id: 7 is no str"),
+        ("version", "3", "Run.version: '3' is no int"),
+        ("version", True, "Run.version: True is no int"),
+        ("observe_only", "yes", "Run.observe_only: 'yes' is no bool"),
+        ("commands", "abc", "Run.commands: 'abc' is no list"),
+        ("pending", [None], "type None is not one of CreateJob"),
+        ("created_at", "2026-01-31T01:00:00", "Run.created_at: '2026-01-31T01:00:00' names no time zone"),
+        ("attempts", [{"type": "Attempt", "number": 1, "job_name": ["gpt"]}], "is no str"),
+    ],
+)
+def test_a_record_with_a_value_of_another_kind_is_no_record(field, value, named):
+    """Read as it stands, it would break a decision later, and with it whatever else is decided in that minute."""
+    table = json.loads(dumps(FULL)) | {field: value}
+    with pytest.raises(BadRecord, match=named):
+        loads(Run, json.dumps(table))
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, '{"schema":1,"attempts":' + "[" * 20_000, "\ud800", "1" * 5_000])
+def test_a_text_that_is_no_record_at_all_is_said_to_be_none(text):
+    """However deep, however long."""
+    with pytest.raises(BadRecord) as told:
+        loads(Run, text)
+    assert len(str(told.value)) < 500

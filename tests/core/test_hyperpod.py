@@ -493,3 +493,15 @@ def test_a_notice_names_ten_runs_at_most():
 def test_signs_are_plain_data():
     """They are logged with the wake-up."""
     assert heard(sample("node_healthy")).signs[0].__class__ is Sign
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1970-01-01T00:00:00Z", 7])
+def test_a_time_that_nobody_can_reckon_with_is_refused(time):
+    """In a notice it could not be written in UTC, and the notice would never be told."""
+    event = sample("node_unhealthy") | {"time": time}
+    with pytest.raises(BadMessage, match="field 'time' is"):
+        heard(event)
+    event = sample("cluster_event")
+    event["detail"]["EventDetails"]["EventTime"] = 1e15
+    with pytest.raises(BadMessage, match="field 'time' is 1000000000000000.0"):
+        heard(event)

@@ -4,10 +4,12 @@ from copy import deepcopy
 
 import pytest
 
+from rerail.actions import Severity
 from rerail.model import JobStatus, RunState
 from rerail.overtaken import claimed
 from rerail.relaunch import ATTEMPT_TAG, RUN_TAG
-from rerail.wakeups import JobHeard
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard
 from tests.fakes import World
 
 NODE = "InternalServerError: We encountered an internal error.  Please try again."
@@ -95,3 +97,23 @@ def test_an_attempt_that_cannot_be_is_refused():
     world.supervisor().handle(JobHeard("gpt-a9999"))
     assert world.run().current.job_name == "gpt"
     assert "names a run that did not launch it" in world.bus.told[-1].body
+
+
+def test_a_hold_of_a_human_outlives_a_job_that_the_record_does_not_know():
+    """Somebody else has launched it, a second deployment for one: a human said hold, and hears that it runs."""
+    world = World().with_saves()
+    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.HOLD, "ann", "a look at the data"))
+    world.sagemaker.fail("gpt", NODE)
+    world.sagemaker.submit("gpt-a002", policy="default")
+    world.sagemaker.job_tags["gpt-a002"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "2"}
+    world.minutes(2)
+    run = world.run()
+    assert (run.state, run.current.job_name, run.held_by) == (RunState.HELD, "gpt-a002", "ann")
+    assert [notice.title for notice in world.bus.told if notice.severity is Severity.PAGE] == [
+        "gpt: its job runs, and it is held"
+    ]
+    world.sagemaker.fail("gpt-a002", NODE)
+    world.minutes(60)
+    assert world.sagemaker.live() == []
+    world.supervisor().handle(CommandGiven("c2", "gpt", Verb.RELEASE, "ann", ""))
+    assert world.sagemaker.live() == ["gpt-a003"] and not world.run().held_by

@@ -269,3 +269,15 @@ def test_asked_twice_it_is_done_once():
     relaunched(world)
     world.minutes(30)
     assert list(world.sagemaker.jobs) == ["gpt", SECOND]
+
+
+def test_a_loss_that_went_wrong_unseen_for_long_goes_back_all_the_same():
+    """More was saved since the onset than is looked at first: it resumes from before it, and not from scratch."""
+    world = World().with_saves()
+    everything = world.checkpoints.under
+    world.checkpoints.under = lambda uri, *, upto=None: everything(uri, upto=upto)[:3]  # type: ignore[method-assign]
+    for step in range(510, 600, 10):
+        world.checkpoints.save(step=step)
+    gone = Finding(Kind.NON_FINITE, Level.INTERVENE, 599, 501, "loss is no number since step 501")
+    world.supervisor().handle(TroubleFound("gpt", "gpt", (gone,)))
+    assert relaunched(world, minutes=20) == "500", "the newest before the onset"

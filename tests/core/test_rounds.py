@@ -165,3 +165,32 @@ def test_the_round_writes_nothing(world):
     world.round().make()
     assert world.runs.records == before
     assert list(world.sagemaker.jobs) == ["a"]
+
+
+def test_a_record_that_makes_no_sense_keeps_the_round_from_no_other_run(world, monkeypatch):
+    """Whatever goes wrong with one run is said, and counts as blind; who needs the supervisor gets it."""
+    adopted(world, "a", "b", "c")
+    see = world.sagemaker.describe
+    world.sagemaker.fail("c", "InternalServerError: We encountered an internal error.")
+    monkeypatch.setattr(world.sagemaker, "describe", lambda name: None if name == "a" else see(name))
+    report = world.round().make()
+    assert report.blind == ("a",)
+    assert "TypeError" in report.broken["a"]
+    assert world.queue.waiting == [{"run": "c"}]
+
+
+def test_a_memory_that_makes_no_sense_keeps_no_other_run_from_being_judged(world, monkeypatch):
+    """It is said of which run, and the detectors of the others go on learning."""
+    world.sagemaker.defined_metrics = ("loss", "step")
+    adopted(world, "a", "b", "c")
+    recall = world.memories.recall
+
+    def garbled(runs):
+        if "b" in runs:
+            raise TypeError("unsupported operand")
+        return recall(runs)
+
+    monkeypatch.setattr(world.memories, "recall", garbled)
+    report = world.round().make()
+    assert "b cannot be judged: TypeError: unsupported operand" in report.unread
+    assert sorted(world.memories.records) == ["a", "c"]

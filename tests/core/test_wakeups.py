@@ -60,6 +60,7 @@ def test_every_sample_is_read_right(name, wakeup):
     assert read(sample(name)) == wakeup
 
 
+@pytest.mark.threat("T10")
 def test_an_event_is_believed_in_nothing_but_the_name():
     """A status in an event may be hours old: it is not even read."""
     event = json.loads(sample("training_job_failed"))
@@ -73,6 +74,7 @@ def test_every_name_that_sagemaker_allows_is_heard(name):
     assert read(json.dumps({"source": "rerail.sweep", "detail": {"job": name}})) == JobHeard(name)
 
 
+@pytest.mark.threat("T6")
 @pytest.mark.parametrize("name", ["", "-gpt", "gpt-", "gpt_7b", "a" * 64, "gpt\n", "../x", 7, None, ["gpt"], {}])
 def test_what_is_no_name_is_refused(name):
     """The message quotes what stood there and says what should."""
@@ -172,6 +174,7 @@ def test_a_report_is_named_by_its_key():
     assert read(sample("report_filed")) == ReportFiled("gpt-7b", "a001-000003-checkpoint", key)
 
 
+@pytest.mark.threat("T8")
 @pytest.mark.parametrize("key", ["runs/gpt/heartbeat.json", "runs/a/b/reports/x.json", "runs/gpt/reports/a b.json", ""])
 def test_an_object_that_is_no_report_is_let_lie(key):
     """Whoever may write into the bucket must not be able to fill the dead-letter queue."""

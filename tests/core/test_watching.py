@@ -273,3 +273,19 @@ def test_a_hang_that_is_told_while_sagemaker_restarts_the_job_stops_nothing(worl
     world.supervisor().handle(TroubleFound("gpt", "gpt", (stall,)))
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
+
+
+@pytest.mark.parametrize(("silent", "attempts"), [(25, 1), (60, 2)])
+def test_a_folder_tells_of_a_stall_only_when_a_save_is_due(world, silent, attempts):
+    """A run that saves each half hour, and whose metrics are missing for 25 minutes, may well be healthy; one that lets
+    the next save pass is not."""
+    step = 0
+    for minute in range(120 + silent):
+        step += STEPS_A_MINUTE * (minute < 120 or attempts == 1)
+        if minute < 120:
+            row = {"step": float(step), "nonfinite": 0.0, "count": 10.0, "loss": 2.0 + 3.0 * math.exp(-step / 500)}
+            world.series.print("gpt", world.clock(), **row)
+        if minute % 30 == 10 and (minute < 120 or attempts == 1):
+            world.checkpoints.save(step=step)
+        world.minutes(1)
+    assert world.run().current.number == attempts

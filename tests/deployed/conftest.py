@@ -1,4 +1,5 @@
-"""One local AWS with the deployed template for the suite, on a clock sixty times as fast."""
+"""One local AWS with the deployed template for the suite, on a clock sixty times as fast. Whatever the tests have the
+functions call is held against their roles in the end."""
 
 import os
 from collections.abc import Iterator
@@ -6,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.noted import instrument, read_calls
+from bench.permissions import refusals
 from local.stack import LocalAws
 from tests.deployed.jobs import Account
 
@@ -23,7 +26,11 @@ def account(state_dir: Path) -> Iterator[Account]:
     with LocalAws(state_dir, scale=60, schedule_scale=60, assemblies=ASSEMBLIES) as aws:
         account = Account(aws)
         account.set_up()
+        calls = state_dir / "calls.jsonl"
+        instrument(aws, calls)
         yield account
+        assert read_calls(calls), "the functions have called nothing, or nobody has noted it"
+        assert refusals(aws, calls) == [], "the functions called what their roles do not allow"
 
 
 @pytest.fixture(scope="session")

@@ -47,8 +47,8 @@ def test_a_broken_node_pages_with_the_run_that_needs_it_until_it_is_well(account
         return [message["Subject"] for message in heard]
 
     happens(account, "node_unhealthy")
-    happens(account, "node_unhealthy")
     account.wait("a page", subjects)
+    happens(account, "node_unhealthy")
     page = heard[0]
     assert page["TopicArn"] == account.aws.outputs["PageTopicArn"]
     assert page["Subject"].startswith(f"HyperPod cluster {CLUSTER}: node i-12345678abcdefghi is unhealthy")

@@ -9,18 +9,21 @@ import pytest
 from moto import mock_aws
 
 import observability
-import wiring
+import wiring.notify
+import wiring.report
+import wiring.supervise
+import wiring.sweep
 from tests.aws.places import our_own_clients
 from tests.functions.account import Account
 
 MADE_ONCE = (
-    wiring.supervisor,
-    wiring.hyperpod_watch,
-    wiring.minute_round,
-    wiring.reporter,
-    wiring.notify_settings,
-    wiring.report_links,
-    wiring.voice,
+    wiring.supervise.supervisor,
+    wiring.supervise.hyperpod_watch,
+    wiring.sweep.minute_round,
+    wiring.report.reporter,
+    wiring.notify.notify_settings,
+    wiring.notify.report_links,
+    wiring.notify.voice,
 )
 
 

@@ -105,7 +105,7 @@ def test_a_rendering_that_fails_keeps_no_email_back(account, monkeypatch):
     def breaks(*_: Any) -> None:
         raise ValueError("a character too many")
 
-    for rendering in ("rerail.aws.sns.as_chat", "wiring.as_pagerduty", "wiring.as_webhook"):
+    for rendering in ("rerail.aws.sns.as_chat", "wiring.notify.as_pagerduty", "wiring.notify.as_webhook"):
         monkeypatch.setattr(rendering, breaks)
     with pytest.raises(Exception, match="chat: ValueError: a character too many; PagerDuty: .*; webhook: "):
         told("notice_page")

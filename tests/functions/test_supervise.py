@@ -7,7 +7,7 @@ import pytest
 from moto.sagemaker.models import sagemaker_backends
 
 import supervise
-import wiring
+import wiring.supervise
 from rerail.aws.clients import client
 from rerail.mailbox import Report, Told, write
 from rerail.model import RunState
@@ -155,7 +155,7 @@ def test_the_kill_switch_keeps_a_dead_job_dead(hasty):
     assert hasty.runs.load("gpt-7b").kept_back == "kill switch"
     assert launched(hasty) == ["gpt-7b"]
     client("ssm").put_parameter(Name="/rerail/switch", Value="on", Type="String", Overwrite=True)
-    wiring.supervisor.cache_clear()  # another instance of the function, which has believed nothing yet
+    wiring.supervise.supervisor.cache_clear()  # another instance of the function, which has believed nothing yet
     assert failed(batch(due("gpt-7b"))) == []
     assert sorted(launched(hasty)) == ["gpt-7b", "gpt-7b-a002"]
 
@@ -185,4 +185,4 @@ def test_a_broken_node_of_hyperpod_is_told(account):
     (message,) = account.sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)["Messages"]
     detail = json.loads(message["Body"])["detail"]
     assert (detail["severity"], detail["runbook"]) == ("page", "hyperpod")
-    assert wiring.hyperpod_watch().memories.recall("sample-cluster").pending == ()
+    assert wiring.supervise.hyperpod_watch().memories.recall("sample-cluster").pending == ()

@@ -16,7 +16,7 @@ FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}
 
 @pytest.mark.parametrize("path", core(), ids=shown)
 def test_the_core_reads_no_clock(path):
-    """`datetime.now()` and its like are asked in wiring.py and nowhere else: a whole night replays in a test."""
+    """`datetime.now()` and its like are asked in lambdas/wiring and nowhere else: a whole night replays in a test."""
     asked = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute) and node.attr in CLOCKS]
     assert not [node.lineno for node in asked]
 

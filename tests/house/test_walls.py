@@ -15,7 +15,8 @@ from tests.house.sources import (
 )
 
 AWS_SDK = ("boto3", "botocore", "s3transfer", "aiobotocore")
-OF_THE_FUNCTIONS = ("settings", "wiring", "observability", "supervise", "sweep", "notify", "report", "rerail")
+OF_THE_FUNCTIONS = ("settings", "wiring", "observability", "loading", "rerail")
+OF_THE_FUNCTIONS += ("supervise", "sweep", "notify", "report")
 OPEN_TO_THE_STACKS = ("settings", "rerail.policy", "rerail.errors", "rerail.mailbox", "rerail.aside", "rerail.switch")
 OPEN_TO_THE_STACKS += ("rerail.runbooks", "rerail.story.place")
 
@@ -47,8 +48,8 @@ def test_only_the_adapters_touch_the_sdk(path):
 
 @each(handlers())
 def test_a_handler_translates_and_nothing_more(path):
-    """Handlers import the wiring, the observability, Powertools and the pure core, and no adapter."""
-    allowed = STANDARD_LIBRARY | {"wiring", "observability", "aws_lambda_powertools", "rerail"}
+    """Handlers import the wiring, what loads and observes them, Powertools and the pure core, and no adapter."""
+    allowed = STANDARD_LIBRARY | {"wiring", "observability", "loading", "aws_lambda_powertools", "rerail"}
     assert not {name for name in imports(path) if top(name) not in allowed}
     assert not {name for name in imports(path) if within(name, "rerail.aws")}
 
@@ -70,13 +71,13 @@ def test_only_what_draws_knows_html(path):
 
 
 def test_only_the_wiring_picks_adapters():
-    """Beside the adapters themselves, wiring.py alone imports rerail.aws."""
+    """Beside the adapters themselves, lambdas/wiring alone imports rerail.aws."""
     pickers = {
         shown(path)
         for path in modules("lambdas")
         if path.parent.name != "aws" and any(within(name, "rerail.aws") for name in imports(path))
     }
-    assert pickers == {"lambdas/wiring.py"}
+    assert pickers == {shown(path) for path in modules("lambdas/wiring")}
 
 
 @each(modules("stacks") + [path for path in [ROOT / "app.py"] if path.exists()])

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rerail.actions import Severity
+from rerail.codec import BadRecord
 from rerail.notices import as_detail, notice_of, read_detail
 from rerail.policy import Policy
 from rerail.runbooks import Runbook
@@ -47,6 +48,7 @@ def test_whatever_a_log_line_holds_each_receiver_takes_what_it_is_sent(notice, n
     assert 0 < len(text.encode()) < TEXT_LIMIT_BYTES
 
 
+@pytest.mark.threat("T12")
 @given(EVIDENCE.map("".join))
 @example("click [here](http://e.vil) or <http://e.vil|here>, <!channel> *now*")
 def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
@@ -59,6 +61,7 @@ def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
     assert not re.search(r"[*`~<>\[\]|]", ours)
 
 
+@pytest.mark.threat("T12")
 @given(st.sampled_from(TOLD), EVIDENCE.map("".join))
 def test_in_mail_what_is_quoted_does_not_look_like_a_part_of_ours(notice, evidence):
     """Whatever stands at the start of a line is ours."""
@@ -106,3 +109,24 @@ def test_a_notice_of_an_older_version_is_told_too():
     assert as_text(notice, links(notice)).startswith("why\n\nLinks:\n")
     validator("chat").validate(as_chat(notice, links(notice)))
     validator("pagerduty").validate(as_pagerduty(notice, links(notice)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("title", 7), ("run", None), ("todo", ["x"]), ("step", "3"), ("attempt", True), ("dollars", "1")],
+)
+def test_a_notice_with_a_value_of_another_kind_names_the_field(field, value):
+    """Whoever may put events on the bus may have written it."""
+    detail = as_detail(TOLD[0]) | {field: value}
+    with pytest.raises(BadRecord, match=f"Notice.{field} is "):
+        read_detail(detail)
+
+
+@pytest.mark.parametrize("field", ["at", "since", "by"])
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"])
+def test_a_time_beyond_reckoning_keeps_no_page_from_being_told(field, time):
+    """It is left out, and everybody is told the rest."""
+    notice = read_detail(as_detail(TOLD[0]) | {field: time})
+    assert getattr(notice, field) is None
+    for render in (as_text, as_chat, as_webhook, as_pagerduty):
+        assert render(notice, links(notice))

@@ -185,6 +185,7 @@ def test_paper_gets_the_whole_picture(opens, recorded):
     assert tab.pdf(format="A4")[:4] == b"%PDF"
 
 
+@pytest.mark.threat("T13")
 def test_hostile_texts_are_seen_as_text(opens):
     """They are there to be read, and nothing of them has become an element."""
     page = opens(hostile())

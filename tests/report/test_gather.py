@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,9 @@ class Records:
 
     def timeline(self, run_id: str) -> Sequence[TimelineEntry]:
         return self.entries
+
+    def request(self, run_id: str) -> Mapping[str, Any]:
+        return {"Environment": {"WANDB_API_KEY": "wandb-5ecret"}}
 
 
 @dataclass

@@ -99,6 +99,7 @@ def test_the_page_is_well_formed_and_brings_all_that_it_needs(page: str):
     assert "@import" not in page
 
 
+@pytest.mark.threat("T13")
 def test_the_policy_of_the_page_forbids_all_but_its_own_style(page: str):
     """A strict policy in the page itself, since nobody sets headers on an object in S3."""
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)

@@ -12,7 +12,8 @@ from tests.stacks.template import target
 STORED = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "tests" / "events").glob("*.json"))}
 # Batches as Lambda hands them over are stored there too; a bus never sees those.
 SAMPLES = {name: event for name, event in STORED.items() if "detail-type" in event}
-MAILBOX = mailbox.bucket_name("111122223333", "eu-west-1")
+ACCOUNT = "111122223333"
+MAILBOX = mailbox.bucket_name(ACCOUNT, "eu-west-1")
 SIGNALS = ("SQS::Queue",)
 # Which targets a sample is for, by how its file is called; anything else is for nobody. A notice goes to people, and
 # makes the run's report be drawn, at once and later.
@@ -26,13 +27,24 @@ MEANT_FOR = {
 }
 
 
-def matches(template, rule, event):
+def matches(template, rule, event, account=ACCOUNT):
     """On the bus that the event travels on, judged by the emulator's own matcher of patterns."""
     bus = "aws." if "EventBusName" not in rule else "rerail"
     entry = {"Source": event["source"], "DetailType": event["detail-type"], "Detail": json.dumps(event["detail"])}
+    entry["Account"] = account
     mailbox_id = target(template.body["Outputs"]["MailboxBucket"]["Value"])
     pattern = json.dumps(rule["EventPattern"]).replace(json.dumps({"Ref": mailbox_id}), json.dumps(MAILBOX))
+    pattern = pattern.replace(json.dumps({"Ref": "AWS::AccountId"}), json.dumps(ACCOUNT))
     return event["source"].startswith(bus) and _matches_pattern(pattern, entry)
+
+
+@pytest.mark.parametrize("name", [name for name, meant in MEANT_FOR.items() if meant == SIGNALS])
+def test_what_another_account_says_wakes_nobody(template, name):
+    """Buses may be given the events of others: a job or a cluster of the same name is none of ours."""
+    sample = next(event for stored, event in SAMPLES.items() if stored.startswith(name))
+    rules = template.of("Events::Rule").values()
+    assert any(matches(template, rule, sample) for rule in rules)
+    assert not any(matches(template, rule, sample, account="999988887777") for rule in rules)
 
 
 def put(key, bucket=MAILBOX):
@@ -129,6 +141,7 @@ def allowed_rules(template, queue):
     return [s["Condition"]["ArnEquals"]["aws:SourceArn"] for s in statements]
 
 
+@pytest.mark.threat("T11")
 def test_the_signals_queue_hears_its_five_rules_only(template):
     """Events of jobs and clusters, alarms, reports and commands come by rules; wake-ups come from the sweep's role."""
     queue = target(template.body["Outputs"]["SignalsQueueUrl"]["Value"])

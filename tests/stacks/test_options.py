@@ -1,8 +1,10 @@
 """The context is checked before anything is built from it."""
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from stacks.options import BadOption, Options
+from stacks.options import NAMES, ORGANIZATION, BadOption, Options, Organization
 
 GOOD = {
     "trainingRoleArns": ["arn:${AWS::Partition}:iam::${AWS::AccountId}:role/train"],
@@ -102,3 +104,25 @@ def test_ways_to_be_told_are_taken_as_they_are_written(secret, chat, wanted):
     assert (options.chat, options.pagerduty_secret, options.webhook_secret) == (wanted, secret, secret)
     assert options.webhook_url == "https://hooks.example.com:8443/rerail?team=ml"
     assert (options.docs_url, options.report_links) == ("https://docs.example.com/rerail", "console")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*NAMES, *ORGANIZATION]), VALUES, min_size=1))
+@example({"logRetentionDays": "²"})
+@example({"organizationalUnits": ["r-ab12"], "organizationId": "o-a1b2c3d4e5,o-b1b2c3d4e5"})
+@example({"organizationalUnits": ["r-ab12"], "organizationId": ["o-a1b2c3d4e5"], "organizationRegions": [[]]})
+@settings(max_examples=150)
+def test_whatever_is_given_is_taken_or_refused_by_its_name(values):
+    """One error that names the value and says how to write it; nothing else, and not a page of it."""
+    for read in (Options.from_context, Organization.from_context):
+        try:
+            read(Context(**values))
+        except BadOption as error:
+            assert any(name in str(error) for name in (*NAMES, *ORGANIZATION))
+            assert len(str(error)) < 1_000

@@ -100,3 +100,9 @@ def test_a_malformed_organization_is_refused(name, value):
 def test_no_unit_is_no_organization():
     assert Organization.from_context(Context(organizationalUnits=[])) is None
     assert Organization.from_context(Context()) is None
+
+
+def test_an_account_is_in_one_organization():
+    """Two ids are one mistake, and it is named."""
+    with pytest.raises(BadOption, match="context 'organizationId' names 2 organizations"):
+        Organization.from_context(Context(**CHOSEN | {"organizationId": ["o-a1b2c3d4e5", "o-f6a1b2c3d4"]}))

@@ -38,15 +38,11 @@ MAY = {
         "xray:PutTraceSegments",
         "xray:PutTelemetryRecords",
         "sqs:ReceiveMessage",
-        "sqs:ChangeMessageVisibility",
-        "sqs:GetQueueUrl",
         "sqs:DeleteMessage",
         "sqs:GetQueueAttributes",
         "dynamodb:GetItem",
         "dynamodb:PutItem",
-        "dynamodb:UpdateItem",
         "dynamodb:Query",
-        "dynamodb:ConditionCheckItem",
         "events:PutEvents",
         "ssm:GetParameter",
         "s3:ListBucket",
@@ -66,7 +62,6 @@ MAY = {
         "xray:PutTraceSegments",
         "xray:PutTelemetryRecords",
         "sqs:SendMessage",
-        "dynamodb:GetItem",
         "dynamodb:BatchGetItem",
         "dynamodb:Query",
         "ssm:GetParameter",
@@ -76,6 +71,7 @@ MAY = {
         "sagemaker:ListTrainingJobs",
         "cloudwatch:GetMetricData",
         "dynamodb:BatchWriteItem",
+        "lambda:InvokeFunction",
     },
     "report": {
         "logs:CreateLogStream",
@@ -83,8 +79,6 @@ MAY = {
         "xray:PutTraceSegments",
         "xray:PutTelemetryRecords",
         "sqs:ReceiveMessage",
-        "sqs:ChangeMessageVisibility",
-        "sqs:GetQueueUrl",
         "sqs:DeleteMessage",
         "sqs:GetQueueAttributes",
         "dynamodb:GetItem",
@@ -156,6 +150,7 @@ def test_every_wildcard_resource_has_its_reason(template):
                     assert resource.endswith(WILDCARDS[action]), f"{id}: {action} on {resource}"
 
 
+@pytest.mark.threat("T21")
 def test_only_what_is_marked_is_made(template):
     """A job can be created only with the tag that says which run it belongs to; so can tags be added."""
     statements = template.allowed("supervise")
@@ -164,14 +159,12 @@ def test_only_what_is_marked_is_made(template):
         assert statement["Condition"] == {"Null": {"aws:RequestTag/rerail:run": "false"}}
 
 
+@pytest.mark.threat("T21")
 @pytest.mark.parametrize("action", ["sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob"])
 def test_only_what_is_supervised_is_touched(template, action):
-    """A job without a tag of ours can be neither stopped nor changed."""
+    """A job without the tag that asks for it can be neither stopped nor changed; a successor has it too."""
     conditions = [statement["Condition"] for statement in with_action(template.allowed("supervise"), action)]
-    assert conditions == [
-        {"Null": {"aws:ResourceTag/rerail:policy": "false"}},
-        {"Null": {"aws:ResourceTag/rerail:run": "false"}},
-    ]
+    assert conditions == [{"Null": {"aws:ResourceTag/rerail:policy": "false"}}]
 
 
 @pytest.mark.parametrize(
@@ -191,13 +184,14 @@ def test_the_mailbox_is_used_by_its_keys(template, name, may):
     }
 
 
+@pytest.mark.threat("T8")
 def test_only_the_supervisor_commands(template):
     """A training role that may write anywhere in the bucket can neither write nor remove a command."""
     refusals = [
         statement
         for policy in template.of("S3::BucketPolicy").values()
         for statement in policy["PolicyDocument"]["Statement"]
-        if "SecureTransport" not in str(statement)
+        if statement.get("Sid") == "OnlyTheSupervisorCommands"
     ]
     (refusal,) = refusals
     assert (refusal["Effect"], refusal["Principal"]) == ("Deny", {"AWS": "*"})
@@ -218,6 +212,7 @@ def test_a_page_is_written_by_one_and_linked_by_another(template, name, may):
     ]
 
 
+@pytest.mark.threat("T21")
 def test_roles_are_passed_to_sagemaker_only(template):
     """And only roles of this account whose name says that they are for it."""
     (statement,) = with_action(template.allowed("supervise"), "iam:PassRole")
@@ -265,11 +260,18 @@ def test_the_schedule_may_call_the_sweep_and_nothing_else(template):
     assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
 
 
-def test_the_sweep_writes_nothing_but_what_its_detectors_remember(template):
+def test_the_sweep_writes_nothing_but_what_it_remembers(template):
     """A run's record is not the sweep's to change: its writes are confined to keys of their own."""
     (statement,) = with_action(template.allowed("sweep"), "dynamodb:BatchWriteItem")
     assert many(statement["Action"]) == ["dynamodb:BatchWriteItem"]
-    assert statement["Condition"] == {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["watch#*"]}}
+    assert statement["Condition"] == {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["watch#*", "round#*"]}}
+
+
+def test_the_sweep_asks_itself_for_a_share_and_nobody_else(template):
+    """Of all functions it may invoke its own alone."""
+    (statement,) = with_action(template.allowed("sweep"), "lambda:InvokeFunction")
+    ((name, _),) = [each for each in template.of("Lambda::Function").items() if each[1]["Handler"] == "sweep.handler"]
+    assert statement["Resource"] == {"Fn::GetAtt": [name, "Arn"]}
 
 
 @pytest.mark.parametrize("name", ["supervise", "sweep"])

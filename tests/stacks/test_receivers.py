@@ -72,6 +72,7 @@ def test_where_it_goes(told):
     assert destinations["https://events.pagerduty.com/v2/enqueue"]["InvocationRateLimitPerSecond"] * 60 <= 120
 
 
+@pytest.mark.threat("T22")
 def test_secrets_stay_where_they_are(told):
     """The template holds references alone: the routing key goes into the body, the webhook's secret into its header."""
     connections = {c["AuthParameters"]["ApiKeyAuthParameters"]["ApiKeyName"]: c for c in told.of(OUTSIDE[0]).values()}

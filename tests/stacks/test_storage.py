@@ -28,6 +28,7 @@ def test_everything_at_rest_is_under_our_key(template, key):
     assert {target(one) for one in keys} == {key}
 
 
+@pytest.mark.threat("T9")
 @pytest.mark.parametrize(
     ("kind", "field"), [("SQS::Queue", "Queues"), ("SNS::Topic", "Topics"), ("S3::Bucket", "Bucket")]
 )
@@ -37,7 +38,7 @@ def test_everything_in_transit_is_under_tls(template, kind, field):
         target(one)
         for policy in template.of(f"{kind}Policy").values()
         for statement in policy["PolicyDocument"]["Statement"]
-        if statement["Effect"] == "Deny" and statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+        if statement["Effect"] == "Deny" and statement.get("Condition") == {"Bool": {"aws:SecureTransport": "false"}}
         for one in many(policy[field])
     }
     assert refusing == set(template.of(kind))

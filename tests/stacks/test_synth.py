@@ -51,9 +51,13 @@ def test_nothing_but_plain_resources(assembly, stack):
 
 
 def test_the_functions_come_as_the_folder_is(assembly):
-    """The asset keeps the shape of lambdas/, with the core beside the handlers, and nothing that Python left there."""
+    """The asset keeps the shape of lambdas/, with the core beside the handlers, and nothing that Python left there but
+    bytecode for the runtime."""
     (asset,) = (folder for folder in assembly.glob("asset.*") if (folder / "supervise.py").exists())
-    shipped = {str(path.relative_to(asset)) for path in asset.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(asset)) for path in asset.rglob("*") if path.is_file()}
+    bytecode = {path for path in files if path.endswith(".pyc")}
+    assert all(path.endswith(".cpython-313.pyc") for path in bytecode)
+    shipped = files - bytecode
     assert {"supervise.py", "sweep.py", "notify.py", "settings.py", "rerail/aws/dynamodb.py"} <= shipped
     drawn = {"report_page/page.html", "report_page/style.css"}
     assert {path for path in shipped if not path.endswith(".py")} == drawn

@@ -79,7 +79,7 @@ class Exchange:
         return not keys or bool(self.store.check(list(keys)))
 
     def read(self, key: str) -> Any:
-        return pickle.loads(zlib.decompress(self.store.get(key)))
+        return pickle.loads(zlib.decompress(self.store.get(key)))  # nosec B301: written by another rank of this job
 
     def take(self, key: str) -> Any:
         thing = self.read(key)

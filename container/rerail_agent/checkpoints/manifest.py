@@ -70,10 +70,10 @@ def parse(text: bytes, *, folder: str) -> Manifest:
         positions = (manifest.step, manifest.attempt, manifest.restart, manifest.consumed_samples, manifest.world_size)
         if any(type(number) is not int for number in positions):
             raise TypeError("step, attempt, restart, consumed_samples and world_size must be whole numbers")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {type(error).__name__}") from error
     if manifest.schema != SCHEMA or step_of(folder) != manifest.step or not files:
-        raise DamagedCheckpoint(f"{MANIFEST} has schema {manifest.schema} and step {manifest.step}")
+        raise DamagedCheckpoint(f"{MANIFEST} has schema {manifest.schema!r:.60} and step {manifest.step!r:.60}")
     if METADATA not in [entry["name"] for entry in files]:
         raise DamagedCheckpoint(f"{MANIFEST} lists no {METADATA}: not a checkpoint of torch.distributed.checkpoint")
     return manifest

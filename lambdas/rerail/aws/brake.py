@@ -9,6 +9,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.legible import legible
 from rerail.brake import Admission, Launches, admit
 from rerail.codec import dumps, loads
 from rerail.errors import Throttled
@@ -33,7 +34,8 @@ class DynamoBrake:
 
     def _load(self) -> tuple[int, Launches]:
         item = client("dynamodb").get_item(TableName=self._table, Key=KEY, ConsistentRead=True).get("Item")
-        return (int(item["version"]["N"]), loads(Launches, item["doc"]["S"])) if item else (0, Launches())
+        with legible("GetItem"):
+            return (int(item["version"]["N"]), loads(Launches, item["doc"]["S"])) if item else (0, Launches())
 
     def _keep(self, launches: Launches, version: int) -> bool:
         item = {**KEY, "doc": {"S": dumps(launches)}, "version": {"N": str(version + 1)}}

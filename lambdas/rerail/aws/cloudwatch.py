@@ -12,6 +12,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.legible import legible
 from rerail.errors import Blind, Throttled
 from rerail.metrics import Points, Query
 
@@ -70,9 +71,10 @@ def _read(batch: Sequence[Query], *, start: datetime, end: datetime, period: tim
     calls = 0
     try:
         for calls, page in enumerate(pages, start=1):  # noqa: B007
-            for result in page["MetricDataResults"]:
-                status[result["Id"]] = result.get("StatusCode", "Complete")
-                found[result["Id"]] |= _points(result)
+            with legible("GetMetricData"):
+                for result in page["MetricDataResults"]:
+                    status[result["Id"]] = result.get("StatusCode", "Complete")
+                    found[result["Id"]] |= _points(result)
     except ClientError as error:
         throttled = error.response["Error"]["Code"] in THROTTLING
         raise (Throttled if throttled else Blind)(f"GetMetricData: {error}") from error

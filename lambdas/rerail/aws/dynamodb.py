@@ -1,24 +1,24 @@
 """Runs, their requests and timelines in one DynamoDB table.
 
 Keys: `run#<run>` with sort keys `run`, `request` and `timeline#<version>`; `job#<job>` with sort key `job`. The sparse
-index `open` holds the runs that the sweep asks about, spread over SHARDS partitions."""
+index `open` holds the runs that the sweep asks about, spread over as many partitions as a round has parts."""
 
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
-from zlib import crc32
 
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.legible import legible
 from rerail.codec import BadRecord, dumps, loads
-from rerail.errors import Conflict, RequestRefused
+from rerail.errors import Conflict, RequestRefused, Throttled
 from rerail.model import Run, TimelineEntry
+from rerail.shares import PARTS, part_of
 
 INDEX = "open"
-SHARDS = 8
 BATCH = 100
 PLAIN_CHARACTERS = 50_000
 
@@ -57,12 +57,14 @@ class DynamoRuns:
         item = self._get(f"run#{run_id}", "request")
         if item is None:
             raise RequestRefused(f"no request is stored for run {run_id!r}; start the job again by hand")
-        request: dict[str, Any] = json.loads(item["doc"]["S"])
+        with legible(f"the stored request of {run_id}"):
+            request: dict[str, Any] = json.loads(item["doc"]["S"])
         return request
 
     def run_of(self, job_name: str) -> str | None:
         item = self._get(f"job#{job_name}", "job")
-        return str(item["run"]["S"]) if item and "run" in item else None
+        with legible("GetItem"):
+            return str(item["run"]["S"]) if item and "run" in item else None
 
     def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
         expires = str(int(until.timestamp()))
@@ -80,24 +82,25 @@ class DynamoRuns:
         known: set[str] = set()
         for start in range(0, len(names), BATCH):
             keys = [_key(f"job#{name}", "job") for name in names[start : start + BATCH]]
-            known |= {item["pk"]["S"].removeprefix("job#") for item in self._batch(keys)}
+            with legible("BatchGetItem"):
+                known |= {item["pk"]["S"].removeprefix("job#") for item in self._batch(keys)}
         return set(names) - known
 
-    def open_runs(self) -> Iterator[tuple[str, Run | None]]:
-        for shard in range(SHARDS):
+    def open_runs(self, parts: Iterable[int] = range(PARTS)) -> Iterator[tuple[str, Run | None]]:
+        for part in parts:
             pages = (
                 client("dynamodb")
                 .get_paginator("query")
                 .paginate(
                     TableName=self._table,
                     IndexName=INDEX,
-                    KeyConditionExpression="#open = :shard",
+                    KeyConditionExpression="#open = :part",
                     ExpressionAttributeNames={"#open": "open"},
-                    ExpressionAttributeValues={":shard": {"S": f"open#{shard}"}},
+                    ExpressionAttributeValues={":part": {"S": f"open#{part}"}},
                 )
             )
             for page in pages:
-                yield from (_named_run(item) for item in page["Items"])
+                yield from (_named_run(item) for item in _items(page))
 
     def all_runs(self) -> Iterator[tuple[str, Run | None]]:
         """Name and record of every run, open or ended: for the command line, not for the functions. None where another
@@ -112,7 +115,7 @@ class DynamoRuns:
             )
         )
         for page in pages:
-            yield from (_named_run(item) for item in page["Items"])
+            yield from (_named_run(item) for item in _items(page))
 
     def timeline(self, run_id: str) -> Sequence[TimelineEntry]:
         """The run's decisions, oldest first."""
@@ -125,7 +128,7 @@ class DynamoRuns:
                 ExpressionAttributeValues={":run": {"S": f"run#{run_id}"}, ":timeline": {"S": "timeline#"}},
             )
         )
-        return [loads(TimelineEntry, item["doc"]["S"]) for page in pages for item in page["Items"]]
+        return [loads(TimelineEntry, _unpacked(item.get("doc", {}))) for page in pages for item in _items(page)]
 
     def _get(self, pk: str, sk: str) -> Mapping[str, Any] | None:
         answer = client("dynamodb").get_item(TableName=self._table, Key=_key(pk, sk), ConsistentRead=True)
@@ -136,8 +139,11 @@ class DynamoRuns:
         asked = {self._table: {"Keys": keys, "ProjectionExpression": "pk"}}
         while asked:
             answer = client("dynamodb").batch_get_item(RequestItems=asked)
-            yield from answer["Responses"].get(self._table, [])
-            asked = answer.get("UnprocessedKeys", {})
+            yield from answer.get("Responses", {}).get(self._table, [])
+            left = answer.get("UnprocessedKeys", {})
+            if left == asked:
+                raise Throttled("BatchGetItem: the table reads nothing of what is asked now")
+            asked = left
 
     def _put(self, pk: str, sk: str, **attributes: Mapping[str, str]) -> dict[str, Any]:
         return {"Put": {"TableName": self._table, "Item": {**_key(pk, sk), **attributes}}}
@@ -151,13 +157,13 @@ def _run_item(run: Run) -> dict[str, Any]:
         "state": {"S": run.state.value},
     }
     if run.is_swept:
-        item[INDEX] = {"S": f"open#{crc32(run.id.encode()) % SHARDS}"}
+        item[INDEX] = {"S": f"open#{part_of(run.id)}"}
     return item
 
 
 def _named_run(item: Mapping[str, Any]) -> tuple[str, Run | None]:
     """One record that another version wrote must not blind the sweep for all the others."""
-    name = item["pk"]["S"].removeprefix("run#")
+    name = str(item.get("pk", {}).get("S", "")).removeprefix("run#")
     try:
         return name, _run(item)
     except BadRecord:
@@ -165,7 +171,10 @@ def _named_run(item: Mapping[str, Any]) -> tuple[str, Run | None]:
 
 
 def _run(item: Mapping[str, Any]) -> Run:
-    return loads(Run, _unpacked(item["doc"]))
+    run = loads(Run, _unpacked(item.get("doc", {})))
+    if not run.attempts:
+        raise BadRecord(f"Run.attempts: the run {run.id:.100} has none")
+    return run
 
 
 def _packed(record: str) -> dict[str, Any]:
@@ -176,8 +185,16 @@ def _packed(record: str) -> dict[str, Any]:
 def _unpacked(doc: Mapping[str, Any]) -> str:
     try:
         return zlib.decompress(doc["B"]).decode() if "B" in doc else str(doc["S"])
+    except KeyError as error:
+        raise BadRecord("a record without its text") from error
     except (zlib.error, UnicodeDecodeError) as error:
         raise BadRecord(f"a Run whose compressed record cannot be read: {error}") from error
+
+
+def _items(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A page's items; a page without any list of them tells nothing, which is not the same as none."""
+    with legible("Query"):
+        return [item for item in page["Items"] if item is not None]
 
 
 def _key(pk: str, sk: str) -> dict[str, Any]:

@@ -30,8 +30,11 @@ class EventBus:
         if of.at:
             entry["Time"] = of.at
         answer = client("events").put_events(Entries=[entry])
-        if answer["FailedEntryCount"]:
-            raise RuntimeError(f"the notice {of.key} was not accepted: {answer['Entries'][0].get('ErrorMessage')}")
+        entries = answer.get("Entries") or [{}]
+        first: Mapping[str, Any] = entries[0] or {}
+        if answer.get("FailedEntryCount") or not first.get("EventId"):
+            why = str(first.get("ErrorMessage"))[:300].encode(errors="replace").decode()
+            raise RuntimeError(f"the notice {of.key} was not accepted: {why}")
 
 
 Rendering = Callable[[Notice, Links], Mapping[str, Any] | None]

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import INDEX
+from rerail.aws.legible import legible
 from rerail.codec import BadRecord, dumps, loads
 from rerail.errors import Conflict
 from rerail.hyperpod import HyperPodMemory
@@ -31,8 +32,9 @@ class DynamoHyperPods:
             return HyperPodMemory(cluster)
         try:
             return loads(HyperPodMemory, item["doc"]["S"])
-        except BadRecord:
-            return HyperPodMemory(cluster, version=int(item["version"]["N"]))
+        except (BadRecord, KeyError):
+            with legible("GetItem"):
+                return HyperPodMemory(cluster, version=int(item["version"]["N"]))
 
     def waiting(self) -> Iterator[HyperPodMemory]:
         """Those that another version wrote wait for the cluster's next event."""
@@ -47,10 +49,10 @@ class DynamoHyperPods:
                 ExpressionAttributeValues={":hyperpod": {"S": WAITING}},
             )
         )
-        for item in (item for page in pages for item in page["Items"]):
+        for item in (item for page in pages for item in page.get("Items", ())):
             try:
                 yield loads(HyperPodMemory, item["doc"]["S"])
-            except BadRecord:
+            except (BadRecord, KeyError, TypeError):
                 continue
 
     def keep(self, memory: HyperPodMemory, *, until: datetime) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.legible import Illegible, legible
 from rerail.errors import Blind, Throttled
 from rerail.story.known import LogLine
 
@@ -48,17 +49,21 @@ class CloudWatchLogs:
     def _streams(self, job: str, prefix: str) -> Sequence[str]:
         """Only the training's own: an agent of Systems Manager writes below `<job>/algo-1-<time>/ssm`."""
         answer = _ask("describe_log_streams", logGroupName=GROUP, logStreamNamePrefix=prefix)
-        names = [row["logStreamName"] for row in answer.get("logStreams", [])]
+        names = [row["logStreamName"] for row in answer.get("logStreams", []) if row and "logStreamName" in row]
         return sorted((name for name in names if name.count("/") == job.count("/") + 1), key=_host)
 
     def _page(self, stream: str, **asked: Any) -> tuple[list[LogLine], str]:
         answer = _ask("get_log_events", logGroupName=GROUP, logStreamName=stream, **asked)
-        return list(_lines(stream, answer.get("events", []))), answer.get("nextForwardToken", "")
+        try:
+            with legible("GetLogEvents"):
+                return list(_lines(stream, answer.get("events", []))), answer.get("nextForwardToken", "")
+        except Illegible as error:
+            raise Blind(f"the log {stream}: {error}") from error
 
 
 def _host(stream: str) -> tuple[int, str]:
     number = stream.rpartition("/algo-")[2].split("-")[0]
-    return (int(number) if number.isdigit() else 0, stream)
+    return (int(number) if number.isdecimal() else 0, stream)
 
 
 def _lines(stream: str, events: Sequence[dict[str, Any]]) -> Iterator[LogLine]:

@@ -1,8 +1,9 @@
 """The mailbox in S3: commands to the agents, their reports and heartbeats, each object no larger than it may be."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -20,6 +21,7 @@ from rerail.mailbox import (
     write,
 )
 from rerail.ports import Beat, Beats
+from rerail.seals import is_sealed
 
 MISSING = ("NoSuchKey", "404")
 THROTTLING = ("SlowDown", "503", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded")
@@ -43,23 +45,27 @@ class S3Mailbox:
         except BotoCoreError as error:
             raise Unposted(f"PutObject {key} in {self._bucket}: {error}") from error
 
-    def report(self, key: str) -> Report | None:
+    def report(self, key: str, seal_key: str = "") -> Report | None:
         run, id = run_of_report(key)
         found = self._get(key)
-        return read_report(found[0], run=run, id=id) if found else None
+        return read_report(found[0], run=run, id=id, seal_key=seal_key) if found else None
 
-    def heartbeats(self, folders: Collection[str]) -> Beats:
+    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> Beats:
         names = sorted(set(folders))
+        read = partial(self._heartbeat, seal_keys or {})
         with ThreadPoolExecutor(READERS) as readers:
-            answers = dict(zip(names, readers.map(self._heartbeat, names), strict=True))
+            answers = dict(zip(names, readers.map(read, names), strict=True))
         heard = {name: answer for name, answer in answers.items() if isinstance(answer, Beat)}
         return Beats(heard, {name: answer for name, answer in answers.items() if isinstance(answer, str)})
 
-    def _heartbeat(self, folder: str) -> Beat | str | None:
+    def _heartbeat(self, seal_keys: Mapping[str, str], folder: str) -> Beat | str | None:
         """The heartbeat, or why it cannot be read; None where there is none."""
+        name = heartbeat_key(folder)
         try:
-            found = self._get(heartbeat_key(folder))
-            return Beat(read_heartbeat(found[0], run=folder), found[1]) if found else None
+            if (found := self._get(name)) is None:
+                return None
+            is_of_the_run = is_sealed(found[0], name=name, key=seal_keys.get(folder, ""))
+            return Beat(read_heartbeat(found[0], run=folder), found[1], is_of_the_run)
         except (BadMail, Blind) as error:
             return str(error)
 

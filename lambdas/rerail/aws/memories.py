@@ -6,6 +6,7 @@ from typing import Any
 
 from rerail.aws.clients import client
 from rerail.codec import BadRecord, dumps, loads
+from rerail.errors import Throttled
 from rerail.watching import Memory
 
 READ_BATCH, WRITE_BATCH = 100, 25
@@ -30,11 +31,14 @@ class DynamoMemories:
 
     def _items(self, run_ids: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         for start in range(0, len(run_ids), READ_BATCH):
-            asked = {self._table: {"Keys": [_key(run) for run in run_ids[start : start + READ_BATCH]]}}
+            asked: dict[str, Any] = {self._table: {"Keys": [_key(run) for run in run_ids[start : start + READ_BATCH]]}}
             while asked:
                 answer = client("dynamodb").batch_get_item(RequestItems=asked)
-                yield from answer["Responses"].get(self._table, [])
-                asked = answer.get("UnprocessedKeys", {})
+                yield from answer.get("Responses", {}).get(self._table, [])
+                left = answer.get("UnprocessedKeys", {})
+                if left == asked:
+                    raise Throttled("BatchGetItem: the table reads nothing of what is asked now")
+                asked = left
 
 
 def packed(memory: Memory) -> bytes:
@@ -46,7 +50,7 @@ def _memory(item: Mapping[str, Any]) -> Memory | None:
     """One that another version wrote is begun afresh: detectors learn again within some rows."""
     try:
         return loads(Memory, zlib.decompress(item["doc"]["B"]).decode())
-    except (BadRecord, zlib.error):
+    except (BadRecord, zlib.error, KeyError, TypeError, UnicodeDecodeError):
         return None
 
 

@@ -3,10 +3,10 @@
 from functools import cache
 from typing import Any
 
-import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
+from rerail.aws.clients import client_as
 from rerail.notices import Notice
 from rerail.story.place import page_key
 from rerail.telling.links import Place, console_of_report
@@ -41,4 +41,4 @@ class ReportLinks:
 def _signer(region: str) -> Any:
     # Objects under a KMS key, and the younger regions, take the newer signature alone, and the region's own host.
     config = Config(signature_version="s3v4", s3={"addressing_style": "virtual"})
-    return boto3.Session().client("s3", region_name=region, config=config)
+    return client_as(config, "s3", region_name=region)

@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from datetime import UTC
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -11,12 +12,16 @@ from rerail.actions import SetAside
 from rerail.aside import plan
 from rerail.aws.clients import client
 from rerail.aws.quarantine import Mover
-from rerail.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, bucket_and_folder, read_manifest
+from rerail.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, bucket_and_folder, newest_usable, read_manifest
 from rerail.errors import BadManifest, Blind, Unanswered
 from rerail.layouts import Stored, checkpoint_of, has_manifests, pointer_files, saves
 
-# The newest is nearly always whole and clean; the rest is for the rare night when it is not.
-MANIFESTS_READ = 20
+# The newest is nearly always whole and clean; the rest is for the rare night when it is not. Where none of so many is,
+# older ones are read, up to the most: a loss that went wrong unseen has spoilt all that was saved since.
+MANIFESTS_READ, MOST_MANIFESTS_READ = 20, 400
+MANIFESTS_KEPT = 5000
+# What an object is listed with.
+LISTED = {"Key", "Size", "LastModified", "ETag"}
 # A pointer holds one word.
 POINTER_BYTES = 200
 
@@ -26,6 +31,8 @@ class S3Checkpoints:
 
     def __init__(self, mover: Callable[[str], Mover] = Mover) -> None:
         self._mover = mover
+        # A run that proves its progress is looked at each minute, and none of its manifests ever changes.
+        self._read = lru_cache(maxsize=MANIFESTS_KEPT)(_read)
 
     def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
         bucket, prefix = bucket_and_folder(uri)
@@ -36,11 +43,34 @@ class S3Checkpoints:
                 found_saves = saves(stored, _pointers(bucket, prefix, stored))
                 return [checkpoint_of(save, uri=f"s3://{bucket}/{prefix}") for save in found_saves]
             wanted = (folder for folder in folders if upto is None or _step(folder) <= upto)
-            newest = sorted(wanted, key=_step, reverse=True)[:MANIFESTS_READ]
-            found = [_read(bucket, folder, folders[folder]) for folder in newest]
+            newest = sorted(wanted, key=_step, reverse=True)[:MOST_MANIFESTS_READ]
+            etags = {f"{prefix}{each.key}": each.etag for each in stored}
+            found: list[Checkpoint] = []
+            for start in range(0, len(newest), MANIFESTS_READ):
+                few = newest[start : start + MANIFESTS_READ]
+                found += filter(None, (self._known(bucket, folder, folders[folder], etags) for folder in few))
+                if newest_usable(found):
+                    break
         except (ClientError, BotoCoreError) as error:
             raise Blind(f"checkpoints under {uri}: {error}") from error
-        return [checkpoint for checkpoint in found if checkpoint]
+        return found
+
+    def _known(self, bucket: str, folder: str, sizes: dict[str, int], etags: dict[str, str]) -> Checkpoint | None:
+        try:
+            return self._read(bucket, folder, tuple(sizes.items()), etags.get(f"{folder}{MANIFEST}", ""))
+        except client("s3").exceptions.NoSuchKey:
+            return None  # deleted or put aside by the job since it was listed
+
+    def times(self, uri: str) -> Sequence[datetime]:
+        bucket, prefix = bucket_and_folder(uri)
+        try:
+            stored = _stored(bucket, prefix)
+        except (ClientError, BotoCoreError) as error:
+            raise Blind(f"checkpoints under {uri}: {error}") from error
+        if not has_manifests(stored):
+            return [save.saved_at for save in saves(stored)]
+        whole = [each for each in stored if each.key.rpartition("/")[2] == MANIFEST]
+        return sorted(each.at for each in whole if STEP_FOLDER.fullmatch(each.key.partition("/")[0]))[-MANIFESTS_READ:]
 
     def set_aside(self, action: SetAside) -> None:
         bucket, prefix = bucket_and_folder(action.uri)
@@ -60,6 +90,7 @@ def _stored(bucket: str, prefix: str) -> list[Stored]:
         Stored(item["Key"].removeprefix(prefix), item["Size"], item["LastModified"].astimezone(UTC), item["ETag"])
         for page in pages
         for item in page.get("Contents", [])
+        if item.keys() >= LISTED
     ]
 
 
@@ -82,8 +113,9 @@ def _folders(stored: Sequence[Stored], prefix: str) -> dict[str, dict[str, int]]
     return folders
 
 
-def _read(bucket: str, folder: str, sizes: dict[str, int]) -> Checkpoint | None:
-    if MANIFEST not in sizes:
+def _read(bucket: str, folder: str, files: tuple[tuple[str, int], ...], etag: str) -> Checkpoint | None:
+    """The manifest of that ETag, with the sizes of the files beside it; raises NoSuchKey."""
+    if MANIFEST not in (sizes := dict(files)):
         return None  # a save that never finished
     uri = f"s3://{bucket}/{folder}{MANIFEST}"
     body: Any = client("s3").get_object(Bucket=bucket, Key=f"{folder}{MANIFEST}")["Body"]

@@ -1,18 +1,20 @@
 """SageMaker's training jobs: describe, create, stop, in the core's words and errors."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from rerail.aws.clients import client
+from rerail.aws.legible import legible
 from rerail.errors import Blind, CapacityRefused, JobExists, JobNotFound, RequestRefused, Throttled, Unanswered
 from rerail.machines import cluster_of, pool_of
 from rerail.model import Job, JobStatus
 from rerail.pools import GONE
 from rerail.relaunch import checkpoint_uri
 from rerail.repairs import repaired
+from rerail.secrecy import hidden
 
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
 NO_ROOM = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")
@@ -26,18 +28,20 @@ class SageMakerJobs:
     def describe(self, job_name: str) -> tuple[Job, Mapping[str, Any]]:
         try:
             description = client("sagemaker").describe_training_job(TrainingJobName=job_name)
+            with legible("DescribeTrainingJob"):
+                return job_from(description), description
         except ClientError as error:
             if _is_missing(error):
                 raise JobNotFound(f"SageMaker knows no training job {job_name!r}") from error
             raise Blind(f"DescribeTrainingJob {job_name}: {error}") from error
         except BotoCoreError as error:
             raise Blind(f"DescribeTrainingJob {job_name}: {error}") from error
-        return job_from(description), description
 
     def tags(self, arn: str) -> Mapping[str, str]:
         try:
             pages = client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
-            return {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
+            with legible("ListTags"):
+                return {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
         except (ClientError, BotoCoreError) as error:
             raise Blind(f"ListTags {arn}: {error}") from error
 
@@ -45,7 +49,7 @@ class SageMakerJobs:
         operation = client("sagemaker").meta.service_model.operation_model("CreateTrainingJob")
         return frozenset(operation.input_shape.members)
 
-    def changed_since(self, time: datetime) -> Sequence[str]:
+    def changed_since(self, time: datetime) -> Mapping[str, tuple[JobStatus, str]]:
         # StatusEquals would filter each page after it is taken (and so miss jobs): filter here.
         pages = (
             client("sagemaker")
@@ -53,12 +57,15 @@ class SageMakerJobs:
             .paginate(LastModifiedTimeAfter=time, PaginationConfig={"PageSize": PAGE})
         )
         try:
-            return [
-                summary["TrainingJobName"]
-                for page in pages
-                for summary in page["TrainingJobSummaries"]
-                if summary["TrainingJobStatus"] in (JobStatus.IN_PROGRESS, JobStatus.FAILED)
-            ]
+            with legible("ListTrainingJobs"):
+                return {
+                    summary["TrainingJobName"]: (
+                        JobStatus(summary.get("TrainingJobStatus")),
+                        str(summary.get("SecondaryStatus", "")),
+                    )
+                    for page in pages
+                    for summary in page["TrainingJobSummaries"]
+                }
         except (ClientError, BotoCoreError) as error:
             raise Blind(f"ListTrainingJobs: {error}") from error
 
@@ -66,9 +73,9 @@ class SageMakerJobs:
         try:
             client("sagemaker").create_training_job(**request)
         except ClientError as error:
-            raise _refusal(error) from error
+            raise _refusal(error, request) from error
         except ParamValidationError as error:  # never sent, and it never will be
-            raise RequestRefused(str(error)) from error
+            raise RequestRefused(hidden(str(error), request)) from error
         except BotoCoreError as error:
             raise Unanswered(f"CreateTrainingJob: {error}") from error
 
@@ -110,7 +117,7 @@ def job_from(description: Mapping[str, Any]) -> Job:
         created_at=description["CreationTime"],
         training_started_at=description.get("TrainingStartTime"),
         ended_at=description.get("TrainingEndTime"),
-        failure_reason=description.get("FailureReason", ""),
+        failure_reason=hidden(description.get("FailureReason", ""), description),
         checkpoint_uri=checkpoint_uri(description),
         keep_alive_seconds=description.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0),
         defined_metrics=tuple(
@@ -172,8 +179,8 @@ def _is_missing(error: ClientError) -> bool:
     return code == "ResourceNotFound" or (code == "ValidationException" and "not found" in message.lower())
 
 
-def _refusal(error: ClientError) -> Exception:
-    code, message = error.response["Error"]["Code"], error.response["Error"]["Message"]
+def _refusal(error: ClientError, request: Mapping[str, Any]) -> Exception:
+    code, message = error.response["Error"]["Code"], hidden(error.response["Error"]["Message"], request)
     if code == "ResourceInUse":
         return JobExists(message)
     if code in NO_ROOM:

@@ -25,9 +25,9 @@ class SqsQueue:
             ]
             answer = client("sqs").send_message_batch(QueueUrl=self._url, Entries=entries)
             if failed := answer.get("Failed"):
-                raise RuntimeError(
-                    f"{len(failed)} wake-ups were not accepted, the first because {failed[0]['Message']}"
-                )
+                told = str((failed[0] or {}).get("Message", "of what nobody says"))
+                why = told[:300].encode(errors="replace").decode()
+                raise RuntimeError(f"{len(failed)} wake-ups were not accepted, the first because {why}")
 
 
 def _message(wakeup: Mapping[str, Any], at: datetime) -> str:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
+from rerail.aws.legible import legible
 from rerail.errors import Blind, UnknownPolicy
 from rerail.policy import NAME, Policy, parse_policy
 from rerail.switch import read_switch
@@ -32,14 +33,14 @@ class SsmPolicies:
         if not NAME.fullmatch(name):
             raise UnknownPolicy(f"{name!r} cannot be the name of a policy")
         try:
-            answer = client("ssm").get_parameter(Name=f"{self._prefix}/{name}")
+            with legible("GetParameter"):
+                return str(client("ssm").get_parameter(Name=f"{self._prefix}/{name}")["Parameter"]["Value"])
         except ClientError as error:
             if error.response["Error"]["Code"] == "ParameterNotFound":
                 raise UnknownPolicy(f"no policy {name!r} is deployed") from error
             raise Blind(f"GetParameter of policy {name!r}: {error}") from error
         except BotoCoreError as error:
             raise Blind(f"GetParameter of policy {name!r}: {error}") from error
-        return str(answer["Parameter"]["Value"])
 
 
 class SsmSwitch:
@@ -64,9 +65,10 @@ class SsmSwitch:
     def _look(self) -> bool | None:
         """None where nobody can tell."""
         try:
-            answer = client("ssm").get_parameter(Name=self._name)
+            with legible("GetParameter"):
+                text = str(client("ssm").get_parameter(Name=self._name)["Parameter"]["Value"])
         except ClientError as error:
             return True if error.response["Error"]["Code"] == "ParameterNotFound" else None
         except BotoCoreError:
             return None
-        return read_switch(str(answer["Parameter"]["Value"]))
+        return read_switch(text)

@@ -35,7 +35,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer; `onset_step` is where the trouble began (None: unknown), `evidence` one sentence with the numbers."""
+    """One answer; `onset_step` is where the trouble began (None: unknown), `evidence` one sentence with the numbers;
+    `idle`: of silence, that the machines are known to do nothing."""
 
     kind: Kind
     level: Level
@@ -44,3 +45,4 @@ class Finding:
     evidence: str
     at: datetime | None = None
     onset_at: datetime | None = None
+    idle: bool = False

@@ -1,8 +1,9 @@
 """All detectors over one run's samples, in one order, with the state that outlives a relaunch."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from typing import Any
 
 from rerail.detectors import blind, capacity_wait, checkpoint_stall, pulse, stall, startup_stall
 from rerail.detectors.detection import Detection
@@ -47,9 +48,19 @@ class Watch:
 
 def see(watch: Watch, sample: Sample, detection: Detection) -> tuple[Watch, tuple[Finding, ...]]:
     """The watch after one more sample, and what it makes the detectors say; the old watch stays as it was."""
-    judges = replace(watch.judges, **{f.name: replace(getattr(watch.judges, f.name)) for f in fields(Judges)})
+    judges = Judges(*(_twin(getattr(watch.judges, name)) for name in _ORDER))
     beat = pulse.heard(watch.pulse, sample.at, step=sample.step) if sample.at else watch.pulse
     return Watch(judges, beat), tuple(_judged(judges, sample, detection))
+
+
+def _twin(judge: Any) -> Any:
+    """Another judge that remembers the same; `dataclasses.replace` does no more, and takes twice as long."""
+    twin = object.__new__(type(judge))
+    for name in judge.__slots__:
+        setattr(twin, name, getattr(judge, name))
+    if hasattr(twin, "__post_init__"):
+        twin.__post_init__()
+    return twin
 
 
 def due(watch: Watch, now: datetime, detection: Detection) -> tuple[Finding, ...]:

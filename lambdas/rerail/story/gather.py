@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf, isfinite
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rerail.checkpoints import Checkpoint
 from rerail.detectors.sample import Sample
@@ -15,6 +15,7 @@ from rerail.metrics import MetricNames, Query, Series, Statistic, definitions, r
 from rerail.model import Attempt, Run
 from rerail.policy import Policy
 from rerail.ports import Checkpoints, Policies, policy_of
+from rerail.secrecy import hidden
 from rerail.story.known import Known, LogLine, Logs, Timelines
 
 # Curves are read of so many attempts, the newest; of so many rows each.
@@ -99,12 +100,17 @@ class Gathering:
     def _last_words(self, run: Run, at: datetime) -> Mapping[int, tuple[LogLine, ...]]:
         found: dict[int, tuple[LogLine, ...]] = {}
         nothing: Sequence[LogLine] = ()
+        request: Mapping[str, Any] | None = None
+        if run.incidents:
+            request = self._read("log lines", partial(self.runs.request, run.id), request)
+        if request is None:
+            return found  # nobody could say what in them is secret
         for incident in run.incidents[-INCIDENTS:]:
             job = run.attempts[incident.attempt - 1].job_name
             until = max(incident.decided_at, incident.happened_at) + AFTERWARDS
             tail = partial(self.logs.tail, job, until=until, lines=LINES)
             if lines := self._read(f"log of {job}", tail, nothing):
-                found[incident.number] = tuple(lines)
+                found[incident.number] = tuple(replace(line, text=hidden(line.text, request)) for line in lines)
         return found
 
 

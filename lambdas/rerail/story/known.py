@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from rerail.checkpoints import Checkpoint
 from rerail.detectors.sample import Sample
@@ -46,6 +46,9 @@ class Timelines(Protocol):
 
     def timeline(self, run_id: str) -> Sequence[TimelineEntry]:
         """The run's decisions, oldest first."""
+
+    def request(self, run_id: str) -> Mapping[str, Any]:
+        """The CreateTrainingJob request that the run's attempts are made from."""
 
 
 class Logs(Protocol):

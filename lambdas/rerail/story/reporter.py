@@ -1,12 +1,27 @@
 """From a run's name to its page, kept where the notices link to it."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rerail.errors import BadMessage
 from rerail.story.gather import Gathering
 from rerail.story.known import Pages
 from rerail.story.story import Story, tell
+
+
+def run_of(body: str) -> str:
+    """The run that the notice in a message is about; raises BadMessage that names the field."""
+    try:
+        run = json.loads(body)["detail"]["run"]
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"the message is not JSON: {error!s:.300}") from error
+    except (KeyError, TypeError, IndexError) as error:
+        raise BadMessage("field 'detail.run' is missing; the message must be a notice of the bus") from error
+    if not isinstance(run, str) or not run:
+        raise BadMessage(f"field 'detail.run' is {run!r:.100}; it must be the name of a run")
+    return run
 
 
 class Drawn(NamedTuple):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from rerail.notices import Notice
+from rerail.wakeups import JOB_NAME
 
 CONSOLES = {
     "aws": "console.aws.amazon.com",
@@ -55,15 +56,16 @@ class Links:
 
 
 def links_of(notice: Notice, place: Place, *, report: str = "") -> Links:
-    """The notice's links; `report` is the report's, where there is one."""
-    job = quote(notice.job, safe="")
+    """The notice's links; `report` is the report's, where there is one. What is no name leads nowhere: whoever may put
+    events on our bus could else have people open, or type, what he has written."""
+    job = quote(notice.job, safe="") if JOB_NAME.fullmatch(notice.job) else ""
     console = f"{place.console}/sagemaker/home?region={place.region}#/jobs/{job}" if job else ""
     arn = f"arn:{place.partition}:sagemaker:{place.region}:{place.account}:training-job/{notice.job}"
     return Links(
         report=report,
         runbook=runbook_page(notice.runbook.value, place.docs_url),
         console=console,
-        show=f"rerail show {notice.run}" if notice.state else "rerail status",
+        show=f"rerail show {notice.run}" if notice.state and JOB_NAME.fullmatch(notice.run) else "rerail status",
         job_arn=arn if job else "",
     )
 

@@ -6,14 +6,17 @@ from datetime import UTC, datetime, timedelta
 from rerail.launching import spoken_dollars
 from rerail.notices import Notice
 from rerail.remedies import spoken
+from rerail.story.veil import veiled
 
 # Joins the parts of one emoji; other invisible characters can turn a line around.
 JOINER = "\u200d"
 
 
 def plain(text: str) -> str:
-    """The text without anything that is not a character to be read: control, turned around, half of a pair."""
-    return "".join(character if _is_readable(character) else " " for character in text.replace("\r\n", "\n")).strip()
+    """The text without what looks like a secret, or is not a character to be read: control, turned around, half of a
+    pair."""
+    read = (character if _is_readable(character) else " " for character in text.replace("\r\n", "\n"))
+    return veiled("".join(read).strip())
 
 
 def indented(text: str) -> str:

@@ -146,6 +146,17 @@ def test_resource_limit(stage):
     stage.ended(request["TrainingJobName"])
 
 
+def test_a_refusal_may_be_for_some_jobs_alone(stage):
+    """Those whose names begin so are refused or find no machines; the others do not use the fault up."""
+    stage.inject("resource_limit", Count=1, TrainingJobName="ours")
+    stage.inject("capacity", Count=1, TrainingJobName="ours")
+    other = stage.create(TrainingJobName="theirs-1")
+    with pytest.raises(stage.sagemaker.exceptions.ResourceLimitExceeded):
+        stage.create(TrainingJobName="ours-1")
+    assert stage.ended(other)["TrainingJobStatus"] == "Completed"
+    assert "CapacityError" in stage.ended(stage.create(TrainingJobName="ours-1"))["FailureReason"]
+
+
 def test_throttle(stage):
     """The next calls of one operation are throttled; others are not."""
     stage.inject("throttle", Operation="ListTrainingJobs", Count=2)

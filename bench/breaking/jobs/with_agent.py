@@ -1,0 +1,116 @@
+"""A training script without training, and an agent in a few lines: says hello, beats, saves when it is asked to.
+
+Told so by the bench it finds that its loss is no number, as its agent's detectors would."""
+
+import http.client
+import json
+import os
+import signal
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from marks import (  # type: ignore[import-not-found]
+    ATTEMPT,
+    BASE,
+    RUN,
+    SECONDS,
+    STEPS_A_SAVE,
+    live,
+    mark,
+    told,
+)
+
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.pulse import Phase
+from rerail.mailbox import (
+    Durability,
+    Heartbeat,
+    Report,
+    Told,
+    Wish,
+    command_key,
+    heartbeat_key,
+    read_command,
+    report_key,
+    write,
+)
+
+JOB, MAILBOX = os.environ["TRAINING_JOB_NAME"], os.environ["MAILBOX"]
+LOOK_EVERY = 5
+known: set[str] = set()
+
+
+def s3(verb: str, key: str, body: bytes | None = None) -> bytes | None:
+    """One request to S3, which does not ask who we are; None where there is no such object."""
+    line = http.client.HTTPConnection(os.environ["AWS_ENDPOINT_URL"].removeprefix("http://"), timeout=10)
+    line.request(verb, f"/{MAILBOX}/{key}", body)
+    answer = line.getresponse()
+    content = answer.read()
+    line.close()
+    return content if answer.status == 200 else None
+
+
+def tell(what: Told, **said: Any) -> None:
+    id = f"a{ATTEMPT}-{what}"
+    s3("PUT", report_key(RUN, id), write(Report(id, RUN, ATTEMPT, JOB, what, datetime.now(UTC), **said)))
+
+
+def beat(step: int) -> None:
+    at = datetime.now(UTC)
+    s3("PUT", heartbeat_key(RUN), write(Heartbeat(RUN, ATTEMPT, JOB, at, Phase.STEP, step, at, 1 / step, SECONDS)))
+
+
+def asked() -> str:
+    """The id of a wish for a checkpoint that was not heard before."""
+    text = s3("GET", command_key(RUN))
+    if text is None:
+        return ""
+    command = read_command(text, run=RUN)
+    news = command.attempt == ATTEMPT and command.wish is Wish.CHECKPOINT and command.id not in known
+    known.add(command.id)
+    return command.id if news else ""
+
+
+def save(step: int, *, reason: str = "periodic") -> None:
+    """Files first, manifest last."""
+    folder = BASE / "checkpoints" / f"step-{step:09d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.pt").write_bytes(f"{RUN} {step}".encode())
+    files = [{"name": "model.pt", "bytes": len(f"{RUN} {step}")}]
+    saved_at = datetime.now(UTC).isoformat()
+    manifest = {"schema": 1, "attempt": ATTEMPT, "step": step, "saved_at": saved_at, "reason": reason, "files": files}
+    partial = folder / "manifest.json.tmp"
+    partial.write_text(json.dumps(manifest))
+    partial.rename(folder / "manifest.json")
+    mark("saved", step)
+
+
+def main() -> None:
+    live()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    step, found = int(os.environ.get("RERAIL_RESUME_STEP", "0")), False
+    mark("from", step)
+    tell(Told.HELLO)
+    while not told("finish"):
+        step += 1
+        time.sleep(SECONDS)
+        if step % STEPS_A_SAVE == 0:
+            print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
+            save(step)
+            beat(step)
+        if not found and told("trouble"):
+            found = True
+            mark("found", step)
+            tell(Told.FINDINGS, findings=(Finding(Kind.NON_FINITE, Level.INTERVENE, step, step, "the loss is nan"),))
+        if step % LOOK_EVERY == 0 and (command := asked()):
+            tell(Told.HEARD, command=command)
+            save(step, reason="emergency")
+            path = str(BASE / "checkpoints" / f"step-{step:09d}")
+            tell(Told.CHECKPOINT, command=command, step=step, durability=Durability.LOCAL, path=path)
+    mark("finished", step)
+
+
+if __name__ == "__main__":
+    main()

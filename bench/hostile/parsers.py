@@ -1,0 +1,248 @@
+"""What is read of texts: messages, mail, records, policies, manifests, failures, metric lines, notices."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+
+from rerail.actions import CreateJob
+from rerail.checkpoints import read_manifest
+from rerail.codec import loads
+from rerail.diagnosis import diagnose
+from rerail.enrol import Enrolled, Refused, enrol
+from rerail.errors import RerailError, UnknownPolicy
+from rerail.hyperpod import HyperPodMemory, HyperPodWatch
+from rerail.hyperpod_events import HyperPodHeard
+from rerail.machines import read_fallback
+from rerail.mailbox import read_command, read_heartbeat, read_report
+from rerail.metrics import definitions
+from rerail.model import Job, JobStatus, Run, TimelineEntry
+from rerail.notices import Notice, as_detail, read_detail
+from rerail.overtaken import claimed
+from rerail.policy import parse_policy, to_toml
+from rerail.relaunch import rebuild, successor
+from rerail.skips import read as read_skips
+from rerail.switch import read_switch
+from rerail.telling.chat import as_chat
+from rerail.telling.links import Place, links_of
+from rerail.telling.mail import as_subject, as_text
+from rerail.telling.pagerduty import as_pagerduty
+from rerail.telling.webhook import as_webhook
+from rerail.wakeups import read as read_wakeup
+from rerail.watching import Memory
+
+LONGEST_MESSAGE, AGAIN = 2_000, 500
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+SIZES = {"model.pt": 100, "optimizer.pt": 200}
+NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+FIELD = re.compile(r"([a-z_]+)=(\S*)")
+PATTERNS = {each["Name"]: re.compile(each["Regex"]) for each in definitions()}
+
+
+def clearly(read: Callable[[bytes], object], *errors: type[Exception]) -> Callable[[bytes], None]:
+    """A parser that may answer, or raise one of our errors (or of these) with one clear line; all else is a defect."""
+    known: tuple[type[Exception], ...] = (RerailError, *errors)
+
+    def reads(data: bytes) -> None:
+        try:
+            read(data)
+        except known as error:
+            check(str(error))
+
+    return reads
+
+
+def value(read: Callable[[bytes], object]) -> Callable[[bytes], None]:
+    """A parser that says what is wrong with a ValueError, which its one caller turns into an error of ours."""
+    return clearly(read, ValueError)
+
+
+def check(message: str) -> None:
+    """An error that can be shown: words, of a length that one reads, on one line, in characters that can be written."""
+    assert message.strip(), "an error without a word"
+    assert len(message) <= LONGEST_MESSAGE, f"an error of {len(message)} characters: {message[:100]!r}"
+    assert "\n" not in message, f"an error of several lines: {message[:100]!r}"
+    message.encode()
+
+
+def text_of(data: bytes) -> str:
+    """As a text arrives: what is no UTF-8 was replaced on the way."""
+    return data.decode(errors="replace")
+
+
+def message(data: bytes) -> None:
+    """A message of the supervisor's queue, of whichever source."""
+    read_wakeup(text_of(data))
+
+
+def report(data: bytes) -> None:
+    """An agent's report, as the supervisor reads it."""
+    read_report(data, run="gpt", id="r1")
+
+
+def heartbeat(data: bytes) -> None:
+    """An agent's heartbeat, as the sweep reads it."""
+    read_heartbeat(data, run="gpt")
+
+
+def command(data: bytes) -> None:
+    """The supervisor's command, as an agent reads it."""
+    read_command(data, run="gpt")
+
+
+def manifest(data: bytes) -> None:
+    """A checkpoint's manifest, as the supervisor reads it."""
+    read_manifest(data, uri="s3://b/p/", sizes=SIZES)
+
+
+def policy(data: bytes) -> None:
+    """A policy's text; what can be read can be deployed, and is read back unchanged."""
+    found = parse_policy(text_of(data), name="fuzzed")
+    assert parse_policy(to_toml(found), name="fuzzed") == found, "a policy that is not the same when it is deployed"
+
+
+def switch(data: bytes) -> None:
+    """The kill switch's parameter."""
+    read_switch(text_of(data))
+
+
+def stored_run(data: bytes) -> None:
+    """A run's record, as any version may have left it."""
+    loads(Run, text_of(data))
+
+
+def stored_memory(data: bytes) -> None:
+    """What the detectors and the HyperPod watch remember, and the timeline."""
+    text = text_of(data)
+    for kind in (Memory, HyperPodMemory, TimelineEntry):
+        clearly(lambda _, kind=kind: loads(kind, text))(data)  # type: ignore[misc]
+
+
+def failure(data: bytes) -> None:
+    """A FailureReason or a failure file: it is always diagnosed."""
+    text = text_of(data)
+    found = diagnose(text)
+    if len(text) < AGAIN:
+        assert diagnose(text).fingerprint == found.fingerprint, "two reports of one error differ"
+    check(found.evidence or "none")
+
+
+def fallback(data: bytes) -> None:
+    """A policy's other machines."""
+    read_fallback(text_of(data))
+
+
+def ranges(data: bytes) -> None:
+    """Samples to pass over."""
+    read_skips(text_of(data))
+
+
+def metric_line(data: bytes) -> None:
+    """A line of a job's log under our MetricDefinitions: what they find is a number that stands there, and no part of
+    one, and what stands there is found."""
+    for line in text_of(data).splitlines():
+        there = set(_fields(line))
+        for name, pattern in PATTERNS.items():
+            found = set(pattern.findall(line))
+            said = {value for key, value in there if key == name and _is_value(name, value)}
+            assert found <= said, f"{name} is read as {sorted(found - said)[0]:.40}, which is not there"
+            assert bool(found) == bool(said), f"{name} is there and not read"
+
+
+def _fields(line: str) -> Iterator[tuple[str, str]]:
+    """The fields of our line in a line, read without the expressions that are put to the test."""
+    for begin in re.finditer(r"\brerail ", line):
+        position = begin.end()
+        while match := FIELD.match(line, position):
+            yield match[1], match[2]
+            position = match.end() + 1
+            if line[match.end() : position] != " ":
+                break
+
+
+def _is_value(name: str, value: str) -> bool:
+    match name:
+        case "step":
+            return re.fullmatch("[0-9]+", value) is not None
+        case "nonfinite":
+            return value in ("0", "1")
+        case _:
+            return NUMBER.fullmatch(value) is not None
+
+
+def notice(data: bytes) -> None:
+    """An event on the bus `rerail`, as `notify` reads it, rendered for each of its readers."""
+    if (detail := table_of(data)) is not None:
+        told(read_detail(detail))
+
+
+def table_of(data: bytes) -> dict[str, Any] | None:
+    """The JSON object, where whoever hands it over has parsed it already; None for what would not be handed over."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def told(what: Notice) -> None:
+    """Every rendering of a notice can be sent."""
+    links = links_of(what, Place("111122223333", "eu-west-1", "https://docs.example.com"))
+    as_subject(what).encode("ascii")
+    as_text(what, links).encode()
+    for render in (as_chat, as_pagerduty, as_webhook):
+        json.dumps(render(what, links))
+
+
+class _Policies:
+    """Two policies, and none else."""
+
+    def get(self, name: str) -> Any:
+        if name not in ("default", "night"):
+            raise UnknownPolicy(f"no policy {name!r} is deployed")
+        return parse_policy("", name=name)
+
+
+def tags(data: bytes) -> None:
+    """A job's tags and description, as enrolment reads them, and the request of its successor."""
+    found = table_of(data)
+    if found is None or not isinstance(found.get("Tags"), dict):
+        return
+    named = {key: value for key, value in found["Tags"].items() if isinstance(value, str)}
+    claimed("gpt-a002", named)
+    job = Job("gpt", "arn", JobStatus.IN_PROGRESS, "Training", NOON, training_started_at=NOON)
+    match enrol(job, {}, named, _Policies(), taken=False, at=NOON + timedelta(minutes=1)):
+        case Refused() as refused:
+            check(refused.reason)
+        case Enrolled() as enrolled:
+            check(enrolled.reason)
+            _launched_again(enrolled.run, named)
+
+
+def _launched_again(run: Run, named: dict[str, str]) -> None:
+    request = rebuild({"TrainingJobName": "gpt"}, named, members=("TrainingJobName", "Tags"))
+    json.dumps(successor(request, CreateJob("gpt-a002", 2, 100), run=run.id))
+
+
+@cache
+def _clusters() -> Any:
+    from tests.fakes import World
+
+    return World
+
+
+def cluster_event(data: bytes) -> None:
+    """An event of HyperPod, as far as the notice that people get of it."""
+    heard = read_wakeup(text_of(data))
+    if not isinstance(heard, HyperPodHeard):
+        return
+    world = _clusters()()
+    watch: HyperPodWatch = world.hyperpod_watch()
+    watch.handle(heard)
+    world.clock.pass_by(timedelta(hours=3))
+    watch.handle(heard)
+    list(world.hyperpods.waiting())
+    for each in world.bus.told:
+        told(read_detail(json.loads(json.dumps(as_detail(each)))))

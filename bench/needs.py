@@ -1,0 +1,212 @@
+"""Which permissions an AWS call needs: its IAM actions, each with the resource and the condition keys that AWS weighs.
+
+Most operations are an action of the same name. Those that are not (a listing of S3, the parts of a transaction, what a
+request passes on to another service, the customer's key behind a queue or a table) are said here one by one. An
+operation that nobody has said anything about is an error, so that no call goes by unjudged."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Keys = tuple[tuple[str, str | tuple[str, ...]], ...]
+
+TRANSACTED = {
+    "Put": "dynamodb:PutItem",
+    "Update": "dynamodb:UpdateItem",
+    "Delete": "dynamodb:DeleteItem",
+    "ConditionCheck": "dynamodb:ConditionCheckItem",
+}
+# Of S3 as its own manual has it; whoever may not list a bucket is told 403 instead of 404 of what is not there.
+OF_OBJECT = {
+    "GetObject": "s3:GetObject",
+    "SignedGetObject": "s3:GetObject",  # by whoever has the link, with what its maker may
+    "HeadObject": "s3:GetObject",
+    "PutObject": "s3:PutObject",
+    "DeleteObject": "s3:DeleteObject",
+    "CopyObject": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "UploadPartCopy": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "ListParts": "s3:ListMultipartUploadParts",
+}
+OF_BUCKET = {
+    "ListObjectsV2": "s3:ListBucket",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+}
+READS = ("GetObject", "HeadObject")
+COPIES = ("CopyObject", "UploadPartCopy")
+OF_JOB = ("DescribeTrainingJob", "StopTrainingJob", "UpdateTrainingJob")
+OF_TABLE = ("GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query", "Scan")
+OF_TABLES = ("BatchGetItem", "BatchWriteItem")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One that was noted: by which function, from which call site, with which parameters."""
+
+    function: str
+    service: str
+    operation: str
+    site: str
+    asked: Mapping[str, Any] = field(hash=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Need:
+    """One permission; `keys` are condition keys in small letters with what they would be at this call."""
+
+    action: str
+    resource: str
+    keys: Keys = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where calls are made: `key_of` tells the ARN of the customer's key of a queue, topic, table or bucket ("" where
+    it has none), `tags_of` the tags of a training job by its ARN."""
+
+    account: str
+    region: str
+    key_of: Callable[[str], str]
+    tags_of: Callable[[str], Mapping[str, str]]
+
+    def arn(self, service: str, resource: str) -> str:
+        """Of a resource in this account and region."""
+        return f"arn:aws:{service}:{self.region}:{self.account}:{resource}"
+
+    def with_key(self, service: str, arn: str, *actions: str) -> Iterator[Need]:
+        """What the service does with the customer's key in the caller's name."""
+        if key := self.key_of(arn):
+            via = (("kms:viaservice", f"{service}.{self.region}.amazonaws.com"),)
+            yield from (Need(f"kms:{action}", key, via) for action in actions)
+
+
+def needs(call: Call, place: Place) -> Iterator[Need]:
+    """All of a call's; raises ValueError for an operation that nobody has said anything about."""
+    match call.service:
+        case "dynamodb":
+            yield from _of_dynamodb(call, place)
+        case "s3":
+            yield from _of_s3(call, place)
+        case "sagemaker":
+            yield from _of_sagemaker(call, place)
+        case "sqs" if call.operation in ("SendMessage", "SendMessageBatch"):
+            queue = place.arn("sqs", str(call.asked["QueueUrl"]).rpartition("/")[2])
+            yield from sending(queue, place)
+        case "sns" if call.operation == "Publish":
+            topic = str(call.asked["TopicArn"])
+            yield Need("sns:Publish", topic)
+            yield from place.with_key("sns", topic, "Decrypt", "GenerateDataKey")
+        case "events" if call.operation == "PutEvents":
+            for entry in call.asked["Entries"]:
+                yield Need("events:PutEvents", place.arn("events", f"event-bus/{entry.get('EventBusName', 'default')}"))
+        case "ssm" if call.operation == "GetParameter":
+            yield Need("ssm:GetParameter", place.arn("ssm", f"parameter{call.asked['Name']}"))
+        case "lambda" if call.operation == "Invoke":
+            name = str(call.asked["FunctionName"])
+            yield Need("lambda:InvokeFunction", name if ":" in name else place.arn("lambda", f"function:{name}"))
+        case "cloudwatch" if call.operation == "GetMetricData":
+            yield Need("cloudwatch:GetMetricData", "*")
+        case "logs" if call.operation == "DescribeLogStreams":
+            # Of a log group as IAM wants it: with `:*` at its end.
+            yield Need("logs:DescribeLogStreams", place.arn("logs", f"log-group:{call.asked['logGroupName']}:*"))
+        case "logs" if call.operation == "GetLogEvents":
+            stream = f"log-group:{call.asked['logGroupName']}:log-stream:{call.asked['logStreamName']}"
+            yield Need("logs:GetLogEvents", place.arn("logs", stream))
+        case _:
+            raise ValueError(f"nobody has said which permissions {call.service}:{call.operation} needs")
+
+
+def sending(queue: str, place: Place) -> Iterator[Need]:
+    """To put a message on a queue."""
+    yield Need("sqs:SendMessage", queue)
+    yield from place.with_key("sqs", queue, "Decrypt", "GenerateDataKey")
+
+
+def receiving(queue: str, place: Place) -> Iterator[Need]:
+    """For a function that is fed from a queue, as the managed policy AWSLambdaSQSQueueExecutionRole has it."""
+    yield from (Need(f"sqs:{name}", queue) for name in ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes"))
+    yield from place.with_key("sqs", queue, "Decrypt")
+
+
+def _of_dynamodb(call: Call, place: Place) -> Iterator[Need]:
+    if call.operation == "TransactWriteItems":
+        # No action of its own: each part is authorized as what it does.
+        for part in call.asked["TransactItems"]:
+            ((kind, detail),) = part.items()
+            item = detail.get("Item") or detail.get("Key")
+            yield from _table(TRANSACTED[kind], detail["TableName"], [item["pk"]["S"]], place)
+    elif call.operation in OF_TABLES:
+        for table, asked in call.asked["RequestItems"].items():
+            items = asked["Keys"] if call.operation == "BatchGetItem" else map(_written, asked)
+            yield from _table(f"dynamodb:{call.operation}", table, [item["pk"]["S"] for item in items], place)
+    elif call.operation in OF_TABLE:
+        table = str(call.asked["TableName"])
+        item = call.asked.get("Item") or call.asked.get("Key")
+        leading = [item["pk"]["S"]] if item else []
+        name = f"{table}/index/{call.asked['IndexName']}" if "IndexName" in call.asked else table
+        yield from _table(f"dynamodb:{call.operation}", name, leading, place)
+    else:
+        raise ValueError(f"nobody has said which permissions dynamodb:{call.operation} needs")
+
+
+def _written(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    return asked["PutRequest"]["Item"] if "PutRequest" in asked else asked["DeleteRequest"]["Key"]  # type: ignore[no-any-return]
+
+
+def _table(action: str, name: str, leading: list[str], place: Place) -> Iterator[Need]:
+    keys: Keys = (("dynamodb:leadingkeys", tuple(sorted(set(leading)))),) if leading else ()
+    yield Need(action, place.arn("dynamodb", f"table/{name}"), keys)
+    # The key of a table is only ever decrypted for who reads and writes items.
+    yield from place.with_key("dynamodb", place.arn("dynamodb", f"table/{name.partition('/')[0]}"), "Decrypt")
+
+
+def _of_s3(call: Call, place: Place) -> Iterator[Need]:
+    bucket = f"arn:aws:s3:::{call.asked['Bucket']}"
+    if action := OF_BUCKET.get(call.operation):
+        yield Need(action, bucket)
+        return
+    if call.operation not in OF_OBJECT:
+        raise ValueError(f"nobody has said which permissions s3:{call.operation} needs")
+    action = OF_OBJECT[call.operation]
+    yield Need(action, f"{bucket}/{call.asked['Key']}")
+    if call.operation in READS:
+        yield Need("s3:ListBucket", bucket)
+    if call.operation in COPIES:
+        source = call.asked["CopySource"]
+        yield Need("s3:GetObject", f"arn:aws:s3:::{source['Bucket']}/{source['Key']}")
+    if call.operation == "CopyObject" and call.asked.get("TaggingDirective") != "REPLACE":
+        yield Need("s3:GetObjectTagging", f"{bucket}/{call.asked['CopySource']['Key']}")
+        yield Need("s3:PutObjectTagging", f"{bucket}/{call.asked['Key']}")
+    if call.asked.get("Tagging"):
+        yield Need("s3:PutObjectTagging", f"{bucket}/{call.asked['Key']}")
+    if call.operation == "GetObject" or call.operation in COPIES:
+        yield from place.with_key("s3", bucket, "Decrypt")
+    if action == "s3:PutObject":
+        yield from place.with_key("s3", bucket, "GenerateDataKey")
+
+
+def _of_sagemaker(call: Call, place: Place) -> Iterator[Need]:
+    if call.operation == "ListTrainingJobs":
+        yield Need("sagemaker:ListTrainingJobs", "*")
+    elif call.operation == "ListTags":
+        yield Need("sagemaker:ListTags", str(call.asked["ResourceArn"]))
+    elif call.operation in OF_JOB:
+        job = _job(call, place)
+        tags = tuple((f"aws:resourcetag/{name}".lower(), value) for name, value in sorted(place.tags_of(job).items()))
+        yield Need(f"sagemaker:{call.operation}", job, tags)
+    elif call.operation == "CreateTrainingJob":
+        given = {tag["Key"]: tag["Value"] for tag in call.asked.get("Tags", [])}
+        keys: Keys = tuple((f"aws:requesttag/{name}".lower(), value) for name, value in sorted(given.items()))
+        yield Need("sagemaker:CreateTrainingJob", _job(call, place), keys)
+        if given:  # what is made with tags is authorized as AddTags too
+            yield Need("sagemaker:AddTags", _job(call, place), keys)
+        yield Need("iam:PassRole", str(call.asked["RoleArn"]), (("iam:passedtoservice", "sagemaker.amazonaws.com"),))
+    else:
+        raise ValueError(f"nobody has said which permissions sagemaker:{call.operation} needs")
+
+
+def _job(call: Call, place: Place) -> str:
+    return place.arn("sagemaker", f"training-job/{call.asked['TrainingJobName']}".lower())

@@ -1,0 +1,339 @@
+"""The loop closed on real learning: dozens of random faults, and the model that comes of them is the undisturbed one.
+
+    python -m bench.soak [--faults N] [--seed S] [--scenario NAME] [--minutes M] [--beside N] [--evidence FILE]
+
+The synthesized template is deployed into the local AWS, and a small GPT is trained there in several runs, some beside
+each other. They meet faults of every scenario, in an order and at steps that the seed draws: killed processes and lost
+nodes, refused launches, events that are lost or late, damaged checkpoints, kills in the middle of a save, hardware,
+hangs, bugs, bad data, losses that jump. What by design ends in a hold is released, as an operator would. Each run is
+then compared with an undisturbed twin of the same seed: every loss to the last bit, every sample of the data order,
+every checkpoint, seconds. A soak that fails leaves all it has written in .local/soak/<seed>."""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.evidence import Evidence, Failure, Goal, Sheet, finish
+from bench.soaking.account import STEP_SECONDS, Account, Twin
+from bench.soaking.faults import FAULTS, STORM
+from bench.soaking.judging import Judgement, judge
+from bench.soaking.notes import Step
+from bench.soaking.plan import chosen, courses
+from bench.soaking.play import Play, Strike, led_by, shifted
+from cli import place
+from cli.report import save_for
+from local.stack import LocalAws
+from rerail.actions import Severity
+
+SCALE = 60.0
+ROOT = Path(__file__).resolve().parent.parent
+FAULTS_BY_DEFAULT, BESIDE = 40, 3
+LOOK_EVERY_S = 0.3
+QUIET_S = 1.1 * STEP_SECONDS  # a step on a machine that has time for it
+CLAIM = (
+    "Whatever breaks, the model is the one that an undisturbed training gives: a small GPT is trained through random "
+    "faults of every scenario in the local AWS, by the deployed template, and compared with twins of the same seed."
+)
+
+
+@dataclass
+class Soak:
+    """One soak of one seed: what is being played, what is over, and what must hold of all of it together."""
+
+    account: Account
+    seed: int
+    tell: Callable[[str], None]
+    twins: dict[str, Twin] = field(default_factory=dict)
+    plays: list[Play] = field(default_factory=list)
+    judged: list[Judgement] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    checks: dict[str, int] = field(default_factory=dict)
+
+    def run(self, names: Sequence[str], *, beside: int, progress: Callable[[Sequence[Play]], None]) -> None:
+        """Every run with its faults, so many beside each other; the storm when the others are over."""
+        waiting = courses(self.seed, names)
+        active: list[Play] = []
+        while waiting or active:
+            while waiting and len(active) < beside and (waiting[0].home is not STORM or not active):
+                course = waiting.pop(0)
+                group = [
+                    Play(self.account, shifted(course, number), shifted(course, number).name, self.tell)
+                    for number in range(1, course.home.at_once + 1)
+                ]
+                led_by(group[0], group[1:])
+                self.plays += group
+                active += group
+                self._twin_of(group[0])
+            for twin in self.twins.values():
+                twin.look()
+            for play in active:
+                play.look()
+            progress(active)
+            active = [play for play in active if not play.is_over]
+            time.sleep(LOOK_EVERY_S)
+        while not all(twin.is_over for twin in self.twins.values()):
+            for twin in self.twins.values():
+                twin.look()
+            time.sleep(LOOK_EVERY_S)
+
+    def _twin_of(self, play: Play) -> Twin:
+        home, steps = play.home, play.course.steps
+        key = f"{home.script_name}-{home.hosts}-{steps}"
+        if key not in self.twins:
+            self.twins[key] = Twin(self.account, home, steps)
+        return self.twins[key]
+
+    def judge(self, folder: Path, state: Path) -> None:
+        """What has become of each run, and of the account."""
+        for play in self.plays:
+            if play.run is None:
+                self.wrong.append(f"{play.name} was never adopted")
+                continue
+            play.notes.read([attempt.job_name for attempt in play.run.attempts])
+            play.timeline = self.account.runs.timeline(play.name)
+            self.judged.append(judge(play, self._twin_of(play), folder, self.tell))
+        for twin in self.twins.values():
+            if twin.description["TrainingJobStatus"] != "Completed":
+                self.wrong.append(f"{twin.name} is {twin.description['TrainingJobStatus']}")
+        queues = [url for url in self.account.aws.client("sqs").list_queues()["QueueUrls"] if "DeadLetter" in url]
+        letters = {url.rpartition("/")[2]: self.account.waiting_in(url) for url in queues}
+        self.wrong += [f"{count} dead letters in {name}" for name, count in letters.items() if count]
+        orphans = list(_orphans(str(state), "SAGEMAKER_BASE_DIR"))
+        self.wrong += [f"a process of an ended job is left: {orphan}" for orphan in orphans]
+        lives = sum(len(play.notes.lives) for play in self.plays)
+        self.checks = {
+            "starts of training processes, each alone in its run": lives,
+            "jobs, none created while the one before lived": sum(each.attempts for each in self.judged),
+            "checkpoints seen in S3, all of them still there": sum(each.saves for each in self.judged),
+            "queues for dead letters, all empty": len(queues),
+            "processes of ended jobs that are left": len(orphans),
+            **self._heard(state),
+        }
+
+    def _heard(self, state: Path) -> dict[str, int]:
+        """What reached people: of the runs, and of Rerail itself, whose alarms page too."""
+        found: dict[str, int] = {}
+        for kind in ("pages", "informs"):
+            subjects = self.account.told(kind)
+            (state / f"{kind}.txt").write_text("\n".join(subjects) + "\n")
+            ours = sum(any(play.name in subject for play in self.plays) for subject in subjects)
+            alarms = [subject for subject in subjects if subject.startswith("ALARM:")]
+            found |= {f"{kind} about runs that arrived": ours, f"alarms of Rerail itself among the {kind}": len(alarms)}
+        return found
+
+    @property
+    def strikes(self) -> list[Strike]:
+        """Every fault that was caused, a storm once for each run that it hit."""
+        return sorted((strike for play in self.plays for strike in play.strikes), key=lambda strike: strike.at)
+
+
+def _orphans(state: str, variable: str) -> Iterator[str]:
+    """Processes of this machine whose environment has a variable that names a place below this folder."""
+    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
+        with suppress(OSError):
+            told = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+            if any(word.startswith(f"{variable}={state}".encode()) for word in told.split(b"\0")):
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if command:  # a zombie has none
+                    yield f"{entry.name} {command[:80]}"
+
+
+def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Console) -> tuple[Soak, list[str]]:
+    """One soak, with its own local AWS; and what is wrong when all of it is ended."""
+    shutil.rmtree(state, ignore_errors=True)
+    folder = state / "notes"
+    folder.mkdir(parents=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        console.print(f"[{time.monotonic() - began:5.0f} s] {line}", markup=False, highlight=False, soft_wrap=True)
+
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("deploying", total=len(names))
+
+        def show(active: Sequence[Play]) -> None:
+            over = sum(play.index for play in soaked.plays if not play.is_led)
+            progress.update(task, completed=over, description="; ".join(play.state for play in active)[:100])
+
+        with LocalAws(state / "aws", scale=SCALE, schedule_scale=SCALE, assemblies=place.SYNTHESES) as aws:
+            soaked = Soak(Account(aws, folder, SCALE), seed, say)
+            soaked.run(names, beside=beside, progress=show)
+            soaked.judge(folder, state)
+            for play in soaked.plays:
+                if play.run is not None:
+                    save_for(soaked.account.here, play.name, state / f"{play.name}.html", ())
+                    play.keep_timeline()
+    left = list(_orphans(str(state), "SAGEMAKER_BASE_DIR"))
+    return soaked, [*soaked.wrong, *(f"a process has outlived the local AWS: {each}" for each in left)]
+
+
+def evidence(soaked: Sequence[Soak], wrong: Sequence[str]) -> Evidence:
+    """The figures of one soak or of several."""
+    judged = [each for soak in soaked for each in soak.judged]
+    strikes = [strike for soak in soaked for strike in soak.strikes]
+    failures = [Failure(each) for each in wrong]
+    failures += [Failure(f"{each.run}: {problem}") for each in judged for problem in each.wrong]
+    missed = sorted({strike.due.name for strike in strikes if strike.problems or strike.over_at is None})
+    compared, other = sum(each.learnt.compared for each in judged), sum(each.learnt.other_bits for each in judged)
+    goals = (
+        Goal("losses with other bits than the twin's", "none", f"{other} of {compared:,}", other == 0),
+        Goal(
+            "faults diagnosed as what they were, and mended",
+            "all",
+            f"{sum(not s.problems and s.over_at is not None for s in strikes)} of {len(strikes)}",
+            not missed,
+        ),
+        Goal(
+            "scenarios",
+            f"all {len(FAULTS)}",
+            str(len({strike.due.name for strike in strikes})),
+            {strike.due.name for strike in strikes} == set(FAULTS),
+        ),
+    )
+    return Evidence(
+        CLAIM,
+        (_runs(judged), _scenarios(strikes), _counts(soaked)),
+        goals,
+        _notes(soaked, judged, strikes),
+        tuple(failures),
+    )
+
+
+def _runs(judged: Sequence[Judgement]) -> Sheet:
+    columns = (
+        *("run", "twin", "faults", "attempts", "steps", "steps lost", "samples", "skipped"),
+        *("losses compared", "other bits", "last loss off the undisturbed", "s", "twin s", "twin's share", "goodput"),
+    )
+    rows = tuple(
+        (
+            *(each.run, each.learnt.twin, each.faults, each.attempts, each.learnt.steps, each.learnt.lost),
+            *(each.learnt.samples, each.skipped, each.learnt.compared, each.learnt.other_bits, each.learnt.from_plain),
+            *(round(each.run_s, 1), round(each.twin_s, 1)),
+            f"{each.twin_s / each.run_s:.0%}" if each.is_complete else "",
+            f"{each.share:.0%}" if each.share is not None else "",
+        )
+        for each in judged
+    )
+    return Sheet("Each run beside its twin", columns, rows, words=2)
+
+
+def _scenarios(strikes: Sequence[Strike]) -> Sheet:
+    columns = (
+        *("scenario", "what breaks", "diagnosed as"),
+        *(
+            "times",
+            "as it must be",
+            "detected after, s",
+            "mended after, s",
+            "steps lost",
+            "attempts",
+            "pages",
+            "informs",
+        ),
+    )
+    rows = []
+    for name in FAULTS:
+        if here := [strike for strike in strikes if strike.due.name == name]:
+            found = sorted({", ".join(dict.fromkeys((*each.causes, *each.findings))) or "no trouble" for each in here})
+            rows.append(
+                (
+                    *(name, FAULTS[name].story, " / ".join(found), len(here)),
+                    sum(not each.problems and each.over_at is not None for each in here),
+                    _median([each.detected_s for each in here]),
+                    _median([each.mended_s for each in here]),
+                    sum(each.lost_steps for each in here),
+                    sum(each.attempts for each in here),
+                    sum(each.told.get(Severity.PAGE, 0) for each in here),
+                    sum(each.told.get(Severity.INFORM, 0) for each in here),
+                )
+            )
+    return Sheet("Each scenario", columns, tuple(rows), words=3)
+
+
+def _counts(soaked: Sequence[Soak]) -> Sheet:
+    rows = tuple((what, sum(each.checks.get(what, 0) for each in soaked)) for what in soaked[0].checks)
+    return Sheet("What was watched all the time; a failure of any is listed below", ("", "number"), rows)
+
+
+def _median(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{median(known):.1f}" if known else ""
+
+
+def _pairs(twin: Twin) -> Iterator[tuple[Step, Step]]:
+    """Each step of a twin and the next one."""
+    for life in twin.notes.lives:
+        steps = list(life.steps.values())
+        yield from zip(steps, steps[1:], strict=False)
+
+
+def _notes(soaked: Sequence[Soak], judged: Sequence[Judgement], strikes: Sequence[Strike]) -> tuple[str, ...]:
+    ended = [each for each in judged if each.is_complete]
+    run_s, twin_s = sum(each.run_s for each in ended), sum(each.twin_s for each in ended)
+    share = twin_s / run_s if run_s else 0.0
+    gaps = [step.at - before.at for soak in soaked for twin in soak.twins.values() for before, step in _pairs(twin)]
+    pace = median(gaps) if gaps else 0.0
+    return (
+        f"The runs took {run_s:,.0f} s in all, their undisturbed twins {twin_s:,.0f} s: {share:.0%}, with "
+        f"{len(strikes)} faults in {run_s / 60:.0f} minutes of training. SageMaker's pace, the sweep and the policy's "
+        f"durations are divided by {SCALE:g}; Python's start, queues and polls are not. A step was to take "
+        f"{STEP_SECONDS:g} s and took {pace:.3f} s in the median of the twins: the machine was "
+        f"{'quiet' if pace < QUIET_S else 'busy'}.",
+        "A loss is compared as the process has it, not as it is printed; samples are those that the model was given. "
+        "Steps that were trained and have come to nothing are lost; they are in no other count.",
+        "Where a remedy changes what is trained on (samples skipped, a lower learning rate), the twin has the same "
+        "remedy from the same step on, and the bad batches that it was right to train through; how far the "
+        "run ends from the undisturbed one stands beside it.",
+        "Of a script that is not ours only the losses are known, and no samples. Detected: until the first decision or "
+        "finding; mended: until the step was trained again by processes that were started since. Seconds are this "
+        "machine's, medians over the times. A storm counts once for each run that it hit.",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", type=int, default=0, help=f"how many (at least {FAULTS_BY_DEFAULT}, all scenarios)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--scenario", choices=list(FAULTS), action="append", help="only this one; may be repeated")
+    parser.add_argument("--minutes", type=float, default=0.0, help="further seeds, until so much time is spent")
+    parser.add_argument("--beside", type=int, default=BESIDE, help="runs at the same time")
+    parser.add_argument("--state", type=Path, default=ROOT / ".local" / "soak", help="where it works")
+    parser.add_argument("--evidence", type=Path, help="write the evidence to this file")
+    options = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    soaked, wrong = [], []
+    end = time.monotonic() + 60 * options.minutes
+    seed = options.seed
+    while True:
+        names = options.scenario or chosen(seed, options.faults or max(FAULTS_BY_DEFAULT, len(FAULTS)))
+        state = (options.state / str(seed)).resolve()
+        here, problems = soak(seed, names, options.beside, state, console)
+        soaked.append(here)
+        wrong += problems
+        if problems or any(each.wrong for each in here.judged):
+            again = " ".join(f"--scenario {name}" for name in options.scenario or ())
+            again = again or f"--faults {len(names)}"
+            console.print(
+                f"what it wrote is in {os.path.relpath(state)}; again: python -m bench.soak --seed {seed} {again}"
+            )
+        else:
+            shutil.rmtree(state)
+        if time.monotonic() >= end:
+            break
+        seed += 1
+    return finish(evidence(soaked, wrong), options.evidence, console)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

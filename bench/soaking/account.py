@@ -1,0 +1,143 @@
+"""The local AWS as the soak uses it: its policies, its jobs, the undisturbed twins, and what people were told."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.soaking.faults import Home
+from bench.soaking.notes import Notes
+from cli import place
+from cli.demo.scripts import OURS
+from cli.demo.stage import DAY_S, NO_AGENT, Curve, hasty, told
+from cli.place import Place
+from local.stack import LocalAws
+from rerail.aws.dynamodb import DynamoRuns
+from rerail.model import JobStatus
+from rerail.policy import parse_policy, to_toml
+
+BUCKET = "sagemaker-soak"
+ROLE = "arn:aws:iam::000000000000:role/SoakSageMakerRole"
+HOST = Path(__file__).resolve().parents[1] / "soak_worker" / "host.py"
+STEP_SECONDS, SAVE_EVERY, KEPT = 0.08, 25, 400
+TOPICS = {"pages": "PageTopicArn", "informs": "InformTopicArn"}
+
+
+class Account:
+    """The local AWS with the deployed template, as the soak uses it."""
+
+    def __init__(self, aws: LocalAws, folder: Path, scale: float) -> None:
+        self.aws, self.folder, self.scale = aws, folder, scale
+        place.use_local(aws.endpoint_url)
+        self.runs = DynamoRuns(aws.outputs["TableName"])
+        self.sagemaker, self.s3, self.logs = (aws.client(name) for name in ("sagemaker", "s3", "logs"))
+        self.here = Place("the soak", aws.outputs)
+        self.s3.create_bucket(Bucket=BUCKET)
+        ssm = aws.client("ssm")
+        deployed = ssm.get_parameter(Name=f"{aws.outputs['PolicyPrefix']}/default")["Parameter"]["Value"]
+        self.policy = hasty(parse_policy(deployed, name="default"), scale)
+        self.people = {kind: self._listen(kind, topic) for kind, topic in TOPICS.items()}
+
+    def _listen(self, name: str, topic: str) -> str:
+        """The URL of a queue that hears what people are told there."""
+        sqs = self.aws.client("sqs")
+        url = str(sqs.create_queue(QueueName=f"soak-{name}")["QueueUrl"])
+        arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        self.aws.client("sns").subscribe(TopicArn=self.aws.outputs[topic], Protocol="sqs", Endpoint=arn)
+        return url
+
+    def told(self, kind: str) -> list[str]:
+        """The subjects of what people were told on that topic, taken from its queue."""
+        sqs, subjects = self.aws.client("sqs"), []
+        while found := sqs.receive_message(QueueUrl=self.people[kind], MaxNumberOfMessages=10).get("Messages", []):
+            for message in found:
+                subjects.append(str(json.loads(message["Body"]).get("Subject", "")))
+                sqs.delete_message(QueueUrl=self.people[kind], ReceiptHandle=message["ReceiptHandle"])
+        return subjects
+
+    def waiting_in(self, url: str) -> int:
+        """Messages in a queue."""
+        counts = self.aws.client("sqs").get_queue_attributes(
+            QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"]
+        )
+        return int(counts["Attributes"]["ApproximateNumberOfMessages"])
+
+    def policy_for(self, home: Home) -> str:
+        """The name of the policy of such runs, which is there from now on."""
+        name = f"soak-{home.name}"
+        text = to_toml(home.policy(self.policy, self.scale))
+        parameter = f"{self.aws.outputs['PolicyPrefix']}/{name}"
+        self.aws.client("ssm").put_parameter(Name=parameter, Value=text, Overwrite=True, Type="String")
+        return name
+
+    def submit(self, name: str, home: Home, *, steps: int, tags: Mapping[str, str], watched: bool) -> None:
+        """Create a run's first job, or its twin."""
+        kept = {"KeepAlivePeriodInSeconds": home.keep_alive} if home.keep_alive and watched else {}
+        machines = {"InstanceType": home.machine, "InstanceCount": home.hosts, "VolumeSizeInGB": 30}
+        spot = home.spot and watched
+        of_script = home.script.request(steps=steps, save_every=SAVE_EVERY, keep=KEPT, step_seconds=STEP_SECONDS)
+        entry = {} if home.script is not OURS else {"ContainerEntrypoint": ["python", str(HOST)]}
+        agent = told(self.policy.detection) if home.agent and watched else NO_AGENT if home.script is OURS else {}
+        breaks = {"BREAK_AT": str(home.first)} if home.script is not OURS and watched else {}
+        limit = {"MaxWaitTimeInSeconds": 2 * DAY_S} if spot else {}
+        self.sagemaker.create_training_job(
+            TrainingJobName=name,
+            RoleArn=ROLE,
+            AlgorithmSpecification={
+                "TrainingImage": "rerail-training:soak",
+                "TrainingInputMode": "File",
+                **entry,
+                **of_script["AlgorithmSpecification"],
+            },
+            HyperParameters=of_script.get("HyperParameters", {}),
+            ResourceConfig=machines | kept,
+            CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}/"},
+            OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
+            StoppingCondition={"MaxRuntimeInSeconds": DAY_S, **limit},
+            EnableManagedSpotTraining=spot,
+            Environment={
+                "SOAK_FOLDER": str(self.folder),
+                "OMP_NUM_THREADS": "1",
+                **of_script.get("Environment", {}),
+                **agent,
+                **breaks,
+            },
+            Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
+        )
+
+    def order(self, job: str, *, drill: str = "", own: str = "") -> None:
+        """Tell an attempt what it breaks."""
+        partial = self.folder / f"{job}.json.partial"
+        partial.write_text(json.dumps({"drill": drill, "own": own}))
+        partial.rename(self.folder / f"{job}.json")
+
+    def describe(self, job: str) -> dict[str, Any]:
+        return dict(self.sagemaker.describe_training_job(TrainingJobName=job))
+
+
+class Twin:
+    """The same training, undisturbed."""
+
+    def __init__(self, account: Account, home: Home, steps: int) -> None:
+        self.name, self.home, self.account = f"twin-{home.script_name}-{home.hosts}x{steps}", home, account
+        self.notes = Notes(account.folder)
+        self.curve = Curve(self.name, home.script)
+        self.description: dict[str, Any] = {}
+        account.order(self.name)
+        account.submit(self.name, home, steps=steps, tags={}, watched=False)
+
+    def look(self) -> None:
+        if not self.is_over:
+            self.description = self.account.describe(self.name)
+            self.notes.read([self.name])
+            if self.home.script is not OURS:
+                self.curve.read(self.account.logs)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.description) and JobStatus(self.description["TrainingJobStatus"]).is_terminal
+
+    @property
+    def seconds(self) -> float:
+        """From its creation to its end."""
+        return float((self.description["TrainingEndTime"] - self.description["CreationTime"]).total_seconds())

@@ -1,0 +1,406 @@
+"""Every fault that a soak causes: how it is made, in which kind of run, and as what it must be diagnosed."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+from cli.demo.scenarios import (
+    NEXT_BEST_TYPE,
+    OWN_TYPE,
+    kill,
+    lose_the_node,
+    lose_the_node_and_all_like_it,
+    reclaim,
+    stop,
+)
+from cli.demo.scripts import HUGGING_FACE, OURS, Script
+from cli.demo.stage import FALLBACK_AFTER
+from rerail.policy import Mode, Policy
+
+# Steps from a fault to the next one: until a newer checkpoint has proven that the run is on its way again.
+ROOM, LONG_ROOM = 90, 320
+UNTIL_CURED = 99
+RELAUNCHED = re.compile(r"-a\d+$")
+MACHINE = "ml.m5.4xlarge"
+STORM_WINDOW, STORM_RELAUNCHES = timedelta(minutes=20), 2
+
+
+class World(Protocol):
+    """What a fault from outside can be made with."""
+
+    @property
+    def others(self) -> list[str]:
+        """The jobs of the runs that are to be hit at the same time."""
+
+    def inject(self, fault: str, **fields: Any) -> object:
+        """Cause a fault of the platform."""
+
+    def stop(self, job: str) -> object:
+        """Call StopTrainingJob, as anybody may."""
+
+    def damage_newest_save(self, run: str) -> object:
+        """Flip bits in the newest checkpoint that lies in S3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A kind of run in which some faults can be caused; `first` steps are trained before the first of them.
+
+    `policy` makes its policy of the default one; `at_once` runs of it train beside each other, and are hit together.
+    `most` faults are caused in one such run, a further one is begun for more.
+    """
+
+    name: str
+    first: int = 60
+    policy: Callable[[Policy, float], Policy] = lambda policy, scale: policy
+    spot: bool = False
+    keep_alive: int = 0
+    agent: bool = True
+    hosts: int = 1
+    at_once: int = 1
+    most: int = 12
+    machine: str = MACHINE
+    script: Script = OURS
+
+    @property
+    def script_name(self) -> str:
+        """As the name of its twin has it."""
+        return "gpt" if self.script is OURS else "hf"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault, in runs of the kind `home`.
+
+    `drill` is what container/faults.py breaks, `own` what bench/soak_worker/rank.py does, both in `lives` attempts;
+    `strike` is called once the training is past the fault's step, `after` when all is well again. What must come of it:
+    the `causes` of the attempts that it ended (or `or_causes`, where two processes race to tell), the `findings` that
+    the detectors have said, the `rungs` climbed. `held`: by design a human is asked, who releases the run. `ends`: it
+    costs the attempt. `self_repairs`: SageMaker itself restarts the job; `in_place`: the job's own init restarts its
+    processes; `last`: the run ends there. `stays`: the batches were bad, and no remedy gives others, so the twin has
+    them too. `room` are the steps until the next fault.
+    """
+
+    story: str
+    home: Home
+    drill: str = ""
+    own: str = ""
+    strike: Callable[[World, str], None] | None = None
+    after: Callable[[World, str], None] | None = None
+    causes: tuple[str, ...] = ()
+    or_causes: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+    rungs: tuple[str, ...] = ()
+    lives: int = 1
+    held: bool = False
+    ends: bool = True
+    self_repairs: int = 0
+    in_place: bool = False
+    last: bool = False
+    stays: bool = False
+    room: int = ROOM
+
+    @property
+    def is_within(self) -> bool:
+        """The training process itself breaks, at the very step."""
+        return bool(self.drill or self.own)
+
+
+def asks_first(policy: Policy, scale: float) -> Policy:
+    """Nothing is stopped or launched without a word."""
+    return replace(policy, mode=Mode.APPROVE)
+
+
+def restarts_in_place(policy: Policy, scale: float) -> Policy:
+    """What needs no other machine is mended within the job."""
+    return replace(policy, restart=replace(policy.restart, in_place=True))
+
+
+def falls_back(policy: Policy, scale: float) -> Policy:
+    """Other machines are tried after a while."""
+    capacity = replace(policy.capacity, fallbacks=(NEXT_BEST_TYPE,), fallback_after=FALLBACK_AFTER / scale)
+    return replace(policy, capacity=capacity)
+
+
+def brakes(policy: Policy, scale: float) -> Policy:
+    """So few relaunches in a while that a storm must wait."""
+    limits = replace(policy.limits, account_relaunches=STORM_RELAUNCHES, account_window=STORM_WINDOW / scale)
+    return replace(policy, limits=limits)
+
+
+STEADY = Home("steady")
+# The detectors learn a run's noise from its first rows, one a second on the fast clock.
+WATCHED = Home("watched", first=640, most=4)
+RATE = Home("rate", first=400, most=1)
+HOLDS = Home("holds")
+POOL = Home("pool", keep_alive=3600)
+SPOT = Home("spot", spot=True)
+IN_PLACE = Home("inplace", first=640, policy=restarts_in_place)
+APPROVED = Home("approved", policy=asks_first)
+ELSEWHERE = Home("elsewhere", policy=falls_back, most=1, machine=OWN_TYPE)
+ENDED = Home("ended", most=1)
+MUTE = Home("mute", first=640, agent=False)
+PAIR = Home("pair", hosts=2)
+STORM = Home("storm", policy=brakes, at_once=3, most=1)
+FOREIGN = Home("foreign", first=137, agent=False, script=HUGGING_FACE, most=1)
+HOMES = (
+    *(WATCHED, STEADY, MUTE, IN_PLACE, RATE, HOLDS, PAIR, POOL, SPOT, APPROVED, ELSEWHERE, FOREIGN, ENDED),
+    STORM,  # the last: it needs the whole account
+)
+
+
+def kill_the_second(world: World, job: str) -> None:
+    """SIGKILL to every process of one of two hosts."""
+    world.inject("kill", TrainingJobName=job, Host="algo-2")
+
+
+def lose_the_node_and_have_no_other(world: World, job: str) -> None:
+    """The next launch of this run is refused, and the one after gets no machines."""
+    run = job.rpartition("-a")[0] if RELAUNCHED.search(job) else job
+    world.inject("resource_limit", Count=1, TrainingJobName=f"{run}-a")
+    world.inject("capacity", Count=1, TrainingJobName=f"{run}-a")
+    world.inject("internal_error", TrainingJobName=job)
+
+
+def lose_the_node_under_throttling(world: World, job: str) -> None:
+    """The API refuses the next launches for their rate, and cannot describe the job for a while."""
+    world.inject("throttle", Operation="CreateTrainingJob", Count=2)
+    world.inject("describe_error", Count=2)
+    world.inject("internal_error", TrainingJobName=job)
+
+
+def lose_the_node_and_its_newest_save(world: World, job: str) -> None:
+    """What the next attempt would resume from has other bits than its manifest says."""
+    world.inject("internal_error", TrainingJobName=job)
+    world.damage_newest_save(job)
+
+
+def kill_unheard(world: World, job: str) -> None:
+    """No event of any job arrives any more: only the sweep can see that this one is dead."""
+    world.inject("events", Loss=1)
+    world.inject("kill", TrainingJobName=job)
+
+
+def kill_in_bad_weather(world: World, job: str) -> None:
+    """Every event comes twice, and each other one minutes late: after those that came later."""
+    world.inject("events", Repeat=1, Delay=300, DelayEvery=2)
+    world.inject("kill", TrainingJobName=job)
+
+
+def clear_up(world: World, job: str) -> None:
+    """Events arrive again, once and in time."""
+    world.inject("events", Loss=0, Repeat=0, Delay=0, DelayEvery=1)
+
+
+def find_machines_again(world: World, job: str) -> None:
+    """There are machines of every type."""
+    world.inject("machines", InstanceType=OWN_TYPE)
+
+
+def kill_the_deaf(world: World, job: str) -> None:
+    """Its agent has been gone for a moment when the job is killed."""
+    time.sleep(1.0)
+    world.inject("kill", TrainingJobName=job)
+
+
+def lose_every_node(world: World, job: str) -> None:
+    """All of the storm's jobs die in the same moment."""
+    for name in world.others:
+        world.inject("internal_error", TrainingJobName=name)
+
+
+FAULTS: Mapping[str, Fault] = {
+    # The platform and its API.
+    "crash": Fault("every process of the job is killed", STEADY, strike=kill, causes=("unknown",)),
+    "infra": Fault("SageMaker loses the node", STEADY, strike=lose_the_node, causes=("infrastructure",)),
+    "capacity": Fault(
+        "the node is lost; a launch is refused, the next finds no machine",
+        STEADY,
+        strike=lose_the_node_and_have_no_other,
+        causes=("infrastructure", "capacity"),
+    ),
+    "throttled": Fault(
+        "the node is lost; the API throttles and does not describe",
+        STEADY,
+        strike=lose_the_node_under_throttling,
+        causes=("infrastructure",),
+    ),
+    "lost-events": Fault(
+        "killed, and no event arrives", STEADY, strike=kill_unheard, after=clear_up, causes=("unknown",)
+    ),
+    "late-events": Fault(
+        "killed; events come twice, late and out of order",
+        STEADY,
+        strike=kill_in_bad_weather,
+        after=clear_up,
+        causes=("unknown",),
+    ),
+    "damaged-save": Fault(
+        "the node is lost, and the newest checkpoint has other bits",
+        STEADY,
+        strike=lose_the_node_and_its_newest_save,
+        causes=("infrastructure",),
+    ),
+    # The machine and the process.
+    "rank-killed": Fault("the rank is killed at a step", STEADY, drill="kill:step={step}", causes=("unknown",)),
+    "in-save": Fault("killed in the middle of a save", STEADY, own="in-save:{step}", causes=("unknown",)),
+    "ecc": Fault("CUDA: an uncorrectable ECC error", STEADY, own="ecc:{step}", causes=("hardware",)),
+    "writer-killed": Fault("the process that writes checkpoints is killed", STEADY, own="writer:{step}", ends=False),
+    "agent-killed": Fault(
+        "the agent's thread ends, a moment later the job is killed",
+        STEADY,
+        own="deaf:{step}",
+        strike=kill_the_deaf,
+        causes=("unknown",),
+    ),
+    # The host that is left may be the first to say so: its peer has closed the connection.
+    "peer-killed": Fault(
+        "one of two hosts is killed",
+        PAIR,
+        strike=kill_the_second,
+        causes=("unknown",),
+        or_causes=("infrastructure",),
+    ),
+    "peer-hang": Fault("one of two ranks stays away", PAIR, drill="hang:step={step}", causes=("hang",)),
+    "suspect": Fault(
+        "the machine computes wrong results, its warm pool is given back",
+        POOL,
+        drill="exit:step={step}:code=16",
+        causes=("hardware",),
+    ),
+    "warm": Fault("killed, with a warm pool", POOL, strike=kill, causes=("unknown",)),
+    "spot": Fault("the spot market takes the machine back", SPOT, strike=reclaim, ends=False, self_repairs=1),
+    "fallback": Fault(
+        "the node is lost, and none of its type is left",
+        ELSEWHERE,
+        strike=lose_the_node_and_all_like_it,
+        after=find_machines_again,
+        causes=("infrastructure", "capacity"),
+    ),
+    "storm": Fault("all jobs die at once, the brake holds", STORM, strike=lose_every_node, causes=("infrastructure",)),
+    # The script and its data: held by design, and released.
+    "bug": Fault(
+        "a bug at one step, mended after the hold",
+        HOLDS,
+        drill="bug:step={step}",
+        causes=("user_code", "user_code"),
+        lives=2,
+        held=True,
+    ),
+    "oom": Fault("out of memory, mended after the hold", HOLDS, drill="oom:step={step}", causes=("oom",), held=True),
+    "data": Fault(
+        "a shard that ends too soon, mended after the hold",
+        HOLDS,
+        own="data:{step}",
+        causes=("data", "data"),
+        lives=2,
+        held=True,
+    ),
+    # What only the metrics show.
+    "spike": Fault(
+        "the loss jumps and does not mend",
+        WATCHED,
+        drill="spike:step={step}",
+        causes=("diverged",),
+        findings=("loss_spike", "divergence"),
+        rungs=("replay",),
+        room=LONG_ROOM,
+    ),
+    "nan": Fault(
+        "the loss is no number any more",
+        WATCHED,
+        drill="nan:step={step}",
+        causes=("diverged",),
+        findings=("non_finite",),
+        rungs=("replay",),
+        room=LONG_ROOM,
+    ),
+    "ladder": Fault(
+        "samples that break the model",
+        WATCHED,
+        drill="toxic:sample={sample}",
+        causes=("diverged", "diverged"),
+        findings=("loss_spike",),
+        rungs=("replay", "skip"),
+        lives=UNTIL_CURED,
+        room=LONG_ROOM,
+    ),
+    "ladder-rate": Fault(
+        "a step that breaks the model at its learning rate",
+        RATE,
+        drill="unstable:step={step}",
+        causes=("diverged",) * 4,
+        findings=("loss_spike",),
+        rungs=("replay", "skip", "far_skip", "lower_rate"),
+        lives=UNTIL_CURED,
+        room=LONG_ROOM,
+    ),
+    "heal": Fault(
+        "the loss jumps and mends itself",
+        WATCHED,
+        drill="heal:step={step}:for=40",
+        findings=("loss_spike",),
+        ends=False,
+        stays=True,
+        room=LONG_ROOM,
+    ),
+    "slow": Fault(
+        "each step takes four times as long",
+        WATCHED,
+        drill="slow:step={step}:factor=4",
+        causes=("hardware",),
+        findings=("throughput_drop",),
+        room=LONG_ROOM,
+    ),
+    "stall": Fault(
+        "no step completes any more",
+        WATCHED,
+        drill="stall:step={step}",
+        causes=("hang",),
+        findings=("stall",),
+        room=LONG_ROOM,
+    ),
+    "hang": Fault("the rank hangs, and hears no SIGTERM", STEADY, drill="hang:step={step}", causes=("hang",)),
+    "blind": Fault(
+        "a script without an agent prints nothing any more",
+        MUTE,
+        drill="blind:step={step}",
+        findings=("blind",),
+        ends=False,
+        room=LONG_ROOM,
+    ),
+    "mute-crash": Fault("a script without an agent is killed", MUTE, strike=kill, causes=("unknown",)),
+    "hf": Fault(
+        "a Hugging Face script: a weight turns into a NaN",
+        FOREIGN,
+        drill="BREAK_AT={step}",
+        causes=("diverged",),
+        findings=("non_finite",),
+        room=LONG_ROOM,
+    ),
+    # Other modes.
+    "inplace": Fault(
+        "the loss is no number any more: mended within the job",
+        IN_PLACE,
+        drill="nan:step={step}",
+        findings=("non_finite",),
+        ends=False,
+        in_place=True,
+        room=LONG_ROOM,
+    ),
+    "inplace-bug": Fault(
+        "a bug that strikes once: mended within the job",
+        IN_PLACE,
+        drill="bug:step={step}",
+        ends=False,
+        in_place=True,
+        room=LONG_ROOM,
+    ),
+    "approve": Fault(
+        "the node is lost, and somebody says yes", APPROVED, strike=lose_the_node, causes=("infrastructure",)
+    ),
+    "sigterm": Fault("somebody else stops the job", ENDED, strike=stop, last=True, ends=False),
+}

@@ -1,0 +1,180 @@
+"""What the ranks of a run have noted: which process trained which steps on which samples, and what became of it.
+
+A life is one start of the training processes. The final lineage are the steps that the final weights have come from: of
+each life those up to the checkpoint that a later one resumed from, back to the start of the run. What was trained and
+is not in it is lost."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that was trained: the samples that this rank read, the loss as `float.hex` has it, and when it ended."""
+
+    number: int
+    ids: tuple[int, ...]
+    loss: str
+    at: float
+
+
+@dataclass(slots=True)
+class Life:
+    """One start: after which step it began, and from the save of which attempt and restart (None: from scratch)."""
+
+    attempt: int
+    restart: int
+    after: int
+    source: tuple[int, int] | None
+    at: float
+    skipped: tuple[tuple[int, int], ...] = ()
+    rate: float = 1.0
+    steps: dict[int, Step] = field(default_factory=dict)
+
+    @property
+    def last(self) -> int:
+        """The last step that it has trained, or the one that it began after."""
+        return max(self.steps, default=self.after)
+
+
+@dataclass(slots=True)
+class Notes:
+    """All that the ranks of one run have noted so far; `read` takes up what is new."""
+
+    folder: Path
+    lives: list[Life] = field(default_factory=list)
+    struck: list[tuple[str, int, float]] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    saved: set[int] = field(default_factory=set)
+    weights: str = ""
+    last_step: int = 0
+    killed_in_save: list[bool] = field(default_factory=list)
+    _places: dict[str, int] = field(default_factory=dict)
+    _here: dict[str, Life] = field(default_factory=dict)
+    _others: dict[tuple[int, int, int], list[tuple[int, ...]]] = field(default_factory=dict)
+
+    def read(self, jobs: Sequence[str]) -> None:
+        """The new lines of these jobs; of rank 0 all, of the others the samples that they read."""
+        for job in jobs:
+            for file in sorted(self.folder.glob(f"{job}.rank*.notes")):
+                for line in self._new(file):
+                    self.take(json.loads(line), file=file.name, first=file.name.endswith(".rank0.notes"))
+
+    def _new(self, file: Path) -> list[str]:
+        with file.open("rb") as notes:
+            notes.seek(self._places.get(file.name, 0))
+            whole = notes.read().rpartition(b"\n")[0]
+        self._places[file.name] = self._places.get(file.name, 0) + (len(whole) + 1 if whole else 0)
+        return whole.decode().splitlines()
+
+    def take(self, line: Mapping[str, Any], *, file: str = "", first: bool = True) -> None:
+        """One line; `first` says that it is rank 0's."""
+        if "violation" in line:
+            self.violations.append(line["violation"])
+        elif "start" in line:
+            self._begin(line, file, first)
+        elif "ids" in line:
+            self._step(line, file, first)
+        elif "struck" in line:
+            self.struck.append((line["struck"], line["step"], line["at"]))
+        elif "finished" in line:
+            self.weights = line["finished"]
+        elif "killed_in_save" in line:
+            self.killed_in_save.append(line["killed_in_save"])
+        elif first and "saved" in line and not line["error"]:
+            self.saved.add(line["saved"])
+
+    def _begin(self, line: Mapping[str, Any], file: str, first: bool) -> None:
+        attempt, restart = line["start"]
+        source = tuple(line["source"]) if line["source"] else None
+        skipped = tuple((first_id, last_id) for first_id, last_id in line["skipped"])
+        life = Life(attempt, restart, line["after"], source, line["at"], skipped, line["rate"])
+        self._here[file] = life
+        if first:
+            self.lives.append(life)
+
+    def _step(self, line: Mapping[str, Any], file: str, first: bool) -> None:
+        number, ids, life = line["step"], tuple(line["ids"]), self._here[file]
+        if first:
+            life.steps[number] = Step(number, ids, line["loss"], line["at"])
+            self.last_step = number
+        else:
+            self._others.setdefault((life.attempt, life.restart, number), []).append(ids)
+
+    def samples(self, life: Life, step: Step) -> list[int]:
+        """What all ranks together read for a step of the final lineage; what another rank read twice counts once where
+        it is the same (a step that is trained again after a kill of SageMaker's own)."""
+        others = set(self._others.get((life.attempt, life.restart, step.number), []))
+        return sorted([*step.ids, *(each for ids in others for each in ids)])
+
+
+def lineage(lives: Sequence[Life]) -> dict[int, tuple[Life, Step]]:
+    """The steps that the last life's weights have come from."""
+    return _until(lives, len(lives) - 1, lives[-1].last) if lives else {}
+
+
+def _until(lives: Sequence[Life], index: int, step: int) -> dict[int, tuple[Life, Step]]:
+    """The steps up to this one that led to the state of that life."""
+    life = lives[index]
+    before: dict[int, tuple[Life, Step]] = {}
+    if life.source is not None:
+        before = _until(lives, _parent(lives, index), life.after)
+    own = {number: (life, each) for number, each in life.steps.items() if number <= step}
+    return {number: each for number, each in before.items() if number <= life.after} | own
+
+
+def _parent(lives: Sequence[Life], index: int) -> int:
+    """The life that had saved what this one began with; raises ValueError where none can have."""
+    life = lives[index]
+    for earlier in range(index - 1, -1, -1):
+        each = lives[earlier]
+        if (each.attempt, each.restart) == life.source and each.after < life.after <= each.last:
+            return earlier
+    raise ValueError(f"attempt {life.attempt} began after step {life.after}, which nobody has trained and saved")
+
+
+def lost_steps(lives: Sequence[Life], final: Mapping[int, tuple[Life, Step]]) -> int:
+    """Steps that were trained and have come to nothing."""
+    return sum(len(life.steps) for life in lives) - len(final)
+
+
+def doubled(ids: Sequence[int]) -> list[int]:
+    """Those that stand in it more than once."""
+    seen: set[int] = set()
+    return sorted({each for each in ids if each in seen or seen.add(each)})  # type: ignore[func-returns-value]
+
+
+def uncovered(
+    read: Mapping[int, Sequence[int]], *, steps: int, batch: int, skipped: Sequence[tuple[int, int]] = ()
+) -> Iterator[str]:
+    """What is wrong with the samples of the final lineage, read at each step: every one of the data order exactly once,
+    in its order, but for those that were skipped."""
+    if missing := [step for step in range(1, steps + 1) if step not in read]:
+        yield f"{len(missing)} steps are in no lineage, the first is step {missing[0]}"
+    if beyond := [step for step in read if not 1 <= step <= steps]:
+        yield f"steps that the run does not have: {beyond[:5]}"
+    for step in sorted(read):
+        if len(read[step]) != batch:
+            yield f"step {step} read {len(read[step])} samples, not {batch}"
+    ids = [each for step in sorted(read) for each in sorted(read[step])]
+    if twice := doubled(ids):
+        yield f"{len(twice)} samples were trained twice, the first is {twice[0]}"
+    elif ids != sorted(ids):
+        yield "samples were trained out of order"
+    passed = set(range(max(ids, default=-1) + 1)) - set(ids)
+    meant = {each for first, last in skipped for each in range(first, min(last, max(ids, default=-1)) + 1)}
+    if lacking := sorted(passed - meant):
+        yield f"{len(lacking)} samples were never trained, the first is {lacking[0]}"
+    if used := sorted(meant - passed):
+        yield f"{len(used)} samples were trained that the timeline calls skipped, the first is {used[0]}"
+
+
+def different(mine: Mapping[int, str], twins: Mapping[int, str]) -> tuple[int, float]:
+    """How many losses have other bits than the twin's, and the largest difference, over the steps of both."""
+    shared = mine.keys() & twins.keys()
+    other = [step for step in shared if mine[step] != twins[step]]
+    apart = [abs(float.fromhex(mine[step]) - float.fromhex(twins[step])) for step in other]
+    return len(other), max(apart, default=0.0)

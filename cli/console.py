@@ -1,0 +1,29 @@
+"""The console that every command prints with: whatever a job or an operator has written, it is only text there."""
+
+import re
+from collections.abc import Iterable
+
+from rich import console
+from rich.segment import Segment
+
+# Escape and its like would paint the terminal, open links or answer for the operator; others turn a line around, or
+# hide in it. Joiners of emoji, tabs and line ends may stay.
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """The text with a blank for each character that does something but be read."""
+    return UNPRINTABLE.sub(" ", text)
+
+
+class Console(console.Console):
+    """Rich's console; what Rich itself has to say to the terminal is no text, and passes."""
+
+    def render(
+        self, renderable: console.RenderableType, options: console.ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))

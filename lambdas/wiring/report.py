@@ -1,0 +1,35 @@
+"""What `report` is made of: what gathers a run's story, and what draws it."""
+
+from functools import cache, partial
+
+from rerail.aws.cloudwatch import CloudWatchSeries
+from rerail.aws.dynamodb import DynamoRuns
+from rerail.aws.logs import CloudWatchLogs
+from rerail.aws.pages import S3Pages
+from rerail.aws.s3 import S3Checkpoints
+from rerail.aws.ssm import SsmPolicies
+from rerail.story.gather import Gathering
+from rerail.story.reporter import Reporter
+from settings import ReportSettings
+from wiring import now
+
+
+@cache
+def reporter() -> Reporter:
+    """The incident reports."""
+    # The other functions have no layer with what it draws with, and shall not pay for loading it.
+    from report_page.page import drawn_page
+
+    settings = ReportSettings.from_environment()
+    return Reporter(
+        gathering=Gathering(
+            runs=DynamoRuns(settings.table),
+            policies=SsmPolicies(settings.policy_prefix, now),
+            series=CloudWatchSeries(),
+            logs=CloudWatchLogs(),
+            checkpoints=S3Checkpoints(),
+            clock=now,
+        ),
+        draws=partial(drawn_page, docs_url=settings.docs_url, region=settings.region),
+        pages=S3Pages(settings.reports),
+    )

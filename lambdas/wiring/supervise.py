@@ -1,0 +1,46 @@
+"""What `supervise` is made of: the loop over runs, and the one over HyperPod clusters."""
+
+from functools import cache, partial
+from secrets import token_hex
+
+from rerail.aws.brake import DynamoBrake
+from rerail.aws.dynamodb import DynamoRuns
+from rerail.aws.eventbridge import EventBus
+from rerail.aws.hyperpod import DynamoHyperPods
+from rerail.aws.mailbox import S3Mailbox
+from rerail.aws.s3 import S3Checkpoints
+from rerail.aws.sagemaker import SageMakerJobs
+from rerail.hyperpod import HyperPodWatch
+from rerail.loop import Supervisor
+from settings import SuperviseSettings
+from wiring import now, switched_policies
+
+
+@cache
+def supervisor() -> Supervisor:
+    """The loop."""
+    settings = SuperviseSettings.from_environment()
+    return Supervisor(
+        runs=DynamoRuns(settings.table),
+        jobs=SageMakerJobs(),
+        checkpoints=S3Checkpoints(),
+        policies=switched_policies(settings.policy_prefix, settings.switch),
+        bus=EventBus(settings.bus),
+        mailbox=S3Mailbox(settings.mailbox),
+        brake=DynamoBrake(settings.table),
+        clock=now,
+        new_key=partial(token_hex, 32),
+    )
+
+
+@cache
+def hyperpod_watch() -> HyperPodWatch:
+    """The loop for HyperPod clusters."""
+    settings = SuperviseSettings.from_environment()
+    return HyperPodWatch(
+        memories=DynamoHyperPods(settings.table),
+        runs=DynamoRuns(settings.table),
+        policies=switched_policies(settings.policy_prefix, settings.switch),
+        bus=EventBus(settings.bus),
+        clock=now,
+    )

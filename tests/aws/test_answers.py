@@ -1,0 +1,240 @@
+"""What AWS answers may be anything: it costs us at most the one thing that was asked about, and is said clearly."""
+
+import json
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from botocore.exceptions import ClientError
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from bench.hostile import answers
+from bench.hostile.targets import ANSWERS, TARGETS, Target
+from rerail.aws import clients
+from rerail.aws.cloudwatch import CloudWatchSeries
+from rerail.aws.dynamodb import DynamoRuns
+from rerail.aws.eventbridge import EventBus
+from rerail.aws.legible import Illegible
+from rerail.aws.logs import CloudWatchLogs
+from rerail.aws.memories import DynamoMemories
+from rerail.aws.sagemaker import SageMakerJobs
+from rerail.aws.sqs import SqsQueue
+from rerail.aws.ssm import SsmPolicies, SsmSwitch
+from rerail.errors import Blind, RerailError, Throttled
+from rerail.metrics import MetricNames, queries
+from rerail.model import JobStatus
+from rerail.notices import Notice
+from tests.aws.places import forget_clients
+
+NOON = answers.NOON
+
+
+@pytest.fixture(autouse=True)
+def aws() -> Iterator[None]:
+    """No pretend AWS stands between the SDK and these bytes."""
+    yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wired(clients_of_our_own) -> Iterator[None]:
+    """The real SDK on a wire of our own."""
+    patient = clients.CONFIG
+    forget_clients()
+    answers.ready.cache_clear()
+    answers.ready()
+    yield
+    clients.CONFIG = patient
+    answers.ready.cache_clear()
+
+
+def says(operation: str, body: object, *, status: int = 200) -> None:
+    """From now on the operation answers so."""
+    answers.WIRE.status = status
+    answers.WIRE.says = {operation: body if isinstance(body, bytes) else json.dumps(body).encode()}
+
+
+@pytest.mark.parametrize("target", ANSWERS, ids=lambda each: each.name)
+def test_no_answer_is_too_bad(target: Target):
+    """One of our errors or of the SDK's, in words that can be shown; a run of which nothing was said is swept."""
+    samples, read = list(target.samples()), target.load()
+
+    @given(st.integers(0, 2**32))
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    def changed(seed: int) -> None:
+        random = Random(seed)
+        read(target.change(random.choice(samples), random))
+
+    changed()
+
+
+@given(st.binary(max_size=60))
+@example(b"")
+@example(b"<html>503 from a proxy</html>")
+@example(b"\xff\xfe")
+@example(b"[" * 20_000)
+@example(b'{"TrainingJobName": "gpt"}')
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_a_description_that_is_none_blinds_one_run_alone(body):
+    """Rubbish on the wire is no answer: the sweep finishes its round, and whoever needs the supervisor gets it."""
+    target = TARGETS["DescribeTrainingJob"]
+    target.load()(body)
+    says("DescribeTrainingJob", body)
+    with pytest.raises(Blind, match="DescribeTrainingJob gpt: "):
+        SageMakerJobs().describe("gpt")
+
+
+DESCRIPTION = json.loads(next(iter(TARGETS["DescribeTrainingJob"].samples())))
+
+
+@pytest.mark.parametrize("status", ["Rebooting", "", "inprogress", "🚀"])
+def test_a_status_that_nobody_knows_reads_as_unknown(status):
+    """Neither live nor over: nothing is done about it, and no error is made of it."""
+    says("DescribeTrainingJob", {**DESCRIPTION, "TrainingJobStatus": status, "SecondaryStatus": "Defragmenting"})
+    job, _ = SageMakerJobs().describe("gpt")
+    assert job.status is JobStatus.UNKNOWN and not job.status.is_terminal and not job.is_training
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "named"),
+    [
+        ("TrainingJobName", 7, "TrainingJobName is 7, no string"),
+        ("CreationTime", None, "KeyError: 'CreationTime'"),
+        ("ResourceConfig", {"InstanceCount": "many"}, "ResourceConfig.InstanceCount is 'many', no integer"),
+        ("Environment", {"A": [1]}, r"Environment.A is \[1\], no string"),
+        ("EnableManagedSpotTraining", "yes", "EnableManagedSpotTraining is 'yes', no boolean"),
+        ("BillableTimeInSeconds", True, "BillableTimeInSeconds is True, no integer"),
+    ],
+)
+def test_a_member_of_another_type_is_named(member, value, named):
+    """A newer service is told from a broken one by its words."""
+    says("DescribeTrainingJob", {**DESCRIPTION, member: value})
+    with pytest.raises(Blind, match=named):
+        SageMakerJobs().describe("gpt")
+
+
+def test_of_a_list_one_odd_status_hides_no_other_job():
+    """A summary without its status, or with a new one, is of a job all the same."""
+    summary = {"TrainingJobArn": "arn", "CreationTime": 1769860620}
+    summaries = [{**summary, "TrainingJobName": "a"}, {**summary, "TrainingJobName": "b", "TrainingJobStatus": "New"}]
+    says("ListTrainingJobs", {"TrainingJobSummaries": [*summaries, {**summaries[0], "TrainingJobName": "c"}]})
+    assert list(SageMakerJobs().changed_since(NOON)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("body", [{}, {"Tags": [{"Key": 3, "Value": "x"}]}, {"Tags": [{"Key": "a"}]}, {"Tags": 3}])
+def test_tags_that_are_none_blind(body):
+    """An unread tag must not pass for an absent one."""
+    says("ListTags", body)
+    with pytest.raises(Blind, match="ListTags"):
+        SageMakerJobs().tags("arn")
+
+
+def test_a_refusal_by_a_page_is_told_in_a_line():
+    """A proxy in between answers with a whole page: its beginning says enough."""
+    says("DescribeTrainingJob", b"<html>\n" + b"x" * 90_000, status=503)
+    with pytest.raises(Blind) as told:
+        SageMakerJobs().describe("gpt")
+    assert len(str(told.value)) < 2_000 and "\n" not in str(told.value)
+    says("CreateTrainingJob", {"__type": "ValidationException", "message": {"why": ["not"]}}, status=400)
+    with pytest.raises(RerailError, match="why"):
+        SageMakerJobs().create({"TrainingJobName": "gpt"})
+
+
+@pytest.mark.parametrize("body", [{}, {"Parameter": {}}, {"Parameter": "on"}, b"\xff", {"Parameter": {"Value": None}}])
+def test_a_parameter_without_a_value_is_not_known(body):
+    """No policy is made of it, and the switch stays as it was known last."""
+    says("GetParameter", {"Parameter": {"Value": "on"}})
+    minutes = iter((NOON, NOON.replace(hour=13)))
+    switch = SsmSwitch("/rerail/switch", lambda: next(minutes))
+    assert switch.is_on()
+    says("GetParameter", body)
+    assert switch.is_on()
+    with pytest.raises(Blind, match="GetParameter of policy 'default'"):
+        SsmPolicies("/rerail/policies", lambda: NOON).get("default")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"MetricDataResults": [{"Id": "q0"}]},
+        {"MetricDataResults": [{"Id": "q0", "Timestamps": [1769860620], "Values": []}]},
+        {"MetricDataResults": [{"Id": "q0", "Timestamps": [1769860620], "Values": ["x"]}]},
+    ],
+)
+def test_metrics_that_cannot_be_read_blind(body):
+    """Half a series is no series."""
+    says("GetMetricData", body)
+    with pytest.raises(Blind, match="GetMetricData"):
+        CloudWatchSeries().read(
+            queries("gpt", MetricNames()), NOON, NOON.replace(minute=5), NOON - NOON.replace(hour=11)
+        )
+
+
+def test_a_row_of_the_table_that_makes_no_sense_is_one_run_that_cannot_be_read():
+    """Without its text, with a text that is none, with a number for a name: the rows beside it are read."""
+    good = answers._world().runs.records["gpt"]
+    texts = [{}, {"S": "{"}, {"S": "[" * 20_000}, {"B": "eA=="}, {"S": good.replace('"number":1', '"number":"1"')}]
+    texts += [{"S": good.replace('"attempts":[', '"attempts":[],"x":[')}, {"S": good.replace("+00:00", "")}]
+    rows = [{"pk": {"S": f"run#{number}"}, "doc": text} for number, text in enumerate(texts)]
+    says("Query", {"Items": [*rows, {"pk": {"S": "run#gpt"}, "doc": {"S": good}}, {"pk": {"S": "run#bare"}}]})
+    found = dict(DynamoRuns("Runs").open_runs((0,)))
+    assert {name for name, run in found.items() if run} == {"gpt"}
+    assert len(found) == len(texts) + 2
+
+
+def test_a_page_without_rows_is_not_an_empty_table():
+    """Else an answer that cannot be read would pass for a night in which nothing has to be watched."""
+    says("Query", {"Count": 0})
+    with pytest.raises(Illegible, match="Query"):
+        list(DynamoRuns("Runs").open_runs((0,)))
+
+
+def test_what_is_never_read_is_not_asked_for_ever():
+    """A table that answers nothing of what it is asked ends in one error, not with the function's time."""
+    asked = {"Runs": {"Keys": [{"pk": {"S": "watch#gpt"}, "sk": {"S": "watch"}}]}}
+    says("BatchGetItem", {"Responses": {}, "UnprocessedKeys": asked})
+    with pytest.raises(Throttled):
+        DynamoMemories("Runs").recall(["gpt"])
+    job = {"Keys": [{"pk": {"S": "job#gpt"}, "sk": {"S": "job"}}], "ProjectionExpression": "pk"}
+    says("BatchGetItem", {"Responses": {}, "UnprocessedKeys": {"Runs": job}})
+    with pytest.raises(Throttled):
+        DynamoRuns("Runs").unheard_of(["gpt"])
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"FailedEntryCount": 0}, {"FailedEntryCount": 1, "Entries": []}, {"Entries": [None]}]
+)
+def test_a_notice_is_taken_when_the_bus_says_so(body):
+    """Whatever else it answers: the notice stays owed, and is told again."""
+    says("PutEvents", body)
+    with pytest.raises(RuntimeError, match="was not accepted"):
+        EventBus("rerail").publish(Notice("gpt", answers.Severity.PAGE, "title", "body", "key", at=NOON))
+
+
+def test_a_log_line_without_a_time_blinds_the_log_alone():
+    """What is drawn from it says that it could not be read."""
+    says("DescribeLogStreams", {"logStreams": [{"logStreamName": "gpt/algo-1-1"}, {"logStreamName": "gpt/algo-²-1"}]})
+    answers.WIRE.says["GetLogEvents"] = b'{"events": [{"message": "x", "timestamp": 1e300}]}'
+    with pytest.raises(Blind, match="the log gpt/algo"):
+        CloudWatchLogs().tail("gpt", until=NOON, lines=5)
+
+
+def test_a_refusal_is_still_a_refusal():
+    """The words of a service that are fit to be shown come through as they are."""
+    says("GetItem", {"__type": "AccessDeniedException", "message": "not yours"}, status=400)
+    with pytest.raises(ClientError, match="not yours"):
+        DynamoRuns("Runs").load("gpt")
+
+
+def test_a_row_that_is_nothing_is_passed_over():
+    """Null in a list is no row of the table, no stream of the log, and no wake-up that was taken."""
+    says("Query", {"Items": [None]})
+    assert list(DynamoRuns("Runs").open_runs((0,))) == []
+    says("BatchGetItem", {"Responses": {"Runs": [None]}})
+    assert DynamoMemories("Runs").recall(["gpt"]) == {}
+    says("DescribeLogStreams", {"logStreams": [None, {}]})
+    assert CloudWatchLogs().tail("gpt", until=NOON, lines=5) == []
+    says("SendMessageBatch", {"Failed": [None]})
+    with pytest.raises(RuntimeError, match="1 wake-ups were not accepted"):
+        SqsQueue("https://sqs/1/signals").wake([{"run": "gpt"}], at=NOON)

@@ -1,0 +1,93 @@
+"""A clock of ours that jumps, or an outage of ours: what nobody heard is not held against a job."""
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+
+from rerail.doubt import FRESH, JUMP, doubted
+from rerail.model import RunState
+from rerail.wakeups import JobHeard
+from tests.fakes import MIDNIGHT, Clock, World
+
+MINUTE, STEPS_A_MINUTE = timedelta(minutes=1), 10
+
+
+@dataclass
+class Skewed:
+    """The functions' clock, beside the world's."""
+
+    true: Clock
+    skew: timedelta = timedelta()
+
+    def __call__(self):
+        return self.true() + self.skew
+
+    def pass_by(self, duration):
+        self.true.pass_by(duration)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"))
+    world.clock = Skewed(world.clock)
+    return world
+
+
+def train(world, minutes, *, first=0, prints=True):
+    """The job trains and saves; its last step."""
+    step = first
+    for _ in range(minutes):
+        if prints:
+            step += STEPS_A_MINUTE
+            row = {"step": float(step), "nonfinite": 0.0, "count": 10.0, "loss": 2 + 3 * math.exp(-step / 500)}
+            world.series.print("gpt", world.clock.true(), **row)
+            if step % 100 == 0:
+                world.checkpoints.save(step=step)
+        world.minutes(1)
+    return step
+
+
+@pytest.mark.parametrize("hours", [-3, -1, 1, 2.5])
+def test_a_clock_that_jumps_stops_no_healthy_job(world, hours):
+    """There, for an hour, and back."""
+    last = train(world, 60)
+    world.clock.skew = timedelta(hours=hours)
+    last = train(world, 60, first=last)
+    world.clock.skew = timedelta()
+    train(world, 30, first=last)
+    assert world.run().state is RunState.WATCHING
+    assert world.sagemaker.live() == ["gpt"]
+
+
+def test_a_job_that_stands_still_is_found_as_soon_as_ever(world):
+    """By a clock that goes right there is no doubt, and nothing is put off."""
+    train(world, 60, prints=True)
+    train(world, 30, prints=False)
+    assert world.run().incidents[0].kind == "stall"
+    assert world.run().current.number == 2
+
+
+def test_a_job_that_stood_still_while_nobody_looked_is_found_after_all(world):
+    """The sweep was away for an hour: silence counts from its return."""
+    train(world, 60)
+    world.clock.pass_by(timedelta(hours=1))
+    train(world, 4, prints=False)
+    assert world.sagemaker.live() == ["gpt"]
+    train(world, 20, prints=False)
+    assert world.run().incidents[0].kind == "stall"
+
+
+def test_doubt_begins_with_a_jump_and_ends_with_a_row_of_now():
+    at = MIDNIGHT
+    assert doubted(None, at, heard=False, newest=None, at=at + JUMP) is None
+    since = at + 2 * JUMP
+    assert doubted(None, at, heard=True, newest=at, at=since) == since
+    later = since + MINUTE
+    assert doubted(since, since, heard=False, newest=at, at=later) == since
+    assert doubted(since, since, heard=True, newest=later - FRESH - MINUTE, at=later) == later
+    assert doubted(since, since, heard=True, newest=later - MINUTE, at=later) is None

@@ -1,0 +1,301 @@
+"""A large fleet is swept by several invocations: who does what, what is known without asking, and who goes first."""
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail import rounds
+from rerail.actions import CreateJob
+from rerail.decide import decide
+from rerail.errors import BadMessage, Blind, Unanswered
+from rerail.launch_order import BY_TURNS, IN_ORDER, Launch, chosen
+from rerail.model import JobStatus, RunState
+from rerail.quiet import EACH_MINUTE, is_known, job_of, own_minutes
+from rerail.rounds import Round, measured
+from rerail.shares import ENOUGH, PARTS, Share, as_event, handed_on, mark, newest, part_of, share_in
+from rerail.signals import JobSeen
+from rerail.wakeups import JobHeard
+from tests.fakes import BUCKET, MIDNIGHT, World
+
+
+@dataclass
+class FakeShares:
+    """Other invocations, which sweep when they are told to; `deaf` is one that cannot be asked."""
+
+    asked: list[Share] = field(default_factory=list)
+    told: dict[tuple[int, ...], tuple] = field(default_factory=dict)
+    deaf: int | None = None
+
+    def hand_on(self, share, *, to):
+        if self.deaf in share.parts:
+            raise Unanswered("Invoke: throttled")
+        self.asked.append(share_in(json.loads(json.dumps(as_event(share)))))
+
+    def keep(self, parts, report, *, at):
+        self.told[tuple(parts)] = (at, report)
+
+    def reports(self):
+        return self.told
+
+
+def fleet(monkeypatch, count: int = 24, *, enough: int = 4) -> tuple[World, FakeShares]:
+    """So many runs that train, where a few are enough for one invocation, and too many to ask about each minute."""
+    monkeypatch.setattr(rounds, "ENOUGH", enough)
+    monkeypatch.setattr("rerail.shares.ENOUGH", enough)
+    monkeypatch.setattr(rounds, "EACH_MINUTE", 5)
+    world = World()
+    for number in range(count):
+        world.sagemaker.submit(f"run-{number}", uri=f"{BUCKET}run-{number}/")
+        world.supervisor().handle(JobHeard(f"run-{number}"))
+    world.clock.pass_by(timedelta(hours=1))
+    return world, FakeShares()
+
+
+def the_round(world: World, shares: FakeShares) -> Round:
+    return replace(world.round(), shares=shares)
+
+
+def whole(world: World, shares: FakeShares):
+    """A minute: the scheduled invocation, then all those that it asks."""
+    report = the_round(world, shares).make(name="sweep")
+    asked, shares.asked = shares.asked, []
+    for share in asked:
+        the_round(world, shares).make_share(share, name="sweep")
+    return report
+
+
+def listed(world: World, monkeypatch, *names: str) -> list[str]:
+    """SageMaker lists these as changed; which jobs are described is noted."""
+    see, described = world.sagemaker.describe, []
+
+    def describe(name):
+        described.append(name)
+        return see(name)
+
+    monkeypatch.setattr(world.sagemaker, "describe", describe)
+    monkeypatch.setattr(
+        world.sagemaker,
+        "changed_since",
+        lambda time: {name: (see(name)[0].status, see(name)[0].secondary) for name in names},
+    )
+    return described
+
+
+def test_a_small_fleet_is_swept_by_one_invocation(monkeypatch):
+    """Nobody is asked for help, nothing is left to be told."""
+    world, shares = fleet(monkeypatch, 3)
+    report = the_round(world, shares).make(name="sweep")
+    assert (report.open, report.unswept, shares.asked, shares.told) == (3, (), [], {})
+
+
+def test_every_part_of_a_large_fleet_is_swept_by_somebody(monkeypatch):
+    """What the first invocation does not take it hands on, each part once; a minute later the whole is told."""
+    world, shares = fleet(monkeypatch)
+    the_round(world, shares).make(name="sweep")
+    handed = [part for share in shares.asked for part in share.parts]
+    assert handed == sorted(set(handed)) and handed[-1] == PARTS - 1
+    whole(world, shares)
+    world.clock.pass_by(timedelta(minutes=1))
+    report = whole(world, shares)
+    assert (report.open, report.unswept) == (24, ())
+    assert report.fleet.runs == {RunState.WATCHING: 24}
+    assert {each.name: each.value for each in measured(report)}["SweepsCompleted"] == 1
+
+
+def test_a_part_that_nobody_sweeps_is_seen_by_the_dead_man(monkeypatch):
+    """One share keeps failing: the round does not count as completed, which pages after five minutes."""
+    world, shares = fleet(monkeypatch)
+    whole(world, shares)
+    gone = next(parts for parts in shares.told)
+    for _ in range(4):
+        world.clock.pass_by(timedelta(minutes=1))
+        the_round(world, shares).make(name="sweep")
+        asked, shares.asked = shares.asked, []
+        for share in asked:
+            if share.parts != gone:
+                the_round(world, shares).make_share(share, name="sweep")
+    report = the_round(world, shares).make(name="sweep")
+    assert report.unswept == gone
+    assert {each.name: each.value for each in measured(report)}["SweepsCompleted"] == 0
+
+
+def test_one_that_cannot_be_asked_keeps_none_of_the_others_waiting(monkeypatch):
+    """Its error is raised last, when all the others were asked and the own part was swept."""
+    world, shares = fleet(monkeypatch)
+    shares.deaf = PARTS - 1
+    name = next(name for name in world.runs.records if part_of(name) == 0)
+    world.sagemaker.fail(name, "InternalServerError: We encountered an internal error.")
+    with pytest.raises(Unanswered):
+        the_round(world, shares).make(name="sweep")
+    assert shares.asked and {"run": name} in world.queue.waiting
+
+
+def test_a_share_that_comes_too_late_does_nothing(monkeypatch):
+    """Lambda tries again after minutes: the next round's share is there already."""
+    world, shares = fleet(monkeypatch)
+    share = Share((0,), world.clock(), 24)
+    world.clock.pass_by(timedelta(minutes=2))
+    report = the_round(world, shares).make_share(share, name="sweep")
+    assert (report.open, shares.told) == (0, {})
+
+
+def test_of_a_large_fleet_only_what_changed_is_described(monkeypatch):
+    """A dead job is listed, described and its run woken; the others are taken to be as they are recorded."""
+    world, shares = fleet(monkeypatch, 24, enough=1000)
+    world.sagemaker.fail("run-7", "InternalServerError: We encountered an internal error.")
+    described = listed(world, monkeypatch, "run-7")
+    report = the_round(world, shares).make(name="sweep")
+    assert (report.open, report.due) == (24, 1)
+    assert world.queue.waiting == [{"run": "run-7"}]
+    own_minute = {name for name in described if name != "run-7"}
+    assert "run-7" in described and len(own_minute) < 10
+
+
+def test_what_is_never_listed_is_found_all_the_same(monkeypatch):
+    """SageMaker's list lies about a death: within ten minutes each job is described once."""
+    world, shares = fleet(monkeypatch, 24, enough=1000)
+    world.sagemaker.fail("run-7", "InternalServerError: We encountered an internal error.")
+    listed(world, monkeypatch)
+    for _ in range(10):
+        world.clock.pass_by(timedelta(minutes=1))
+        the_round(world, shares).make(name="sweep")
+    assert {"run": "run-7"} in world.queue.waiting
+
+
+def test_a_list_that_is_refused_is_said_after_all_else(monkeypatch):
+    """Nothing is taken for dead, what is due otherwise is woken, and the round fails aloud."""
+    world, shares = fleet(monkeypatch, 24, enough=1000)
+
+    def mute(time):
+        raise Blind("ListTrainingJobs: throttled")
+
+    monkeypatch.setattr(world.sagemaker, "changed_since", mute)
+    with pytest.raises(Blind):
+        the_round(world, shares).make(name="sweep")
+    assert world.queue.waiting == []
+
+
+def test_a_job_as_it_is_recorded_tells_nothing_new():
+    """To decide on what is known already changes nothing, and asks for nothing."""
+    world = World().with_saves()
+    run = world.run()
+    assert is_known(run, {}, fleet=10**6, at=MIDNIGHT)
+    decision = decide(run, JobSeen(world.clock(), job_of(run)), world.policies.get("default"))
+    assert (decision.run, decision.actions, decision.reason) == (run, (), "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": RunState.SAVING},
+        {"pending": (CreateJob("gpt-a002", 2, None),)},
+        {"defined_metrics": None},
+    ],
+)
+def test_a_run_with_which_something_goes_on_is_asked_about(change):
+    """Only what is at rest is taken for known."""
+    run = replace(World().with_saves().run(), **change)
+    assert not is_known(run, {}, fleet=10**6, at=MIDNIGHT)
+
+
+def test_a_job_that_does_not_train_is_asked_about():
+    """It starts, or SageMaker mends it: that is over soon, and no list may say when."""
+    run = World().with_saves().run()
+    for attempt in (
+        replace(run.current, secondary="Starting"),
+        replace(run.current, status=JobStatus.STOPPING),
+    ):
+        assert not is_known(replace(run, attempts=(attempt,)), {}, fleet=10**6, at=MIDNIGHT)
+    assert not is_known(run, {mark("gpt"): mark("gpt", "Failed", "Failed")}, fleet=10**6, at=MIDNIGHT)
+
+
+def test_a_job_that_is_listed_as_it_is_recorded_is_not_asked_about():
+    """Its successor began to train minutes ago, and that is recorded: it stays in SageMaker's list for a while."""
+    run = World().with_saves().run()
+    assert is_known(run, {mark("gpt"): mark("gpt", "InProgress", "Training")}, fleet=10**6, at=MIDNIGHT)
+
+
+@given(st.integers(1, 200_000))
+def test_jobs_are_described_at_a_bounded_rate(count):
+    """Whatever the fleet, over time no more than so many a minute need be asked about for nothing."""
+    assert count / own_minutes(count) <= EACH_MINUTE
+
+
+@given(st.integers(0, 10**6), st.integers(1, PARTS))
+def test_no_part_is_lost_and_none_is_swept_twice(runs, read):
+    """However many were found, and in however many parts."""
+    left = tuple(range(read, PARTS))
+    groups = list(handed_on(runs=runs, read=read, left=left))
+    assert tuple(part for group in groups for part in group) == left
+    if runs >= read * ENOUGH:
+        assert all(len(group) == 1 for group in groups)
+
+
+def test_reports_are_told_once_and_only_while_they_are_fresh():
+    """Shares were cut otherwise a minute ago: the newest word of each part counts."""
+    at = MIDNIGHT
+    early, late = at - timedelta(minutes=1), at - timedelta(minutes=4)
+    told = {(1, 2): (early, "both"), (2,): (at, "two"), (3,): (late, "old"), (4,): (at, "four")}
+    assert newest(told, (1, 2, 3), at=at) == (["two"], (1, 3))
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        {},
+        [],
+        None,
+        {"parts": [9], "asked_at": "2026-01-31T00:00:00+00:00", "fleet": 1, "changed": {}},
+        {"parts": [1], "asked_at": "2026-01-31T00:00:00", "fleet": 1, "changed": {}},
+        {"parts": [1], "asked_at": "today", "fleet": 1, "changed": {}},
+        {"parts": [1], "asked_at": "2026-01-31T00:00:00+00:00", "fleet": 1, "changed": {"x": 1}},
+    ],
+)
+def test_a_share_that_cannot_be_read_is_refused_by_name(share):
+    """Whoever may invoke the function may send it anything."""
+    with pytest.raises(BadMessage, match="field 'share'"):
+        share_in({"share": share})
+
+
+def test_the_schedule_asks_for_no_share():
+    """Its event is anything else."""
+    assert share_in({"source": "aws.scheduler", "detail": {}}) is None
+
+
+def test_the_urgent_go_first_and_then_those_who_have_waited_longest():
+    """Priority, then time; more than a minute can bring are left for the next ones."""
+    launches = [Launch(f"late-{n}", 50, MIDNIGHT + timedelta(seconds=n)) for n in range(IN_ORDER + BY_TURNS + 50)]
+    launches += [Launch("urgent", 90, MIDNIGHT + timedelta(hours=1)), Launch("whenever", 10, MIDNIGHT)]
+    order = chosen(launches, parts=PARTS, at=MIDNIGHT)
+    assert order[:3] == ["urgent", "late-0", "late-1"]
+    assert len(order) == len(set(order)) == IN_ORDER + BY_TURNS
+
+
+def test_launches_that_never_succeed_do_not_keep_the_last_from_theirs():
+    """A hundred and fifty that are refused each minute go first each minute: the one behind them has its turn too."""
+    launches = [Launch(f"stuck-{n}", 90, MIDNIGHT) for n in range(IN_ORDER + BY_TURNS)] + [Launch("last", 10, MIDNIGHT)]
+    minutes = (MIDNIGHT + timedelta(minutes=n) for n in range(30))
+    assert any("last" in chosen(launches, parts=PARTS, at=at) for at in minutes)
+
+
+def test_many_deaths_wake_no_more_launches_than_a_minute_can_bring(monkeypatch):
+    """Two hundred runs owe a launch: those of a higher priority are woken first, all of them in the end."""
+    world = World()
+    urgent = replace(world.policies.get("default"), name="urgent", priority=90)
+    world.policies.by_name["urgent"] = urgent
+    for number in range(200):
+        name = f"run-{number}"
+        world.sagemaker.submit(name, uri=f"{BUCKET}{name}/", policy="urgent" if number >= 190 else "default")
+        world.supervisor().handle(JobHeard(name))
+        world.sagemaker.fail(name, "InternalServerError: We encountered an internal error.")
+        world.supervisor().handle(JobHeard(name))
+    world.clock.pass_by(timedelta(minutes=2))
+    report = world.round().make()
+    assert report.due == 200
+    woken = [wakeup["run"] for wakeup in world.queue.waiting]
+    assert len(woken) == IN_ORDER + BY_TURNS
+    assert set(woken[:10]) == {f"run-{number}" for number in range(190, 200)}

@@ -1,0 +1,48 @@
+"""AWS calls of the deployed functions broken in a run's life, one in each of its phases, as bench.crashes does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.breaking import lives
+from bench.breaking.lives import Play
+from bench.breaking.points import Plan, Point
+from bench.breaking.stage import SCALE, SWEEPS, Stage
+from tests.deployed.conftest import ASSEMBLIES
+from tests.deployed.jobs import apart
+
+pytestmark = pytest.mark.slow
+LIFE = "with an agent"
+FAULTS = (
+    Point(LIFE, "adoption", "supervise dynamodb:TransactWriteItems dynamodb.save", "killed after"),
+    Point(LIFE, "handshake", "supervise sagemaker:StopTrainingJob sagemaker.stop", "answer lost"),
+    Point(LIFE, "recovery", "supervise sagemaker:CreateTrainingJob sagemaker.create", "killed after"),
+    Point(LIFE, "completion", "notify sns:Publish sns.say", "not reached"),
+)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A local AWS of its own: its workers are killed."""
+    with apart(tmp_path / "aws", scale=SCALE, schedule_scale=SWEEPS, assemblies=ASSEMBLIES) as aws:
+        yield Stage(aws, tmp_path / "faults")
+
+
+def test_a_run_outlives_a_broken_call_in_each_phase_of_its_life(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    """And what it is judged by can fail: another number of jobs, and a letter that nobody is told of."""
+    dead = next(url for url in stage.dead if "Signals" in url)
+    stage.sqs.send_message(QueueUrl=dead, MessageBody="a letter")
+    play = Play(stage, 1, Plan(LIFE, FAULTS))
+    found = play.play()
+    assert found.wrong == ""
+    assert found.fired == {point.phase for point in FAULTS}, "each call was met, and broken"
+    assert found.letters == (dead.rpartition("/")[2],), "the letter is told, since its alarm has gone off"
+    assert all(any(word in subject for subject in found.told) for word in ("relaunching", "completed")), found.told
+    monkeypatch.setitem(lives.ATTEMPTS, LIFE, 2)  # type: ignore[arg-type]
+    assert list(play._of_the_jobs()) == ["its jobs are crash-00001, crash-00001-a002, crash-00001-a003"]
+    monkeypatch.setattr(lives, "ALARMED_WITHIN_S", 0.1)
+    stage.alarms.clear()
+    stage.sqs.send_message(QueueUrl=dead, MessageBody="another")
+    play._settle_letters()
+    assert "1 dead letters in" in found.wrong and "no alarm" in found.wrong

@@ -1,0 +1,37 @@
+"""The threat model and the tests name each other: every line is shown by tests, every such test has its line."""
+
+import ast
+from collections import defaultdict
+
+from bench.threats import lines
+from tests.house.sources import modules, tree
+
+
+def marked() -> dict[str, set[str]]:
+    """The names of the tests that are marked for each line."""
+    found = defaultdict(set)
+    for path in modules("tests"):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef):
+                for line in filter(None, map(_line_of, node.decorator_list)):
+                    found[line].add(node.name)
+    return found
+
+
+def _line_of(decorator: ast.expr) -> str:
+    if not isinstance(decorator, ast.Call) or ast.unparse(decorator.func) != "pytest.mark.threat":
+        return ""
+    return str(ast.literal_eval(decorator.args[0]))
+
+
+def test_every_line_is_shown_by_the_tests_that_are_marked_for_it():
+    """Neither a line without a test, nor a test that no line names."""
+    named = {line.number: set(line.tests) for line in lines()}
+    assert all(named.values())
+    assert named == marked()
+
+
+def test_the_lines_are_numbered_without_a_gap_and_say_what_they_must():
+    """What is tried, and what stops it; what remains may be nothing."""
+    assert sorted(int(line.number[1:]) for line in lines()) == list(range(1, len(lines()) + 1))
+    assert all(line.tried and line.stopped_by for line in lines())

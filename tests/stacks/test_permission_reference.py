@@ -1,0 +1,61 @@
+"""The permissions of the template as AWS's service authorization reference knows them, and the calls that use them."""
+
+import pytest
+
+from bench.call_sites import sites
+from bench.grants import Granted
+from bench.permissions import why_kept
+from bench.reference import objections
+
+ACCOUNT, REGION = "000000000000", "us-east-1"
+# What the operations of boto3 are authorized as, where it is no action of the same name.
+AUTHORIZED_AS = {
+    "s3:list_objects_v2": {"s3:ListBucket"},
+    "s3:get_object": {"s3:GetObject", "s3:ListBucket"},
+    "s3:head_object": {"s3:GetObject", "s3:ListBucket"},
+    "s3:generate_presigned_url": {"s3:GetObject"},
+    "s3:copy_object": {"s3:GetObject", "s3:PutObject"},
+    "dynamodb:transact_write_items": {"dynamodb:PutItem"},
+    "sagemaker:create_training_job": {"sagemaker:CreateTrainingJob", "sagemaker:AddTags", "iam:PassRole"},
+    "lambda:invoke": {"lambda:InvokeFunction"},
+    "sqs:send_message_batch": {"sqs:SendMessage"},
+}
+
+
+@pytest.fixture(scope="module")
+def granted(template) -> Granted:
+    return Granted(template.body, account=ACCOUNT, region=REGION, names={})
+
+
+def test_aws_knows_every_action_resource_and_condition(granted):
+    """An action that does not exist, a resource or a condition that it does not take, would allow nothing."""
+    assert [(grant.who, grant.action, grant.on, word) for grant in granted.grants for word in objections(grant)] == []
+
+
+def test_every_permission_has_a_call_in_the_code_or_a_part_of_the_template_that_needs_it(granted):
+    """By action; which function makes which call on what is what `python -m bench.permissions` shows."""
+    called = {
+        action
+        for site in sites()
+        for action in AUTHORIZED_AS.get(
+            f"{site.service}:{site.method}", {f"{site.service}:{site.method.title().replace('_', '')}"}
+        )
+    }
+    place = granted.place(lambda arn: {}, {})
+    wired = list(granted.wired(place))
+    unneeded = [
+        (grant.who, grant.action, grant.on)
+        for grant in granted.grants
+        if not any(wire.who == grant.who and grant.covers(wire.need, place) for wire in wired)
+        and grant.action not in called
+        and not (grant.action in ("kms:Decrypt", "kms:GenerateDataKey") and "kms:ViaService" in grant.where)
+        and not why_kept(grant)
+    ]
+    assert unneeded == []
+
+
+def test_what_the_template_asks_of_aws_itself_is_allowed(granted):
+    """Logs, traces, feeding from queues, dead letters, rules, the schedule, alarms: with the customer's key."""
+    place = granted.place(lambda arn: {}, {})
+    refused = [wire for wire in granted.wired(place) if granted.decision(wire.who, wire.need, place) != "Allow"]
+    assert refused == []

@@ -1,0 +1,36 @@
+"""A run under attack: its world hands out keys, and its agent seals what it says."""
+
+import pytest
+
+from rerail.seals import VARIABLE
+from rerail.wakeups import JobHeard
+from tests.core.conftest import settings
+from tests.fakes import Agent, World
+
+settings.load_profile("rerail")
+
+KEY, ANOTHER = "ab" * 32, "cd" * 32
+
+
+@pytest.fixture
+def world() -> World:
+    """A run in training, whose first job was started with a key, and metrics that CloudWatch has of it."""
+    world = World(new_key=lambda: KEY)
+    world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
+    world.sagemaker.submit("gpt", request={"Environment": {VARIABLE: KEY, "STEPS": "100"}})
+    world.supervisor().handle(JobHeard("gpt"))
+    return world
+
+
+@pytest.fixture
+def agent(world: World) -> Agent:
+    """The run's own agent; it has said hello."""
+    agent = Agent(world, seal_key=KEY)
+    agent.hello()
+    return agent
+
+
+@pytest.fixture
+def stranger(world: World) -> Agent:
+    """Somebody who may write into the mailbox and knows the run's name, its job and the attempt, and not its key."""
+    return Agent(world, told=100)

@@ -1,0 +1,175 @@
+"""Whoever may write into the mailbox, and does not know a run's key, cannot speak for the run."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail.detectors.finding import Finding, Kind, Level
+from rerail.detectors.pulse import Pulse
+from rerail.errors import BadMail
+from rerail.mailbox import Told, heartbeat_key, read_report, report_key, write
+from rerail.model import RunState
+from rerail.policy import Mailbox
+from rerail.seals import VARIABLE, is_sealed, sealed
+from rerail.wakeups import JobHeard
+from tests.core.strategies import reports
+from tests.fakes import DEFAULT, Agent, World
+from tests.threats.conftest import ANOTHER, KEY
+
+MINUTE = timedelta(minutes=1)
+RUINED = Finding(Kind.NON_FINITE, Level.INTERVENE, 60, 50, "the loss is not finite")
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+
+
+def beating(world: World, agent: Agent, minutes: int) -> None:
+    """The job trains, ten steps a minute, and says so."""
+    for _ in range(minutes):
+        agent.beats(10 * (1 + int((world.clock() - world.run().created_at) / MINUTE)), loss=2.0)
+        world.minutes(1)
+
+
+def pulse_of(world: World) -> Pulse:
+    """When the run was last heard, as the sweep remembers it."""
+    return world.memories.recall(["gpt"])["gpt"].watch.pulse
+
+
+def titles(world: World) -> list[str]:
+    return [notice.title for notice in world.bus.told]
+
+
+@pytest.mark.threat("T1")
+@pytest.mark.parametrize("key", ["", ANOTHER], ids=["no seal", "a seal of another run"])
+def test_a_forged_report_steers_no_other_run(world, agent, stranger, key):
+    """A finding that would roll the run back is passed over, told once, and answered with nothing."""
+    world.checkpoints.save(step=40)
+    stranger.seal_key = key
+    for _ in range(3):
+        stranger.finds(RUINED)
+    run = world.run()
+    assert (run.state, run.stop, run.incidents, run.pending) == (RunState.WATCHING, None, (), ())
+    assert [notice.title for notice in world.bus.told] == ["gpt: a report cannot be read"]
+    assert "does not show that this run's job has written it" in world.bus.told[0].body
+
+
+@pytest.mark.threat("T1")
+def test_the_runs_own_agent_is_heard(world, agent):
+    """The same finding with the run's seal ends in an intervention: it is the seal that makes the difference."""
+    world.checkpoints.save(step=40)
+    agent.finds(RUINED)
+    assert world.run().state in (RunState.SAVING, RunState.STOPPING)
+
+
+@pytest.mark.threat("T1")
+@pytest.mark.parametrize("told", [Told.DAMAGED, Told.UNLOADED, Told.CRASHED, Told.HELLO, Told.REFUSED, Told.CHECKPOINT])
+def test_whatever_a_forged_report_says_the_run_stays_as_it_was(world, agent, stranger, told):
+    """No checkpoint is called damaged, no crash is answered, nothing is believed to be saved."""
+    before = world.run()
+    stranger.hear(stranger.files(told, step=40, saved_by=1, reason="because", evidence="boom", command="c1"))
+    after = world.run()
+    assert replace(after, defects=(), pending=(), version=before.version) == before
+
+
+@pytest.mark.threat("T1")
+@given(reports, st.binary(max_size=40))
+def test_a_seal_is_of_every_byte_and_of_the_name(report, more):
+    """A sealed report that is changed, cut, given another name or another key is refused, or has no seal any more."""
+    name = report_key(report.run, report.id)
+    text = sealed(write(report), name=name, key=KEY)
+    assert is_sealed(text, name=name, key=KEY)
+    with pytest.raises(BadMail):
+        is_sealed(text, name=report_key(report.run, report.id + "x"), key=KEY)
+    with pytest.raises(BadMail):
+        is_sealed(text, name=name, key=ANOTHER)
+    middle = len(text) // 3
+    changed = text[:middle] + more + text[middle:]
+    try:
+        assert changed == text or not is_sealed(changed, name=name, key=KEY)
+    except BadMail as error:
+        assert error.defect == "seal"
+
+
+@pytest.mark.threat("T1")
+def test_nobody_can_write_that_a_report_is_sealed(world):
+    """What the object says of itself counts for nothing."""
+    agent = Agent(world)
+    name = agent.files(Told.HELLO)
+    text = json.dumps({**json.loads(world.mailbox.objects[name][0]), "sealed": True}).encode()
+    run, id = "gpt", name.rpartition("/")[2].removesuffix(".json")
+    assert not read_report(text, run=run, id=id, seal_key=KEY).sealed
+
+
+@pytest.mark.threat("T2")
+def test_a_forged_heartbeat_hides_no_hang(world, agent, stranger):
+    """The job stands still, and somebody has its heart beat: that is not heard, and the hang is mended."""
+    beating(world, agent, 10)
+    for _ in range(40):
+        stranger.beats(5_000, loss=1.0)
+        world.minutes(1)
+    assert "gpt: stall: relaunching" in titles(world)
+
+
+@pytest.mark.threat("T2")
+def test_an_old_heartbeat_written_again_hides_no_hang(world, agent):
+    """Seal and all: the newest and an older one, each minute. What was heard before is no sign of life."""
+    beating(world, agent, 9)
+    older = world.mailbox.objects[heartbeat_key("gpt")][0]
+    beating(world, agent, 1)
+    newest = world.mailbox.objects[heartbeat_key("gpt")][0]
+    for minute in range(40):
+        world.mailbox.put(heartbeat_key("gpt"), (older, newest)[minute % 2])
+        world.minutes(1)
+    assert "gpt: stall: relaunching" in titles(world)
+
+
+@pytest.mark.threat("T2")
+def test_a_clock_that_is_set_back_silences_no_job_that_moves(world, agent):
+    """The job's clock jumps back by an hour; its steps go on, so it is heard."""
+    beating(world, agent, 10)
+    for minute in range(20):
+        agent.beats(200 + 10 * minute, loss=2.0, at=world.clock() - timedelta(hours=1))
+        world.minutes(1)
+    assert pulse_of(world).heard_at >= world.clock() - 2 * MINUTE
+    assert not world.bus.told
+
+
+@pytest.mark.threat("T3")
+def test_a_job_that_was_handed_no_key_is_heard_until_its_successor_seals(world):
+    """A first job that somebody started without one, or an agent of an older version: as before, and no longer."""
+    world.sagemaker.submit("old")
+    world.supervisor().handle(JobHeard("old"))
+    first = Agent(world, run="old", job="old")
+    first.hello()
+    assert world.run("old").current.agent and not world.run("old").seals
+    world.sagemaker.fail("old", NODE_LOST)
+    world.minutes(30)
+    launched = world.sagemaker.requests["old-a002"]["Environment"]
+    assert launched[VARIABLE] == KEY == world.run("old").seal_key
+    second = Agent(world, run="old", job="old-a002", attempt=2, seal_key=KEY)
+    second.hello()
+    assert world.run("old").seals
+    late = Agent(world, run="old", job="old-a002", attempt=2, told=50)
+    late.finds(RUINED)
+    assert world.run("old").state is RunState.WATCHING
+
+
+@pytest.mark.threat("T3")
+def test_a_policy_can_ask_for_seals_from_the_first_word(world):
+    """`mailbox.sealed_only`: what comes without one is passed over, although no agent has sealed anything yet."""
+    world.policies.by_name["default"] = replace(DEFAULT, mailbox=Mailbox(sealed_only=True))
+    Agent(world).hello()
+    assert not world.run().current.agent
+    Agent(world, told=7, seal_key=KEY).hello()
+    assert world.run().current.agent and world.run().seals
+
+
+@pytest.mark.threat("T1")
+def test_a_report_of_another_job_in_a_runs_folder_changes_nothing(world, agent):
+    """Another run's own agent, with its own seal, writes where it does not belong."""
+    other = Agent(world, job="other-a002", attempt=2, told=200, seal_key=KEY)
+    before = world.run()
+    other.finds(RUINED)
+    assert world.run() == before

@@ -1,0 +1,115 @@
+"""Whoever may create jobs may give them any free name and any tag: neither makes a job part of somebody else's run."""
+
+import pytest
+
+from rerail.actions import Severity
+from rerail.errors import Throttled
+from rerail.model import Job, JobStatus, RunState
+from rerail.relaunch import ATTEMPT_TAG, RUN_TAG
+from rerail.seals import VARIABLE
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard
+from tests.fakes import World
+from tests.threats.conftest import ANOTHER, KEY
+
+NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
+
+
+def impostor(world: World, name: str = "gpt-a002", *, key: str = "", policy: str | None = "default") -> Job:
+    """A stranger's job, called and tagged as if Rerail had launched it for the run gpt."""
+    own = {"Environment": {VARIABLE: key}} if key else {}
+    job = world.sagemaker.submit(name, policy=policy, uri="s3://strangers/elsewhere/", request=own)
+    world.sagemaker.job_tags[name] |= {RUN_TAG: "gpt", ATTEMPT_TAG: name[-3:].lstrip("a0")}
+    return job
+
+
+@pytest.mark.threat("T4")
+@pytest.mark.parametrize("key", ["", ANOTHER, KEY[:-1]], ids=["no key", "another key", "half a key"])
+@pytest.mark.parametrize("name", ["gpt-a002", "gpt-a009"])
+def test_a_job_that_calls_itself_an_attempt_is_not_taken_up(world, name, key):
+    """The run goes on with its own job, which is not thought over; the stranger's is refused, and that is told."""
+    impostor(world, name, key=key)
+    world.supervisor().handle(JobHeard(name))
+    world.minutes(5)
+    run = world.run()
+    assert (run.state, [attempt.job_name for attempt in run.attempts]) == (RunState.WATCHING, ["gpt"])
+    assert set(world.sagemaker.live()) == {"gpt", name}
+    assert f"{name}: not supervised" in [notice.title for notice in world.bus.told]
+
+
+@pytest.mark.threat("T4")
+def test_a_job_of_ours_that_the_record_has_forgotten_is_taken_up(world):
+    """The same name and tags with the run's key: a table restored from a backup catches up with the world."""
+    impostor(world, key=KEY)
+    world.supervisor().handle(JobHeard("gpt-a002"))
+    assert world.run().current.job_name == "gpt-a002"
+
+
+@pytest.mark.threat("T5")
+@pytest.mark.parametrize("status", [JobStatus.IN_PROGRESS, JobStatus.FAILED, JobStatus.COMPLETED])
+def test_a_name_that_is_taken_holds_the_run_and_adopts_nobody(world, status):
+    """Somebody has created the successor's name before us: whatever becomes of that job is not the run's, and a human
+    is paged. Once the name is free, a release goes on with the run."""
+    world.checkpoints.save(step=50)
+    impostor(world, policy=None)
+    if status is not JobStatus.IN_PROGRESS:
+        world.sagemaker.end("gpt-a002", status, NODE_LOST)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(10)
+    run = world.run()
+    assert run.state is RunState.HELD and "another job has that name" in run.hold_reason
+    assert [notice.severity for notice in world.bus.told].count(Severity.PAGE) == 1
+    assert not run.current.exists
+    del world.sagemaker.jobs["gpt-a002"]
+    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RELEASE, "ada", "the stranger's job is deleted"))
+    world.minutes(10)
+    assert (world.run().state, world.run().current.job_name) == (RunState.WATCHING, "gpt-a002")
+    assert world.sagemaker.requests["gpt-a002"]["Environment"][VARIABLE] == KEY
+
+
+@pytest.mark.threat("T5")
+def test_a_name_that_is_taken_while_a_launch_is_throttled_adopts_nobody(world, monkeypatch):
+    """The launch is decided, and SageMaker asks us to come back later; somebody takes the name, and the job that then
+    is seen under it is not ours."""
+    create, refusals = world.sagemaker.create, [1, 2, 3]
+
+    def hesitating(request):
+        if not refusals:
+            return create(request)
+        if len(refusals) == 3:
+            impostor(world, policy=None)
+        refusals.pop()
+        raise Throttled("Rate exceeded")
+
+    monkeypatch.setattr(world.sagemaker, "create", hesitating)
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(10)
+    assert world.run().state is RunState.HELD
+    assert not world.run().current.exists
+
+
+@pytest.mark.threat("T4")
+def test_a_tag_that_names_a_run_adopts_a_job_into_no_run(world):
+    """A job of any other name with the run's tags: refused, with the remedy, and the run knows nothing of it."""
+    before = world.run()
+    impostor(world, "finetune-002")
+    world.supervisor().handle(JobHeard("finetune-002"))
+    assert world.run() == before
+    (notice,) = world.bus.told
+    assert "names a run that did not launch it; remove the tag" in notice.body
+
+
+@pytest.mark.threat("T6")
+def test_a_run_may_be_called_like_anothers_attempt(world):
+    """A stranger's own run `gpt-a002`: a run of its own, and the name is not free for ours. Neither knows the other."""
+    world.sagemaker.submit("gpt-a002", uri="s3://strangers/elsewhere/")
+    world.supervisor().handle(JobHeard("gpt-a002"))
+    world.sagemaker.fail("gpt", NODE_LOST)
+    world.minutes(10)
+    assert world.run().state is RunState.HELD
+    stranger = world.run("gpt-a002")
+    assert (stranger.state, len(stranger.attempts)) == (RunState.WATCHING, 1)
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
+    world.minutes(10)
+    assert world.run("gpt-a002").current.job_name == "gpt-a002-a002"
+    assert world.runs.run_of("gpt-a002-a002") == "gpt-a002"

@@ -1,0 +1,139 @@
+"""Names, reasons, evidence and log lines are other people's text: wherever it is shown, it does nothing."""
+
+import json
+import re
+from collections import Counter
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pytest
+from moto import mock_aws
+from typer.testing import CliRunner
+
+from cli import place
+from cli.console import UNPRINTABLE
+from cli.main import app
+from cli.place import Place
+from report_page.page import drawn_page
+from rerail.aws.clients import client
+from rerail.causes import Cause
+from rerail.checkpoints import Health
+from rerail.model import Attempt, Incident, JobStatus, Label, Run, RunState, TimelineEntry
+from rerail.notices import as_detail, read_detail
+from rerail.story.story import Section, tell
+from rerail.telling.chat import as_chat
+from rerail.telling.mail import as_subject, as_text
+from rerail.telling.pagerduty import as_pagerduty
+from rerail.telling.webhook import as_webhook
+from tests.aws.places import TABLE, make_table, our_own_clients
+from tests.hostile import HOSTILE
+from tests.notices.nights import NIGHTS, links, nasty
+from tests.notices.test_golden import validator
+from tests.report import conftest as stories
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+OUTPUTS = {"TableName": TABLE, "PolicyPrefix": "/rerail/policies"}
+LIVE = re.compile(r"https?://evil|<[!@#]|<https?|<at>|\]\(|@(channel|here|everyone)")
+each_text = pytest.mark.parametrize("text", HOSTILE.values(), ids=list(HOSTILE))
+
+
+@pytest.mark.threat("T12")
+@each_text
+def test_what_people_are_told_is_text(text):
+    """Mail, chat, pager and webhook: within their schemas, with no mention, no link and no header of its own."""
+    notice = nasty(next(iter(NIGHTS.values()))(), text, text)
+    notice = read_detail(json.loads(json.dumps(as_detail(notice))))
+    for kind, render in (("chat", as_chat), ("pagerduty", as_pagerduty), ("webhook", as_webhook)):
+        body = render(notice, links(notice))
+        if body is not None:
+            validator(kind).validate(body)
+            assert not UNPRINTABLE.search(json.dumps(body, ensure_ascii=False))
+    content = as_chat(notice, links(notice))["content"]
+    assert not LIVE.search("\n".join([content["title"], content["description"], *content.get("nextSteps", ())]))
+    subject, mail = as_subject(notice), as_text(notice, links(notice))
+    assert "\n" not in subject and "\r" not in subject
+    assert not UNPRINTABLE.search(mail)
+    ours = ("What to do", "Bcc")
+    assert all(line.startswith(" ") for line in mail.splitlines() if line.strip().startswith(ours) and "rm" in line)
+
+
+class Elements(HTMLParser):
+    """Which elements a page has, and with which attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[tuple[str, ...]] = Counter()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[(tag, *sorted(name for name, _ in attrs))] += 1
+
+
+def elements(page: str) -> Counter[tuple[str, ...]]:
+    parser = Elements()
+    parser.feed(page)
+    parser.close()
+    return parser.seen
+
+
+def page_of(text: str) -> str:
+    """A report all of whose texts are this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stories, "HOSTILE", text)
+        return drawn_page(tell(stories.hostile(), sections=(Section(text, ((text, text),), text),)))
+
+
+@pytest.mark.threat("T13")
+@each_text
+def test_a_report_has_no_element_of_somebody_elses(text):
+    """The page of a hostile run has the same elements, with the same attributes, as that of a harmless one."""
+    assert set(elements(page_of(text))) <= set(elements(page_of("a word"))) | {("details",), ("summary",)}
+    assert not UNPRINTABLE.search(page_of(text))
+
+
+def run_of(text: str) -> Run:
+    """A run all of whose texts are this one, as far as they can be stored."""
+    text = text.encode(errors="replace").decode()[:5000]
+    attempt = Attempt(
+        1, "gpt", JobStatus.FAILED, created_at=NOON, training_started_at=NOON, ended_at=NOON, failure_reason=text,
+        cause=Cause.UNKNOWN, fingerprint=text, instance_type="ml.p4d.24xlarge", approved_by=text,
+    )  # fmt: skip
+    incident = Incident(
+        1, "job_failed", 1, Cause.UNKNOWN, text, text, NOON, NOON, step=7, closed_at=NOON, resolution=text
+    )
+    return Run(
+        "gpt",
+        "default",
+        RunState.HELD,
+        NOON,
+        (attempt,),
+        incidents=(incident,),
+        hold_reason=text,
+        labels=(Label(3, 1, Health.SUSPECT, text),),
+        version=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def deployed():
+    """A table to look into."""
+    with our_own_clients(), mock_aws(), pytest.MonkeyPatch.context() as patch:
+        make_table(client("dynamodb"))
+        client("ssm").put_parameter(Name="/rerail/policies/default", Value='mode = "act"', Type="String")
+        patch.setattr(place, "find", lambda *, local: Place("stack Rerail", OUTPUTS))
+        yield
+
+
+@pytest.mark.threat("T14")
+@each_text
+def test_a_terminal_is_given_text(deployed, text):
+    """`rerail show` and `rerail status`: nothing that paints, links, turns around or answers, and no markup."""
+    run = run_of(text)
+    entry = TimelineEntry("gpt", 1, NOON, RunState.WATCHING, RunState.HELD, run.hold_reason, "job_failed")
+    client("dynamodb").delete_item(TableName=TABLE, Key={"pk": {"S": "run#gpt"}, "sk": {"S": "run"}})
+    Place("", OUTPUTS).runs.save(run, entry, {})
+    for words in (["show", "gpt"], ["status"], ["show", "gpt", "--json"]):
+        answer = CliRunner().invoke(app, words, env={"COLUMNS": "160", "FORCE_COLOR": "1"})
+        assert answer.exit_code == 0, answer.output
+        painted = re.sub(r"\x1b\[[0-9;]*m", "", answer.output)  # Rich's own colours
+        assert not UNPRINTABLE.search(painted), repr(UNPRINTABLE.search(painted))
+        assert "\x1b[31mred" not in answer.output
