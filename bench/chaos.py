@@ -69,8 +69,7 @@ NOTES = (
     "far.",
     "AWS refuses calls that are signed by a clock that is more than a quarter of an hour wrong. With everything "
     "at once clocks are wrong by at most that; alone, by up to three hours, and the calls are answered all the "
-    "same. A clock that is wrong while metrics are missing too, and the agents inside the jobs, are not covered "
-    "here.",
+    "same. The agents inside the jobs are not covered here.",
     "What had ended, or was held, when a table was restored from a backup that is older than the run, is not "
     "known any more: that is not counted as broken, for its job is over and people had been told.",
 )

@@ -59,10 +59,9 @@ class Hazards:
     event comes 2 to 5 times, hours late, out of order within half an hour. `strangers`, `forged`: chances a minute of
     an event of another account, and of one that somebody made up. `jumps`: the functions' clocks go wrong by up to
     `jump_minutes`. `blind`: SageMaker does not answer for an hour. `muted`: metrics do not arrive for an hour.
-    `twins`: a second deployment in the account. `restored`: the table becomes what it was `backup_minutes` ago,
-    a day. `crowded`: a
-    second message is worked on in the midst of a call. `killed`: the function dies before or after a call.
-    `throttled`: a call is throttled.
+    `twins`: a second deployment in the account. `restored`: the table becomes what it was `backup_minutes` ago, a day.
+    `crowded`: a second message is worked on in the midst of a call. `killed`: the function dies before or after a
+    call. `throttled`: a call is throttled.
     """
 
     lost_every: int = 0
@@ -109,12 +108,12 @@ ALONE: Mapping[str, Hazards] = {
 
 def together() -> Hazards:
     """All of them at once; one event in three is lost, for if all were, none could lie, and clocks are wrong by no more
-    than AWS puts up with: it refuses what is signed at another time. Metrics are not missing besides: see the notes."""
+    than AWS puts up with: it refuses what is signed at another time."""
     hazards = CALM
     for name, each in ALONE.items():
         if name != "every event lost":
             hazards |= each
-    return replace(hazards, lost_every=3, jump_minutes=SKEW_SERVED, muted=0.0)
+    return replace(hazards, lost_every=3, jump_minutes=SKEW_SERVED)
 
 
 class Killed(BaseException):

@@ -15,11 +15,11 @@ def doubted(
 ) -> datetime | None:
     """Since when silence counts, or None where there is no doubt.
 
-    Doubt begins with a jump from the last look to this one, is put off by each new row (`heard`), and ends with a row
-    (`newest`) that is of about now by this clock."""
+    Doubt begins with a jump from the last look to this one, or with a new row (`heard`) that is not of about now by
+    this clock; each such row puts it off, and one that is ends it. `newest` is the time of the last row."""
     if looked_at is not None and abs(at - looked_at) > JUMP:
         return at
-    if doubt is None or not heard:
+    if not heard:
         return doubt
     is_right = newest is not None and abs(at - newest) <= FRESH
     return None if is_right else at

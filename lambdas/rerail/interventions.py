@@ -105,17 +105,17 @@ def _borne_out(finding: Finding, found: Found) -> Finding:
     if finding.kind is not Kind.STALL or newest is None or finding.onset_at is None:
         return finding
     if newest.saved_at <= finding.onset_at:
-        return finding if finding.idle or _is_due(found) else replace(finding, level=Level.WARN)
+        return finding if finding.idle or _is_due(finding, found) else replace(finding, level=Level.WARN)
     text = f"{finding.evidence}, yet a checkpoint was saved at step {newest.step}: its metrics are missing"
     return replace(finding, kind=Kind.BLIND, evidence=text)
 
 
-def _is_due(found: Found) -> bool:
+def _is_due(finding: Finding, found: Found) -> bool:
     """By the longest time between two saves of late the next one should be there by now: only then does an empty folder
-    tell of a job that stands still. Of one that has saved once nobody knows."""
+    tell of a job that stands still. Of one that has saved once nobody knows. A clock in doubt measures from then on."""
     times = sorted(checkpoint.saved_at for checkpoint in found.checkpoints or ())
     usual = max((later - earlier for earlier, later in zip(times, times[1:], strict=False)), default=timedelta())
-    return found.at - times[-1] > LATE * usual
+    return found.at - max(times[-1], finding.doubt or times[-1]) > LATE * usual
 
 
 def _on_warning(run: Run, warnings: tuple[Finding, ...], over: tuple[Finding, ...] = ()) -> Decision:

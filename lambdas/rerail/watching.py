@@ -157,7 +157,7 @@ def judged(memory: Memory, watchable: Watchable, answers: Mapping[Query, Points]
     memory = _looked(replace(memory, watch=watch), cursor, at=at)
     excuse = excused(pulse, memory.doubt)
     overdue = due(replace(watch, pulse=excuse), at, policy.detection)
-    findings += (_witnessed(finding, excuse, watchable.run) for finding in overdue)
+    findings += (_witnessed(_undoubted(finding, memory), excuse, watchable.run) for finding in overdue)
     findings += _unsaved(watchable, excuse, at)
     findings += no_longer_due(watchable, findings, at)
     return Judged(memory, tuple(findings))
@@ -275,6 +275,15 @@ def _suspicious(memory: Memory, policy: Policy, at: datetime) -> bool:
 def _idle(answers: Mapping[Query, Points], job: str) -> bool | None:
     busy = [percent for percent in load(answers, job) if percent is not None]
     return max(busy) < IDLE_BELOW if busy else None
+
+
+def _undoubted(finding: Finding, memory: Memory) -> Finding:
+    """A stall in doubt: when the run moved last is told by the clock of its metrics, not by ours, since its saves are
+    held against that; what should have come meanwhile counts from the doubt on."""
+    moved_at = memory.watch.pulse.moved_at
+    if finding.kind is not Kind.STALL or memory.doubt is None or moved_at is None:
+        return finding
+    return replace(finding, onset_at=moved_at, doubt=memory.doubt)
 
 
 def _witnessed(finding: Finding, pulse: Pulse, run: Run) -> Finding:

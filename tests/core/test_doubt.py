@@ -91,3 +91,37 @@ def test_doubt_begins_with_a_jump_and_ends_with_a_row_of_now():
     assert doubted(since, since, heard=False, newest=at, at=later) == since
     assert doubted(since, since, heard=True, newest=later - FRESH - MINUTE, at=later) == later
     assert doubted(since, since, heard=True, newest=later - MINUTE, at=later) is None
+
+
+@pytest.mark.parametrize("saves_every", [10, 30])
+@pytest.mark.parametrize("after", [3, 8])
+@pytest.mark.parametrize("minutes", [-14, 2, 9, 14])
+def test_a_clock_that_is_wrong_while_metrics_are_missing_stops_no_healthy_job(world, minutes, after, saves_every):
+    """It goes on saving: its saves are held against the time of its last row, which AWS has told, not against ours."""
+    for minute in range(200):
+        step = minute * STEPS_A_MINUTE
+        if minute < 120:
+            row = {"step": float(step), "nonfinite": 0.0, "count": 10.0, "loss": 2 + 3 * math.exp(-step / 500)}
+            world.series.print("gpt", world.clock.true(), **row)
+        if minute == 120 + after:
+            world.clock.skew = timedelta(minutes=minutes)
+        if minute % saves_every == 0:
+            world.checkpoints.save(step=step)
+        world.minutes(1)
+    assert world.sagemaker.live() == ["gpt"]
+    assert world.run().current.number == 1
+
+
+@pytest.mark.parametrize("minutes", [-12, 6, 11, 14])
+def test_a_clock_that_was_wrong_from_the_first_look_on_stops_no_healthy_job(world, minutes):
+    """The rows that come each minute look old, or of the future: they are signs of life all the same. Nothing was saved
+    yet, so that nothing else speaks for the job."""
+    world.clock.skew = timedelta(minutes=minutes)
+    for minute in range(60):
+        step = minute * STEPS_A_MINUTE
+        if minute % 10 != 9:  # one is late
+            row = {"step": float(step), "nonfinite": 0.0, "count": 10.0, "loss": 2 + 3 * math.exp(-step / 500)}
+            world.series.print("gpt", world.clock.true(), **row)
+        world.minutes(1)
+    assert world.sagemaker.live() == ["gpt"]
+    assert world.run().current.number == 1

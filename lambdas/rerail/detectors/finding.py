@@ -36,7 +36,8 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One answer; `onset_step` is where the trouble began (None: unknown), `evidence` one sentence with the numbers;
-    `idle`: of silence, that the machines are known to do nothing."""
+    `idle`: of silence, that the machines are known to do nothing; `doubt`: since when it counts, where the clock that
+    says so is in doubt."""
 
     kind: Kind
     level: Level
@@ -46,3 +47,4 @@ class Finding:
     at: datetime | None = None
     onset_at: datetime | None = None
     idle: bool = False
+    doubt: datetime | None = None
