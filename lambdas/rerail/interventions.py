@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from rerail import ladder
 from rerail.actions import Severity, Tell, Until
@@ -58,8 +58,9 @@ RUNBOOKS = {
 }
 # It will not save any more, whoever asks.
 HANGS = (Kind.STALL, Kind.STARTUP_STALL)
-# Of so many usual intervals without a save one is overdue.
-LATE = 1.5
+# Of so many usual intervals without a save one is overdue; where nobody knows what is usual, after so many times the
+# shortest silence that is a stall.
+LATE, UNKNOWN = 1.5, 6
 LIVE = (RunState.WATCHING, RunState.STARTING)
 
 
@@ -72,7 +73,7 @@ def on_found(run: Run, found: Found, policy: Policy) -> Decision:
         return Decision(run)  # it is being dealt with already
     away = run.current.secondary not in ("", "Training")  # SageMaker restarts it: nothing moves, and nothing is wrong
     findings = tuple(f for f in found.findings if not (away and f.kind in HANGS) and not is_of_the_past(run, f))
-    findings = findings if found.witnessed else tuple(_borne_out(f, found) for f in findings)
+    findings = findings if found.witnessed else tuple(_borne_out(f, found, policy) for f in findings)
     findings = tuple(_weighed(run, finding, found, policy) for finding in findings)
     paged = _paged(run)
     fresh = tuple(f for f in findings if _key(run, f) not in run.warnings or (f.level in OVER and f.kind in paged))
@@ -99,23 +100,26 @@ def _weighed(run: Run, finding: Finding, found: Found, policy: Policy) -> Findin
     return weighed(run, finding, step, at=found.at, policy=policy)
 
 
-def _borne_out(finding: Finding, found: Found) -> Finding:
+def _borne_out(finding: Finding, found: Found, policy: Policy) -> Finding:
     """A job that saves does not stand still: then it is we who are blind, and that stops no job."""
     newest = newest_usable(found.checkpoints or ())
-    if finding.kind is not Kind.STALL or newest is None or finding.onset_at is None:
+    if finding.kind is not Kind.STALL or finding.onset_at is None:
         return finding
-    if newest.saved_at <= finding.onset_at:
-        return finding if finding.idle or _is_due(finding, found) else replace(finding, level=Level.WARN)
+    if newest is None or newest.saved_at <= finding.onset_at:
+        return finding if finding.idle or _is_due(finding, found, policy) else replace(finding, level=Level.WARN)
     text = f"{finding.evidence}, yet a checkpoint was saved at step {newest.step}: its metrics are missing"
     return replace(finding, kind=Kind.BLIND, evidence=text)
 
 
-def _is_due(finding: Finding, found: Found) -> bool:
+def _is_due(finding: Finding, found: Found, policy: Policy) -> bool:
     """By the longest time between two saves of late the next one should be there by now: only then does an empty folder
-    tell of a job that stands still. Of one that has saved once nobody knows. A clock in doubt measures from then on."""
+    tell of a job that stands still. Before two saves nobody knows, and it takes a long silence. A clock in doubt
+    measures from then on."""
     times = sorted(checkpoint.saved_at for checkpoint in found.checkpoints or ())
-    usual = max((later - earlier for earlier, later in zip(times, times[1:], strict=False)), default=timedelta())
-    return found.at - max(times[-1], finding.doubt or times[-1]) > LATE * usual
+    longest = max((later - earlier for earlier, later in zip(times, times[1:], strict=False)), default=None)
+    since = finding.onset_at if longest is None else times[-1]
+    late = UNKNOWN * policy.detection.stall_floor if longest is None else LATE * longest
+    return since is None or found.at - max(since, finding.doubt or since) > late
 
 
 def _on_warning(run: Run, warnings: tuple[Finding, ...], over: tuple[Finding, ...] = ()) -> Decision:
@@ -261,7 +265,7 @@ def _on_switched(run: Run, proposal: Proposal, seen: JobSeen, policy: Policy) ->
     """What was found while the switch was off; what is old by now may have mended, and a human has to say so."""
     assert proposal.finding is not None
     heard = Found(seen.at, run.current.job_name, (proposal.finding,), seen.checkpoints)
-    if _borne_out(proposal.finding, heard).kind is not proposal.finding.kind:
+    if _borne_out(proposal.finding, heard, policy).kind is not proposal.finding.kind:
         return Decision(replace(run, proposal=None), reason=f"{proposal.why}: no longer so, the job saves")
     if policy.mode is Mode.APPROVE or seen.at >= proposal.expires_at:
         return asked_again(run, proposal, "the kill switch is on again", at=seen.at, policy=policy)

@@ -289,3 +289,15 @@ def test_a_folder_tells_of_a_stall_only_when_a_save_is_due(world, silent, attemp
             world.checkpoints.save(step=step)
         world.minutes(1)
     assert world.run().current.number == attempts
+
+
+@pytest.mark.parametrize(("silent", "attempts"), [(25, 1), (45, 2)])
+def test_a_run_that_has_not_saved_yet_is_given_more_time(world, silent, attempts):
+    """Its metrics may be missing, and nobody knows when its first save is due: half an hour of silence it takes."""
+    for minute in range(30 + silent):
+        if minute < 30:
+            step = float(STEPS_A_MINUTE * minute)
+            row = {"step": step, "nonfinite": 0.0, "count": 10.0, "loss": 2.0 + 3.0 * math.exp(-step / 500)}
+            world.series.print("gpt", world.clock(), **row)
+        world.minutes(1)
+    assert world.run().current.number == attempts
