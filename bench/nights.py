@@ -530,7 +530,7 @@ class Night:
         if self.chance(hazards.strangers):
             self.counts["events of others"] += 1
             self._put(self._of_a_stranger(), now)
-        if self.chance(hazards.forged):
+        if self.names and self.chance(hazards.forged):
             self.counts["events forged"] += 1
             self._put(self._forged(), now)
 

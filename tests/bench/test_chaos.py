@@ -6,7 +6,7 @@ import pytest
 
 from bench.chaos import ALL, ALL_TIMES, KINDS, Outcome, Task, evidence, plan
 from bench.mutants import MUTANTS, found
-from bench.nights import Night, together
+from bench.nights import Hazards, Night, together
 from bench.promises import Promise
 
 # Those that need a night of many hours to show are left to the bench.
@@ -60,3 +60,8 @@ def test_each_hazard_is_played_alone_and_all_of_them_more_often():
     assert {task.kind for task in tasks} == set(KINDS)
     assert sum(task.kind == ALL for task in tasks) == 2 * ALL_TIMES
     assert all(task.hours > 24 for task in tasks if KINDS[task.kind].restored)
+
+
+def test_a_world_may_lie_before_there_is_anything_to_lie_about():
+    """From the first minute on somebody makes up events."""
+    assert Night(1, hazards=Hazards(forged=1.0, strangers=1.0), hours=1).play()["events forged"] > 50
