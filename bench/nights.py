@@ -507,7 +507,8 @@ class Night:
         self.said += 1
         self.counts[f"operators say {verb}"] += 1
         detail = {"run": name, "verb": verb, "who": "ann", "why": "her reason"}
-        command = {"source": "rerail.operator", "id": f"said-{self.said}", "detail": detail}
+        said = {"source": "rerail.operator", "id": f"said-{self.said}", "time": self.world.clock().isoformat()}
+        command = {**said, "detail": detail}
         self.audit.asked(command)
         self._put(command, self.world.clock())
 

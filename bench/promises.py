@@ -74,7 +74,8 @@ class Audit:
     launches: Counter[str] = field(default_factory=Counter)
     restored_at: list[datetime] = field(default_factory=list)
     words: list[tuple[Deployment, CommandGiven]] = field(default_factory=list)
-    said: set[str] = field(default_factory=set)
+    said: list[str] = field(default_factory=list)
+    let_go: Counter[str] = field(default_factory=Counter)
     heard: set[tuple[int, str]] = field(default_factory=set)
     held_by_humans: set[tuple[int, str]] = field(default_factory=set)
 
@@ -157,12 +158,13 @@ class Audit:
 
     def asked(self, command: Mapping[str, Any]) -> None:
         """An operator's command is on its way to every deployment."""
-        self.said.add(command["id"])
+        self.said.append(command["id"])
         name, verb = command["detail"]["run"], command["detail"]["verb"]
         if verb in (Verb.STOP, Verb.RESTART):
             self.ends_asked[name] += len(self.deployments)  # each grants it once
         if verb in (Verb.RELEASE, Verb.RESTART):
             self.held_by_humans = {key for key in self.held_by_humans if key[1] != name}
+            self.let_go[name] = len(self.said)
 
     def granted(self, deployment: Deployment, command: CommandGiven) -> None:
         """The function took the message off the queue: from now on the command must stand."""
@@ -180,7 +182,8 @@ class Audit:
                     Promise.MESSAGES, f"{command.verb} ({command.id}) was taken, and {command.run} knows nothing"
                 )
                 continue
-            if command.verb is Verb.HOLD and run.state is RunState.HELD:
+            is_last = self.said.index(command.id) >= self.let_go[command.run]  # what was spoken last counts
+            if command.verb is Verb.HOLD and run.state is RunState.HELD and is_last:
                 self.held_by_humans.add((self._number(deployment), command.run))
             elif command.verb in (Verb.RELEASE, Verb.RESTART):
                 self.launches[command.run] = 0
@@ -250,7 +253,7 @@ class Audit:
             for name in names:
                 self._judge_run(deployment, name)
             self.checked[Promise.MESSAGES] += len(self.said)
-            for id in sorted(self.said - {heard for each, heard in self.heard if each == number}):
+            for id in sorted(set(self.said) - {heard for each, heard in self.heard if each == number}):
                 if not any(f'"{id}"' in letter for letter in deployment.dead_letters):
                     self.breach(Promise.MESSAGES, f"the command {id} was neither granted nor put aside")
         checkpoints = self.world.checkpoints

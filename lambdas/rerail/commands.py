@@ -28,6 +28,8 @@ from rerail.saving import save_first
 from rerail.signals import Commanded, Verb
 
 KEPT_COMMANDS = 10
+# Of these the one that was spoken last counts, in whatever order they arrive.
+LAST_WORD = (Verb.HOLD, Verb.RELEASE, Verb.STOP, Verb.RESTART, Verb.ROLLBACK)
 
 
 def on_command(run: Run, command: Commanded, policy: Policy) -> Decision:
@@ -36,6 +38,11 @@ def on_command(run: Run, command: Commanded, policy: Policy) -> Decision:
         return Decision(run)
     run = replace(run, commands=(*run.commands, command.id)[-KEPT_COMMANDS:])
     said = f"{command.who} said {command.verb}" + (f" ({command.why})" if command.why else "")
+    if command.verb in LAST_WORD:
+        asked_at = min(command.asked_at, command.at) if command.asked_at else None  # whoever puts an event may date it
+        if asked_at and run.commanded_at and asked_at < run.commanded_at:
+            return Decision(run, reason=f"{said}, but something else was said after that: nothing is done")
+        run = replace(run, commanded_at=asked_at or run.commanded_at)
     match command.verb:
         case Verb.HOLD:
             return _on_hold(run, command, said)
@@ -114,6 +121,8 @@ def _on_stop(run: Run, command: Commanded, policy: Policy, said: str) -> Decisio
         # To wait again would take the end of the job, which we have caused, for somebody else's doing.
         run = replace(run, stop=replace(run.stop, then=then, reason=said, approved_by=command.who))
         return Decision(run, reason=f"{said}: the job is being stopped already")
+    if run.state is RunState.HELD:
+        run = replace(run, hold_reason="", held_by="")
     deadline = command.at + policy.save.deadline
     stop = Stop(then=then, reason=said, asked_at=command.at, deadline=deadline, approved_by=command.who)
     return save_first(run, stop, policy, said)

@@ -159,7 +159,7 @@ class Supervisor:
         def wish(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
             saved = self._asked(run, seen, given)
             verb, who, why = given.verb, given.who, given.why
-            return Commanded(self.clock(), given.id, verb, who, why, saved, given.proposal, given.step)
+            return Commanded(self.clock(), given.id, verb, who, why, saved, given.proposal, given.step, given.asked_at)
 
         return self.visit(given.run, wish)
 

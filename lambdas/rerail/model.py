@@ -378,7 +378,8 @@ class Run:
     check the next launch waits for; `max_runtime_s` is the first request's MaxRuntimeInSeconds. `labels` are what was
     learnt of saves after they were made, `climbs` the rungs of the ladder that the run has climbed. `pages` are those
     that stand: what they are about is not over. `hyperpod` is the name or ARN of the HyperPod cluster that the run
-    depends on, where its tag says so; `held_by` is the operator who holds it. `seal_key` is what its jobs are handed
+    depends on, where its tag says so; `held_by` is the operator who holds it, `commanded_at` when the newest of
+    the wishes was spoken that hold, release, stop or move it. `seal_key` is what its jobs are handed
     to seal their reports with, `seals` that an agent of it has done so: from then on it is heard by nothing else.
     `defined_metrics` are the names that its jobs' MetricDefinitions may give, None until one was described.
     """
@@ -397,6 +398,7 @@ class Run:
     wake_at: datetime | None = None
     hold_reason: str = ""
     held_by: str = ""
+    commanded_at: datetime | None = None
     observe_only: bool = False
     commands: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -54,7 +54,8 @@ class Verb(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Commanded:
     """An operator's wish; `who` and `why` are quoted in the timeline, a release resumes from the newest checkpoint, a
-    word on a proposal names its id in `proposal`, a rollback and a drill the step to go back to in `step`."""
+    word on a proposal names its id in `proposal`, a rollback and a drill the step to go back to in `step`. `asked_at`
+    is when the wish was spoken, `at` when it is granted."""
 
     at: datetime
     id: str
@@ -64,6 +65,7 @@ class Commanded:
     checkpoints: Sequence[Checkpoint] | None = None
     proposal: str = ""
     step: int | None = None
+    asked_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

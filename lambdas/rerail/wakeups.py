@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from rerail.codec import BadRecord, read_plain
@@ -50,7 +51,8 @@ class RunDue:
 @dataclass(frozen=True, slots=True)
 class CommandGiven:
     """An operator asks something of a run; `id` tells a repetition from a second wish, `proposal` is the one that a
-    word of approval is about, `step` the one that a rollback or a drill goes back to."""
+    word of approval is about, `step` the one that a rollback or a drill goes back to, `asked_at` when the bus took it
+    (None: nobody knows)."""
 
     id: str
     run: str
@@ -59,6 +61,7 @@ class CommandGiven:
     why: str
     proposal: str = ""
     step: int | None = None
+    asked_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,17 @@ def _command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandG
         why=_words(detail, "why", default=""),
         proposal=_words(detail, "proposal", default=""),
         step=_step(detail, needed=verb == Verb.ROLLBACK),
+        asked_at=_taken_at(envelope),
     )
+
+
+def _taken_at(envelope: Mapping[str, Any]) -> datetime | None:
+    """When the bus took the event, by AWS's clock; an event without a readable time is worth its words all the same."""
+    try:
+        at = datetime.fromisoformat(str(envelope.get("time")))
+    except ValueError:
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _step(detail: Mapping[str, Any], *, needed: bool) -> int | None:

@@ -315,6 +315,35 @@ def test_a_job_whose_events_were_all_lost_is_found_by_the_sweep(world):
     assert world.run().state is RunState.WATCHING
 
 
+def asked(world, id, verb, at):
+    """An operator's wish arrives that was spoken then."""
+    world.supervisor().handle(CommandGiven(id, "gpt", verb, "ada", "", asked_at=at))
+
+
+def test_of_what_operators_say_the_last_word_counts_in_whatever_order_it_arrives(world):
+    """A restart that the queue brings back late does not lift the hold that was spoken after it."""
+    adopted(world)
+    early, late = world.clock(), world.clock() + timedelta(minutes=2)
+    world.minutes(6)
+    asked(world, "c2", Verb.HOLD, late)
+    asked(world, "c1", Verb.RESTART, early)
+    world.minutes(2)
+    assert (world.run().state, world.run().held_by) == (RunState.HELD, "ada")
+    assert world.runs.timeline[-1].reason == "ada said restart, but something else was said after that: nothing is done"
+    asked(world, "c3", Verb.RESTART, late + timedelta(minutes=1))
+    assert world.run().state is not RunState.HELD
+    assert world.run().held_by == ""
+
+
+def test_a_wish_that_says_it_was_spoken_tomorrow_silences_nobody(world):
+    """Whoever puts an event on the bus may date it: it is of now at the latest."""
+    adopted(world)
+    asked(world, "c1", Verb.HOLD, world.clock() + timedelta(days=9000))
+    world.minutes(1)
+    asked(world, "c2", Verb.RELEASE, world.clock())
+    assert world.run().state is RunState.WATCHING
+
+
 def test_a_hold_lets_the_job_run_and_a_release_takes_it_back(world):
     adopted(world)
     command(world, Verb.HOLD)

@@ -1,6 +1,7 @@
 """Messages on the queue: hints by name, whoever sends them, and one clear error for all else."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,12 @@ def refusal(message: object) -> str:
         (
             "operator_command",
             CommandGiven(
-                "1f0e9a52-0f0b-4a1c-9d57-3a0a7c1b2d3e", "gpt-7b", Verb.RELEASE, "ada", "the node is out of the pool"
+                "1f0e9a52-0f0b-4a1c-9d57-3a0a7c1b2d3e",
+                "gpt-7b",
+                Verb.RELEASE,
+                "ada",
+                "the node is out of the pool",
+                asked_at=datetime(2026, 1, 31, 3, 0, 2, tzinfo=UTC),
             ),
         ),
     ],
