@@ -9,6 +9,7 @@ from rerail.decision import (
     Decision,
     ended,
     launched,
+    let_go,
     next_attempt,
     resume_step,
     spoken_place,
@@ -19,7 +20,6 @@ from rerail.decision import (
 from rerail.drills import on_drill, on_save
 from rerail.failures import NOT_ASIDE
 from rerail.interventions import on_granted
-from rerail.ledger import pardoned
 from rerail.model import Plan, Run, RunState, Stop, Then
 from rerail.policy import Mode, Policy
 from rerail.restarting import withdrawal
@@ -93,10 +93,7 @@ def _on_release(run: Run, command: Commanded, policy: Policy, said: str) -> Deci
     if run.state is not RunState.HELD:
         return Decision(run, reason=f"{said}, but the run is not held ({run.state}): nothing to release")
     looked = run.hold_reason.startswith(NOT_ASIDE)
-    ledger = pardoned(run.ledger, who=command.who, at=command.at)
-    over = run.current.exists and not run.current.may_be_live  # only what is over is forgiven in money and time
-    ledger = replace(ledger, forgiven=run.current.number if over else run.current.number - 1)
-    run = replace(run, hold_reason="", held_by="", ledger=ledger, climbs=())
+    run = let_go(run, who=command.who, at=command.at)
     attempt, step = run.current, resume_step(command.checkpoints)
     if attempt.may_be_live:
         run = replace(run, state=RunState.WATCHING)

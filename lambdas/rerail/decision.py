@@ -13,7 +13,7 @@ from rerail.health import is_resumable, labelled, newest_resumable
 from rerail.ladder import Plan, climbed, plan
 from rerail.launching import allotted, kept_back, obstacle
 from rerail.layouts import UNLOADABLE
-from rerail.ledger import started
+from rerail.ledger import pardoned, started
 from rerail.machines import spoken_machines
 from rerail.mailbox import LIMITS, Command, Wish
 from rerail.model import Attempt, Incident, Job, Run, RunState, Stop, successor_name
@@ -315,6 +315,15 @@ def given_up(run: Run, at: datetime, what: str, hold: Hold, *, gives_back: bool 
         runbook=hold.runbook,
         gives_back=gives_back,
     )
+
+
+def let_go(run: Run, *, who: str, at: datetime) -> Run:
+    """A held run that somebody has looked at: every budget starts afresh, and what is over is forgiven in money and
+    time."""
+    over = run.current.exists and not run.current.may_be_live
+    ledger = pardoned(run.ledger, who=who, at=at)
+    ledger = replace(ledger, forgiven=run.current.number if over else run.current.number - 1)
+    return replace(run, hold_reason="", held_by="", ledger=ledger, climbs=())
 
 
 def held(

@@ -5,9 +5,8 @@ labelled, and moved out of the way of a script without an agent. But no budget i
 
 from dataclasses import replace
 
-from rerail.decision import Decision, has_agent, launched, next_attempt, resume_step, spoken_start, with_attempt
+from rerail.decision import Decision, has_agent, launched, let_go, next_attempt, resume_step, spoken_start, with_attempt
 from rerail.health import rolled_back
-from rerail.ledger import pardoned
 from rerail.model import Run, RunState, Stop, Then
 from rerail.policy import Policy
 from rerail.saving import save_first
@@ -25,10 +24,7 @@ def on_rollback(run: Run, command: Commanded, policy: Policy) -> Decision:
     why = f"saved after step {step}, to which {command.who} rolled the run back"
     run = rolled_back(run, step, why=why + (f": {command.why}" if command.why else ""), source=command.id)
     if run.state is RunState.HELD:  # they have looked
-        ledger = pardoned(run.ledger, who=command.who, at=command.at)
-        over = run.current.exists and not run.current.may_be_live
-        ledger = replace(ledger, forgiven=run.current.number if over else run.current.number - 1)
-        run = replace(run, hold_reason="", held_by="", ledger=ledger, climbs=())
+        run = let_go(run, who=command.who, at=command.at)
     if not run.current.may_be_live:
         return _relaunched(run, command, policy, said)
     return _stopped(run, command, policy, said, step)

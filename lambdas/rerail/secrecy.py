@@ -23,6 +23,8 @@ LEAST = 6
 def hidden(text: str, request: Mapping[str, Any]) -> str:
     """The text without the values of the request's variables and hyperparameters whose names say that they are secret,
     and without those that are addresses with a password; `request` may be a description as well."""
+    if not text:
+        return text
     for value in sorted(_secrets(request), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return text

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rerail.aws.clients import client
+from rerail.aws.legible import sayable
 from rerail.notices import Notice, as_detail
 from rerail.telling.links import Links
 from rerail.wakeups import NOTICE, RERAIL
@@ -33,7 +34,7 @@ class EventBus:
         entries = answer.get("Entries") or [{}]
         first: Mapping[str, Any] = entries[0] or {}
         if answer.get("FailedEntryCount") or not first.get("EventId"):
-            why = str(first.get("ErrorMessage"))[:300].encode(errors="replace").decode()
+            why = sayable(str(first.get("ErrorMessage")))
             raise RuntimeError(f"the notice {of.key} was not accepted: {why}")
 
 

@@ -35,6 +35,11 @@ class Illegible(BotoCoreError):  # type: ignore[misc]
     fmt = "{what}: the answer cannot be read ({problem}); if it lasts, deploy a newer version"
 
 
+def sayable(text: str, most: int = PROBLEM_LIMIT) -> str:
+    """A beginning of the text, without half characters, which no log and no message takes."""
+    return text[:most].encode(errors="replace").decode()
+
+
 @contextmanager
 def legible(what: str) -> Iterator[None]:
     """Whatever goes wrong while an answer is read is the answer's fault: raises Illegible, which says of what."""
@@ -44,7 +49,7 @@ def legible(what: str) -> Iterator[None]:
         raise
     except UNREAD as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())
-        raise Illegible(what=what, problem=problem[:PROBLEM_LIMIT].encode(errors="replace").decode()) from error
+        raise Illegible(what=what, problem=sayable(problem)) from error
 
 
 def misshapen(value: Any, shape: Any, path: str = "") -> str:
@@ -66,7 +71,7 @@ def _said_briefly(error: ClientError) -> ClientError | None:
     """The refusal in words that can be shown, where it is not: what stands before a service may answer with a page."""
     told = error.response.get("Error", {})
     code, message = (" ".join(str(told.get(name, "Unknown")).split()) for name in ("Code", "Message"))
-    code, message = (text.encode(errors="replace").decode()[:WORDS_LIMIT] for text in (code, message))
+    code, message = (sayable(text, WORDS_LIMIT) for text in (code, message))
     if (code, message) == (told.get("Code"), told.get("Message")):
         return None
     brief = {**error.response, "Error": {**told, "Code": code, "Message": message}}

@@ -56,6 +56,8 @@ class S3Checkpoints:
         return found
 
     def _known(self, bucket: str, folder: str, sizes: dict[str, int], etags: dict[str, str]) -> Checkpoint | None:
+        if MANIFEST not in sizes:
+            return None  # a save that never finished
         try:
             return self._read(bucket, folder, tuple(sizes.items()), etags.get(f"{folder}{MANIFEST}", ""))
         except client("s3").exceptions.NoSuchKey:
@@ -115,12 +117,10 @@ def _folders(stored: Sequence[Stored], prefix: str) -> dict[str, dict[str, int]]
 
 def _read(bucket: str, folder: str, files: tuple[tuple[str, int], ...], etag: str) -> Checkpoint | None:
     """The manifest of that ETag, with the sizes of the files beside it; raises NoSuchKey."""
-    if MANIFEST not in (sizes := dict(files)):
-        return None  # a save that never finished
     uri = f"s3://{bucket}/{folder}{MANIFEST}"
     body: Any = client("s3").get_object(Bucket=bucket, Key=f"{folder}{MANIFEST}")["Body"]
     try:
-        checkpoint = read_manifest(body.read(), uri=uri, sizes=sizes)
+        checkpoint = read_manifest(body.read(), uri=uri, sizes=dict(files))
     except BadManifest:
         return None  # not a checkpoint that we could resume from; it is left where it is
     return checkpoint if checkpoint.step == _step(folder) else None

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from rerail.aws.clients import client
+from rerail.aws.legible import sayable
 from rerail.wakeups import SWEEP, WAKE
 
 BATCH = 10
@@ -26,7 +27,7 @@ class SqsQueue:
             answer = client("sqs").send_message_batch(QueueUrl=self._url, Entries=entries)
             if failed := answer.get("Failed"):
                 told = str((failed[0] or {}).get("Message", "of what nobody says"))
-                why = told[:300].encode(errors="replace").decode()
+                why = sayable(told)
                 raise RuntimeError(f"{len(failed)} wake-ups were not accepted, the first because {why}")
 
 
