@@ -60,9 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = _chosen(found, options)
         console.print(f"{len(found.known)} call sites, {len(chosen)} points")
         until = began + 60 * options.minutes if options.minutes else None
-        left = _play(troupe, plans(chosen, seed=options.seed), learnt, found, until, console)
-    if options.json:
-        options.json.write_text(found.as_text())
+        left = _play(troupe, plans(chosen, seed=options.seed), learnt, found, options.json, until, console)
     console.print(f"{time.monotonic() - began:.0f} s" + (f"; {left} points are left: say it again" if left else ""))
     return finish(evidence(found), options.evidence, console)
 
@@ -108,9 +106,15 @@ def _chosen(found: Findings, options: argparse.Namespace) -> list[Point]:
 
 
 def _play(
-    troupe: Troupe, wanted: Sequence[Plan], learnt: Learnt, found: Findings, until: float | None, console: Console
+    troupe: Troupe,
+    wanted: Sequence[Plan],
+    learnt: Learnt,
+    found: Findings,
+    kept: Path | None,
+    until: float | None,
+    console: Console,
 ) -> int:
-    """How many points are left when the time is up."""
+    """How many points are left when the time is up; what is found is kept after each life."""
     left = sum(len(plan.faults) for plan in wanted)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
@@ -120,6 +124,8 @@ def _play(
                 progress.console.print(line, markup=False, highlight=False)
             progress.advance(task, len(plan.faults))
             left -= len(plan.faults)
+            if kept:
+                kept.write_text(found.as_text())
             if until and time.monotonic() > until:
                 break
     return left

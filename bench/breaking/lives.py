@@ -163,7 +163,8 @@ class Play:
         raise TimeoutError(f"{what} did not come within {PATIENCE_S:g} s")
 
     def goes_on(self, attempt: int, *, agent: bool) -> None:
-        """Wait until this attempt trains, has saved, and nothing is owed any more."""
+        """Wait until this attempt trains, has saved, and nothing is owed any more: whose agent says what is saved has
+        recovered by then, and people are told so."""
 
         def look() -> bool:
             if self.saved(attempt) - self._from(attempt) < SAVED_BEFORE and not self._may_be_held():
@@ -177,7 +178,9 @@ class Play:
             if run.state.is_end:
                 raise TurnedOut(f"the run is {run.state} {run.hold_reason}")
             here = run.current.number == attempt and run.state is RunState.WATCHING and not run.pending
-            return here and (run.current.agent or not agent) and self.saved(attempt) > self._from(attempt)
+            if agent:
+                here = here and run.current.agent and run.open_incident is None
+            return here and self.saved(attempt) > self._from(attempt)
 
         self.until(look, f"attempt {attempt}")
 
