@@ -37,7 +37,7 @@ from rerail.policy import parse_policy
 MINUTE_S = 60.0
 BEGINS = datetime(2026, 11, 2, 3, 0, tzinfo=UTC).timestamp()
 # The template's own, which a test compares: stacks/parts/supervise.py and signals_queue.py.
-CONCURRENCY, BATCH, TIMEOUT_S, VISIBILITY_S, TRIES = 2, 10, 60.0, 360.0, 5
+CONCURRENCY, BATCH, TIMEOUT_S, VISIBILITY_S, TRIES = 8, 10, 60.0, 360.0, 5
 # Assumed: a job's event comes so late, is repeated or is lost so often; a new job starts up for so long.
 EVENT_LATE_S, REPEATED, LOST, START_UP_S = (0.5, 5.0), 0.3, 0.02, 180.0
 # Of a hundred runs so many, with the number that their policy gives them.
@@ -55,6 +55,7 @@ class Message:
     number: int
     body: str = field(compare=False)
     sent_at: float = field(compare=False, default=0.0)
+    received_at: float = field(compare=False, default=0.0)
     tries: int = field(compare=False, default=0)
 
 
@@ -217,6 +218,8 @@ def _supervise(account: Account, handler: Any, workers: list[Worker], *, until: 
             batch.append(heapq.heappop(account.queue))
         began = worker.at
         night.oldest_s = max(night.oldest_s, *(began - message.sent_at for message in batch))
+        for message in batch:
+            message.received_at = message.received_at or began
         event = {"Records": [_record(message) for message in batch]}
         done = account.runner.run(worker, partial(handler, event, Context("supervise")), timeout_s=TIMEOUT_S)
         night.invocations += 1
@@ -240,7 +243,11 @@ def _put_back(account: Account, message: Message, began: float) -> None:
 
 
 def _record(message: Message) -> dict[str, Any]:
-    attributes = {"SentTimestamp": str(int(message.sent_at * 1000)), "ApproximateReceiveCount": str(message.tries + 1)}
+    attributes = {
+        "SentTimestamp": str(int(message.sent_at * 1000)),
+        "ApproximateFirstReceiveTimestamp": str(int(message.received_at * 1000)),
+        "ApproximateReceiveCount": str(message.tries + 1),
+    }
     place = {"eventSource": "aws:sqs", "eventSourceARN": f"arn:aws:sqs:{REGION}:{ACCOUNT}:signals"}
     return {
         "messageId": str(message.number),
@@ -271,8 +278,12 @@ def environment() -> dict[str, str]:
     }
 
 
-def played(jobs: int, *, brake: bool, minutes: int, seed: int, seen: Callable[[Night], None]) -> Night:
-    """The whole night; what the functions log goes nowhere."""
+def unseen(_: Night) -> None:
+    """Nobody looks on."""
+
+
+def played(jobs: int, *, brake: bool, minutes: int, seed: int, seen: Callable[[Night], None] = unseen) -> Night:
+    """The whole night; what the functions log goes nowhere. Once a process: what the functions have read they keep."""
     os.environ |= environment()
     sys.path[:0] = [str(ROOT / "lambdas")]
     night = Night()

@@ -8,7 +8,7 @@ and refuses any other. `local/` has the one that carries the whole deployment; t
 import base64
 import json
 import random
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -82,11 +82,15 @@ class Throttle:
         self.granted: list[float] = []
 
     def admits(self, at: float) -> bool:
-        """Whether one more call may go through then."""
+        """Whether one more call may go through then: no window around it holds too many."""
         first = bisect_left(self.granted, at - self.window_s + 1e-9)
-        if bisect_left(self.granted, at + 1e-9) - first >= self.limit:
+        place = bisect_left(self.granted, at + 1e-9)
+        last = bisect_left(self.granted, at + self.window_s - 1e-9)
+        near = [*self.granted[first:place], at, *self.granted[place:last]]
+        full = zip(near, near[self.limit :], strict=False)
+        if any(end - begin < self.window_s - 1e-9 for begin, end in full):
             return False
-        insort(self.granted, at)
+        self.granted.insert(place, at)
         return True
 
 

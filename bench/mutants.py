@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +18,7 @@ from rerail.model import JobStatus, Ledger, Run, TimelineEntry
 from rerail.policy import Limits, OnAlarm, Policy, Retries
 from rerail.relaunch import successor
 from rerail.rounds import Round, RoundReport
-from rerail.wakeups import JobHeard, RunDue, Wakeup, read
+from rerail.wakeups import JobHeard, Post, RunDue, Wakeup, read
 from rerail.watching import Judged, Watchable, Watching
 
 
@@ -56,8 +56,8 @@ class Nameless(Supervisor):
 class Headstrong(Supervisor):
     """It takes every job that was stopped for one that has failed, whoever stopped it."""
 
-    def visit(self, run_id: str, hear: Any = None) -> Run:
-        return Supervisor.visit(replace(self, jobs=_StoppedHasFailed(self.jobs)), run_id, hear)
+    def visit(self, run_id: str, hear: Any = None, **how: Any) -> Run:
+        return Supervisor.visit(replace(self, jobs=_StoppedHasFailed(self.jobs)), run_id, hear, **how)
 
 
 class _StoppedHasFailed:
@@ -77,11 +77,19 @@ class _StoppedHasFailed:
 class Swallowing(Supervisor):
     """It takes every message off the queue, whatever became of it."""
 
-    def handle(self, wakeup: Wakeup) -> Run | None:
+    def handle(self, wakeup: Wakeup, post: Post | None = None) -> Run | None:
         try:
-            return Supervisor.handle(self, wakeup)
+            return Supervisor.handle(self, wakeup, post)
         except RerailError:
             return None
+
+
+class Satisfied(Supervisor):
+    """It takes what somebody saw before a message was sent for all that the message tells."""
+
+    def handle(self, wakeup: Wakeup, post: Post | None = None) -> Run | None:
+        earlier = replace(post, sent_at=post.sent_at - timedelta(days=30)) if post else None
+        return Supervisor.handle(self, wakeup, earlier)
 
 
 class Mute(Supervisor):
@@ -120,12 +128,12 @@ class Trusting(Supervisor):
 class Impatient(Supervisor):
     """It acts on what it has decided before that is recorded."""
 
-    def _turn(self, run: Run, signal: Any) -> Run:
+    def _turn(self, run: Run, signal: Any, **how: Any) -> Run:
         if run.state == "waiting" and run.wake_at and signal.at >= run.wake_at and not run.current.exists:
             attempt = run.current
             early = CreateJob(f"{attempt.job_name}-0", attempt.number, attempt.resumed_from_step)
             self.jobs.create(successor(self.runs.request(run.id), early, run=run.id))
-        return Supervisor._turn(self, run, signal)
+        return Supervisor._turn(self, run, signal, **how)
 
 
 class SureOfItsClock(Watching):
@@ -207,6 +215,7 @@ MUTANTS = (
         (Promise.HEALTHY,),
     ),
     Mutant("a message that fails is dropped", Product(loop=Swallowing), ALONE["calls throttled"], (Promise.MESSAGES,)),
+    Mutant("a look that answers what was sent after it", Product(loop=Satisfied), CALM, (Promise.ENDS,)),
     Mutant("holds that page nobody", Product(loop=Mute), CALM, (Promise.PAGED,)),
     Mutant("launches from nothing", Product(loop=FromTheStart), CALM, (Promise.SAVES,)),
     Mutant("checkpoints that are tidied away", Product(loop=Tidy), CALM, (Promise.SAVES,)),

@@ -22,7 +22,7 @@ from rerail.policy import Policy
 from rerail.rounds import Round
 from rerail.signals import Verb
 from rerail.switch import SwitchedPolicies
-from rerail.wakeups import CommandGiven, read
+from rerail.wakeups import CommandGiven, Post, read
 from rerail.watching import Watching
 from tests.fakes import BUCKET, FakeBrake, FakeBus, FakeMemories, FakeQueue, FakeSageMaker, FakeSeries, World
 
@@ -122,11 +122,21 @@ class Killed(BaseException):
 
 @dataclass
 class Mail:
-    """A message on a queue: when it can be had, and how often it was."""
+    """A message on a queue: when it can be had, and how often it was; when it was sent, and had the first time."""
 
     at: datetime
     body: str
     tries: int = 0
+    sent_at: datetime | None = None
+    received_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        self.sent_at = self.sent_at or self.at
+
+    @property
+    def post(self) -> Post:
+        """By the queue's clock, which is right."""
+        return Post(self.sent_at or self.at, self.received_at or self.at)
 
 
 @dataclass
@@ -198,7 +208,7 @@ class Deployment:
         if not ready:
             return None
         mail = self.night.random.choice(ready) if self.night.hazards.shuffled else ready[0]
-        mail.at, mail.tries = now + COMES_BACK, mail.tries + 1
+        mail.at, mail.tries, mail.received_at = now + COMES_BACK, mail.tries + 1, mail.received_at or now
         return mail
 
     def again(self) -> Mail:
@@ -212,7 +222,7 @@ class Deployment:
         self.depth, self.at_work = self.depth + 1, mail
         try:
             wakeup = self.product.reads(mail.body)
-            self.supervisor().handle(wakeup)
+            self.supervisor().handle(wakeup, mail.post)
         except (RerailError, Killed) as error:
             self.night.counts[f"came back: {type(error).__name__}"] += 1
             if mail.tries < TRIES:

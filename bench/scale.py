@@ -12,9 +12,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import log
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from bench.virtual_lambda import CORES
 
 WAYS = {"metrics": 0.0, "heartbeats": 1.0, "half of each": 0.5}
 MINUTE_S, EXPONENT, OVER_BOUND = 60.0, 1.05, 1.1
+BRAKED_MINUTES = 5
 WARM = 2  # the first sweep of an environment makes its clients and its detectors; the last one counts
 FREE = ("DescribeTrainingJob", "ListTrainingJobs", "GetParameter")
 Tick = Callable[[str], None]
@@ -360,9 +363,10 @@ def measured(options: argparse.Namespace, console: Console) -> Evidence:
             def seen(night: Night) -> None:
                 progress.update(task, completed=len(night.relaunched))
 
-            free = deaths.played(options.jobs, brake=False, minutes=options.minutes, seed=options.seed, seen=seen)
-            braked = deaths.played(options.jobs, brake=True, minutes=5, seed=options.seed, seen=lambda _: None)
-            parts.append(of_deaths(free, braked, options.jobs))
+            with ProcessPoolExecutor(1, get_context("spawn")) as beside:
+                told = beside.submit(deaths.played, options.jobs, brake=True, minutes=BRAKED_MINUTES, seed=options.seed)
+                free = deaths.played(options.jobs, brake=False, minutes=options.minutes, seed=options.seed, seen=seen)
+                parts.append(of_deaths(free, told.result(), options.jobs))
         if options.only in ("", "life"):
             task = progress.add_task("living long", total=1)
             parts.append(long_life.evidence())

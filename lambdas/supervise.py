@@ -1,5 +1,6 @@
 """Queue to decisions: the one function that thinks and acts. A message that fails goes back alone."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from loading import loaded
@@ -11,7 +12,7 @@ from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 
 from observability import logger, metrics, publish, traced
 from rerail.turns import measured
-from rerail.wakeups import AboutHyperPod, read
+from rerail.wakeups import AboutHyperPod, Post, read
 from wiring import clients, now
 from wiring.supervise import hyperpod_watch, supervisor
 
@@ -26,16 +27,22 @@ def look(record: SQSRecord) -> None:
         known = hyperpod_watch().handle(wakeup)
         logger.info("looked", extra={"wakeup": wakeup, "cluster": known.cluster, "version": known.version})
         return
-    thinker = supervisor()
+    thinker, post = supervisor(), posted(record)
     try:
-        run = thinker.handle(wakeup)
+        run = thinker.handle(wakeup, post)
     finally:  # what was decided is recorded, whatever went wrong after it
-        arrived_s = int(record.attributes.sent_timestamp) / 1000
-        publish(measured(thinker.turns, waited_s=now().timestamp() - arrived_s))
+        publish(measured(thinker.turns, waited_s=(now() - post.sent_at).total_seconds()))
     logger.info(
         "looked",
         extra={"wakeup": wakeup, "run": run and run.id, "state": run and run.state, "version": run and run.version},
     )
+
+
+def posted(record: SQSRecord) -> Post:
+    """When the message was sent and received, as SQS says."""
+    told = record.attributes
+    sent, received = (int(each) / 1000 for each in (told.sent_timestamp, told.approximate_first_receive_timestamp))
+    return Post(datetime.fromtimestamp(sent, UTC), datetime.fromtimestamp(received, UTC))
 
 
 @logger.inject_lambda_context(clear_state=True)

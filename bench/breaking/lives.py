@@ -88,6 +88,8 @@ class Play:
             self.found.wrong = f"in the phase {self.phase}: {error}: {self._story()}"
         self._settle_letters()
         self._take_calls()
+        if self.found.wrong:
+            self._put_away()
         self.found.seconds = time.monotonic() - began
         return self.found
 
@@ -282,6 +284,15 @@ class Play:
             for pattern in FILES[self.plan.life]:
                 if not any(key.endswith(pattern.format(step=step)) for key in kept):
                     yield f"{pattern.format(step=step)} is lost"
+
+    def _put_away(self) -> None:
+        """What is left of a life that went wrong must not take the time of those to come."""
+        self.phase = ""
+        self.stage.now(self.name, "afterwards")
+        self.command(Verb.STOP)
+        names = self.stage.sagemaker.list_training_jobs(NameContains=self.name, StatusEquals="InProgress")
+        for job in names["TrainingJobSummaries"]:
+            self.kill(job["TrainingJobName"])
 
     def _keys(self, prefix: str) -> Iterator[str]:
         for page in self.stage.s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):

@@ -93,7 +93,8 @@ def _is_grave(findings: Sequence[Finding]) -> bool:
 def _supervised(world: World, bodies: list[str]) -> tuple[set[str], int]:
     """The numbers of the messages that went back, and how many lines of the log are about errors."""
     function, observability = _function()
-    sent = {"SentTimestamp": str(int(world.clock().timestamp() * 1000)), "ApproximateReceiveCount": "1"}
+    at = str(int(world.clock().timestamp() * 1000))
+    sent = {"SentTimestamp": at, "ApproximateFirstReceiveTimestamp": at, "ApproximateReceiveCount": "1"}
     records = [
         {"messageId": str(number), "body": body, "attributes": sent, "eventSource": "aws:sqs"}
         for number, body in enumerate(bodies)

@@ -32,7 +32,7 @@ from rerail.hyperpod_events import HyperPodHeard
 from rerail.mailbox import Report, Told
 from rerail.model import Job, Run, TimelineEntry, run_id
 from rerail.notices import Notice, notice_about, notice_of
-from rerail.observe import observe
+from rerail.observe import has_looked_since, observe
 from rerail.overtaken import Claim, claimed, followed, is_believable, recalled
 from rerail.policy import Mode, OnAlarm, Policy
 from rerail.ports import Brake, Bus, Checkpoints, Jobs, Mailbox, Policies, Runs, policy_of
@@ -62,6 +62,7 @@ from rerail.wakeups import (
     CommandGiven,
     HyperPodDue,
     JobHeard,
+    Post,
     ReportFiled,
     RunDue,
     Stray,
@@ -99,23 +100,24 @@ class Supervisor:
     failed: list[Exception] = field(default_factory=list, init=False)
     turns: list[Turn] = field(default_factory=list, init=False)
 
-    def handle(self, wakeup: Wakeup) -> Run | None:
-        """Do all that this wake-up and the state of the world ask for; the run as it is afterwards.
+    def handle(self, wakeup: Wakeup, post: Post | None = None) -> Run | None:
+        """Do all that this wake-up and the state of the world ask for; the run as it is afterwards. `post` says when
+        it was sent, if the queue tells.
 
         An action that fails keeps nothing else from being done or decided; its error is raised last."""
         self.failed.clear()
         self.turns.clear()
-        run = self._handled(wakeup)
+        run = self._handled(wakeup, post)
         if self.failed:
             raise self.failed[0]
         return run
 
-    def _handled(self, wakeup: Wakeup) -> Run | None:
+    def _handled(self, wakeup: Wakeup, post: Post | None) -> Run | None:
         match wakeup:
             case JobHeard():
-                return self.hear(wakeup.job_name)
+                return self.hear(wakeup.job_name, post)
             case RunDue():
-                return self.visit(wakeup.run)
+                return self.visit(wakeup.run, post=post)
             case CommandGiven():
                 return self.command(wakeup)
             case TroubleFound():
@@ -129,20 +131,23 @@ class Supervisor:
             case _ as unreachable:
                 assert_never(unreachable)
 
-    def hear(self, job_name: str) -> Run | None:
+    def hear(self, job_name: str, post: Post | None = None) -> Run | None:
         """Look at the run that the job belongs to, or adopt the job."""
         run_id = self.runs.run_of(job_name)
         if run_id is None:
             return self.adopt(job_name)
-        run = self.visit(run_id)
+        run = self.visit(run_id, post=post)
         return self.adopt(job_name) if run.state.is_end and self._is_another(job_name, run) else run
 
-    def visit(self, run_id: str, hear: Hearing | None = None) -> Run:
-        """Finish what is pending, look at the run's job, hear what we were woken for, and decide on each.
+    def visit(self, run_id: str, hear: Hearing | None = None, *, post: Post | None = None) -> Run:
+        """Finish what is pending, look at the run's job, hear what we were woken for, and decide on each; nothing,
+        where there is only to look, and somebody has looked since.
 
         The job comes first: what somebody says of it may be over by now. The time comes last: what was just heard may
         be what a deadline waits for."""
         run = self._load(run_id)
+        if has_looked_since(run, post):
+            return run
         if run.pending:
             run = self._act(run)
         signals = observe(run, self.jobs, self.checkpoints, at=self.clock())
@@ -150,7 +155,7 @@ class Supervisor:
         for signal in signals:
             if isinstance(signal, Tick) and hear:
                 run = self._turn(run, hear(run, seen))
-            run = self._turn(run, signal)
+            run = self._turn(run, signal, looked_at=post.received_at if post else None)
         return run
 
     def command(self, given: CommandGiven) -> Run:
@@ -291,13 +296,15 @@ class Supervisor:
         except Conflict:
             return  # somebody else adopted it in the same moment
 
-    def _turn(self, run: Run, signal: Signal) -> Run:
-        """Decide, record, act; read the run and decide again where somebody else recorded first."""
+    def _turn(self, run: Run, signal: Signal, *, looked_at: datetime | None = None) -> Run:
+        """Decide, record, act; read the run and decide again where somebody else recorded first. `looked_at`: what is
+        decided on was looked at after this."""
         for _ in range(CONFLICTS_BEFORE_GIVING_UP):
             decision = decide(run, signal, policy_of(run, self.policies))
             if decision.run == run and not decision.reason:
                 return run
-            after = replace(decision.run, version=run.version + 1)
+            looks = [at for at in (run.looked_at, looked_at) if at]
+            after = replace(decision.run, version=run.version + 1, looked_at=max(looks, default=None))
             try:
                 self.runs.save(after, _entry(run, after, signal, decision) if decision.reason else None)
             except Conflict:

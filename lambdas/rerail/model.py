@@ -381,7 +381,8 @@ class Run:
     depends on, where its tag says so; `held_by` is the operator who holds it, `commanded_at` when the newest of
     the wishes was spoken that hold, release, stop or move it. `seal_key` is what its jobs are handed
     to seal their reports with, `seals` that an agent of it has done so: from then on it is heard by nothing else.
-    `defined_metrics` are the names that its jobs' MetricDefinitions may give, None until one was described.
+    `defined_metrics` are the names that its jobs' MetricDefinitions may give, None until one was described. The world
+    was looked at after `looked_at`, by the clock of the queue that brought the wake-up: ours may jump.
     """
 
     id: str
@@ -413,6 +414,7 @@ class Run:
     seal_key: str = ""
     seals: bool = False
     defined_metrics: tuple[str, ...] | None = None
+    looked_at: datetime | None = None
     version: int = 0
 
     @property

@@ -1,6 +1,6 @@
 """Look at the world for one run: what SageMaker and the checkpoint folder say now, as signals."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rerail import pools
 from rerail.errors import Blind, JobNotFound
@@ -8,6 +8,10 @@ from rerail.model import Job, JobStatus, Run, RunState, Stop
 from rerail.ports import Checkpoints, Jobs
 from rerail.relaunch import is_handed
 from rerail.signals import JobGone, JobSeen, Signal, Tick
+from rerail.wakeups import Post
+
+# What SageMaker tells of is to be seen in its descriptions so long after it has told, at the latest.
+SEEN_AFTER = timedelta(seconds=1)
 
 
 def observe(
@@ -30,6 +34,14 @@ def observe(
     upto = _bound(run.stop) if job.status.is_terminal and run.stop else None
     seen = checkpoints.under(run.checkpoint_uri, upto=upto) if wants_checkpoints(run, job) else None
     return (JobSeen(at, job, seen), Tick(at))
+
+
+def has_looked_since(run: Run, post: Post | None) -> bool:
+    """Whatever a message tells of that only says "look" has been seen: somebody looked after it was sent, and nothing
+    is owed. Where a thousand jobs die at once such messages lie in the queue for minutes, and most are repetitions."""
+    if post is None or run.looked_at is None or run.pending or not run.is_open:
+        return False
+    return run.looked_at >= post.sent_at + SEEN_AFTER
 
 
 def _bound(stop: Stop) -> int | None:

@@ -17,19 +17,23 @@ OWN_MINUTE = 10
 
 
 def is_known(run: Run, changed: Mapping[int, int], *, fleet: int, at: datetime) -> bool:
-    """The run's job is as the record has it: it trains, it is not listed as anything else, and nothing is under
-    way."""
-    recorded = mark(run.current.job_name, run.current.status or "", run.current.secondary)
+    """The run's job is as the record has it: it trains or is on its way there, it is not listed as anything else, and
+    nothing is under way."""
     return (
-        run.state is RunState.WATCHING
+        (run.state is RunState.STARTING or (run.state is RunState.WATCHING and run.current.secondary == "Training"))
         and not run.pending
         and run.proposal is None
         and run.current.status is JobStatus.IN_PROGRESS
-        and run.current.secondary == "Training"
         and run.defined_metrics is not None
-        and changed.get(mark(run.current.job_name), recorded) == recorded
+        and not is_listed_anew(run, changed)
         and not is_own_minute(run, at, every=own_minutes(fleet))
     )
+
+
+def is_listed_anew(run: Run, changed: Mapping[int, int]) -> bool:
+    """SageMaker lists the run's job as something else than is recorded of it."""
+    recorded = mark(run.current.job_name, run.current.status or "", run.current.secondary)
+    return changed.get(mark(run.current.job_name), recorded) != recorded
 
 
 def own_minutes(fleet: int) -> int:

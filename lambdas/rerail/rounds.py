@@ -22,7 +22,7 @@ from rerail.model import JobStatus, Run, RunState
 from rerail.observe import observe
 from rerail.policy import Policy
 from rerail.ports import Beats, Checkpoints, Jobs, Mailbox, Policies, Queue, Runs, Switch, policy_of
-from rerail.quiet import EACH_MINUTE, OWN_MINUTE, is_known, is_own_minute, job_of
+from rerail.quiet import EACH_MINUTE, OWN_MINUTE, is_known, is_listed_anew, is_own_minute, job_of
 from rerail.shares import ENOUGH, PARTS, Share, Shares, handed_on, mark, newest
 from rerail.signals import JobSeen, Signal
 from rerail.watching import Watchable, Watching, with_beat
@@ -32,6 +32,8 @@ LOOK_BACK = timedelta(minutes=15)
 READERS = 8
 # Runs that are judged together: two calls of GetMetricData at once.
 AT_A_TIME = 200
+# A run whose job lives, as far as is known, and which nobody is stopping.
+IN_A_JOB = (RunState.WATCHING, RunState.STARTING)
 # What a job that nobody told us of may be doing: one that has ended otherwise needs no supervisor.
 WORTH_ADOPTING = (JobStatus.IN_PROGRESS, JobStatus.FAILED)
 
@@ -192,8 +194,11 @@ class Round:
         def look(named: tuple[str, Run | None]) -> Look:
             name, run = named
             try:
-                known = run is not None and news.marks is not None and is_known(run, news.marks, fleet=fleet, at=at)
-                return self._look(name, run, at, known=known)
+                if run is None or news.marks is None:
+                    return self._look(name, run, at)
+                if run.state in IN_A_JOB and is_listed_anew(run, news.marks):
+                    return self._unlooked(name, run)
+                return self._look(name, run, at, known=is_known(run, news.marks, fleet=fleet, at=at))
             except Exception as error:  # a record that makes no sense must not keep the round from all other runs
                 return Look(name, None, problem=f"{type(error).__name__}: {error!s:.300}")
 
@@ -264,7 +269,14 @@ class Round:
         self.watching.keep(judgements)
         return sum(len(judgement.findings) for judgement in told), ""
 
-    def _look(self, name: str, run: Run | None, at: datetime, *, known: bool) -> Look:
+    def _unlooked(self, name: str, run: Run) -> Look:
+        """Where thousands of jobs change at once each is described once, by the supervisor."""
+        try:
+            return Look(name, True, run=run, policy=policy_of(run, self.policies))
+        except RerailError:
+            return Look(name, True, run=run)
+
+    def _look(self, name: str, run: Run | None, at: datetime, *, known: bool = False) -> Look:
         """What the supervisor has to do for the run, and whether its job trains; where its job is `known`, by what is
         recorded of it."""
         if run is None:
@@ -287,7 +299,7 @@ class Round:
         seen = next((signal for signal in signals if isinstance(signal, JobSeen)), None)
         if seen is None or seen.job.status is not JobStatus.IN_PROGRESS:
             return None
-        if run.state not in (RunState.WATCHING, RunState.STARTING):
+        if run.state not in IN_A_JOB:
             return None
         names = expected(policy.metrics, seen.job.defined_metrics)
         if names is None and not run.current.agent:

@@ -35,6 +35,14 @@ STEP_LIMIT = 10**18
 
 
 @dataclass(frozen=True, slots=True)
+class Post:
+    """When a message was sent and when it was first received, both by the queue's clock."""
+
+    sent_at: datetime
+    received_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class JobHeard:
     """Something happened to this job."""
 

@@ -20,8 +20,9 @@ from stacks.parts.switch import Switch
 
 NAME = "supervise"
 BATCH = 10
-# A thousand jobs that die at once must not become a thousand CreateTrainingJob calls a second. Two is Lambda's minimum.
-CONCURRENCY = 2
+# A thousand jobs that die at once must not become a thousand CreateTrainingJob calls a second; but who waits for that
+# throttle must not keep all others from being looked after. A new account may run ten functions at once.
+CONCURRENCY = 8
 
 
 class Supervise(Construct):

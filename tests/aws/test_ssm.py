@@ -107,6 +107,19 @@ def test_a_switch_that_was_never_read_keeps_everything_waiting(clock, monkeypatc
     assert switch.is_on()
 
 
+def test_what_was_read_in_a_future_that_never_came_is_read_again(policies, clock):
+    """The clock was hours ahead for a moment: neither the switch nor a policy is believed until it is that late."""
+    throw("on")
+    deploy("night", 'mode = "act"')
+    switch = SsmSwitch("/rerail/switch", clock)
+    clock.pass_by(timedelta(hours=3))
+    assert switch.is_on() and policies.get("night").mode is Mode.ACT
+    clock.pass_by(-timedelta(hours=3))
+    throw("off")
+    deploy("night", 'mode = "observe"')
+    assert not switch.is_on() and policies.get("night").mode is Mode.OBSERVE
+
+
 def test_a_switch_that_is_not_there_was_never_thrown(clock):
     """A stack of an older version has none."""
     assert SsmSwitch("/rerail/switch", clock).is_on()

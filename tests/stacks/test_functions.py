@@ -58,11 +58,11 @@ def test_the_defaults_hold_for_all(template, name):
 
 
 def test_the_supervisor_reads_in_small_batches(template):
-    """Partial failures, ten at a time, two at once, and no message comes back while it is worked on."""
+    """Partial failures, ten at a time, eight at once, and no message comes back while it is worked on."""
     mapping = feeding(template, template.body["Outputs"]["SignalsQueueUrl"]["Value"])
     assert mapping["BatchSize"] == 10
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
-    assert mapping["ScalingConfig"] == {"MaximumConcurrency": 2}
+    assert mapping["ScalingConfig"] == {"MaximumConcurrency": 8}
     queue = template.of("SQS::Queue")[target(mapping["EventSourceArn"])]
     assert queue["VisibilityTimeout"] >= 6 * template.function("supervise")["Timeout"]
 

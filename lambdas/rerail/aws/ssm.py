@@ -14,6 +14,11 @@ from rerail.switch import read_switch
 FRESH_FOR = timedelta(minutes=1)
 
 
+def is_fresh(read_at: datetime, now: datetime) -> bool:
+    """Still to be believed; what was read after now was read while the clock was wrong."""
+    return timedelta() <= now - read_at < FRESH_FOR
+
+
 class SsmPolicies:
     """The port `Policies` on parameters below `prefix`."""
 
@@ -23,7 +28,7 @@ class SsmPolicies:
 
     def get(self, name: str) -> Policy:
         known, now = self._read.get(name), self._clock()
-        if known and now - known[0] < FRESH_FOR:
+        if known and is_fresh(known[0], now):
             return known[1]
         policy = parse_policy(self._text(name), name=name)
         self._read[name] = (now, policy)
@@ -56,7 +61,7 @@ class SsmSwitch:
 
     def is_on(self) -> bool:
         now = self._clock()
-        if self._asked_at is None or now - self._asked_at >= FRESH_FOR:
+        if self._asked_at is None or not is_fresh(self._asked_at, now):
             found = self._look()
             if found is not None or self._asked_at:
                 self._on, self._asked_at = self._on if found is None else found, now

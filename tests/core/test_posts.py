@@ -1,0 +1,118 @@
+"""Wake-ups that lay in the queue for long: what they tell of was seen meanwhile, or is looked at once more."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rerail.model import JobStatus, RunState
+from rerail.observe import SEEN_AFTER
+from rerail.signals import Verb
+from rerail.wakeups import CommandGiven, JobHeard, Post, RunDue
+from tests.fakes import MIDNIGHT, World
+
+A_MOMENT = timedelta(seconds=5)
+
+
+def watched() -> World:
+    """A run whose job trains, heard of at midnight."""
+    world = World()
+    world.sagemaker.submit("gpt")
+    world.supervisor().handle(JobHeard("gpt"), Post(MIDNIGHT, MIDNIGHT))
+    return world
+
+
+def looks(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs that are described from now on."""
+    describe, described = world.sagemaker.describe, []
+
+    def noted(name):
+        described.append(name)
+        return describe(name)
+
+    monkeypatch.setattr(world.sagemaker, "describe", noted)
+    return described
+
+
+def died(world: World) -> Post:
+    """The job dies, and the supervisor hears of it five seconds later; when it did."""
+    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
+    sent = world.clock()
+    world.clock.pass_by(A_MOMENT)
+    post = Post(sent, world.clock())
+    world.supervisor().handle(JobHeard("gpt"), post)
+    assert world.run().state is RunState.WAITING and world.run().looked_at == post.received_at
+    return post
+
+
+@pytest.mark.parametrize("wakeup", [JobHeard("gpt"), RunDue("gpt")])
+def test_what_was_seen_since_it_was_sent_is_not_looked_at_again(monkeypatch, wakeup):
+    """The same death told twice, minutes ago: one look has seen it."""
+    world = watched()
+    post = died(world)
+    world.clock.pass_by(timedelta(minutes=3))
+    described, before = looks(world, monkeypatch), world.run()
+    world.supervisor().handle(wakeup, Post(post.sent_at, world.clock()))
+    assert (described, world.run()) == ([], before)
+
+
+def test_what_was_sent_after_the_look_is_looked_at():
+    """The wait is over, and the sweep says so: nothing that was seen before answers that."""
+    world = watched()
+    died(world)
+    world.clock.pass_by(timedelta(minutes=2))
+    world.supervisor().handle(RunDue("gpt"), Post(world.clock(), world.clock()))
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_what_the_look_may_just_have_missed_is_looked_at_again():
+    """Sent in the very second of the look: SageMaker may have described the job as it was before."""
+    world = watched()
+    post = died(world)
+    world.clock.pass_by(timedelta(minutes=2))
+    late = Post(post.received_at - SEEN_AFTER + timedelta(milliseconds=1), world.clock())
+    world.supervisor().handle(RunDue("gpt"), late)
+    assert world.sagemaker.live() == ["gpt-a002"]
+
+
+def test_what_is_owed_is_done_whenever_it_was_asked_for(monkeypatch):
+    """Somebody looked, decided, and died before acting: the message that comes back finishes it."""
+    world = watched()
+    post = died(world)
+    world.clock.pass_by(timedelta(minutes=2))
+
+    def dies(request):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr(world.sagemaker, "create", dies)
+        world.supervisor().handle(RunDue("gpt"), Post(world.clock(), world.clock()))
+    assert world.run().pending
+    world.supervisor().handle(RunDue("gpt"), post)
+    assert world.sagemaker.live() == ["gpt-a002"] and not world.run().pending
+
+
+def test_an_operator_is_heard_however_late():
+    """A wish is no hint: that somebody looked since says nothing of it."""
+    world = watched()
+    post = died(world)
+    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.HOLD, "ada", "", asked_at=post.sent_at), post)
+    assert world.run().state is RunState.HELD
+
+
+@given(
+    ahead=st.timedeltas(timedelta(days=-2), timedelta(days=2)),
+    wait=st.timedeltas(timedelta(0), timedelta(hours=3)),
+)
+def test_our_own_clock_has_no_say(ahead, wait):
+    """It was wrong by days while somebody looked: the death that is told after that is seen all the same."""
+    world = watched()
+    world.clock.pass_by(ahead)
+    queue = MIDNIGHT + timedelta(hours=1)
+    world.supervisor().handle(RunDue("gpt"), Post(queue, queue))
+    world.clock.pass_by(-ahead)
+    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
+    told = queue + timedelta(seconds=2)
+    world.supervisor().handle(JobHeard("gpt"), Post(told, told + wait))
+    assert world.run().attempts[0].status is JobStatus.FAILED
