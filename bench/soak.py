@@ -108,7 +108,7 @@ class Soak:
         queues = [url for url in self.account.aws.client("sqs").list_queues()["QueueUrls"] if "DeadLetter" in url]
         letters = {url.rpartition("/")[2]: self.account.waiting_in(url) for url in queues}
         self.wrong += [f"{count} dead letters in {name}" for name, count in letters.items() if count]
-        orphans = list(_orphans(str(state), "SAGEMAKER_BASE_DIR"))
+        orphans = list(_orphans(state))
         self.wrong += [f"a process of an ended job is left: {orphan}" for orphan in orphans]
         lives = sum(len(play.notes.lives) for play in self.plays)
         self.checks = {
@@ -137,12 +137,12 @@ class Soak:
         return sorted((strike for play in self.plays for strike in play.strikes), key=lambda strike: strike.at)
 
 
-def _orphans(state: str, variable: str) -> Iterator[str]:
-    """Processes of this machine whose environment has a variable that names a place below this folder."""
+def _orphans(state: Path) -> Iterator[str]:
+    """Processes of this machine whose job has its files below this folder."""
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         with suppress(OSError):
             told = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-            if any(word.startswith(f"{variable}={state}".encode()) for word in told.split(b"\0")):
+            if any(word.startswith(f"SAGEMAKER_BASE_DIR={state}".encode()) for word in told.split(b"\0")):
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 if command:  # a zombie has none
                     yield f"{entry.name} {command[:80]}"
@@ -174,7 +174,7 @@ def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Con
                 if play.run is not None:
                     save_for(soaked.account.here, play.name, state / f"{play.name}.html", ())
                     play.keep_timeline()
-    left = list(_orphans(str(state), "SAGEMAKER_BASE_DIR"))
+    left = list(_orphans(state))
     return soaked, [*soaked.wrong, *(f"a process has outlived the local AWS: {each}" for each in left)]
 
 

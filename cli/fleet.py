@@ -22,6 +22,7 @@ from rerail.launching import APPROVAL, SWITCH
 from rerail.model import Run, RunState
 from rerail.policy import Policy
 from rerail.ports import policy_of
+from rerail.seals import must_be_sealed
 from rerail.switch import ON
 from rerail.watching import Memory
 
@@ -128,7 +129,7 @@ class Look:
         keys = {folder: run.seal_key for folder, run in beating.items()}
         for folder, beat in S3Mailbox(bucket).heartbeats(list(beating), keys).heard.items():
             run, heartbeat = beating[folder], beat.heartbeat
-            if run.seals and not beat.sealed:
+            if not beat.sealed and must_be_sealed(run, self._policy(run)):
                 continue  # it may be anybody's
             if heartbeat.step is not None and heartbeat.attempt == run.current.number:
                 found[run.id] = heartbeat.step, beat.at

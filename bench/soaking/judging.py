@@ -23,17 +23,15 @@ SKIPPING = re.compile(r"skipping samples (\d+)-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What was trained, beside a twin's losses; `twin` says which: undisturbed, or with the same remedies. `apart` is
-    the largest difference of a loss, `from_plain` that of the last one from the undisturbed twin."""
+    """What was trained, beside a twin's losses; `twin` says which: undisturbed, or with the same remedies. `from_plain`
+    is the difference of the last loss from the undisturbed twin's."""
 
     steps: int
-    trained: int
     lost: int
     samples: int
     twin: str
     compared: int
     other_bits: int
-    apart: float
     from_plain: float
 
 
@@ -63,6 +61,8 @@ def judge(play: Play, twin: Twin, folder: Path, tell: Callable[[str], None]) -> 
     wrong += _uncaused(play)
     wrong += _alone(play, jobs)
     wrong += _saves_kept(play)
+    if early := play.notes.killed_in_save.count(False):
+        wrong.append(f"{early} nodes that were to die in a save died without one")
     ended = max(_ended(job) for _, job in jobs)
     run_s = (ended - jobs[0][1]["CreationTime"]).total_seconds()
     expected = RunState.STOPPED if play.course.faults[-1].name == "sigterm" else RunState.COMPLETED
@@ -118,13 +118,11 @@ def _learning(play: Play, twin: Twin, folder: Path, wrong: list[str], tell: Call
     last = max(mine.keys() & plain.keys(), default=0)
     return Learning(
         steps=steps,
-        trained=sum(len(life.steps) for life in lives),
         lost=lost_steps(lives, final),
         samples=sum(len(ids) for ids in read.values()),
         twin=kind,
         compared=len(mine.keys() & theirs.keys()),
         other_bits=other,
-        apart=apart,
         from_plain=abs(float.fromhex(mine[last]) - float.fromhex(plain[last])) if last else 0.0,
     )
 
@@ -144,13 +142,11 @@ def _curves(play: Play, twin: Twin, wrong: list[str]) -> Learning:
     lost = sum(play.curves[one.job_name].last_step - (two.resumed_from_step or 0) for one, two in pairs)
     return Learning(
         steps=play.course.steps,
-        trained=play.course.steps + lost,
         lost=lost,
         samples=0,
         twin="undisturbed",
         compared=len(shared),
         other_bits=other,
-        apart=apart,
         from_plain=apart,
     )
 

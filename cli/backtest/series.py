@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from bench.logs import BadCorpus
 from rerail.detectors.sample import Sample
+from rerail.notices import clipped
 
 # What other people call our columns; compared in small letters, with every run of other characters as one underscore.
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -101,8 +102,7 @@ def _only_loss(named: Mapping[str, str], *, where: str) -> str | None:
 
 def _listed(names: Iterable[str]) -> str:
     """Names of columns, as far as one reads on."""
-    text = ", ".join(" ".join(name.split()) for name in names)
-    return text if len(text) <= MOST_LISTED else f"{text[: MOST_LISTED - 3]}..."
+    return clipped(", ".join(" ".join(name.split()) for name in names), MOST_LISTED)
 
 
 def plain(name: str) -> str:

@@ -1,6 +1,7 @@
 """What a finished job has left: its model and its outputs, downloaded and unpacked."""
 
 import tarfile
+import zlib
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -36,12 +37,18 @@ def _fetched(s3: Any, uri: str, folder: Path) -> list[Path]:
 
 
 def _unpacked(packed: IO[bytes], uri: str, folder: Path) -> list[Path]:
-    with tarfile.open(fileobj=packed, mode="r:gz") as archive:
-        for member in archive.getmembers():
-            if not _stays_within(folder.resolve(), member):
-                raise Problem(f"{uri} would write outside of {folder}: {member.name}", "look into it by hand")
-        archive.extractall(folder, **AS_DATA)  # nosec B202: each member was looked at above
-        return [folder / member.name for member in archive.getmembers() if member.isfile()]
+    """Member by member: where a later one leads may depend on the links among those before."""
+    files = []
+    try:
+        with tarfile.open(fileobj=packed, mode="r:gz") as archive:
+            for member in archive:
+                if not _stays_within(folder.resolve(), member):
+                    raise Problem(f"{uri} would write outside of {folder}: {member.name}", "look into it by hand")
+                archive.extract(member, folder, **AS_DATA)
+                files += [folder / member.name] if member.isfile() else []
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise Problem(f"{uri} cannot be unpacked: {error}", "look into it by hand") from error
+    return files
 
 
 def _stays_within(folder: Path, member: tarfile.TarInfo) -> bool:

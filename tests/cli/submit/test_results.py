@@ -76,3 +76,25 @@ def test_an_archive_that_leads_out_of_the_folder_is_refused(s3, tmp_path):
     with pytest.raises(Problem, match="would write outside"):
         download(s3, JOB, tmp_path / "a" / "b")
     assert not (tmp_path / "escaped").exists()
+
+
+def test_a_link_that_leads_through_another_is_refused(s3, tmp_path):
+    """Each alone stays within the folder; the second one, followed through the first, does not."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, target in (("deep/down", "."), ("deep/down/out", "../../..")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            archive.addfile(member)
+    s3.put_object(Bucket="bucket", Key=f"{STORED}/model.tar.gz", Body=buffer.getvalue())
+    with pytest.raises(Problem, match=r"would write outside|cannot be unpacked"):
+        download(s3, JOB, tmp_path / "a")
+    assert not (tmp_path / "a" / "model" / "deep" / "out").is_symlink()
+
+
+@pytest.mark.parametrize("body", [b"no archive", packed(**{"model.pt": "weights" * 999})[:60]])
+def test_an_archive_that_is_torn_says_so(s3, tmp_path, body):
+    """One clear sentence, no traceback."""
+    s3.put_object(Bucket="bucket", Key=f"{STORED}/model.tar.gz", Body=body)
+    with pytest.raises(Problem, match=r"model\.tar\.gz cannot be unpacked"):
+        download(s3, JOB, tmp_path)
