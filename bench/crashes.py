@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         until = began + 60 * options.minutes if options.minutes else None
         left = _play(troupe, plans(chosen, seed=options.seed), learnt, found, options.json, until, console)
     console.print(f"{time.monotonic() - began:.0f} s" + (f"; {left} points are left: say it again" if left else ""))
-    return finish(evidence(found), options.evidence, console)
+    return finish(evidence(found, left=left), options.evidence, console)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -30,6 +30,8 @@ LADDER = Ladder(margin_steps=5, near_steps=100, skip_batches=5, far_skip_batches
 # Events of functions grow old as fast as jobs start: a quarter of an hour would be three seconds, which a cold start
 # takes on a busy machine, and whoever fails then would not be asked again.
 EVENT_AGE_S, RETRIES = 6 * 3600, 2
+# A life is one run: more environments than these are only more cold starts.
+CONCURRENCY = 2
 # Where letters end that nobody could deliver or handle.
 DEAD = re.compile(r"DeadLetters|Undelivered")
 
@@ -71,6 +73,10 @@ class Stage:
                     MaximumEventAgeInSeconds=EVENT_AGE_S,
                     MaximumRetryAttempts=RETRIES,
                 )
+        for mapping in self._functions.list_event_source_mappings()["EventSourceMappings"]:
+            self._functions.update_event_source_mapping(
+                UUID=mapping["UUID"], ScalingConfig={"MaximumConcurrency": CONCURRENCY}
+            )
         ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
         policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
         detection = replace(policy.detection, non_finite_patience=1)

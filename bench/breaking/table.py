@@ -40,13 +40,14 @@ MISSED = "its call came in this phase of an undisturbed life, and in none of tho
 CAUSES: tuple[tuple[str, str], ...] = ()
 
 
-def evidence(found: Findings) -> Evidence:
-    """All of it."""
+def evidence(found: Findings, *, left: int = 0) -> Evidence:
+    """All of it; `left` are the points that were not played yet."""
     outcomes, met, known = found.outcomes, found.met, found.known
     reached = sum(outcome.reached for outcome in outcomes)
     survived = sum(_survived(outcome) for outcome in outcomes)
     share = f"{reached:,} of {len(outcomes):,}"
     goals = (
+        Goal("points that are played", "all of them", f"{len(outcomes):,} of {len(outcomes) + left:,}", not left),
         Goal("points that are reached", "all of them", share, reached == len(outcomes)),
         Goal("reached points that are survived", "all of them", f"{survived:,} of {reached:,}", survived == reached),
     )

@@ -92,20 +92,19 @@ def _alone(stage: "Numbered", point: Point, learnt: Learnt) -> tuple[Outcome, se
 
 
 def learn(lessons: Iterable[Lesson]) -> Learnt:
-    """Sites that any lesson has met, and those that only fresh ones have; told is what people were told in all."""
+    """Sites that all lessons have met, or that only the fresh ones have; told is what people were told in all. What
+    only some have met comes as time will have it: nobody can break it when he wants to."""
     known = list(lessons)
     met: dict[Place, frozenset[str]] = {}
     once: dict[Place, frozenset[str]] = {}
     for at in PLACES:
-        seen = {fresh: _seen(known, at, fresh=fresh) for fresh in (True, False)}
-        met[at] = seen[True] | seen[False]
-        once[at] = seen[True] - seen[False]
+        again = [lesson.met.get(at, frozenset()) for lesson in known if lesson.life == at.life and not lesson.fresh]
+        fresh = [lesson.met.get(at, frozenset()) for lesson in known if lesson.life == at.life and lesson.fresh]
+        always = frozenset.intersection(*again) if again else frozenset()
+        once[at] = frozenset().union(*fresh) - frozenset().union(*again)
+        met[at] = always | once[at]
     told = {life: [lesson.told for lesson in known if lesson.life == life] for life in LIVES}
     return Learnt(met, once, {life: all_of[0].intersection(*all_of) for life, all_of in told.items() if all_of})
-
-
-def _seen(lessons: Iterable[Lesson], at: Place, *, fresh: bool) -> frozenset[str]:
-    return frozenset().union(*(lesson.met.get(at, frozenset()) for lesson in lessons if lesson.fresh is fresh))
 
 
 class Numbered:
