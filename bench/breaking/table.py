@@ -118,12 +118,12 @@ def _unreached(outcomes: Sequence[Outcome]) -> Iterator[Sheet]:
 
 
 def _asides(met: Mapping[Place, Collection[str]], known: Collection[str]) -> Iterator[str]:
-    """Sites that are met only once something else has gone wrong: a second fault is not made."""
+    """Sites that are met only once something else has gone wrong (a second fault is not made), or only now and then."""
     undisturbed = {site for sites in met.values() for site in sites}
     later = sorted(set(known) - undisturbed)
     if later:
         yield (
-            "Met only once another call had been broken, and not broken themselves: "
+            "Met only once another call had been broken, or in some of the undisturbed lives, and not broken themselves: "
             + "; ".join(f"`{site}`" for site in later)
             + "."
         )
