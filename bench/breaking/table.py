@@ -123,7 +123,7 @@ def _asides(met: Mapping[Place, Collection[str]], known: Collection[str]) -> Ite
     later = sorted(set(known) - undisturbed)
     if later:
         yield (
-            "Met only once another call had been broken, or in some of the undisturbed lives, and not broken themselves: "
+            "Met only once another call had been broken, or now and then, and not broken themselves: "
             + "; ".join(f"`{site}`" for site in later)
             + "."
         )
