@@ -193,8 +193,7 @@ def measured(progress: Progress) -> Measured:
         progress.update(bar, advance=1, description="one is mended")
         recovery = meter.while_(lambda: _recovery(account, plain_names[0]), sweeps=False)
         for name in plain_names:
-            for job in account.jobs(name):
-                account.sagemaker.stop_training_job(TrainingJobName=job)
+            account.sagemaker.stop_training_job(TrainingJobName=account.jobs(name)[-1])
             account.run_in(name, "stopped", "completed")
 
         progress.update(bar, advance=1, description="runs with an agent")
