@@ -235,10 +235,14 @@ class Play:
         return strike is not None and strike.lives >= FAULTS[due.name].lives
 
     def _begin(self, due: Due, at: datetime, *, step: int) -> Strike:
+        """A fault, with the record as it was at that moment, however late it is noticed."""
         run = self.run
         assert run is not None, "it trains, so it was adopted"
         repairs = sum(attempt.self_repairs for attempt in run.attempts)
-        strike = Strike(due, at, step, run.current.number, run.version, len(run.incidents), repairs)
+        attempt = max((each.number for each in run.attempts if each.created_at and each.created_at < at), default=1)
+        version = max((entry.version for entry in self.account.runs.timeline(self.name) if entry.at < at), default=0)
+        incidents = sum(each.decided_at < at for each in run.incidents)
+        strike = Strike(due, at, step, attempt, version, incidents, repairs)
         self.strikes.append(strike)
         self.tell(f"{due.name} strikes {self.name} at step {step}: {strike.fault.story}")
         return strike
@@ -251,8 +255,9 @@ class Play:
         fault = FAULTS[due.name]
         calm = run.state is RunState.WATCHING and run.open_incident is None and run.current.secondary == "Training"
         if fault.home.script is not OURS:
-            if self.last_step >= due.step:
-                self._begin(due, datetime.now(UTC), step=due.step + 1)
+            printed = [at for curve in self.curves.values() for step, at in curve.times.items() if step >= due.step]
+            if printed:
+                self._begin(due, min(printed), step=due.step + 1)
             return
         if fault.is_within:
             self._arm(due, calm=calm)

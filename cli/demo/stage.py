@@ -50,12 +50,13 @@ TWIN = "undisturbed"
 
 @dataclass
 class Curve:
-    """What one job printed: its loss by step, read from its log stream as it grows; `starts` are when its first step
-    came, and those that came again after a restart within the job."""
+    """What one job printed: its loss by step, and when, read from its log stream as it grows; `starts` are when its
+    first step came, and those that came again after a restart within the job."""
 
     job: str
     script: Script = OURS
     loss: dict[int, float] = field(default_factory=dict)
+    times: dict[int, datetime] = field(default_factory=dict)
     first_step: int | None = None
     last_step: int = 0
     starts: list[datetime] = field(default_factory=list)
@@ -67,7 +68,7 @@ class Curve:
                 if self.first_step is None or step <= self.last_step:
                     self.starts.append(at)
                 self.first_step, self.last_step = self.first_step or step, step
-                self.loss[step] = loss
+                self.loss[step], self.times[step] = loss, at
 
     def _new_messages(self, logs: Any) -> Iterator[tuple[datetime, str]]:
         try:
