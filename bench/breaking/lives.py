@@ -86,6 +86,8 @@ class Play:
             self.found.wrong = "; ".join(self._shortcomings(run))
         except (TimeoutError, TurnedOut) as error:
             self.found.wrong = f"in the phase {self.phase}: {error}: {self._story()}"
+            if self.stage.has_fired(self._fired(self.phase)):
+                self.found.fired.add(self.phase)
         self._settle_letters()
         self._take_calls()
         if self.found.wrong:

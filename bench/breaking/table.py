@@ -37,7 +37,13 @@ NOTES = (
 )
 MISSED = "its call came in this phase of an undisturbed life, and in none of those in which it was to be broken"
 # What is known of points that are not as they should be: a text that the point or its trouble contains, and the cause.
-CAUSES: tuple[tuple[str, str], ...] = ()
+CAUSES = (
+    (
+        "mailbox._get for report, NoSuchKey",
+        "S3 denies an object that it holds, which AWS rules out. The hello is taken for gone, and "
+        "the run is supervised as one without an agent until its agent's next report, which says the same",
+    ),
+)
 
 
 def evidence(found: Findings, *, left: int = 0) -> Evidence:

@@ -26,6 +26,8 @@ THINKS = timedelta(seconds=1)
 # What has had no effect for so long will have none.
 PATIENCE = timedelta(seconds=150)
 OVERDUE_STEPS = 120
+# A script that is not ours prints no loss from a little before the step that breaks it.
+NOT_PRINTED_STEPS = 10
 # How many steps before a fault its training process is told of it.
 AHEAD_STEPS = 20
 QUIET_STEPS = 60
@@ -255,8 +257,8 @@ class Play:
         fault = FAULTS[due.name]
         calm = run.state is RunState.WATCHING and run.open_incident is None and run.current.secondary == "Training"
         if fault.home.script is not OURS:
-            printed = [at for curve in self.curves.values() for step, at in curve.times.items() if step >= due.step]
-            if printed:
+            rows = [row for curve in self.curves.values() for row in curve.times.items()]
+            if printed := [at for step, at in rows if step > due.step - NOT_PRINTED_STEPS]:
                 self._begin(due, min(printed), step=due.step + 1)
             return
         if fault.is_within:
