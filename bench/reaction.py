@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cli import place
 from local.stack import LocalAws
+from rerail.mailbox import Report, Told, read_report, run_of_report
 from rerail.model import Run
 from rerail.policy import parse_policy, to_toml
 from tests.deployed.jobs import AGENT, BUCKET, Account
@@ -135,17 +136,20 @@ class Stand:
         mailbox = self.aws.outputs["MailboxBucket"]
         self.account.submit(name, script=AGENT, steps=150, DURABILITY="remote", MAILBOX=mailbox, BUCKET=BUCKET)
         self._until(lambda: self._in(name, "completed"), f"the end of {name}", within_s=2 * PATIENCE_S)
-        reports = {each["told"]: each for each in self._reports(name)}
-        found, durable = (_seconds(reports[told]["at"]) for told in ("findings", "checkpoint"))
+        said = {report.told: report.at.timestamp() for report in self._reports(name)}
+        found, durable = said[Told.FINDINGS], said[Told.CHECKPOINT]
         calls = [call for call in self._calls() if call.function == "supervise" and call.began > found]
         asked, stopped = (next(call for call in calls if call.operation == what) for what in (POST, STOP))
         self._times.write_text("")
         return Handshake(asked.ended - found, durable - found, stopped.ended - found)
 
-    def _reports(self, name: str) -> Iterator[dict[str, Any]]:
-        for entry in self.account.runs.timeline(name):
-            report = entry.signal.get("report", {})
-            if report.get("attempt") == 1 and report.get("told"):
+    def _reports(self, name: str) -> Iterator[Report]:
+        """As they lie in the mailbox: of what somebody has seen before, no report is on record."""
+        s3, mailbox = self.aws.client("s3"), self.aws.outputs["MailboxBucket"]
+        for item in s3.list_objects_v2(Bucket=mailbox, Prefix=f"runs/{name}/reports/")["Contents"]:
+            run, id = run_of_report(item["Key"])
+            body = s3.get_object(Bucket=mailbox, Key=item["Key"])["Body"].read()
+            if (report := read_report(body, run=run, id=id)).attempt == 1:
                 yield report
 
     def _in(self, name: str, state: str) -> Run | None:
@@ -174,7 +178,3 @@ def stand(home: Path) -> Iterator[Stand]:
     """The local AWS with the template in it."""
     with LocalAws(home / "aws", scale=SCALE, assemblies=place.SYNTHESES) as aws:
         yield Stand(aws, home / "times.jsonl")
-
-
-def _seconds(at: Any) -> float:
-    return datetime.fromisoformat(str(at)).timestamp()
