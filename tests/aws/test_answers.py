@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from botocore.exceptions import ClientError
@@ -15,13 +16,17 @@ from rerail.aws import clients
 from rerail.aws.cloudwatch import CloudWatchSeries
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
+from rerail.aws.hyperpod import DynamoHyperPods
 from rerail.aws.legible import Illegible
 from rerail.aws.logs import CloudWatchLogs
 from rerail.aws.memories import DynamoMemories
 from rerail.aws.sagemaker import SageMakerJobs
+from rerail.aws.shares import InvokedShares
 from rerail.aws.sqs import SqsQueue
 from rerail.aws.ssm import SsmPolicies, SsmSwitch
+from rerail.codec import BadRecord
 from rerail.errors import Blind, RerailError, Throttled
+from rerail.hyperpod import HyperPodMemory
 from rerail.metrics import MetricNames, queries
 from rerail.model import JobStatus
 from rerail.notices import Notice
@@ -238,3 +243,17 @@ def test_a_row_that_is_nothing_is_passed_over():
     says("SendMessageBatch", {"Failed": [None]})
     with pytest.raises(RuntimeError, match="1 wake-ups were not accepted"):
         SqsQueue("https://sqs/1/signals").wake([{"run": "gpt"}], at=NOON)
+
+
+@pytest.mark.parametrize("item", [{"doc": None}, {"doc": {}}, {"doc": {"B": None}}, {"doc": {"S": None}}])
+def test_an_item_without_its_text_is_no_record(monkeypatch, item):
+    """Of a run it is said by name; what is only remembered is begun afresh, and the next share is a minute away."""
+    item = {**item, "version": {"N": "3"}}
+    answers = {"get_item": {"Item": item}, "batch_get_item": {"Responses": {"runs": [item]}}}
+    table = SimpleNamespace(**{name: lambda answer=answer, **_: answer for name, answer in answers.items()})
+    for module in ("dynamodb", "hyperpod", "shares"):
+        monkeypatch.setattr(f"rerail.aws.{module}.client", lambda _: table)
+    with pytest.raises(BadRecord):
+        DynamoRuns("runs").load("gpt")
+    assert DynamoHyperPods("runs").recall("pod") == HyperPodMemory("pod", version=3)
+    assert InvokedShares("runs").reports() == {}

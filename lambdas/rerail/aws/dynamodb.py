@@ -185,7 +185,7 @@ def _packed(record: str) -> dict[str, Any]:
 def _unpacked(doc: Mapping[str, Any]) -> str:
     try:
         return zlib.decompress(doc["B"]).decode() if "B" in doc else str(doc["S"])
-    except KeyError as error:
+    except (LookupError, TypeError) as error:
         raise BadRecord("a record without its text") from error
     except (zlib.error, UnicodeDecodeError) as error:
         raise BadRecord(f"a Run whose compressed record cannot be read: {error}") from error

@@ -32,7 +32,7 @@ class DynamoHyperPods:
             return HyperPodMemory(cluster)
         try:
             return loads(HyperPodMemory, item["doc"]["S"])
-        except (BadRecord, KeyError):
+        except (BadRecord, LookupError, TypeError):
             with legible("GetItem"):
                 return HyperPodMemory(cluster, version=int(item["version"]["N"]))
 

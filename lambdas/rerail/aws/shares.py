@@ -64,7 +64,7 @@ def _told(item: Mapping[str, Any]) -> Told | None:
     """One that another version wrote is as good as none: the next is a minute away."""
     try:
         return loads(Told, zlib.decompress(item["doc"]["B"]).decode())
-    except (BadRecord, zlib.error):
+    except (BadRecord, LookupError, TypeError, ValueError, zlib.error):
         return None
 
 
