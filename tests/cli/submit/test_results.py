@@ -92,7 +92,9 @@ def test_a_link_that_leads_through_another_is_refused(s3, tmp_path):
     assert not (tmp_path / "a" / "model" / "deep" / "out").is_symlink()
 
 
-@pytest.mark.parametrize("body", [b"no archive", packed(**{"model.pt": "weights" * 999})[:60]])
+@pytest.mark.parametrize(
+    "body", [b"no archive", packed(**{"model.pt": "weights" * 999})[:60]], ids=["no archive", "torn"]
+)
 def test_an_archive_that_is_torn_says_so(s3, tmp_path, body):
     """One clear sentence, no traceback."""
     s3.put_object(Bucket="bucket", Key=f"{STORED}/model.tar.gz", Body=body)
