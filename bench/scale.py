@@ -1,6 +1,6 @@
 """How many runs does one deployment carry? Sweeps over 10 to 10,000 open runs, a thousand deaths, one very long life.
 
-    python -m bench.scale [--runs 10,100,1000,10000] [--jobs 1000] [--only sweeps|deaths|life] [--evidence FILE]
+    python -m bench.scale [--runs 10,100,1000,10000] [--jobs 1000] [--only sweeps|deaths|life]
 
 Sweeps: the function `sweep` itself, each environment in a process of its own, over HTTP to a made-up AWS that answers
 as late as named in `made_aws` and throttles as named there. Deaths: see `deaths`. Life: see `long_life`."""
@@ -8,16 +8,18 @@ as late as named in `made_aws` and throttles as named there. Deaths: see `deaths
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from math import log
 from multiprocessing import get_context
 from pathlib import Path
+from subprocess import PIPE, Popen
+from tempfile import TemporaryFile
+from time import monotonic, sleep
 from typing import Any
 
 from rich.console import Console
@@ -33,7 +35,6 @@ from bench.virtual_lambda import CORES
 WAYS = {"metrics": 0.0, "heartbeats": 1.0, "half of each": 0.5}
 MINUTE_S, EXPONENT, OVER_BOUND = 60.0, 1.05, 1.1
 BRAKED_MINUTES = 5
-WARM = 2  # the first sweep of an environment makes its clients and its detectors; the last one counts
 FREE = ("DescribeTrainingJob", "ListTrainingJobs", "GetParameter")
 Tick = Callable[[str], None]
 
@@ -119,7 +120,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 def fleet(runs: int, share: float) -> Iterator[str]:
     """The made-up AWS with a fleet in it, in a process of its own; its address."""
     command = [sys.executable, "-m", "bench.made_fleet", "--runs", str(runs), "--share", str(share)]
-    with subprocess.Popen(command, cwd=ROOT, env=_paths(), stdout=subprocess.PIPE, text=True) as server:
+    with Popen(command, cwd=ROOT, env=_paths(), stdout=PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             yield f"http://127.0.0.1:{int(server.stdout.readline())}"
@@ -127,16 +128,34 @@ def fleet(runs: int, share: float) -> Iterator[str]:
             server.terminate()
 
 
-def environment(address: str, event: dict[str, Any], *, times: int = WARM) -> list[dict[str, Any]]:
-    """One environment of the function sweeps so many times; what each took."""
-    command = [sys.executable, "-m", "bench.sweep_worker", json.dumps(event), str(times)]
-    told = {**_paths(), **deaths.environment(), "AWS_ENDPOINT_URL": address, "AWS_EC2_METADATA_DISABLED": "true"}
-    told["RERAIL_QUEUE_URL"] = f"{address}/signals"
-    done = subprocess.run(command, cwd=ROOT, env=told, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"a sweep ended with {done.returncode}: {done.stderr[-2000:]}")
-    sweeps: list[dict[str, Any]] = json.loads(done.stdout)
-    return sweeps
+class Environment:
+    """One environment of the function, in a process that lives until the end of the block."""
+
+    def __init__(self, address: str) -> None:
+        told = {**_paths(), **deaths.environment(), "AWS_ENDPOINT_URL": address, "AWS_EC2_METADATA_DISABLED": "true"}
+        told["RERAIL_QUEUE_URL"] = f"{address}/signals"
+        command = [sys.executable, "-m", "bench.sweep_worker"]
+        self._logged = TemporaryFile("w+")  # noqa: SIM115 - closed with the block
+        self._process = Popen(command, cwd=ROOT, env=told, stdin=PIPE, stdout=PIPE, stderr=self._logged, text=True)
+
+    def __enter__(self) -> "Environment":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+        self._logged.close()
+
+    def invoke(self, event: dict[str, Any]) -> dict[str, Any]:
+        """One sweep: what it counted, and what it took."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(event) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            self._logged.seek(0)
+            raise RuntimeError(f"a sweep ended with {self._process.wait()}: {self._logged.read()[-2000:]}")
+        told: dict[str, Any] = json.loads(line)
+        return told
 
 
 def _paths() -> dict[str, str]:
@@ -144,21 +163,57 @@ def _paths() -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "lambdas")))}
 
 
-def swept(way: str, runs: int, tick: Tick) -> Round:
-    """One round over so many runs: the scheduled invocation, and each that it asks for a share."""
-    with fleet(runs, WAYS[way]) as address:
-        first = environment(address, {})[-1]
-        tick(f"{way}, {runs:,} runs")
-        shares = [_share(first, 0.0)]
-        for number, event in enumerate(first["invoked"], start=1):
-            shares.append(_share(environment(address, event)[-1], number * LATENCY_S["Invoke"]))
-            tick(f"{way}, {runs:,} runs")
-        # Once more, now that the others have left word of theirs.
-        told = environment(address, {}, times=1)[-1]["counts"] if first["invoked"] else first["counts"]
-    # Each share begins once the index has been read so far as to know how many there are.
-    begins = LATENCY_S["ListTrainingJobs"] + 4 * LATENCY_S["Query"]
-    shares[1:] = [replace(each, begins_s=begins + each.begins_s) for each in shares[1:]]
-    return Round(way, runs, tuple(shares), told.get("OpenRuns", 0))
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """A fleet, and the environments that swept it last at `at`, by `time.monotonic`: the scheduled one first."""
+
+    way: str
+    fleet: int
+    environments: tuple[Environment, ...]
+    events: tuple[dict[str, Any], ...]
+    at: float
+
+
+def rounds(way: str, sizes: Sequence[int], *, rest_s: float, tick: Tick) -> list[Round]:
+    """A round over each of the fleets, in environments that have swept it before."""
+    with ExitStack() as stack:
+        warm = [warmed(stack, way, size, tick) for size in sizes]
+        return [swept(each, rest_s, tick) for each in warm]
+
+
+def warmed(stack: ExitStack, way: str, runs: int, tick: Tick) -> Warm:
+    """The first round: the scheduled invocation, and each that it asks for a share."""
+    address = stack.enter_context(fleet(runs, WAYS[way]))
+    environments = [stack.enter_context(Environment(address))]
+    events: list[dict[str, Any]] = [{}]
+    at = monotonic()
+    events += environments[0].invoke(events[0])["invoked"]
+    tick(f"{way}, {runs:,} runs: first")
+    for event in events[1:]:
+        environments.append(stack.enter_context(Environment(address)))
+        environments[-1].invoke(event)
+        tick(f"{way}, {runs:,} runs: first")
+    return Warm(way, runs, tuple(environments), tuple(events), at)
+
+
+def swept(warm: Warm, rest_s: float, tick: Tick) -> Round:
+    """The round that counts, once the minute after the first one has come: all shares at once, for what throttles one
+    throttles all."""
+    sleep(max(0.0, warm.at + rest_s - monotonic()))
+
+    def invoked(environment: Environment, event: dict[str, Any]) -> dict[str, Any]:
+        told = environment.invoke(event)
+        tick(f"{warm.way}, {warm.fleet:,} runs")
+        return told
+
+    with ThreadPoolExecutor(len(warm.environments)) as pool:
+        took = list(pool.map(invoked, warm.environments, warm.events))
+    # Once more, now that the others have left word of theirs.
+    counts = invoked(warm.environments[0], {})["counts"]
+    # Each of the others begins once the index has been read so far as to know how many there are.
+    known_s = LATENCY_S["ListTrainingJobs"] + 4 * LATENCY_S["Query"]
+    begins_s = [0.0, *(known_s + number * LATENCY_S["Invoke"] for number in range(1, len(took)))]
+    return Round(warm.way, warm.fleet, tuple(map(_share, took, begins_s)), counts.get("OpenRuns", 0))
 
 
 def _share(told: dict[str, Any], begins_s: float) -> Share:
@@ -258,7 +313,8 @@ def _notes() -> tuple[str, ...]:
         " published.",
         f"`Lambda s` is the wall time and, on top of it, the CPU time that {CORES:.2f} of a core takes longer, as if"
         " nothing were computed while anything is waited for: an upper bound. A core of this machine is taken for one"
-        " of Lambda's; TLS is not counted. Shares are measured one after another, and so do not throttle each other.",
+        " of Lambda's; TLS is not counted. The shares of a round are measured at the same time, on two cores: they"
+        " throttle each other, and wait for a core where each would have its own.",
         "The second sweep of each environment is shown: the first also makes clients and reads three hours back.",
     )
 
@@ -355,7 +411,8 @@ def measured(options: argparse.Namespace, console: Console) -> Evidence:
             def tick(what: str) -> None:
                 progress.update(task, advance=1, description=what)
 
-            parts.append(of_sweeps([swept(way, size, tick) for way in options.ways.split(",") for size in sizes]))
+            ways = [rounds(way, sizes, rest_s=options.rest, tick=tick) for way in options.ways.split(",")]
+            parts.append(of_sweeps([each for way in ways for each in way]))
             progress.update(task, total=progress.tasks[task].completed, description="swept")
         if options.only in ("", "deaths"):
             task = progress.add_task("relaunching", total=options.jobs)
@@ -385,6 +442,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.scale")
     parser.add_argument("--runs", default="10,100,1000,10000", help="sizes of the fleet")
     parser.add_argument("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--rest", type=float, default=MINUTE_S, help="seconds from a fleet's first round to its next")
     parser.add_argument("--jobs", type=int, default=1000, help="that die within one minute")
     parser.add_argument("--minutes", type=int, default=40, help="that their relaunches may take at most")
     parser.add_argument("--only", choices=("", "sweeps", "deaths", "life"), default="")

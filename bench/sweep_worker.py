@@ -1,6 +1,6 @@
-"""One environment of the function `sweep`, in a process of its own: sweeps so many times, and prints what each took.
+"""One environment of the function `sweep`, in a process of its own: an event a line, and a line of what it took.
 
-AWS_ENDPOINT_URL=http://127.0.0.1:PORT python -m bench.sweep_worker EVENT TIMES"""
+AWS_ENDPOINT_URL=http://127.0.0.1:PORT python -m bench.sweep_worker < EVENTS"""
 
 import json
 import resource
@@ -8,7 +8,9 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from os import environ
+from typing import Any
 
 FUNCTION = "Rerail-Sweep"
 
@@ -26,25 +28,29 @@ class Context:
         return 120_000
 
 
-def main() -> int:
-    event, times = json.loads(sys.argv[1]), int(sys.argv[2])
-    out, sys.stdout = sys.stdout, sys.stderr  # what the function logs is not ours
+def swept(event: dict[str, Any]) -> dict[str, Any]:
+    """One invocation, asked for in this moment: what it counted, and what it took."""
     import sweep
 
-    told = []
-    for _ in range(times):
-        wall, busy = time.perf_counter(), time.process_time()
-        error = ""
-        try:
-            counts = sweep.handler(event, Context())
-        except Exception as failure:  # a sweep that fails is a finding of the bench, and not its end
-            counts, error = {}, f"{type(failure).__name__}: {failure}"
-        wall, busy = time.perf_counter() - wall, time.process_time() - busy
-        with urllib.request.urlopen(f"{environ['AWS_ENDPOINT_URL']}/-/counts") as answer:  # nosec B310: on loopback
-            seen = json.load(answer)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        told.append({"wall_s": wall, "cpu_s": busy, "peak_bytes": peak, "counts": counts, "error": error, **seen})
-    print(json.dumps(told), file=out)
+    if "share" in event:
+        event["share"]["asked_at"] = datetime.now(UTC).isoformat()
+    wall, busy = time.perf_counter(), time.process_time()
+    error = ""
+    try:
+        counts = sweep.handler(event, Context())
+    except Exception as failure:  # a sweep that fails is a finding of the bench, and not its end
+        counts, error = {}, f"{type(failure).__name__}: {failure}"
+    wall, busy = time.perf_counter() - wall, time.process_time() - busy
+    with urllib.request.urlopen(f"{environ['AWS_ENDPOINT_URL']}/-/counts") as answer:  # nosec B310: on loopback
+        seen = json.load(answer)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"wall_s": wall, "cpu_s": busy, "peak_bytes": peak, "counts": counts, "error": error, **seen}
+
+
+def main() -> int:
+    out, sys.stdout = sys.stdout, sys.stderr  # what the function logs is not ours
+    for line in sys.stdin:
+        print(json.dumps(swept(json.loads(line))), file=out, flush=True)
     return 0
 
 

@@ -43,7 +43,7 @@ def test_a_throttle_lets_through_what_its_window_holds():
 @pytest.mark.parametrize(
     "part",
     [
-        ("sweeps", "--runs", "5,20", "--ways", "half of each"),
+        ("sweeps", "--runs", "5,20", "--rest", "0", "--ways", "half of each"),
         ("deaths", "--jobs", "10", "--minutes", "8"),
     ],
     ids=["sweeps", "deaths"],
