@@ -3,10 +3,10 @@
     python -m bench.deaths [--jobs 1000] [--brake]
 
 The functions `sweep` and `supervise` themselves run against a made-up AWS that takes two CreateTrainingJob calls a
-second, on a clock that is made up too (`virtual_lambda`): calls take as long as named there, and each second of CPU
-counts 3.5 times, as it would in Lambda. The queue behaves as SQS does: batches of ten to as many environments as the
-template allows, what fails or runs out of time comes back after the queue's visibility timeout, and to the dead-letter
-queue after as many tries as the template says."""
+second, each environment in a process of its own, on a clock that is made up too (`virtual_lambda`): calls take as long
+as named there, and each second of CPU counts 3.5 times, as it would in Lambda. The queue behaves as SQS does: batches
+of ten to as many environments as the template allows, what fails or runs out of time comes back after the queue's
+visibility timeout, and to the dead-letter queue after as many tries as the template says."""
 
 import argparse
 import heapq
@@ -17,27 +17,24 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.evidence import ROOT
 from bench.made_aws import PER_SECOND, MadeAws
 from bench.made_fleet import ACCOUNT, MAILBOX, PREFIX, REGION, SWITCH, TABLE, Fleet
-from bench.sweep_worker import Context
-from bench.virtual_lambda import Lambda, Worker, on_virtual_time
-from rerail.errors import RerailError
+from bench.virtual_lambda import Call, Done, Environment
 from rerail.policy import parse_policy
 
 MINUTE_S = 60.0
+NEVER = float("inf")
 BEGINS = datetime(2026, 11, 2, 3, 0, tzinfo=UTC).timestamp()
 # The template's own, which a test compares: stacks/parts/supervise.py and signals_queue.py.
 CONCURRENCY, BATCH, TIMEOUT_S, VISIBILITY_S, TRIES = 8, 10, 60.0, 360.0, 5
+SWEEP_TIMEOUT_S, READERS = 120.0, 8
 # Assumed: a job's event comes so late, is repeated or is lost so often; a new job starts up for so long.
 EVENT_LATE_S, REPEATED, LOST, START_UP_S = (0.5, 5.0), 0.3, 0.02, 180.0
 # Of a hundred runs so many, with the number that their policy gives them.
@@ -87,21 +84,20 @@ class Night:
 
 
 class Account:
-    """The queue, the jobs and the environments."""
+    """The queue, the jobs and the environments; `now` is how far the night is."""
 
     def __init__(self, jobs: int, *, brake: bool, seed: int) -> None:
         self.random = random.Random(seed)
-        self.aws = MadeAws(lambda: BEGINS, seed=seed)
+        self.now = BEGINS
+        self.aws = MadeAws(lambda: self.now, seed=seed)
         limit = "" if brake else "[limits]\naccount_relaunches = 0\n"
         texts = {name: f'mode = "act"\npriority = {number}\n{limit}' for name, (_, number) in PRIORITIES.items()}
         policy = parse_policy(texts["normal"], name="normal")
         self.fleet = Fleet(self.aws, jobs, share=0.0, policy=policy, policies=texts, chosen=_policy_of, kept=3)
-        self.texts = texts
         self.night = Night()
         self.queue: list[Message] = []
         self.sent = 0
         self.later: list[tuple[float, int, str]] = []
-        self.runner = Lambda(self.aws, BEGINS)
         self.aws.on_create = self.created
         for name in sorted(self.aws.jobs):
             self.night.died[name] = BEGINS + self.random.uniform(0, MINUTE_S)
@@ -109,7 +105,7 @@ class Account:
 
     def created(self, request: dict[str, Any]) -> None:
         """SageMaker has accepted a successor: it starts, and trains after a while."""
-        name, at = request["TrainingJobName"], self.aws.clock()
+        name, at = request["TrainingJobName"], self.now
         run = name.rpartition("-a")[0]
         self.night.accepted[run] += 1
         self.night.relaunched[run] = at
@@ -135,19 +131,59 @@ class Account:
         self.sent += 1
         heapq.heappush(self.queue, Message(at, self.sent, body, sent_at=at))
 
-    def world_until(self, at: float) -> None:
-        """Jobs die, and others begin to train."""
-        while self.deaths and self.deaths[0][0] <= at:
+    def next_at(self) -> float:
+        """When a job dies or begins to train."""
+        return min(self.deaths[0][0] if self.deaths else NEVER, self.later[0][0] if self.later else NEVER)
+
+    def happens(self) -> None:
+        """Jobs die, and others begin to train: all that is due by now."""
+        while self.deaths and self.deaths[0][0] <= self.now:
             then, name = self.deaths.pop(0)
             job = self.aws.jobs[name]
             job |= {"TrainingJobStatus": "Failed", "SecondaryStatus": "Failed", "FailureReason": REASON}
             job |= {"TrainingEndTime": then, "LastModifiedTime": then}
             self.event(name, then)
-        while self.later and self.later[0][0] <= at:
+        while self.later and self.later[0][0] <= self.now:
             then, _, name = heapq.heappop(self.later)
             job = self.aws.jobs[name]
             job |= {"SecondaryStatus": "Training", "TrainingStartTime": then, "LastModifiedTime": then}
             self.event(name, then)
+
+    def answer(self, environment: Environment, call: Call) -> None:
+        """One call of AWS; what it sends is in the queue from then on."""
+        answer = self.aws.answer(call.method, call.path, call.headers, call.body)
+        for body in self.aws.sent:
+            self.send(body, self.now)
+        self.aws.sent.clear()
+        environment.answer(answer)
+
+    def delivered(self) -> list[Message]:
+        """The next batch of what can be received by now."""
+        batch: list[Message] = []
+        while self.queue and len(batch) < BATCH and self.queue[0].visible_at <= self.now:
+            batch.append(heapq.heappop(self.queue))
+        for message in batch:
+            message.received_at = message.received_at or self.now
+            self.night.oldest_s = max(self.night.oldest_s, self.now - message.sent_at)
+        self.night.invocations += 1
+        self.night.messages += len(batch)
+        return batch
+
+    def handled(self, batch: list[Message], done: Done, began: float) -> None:
+        """What failed, or ran out of time, comes back."""
+        night = self.night
+        night.busy_s += done.at - began
+        night.timeouts += done.result is None
+        back = {each["itemIdentifier"] for each in done.result["batchItemFailures"]} if done.result else None
+        for message in batch:
+            if back is None or str(message.number) in back:
+                night.failures += 1
+                message.tries += 1
+                if message.tries >= TRIES:
+                    night.dead_letters += 1
+                    continue
+                message.visible_at = max(self.now, began + VISIBILITY_S)
+                heapq.heappush(self.queue, message)
 
 
 def _policy_of(number: int) -> str:
@@ -168,78 +204,58 @@ def play(jobs: int, *, brake: bool, minutes: int, seed: int = 1) -> Iterator[Nig
     """The night, minute by minute, until all are relaunched or the minutes are over."""
     account = Account(jobs, brake=brake, seed=seed)
     night = account.night
-    # Imported here: they read the environment, and what they bring with them is put on the made-up clock.
-    import supervise
-    import sweep
-
-    with on_virtual_time(account.runner):
-        workers = [Worker(f"supervise {number}", BEGINS) for number in range(CONCURRENCY)]
-        sweeper = Worker("sweep", BEGINS, readers=8)
-        for minute in range(minutes):
-            end = BEGINS + minute * MINUTE_S
-            _supervise(account, supervise.handler, workers, until=end)
-            account.world_until(end)
-            sweeper.at = max(sweeper.at, end)
-            began = sweeper.at
-            try:
-                account.runner.run(sweeper, partial(sweep.handler, {}, Context()), timeout_s=120.0)
-            except RerailError as error:  # it fails aloud; the next minute's is there already
-                night.failed_sweeps.append(str(error))
-            night.sweeps.append(sweeper.at - began)
-            for body in account.aws.sent:
-                account.send(body, sweeper.at)
-            account.aws.sent.clear()
+    workers = [Environment("supervise", BEGINS) for _ in range(CONCURRENCY)]
+    sweeper = Environment("sweep", BEGINS, readers=READERS)
+    try:
+        for done in _sweeps(account, workers, sweeper):
+            night.sweeps.append(done.at - sweeper.at)
+            if done.result is None:  # it fails aloud; the next minute's is there already
+                night.failed_sweeps.append(done.error or "ran out of time")
             night.calls, night.refused = account.aws.calls, account.aws.refused
             yield night
-            if len(night.relaunched) == jobs and end > max(night.relaunched.values()) + AFTERWARDS_S:
+            over = len(night.relaunched) == jobs and account.now > max(night.relaunched.values()) + AFTERWARDS_S
+            if over or len(night.sweeps) == minutes:
                 break
-        night.notices.update(told["severity"] for told in account.aws.told)
-        night.titles.update(told["title"].partition(": ")[2] or told["title"] for told in account.aws.told)
+    finally:
+        for environment in (*workers, sweeper):
+            environment.kill()
+    night.notices.update(told["severity"] for told in account.aws.told)
+    night.titles.update(told["title"].partition(": ")[2] or told["title"] for told in account.aws.told)
 
 
-def _supervise(account: Account, handler: Any, workers: list[Worker], *, until: float) -> None:
-    """Feed the environments from the queue until then: whoever is free first takes what has come first."""
-    night = account.night
+def _sweeps(account: Account, workers: list[Environment], sweeper: Environment) -> Iterator[Done]:
+    """Whatever comes next, again and again; each sweep that is over, before its environment rests."""
+    busy: dict[Environment, tuple[list[Message], float]] = {}
+    sweep_at = BEGINS
     while True:
-        worker = min(workers, key=lambda each: each.at)
-        account.world_until(worker.at)
-        next_at = account.queue[0].visible_at if account.queue else float("inf")
-        next_at = min(next_at, account.deaths[0][0] if account.deaths else float("inf"))
-        next_at = min(next_at, account.later[0][0] if account.later else float("inf"))
-        if max(worker.at, next_at) >= until:
-            worker.at = max(worker.at, until) if next_at >= until else worker.at
-            if all(each.at >= until for each in workers) or next_at >= until:
-                return
-        if next_at > worker.at:
-            worker.at = next_at
-            continue
-        batch: list[Message] = []
-        while account.queue and len(batch) < BATCH and account.queue[0].visible_at <= worker.at:
-            batch.append(heapq.heappop(account.queue))
-        began = worker.at
-        night.oldest_s = max(night.oldest_s, *(began - message.sent_at for message in batch))
-        for message in batch:
-            message.received_at = message.received_at or began
-        event = {"Records": [_record(message) for message in batch]}
-        done = account.runner.run(worker, partial(handler, event, Context("supervise")), timeout_s=TIMEOUT_S)
-        night.invocations += 1
-        night.messages += len(batch)
-        night.busy_s += worker.at - began
-        night.timeouts += done is None
-        back = {each["itemIdentifier"] for each in done["batchItemFailures"]} if done else None
-        for message in batch:
-            if back is None or str(message.number) in back:
-                _put_back(account, message, began)
-
-
-def _put_back(account: Account, message: Message, began: float) -> None:
-    account.night.failures += 1
-    message.tries += 1
-    if message.tries >= TRIES:
-        account.night.dead_letters += 1
-        return
-    message.visible_at = began + VISIBILITY_S
-    heapq.heappush(account.queue, message)
+        idle = [each for each in workers if each not in busy]
+        calls = {each: each.listen().at for each in busy}
+        delivery_at = account.queue[0].visible_at if idle and account.queue else NEVER
+        start_at = sweep_at if sweeper not in busy else NEVER
+        world_at = account.next_at()
+        account.now = max(account.now, min(world_at, delivery_at, start_at, *calls.values()))
+        if world_at <= account.now:
+            account.happens()
+        elif start_at <= account.now:
+            sweeper.invoke({}, at=account.now, timeout_s=SWEEP_TIMEOUT_S)
+            busy[sweeper] = [], account.now
+            sweep_at += MINUTE_S
+        elif delivery_at <= account.now:
+            batch = account.delivered()
+            idle[0].invoke({"Records": [_record(each) for each in batch]}, at=account.now, timeout_s=TIMEOUT_S)
+            busy[idle[0]] = batch, account.now
+        else:
+            environment = min(calls, key=lambda each: calls[each])
+            heard = environment.listen()
+            if isinstance(heard, Call):
+                account.answer(environment, heard)
+                continue
+            batch, began = busy.pop(environment)
+            if environment is sweeper:
+                yield heard
+            else:
+                account.handled(batch, heard, began)
+            environment.rest()
 
 
 def _record(message: Message) -> dict[str, Any]:
@@ -283,13 +299,11 @@ def unseen(_: Night) -> None:
 
 
 def played(jobs: int, *, brake: bool, minutes: int, seed: int, seen: Callable[[Night], None] = unseen) -> Night:
-    """The whole night; what the functions log goes nowhere. Once a process: what the functions have read they keep."""
+    """The whole night."""
     os.environ |= environment()
-    sys.path[:0] = [str(ROOT / "lambdas")]
     night = Night()
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-        for night in play(jobs, brake=brake, minutes=minutes, seed=seed):
-            seen(night)
+    for night in play(jobs, brake=brake, minutes=minutes, seed=seed):
+        seen(night)
     return night
 
 

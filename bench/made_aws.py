@@ -8,7 +8,6 @@ and refuses any other. `local/` has the one that carries the whole deployment; t
 import base64
 import json
 import random
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -75,22 +74,18 @@ class Refused(Exception):
 
 
 class Throttle:
-    """So many calls in each window of time, whatever the order in which they are asked for."""
+    """A bucket of tokens, as AWS throttles: so many seconds' worth fit in, a call takes one, what is refused none."""
 
     def __init__(self, per_second: float, burst_s: float) -> None:
-        self.limit, self.window_s = max(1, round(per_second * burst_s)), burst_s
-        self.granted: list[float] = []
+        self.per_second, self.size = per_second, max(1.0, per_second * burst_s)
+        self.tokens, self.at = self.size, float("-inf")
 
     def admits(self, at: float) -> bool:
-        """Whether one more call may go through then: no window around it holds too many."""
-        first = bisect_left(self.granted, at - self.window_s + 1e-9)
-        place = bisect_left(self.granted, at + 1e-9)
-        last = bisect_left(self.granted, at + self.window_s - 1e-9)
-        near = [*self.granted[first:place], at, *self.granted[place:last]]
-        full = zip(near, near[self.limit :], strict=False)
-        if any(end - begin < self.window_s - 1e-9 for begin, end in full):
+        """Whether one more call may go through then; asked for in the order of time."""
+        self.tokens, self.at = min(self.size, self.tokens + (at - self.at) * self.per_second), at
+        if self.tokens < 1.0:
             return False
-        self.granted.insert(place, at)
+        self.tokens -= 1.0
         return True
 
 

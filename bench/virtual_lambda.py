@@ -1,42 +1,116 @@
 """Functions on a clock that is made up: each call of AWS takes as long as the made-up AWS says, and each second of CPU
 counts as Lambda with half a gigabyte would take for it.
 
-A `Worker` is one environment of Lambda, with clients and a clock of its own; what it runs happens at once, and its
-clock says when. botocore's own waiting (retries, its adaptive rate) passes on that clock too."""
+An `Environment` is one environment of Lambda, in a process of its own. It thinks as fast as it can, and says with each
+call when, by its own clock, it makes it; so whoever answers can take the calls of all in the order of their times.
+botocore's own waiting (retries, its adaptive rate) passes on that clock too."""
 
+import importlib
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from botocore.awsrequest import AWSResponse
 
-from bench.made_aws import MadeAws, wire_headers
+from bench.evidence import ROOT
+from bench.made_aws import Answer, wire_headers
+from bench.sweep_worker import Context
 
 # 512 MB of 1,769 MB, which are one core: https://docs.aws.amazon.com/lambda/latest/dg/configuration-memory.html
 CORES = 512 / 1769
 # A wait is never shorter: less than this is lost in a clock that counts from 1970, and would be waited for forever.
 A_MOMENT_S = 0.001
-SERVICES = ("dynamodb", "ssm", "sagemaker", "s3", "cloudwatch", "sqs", "events", "lambda")
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """What an environment is asked to do, at `at` seconds since 1970, and for how long at most."""
+
+    event: dict[str, Any]
+    at: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request of AWS, made at `at`; headers in lower case."""
+
+    at: float
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The invocation is over: what it returned, None where Lambda had to end it or it failed with `error`."""
+
+    at: float
+    result: Any
+    error: str = ""
+
+
+class Environment:
+    """One environment of a function, seen from outside: idle since `at`, or at work and heard of in `heard`."""
+
+    def __init__(self, function: str, at: float, *, readers: int = 1) -> None:
+        self.at = at
+        self.heard: Call | Done | None = None
+        self._connection, theirs = get_context("spawn").Pipe()
+        self._process = get_context("spawn").Process(target=_serve, args=(theirs, function, readers), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def invoke(self, event: dict[str, Any], *, at: float, timeout_s: float) -> None:
+        """Begin; what comes of it is heard of later."""
+        self.at = at
+        self._connection.send(Invocation(event, at, timeout_s))
+
+    def listen(self) -> Call | Done:
+        """Its next call, or its end; waits until it has thought so far."""
+        if self.heard is None:
+            self.heard = self._connection.recv()
+        return self.heard
+
+    def answer(self, answer: Answer) -> None:
+        """To the call that was heard."""
+        self.heard = None
+        self._connection.send(answer)
+
+    def rest(self) -> Done:
+        """Take the end that was heard: it is idle from then on."""
+        assert isinstance(self.heard, Done)
+        done, self.heard = self.heard, None
+        self.at = done.at
+        return done
+
+    def kill(self) -> None:
+        """Whatever it is doing."""
+        self._process.kill()
+        self._process.join()
 
 
 class Killed(BaseException):
     """Lambda has ended the function: its time was up."""
 
 
-class Worker:
-    """One environment: `at` is its clock, in seconds since 1970; `readers` is how many calls its threads make at
-    once."""
+class Clock:
+    """An environment's own; `readers` is how many calls its threads make at once."""
 
-    def __init__(self, name: str, at: float, *, readers: int = 1) -> None:
-        self.name, self.at, self.readers = name, at, readers
-        self.ends_at = float("inf")
-        self.clients: dict[str, Any] = {}
+    def __init__(self, connection: Connection, readers: int) -> None:
+        self.connection, self.readers = connection, readers
+        self.at, self.ends_at, self.busy_s = 0.0, float("inf"), 0.0
         self.lock = threading.RLock()
 
     def passes(self, seconds: float) -> None:
@@ -45,49 +119,37 @@ class Worker:
         with self.lock:
             self.at += max(0.0, seconds) / at_once
             if self.at > self.ends_at:
-                raise Killed(self.name)
+                raise Killed
 
+    def thought(self) -> None:
+        """What was computed since it was asked last has taken its time too."""
+        busy_s = time.process_time()
+        spent_s, self.busy_s = busy_s - self.busy_s, busy_s
+        self.at += spent_s / CORES
 
-class Lambda:
-    """The workers, of whom one is at work at any time, and the services that they call."""
-
-    def __init__(self, aws: MadeAws, begins_at: float) -> None:
-        self.aws = aws
-        self.worker = Worker("nobody", begins_at)
-        aws.clock = lambda: self.worker.at
-
-    def client(self, service: str, **_: Any) -> Any:
-        """The worker's own client."""
-        found = self.worker.clients.get(service)
-        if found is None:
-            from rerail.aws import clients
-
-            found = clients.client_as(clients.CONFIG, service)
-            found.meta.events.register("before-send", self._answer)
-            self.worker.clients[service] = found
-        return found
-
-    def run(self, worker: Worker, work: Callable[[], Any], *, timeout_s: float) -> Any:
-        """Do this on the worker's clock; None where Lambda had to end it."""
-        self.worker = worker
-        began, busy = worker.at, time.process_time()
-        worker.ends_at = began + timeout_s
+    def run(self, handler: Any, asked: Invocation) -> Done:
+        """Do this by this clock."""
+        self.at, self.ends_at, self.busy_s = asked.at, asked.at + asked.timeout_s, time.process_time()
         try:
-            done = work()
+            result, error = handler(asked.event, Context()), ""
         except Killed:
-            done, worker.at = None, worker.ends_at
-        worker.ends_at = float("inf")
-        worker.at += (time.process_time() - busy) / CORES
-        return done
+            return Done(self.ends_at, None)
+        except Exception as failure:  # what Lambda would log, and the bench counts
+            result, error = None, f"{type(failure).__name__}: {failure}"
+        self.thought()
+        return Done(self.at, result, error)
 
-    def _answer(self, request: Any, **_: Any) -> AWSResponse:
+    def answered(self, request: Any) -> AWSResponse:
+        """In place of the network."""
         headers = {name.lower(): _text(value) for name, value in request.headers.items()}
         _, _, path = request.url.partition("//")[2].partition("/")
         body = request.body or b""
         body = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else body.read()
-        with self.worker.lock:
-            answer = self.aws.answer(request.method, f"/{path}", headers, body)
-        self.worker.passes(answer.delay_s)
+        with self.lock:
+            self.thought()
+            self.connection.send(Call(self.at, request.method, f"/{path}", headers, bytes(body)))
+            answer = self.connection.recv()
+            self.passes(answer.delay_s)
         return AWSResponse(request.url, answer.status, dict(wire_headers(answer, 1)), _Raw(answer.body))
 
 
@@ -115,33 +177,42 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+def _serve(connection: Connection, function: str, readers: int) -> None:
+    """The environment's process, until nothing more is asked for."""
+    sys.path[:0] = [str(ROOT / "lambdas")]
+    clock = Clock(connection, readers)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # what it logs is nobody's
+        handler = importlib.import_module(function).handler
+        with _on(clock):
+            while asked := connection.recv():
+                connection.send(clock.run(handler, asked))
+
+
 @contextmanager
-def on_virtual_time(runner: Lambda) -> Iterator[None]:
-    """While this lasts the adapters use the worker's clients, and all clocks are the worker's."""
+def _on(clock: Clock) -> Iterator[None]:
+    """While this lasts all calls and all clocks are these."""
     import botocore.endpoint
     import botocore.retries.bucket as bucket
+    from botocore.httpsession import URLLib3Session
 
     import wiring
 
     class Condition(threading.Condition):
         def wait(self, timeout: float | None = None) -> bool:
-            runner.worker.passes(max(timeout or 0.0, A_MOMENT_S))
+            clock.passes(max(timeout or 0.0, A_MOMENT_S))
             return False
 
     class Datetime(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> "Datetime":
-            return cls.fromtimestamp(runner.worker.at, tz or UTC)
+            return cls.fromtimestamp(clock.at, tz or UTC)
 
     threads = SimpleNamespace(Lock=threading.Lock, Condition=Condition)
     with ExitStack() as patches:
+        patches.enter_context(patch.object(URLLib3Session, "send", lambda _, request: clock.answered(request)))
         patches.enter_context(patch.object(bucket, "threading", threads))
-        patches.enter_context(patch.object(bucket.Clock, "sleep", lambda _, amount: runner.worker.passes(amount)))
-        patches.enter_context(patch.object(bucket.Clock, "current_time", lambda _: runner.worker.at))
-        sleep = SimpleNamespace(sleep=lambda seconds: runner.worker.passes(seconds))
-        patches.enter_context(patch.object(botocore.endpoint, "time", sleep))
+        patches.enter_context(patch.object(bucket.Clock, "sleep", lambda _, amount: clock.passes(amount)))
+        patches.enter_context(patch.object(bucket.Clock, "current_time", lambda _: clock.at))
+        patches.enter_context(patch.object(botocore.endpoint, "time", SimpleNamespace(sleep=clock.passes)))
         patches.enter_context(patch.object(wiring, "datetime", Datetime))
-        for name, module in list(sys.modules.items()):
-            if name.startswith("rerail.aws.") and name != "rerail.aws.clients" and hasattr(module, "client"):
-                patches.enter_context(patch.object(module, "client", runner.client))
         yield
