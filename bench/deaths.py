@@ -39,6 +39,8 @@ SWEEP_TIMEOUT_S, READERS = 120.0, 8
 EVENT_LATE_S, REPEATED, LOST, START_UP_S = (0.5, 5.0), 0.3, 0.02, 180.0
 # Of a hundred runs so many, with the number that their policy gives them.
 PRIORITIES = {"urgent": (10, 90), "normal": (60, 50), "whenever": (30, 10)}
+# So long before the first death the sweep begins: its environment is warm, and knows the runs.
+BEFORE_S = 3 * MINUTE_S
 # So long after the last relaunch it is looked at whether anything is launched twice.
 AFTERWARDS_S = 120.0
 REASON = "InternalServerError: We encountered an internal error. Please try again."
@@ -88,7 +90,7 @@ class Account:
 
     def __init__(self, jobs: int, *, brake: bool, seed: int) -> None:
         self.random = random.Random(seed)
-        self.now = BEGINS
+        self.now = BEGINS - BEFORE_S
         self.aws = MadeAws(lambda: self.now, seed=seed)
         limit = "" if brake else "[limits]\naccount_relaunches = 0\n"
         texts = {name: f'mode = "act"\npriority = {number}\n{limit}' for name, (_, number) in PRIORITIES.items()}
@@ -204,39 +206,41 @@ def play(jobs: int, *, brake: bool, minutes: int, seed: int = 1) -> Iterator[Nig
     """The night, minute by minute, until all are relaunched or the minutes are over."""
     account = Account(jobs, brake=brake, seed=seed)
     night = account.night
-    workers = [Environment("supervise", BEGINS) for _ in range(CONCURRENCY)]
-    sweeper = Environment("sweep", BEGINS, readers=READERS)
+    environments = {"supervise": [Environment("supervise") for _ in range(CONCURRENCY)], "sweep": []}
     try:
-        for done in _sweeps(account, workers, sweeper):
-            night.sweeps.append(done.at - sweeper.at)
+        for began, done in _sweeps(account, environments["supervise"], environments["sweep"]):
+            night.calls, night.refused = account.aws.calls, account.aws.refused
+            if began >= BEGINS:
+                night.sweeps.append(done.at - began)
             if done.result is None:  # it fails aloud; the next minute's is there already
                 night.failed_sweeps.append(done.error or "ran out of time")
-            night.calls, night.refused = account.aws.calls, account.aws.refused
             yield night
             over = len(night.relaunched) == jobs and account.now > max(night.relaunched.values()) + AFTERWARDS_S
             if over or len(night.sweeps) == minutes:
                 break
     finally:
-        for environment in (*workers, sweeper):
+        for environment in (*environments["supervise"], *environments["sweep"]):
             environment.kill()
     night.notices.update(told["severity"] for told in account.aws.told)
     night.titles.update(told["title"].partition(": ")[2] or told["title"] for told in account.aws.told)
 
 
-def _sweeps(account: Account, workers: list[Environment], sweeper: Environment) -> Iterator[Done]:
-    """Whatever comes next, again and again; each sweep that is over, before its environment rests."""
+def _sweeps(account: Account, workers: list[Environment], sweepers: list[Environment]) -> Iterator[tuple[float, Done]]:
+    """Whatever comes next, again and again; each sweep that is over, with when it began."""
     busy: dict[Environment, tuple[list[Message], float]] = {}
-    sweep_at = BEGINS
+    sweep_at = account.now
     while True:
         idle = [each for each in workers if each not in busy]
         calls = {each: each.listen().at for each in busy}
         delivery_at = account.queue[0].visible_at if idle and account.queue else NEVER
-        start_at = sweep_at if sweeper not in busy else NEVER
         world_at = account.next_at()
-        account.now = max(account.now, min(world_at, delivery_at, start_at, *calls.values()))
+        account.now = max(account.now, min(world_at, delivery_at, sweep_at, *calls.values()))
         if world_at <= account.now:
             account.happens()
-        elif start_at <= account.now:
+        elif sweep_at <= account.now:
+            if all(each in busy for each in sweepers):  # Lambda starts another one
+                sweepers.append(Environment("sweep", readers=READERS))
+            sweeper = next(each for each in sweepers if each not in busy)
             sweeper.invoke({}, at=account.now, timeout_s=SWEEP_TIMEOUT_S)
             busy[sweeper] = [], account.now
             sweep_at += MINUTE_S
@@ -250,12 +254,12 @@ def _sweeps(account: Account, workers: list[Environment], sweeper: Environment) 
             if isinstance(heard, Call):
                 account.answer(environment, heard)
                 continue
+            environment.rest()
             batch, began = busy.pop(environment)
-            if environment is sweeper:
-                yield heard
+            if environment in sweepers:
+                yield began, heard
             else:
                 account.handled(batch, heard, began)
-            environment.rest()
 
 
 def _record(message: Message) -> dict[str, Any]:

@@ -62,11 +62,10 @@ class Done:
 
 
 class Environment:
-    """One environment of a function, seen from outside: idle since `at`, or at work and heard of in `heard`."""
+    """One environment of a function, seen from outside; `readers` is how many calls its threads make at once."""
 
-    def __init__(self, function: str, at: float, *, readers: int = 1) -> None:
-        self.at = at
-        self.heard: Call | Done | None = None
+    def __init__(self, function: str, *, readers: int = 1) -> None:
+        self._heard: Call | Done | None = None
         self._connection, theirs = get_context("spawn").Pipe()
         self._process = get_context("spawn").Process(target=_serve, args=(theirs, function, readers), daemon=True)
         self._process.start()
@@ -74,26 +73,22 @@ class Environment:
 
     def invoke(self, event: dict[str, Any], *, at: float, timeout_s: float) -> None:
         """Begin; what comes of it is heard of later."""
-        self.at = at
         self._connection.send(Invocation(event, at, timeout_s))
 
     def listen(self) -> Call | Done:
         """Its next call, or its end; waits until it has thought so far."""
-        if self.heard is None:
-            self.heard = self._connection.recv()
-        return self.heard
+        if self._heard is None:
+            self._heard = self._connection.recv()
+        return self._heard
 
     def answer(self, answer: Answer) -> None:
         """To the call that was heard."""
-        self.heard = None
+        self._heard = None
         self._connection.send(answer)
 
-    def rest(self) -> Done:
-        """Take the end that was heard: it is idle from then on."""
-        assert isinstance(self.heard, Done)
-        done, self.heard = self.heard, None
-        self.at = done.at
-        return done
+    def rest(self) -> None:
+        """Its end was heard: it is idle."""
+        self._heard = None
 
     def kill(self) -> None:
         """Whatever it is doing."""
@@ -106,7 +101,7 @@ class Killed(BaseException):
 
 
 class Clock:
-    """An environment's own; `readers` is how many calls its threads make at once."""
+    """An environment's own."""
 
     def __init__(self, connection: Connection, readers: int) -> None:
         self.connection, self.readers = connection, readers
