@@ -62,7 +62,7 @@ PROOFS = (
     Proof("fuzz", "A million bad inputs", 12, ("--inputs", "500")),
     Proof("threats", "Threats, each with its test", 2),
     Proof("permissions", "Permissions, beside the calls that were made", 6),
-    Proof("scale", "Ten thousand runs, a thousand deaths", 10, ("--runs", "10", "--jobs", "20")),
+    Proof("scale", "Ten thousand runs, a thousand deaths", 17, ("--runs", "10", "--jobs", "20")),
     Proof("speed", "Speed, beside the floor", 5, ("--starts", "2", "--deaths", "4", "--handshakes", "2")),
     Proof("cost", "What it costs, beside other designs", 5),
     Proof("soak", "The loop closed on real learning", 15, ("--scenario", "crash", "--scenario", "rank-killed")),

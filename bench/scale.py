@@ -353,19 +353,20 @@ def of_deaths(free: Night, braked: Night, jobs: int) -> Evidence:
         ),
     )
     lost = jobs - len(free.relaunched)
-    since_first = max(free.relaunched.values(), default=0.0) - min(free.relaunched.values(), default=0.0)
+    limit, reached = PER_SECOND["CreateTrainingJob"], pace(list(free.relaunched.values()))
     goals = (
         Goal(
-            f"all of {jobs:,} relaunched at two CreateTrainingJob calls a second, from the first relaunch to the last",
-            f"at most {OVER_BOUND:g} x the bound of {bound:.0f} s",
-            f"{since_first:.0f} s, {since_first / bound:.2f} x" if not lost else f"{lost} not relaunched",
-            not lost and since_first <= OVER_BOUND * bound,
-        ),
-        Goal(
-            "the same from the first death, with the minute in which all die and the sweep that finds them",
-            f"at most {OVER_BOUND:g} x the bound and those two minutes",
+            f"all of {jobs:,} relaunched at {limit:g} CreateTrainingJob calls a second, with the minute in which all"
+            " die and that of the sweep that finds them",
+            f"at most {OVER_BOUND:g} x the bound of {bound:.0f} s and those two minutes",
             f"{free.took_s:.0f} s" if not lost else f"{lost} not relaunched",
             not lost and free.took_s <= OVER_BOUND * bound + 2 * MINUTE_S,
+        ),
+        Goal(
+            "relaunches a second, without the first and the last tenth of them",
+            f"at least {limit / OVER_BOUND:.2f}",
+            f"{reached:.2f}",
+            reached >= limit / OVER_BOUND,
         ),
         Goal("launched twice", "none", str(twice), not twice),
         Goal("dead letters", "none", str(free.dead_letters), not free.dead_letters),
@@ -397,6 +398,12 @@ def of_deaths(free: Night, braked: Night, jobs: int) -> Evidence:
         " between 0 and 30 s, and the minute of the sweep that finds it over.",
     )
     return Evidence("", (order, figures), goals, notes, tuple(failures))
+
+
+def pace(times: Sequence[float]) -> float:
+    """How many a second, without the first and the last tenth of them."""
+    inner = sorted(times)[len(times) // 10 : len(times) - len(times) // 10]
+    return (len(inner) - 1) / (inner[-1] - inner[0]) if len(inner) > 1 else 0.0
 
 
 def measured(options: argparse.Namespace, console: Console) -> Evidence:

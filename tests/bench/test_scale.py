@@ -8,7 +8,7 @@ import pytest
 from bench import deaths
 from bench.evidence import ROOT, read
 from bench.made_aws import Throttle
-from bench.scale import exponent
+from bench.scale import exponent, pace
 from stacks.parts import signals_queue, supervise
 
 
@@ -32,6 +32,12 @@ def test_an_exponent_is_found(power):
     """Of figures that grow with that power of their size."""
     sizes = [10, 100, 1000]
     assert exponent(sizes, [3 * size**power for size in sizes]) == pytest.approx(power)
+
+
+def test_a_pace_is_that_of_the_middle():
+    """Neither an early bird nor a straggler changes it."""
+    assert pace([0.0, *(100 + number / 2 for number in range(18)), 500.0]) == pytest.approx(2.0)
+    assert pace([]) == 0.0
 
 
 def test_a_throttle_lets_through_what_its_bucket_holds():
