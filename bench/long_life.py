@@ -18,8 +18,8 @@ from bench.evidence import Evidence, Failure, Goal, Sheet, finish
 from bench.made_aws import ITEM_BYTES
 from bench.made_fleet import noise
 from report_page.page import drawn_page
-from rerail.aws.dynamodb import _packed
-from rerail.aws.memories import packed
+from rerail.aws.dynamodb import run_doc
+from rerail.aws.records import packed
 from rerail.codec import dumps, loads
 from rerail.decide import decide
 from rerail.detectors.detection import Detection
@@ -102,12 +102,12 @@ def of_a_life(life: Life) -> dict[str, float]:
     """What each thing takes, in ms of CPU or bytes."""
     known = Known(life.run, life.world.clock(), ENDLESS, life.entries)
     story = tell(known)
-    ((_, stored),) = _packed(dumps(life.run)).items()
+    ((_, stored),) = run_doc(life.run).items()
     look = milliseconds(lambda: looked_at(life)) - milliseconds(lambda: dumps(life.run))
     return {
         "its record, bytes of JSON": len(dumps(life.run)),
         "its record as it is stored, bytes": len(stored),
-        "its record written, ms": milliseconds(lambda: _packed(dumps(life.run))),
+        "its record written, ms": milliseconds(lambda: run_doc(life.run)),
         "a sweep's look at it, ms": look,
         "its goodput reckoned, ms": milliseconds(lambda: account(life.run, life.world.clock(), ENDLESS)),
         "its timeline, entries": len(life.entries),
@@ -142,11 +142,11 @@ def of_points(points: int) -> tuple[dict[str, float], dict[str, float]]:
         memory = Memory("gpt", Cursor("gpt"), watch, rows=step, step=step)
         told = {
             "a row judged, ms": took,
-            "what is remembered, bytes": float(len(packed(memory))) if step in (ROWS, points) else 0.0,
+            "what is remembered, bytes": float(len(packed(dumps(memory))["B"])) if step in (ROWS, points) else 0.0,
         }
         fresh = fresh or told
     memory = Memory("gpt", Cursor("gpt"), watch, rows=step, step=step)
-    told["what is remembered, bytes"] = float(len(packed(memory)))
+    told["what is remembered, bytes"] = float(len(packed(dumps(memory))["B"]))
     return fresh, told
 
 

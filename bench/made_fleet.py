@@ -130,8 +130,7 @@ def loss_at(job: str, at: float) -> float:
 
 
 class Fleet:
-    """So many runs in training; of each hundred `share` times a hundred have an agent in them, and each keeps so many
-    saves."""
+    """So many runs in training; `share` of them, evenly, have an agent in them, and each keeps so many saves."""
 
     def __init__(
         self,
@@ -151,7 +150,7 @@ class Fleet:
         aws.parameters = {f"{PREFIX}/{name}": text for name, text in {**POLICIES, **policies}.items()} | {SWITCH: "on"}
         for number in range(runs):
             name = f"llm-pretraining-{number:05d}"
-            agent = number % 100 < 100 * share
+            agent = int((number + 1) * share) > int(number * share)
             told = description(name, now=now, changed=noise(name) < CHANGED, agent=agent)
             aws.jobs[name] = told
             aws.tags[name] = [{"Key": "rerail:policy", "Value": chosen(number)}]

@@ -11,6 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,12 +20,15 @@ from bench.breaking.points import HUNG, KILLED, LOST, Call, Place, Plan, Point
 from bench.breaking.stage import Stage
 from rerail.aside import PLACE
 from rerail.model import Run, RunState
+from rerail.quiet import OWN_MINUTE, is_own_minute
 from rerail.signals import Verb
 from tests.deployed.jobs import BUCKET
 
 JOBS = Path(__file__).parent / "jobs"
 SAVED_BEFORE = 20
 PATIENCE_S = 60.0
+# So long after it has begun a life is about in its middle.
+MIDDLE = timedelta(seconds=15)
 LOOK_EVERY_S = 0.08
 # A phase has one whole round of the sweep in it; where its call was not met yet, it is given some more.
 ROUNDS, MORE_ROUNDS = 2, 5
@@ -55,6 +60,12 @@ class TurnedOut(Exception):
     """The run has come to an end that it should not have come to; the message says to which."""
 
 
+def named(number: int, at: datetime) -> str:
+    """A name of the run whose own minute is that one: the sweep looks at its saves too, which it does now and then."""
+    names = (f"crash-{number:05d}-{extra}" for extra in count())
+    return next(name for name in names if is_own_minute(name, at, every=OWN_MINUTE))
+
+
 class Play:
     """One run, and what the bench does to it; `told` is what people have to be told of it, digits apart."""
 
@@ -68,7 +79,7 @@ class Play:
         once: Mapping[Place, Collection[str]] | None = None,
         fresh: bool = False,
     ) -> None:
-        self.stage, self.plan, self.name = stage, plan, f"crash-{number:05d}"
+        self.stage, self.plan, self.name = stage, plan, named(number, datetime.now(UTC) + MIDDLE)
         self.expected, self.once, self.fresh = told, once or {}, fresh
         self.folder = stage.marks / self.name
         self.phase = ""

@@ -509,7 +509,9 @@ ANSWERS = (
         10_000,
         "rerail.aws.ssm",
     ),
-    _target("runs in the table", "answers:stored", _items, json_changed, 8_000, "rerail.aws.dynamodb", "rerail.rounds"),
+    _target(
+        "runs in the table", "answers:stored", _items, json_changed, 8_000, "rerail.aws.dynamodb", "rerail.aws.records"
+    ),
     _target(
         "memories in the table",
         "answers:remembered",
@@ -517,6 +519,7 @@ ANSWERS = (
         json_changed,
         8_000,
         "rerail.aws.memories",
+        "rerail.aws.records",
         "rerail.aws.hyperpod",
         "rerail.aws.brake",
     ),

@@ -18,6 +18,7 @@ from rerail.enrol import Enrolled, Refused, enrol
 from rerail.errors import (
     BadMail,
     BadMessage,
+    Blind,
     CapacityRefused,
     Conflict,
     JobExists,
@@ -73,6 +74,8 @@ from rerail.weighing import KINDS as WEIGHED
 
 CONFLICTS_BEFORE_GIVING_UP = 8
 UNSUPERVISED_FOR = timedelta(hours=1)
+# Word of an object comes after the object: one that is not there is asked for again, by the queue, for so long.
+GONE_AFTER = timedelta(minutes=15)
 # Older agents are told and bad machines given back before the next job is launched; people are told last.
 ORDER = (PostCommand, StopJob, ReleaseWarmPool, SetAside, CreateJob, Tell)
 # No job is created before these are done: what it starts from depends on them.
@@ -125,7 +128,7 @@ class Supervisor:
             case AlarmHeard():
                 return self.alarm(wakeup)
             case ReportFiled():
-                return self.report(wakeup)
+                return self.report(wakeup, post)
             case Stray() | HyperPodHeard() | HyperPodDue():  # a cluster is no run's: see rerail.hyperpod
                 return None
             case _ as unreachable:
@@ -183,8 +186,9 @@ class Supervisor:
 
         return self.visit(run_id, found)
 
-    def report(self, filed: ReportFiled) -> Run | None:
-        """Hear what an agent has to say of the run whose folder it uses. What cannot be read is refused, and said."""
+    def report(self, filed: ReportFiled, post: Post | None = None) -> Run | None:
+        """Hear what an agent has to say of the run whose folder it uses. What cannot be read is refused, and said; what
+        is not there, though the queue has just brought word of it, is asked for again: raises Blind."""
         run = self.runs.load(self.runs.run_of(filed.run) or filed.run)
         if run is None or run.mailbox != filed.run:
             return None  # of a job that nobody asked us to supervise, or of an attempt that is over
@@ -194,6 +198,8 @@ class Supervisor:
                 raise BadMail(f"object {filed.key!r}: it has no seal", defect=UNSEALED)
         except BadMail as error:
             return self._turn(run, MailRefused(self.clock(), error.defect, str(error)))
+        if report is None and post and self.clock() - post.sent_at < GONE_AFTER:
+            raise Blind(f"object {filed.key!r} was filed, and is not there")
         return self._hear(run, report) if report else run
 
     def _hear(self, run: Run, report: Report) -> Run:

@@ -310,7 +310,7 @@ class Round:
         """When it saved, where that was read anyway; and now and then, to see whether saves still arrive."""
         if seen.checkpoints is not None or not run.checkpoint_uri or not seen.job.is_training:
             return tuple(checkpoint.saved_at for checkpoint in seen.checkpoints or ())
-        return tuple(self.checkpoints.times(run.checkpoint_uri)) if is_own_minute(run, at, every=OWN_MINUTE) else ()
+        return tuple(self.checkpoints.times(run.checkpoint_uri)) if is_own_minute(run.id, at, every=OWN_MINUTE) else ()
 
 
 def _fleet(looks: list[Look], at: datetime) -> Fleet:

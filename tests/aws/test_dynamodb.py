@@ -8,7 +8,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.dynamodb import BATCH, DynamoRuns
+from rerail.aws.dynamodb import DynamoRuns
+from rerail.aws.records import READ_BATCH
 from rerail.causes import Cause
 from rerail.errors import Conflict
 from rerail.model import Attempt, Incident, JobStatus, Run, RunState, TimelineEntry
@@ -159,7 +160,7 @@ def test_an_ignored_job_can_be_adopted_after_all(runs):
 
 def test_strangers_are_told_apart_in_any_number(runs):
     """More names than one BatchGetItem takes, and none at all."""
-    names = [f"job-{n}" for n in range(2 * BATCH + 7)]
+    names = [f"job-{n}" for n in range(2 * READ_BATCH + 7)]
     runs.save(RUN)
     assert runs.unheard_of([*names, "gpt"]) == set(names)
     assert runs.unheard_of([]) == set()

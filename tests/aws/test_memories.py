@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from rerail.aws.clients import client
-from rerail.aws.memories import READ_BATCH, DynamoMemories
+from rerail.aws.memories import DynamoMemories
+from rerail.aws.records import READ_BATCH
 from rerail.detectors.detection import Detection
 from rerail.detectors.sample import Sample
 from rerail.detectors.watch import Watch, see

@@ -1,6 +1,6 @@
 """The emergency checkpoint, told as timetables: the agent is asked, heard and believed, or done without in time."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,12 +9,12 @@ import pytest
 from rerail.actions import PostCommand, Severity
 from rerail.checkpoints import EMERGENCY, Health
 from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import Unposted
-from rerail.mailbox import Durability, Told, Wish, report_key
+from rerail.errors import Blind, Unposted
+from rerail.mailbox import Durability, Told, Wish, report_key, run_of_report
 from rerail.model import JobStatus, Run, RunState
 from rerail.policy import Policy, Save
 from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, ReportFiled, RunDue, TroubleFound
+from rerail.wakeups import CommandGiven, JobHeard, Post, ReportFiled, RunDue, TroubleFound
 from tests.fakes import Agent, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
@@ -363,10 +363,27 @@ def test_a_report_about_a_run_that_nobody_knows_is_nobodys_business(world):
     assert world.bus.told == []
 
 
-def test_a_report_that_is_gone_is_nothing(world, agent):
-    before = world.run()
-    key = report_key("gpt", "r9")
-    assert world.supervisor().handle(ReportFiled("gpt", "r9", key)) == before
+@pytest.mark.parametrize(("minutes", "asked_again"), [(0, True), (12, True), (18, False)])
+def test_a_report_that_is_not_there_is_asked_for_again_until_it_is_gone(world, agent, minutes, asked_again):
+    """The queue brings word of it three times; the fourth time it is nobody's business any more, and no dead letter."""
+    before, sent = world.run(), world.clock() - timedelta(minutes=minutes)
+    filed = ReportFiled("gpt", "r9", report_key("gpt", "r9"))
+    with pytest.raises(Blind, match="r9") if asked_again else nullcontext():
+        world.supervisor().handle(filed, Post(sent, sent))
+    assert world.run() == before
+
+
+def test_a_report_that_comes_to_light_is_heard(world):
+    """A hello that was denied at first."""
+    agent = Agent(world)
+    key = agent.files(Told.HELLO)
+    hidden = world.mailbox.objects.pop(key)
+    filed, post = ReportFiled(*run_of_report(key), key), Post(world.clock(), world.clock())
+    with pytest.raises(Blind):
+        world.supervisor().handle(filed, post)
+    world.mailbox.objects[key] = hidden
+    world.supervisor().handle(filed, post)
+    assert world.run().current.agent
 
 
 def test_a_report_reaches_only_the_run_whose_folder_it_lies_in(world, agent):

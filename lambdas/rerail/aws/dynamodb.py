@@ -4,7 +4,6 @@ Keys: `run#<run>` with sort keys `run`, `request` and `timeline#<version>`; `job
 index `open` holds the runs that the sweep asks about, spread over as many partitions as a round has parts."""
 
 import json
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,13 +12,13 @@ from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
 from rerail.aws.legible import legible
-from rerail.codec import BadRecord, dumps, loads
-from rerail.errors import Conflict, RequestRefused, Throttled
+from rerail.aws.records import packed, read, record
+from rerail.codec import BadRecord, dumps
+from rerail.errors import Conflict, RequestRefused
 from rerail.model import Run, TimelineEntry
 from rerail.shares import PARTS, part_of
 
 INDEX = "open"
-BATCH = 100
 PLAIN_CHARACTERS = 50_000
 
 
@@ -78,13 +77,10 @@ class DynamoRuns:
         return True
 
     def unheard_of(self, job_names: Collection[str]) -> set[str]:
-        names = sorted(set(job_names))  # BatchGetItem refuses a key that is asked for twice
-        known: set[str] = set()
-        for start in range(0, len(names), BATCH):
-            keys = [_key(f"job#{name}", "job") for name in names[start : start + BATCH]]
-            with legible("BatchGetItem"):
-                known |= {item["pk"]["S"].removeprefix("job#") for item in self._batch(keys)}
-        return set(names) - known
+        names = set(job_names)
+        with legible("BatchGetItem"):
+            found = read(self._table, [_key(f"job#{name}", "job") for name in sorted(names)], only="pk")
+            return names - {item["pk"]["S"].removeprefix("job#") for item in found}
 
     def open_runs(self, parts: Iterable[int] = range(PARTS)) -> Iterator[tuple[str, Run | None]]:
         for part in parts:
@@ -128,22 +124,12 @@ class DynamoRuns:
                 ExpressionAttributeValues={":run": {"S": f"run#{run_id}"}, ":timeline": {"S": "timeline#"}},
             )
         )
-        return [loads(TimelineEntry, _unpacked(item.get("doc", {}))) for page in pages for item in _items(page)]
+        return [record(TimelineEntry, item) for page in pages for item in _items(page)]
 
     def _get(self, pk: str, sk: str) -> Mapping[str, Any] | None:
         answer = client("dynamodb").get_item(TableName=self._table, Key=_key(pk, sk), ConsistentRead=True)
         item: Mapping[str, Any] | None = answer.get("Item")
         return item
-
-    def _batch(self, keys: list[dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        asked = {self._table: {"Keys": keys, "ProjectionExpression": "pk"}}
-        while asked:
-            answer = client("dynamodb").batch_get_item(RequestItems=asked)
-            yield from answer.get("Responses", {}).get(self._table, [])
-            left = answer.get("UnprocessedKeys", {})
-            if left == asked:
-                raise Throttled("BatchGetItem: the table reads nothing of what is asked now")
-            asked = left
 
     def _put(self, pk: str, sk: str, **attributes: Mapping[str, str]) -> dict[str, Any]:
         return {"Put": {"TableName": self._table, "Item": {**_key(pk, sk), **attributes}}}
@@ -152,7 +138,7 @@ class DynamoRuns:
 def _run_item(run: Run) -> dict[str, Any]:
     item = {
         **_key(f"run#{run.id}", "run"),
-        "doc": _packed(dumps(run)),
+        "doc": run_doc(run),
         "version": {"N": str(run.version)},
         "state": {"S": run.state.value},
     }
@@ -171,24 +157,16 @@ def _named_run(item: Mapping[str, Any]) -> tuple[str, Run | None]:
 
 
 def _run(item: Mapping[str, Any]) -> Run:
-    run = loads(Run, _unpacked(item.get("doc", {})))
+    run = record(Run, item)
     if not run.attempts:
         raise BadRecord(f"Run.attempts: the run {run.id:.100} has none")
     return run
 
 
-def _packed(record: str) -> dict[str, Any]:
-    """A long record is compressed: an item holds 400 KB, and a long life is a thousand and more bytes an attempt."""
-    return {"S": record} if len(record) <= PLAIN_CHARACTERS else {"B": zlib.compress(record.encode())}
-
-
-def _unpacked(doc: Mapping[str, Any]) -> str:
-    try:
-        return zlib.decompress(doc["B"]).decode() if "B" in doc else str(doc["S"])
-    except (LookupError, TypeError) as error:
-        raise BadRecord("a record without its text") from error
-    except (zlib.error, UnicodeDecodeError) as error:
-        raise BadRecord(f"a Run whose compressed record cannot be read: {error}") from error
+def run_doc(run: Run) -> dict[str, Any]:
+    """A long record is packed: a long life is a thousand and more bytes an attempt."""
+    text = dumps(run)
+    return {"S": text} if len(text) <= PLAIN_CHARACTERS else packed(text)
 
 
 def _items(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -11,7 +11,8 @@ from botocore.exceptions import ClientError
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import INDEX
 from rerail.aws.legible import legible
-from rerail.codec import BadRecord, dumps, loads
+from rerail.aws.records import record
+from rerail.codec import BadRecord, dumps
 from rerail.errors import Conflict
 from rerail.hyperpod import HyperPodMemory
 
@@ -31,8 +32,8 @@ class DynamoHyperPods:
         if item is None:
             return HyperPodMemory(cluster)
         try:
-            return loads(HyperPodMemory, item["doc"]["S"])
-        except (BadRecord, LookupError, TypeError):
+            return record(HyperPodMemory, item)
+        except BadRecord:
             with legible("GetItem"):
                 return HyperPodMemory(cluster, version=int(item["version"]["N"]))
 
@@ -51,8 +52,8 @@ class DynamoHyperPods:
         )
         for item in (item for page in pages for item in page.get("Items", ())):
             try:
-                yield loads(HyperPodMemory, item["doc"]["S"])
-            except (BadRecord, KeyError, TypeError):
+                yield record(HyperPodMemory, item)
+            except BadRecord:
                 continue
 
     def keep(self, memory: HyperPodMemory, *, until: datetime) -> None:

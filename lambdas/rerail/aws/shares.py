@@ -3,8 +3,7 @@
 Key: `round#<first part>` with sort key `round`; the newest round of a share takes the place of the one before."""
 
 import json
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.codec import BadRecord, dumps, loads
+from rerail.aws.records import packed, read, record, write
+from rerail.codec import BadRecord, dumps
 from rerail.errors import Unanswered
 from rerail.rounds import RoundReport
 from rerail.shares import PARTS, Share, as_event
@@ -44,27 +44,19 @@ class InvokedShares:
 
     def keep(self, parts: Sequence[int], report: RoundReport, *, at: datetime) -> None:
         expires = {"N": str(int((at + KEPT_FOR).timestamp()))}
-        doc = {"B": zlib.compress(dumps(Told(tuple(parts), at, report)).encode())}
-        unwritten: Any = {self._table: [{"PutRequest": {"Item": {**_key(parts[0]), "doc": doc, "expires": expires}}}]}
-        while unwritten:
-            unwritten = client("dynamodb").batch_write_item(RequestItems=unwritten).get("UnprocessedItems", {})
+        told = Told(tuple(parts), at, report)
+        write(self._table, [{**_key(parts[0]), "doc": packed(dumps(told)), "expires": expires}])
 
     def reports(self) -> Mapping[tuple[int, ...], tuple[datetime, RoundReport]]:
-        return {told.parts: (told.at, told.report) for told in map(_told, self._items()) if told}
-
-    def _items(self) -> Iterator[Mapping[str, Any]]:
-        asked: Any = {self._table: {"Keys": [_key(part) for part in range(PARTS)]}}
-        while asked:
-            answer = client("dynamodb").batch_get_item(RequestItems=asked)
-            yield from answer["Responses"].get(self._table, [])
-            asked = answer.get("UnprocessedKeys", {})
+        found = map(_told, read(self._table, [_key(part) for part in range(PARTS)]))
+        return {told.parts: (told.at, told.report) for told in found if told}
 
 
 def _told(item: Mapping[str, Any]) -> Told | None:
     """One that another version wrote is as good as none: the next is a minute away."""
     try:
-        return loads(Told, zlib.decompress(item["doc"]["B"]).decode())
-    except (BadRecord, LookupError, TypeError, ValueError, zlib.error):
+        return record(Told, item)
+    except BadRecord:
         return None
 
 
