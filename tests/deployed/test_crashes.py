@@ -40,7 +40,8 @@ def test_a_run_outlives_a_broken_call_in_each_phase_of_its_life(stage: Stage, mo
     assert found.letters == (dead.rpartition("/")[2],), "the letter is told, since its alarm has gone off"
     assert all(any(word in subject for subject in found.told) for word in ("relaunching", "completed")), found.told
     monkeypatch.setitem(lives.ATTEMPTS, LIFE, 2)  # type: ignore[arg-type]
-    assert list(play._of_the_jobs()) == ["its jobs are crash-00001, crash-00001-a002, crash-00001-a003"]
+    name = play.name
+    assert list(play._of_the_jobs()) == [f"its jobs are {name}, {name}-a002, {name}-a003"]
     monkeypatch.setattr(lives, "ALARMED_WITHIN_S", 0.1)
     stage.alarms.clear()
     stage.sqs.send_message(QueueUrl=dead, MessageBody="another")
