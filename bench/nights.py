@@ -126,17 +126,14 @@ class Mail:
 
     at: datetime
     body: str
+    sent_at: datetime
     tries: int = 0
-    sent_at: datetime | None = None
     received_at: datetime | None = None
-
-    def __post_init__(self) -> None:
-        self.sent_at = self.sent_at or self.at
 
     @property
     def post(self) -> Post:
         """By the queue's clock, which is right."""
-        return Post(self.sent_at or self.at, self.received_at or self.at)
+        return Post(self.sent_at, self.received_at or self.at)
 
 
 @dataclass
@@ -253,7 +250,8 @@ class Deployment:
             each.make()
         waiting, self.queue.waiting = self.queue.waiting, []
         for wakeup in waiting:
-            self.mail.append(Mail(world.clock(), json.dumps({"source": "rerail.sweep", "detail": wakeup})))
+            now, event = world.clock(), {"source": "rerail.sweep", "detail": wakeup}
+            self.mail.append(Mail(now, json.dumps(event), now))
 
     def restored(self, backup: "Backup") -> None:
         """The table is what it was; what the functions hold in other places is not."""
@@ -502,7 +500,7 @@ class Night:
 
     def _put(self, event: Mapping[str, Any], at: datetime) -> None:
         for deployment in self.deployments:
-            deployment.mail.append(Mail(at, json.dumps(event)))
+            deployment.mail.append(Mail(at, json.dumps(event), at))
 
     def _speak(self) -> None:
         """Operators: hold, stop, restart; and a run that is held is released when somebody gets round to it."""

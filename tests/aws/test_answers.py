@@ -109,6 +109,7 @@ def test_a_status_that_nobody_knows_reads_as_unknown(status):
         ("Environment", {"A": [1]}, r"Environment.A is \[1\], no string"),
         ("EnableManagedSpotTraining", "yes", "EnableManagedSpotTraining is 'yes', no boolean"),
         ("BillableTimeInSeconds", True, "BillableTimeInSeconds is True, no integer"),
+        ("CreationTime", "2026-11-02T03:00:00", "CreationTime is 2026-11-02 03:00:00, without its time zone"),
     ],
 )
 def test_a_member_of_another_type_is_named(member, value, named):

@@ -57,6 +57,8 @@ def misshapen(value: Any, shape: Any, path: str = "") -> str:
     kinds = KINDS.get(shape.type_name)
     if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and shape.type_name != "boolean")):
         return f"{path or 'it'} is {value!r:.60}, no {shape.type_name}"
+    if isinstance(value, datetime) and value.tzinfo is None:
+        return f"{path or 'it'} is {value}, without its time zone"
     inner: Iterable[tuple[Any, Any, str]] = ()
     if shape.type_name == "structure":
         inner = ((value[name], member, f"{path}.{name}") for name, member in shape.members.items() if name in value)
