@@ -206,9 +206,10 @@ def play(jobs: int, *, brake: bool, minutes: int, seed: int = 1) -> Iterator[Nig
     """The night, minute by minute, until all are relaunched or the minutes are over."""
     account = Account(jobs, brake=brake, seed=seed)
     night = account.night
-    environments = {"supervise": [Environment("supervise") for _ in range(CONCURRENCY)], "sweep": []}
+    workers = [Environment("supervise") for _ in range(CONCURRENCY)]
+    sweepers: list[Environment] = []
     try:
-        for began, done in _sweeps(account, environments["supervise"], environments["sweep"]):
+        for began, done in _sweeps(account, workers, sweepers):
             night.calls, night.refused = account.aws.calls, account.aws.refused
             if began >= BEGINS:
                 night.sweeps.append(done.at - began)
@@ -219,7 +220,7 @@ def play(jobs: int, *, brake: bool, minutes: int, seed: int = 1) -> Iterator[Nig
             if over or len(night.sweeps) == minutes:
                 break
     finally:
-        for environment in (*environments["supervise"], *environments["sweep"]):
+        for environment in (*workers, *sweepers):
             environment.kill()
     night.notices.update(told["severity"] for told in account.aws.told)
     night.titles.update(told["title"].partition(": ")[2] or told["title"] for told in account.aws.told)
