@@ -26,7 +26,8 @@ KINDS: Mapping[str, Any] = {
     "list": list,
     "map": dict,
 }
-UNREAD = (ResponseParserError, LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+# RuntimeError: of a time that is none, and of what is nested too deeply.
+UNREAD = (ResponseParserError, LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
 
 
 class Illegible(BotoCoreError):  # type: ignore[misc]
