@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Where the local AWS keeps its files; another folder makes another local AWS.
 LOCAL_STATE = Path(os.environ.get("RERAIL_LOCAL_STATE", ROOT / ".local"))
 SYNTHESES = ROOT / ".local" / "assemblies"
+# What people gave is quoted in errors, and may be of any length.
+PROBLEM_LIMIT = 1_500
 # A StackSet names the stacks of its accounts otherwise.
 STACK = os.environ.get("RERAIL_STACK", "Rerail")
 
@@ -99,8 +101,9 @@ def _account() -> Place:
 
 
 def fail(problem: str, remedy: str) -> NoReturn:
-    """One error on stderr, and exit status 2."""
+    """One error on stderr, no longer than one reads, and exit status 2."""
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    console.print(f"error: {problem}", style="red")
+    said = problem if len(problem) <= PROBLEM_LIMIT else f"{problem[:PROBLEM_LIMIT]}…"
+    console.print(f"error: {said}", style="red")
     console.print(f"to do: {remedy}")
     raise typer.Exit(2)

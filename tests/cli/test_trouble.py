@@ -77,6 +77,13 @@ def test_the_stack_is_looked_for_with_one_clear_error(monkeypatch):
     assert "to do: deploy it" in answer.stderr
 
 
+def test_an_error_is_no_longer_than_one_reads():
+    """However long what it quotes: the remedy stands right behind it."""
+    answer = CliRunner().invoke(app, ["diagnose", "--file", "x" * 3_000])
+    assert answer.exit_code == 2 and len(answer.stderr) < 2_000
+    assert answer.stderr.startswith("error: cannot read xxx") and "to do: give a readable" in answer.stderr
+
+
 def test_a_lacking_permission_is_named_where_aws_names_it():
     assert permission_of(denied("iam:GetRole")) == "iam:GetRole"
     assert permission_of(refused("AccessDenied", operation="GetRole")) == "GetRole"
