@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from rerail.errors import RerailError
 
 SCHEMA = 1
+LARGEST = 2**63 - 1
 NUMBERS = frozenset({int, float})
 SCALARS: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
 T = TypeVar("T")
@@ -77,6 +78,8 @@ def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     if kind in SCALARS:
         if strict and type(value) not in SCALARS[kind]:
             raise BadRecord(f"{path}: {value!r:.40} is no {kind.__name__}")
+        if type(value) is int and not -LARGEST <= value <= LARGEST:
+            raise BadRecord(f"{path}: a number of more than 64 bits")
         return value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, Union):

@@ -11,9 +11,10 @@ from rerail import measures
 from rerail.codec import plain
 from rerail.decide import decide
 from rerail.errors import RerailError
-from rerail.fleet import Fleet, fleet, joined
+from rerail.fleet import Fleet, joined
+from rerail.fleet import fleet as fleet_of
 from rerail.fleet import measured as of_the_fleet
-from rerail.goodput import account
+from rerail.goodput import Account, account
 from rerail.hyperpod import HyperPods, default_of, overdue
 from rerail.launch_order import Launch, chosen, launch_of
 from rerail.measures import Measured
@@ -86,6 +87,7 @@ class Look:
     run: Run | None = None
     policy: Policy | None = None
     launch: Launch | None = None
+    account: Account | None = None
     problem: str = ""
 
 
@@ -203,7 +205,7 @@ class Round:
                 return Look(name, None, problem=f"{type(error).__name__}: {error!s:.300}")
 
         with ThreadPoolExecutor(READERS) as readers:
-            looks = list(readers.map(look, taken))
+            looks = [_accounted(each, at) for each in readers.map(look, taken)]
         due = [look.name for look in looks if look.due and not look.launch]
         due += chosen([look.launch for look in looks if look.due and look.launch], parts=parts, at=at)
         self.queue.wake([{"run": name} for name in due], at=at)  # first: what follows may be refused
@@ -225,7 +227,7 @@ class Round:
             unread=unread,
             beating=sum(each.beat is not None for each in watchable),
             garbled=beats.unread,
-            fleet=_fleet(looks, at),
+            fleet=fleet_of([each.run for each in looks if each.run], [each.account for each in looks if each.account]),
         )
 
     def _overdue(self, at: datetime) -> list[str]:
@@ -313,10 +315,14 @@ class Round:
         return tuple(self.checkpoints.times(run.checkpoint_uri)) if is_own_minute(run.id, at, every=OWN_MINUTE) else ()
 
 
-def _fleet(looks: list[Look], at: datetime) -> Fleet:
-    """Of what has been read already: nothing more is asked for."""
-    read = [(look.run, look.policy) for look in looks if look.run]
-    return fleet([run for run, _ in read], [account(run, at, policy) for run, policy in read if policy])
+def _accounted(look: Look, at: datetime) -> Look:
+    """With the run's figures, from what has been read already; where a record makes none, the others' are told."""
+    if look.run is None or look.policy is None:
+        return look
+    try:
+        return replace(look, account=account(look.run, at, look.policy))
+    except Exception as error:  # whatever it is, what is due for the run is due all the same
+        return replace(look, problem=f"{type(error).__name__}: {error!s:.300}")
 
 
 def together(reports: Iterable[RoundReport]) -> RoundReport:

@@ -228,6 +228,20 @@ def test_a_log_line_without_a_time_blinds_the_log_alone():
         CloudWatchLogs().tail("gpt", until=NOON, lines=5)
 
 
+def test_a_log_without_a_name_blinds_the_logs_alone():
+    """Of that job."""
+    says("DescribeLogStreams", {"logStreams": [{"logStreamName": 1700000000000}]})
+    with pytest.raises(Blind, match="the logs of gpt"):
+        CloudWatchLogs().tail("gpt", until=NOON, lines=5)
+
+
+@pytest.mark.parametrize("item", [{}, {"pk": None}, {"pk": {"S": None}}])
+def test_a_run_without_a_name_hides_no_other(item):
+    """It is blind, and the next is looked at."""
+    says("Query", {"Items": [item, {"pk": {"S": "run#gpt"}, "sk": {"S": "run"}, "doc": {"S": "{}"}}]})
+    assert [run for _, run in DynamoRuns("Runs").open_runs((0,))] == [None, None]
+
+
 def test_a_refusal_is_still_a_refusal():
     """The words of a service that are fit to be shown come through as they are."""
     says("GetItem", {"__type": "AccessDeniedException", "message": "not yours"}, status=400)
@@ -254,7 +268,7 @@ def test_an_item_without_its_text_is_no_record(monkeypatch, item):
     item = {**item, "version": {"N": "3"}}
     answers = {"get_item": {"Item": item}, "batch_get_item": {"Responses": {"runs": [item]}}}
     table = SimpleNamespace(**{name: lambda answer=answer, **_: answer for name, answer in answers.items()})
-    for module in ("dynamodb", "hyperpod", "shares"):
+    for module in ("dynamodb", "hyperpod", "records"):
         monkeypatch.setattr(f"rerail.aws.{module}.client", lambda _: table)
     with pytest.raises(BadRecord):
         DynamoRuns("runs").load("gpt")

@@ -186,6 +186,7 @@ def test_what_is_no_record_at_all_is_refused(text):
         ("id", 7, "Run.id: 7 is no str"),
         ("version", "3", "Run.version: '3' is no int"),
         ("version", True, "Run.version: True is no int"),
+        ("version", 10**400, "Run.version: a number of more than 64 bits"),
         ("observe_only", "yes", "Run.observe_only: 'yes' is no bool"),
         ("commands", "abc", "Run.commands: 'abc' is no list"),
         ("pending", [None], "type None is not one of CreateJob"),

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from rerail import goodput, rounds
 from rerail.errors import Blind, PolicyError
 from rerail.model import JobStatus, RunState
 from rerail.rounds import RoundReport
@@ -177,6 +178,22 @@ def test_a_record_that_makes_no_sense_keeps_the_round_from_no_other_run(world, m
     assert report.blind == ("a",)
     assert "TypeError" in report.broken["a"]
     assert world.queue.waiting == [{"run": "c"}]
+
+
+def test_figures_that_make_no_sense_are_of_one_run_alone(world, monkeypatch):
+    """It is said whose, the figures of the others are told, and what is due is due."""
+    adopted(world, "a", "b")
+    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+
+    def account(run, at, policy):
+        if run.id == "a":
+            raise OverflowError("integer division result too large for a float")
+        return goodput.account(run, at, policy)
+
+    monkeypatch.setattr(rounds, "account", account)
+    report = world.round().make()
+    assert "OverflowError" in report.broken["a"] and report.blind == ()
+    assert world.queue.waiting == [{"run": "a"}] and sum(report.fleet.runs.values()) == 2
 
 
 def test_a_memory_that_makes_no_sense_keeps_no_other_run_from_being_judged(world, monkeypatch):

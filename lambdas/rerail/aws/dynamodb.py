@@ -149,10 +149,11 @@ def _run_item(run: Run) -> dict[str, Any]:
 
 def _named_run(item: Mapping[str, Any]) -> tuple[str, Run | None]:
     """One record that another version wrote must not blind the sweep for all the others."""
-    name = str(item.get("pk", {}).get("S", "")).removeprefix("run#")
+    name = ""
     try:
+        name = str(item["pk"]["S"]).removeprefix("run#")
         return name, _run(item)
-    except BadRecord:
+    except (BadRecord, LookupError, TypeError):
         return name, None
 
 

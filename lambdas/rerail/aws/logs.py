@@ -1,6 +1,7 @@
 """What training jobs print, from CloudWatch Logs; every reading has a bound."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,16 +50,14 @@ class CloudWatchLogs:
     def _streams(self, job: str, prefix: str) -> Sequence[str]:
         """Only the training's own: an agent of Systems Manager writes below `<job>/algo-1-<time>/ssm`."""
         answer = _ask("describe_log_streams", logGroupName=GROUP, logStreamNamePrefix=prefix)
-        names = [row["logStreamName"] for row in answer.get("logStreams", []) if row and "logStreamName" in row]
-        return sorted((name for name in names if name.count("/") == job.count("/") + 1), key=_host)
+        with _readable(f"the logs of {job}"):
+            names = [row["logStreamName"] for row in answer.get("logStreams", []) if row and "logStreamName" in row]
+            return sorted((name for name in names if name.count("/") == job.count("/") + 1), key=_host)
 
     def _page(self, stream: str, **asked: Any) -> tuple[list[LogLine], str]:
         answer = _ask("get_log_events", logGroupName=GROUP, logStreamName=stream, **asked)
-        try:
-            with legible("GetLogEvents"):
-                return list(_lines(stream, answer.get("events", []))), answer.get("nextForwardToken", "")
-        except Illegible as error:
-            raise Blind(f"the log {stream}: {error}") from error
+        with _readable(f"the log {stream}"):
+            return list(_lines(stream, answer.get("events", []))), answer.get("nextForwardToken", "")
 
 
 def _host(stream: str) -> tuple[int, str]:
@@ -69,7 +68,16 @@ def _host(stream: str) -> tuple[int, str]:
 def _lines(stream: str, events: Sequence[dict[str, Any]]) -> Iterator[LogLine]:
     source = stream.rpartition("/")[2]
     for event in events:
-        yield LogLine(datetime.fromtimestamp(event["timestamp"] / 1000, UTC), source, event["message"])
+        yield LogLine(datetime.fromtimestamp(event["timestamp"] / 1000, UTC), source, str(event["message"]))
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    try:
+        with legible("CloudWatch Logs"):
+            yield
+    except Illegible as error:
+        raise Blind(f"{what}: {error}") from error
 
 
 def _ask(call: str, **request: Any) -> dict[str, Any]:
