@@ -1,4 +1,4 @@
-"""The outcomes as tables, with a cause for each that is not as it should be."""
+"""The outcomes as tables, and each that is not as it should be by its name."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,14 +36,6 @@ NOTES = (
     "on, and the run must end as it would have. Such points are counted apart.",
 )
 MISSED = "its call came in this phase of an undisturbed life, and in none of those in which it was to be broken"
-# What is known of points that are not as they should be: a text that the point or its trouble contains, and the cause.
-CAUSES = (
-    (
-        "mailbox._get for report, NoSuchKey",
-        "S3 denies an object that it holds, which AWS rules out. The hello is taken for gone, and "
-        "the run is supervised as one without an agent until its agent's next report, which says the same",
-    ),
-)
 
 
 def evidence(found: Findings, *, left: int = 0) -> Evidence:
@@ -138,14 +130,9 @@ def _asides(met: Mapping[Place, Collection[str]], known: Collection[str]) -> Ite
 def _failures(found: Findings) -> Iterator[Failure]:
     for outcome in found.outcomes:
         if outcome.wrong:
-            yield Failure(f"{outcome.point}: {outcome.wrong}", cause_of(f"{outcome.point}: {outcome.wrong}"))
+            yield Failure(f"{outcome.point}: {outcome.wrong}")
     for each in found.together:
-        yield Failure(f"only with several faults in one life: {each}", cause_of(each))
+        yield Failure(f"only with several faults in one life: {each}")
     unmet: set[Adapter] = adapters() - {adapter_of(site) for site in found.known}
     for adapter in sorted(unmet - ELSEWHERE.keys()):
-        yield Failure(f"{adapter} was never met", cause_of(str(adapter)))
-
-
-def cause_of(what: str) -> str:
-    """Why, where that is known; else nothing."""
-    return next((cause for text, cause in CAUSES if text in what), "")
+        yield Failure(f"{adapter} was never met")
