@@ -57,7 +57,7 @@ class Proof:
 
 
 PROOFS = (
-    Proof("crashes", "Every AWS call of a recovery, broken in every way", 40, ("--every", "100")),
+    Proof("crashes", "Every AWS call of a recovery, broken in every way", 60, ("--every", "100")),
     Proof("chaos", "Nights in a hostile world", 8, ("--nights", "1", "--hours", "4")),
     Proof("fuzz", "A million bad inputs", 12, ("--inputs", "500")),
     Proof("threats", "Threats, each with its test", 2),
