@@ -92,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (corpus / f"{number}").write_bytes(sample)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what the parsers print is nobody's)
+    os.dup2(sys.stdout.fileno(), 1)  # nor is what the fuzzer's own C code prints
     with suppress(Exception):  # what is made once is made before the clock runs; it is read again, and then judged
         read(samples[0])
     session = Session(target, read, out, options.folder)
