@@ -35,7 +35,6 @@ from bench.virtual_lambda import CORES
 WAYS = {"metrics": 0.0, "heartbeats": 1.0, "half of each": 0.5}
 MINUTE_S, EXPONENT, OVER_BOUND = 60.0, 1.05, 1.1
 BRAKED_MINUTES = 5
-FREE = ("DescribeTrainingJob", "ListTrainingJobs", "GetParameter")
 Tick = Callable[[str], None]
 
 

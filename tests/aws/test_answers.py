@@ -20,6 +20,7 @@ from rerail.aws.hyperpod import DynamoHyperPods
 from rerail.aws.legible import Illegible
 from rerail.aws.logs import CloudWatchLogs
 from rerail.aws.memories import DynamoMemories
+from rerail.aws.records import write
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.aws.shares import InvokedShares
 from rerail.aws.sqs import SqsQueue
@@ -208,6 +209,14 @@ def test_what_is_never_read_is_not_asked_for_ever():
     says("BatchGetItem", {"Responses": {}, "UnprocessedKeys": {"Runs": job}})
     with pytest.raises(Throttled):
         DynamoRuns("Runs").unheard_of(["gpt"])
+
+
+def test_what_is_never_written_is_not_sent_for_ever():
+    """Nor a table that takes nothing."""
+    item = {"pk": {"S": "watch#gpt"}, "sk": {"S": "watch"}}
+    says("BatchWriteItem", {"UnprocessedItems": {"Runs": [{"PutRequest": {"Item": item}}]}})
+    with pytest.raises(Throttled):
+        write("Runs", [item])
 
 
 @pytest.mark.parametrize(
