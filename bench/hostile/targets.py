@@ -510,7 +510,14 @@ ANSWERS = (
         "rerail.aws.ssm",
     ),
     _target(
-        "runs in the table", "answers:stored", _items, json_changed, 8_000, "rerail.aws.dynamodb", "rerail.aws.records"
+        "runs in the table",
+        "answers:stored",
+        _items,
+        json_changed,
+        8_000,
+        "rerail.aws.dynamodb",
+        "rerail.aws.records",
+        "rerail.rounds",
     ),
     _target(
         "memories in the table",

@@ -16,7 +16,7 @@ from rerail.layouts import UNLOADABLE
 from rerail.ledger import pardoned, started
 from rerail.machines import spoken_machines
 from rerail.mailbox import LIMITS, Command, Wish
-from rerail.model import Attempt, Incident, Job, Run, RunState, Stop, successor_name
+from rerail.model import Attempt, Incident, Job, Run, RunState, Stop, step_in, successor_name
 from rerail.policy import Mode, Policy
 from rerail.remedies import Hold
 from rerail.repairs import ON_THE_WAY
@@ -65,7 +65,7 @@ def with_attempt(run: Run, attempt: Attempt) -> Run:
 def with_facts(attempt: Attempt, job: Job, at: datetime) -> Attempt:
     """The attempt with the facts of the description; what SageMaker no longer says is kept."""
     repaired = attempt.secondary == "Training" and job.secondary in ON_THE_WAY
-    step = job.metrics.get("step")
+    step = step_in(job.metrics)
     return replace(
         attempt,
         status=job.status,
@@ -75,7 +75,7 @@ def with_facts(attempt: Attempt, job: Job, at: datetime) -> Attempt:
         ended_at=(job.ended_at or at) if job.status.is_terminal else None,
         failure_reason=job.failure_reason,
         # Only a job that has ended: a note of each minute's step would be a write a minute, read by nobody.
-        last_step=int(step) if step is not None and job.status.is_terminal else attempt.last_step,
+        last_step=step if step is not None and job.status.is_terminal else attempt.last_step,
         # Two looks may miss one; the job's own history misses none, where it is told.
         self_repairs=max(attempt.self_repairs + repaired, job.repaired.total),
         repairs=job.repaired.counts or attempt.repairs,

@@ -18,6 +18,7 @@ from math import isfinite
 from typing import NamedTuple, Protocol
 
 from rerail.detectors.sample import Sample
+from rerail.model import step_in
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # CloudWatch reads younger datapoints from another, narrower quota, and keeps high-resolution ones no longer than this.
@@ -274,7 +275,7 @@ def samples(
 
 
 def _judge(cursor: Cursor, end: datetime, row: Mapping[str, float], names: MetricNames) -> tuple[Cursor, Sample | None]:
-    step = int(row["step"]) if "step" in row else None
+    step = step_in(row)
     behind = cursor.behind if step is None else cursor.step is not None and step <= cursor.step
     silence = _listen(cursor, row) if names.loss else cursor.silence
     silent = "nonfinite" not in row and silence.tells_of_nan

@@ -16,6 +16,7 @@ from rerail.repairs import Repair, Repaired
 
 JOB_NAME_LIMIT = 63
 SUCCESSOR_SUFFIX = len("-a99999")
+STEP_LIMIT = 10**18
 
 
 class JobStatus(StrEnum):
@@ -459,6 +460,12 @@ class TimelineEntry:
     signal: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     actions: tuple[Mapping[str, Any], ...] = ()
+
+
+def step_in(metrics: Mapping[str, float]) -> int | None:
+    """The step among a job's metrics; None where there is none, or a number that is no step: a script may print any."""
+    step = metrics.get("step")
+    return int(step) if step is not None and abs(step) < STEP_LIMIT else None
 
 
 def run_id(job_name: str) -> str:

@@ -14,6 +14,7 @@ from rerail.detectors.finding import Finding
 from rerail.errors import BadMail, BadMessage
 from rerail.hyperpod_events import HyperPodHeard, is_hyperpod, read_hyperpod
 from rerail.mailbox import problem_with, run_of_report
+from rerail.model import STEP_LIMIT
 from rerail.signals import Verb
 
 SAGEMAKER = "aws.sagemaker"
@@ -31,7 +32,6 @@ FOR_WEBHOOK = "Rerail Webhook"
 WAKE = "Rerail Wake"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WORDS_LIMIT = 500
-STEP_LIMIT = 10**18
 
 
 @dataclass(frozen=True, slots=True)

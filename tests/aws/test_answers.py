@@ -110,6 +110,7 @@ def test_a_status_that_nobody_knows_reads_as_unknown(status):
         ("Environment", {"A": [1]}, r"Environment.A is \[1\], no string"),
         ("EnableManagedSpotTraining", "yes", "EnableManagedSpotTraining is 'yes', no boolean"),
         ("BillableTimeInSeconds", True, "BillableTimeInSeconds is True, no integer"),
+        ("BillableTimeInSeconds", 10**400, "BillableTimeInSeconds is a number of more than 64 bits"),
         ("CreationTime", "2026-11-02T03:00:00", "CreationTime is 2026-11-02 03:00:00, without its time zone"),
         ("CreationTime", "9" * 5_000, "Unable to calculate correct timezone offset"),
     ],

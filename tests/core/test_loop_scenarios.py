@@ -8,8 +8,9 @@ import pytest
 from rerail.actions import Severity
 from rerail.causes import Cause
 from rerail.checkpoints import Health
+from rerail.codec import dumps, loads
 from rerail.errors import Blind
-from rerail.model import JobStatus, RunState
+from rerail.model import JobStatus, Run, RunState
 from rerail.policy import Limits, Mode, OnMaxRuntime, Policy
 from rerail.signals import Verb
 from rerail.wakeups import CommandGiven, JobHeard, RunDue
@@ -439,3 +440,14 @@ def test_a_look_at_a_run_in_which_nothing_happened_writes_nothing(world):
         world.clock.pass_by(timedelta(minutes=1))
         world.supervisor().handle(RunDue("gpt"))
     assert world.run().version == before
+
+
+@pytest.mark.parametrize("step", [1e30, -1e108, float("nan")])
+def test_a_step_that_is_none_loses_no_run(world, step):
+    """A script may print any number; a record that holds it could not be read again."""
+    adopted(world)
+    world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": step})
+    world.supervisor().handle(JobHeard("gpt"))
+    run = world.run()
+    assert run.attempts[0].last_step is None
+    assert loads(Run, dumps(run)) == run

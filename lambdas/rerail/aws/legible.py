@@ -11,6 +11,8 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
+from rerail.codec import LARGEST
+
 PROBLEM_LIMIT, WORDS_LIMIT = 300, 1_500
 # What is asked of jobs, and believed member by member: the SDK looks at the form of lists and structures alone.
 CHECKED = ("DescribeTrainingJob", "ListTags", "ListTrainingJobs")
@@ -58,6 +60,8 @@ def misshapen(value: Any, shape: Any, path: str = "") -> str:
     kinds = KINDS.get(shape.type_name)
     if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and shape.type_name != "boolean")):
         return f"{path or 'it'} is {value!r:.60}, no {shape.type_name}"
+    if type(value) is int and not -LARGEST <= value <= LARGEST:
+        return f"{path or 'it'} is a number of more than 64 bits"
     if isinstance(value, datetime) and value.tzinfo is None:
         return f"{path or 'it'} is {value}, without its time zone"
     inner: Iterable[tuple[Any, Any, str]] = ()

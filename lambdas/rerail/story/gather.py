@@ -12,7 +12,7 @@ from rerail.checkpoints import Checkpoint
 from rerail.detectors.sample import Sample
 from rerail.errors import RerailError
 from rerail.metrics import MetricNames, Query, Series, Statistic, definitions, resolution
-from rerail.model import Attempt, Run
+from rerail.model import Attempt, Run, step_in
 from rerail.policy import Policy
 from rerail.ports import Checkpoints, Policies, policy_of
 from rerail.secrecy import hidden
@@ -145,7 +145,7 @@ def _rows(
 
 def _sample(at: datetime, row: Mapping[str, float]) -> Sample:
     return Sample(
-        step=int(row["step"]) if "step" in row else None,
+        step=step_in(row),
         at=at,
         loss=row.get("loss"),
         loss_max=row.get("loss_max"),
