@@ -19,6 +19,8 @@ unstable what a spike does, if the learning rate is above `percent=95` of the on
 nan      a weight is no number any more, nor are loss and gradients from then on; the script trains on
 slow *   from step S on, each step takes `factor=4` times as long
 stall    from step S on, no step completes, as with a hung data loader; SIGTERM ends the process, nothing is saved
+wait     step S does not begin before SIGTERM arrives, so that a fault caused from outside always hits that step; a
+         process whose first step is S does not wait, since that fault has happened
 blind    from step S on, no metric line is printed
 
 A spike and a NaN are in the weights, and so in every checkpoint from step S on: only an older one is free of them.
@@ -31,6 +33,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import FrameType
 from typing import NoReturn
 
 import numpy as np
@@ -56,6 +59,7 @@ class Kind(StrEnum):
     SLOW = "slow"
     STALL = "stall"
     BLIND = "blind"
+    WAIT = "wait"
 
 
 ON_ONE_RANK = (Kind.BUG, Kind.OOM, Kind.KILL, Kind.EXIT, Kind.HANG, Kind.SLOW)
@@ -128,11 +132,22 @@ class Plan:
     """The drills of one rank in one attempt, asked by the training loop at the points where they take effect."""
 
     drills: tuple[Drill, ...]
+    # The last step before this process began.
+    resumed_step: int = 0
 
     @classmethod
-    def of(cls, drills: tuple[Drill, ...], *, attempt: int, rank: int, world_size: int, restart: int = 0) -> "Plan":
+    def of(
+        cls,
+        drills: tuple[Drill, ...],
+        *,
+        attempt: int,
+        rank: int,
+        world_size: int,
+        restart: int = 0,
+        resumed_step: int = 0,
+    ) -> "Plan":
         here = {"attempt": attempt, "restart": restart, "rank": rank, "world_size": world_size}
-        return cls(tuple(each for each in drills if each.concerns(**here)))
+        return cls(tuple(drill for drill in drills if drill.concerns(**here)), resumed_step)
 
     def strike(
         self,
@@ -146,6 +161,8 @@ class Plan:
         """As a step begins on these samples, with this share of the scheduled learning rate. A bug and an exhausted
         memory come back as exceptions, an exit and a stall do not."""
         for drill in self.drills:
+            if drill.kind is Kind.WAIT and step == self.resumed_step + 1:
+                continue
             if drill.holds(step, batch=batch, rate=rate):
                 break_down(drill, model=model, optimizer=optimizer)
 
@@ -181,6 +198,8 @@ def break_down(drill: Drill, *, model: nn.Module, optimizer: torch.optim.Optimiz
             poison(model)
         case Kind.STALL:
             stall()
+        case Kind.WAIT:
+            wait_for_sigterm()
         case Kind.HEAL | Kind.SLOW | Kind.BLIND:
             pass  # the loop asks for them at their places
 
@@ -208,6 +227,24 @@ def stall() -> NoReturn:
     try:
         while True:
             time.sleep(3600)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def wait_for_sigterm() -> None:
+    """Return once SIGTERM has arrived; the handler that was there before handles it too."""
+    arrived = False
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        nonlocal arrived
+        arrived = True
+        if callable(before):
+            before(signum, frame)
+
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        while not arrived:
+            time.sleep(0.05)
     finally:
         signal.signal(signal.SIGTERM, before)
 

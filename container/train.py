@@ -113,7 +113,7 @@ def train(options: argparse.Namespace, job: Job, *, position: failure.Position, 
         snapshots.prepare(run.state())
         saver.prune(keep=options.keep)
         here = {"attempt": job.attempt, "restart": job.restart, "rank": world.rank, "world_size": world.size}
-        drill = faults.Plan.of(drills, **here)
+        drill = faults.Plan.of(drills, **here, resumed_step=run.step)
         try:
             loop(run, drill, position)
         except Exception:

@@ -7,15 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
-from cli.demo.scenarios import (
-    NEXT_BEST_TYPE,
-    OWN_TYPE,
-    kill,
-    lose_the_node,
-    lose_the_node_and_all_like_it,
-    reclaim,
-    stop,
-)
+from cli.demo.scenarios import NEXT_BEST_TYPE, OWN_TYPE
 from cli.demo.scripts import HUGGING_FACE, OURS, Script
 from cli.demo.stage import FALLBACK_AFTER
 from rerail.policy import Mode, Policy
@@ -150,6 +142,33 @@ HOMES = (
     *(WATCHED, STEADY, MUTE, IN_PLACE, RATE, HOLDS, PAIR, POOL, SPOT, APPROVED, ELSEWHERE, FOREIGN, ENDED),
     STORM,  # the last: it needs the whole account
 )
+
+
+def kill(world: World, job: str) -> None:
+    """SIGKILL to every process of the job."""
+    world.inject("kill", TrainingJobName=job)
+
+
+def lose_the_node(world: World, job: str) -> None:
+    """SageMaker says InternalServerError."""
+    world.inject("internal_error", TrainingJobName=job)
+
+
+def lose_the_node_and_all_like_it(world: World, job: str) -> None:
+    """The next job is accepted, and waits for machines that do not come for two hours."""
+    world.inject("machines", InstanceType=OWN_TYPE, Count=0, WaitSeconds=7200)
+    lose_the_node(world, job)
+
+
+def reclaim(world: World, job: str) -> None:
+    """The spot market wants the instance back, and gives another one a quarter of an hour later: longer than any step
+    may take before it counts as a hang."""
+    world.inject("interrupt", TrainingJobName=job, WaitSeconds=900)
+
+
+def stop(world: World, job: str) -> None:
+    """Somebody who is not Rerail stops the job."""
+    world.stop(job)
 
 
 def kill_the_second(world: World, job: str) -> None:

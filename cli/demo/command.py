@@ -18,6 +18,7 @@ from cli.demo.verdict import shortcomings
 from cli.place import Place
 from cli.report import save_for
 from local.deploy import DeployError
+from local.pace import FASTEST_SCALE, measure_pace
 from local.stack import LocalAws, LocalAwsError
 
 PATIENCE_S = 420.0
@@ -31,19 +32,25 @@ def demo(
         Path | None, typer.Option("--json", help="Write the facts to this file; - is stdout, the rest then on stderr.")
     ] = None,
     html: Annotated[Path, typer.Option(help="Write the report page here.")] = place.LOCAL_STATE / "demo.html",
-    scale: Annotated[float, typer.Option(help="How many times as fast as AWS the clocks run.")] = 60.0,
+    scale: Annotated[
+        float | None,
+        typer.Option(help="How many times as fast as AWS the clocks run; measured by default: 60, less if it is busy."),
+    ] = None,
 ) -> None:
     """Train a real model under supervision, break it, watch it mend. Exit status 0 if it ended as it must."""
     aside = json_file == STDOUT
     console = Console(stderr=aside) if sys.stdout.isatty() else Console(width=NARROWEST, stderr=aside)
     chosen = SCENARIOS[scenario]
     console.print(f"[bold]rerail demo: {scenario}[/] - {chosen.story}")
+    if scale is None:
+        scale = _measured_scale(console)
     console.print(
         f"clock x{scale:g}: SageMaker's pace, the minute's sweep and the policy's durations are divided by {scale:g}",
         highlight=False,
     )
     if chosen.findings:
-        console.print(f"the detectors' patience is cut to {PATIENCE_ROWS} rows, one a second", highlight=False)
+        rows = round(PATIENCE_ROWS * FASTEST_SCALE / scale)
+        console.print(f"the detectors' patience is cut to {rows} rows, one a second", highlight=False)
     aws = LocalAws(place.LOCAL_STATE / "demo", scale=scale, schedule_scale=scale, assemblies=place.SYNTHESES)
     try:
         with console.status("starting") as status:
@@ -54,6 +61,21 @@ def demo(
     finally:
         aws.stop()
     raise typer.Exit(1 if problems else 0)
+
+
+def _measured_scale(console: Console) -> float:
+    """Return the fastest clock that this machine can keep now, and say so where it is not the usual one."""
+    try:
+        pace = measure_pace()
+    except ValueError as error:
+        place.fail(str(error), "unset it to have the speed measured")
+    if pace.slowdown > 1:
+        console.print(
+            f"this machine is busy or slow (1/{pace.slowdown:g} of the reference speed): the clock runs at "
+            f"x{pace.scale:g} instead of x{FASTEST_SCALE:g}, so the demo takes about {pace.slowdown:g} times as long",
+            highlight=False,
+        )
+    return pace.scale
 
 
 def _progress(console: Console, status: Status, line: str) -> None:

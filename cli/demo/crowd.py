@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from rerail.aws.dynamodb import DynamoRuns
@@ -35,11 +34,14 @@ class Crowd:
         """All of them have ended, with nothing owed."""
         return len(self.runs) == self.size + 1 and not any(run.is_open for run in self.runs.values())
 
-    def facts(self, jobs: Any) -> dict[str, Any]:
-        """How many relaunches came when, what was kept back, and how often on-call was paged for it."""
+    def facts(self) -> dict[str, Any]:
+        """How many relaunches were let through when, what was kept back, and how often on-call was paged for it.
+
+        The brake counts decisions: how soon after one the job is created depends on this machine.
+        """
         entries = [entry for timeline in self.timelines.values() for entry in timeline]
         pages = [a for entry in entries for a in entry.actions if a.get("key", "").startswith("rerail/brake-")]
-        made = sorted(self._made(jobs))
+        made = sorted(e.at for e in entries if any(action.get("type") == "CreateJob" for action in e.actions))
         return {
             "runs": len(self.runs),
             "states": sorted(run.state.value for run in self.runs.values()),
@@ -48,7 +50,3 @@ class Crowd:
             "pages": len(pages),
             "page": pages[0]["body"] if pages else "",
         }
-
-    def _made(self, jobs: Any) -> list[datetime]:
-        names = [attempt.job_name for run in self.runs.values() for attempt in run.attempts[1:] if attempt.exists]
-        return [jobs.describe_training_job(TrainingJobName=name)["CreationTime"] for name in names]

@@ -121,8 +121,8 @@ def _save(save: Save) -> dict[str, Any]:
 
 
 def _incident(stage: Stage, incident: Incident) -> dict[str, Any]:
-    """Times count from the fault itself where the demo caused it from outside, else from the job's end."""
-    began = stage.struck_at if stage.struck_at and incident.number == 1 else incident.happened_at
+    """Times count from when it happened: a job's end, or the first step of what the detectors found."""
+    began = incident.happened_at
     launched = _launched_at(stage, attempt=incident.attempt + 1)
     ended = incident.closed_at if incident.mended else None
     last_step, resumed = _last_step(stage, incident), _resumed_from(stage, incident)

@@ -3,12 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from cli.demo.scripts import HUGGING_FACE, OURS, Script
 from rerail.model import RunState
 
 BATCH_SIZE = 16  # the training script's default, in samples a step
+
+
+# Every process of the first attempt is killed as the step begins.
+KILL = "kill:step={step}:attempt=1"
+# The first attempt does not begin the step before SageMaker's fault has come.
+WAIT = "wait:step={step}:attempt=1"
 
 
 class Name(StrEnum):
@@ -42,25 +48,17 @@ class Name(StrEnum):
 OWN_TYPE, NEXT_BEST_TYPE = "ml.m5.large", "ml.m5.xlarge"
 
 
-class World(Protocol):
-    """What a fault from outside can be made with."""
-
-    @property
-    def others(self) -> Sequence[str]:
-        """The jobs of the other runs of the account."""
-
-    def inject(self, fault: str, **fields: Any) -> object:
-        """Cause a fault of the platform."""
-
-    def stop(self, job: str) -> object:
-        """Call StopTrainingJob, as anybody may."""
+# A fault as the SageMaker fake is asked for it: its name and its fields (local/README.md lists them).
+Fault = Mapping[str, Any]
+# Makes the faults of a scenario for the demo's job and those of the other runs of the account.
+MakeFaults = Callable[[str, Sequence[str]], Sequence[Fault]]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One fault. `drill` makes it in the training process itself, at the fault's step; `strike` is called once the
-    training is past it. `findings` are what the detectors must have said, `exact` that the mended run's losses must be
-    those of the undisturbed one.
+    """One fault. `drill` makes it in the training process itself, at the fault's step; `faults` are caused by SageMaker
+    once every job has come to that step, at which it waits for them. `findings` are what the detectors must have said,
+    `exact` that the mended run's losses must be those of the undisturbed one.
 
     `agent`: one works in the job. `asks`: the supervisor must have asked it for a checkpoint, and called for the stop
     only when that was there. `rolls_back`: it must resume from a clean checkpoint older than the onset, the tainted
@@ -79,7 +77,7 @@ class Scenario:
     ends: RunState
     causes: tuple[str, ...]
     drill: str = ""
-    strike: Callable[[World, str], None] | None = None
+    faults: MakeFaults | None = None
     findings: tuple[str, ...] = ()
     exact: bool = True
     agent: bool = True
@@ -107,7 +105,8 @@ class Scenario:
     def environment(self) -> Mapping[str, str]:
         """What the job's request carries to have the fault."""
         sample = BATCH_SIZE * self.fault_step - 1
-        drill = {"RERAIL_DRILL": self.drill.format(step=self.fault_step, sample=sample)} if self.drill else {}
+        named = self.drill or (WAIT if self.faults else "")
+        drill = {"RERAIL_DRILL": named.format(step=self.fault_step, sample=sample)} if named else {}
         return drill | ({self.breaks: str(self.fault_step)} if self.breaks else {})
 
     @property
@@ -148,44 +147,37 @@ def climbing(story: str, drill: str, *rungs: str) -> Scenario:
     )
 
 
-def kill(world: World, job: str) -> None:
-    """SIGKILL to every process of the job."""
-    world.inject("kill", TrainingJobName=job)
-
-
-def lose_the_node(world: World, job: str) -> None:
+def lose_the_node(job: str, others: Sequence[str]) -> Sequence[Fault]:
     """SageMaker says InternalServerError."""
-    world.inject("internal_error", TrainingJobName=job)
+    return ({"Fault": "internal_error", "TrainingJobName": job},)
 
 
-def lose_the_node_and_have_no_other(world: World, job: str) -> None:
+def lose_the_node_and_have_no_other(job: str, others: Sequence[str]) -> Sequence[Fault]:
     """The next launch is refused, and the one after gets no machines."""
-    world.inject("resource_limit", Count=1)
-    world.inject("capacity", Count=1)
-    world.inject("internal_error", TrainingJobName=job)
+    refused = ({"Fault": "resource_limit", "Count": 1}, {"Fault": "capacity", "Count": 1})
+    return (*refused, *lose_the_node(job, others))
 
 
-def lose_the_node_and_all_like_it(world: World, job: str) -> None:
+def lose_the_node_and_all_like_it(job: str, others: Sequence[str]) -> Sequence[Fault]:
     """The next job is accepted, and waits for machines that do not come for two hours."""
-    world.inject("machines", InstanceType=OWN_TYPE, Count=0, WaitSeconds=7200)
-    world.inject("internal_error", TrainingJobName=job)
+    none_left = {"Fault": "machines", "InstanceType": OWN_TYPE, "Count": 0, "WaitSeconds": 7200}
+    return (none_left, *lose_the_node(job, others))
 
 
-def lose_every_node(world: World, job: str) -> None:
+def lose_every_node(job: str, others: Sequence[str]) -> Sequence[Fault]:
     """All jobs of the account die in the same moment."""
-    for name in (job, *world.others):
-        world.inject("internal_error", TrainingJobName=name)
+    return [fault for name in (job, *others) for fault in lose_the_node(name, ())]
 
 
-def reclaim(world: World, job: str) -> None:
+def reclaim(job: str, others: Sequence[str]) -> Sequence[Fault]:
     """The spot market wants the instance back, and gives another one a quarter of an hour later: longer than any step
     may take before it counts as a hang."""
-    world.inject("interrupt", TrainingJobName=job, WaitSeconds=900)
+    return ({"Fault": "interrupt", "TrainingJobName": job, "WaitSeconds": 900},)
 
 
-def stop(world: World, job: str) -> None:
+def stop(job: str, others: Sequence[str]) -> Sequence[Fault]:
     """Somebody who is not Rerail stops the job."""
-    world.stop(job)
+    return ({"Fault": "stop", "TrainingJobName": job},)
 
 
 SCENARIOS: Mapping[Name, Scenario] = {
@@ -193,19 +185,19 @@ SCENARIOS: Mapping[Name, Scenario] = {
         "every process of the job is killed in the middle of a step",
         ends=RunState.COMPLETED,
         causes=("unknown",),
-        strike=kill,
+        drill=KILL,
     ),
     Name.INFRA: Scenario(
         "SageMaker loses the node under the job",
         ends=RunState.COMPLETED,
         causes=("infrastructure",),
-        strike=lose_the_node,
+        faults=lose_the_node,
     ),
     Name.CAPACITY: Scenario(
         "the node is lost, and for a while there are no others to be had",
         ends=RunState.COMPLETED,
         causes=("infrastructure", "capacity"),
-        strike=lose_the_node_and_have_no_other,
+        faults=lose_the_node_and_have_no_other,
     ),
     Name.BUG: Scenario(
         "the training script has a bug that strikes at the same step each time",
@@ -283,14 +275,14 @@ SCENARIOS: Mapping[Name, Scenario] = {
         "somebody stops the job from outside: it saves within its grace, and is not relaunched against them",
         ends=RunState.STOPPED,
         causes=(),
-        strike=stop,
+        faults=stop,
         saves="sigterm",
     ),
     Name.SPOT: Scenario(
         "the spot market takes the machine back: SageMaker itself restarts the job, and Rerail keeps still",
         ends=RunState.COMPLETED,
         causes=(),
-        strike=reclaim,
+        faults=reclaim,
         spot=True,
         self_repairs=1,
     ),
@@ -298,7 +290,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
         "the script is killed, and its machines are kept warm: the next attempt takes them over and starts sooner",
         ends=RunState.COMPLETED,
         causes=("unknown",),
-        strike=kill,
+        drill=KILL,
         keep_alive=3600,
         pool="Reused",
     ),
@@ -314,21 +306,21 @@ SCENARIOS: Mapping[Name, Scenario] = {
         "the node is lost, and there are no others of its type: after the wait the policy's next best type is used",
         ends=RunState.COMPLETED,
         causes=("infrastructure", "capacity"),
-        strike=lose_the_node_and_all_like_it,
+        faults=lose_the_node_and_all_like_it,
         fallbacks=(NEXT_BEST_TYPE,),
     ),
     Name.APPROVE: Scenario(
         "the node is lost, and the policy asks first: a human reads the page, says yes, and the run goes on",
         ends=RunState.COMPLETED,
         causes=("infrastructure",),
-        strike=lose_the_node,
+        faults=lose_the_node,
         approves=True,
     ),
     Name.STORM: Scenario(
         "every job of the account dies at once: two relaunches an hour go ahead, the others wait, and on-call is paged",
         ends=RunState.COMPLETED,
         causes=("infrastructure",),
-        strike=lose_every_node,
+        faults=lose_every_node,
         crowd=3,
         exact=False,
     ),

@@ -13,6 +13,7 @@ from cli.demo.scripts import OURS, Script
 from cli.operators import answer
 from cli.place import Place
 from cli.saves import Save, saves_under
+from local.pace import FASTEST_SCALE
 from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.advice import advise, spoken_advice
@@ -31,6 +32,9 @@ PATIENCE_ROWS = 12
 STEPS_COMPARED = 40
 # Of steps there are hundreds here, not hundreds of thousands.
 LADDER = Ladder(margin_steps=30, near_steps=100, skip_batches=60, far_skip_batches=120)
+ROW = timedelta(seconds=1)
+# Seconds of a machine that has other things to do are no stall: a tenth of the policy's floor, which is ten minutes.
+SAVE_FLOOR = timedelta(seconds=60)
 # How long the supervisor waits to be heard. Queue and polling keep real time, so on the fast clock it is given more.
 ANSWER = timedelta(seconds=6)
 # The same for an order to restart the training processes in place: they end and begin in real time.
@@ -86,17 +90,29 @@ class Curve:
 
 def hasty(policy: Policy, scale: float) -> Policy:
     """The policy on the demo's clock; what counts in rows is cut, so that the detectors decide within its minutes. No
-    training process is restarted in place, so that what a new job mends is mended by one."""
+    training process is restarted in place, so that what a new job mends is mended by one.
+
+    A row is a second of wall time at every scale, so on a slower clock more of them make the same wait.
+    """
+    slowdown = FASTEST_SCALE / scale
+    rows = round(PATIENCE_ROWS * slowdown)
     scaled = policy.scaled(scale)
     detection = replace(
         scaled.detection,
-        patience_rows=PATIENCE_ROWS,
-        throughput_window_rows=PATIENCE_ROWS,
-        throughput_rows=PATIENCE_ROWS // 2,
-        throughput_patience_rows=PATIENCE_ROWS,
+        patience_rows=rows,
+        throughput_window_rows=rows,
+        throughput_rows=rows // 2,
+        throughput_patience_rows=rows,
+        save_floor=SAVE_FLOOR * slowdown,
     )
-    save, restart = replace(scaled.save, answer=ANSWER), replace(scaled.restart, in_place=False, deadline=OBEYED)
-    return replace(scaled, detection=detection, save=save, restart=restart, ladder=LADDER)
+    return replace(
+        scaled,
+        detection=detection,
+        metrics=replace(scaled.metrics, period=ROW),
+        save=replace(scaled.save, answer=ANSWER * slowdown),
+        restart=replace(scaled.restart, in_place=False, deadline=OBEYED * slowdown),
+        ladder=LADDER,
+    )
 
 
 def told(detection: Detection) -> dict[str, str]:
@@ -107,6 +123,7 @@ def told(detection: Detection) -> dict[str, str]:
     """
     detection = replace(
         detection,
+        patience_rows=PATIENCE_ROWS,
         throughput_window_rows=STEPS_COMPARED,
         throughput_rows=STEPS_COMPARED,
         throughput_patience_rows=STEPS_COMPARED,
@@ -134,7 +151,6 @@ class Stage:
     timeline: list[TimelineEntry] = field(default_factory=list)
     curves: dict[str, Curve] = field(default_factory=dict)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    struck_at: datetime | None = None
     answered: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -164,6 +180,7 @@ class Stage:
         self._submit(TWIN, self._alone(), tags=[])
         for other in self.crowd.names:
             self._submit(other, environment, tags=tags)
+        self._schedule_faults()
 
     def _gated(self, policy: Policy) -> Policy:
         """What the scenario's policy lets through at once: nothing without a word, or so many relaunches in a while."""
@@ -187,7 +204,7 @@ class Stage:
             steps=scenario.steps,
             save_every=CHECKPOINT_EVERY,
             keep=KEPT_CHECKPOINTS,
-            step_seconds=scenario.step_seconds,
+            step_seconds=scenario.step_seconds * FASTEST_SCALE / self.scale,
         )
         self._sagemaker.create_training_job(
             TrainingJobName=name,
@@ -208,7 +225,7 @@ class Stage:
         )
 
     def look(self) -> None:
-        """Read the run, its timeline, its jobs and what they print; strike when the time has come."""
+        """Read the run, its timeline, its jobs and what they print."""
         self.run = self._runs.load(self.run_id)
         if self.run:
             self.timeline = list(self._runs.timeline(self.run_id))
@@ -217,7 +234,6 @@ class Stage:
         ):
             self.jobs[name] = self._sagemaker.describe_training_job(TrainingJobName=name)
             self.curves.setdefault(name, Curve(name, self.scenario.script)).read(self._logs)
-        self._strike()
         if self.scenario.crowd:
             self.crowd.look(self._runs)
         if self.scenario.approves:
@@ -233,22 +249,22 @@ class Stage:
             here = Place("the demo", self.aws.outputs)
             answer(here, self.run_id, Verb.APPROVE, proposal.id, "seen it in the demo")
 
-    def _strike(self) -> None:
-        first = self.curves.get(self.run_id)
-        if self.scenario.strike and self.struck_at is None and first and first.last_step >= self.scenario.fault_step:
-            self.struck_at = datetime.now(UTC)
-            self.scenario.strike(self, self.run_id)
-
-    def inject(self, fault: str, **fields: Any) -> None:
-        inject(self.aws.endpoint_url, fault, **fields)
+    def _schedule_faults(self) -> None:
+        """Have the SageMaker fake cause the scenario's faults once every job has done the step before the fault's."""
+        if self.scenario.faults is None:
+            return
+        inject(
+            self.aws.endpoint_url,
+            "at",
+            TrainingJobNames=[self.run_id, *self.others],
+            Step=self.scenario.fault_step - 1,
+            Faults=list(self.scenario.faults(self.run_id, self.others)),
+        )
 
     @property
     def others(self) -> list[str]:
         """The runs of the crowd."""
         return self.crowd.names
-
-    def stop(self, job: str) -> None:
-        self._sagemaker.stop_training_job(TrainingJobName=job)
 
     def objects_aside(self) -> list[str]:
         """What the supervisor has moved out of the run's way, as it lies in S3 now."""
@@ -260,7 +276,7 @@ class Stage:
         """What the brake made of the crowd; nothing where there is none."""
         if not self.scenario.crowd:
             return {}
-        facts, window_s = self.crowd.facts(self._sagemaker), ACCOUNT_WINDOW / self.scale
+        facts, window_s = self.crowd.facts(), ACCOUNT_WINDOW / self.scale
         times = facts["relaunched_at_s"]
         most = max(sum(at <= other < at + window_s.total_seconds() for other in times) for at in times)
         return {**facts, "limit": RELAUNCHES, "window_s": window_s.total_seconds(), "most_in_window": most}
@@ -313,7 +329,8 @@ class Stage:
 
 
 def until_over(stage: Stage, *, within_s: float) -> Iterator[Stage]:
-    """Look again and again until it is over; raises TimeoutError."""
+    """Look again and again until it is over; raises TimeoutError after `within_s` at reference speed."""
+    within_s *= FASTEST_SCALE / stage.scale
     end = time.monotonic() + within_s
     while True:
         stage.look()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +145,15 @@ class Attempt:
         if self._mirror:
             self._mirror.abandon()
         await self.end()
+
+    def metric(self, name: str) -> float:
+        """Return the last value that the attempt has printed of a metric; -inf before the first."""
+        return self._scraper.final_values().get(name, (-math.inf, 0.0))[0]
+
+    async def upload_checkpoints(self) -> None:
+        """Upload what is saved and not yet in S3, without waiting for the next regular sync."""
+        if self._mirror:
+            await self._fleet.try_in_thread(self._mirror.sync)
 
     async def kill_host(self, host: str) -> None:
         await self._fleet.in_thread(self.processes[host].kill)

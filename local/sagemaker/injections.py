@@ -1,14 +1,21 @@
 """LocalInject: the faults that tests and demonstrations can cause, one function each."""
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from .errors import invalid, not_found
+from .errors import ServiceError, invalid, not_found
 from .events import Delivery, EventFeed
 from .fleet import Fleet
 from .job import Secondary, Status
 from .lifecycle import JobRun, Order
 from .validation import Request
+
+log = logging.getLogger(__name__)
+
+# How often jobs that a fault waits for are looked at, in wall time.
+_LOOK_EVERY_S = 0.05
 
 OPERATIONS = (
     "AddTags",
@@ -28,6 +35,7 @@ class Injections:
         self._runs = runs
         self._fleet = fleet
         self._feed = feed
+        self._scheduled: set[asyncio.Task[None]] = set()
         self._causes: dict[str, Callable[[Request], Awaitable[None]]] = {
             "kill": self._kill,
             "internal_error": self._internal_error,
@@ -40,6 +48,8 @@ class Injections:
             "describe_error": self._describe_error,
             "events": self._events,
             "event": self._event,
+            "stop": self._stop,
+            "at": self._at,
         }
 
     async def inject(self, request: Request) -> dict[str, Any]:
@@ -48,6 +58,51 @@ class Injections:
             raise invalid(f"Fault must be one of {', '.join(self._causes)}, not {fault!r}")
         await self._causes[fault](request)
         return {"Fault": fault}
+
+    def close(self) -> None:
+        """Forget the faults that still wait for a step."""
+        for task in self._scheduled:
+            task.cancel()
+
+    async def _at(self, request: Request) -> None:
+        """Cause Faults, in their order, once each of TrainingJobNames has printed the metric `step` with at least Step
+        and all that it has saved by then is uploaded. The jobs need not exist yet."""
+        names, faults = request.get("TrainingJobNames"), request.get("Faults")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise invalid(f"TrainingJobNames must be a list of names of training jobs, not {names!r}")
+        if not isinstance(faults, list) or not all(isinstance(fault, dict) for fault in faults):
+            raise invalid(f"Faults must be a list of faults, each an object with Fault and its fields, not {faults!r}")
+        if unknown := [fault.get("Fault") for fault in faults if fault.get("Fault") not in self._causes]:
+            raise invalid(f"Fault must be one of {', '.join(self._causes)}, not {unknown[0]!r}")
+        step = _number(request, "Step")
+        task = asyncio.create_task(self._cause_at(step, names, faults))
+        self._scheduled.add(task)
+        task.add_done_callback(self._scheduled.discard)
+
+    async def _cause_at(self, step: float, names: list[str], faults: list[Request]) -> None:
+        for name in names:
+            while not self._has_reached(name, step):
+                await asyncio.sleep(_LOOK_EVERY_S)
+        for name in names:
+            attempt = self._runs[name].attempt
+            if attempt:
+                await attempt.upload_checkpoints()
+        for fault in faults:
+            try:
+                await self.inject(fault)
+            except ServiceError as error:
+                log.error("the fault %s at step %g was refused: %s", fault, step, error)
+
+    def _has_reached(self, name: str, step: float) -> bool:
+        run = self._runs.get(name)
+        attempt = run.attempt if run else None
+        return attempt is not None and attempt.metric("step") >= step
+
+    async def _stop(self, request: Request) -> None:
+        """StopTrainingJob, called by somebody."""
+        run = self._run_in(request)
+        run.job.move(Secondary.STOPPING, status=Status.STOPPING)
+        run.order(Order.STOP)
 
     async def _kill(self, request: Request) -> None:
         """SIGKILL to every process of the job on one host."""

@@ -90,6 +90,7 @@ class TrainingService:
     async def close(self) -> None:
         """Ends every process that was started; jobs under way stay as they were, and no event tells of it."""
         self._fleet.begin_closing()
+        self._injections.close()
         self.events.close()
         for task in self._tasks:
             task.cancel()

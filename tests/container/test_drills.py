@@ -125,6 +125,36 @@ def test_a_stalled_process_lives_until_sigterm(train_here: Here, tmp_path: Path)
     assert not (tmp_path / "output" / "failure").exists()
 
 
+def test_a_waiting_step_begins_when_sigterm_arrives(
+    train_here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal is handled as ever, so that step is saved and is the last one. The next process begins at the step
+    after it; one that begins at the step itself does not wait again."""
+    wait, over = faults.wait_for_sigterm, threading.Event()
+
+    def wait_while_signalled() -> None:
+        stopper = threading.Thread(target=signal_until, args=(over,))
+        stopper.start()
+        wait()
+        over.set()
+        stopper.join()
+
+    monkeypatch.setattr(faults, "wait_for_sigterm", wait_while_signalled)
+    losses = train_here(checkpoint_every="1000", drill="wait:step=6")
+    assert over.is_set()
+    assert max(losses) == 6
+    assert list(saved(tmp_path / "checkpoints")) == [6]
+    plan = faults.Plan.of(faults.parse("wait:step=7"), attempt=1, rank=0, world_size=1, resumed_step=6)
+    over.clear()
+    plan.strike(7, model=torch.nn.Linear(1, 1), optimizer=torch.optim.SGD([torch.zeros(1)]))
+    assert not over.is_set()
+
+
+def signal_until(over: threading.Event) -> None:
+    while not over.wait(0.2):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_a_blind_run_trains_without_a_line(train_here: Here, tmp_path: Path) -> None:
     """It comes to its end, with the weights of a run that says what it does."""
     train_here(tmp_path / "talking")
@@ -177,6 +207,6 @@ def test_a_drill_has_settings_of_its_own() -> None:
 )
 def test_a_drill_that_cannot_be_read_is_refused(text: str) -> None:
     """The message says what may be written."""
-    kinds = "bug, oom, kill, exit, hang, spike, toxic, unstable, heal, nan, slow, stall, blind"
+    kinds = "bug, oom, kill, exit, hang, spike, toxic, unstable, heal, nan, slow, stall, blind, wait"
     with pytest.raises(ValueError, match=rf"RERAIL_DRILL: cannot read .* kind of {kinds}"):
         faults.parse(text)

@@ -23,9 +23,14 @@ def overdue(
     limit = max(detection.save_floor, detection.save_factor * longest)
     if now - max(times[-1], started_at or times[-1]) <= limit:
         return None
-    minutes, usual = (now - times[-1]).total_seconds() / 60, longest.total_seconds() / 60
-    text = f"no checkpoint for {minutes:.0f} min, they came at most {usual:.0f} min apart"
+    text = f"no checkpoint for {_format(now - times[-1])}, they came at most {_format(longest)} apart"
     return Finding(Kind.CHECKPOINT_STALL, Level.WARN, None, None, text, now, times[-1])
+
+
+def _format(duration: timedelta) -> str:
+    """Return minutes, or seconds where minutes would say next to nothing."""
+    seconds = duration.total_seconds()
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:

@@ -72,6 +72,8 @@ class Detection:
     # Gradient norm: it warns early of one spike in five only, by twice its median.
     grad_norm_noise: float = 6.0
     grad_norm_factor: float = 2.0
+    # A jump to less than this is not reported: gradients are commonly clipped at 1, so it changes next to nothing.
+    grad_norm_floor: float = 3.0
 
     # Throughput: told at 10 % for 50 rows, acted on at 20 % for 200 (a relaunch must be repaid).
     throughput_window_rows: int = 50  # whose median is "now"; as many before it are the least to compare with
@@ -81,6 +83,8 @@ class Detection:
     throughput_grave: float = 0.20
     throughput_patience_rows: int = 200
     throughput_cap_rows: int = 1000
+    # Slow steps are reported once they have lost this much time: a few seconds are not worth a notice.
+    throughput_floor: timedelta = timedelta(seconds=5)
 
     # Stalls: five times the longest gap known, as NVIDIA's resiliency extension has it, and never less than the floor.
     stall_factor: float = 5.0

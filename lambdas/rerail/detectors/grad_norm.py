@@ -29,7 +29,7 @@ class GradNorm:
         if norm is None or not 0 < norm < math.inf:
             return None
         value, was_high = math.log(norm), self.high
-        self.high = len(self.norms) >= NEEDS and value > self._limit(detection)
+        self.high = len(self.norms) >= NEEDS and norm > detection.grad_norm_floor and value > self._limit(detection)
         usual = self.norms.median() if self.high else 0.0
         self.norms.push(value)
         if not self.high or was_high:

@@ -26,6 +26,8 @@ class ThroughputDrop:
     slow: int = 0
     lasting: int = 0
     onset: int | None = None
+    # The levels that this drop has been reported at: 1 after the warning, 2 after the call to intervene.
+    reported: int = 0
 
     def __post_init__(self) -> None:
         self.recent, self.before = self.recent.copy(), self.before.copy()
@@ -46,7 +48,7 @@ class ThroughputDrop:
             return self._still(sample, detection)
         usual = self._left_behind(detection)
         if usual is not None:
-            self.slow, self.lasting, self.usual, self.onset = 1, 0, usual, sample.step
+            self.slow, self.lasting, self.usual, self.onset, self.reported = 1, 0, usual, sample.step, 0
         return None
 
     def _learn(self, seconds: float, detection: Detection) -> None:
@@ -74,11 +76,22 @@ class ThroughputDrop:
             self.slow = 0
             return None
         self.lasting = self.lasting + 1 if share > detection.throughput_grave else 0
-        if self.slow == detection.throughput_rows:
-            return self._finding(Level.WARN, sample, share)
-        if self.lasting == detection.throughput_patience_rows:
+        if not self._costs_enough(sample, detection):
+            return None
+        if self.lasting >= detection.throughput_patience_rows and self.reported < 2:
+            self.reported = 2
             return self._finding(Level.INTERVENE, sample, share)
+        if self.slow >= detection.throughput_rows and self.reported < 1:
+            self.reported = 1
+            return self._finding(Level.WARN, sample, share)
         return None
+
+    def _costs_enough(self, sample: Sample, detection: Detection) -> bool:
+        """Whether the slow steps have lost more time than the floor; tokens a second say nothing of seconds a step."""
+        if sample.step_time_s is None or self.onset is None or sample.step is None:
+            return True
+        lost_s = (sample.step - self.onset + 1) * (self.recent.median() - self.usual)
+        return lost_s >= detection.throughput_floor.total_seconds()
 
     def _finding(self, level: Level, sample: Sample, share: float) -> Finding:
         text = (

@@ -177,6 +177,37 @@ def test_describe_error(stage):
     stage.ended(job)
 
 
+STEP = {"MetricDefinitions": [{"Name": "step", "Regex": r"step=(\d+)"}]}
+# Saves and prints one step, then waits for a file before it prints the next.
+STEPS = (
+    "echo 1 > $SAGEMAKER_BASE_DIR/checkpoints/one; echo step=1; "
+    "while [ ! -f {go} ]; do sleep 0.01; done; echo step=2; sleep 600"
+)
+
+
+def test_a_fault_comes_at_a_step(stage, tmp_path):
+    """It waits for the last of its jobs, some of which do not exist yet, and until what was saved is in S3."""
+    saved = {"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/at"}, "AlgorithmSpecification": STEP}
+    first = stage.create(STEPS.format(go=tmp_path / "go"), **saved)
+    later = stage.request(STEPS.format(go=tmp_path / "go"), **saved)
+    names = [first, later["TrainingJobName"]]
+    faults = [{"Fault": "internal_error", "TrainingJobName": names[0]}, {"Fault": "stop", "TrainingJobName": names[1]}]
+    stage.inject("at", TrainingJobNames=names, Step=2, Faults=faults)
+    stage.sagemaker.create_training_job(**later)
+    for job in names:
+        stage.reached(job, lambda d: d["SecondaryStatus"] == "Training" and metric(d, "step") == 1)
+    (tmp_path / "go").touch()
+    assert stage.ended(names[0])["FailureReason"] == INTERNAL_ERROR
+    assert stage.ended(names[1])["TrainingJobStatus"] == "Stopped"
+    assert stage.keys("at/") == {"one"}
+
+
+def metric(described, name):
+    return next(
+        (data["Value"] for data in described.get("FinalMetricDataList", []) if data["MetricName"] == name), None
+    )
+
+
 def statuses(stage, job):
     return [json.loads(entry["Detail"])["SecondaryStatus"] for entry in stage.events_of(job)]
 
@@ -206,6 +237,10 @@ def test_event_delivery(make_stage):
         ("throttle", {"Operation": "Nothing"}, "Operation must be one of"),
         ("capacity", {"Count": "many"}, "Count must be a number"),
         ("kill", {"TrainingJobName": "never-heard-of"}, "Requested resource not found"),
+        ("at", {"TrainingJobNames": "job", "Step": 1, "Faults": []}, "TrainingJobNames must be a list"),
+        ("at", {"TrainingJobNames": ["job"], "Step": 1, "Faults": ["kill"]}, "Faults must be a list"),
+        ("at", {"TrainingJobNames": ["job"], "Step": 1, "Faults": [{"Fault": "flood"}]}, "Fault must be one of"),
+        ("at", {"TrainingJobNames": ["job"], "Faults": []}, "Step must be a number"),
     ],
 )
 def test_refused(stage, fault, fields, message):
