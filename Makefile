@@ -7,61 +7,72 @@ CDK = $(BIN)/python -m cli.deploy.cdk
 ARGS ?=
 SCENARIO ?= crash
 
-.PHONY: help demo test browser rehearse check audit sbom proof soak bench bench-training bench-goodput format docs docs-serve
+.PHONY: help demo test test-fast lock browser rehearse check audit sbom proof soak bench bench-training bench-goodput format docs docs-serve
 .PHONY: synth deploy destroy cdk clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-$(VENV)/ready: pyproject.toml
-	@echo "setting up $(VENV): Python packages, the CDK with its Node, PyTorch (2-3 minutes, once)"
+# uv is pinned with its hashes too. INSTALLER=pip installs the same packages with pip; TORCH_BACKEND=auto|cu130|... chooses
+# another build of PyTorch than the one for the CPU (docs/development.md).
+export INSTALLER TORCH_BACKEND
+
+$(VENV)/uv.ready: requirements/uv.txt
+	@echo "setting up $(VENV): Python packages, the CDK with its Node, PyTorch for the CPU (once)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --upgrade pip
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e ".[functions,stacks,local,container,frameworks,backtest,report,docs,audit,dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --require-hashes -r $<
+	@touch $@
+
+# Each command installs what it needs, and no more.
+$(VENV)/%.ready: requirements/%.txt tools/packages.py $(VENV)/uv.ready
+	$(BIN)/python tools/packages.py install $*
 	@touch $@
 
 # Atheris is built for Linux on x86 only.
-$(VENV)/fuzzing: $(VENV)/ready
+$(VENV)/fuzzing: $(VENV)/test.ready
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e ".[fuzz]"
 	@touch $@
 
-demo: $(VENV)/ready ## train a model on this machine, break it, watch it mend (SCENARIO=crash|bug|spike|stall|...)
+lock: $(VENV)/uv.ready ## requirements/*.txt anew from pyproject.toml, with the hashes of all files
+	$(BIN)/python tools/packages.py lock
+
+demo: $(VENV)/demo.ready ## train a model on this machine, break it, watch it recover (SCENARIO=crash|bug|spike|stall|...)
 	$(BIN)/rerail demo --scenario $(SCENARIO)
 
-# Two files at a time, for most tests wait; then, without the first ones' load, those that have a whole AWS and training
-# runs on this machine, the longest file first.
-test: $(VENV)/ready ## the whole test suite
-	$(BIN)/python -m pytest tests --ignore tests/deployed --ignore tests/demo -n 2 --dist loadfile
-	$(BIN)/python -m pytest tests/demo tests/deployed -m "not rehearsal" -n 2 --dist loadfile
+test: $(VENV)/test.ready ## the whole test suite
+	$(BIN)/python -m tools.suites
 
-browser: $(VENV)/ready ## the browser that the report is tested in: this machine's, or one fetched into .local
+test-fast: $(VENV)/test.ready ## the tests that start no process, for every save
+	$(BIN)/python -m pytest tests -m "not slow" -n 2 --dist worksteal
+
+browser: $(VENV)/test.ready ## the browser that the report is tested in: this machine's, or one fetched into .local
 	$(BIN)/python -m bench.browser
 
-rehearse: $(VENV)/ready ## every demo scenario, one after the other (about 25 minutes)
+rehearse: $(VENV)/test.ready ## every demo scenario, one after the other (about 25 minutes)
 	$(BIN)/python -m pytest tests/demo -v
 
-check: $(VENV)/ready ## linter, formatter, type checker
+check: $(VENV)/check.ready ## linter, formatter, type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-audit: $(VENV)/ready ## known vulnerabilities, weaknesses, secrets, licences, permissions (under a minute)
+audit: $(VENV)/audit.ready ## known vulnerabilities, weaknesses, secrets, licences, permissions (under a minute)
 	$(BIN)/python -m bench.audit
 
-sbom: $(VENV)/ready ## bills of materials (CycloneDX) of what is deployed, into .local/sbom
+sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is deployed, into .local/sbom
 	$(BIN)/python -m bench.sbom
 
 # Only some of them: ARGS="fuzz speed". A small version of each, which leaves the page alone: ARGS=--quick.
 proof: $(VENV)/fuzzing ## faults, attacks, scale, speed and cost, into docs/proof.md (two hours; ARGS="crashes soak")
 	$(BIN)/python -m bench.proof $(ARGS)
 
-soak: $(VENV)/ready ## a small GPT through 40 random faults, beside undisturbed twins (15 minutes; ARGS="--seed 7")
+soak: $(VENV)/test.ready ## a small GPT through 40 random faults, beside undisturbed twins (15 minutes; ARGS="--seed 7")
 	$(BIN)/python -m bench.soak $(ARGS)
 
-bench: $(VENV)/ready ## our detectors beside published rules, on real training logs
+bench: $(VENV)/test.ready ## our detectors beside published rules, on real training logs
 	$(BIN)/python -m bench.detection --plateau --floor bench/floor.json
 
-bench-training: $(VENV)/ready ## saves, agent, exactness, signals and kills, as ratios measured in one run (20-30 minutes)
+bench-training: $(VENV)/test.ready ## saves, agent, exactness, signals and kills, as ratios measured in one run (20-30 minutes)
 	$(BIN)/python -m bench.saving
 	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.agent
@@ -69,29 +80,29 @@ bench-training: $(VENV)/ready ## saves, agent, exactness, signals and kills, as 
 	$(BIN)/python -m bench.signals
 	$(BIN)/python -m bench.killing
 
-bench-goodput: $(VENV)/ready ## months of simulated fleets by the real decisions: goodput, dollars, signals a minute (20 minutes)
+bench-goodput: $(VENV)/test.ready ## months of simulated fleets by the real decisions: goodput, dollars, signals a minute (20 minutes)
 	$(BIN)/python -m bench.goodput --page docs/goodput.md
 
-format: $(VENV)/ready ## mend what the linter and the formatter can
+format: $(VENV)/check.ready ## mend what the linter and the formatter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/ready ## the documentation as a site, into .local/site
+docs: $(VENV)/docs.ready ## the documentation as a site, into .local/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-serve: $(VENV)/ready ## the same at http://127.0.0.1:8000, built anew whenever a page changes
+docs-serve: $(VENV)/docs.ready ## the same at http://127.0.0.1:8000, built anew whenever a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
 
-synth: $(VENV)/ready ## the CloudFormation templates, into cdk.out
+synth: $(VENV)/demo.ready ## the CloudFormation templates, into cdk.out
 	$(BIN)/python app.py
 
-deploy: $(VENV)/ready ## look, ask, then deploy into the account of your AWS credentials (ARGS="--profile P --region R")
+deploy: $(VENV)/demo.ready ## look, ask, then deploy into the account of your AWS credentials (ARGS="--profile P --region R")
 	$(BIN)/rerail deploy $(ARGS)
 
-destroy: $(VENV)/ready ## take the stack away; runs, mail, reports, logs and the key stay
+destroy: $(VENV)/demo.ready ## take the stack away; runs, mail, reports, logs and the key stay
 	$(BIN)/rerail destroy $(ARGS)
 
-cdk: $(VENV)/ready ## the CDK's own command line, for what `make deploy` does not do (ARGS="diff Rerail")
+cdk: $(VENV)/demo.ready ## the CDK's own command line, for what `make deploy` does not do (ARGS="diff Rerail")
 	$(CDK) $(ARGS)
 
 clean: ## remove what the other targets made

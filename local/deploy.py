@@ -40,11 +40,15 @@ def synthesize(
     app: str = "app.py",
     inputs: Iterable[str] = INPUTS,
     context: Mapping[str, Any] | None = None,
+    validate: bool = True,
 ) -> Path:
-    """The cloud assembly of the app below `root`, from `cache` while none of its inputs changed. What `context` says
-    wins over cdk.json."""
+    """Return the cloud assembly of the app below `root`, from `cache` while none of its inputs changed.
+
+    What `context` says wins over cdk.json. Validation by the CDK and cdk-nag takes half of the time; it is for templates
+    that leave this machine.
+    """
     chosen = _context(root) | dict(context or {})
-    assembly = cache / _fingerprint(root, app, tuple(inputs), chosen)
+    assembly = cache / _fingerprint(root, app, tuple(inputs), chosen | {"validate": validate})
     if (assembly / "manifest.json").exists():
         os.utime(assembly)
         return assembly
@@ -54,7 +58,7 @@ def synthesize(
         run = subprocess.run(
             [sys.executable, app],
             cwd=root,
-            env=_synth_environment(chosen, fresh, Path(making)),
+            env=_synth_environment(chosen, fresh, Path(making), validate=validate),
             capture_output=True,
             text=True,
         )
@@ -104,7 +108,7 @@ def _files(root: Path, names: Iterable[str]) -> Iterator[Path]:
             yield from (file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
 
 
-def _synth_environment(context: Mapping[str, Any], out: Path, temporary: Path) -> dict[str, str]:
+def _synth_environment(context: Mapping[str, Any], out: Path, temporary: Path, *, validate: bool) -> dict[str, str]:
     """What jsii and the app need; no credentials, since a synthesis must not look anything up."""
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "LC_ALL", "SYSTEMROOT") if name in os.environ}
     return kept | {
@@ -116,7 +120,7 @@ def _synth_environment(context: Mapping[str, Any], out: Path, temporary: Path) -
         "CDK_DISABLE_VERSION_CHECK": "1",
         "JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1",
         "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "CDK_VALIDATION": "true" if validate else "false",
     }
 
 

@@ -87,7 +87,7 @@ def test_every_policy_is_deployed_as_it_is_written(template):
 def test_a_broken_policy_stops_the_synth(tmp_path):
     """One line that names the file and the field; no traceback, no template."""
     (tmp_path / "default.toml").write_text('[backoff]\nbase = "soon"\n')
-    run = synthesize(tmp_path / "cdk.out", {"policiesFolder": str(tmp_path)})
+    run = synthesize(tmp_path / "cdk.out", {"policiesFolder": str(tmp_path)}, validate=False)
     (line,) = run.stderr.splitlines()
     assert run.returncode == 1
     assert line.startswith("error: ")
