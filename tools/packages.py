@@ -52,7 +52,8 @@ def install(group: str) -> None:
     """Install a group's packages, PyTorch if it needs that, and the project itself as an editable one."""
     pip, groups = _installer(), chain(group)
     files = [option for name in groups for option in ("-r", str(REQUIREMENTS / f"{name}.txt"))]
-    run(*pip, "--require-hashes", *files)
+    # The files name all that is needed but PyTorch, which some of them depend on.
+    run(*pip, "--no-deps", "--require-hashes", *files)
     if "demo" in groups:
         install_torch(pip)
     run(*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
