@@ -7,7 +7,7 @@ CDK = $(BIN)/python -m cli.deploy.cdk
 ARGS ?=
 SCENARIO ?= crash
 
-.PHONY: help demo test test-fast lock browser rehearse check audit sbom proof soak bench bench-training bench-goodput format docs docs-serve
+.PHONY: help demo test test-fast test-load lock browser rehearse check audit sbom proof soak bench bench-training bench-goodput format docs docs-serve
 .PHONY: synth deploy destroy cdk clean
 
 help: ## this list
@@ -42,6 +42,9 @@ demo: $(VENV)/demo.ready ## train a model on this machine, break it, watch it re
 test: $(VENV)/test.ready ## the whole test suite
 	$(BIN)/python -m tools.suites
 
+test-load: $(VENV)/test.ready ## three demos at once, beside six busy loops (about 4 minutes)
+	$(BIN)/python -m pytest tests/demo -m load
+
 test-fast: $(VENV)/test.ready ## the tests that start no process, for every save
 	$(BIN)/python -m pytest tests -m "not slow" -n 2 --dist worksteal
 
@@ -49,7 +52,7 @@ browser: $(VENV)/test.ready ## the browser that the report is tested in: this ma
 	$(BIN)/python -m bench.browser
 
 rehearse: $(VENV)/test.ready ## every demo scenario, one after the other (about 25 minutes)
-	$(BIN)/python -m pytest tests/demo -v
+	$(BIN)/python -m pytest tests/demo -v -m "not load"
 
 check: $(VENV)/check.ready ## linter, formatter, type checker
 	$(BIN)/ruff check .

@@ -44,8 +44,8 @@ def synthesize(
 ) -> Path:
     """Return the cloud assembly of the app below `root`, from `cache` while none of its inputs changed.
 
-    What `context` says wins over cdk.json. Validation by the CDK and cdk-nag takes half of the time; it is for templates
-    that leave this machine.
+    What `context` says wins over cdk.json. Validation by the CDK and cdk-nag takes half of the time: it is for
+    templates that leave this machine.
     """
     chosen = _context(root) | dict(context or {})
     assembly = cache / _fingerprint(root, app, tuple(inputs), chosen | {"validate": validate})

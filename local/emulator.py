@@ -29,6 +29,8 @@ REGION = "us-east-1"
 # Credentials, profiles and proxies of the person at the keyboard must not reach functions and training scripts.
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "SYSTEMROOT")
 FORCED_EXIT_AFTER_S = 2.5
+# Enough that a slow call holds up no other, on a machine with two cores.
+WORKERS = 3
 
 logger = logging.getLogger("local.emulator")
 Handler = Callable[[str, str, dict[str, str], bytes, dict[str, Any]], Awaitable[tuple[int, dict[str, str], bytes]]]
@@ -117,7 +119,7 @@ def training_service(endpoint_url: str, state: Path, scale: float) -> Any:
 
 
 async def serve(
-    listener: socket.socket, state: Path, scale: float, schedule_scale: float, until: asyncio.Event
+    listener: socket.socket, state: Path, scale: float, schedule_scale: float, workers: int, until: asyncio.Event
 ) -> None:
     """Serve until the event is set, then end what was started."""
     import ministack.app
@@ -129,7 +131,7 @@ async def serve(
 
     endpoint_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     hypercorn_compat.install()
-    repairs.apply(retry_scale=scale, schedule_scale=schedule_scale)
+    repairs.apply(retry_scale=scale, schedule_scale=schedule_scale, workers=workers)
     public_parameters.publish()
     training = training_service(endpoint_url, state, scale)
     plug_in("sagemaker", "SageMaker", training.handle)
@@ -206,7 +208,7 @@ async def run(options: argparse.Namespace, listener: socket.socket, state: Path)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     parent = asyncio.create_task(_follow_parent(end)) if options.with_parent else None
-    await serve(listener, state, options.scale, options.schedule_scale, until)
+    await serve(listener, state, options.scale, options.schedule_scale, options.workers, until)
     if parent:
         parent.cancel()
 
@@ -228,6 +230,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--scale", type=float, default=60.0, help="how many times faster jobs start and calls are retried"
     )
     parser.add_argument("--schedule-scale", type=float, default=1.0, help="how many times faster rate() schedules fire")
+    parser.add_argument("--workers", type=int, default=WORKERS, help="how many events a function handles at once")
     parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
     return parser.parse_args(arguments)
 

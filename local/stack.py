@@ -121,9 +121,7 @@ class LocalAws:
     def _deploy(self, stack: str, progress: Progress) -> dict[str, str]:
         began = time.monotonic()
         progress("synthesizing the template (some ten seconds when something changed)")
-        assembly = deploy.synthesize(
-            self.root, self.assemblies, app=self.app, context=NOBODY_OUTSIDE, validate=False
-        )
+        assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=NOBODY_OUTSIDE, validate=False)
         progress(f"template synthesized ({time.monotonic() - began:.1f} s)")
         return deploy.deploy(assembly, stack, self.client, progress=progress)
 

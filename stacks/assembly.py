@@ -12,7 +12,6 @@ from stacks.organization_stack import add_organization
 from stacks.supervisor_stack import SupervisorStack
 from stacks.training_image_stack import TrainingImageStack
 
-
 # "false" turns off the CDK's validation, which reads the variable too, and cdk-nag: for templates that go nowhere but
 # into a local AWS.
 VALIDATION = "CDK_VALIDATION"

@@ -4,8 +4,8 @@
     python tools/packages.py lock             # after a change in pyproject.toml: resolve again, with the hashes of all
 
 requirements/<group>.txt pins every package that a group adds to the group it builds on, with the hashes of its files.
-uv installs them; INSTALLER=pip has pip do it instead. PyTorch stands apart, because its builds differ by hardware: the version is pinned, the build is chosen
-by `torch_sources`. Standard library only: it runs before anything is installed.
+uv installs them; INSTALLER=pip has pip do it instead. PyTorch stands apart, because its builds differ by hardware: the
+version is pinned, the build is chosen by `torch_sources`. Standard library only: it runs before anything is installed.
 """
 
 import argparse

@@ -14,7 +14,7 @@ SUITES = {
         *("tests", *(f"--ignore={folder}" for folder in SLOW)),
         *("-n", "2", "--dist", "loadfile"),
     ),
-    "demo and deployed template": (*SLOW, "-m", "not rehearsal", "-n", "2", "--dist", "loadfile"),
+    "demo and deployed template": (*SLOW, "-m", "not rehearsal and not load", "-n", "2", "--dist", "loadfile"),
 }
 
 

@@ -14,19 +14,22 @@ from local.repairs import (
     start_errors,
     target_dead_letters,
     template_properties,
+    worker_limit,
 )
 
 
-def apply(*, retry_scale: float, schedule_scale: float) -> None:
+def apply(*, retry_scale: float, schedule_scale: float, workers: int) -> None:
     """Patch MiniStack in this process; call once, before it serves.
 
     `retry_scale`: how many times faster than AWS a failed asynchronous invocation, or API destination, is retried.
     `schedule_scale`: how many times faster than written a rate() schedule of EventBridge Scheduler fires, and the
-    periods of alarms pass.
+    periods of alarms pass. `workers`: how many messages of a queue, and how many asynchronous invocations, are handled
+    at once.
     """
     template_properties.apply()
     event_time.apply()
-    async_invocation.apply(retry_scale)
+    async_invocation.apply(retry_scale, workers)
+    worker_limit.apply(workers)
     target_dead_letters.apply()
     api_destinations.apply(retry_scale)
     function_metrics.apply()

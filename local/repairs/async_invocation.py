@@ -25,7 +25,6 @@ from ministack.core.arn import parse_arn
 from ministack.core.responses import get_account_id, get_region, new_uuid, request_scope
 from ministack.services import eventbridge, lambda_svc, sns, sqs
 
-WORKERS = 8
 RETRY_DELAYS_S = (60.0, 120.0)
 THROTTLED_DELAY_S = 1.0
 DEFAULT_AGE_S = 21600.0
@@ -49,7 +48,7 @@ class Invocation:
 class InvocationQueue:
     """Events that wait for their time, and the few threads that run them."""
 
-    def __init__(self, run: Callable[[Invocation], None], workers: int = WORKERS) -> None:
+    def __init__(self, run: Callable[[Invocation], None], workers: int) -> None:
         self._run = run
         self._waiting: list[tuple[float, int, Invocation]] = []
         self._order = itertools.count()
@@ -80,7 +79,7 @@ class InvocationQueue:
                 logger.exception("asynchronous invocation %s was lost", invocation.request_id)
 
 
-def apply(retry_scale: float) -> None:
+def apply(retry_scale: float, workers: int) -> None:
     def attempt(invocation: Invocation) -> None:
         result = lambda_svc._execute_function_with_config_scope(invocation.record, invocation.event)
         waited = (time.monotonic() - invocation.accepted) * retry_scale
@@ -103,7 +102,7 @@ def apply(retry_scale: float) -> None:
         else:
             queue.put(invocation, delay_s / retry_scale)
 
-    queue = InvocationQueue(attempt)
+    queue = InvocationQueue(attempt, workers)
 
     def accept(record: dict[str, Any], event: Any) -> None:
         account, region = lambda_svc._account_region_from_function_config(record.get("config") or record)

