@@ -149,7 +149,7 @@ def test_the_layer_alone_draws_the_page(tmp_path: Path, recorded: Known):
     record = str(Path(__file__).parent / "data" / "spike.json.gz")
     code = ALONE.format(layer=str(tmp_path / "python"), lambdas=str(ROOT / "lambdas"), record=record)
     command = [sys.executable, "-I", "-S", "-B", "-c", code]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": os.defpath})
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, env={"PATH": os.defpath})
     assert run.returncode == 0, run.stderr
     assert run.stdout == drawn_page(tell(recorded))
 
