@@ -221,11 +221,13 @@ def test_several_ranks_without_a_process_group_want_nothing(bucket: Bucket, new_
 def test_the_time_of_a_save_is_not_taken_for_a_slow_step(new_guard):
     """Nor is that of an evaluation, nested or not."""
     guard = new_guard()
+    began = time.monotonic()
     guard.step(step=1, loss=2.0)
     with guard.phase("evaluation"), guard.phase("save"):
         time.sleep(0.1)
     guard.step(step=2, loss=2.0)
-    assert guard._progress.step_s < 0.05
+    whole_s = time.monotonic() - began
+    assert guard._progress.step_s <= whole_s - 0.1
     assert guard._progress.longest["save"] >= 0.1
 
 

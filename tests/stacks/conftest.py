@@ -1,5 +1,6 @@
 """The app, synthesized once by its own command line, in an environment without credentials."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -24,11 +25,18 @@ def synthesize(out: Path, context: Mapping[str, Any] | None = None) -> subproces
 
 @pytest.fixture(scope="session")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the cloud assembly."""
-    out = tmp_path_factory.mktemp("cdk") / "cdk.out"
-    run = synthesize(out)
-    assert run.returncode == 0, run.stderr
-    return out
+    """The folder with the cloud assembly, which the workers of pytest-xdist share."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder = shared / "assembly"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "whole").exists():
+            run = synthesize(folder / "cdk.out")
+            assert run.returncode == 0, run.stderr
+            (folder / "whole").touch()
+    return folder / "cdk.out"
 
 
 @pytest.fixture(scope="session")
