@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from rerail.mailbox import Command, Heartbeat, Report, read_heartbeat, read_report, run_of_report, write
 
 BUCKET = "sagemaker-rerail-000000000000-us-east-1"
+HANG_S = 120.0  # ends a wait for what never comes
 
 
 class Request(NamedTuple):
@@ -50,7 +51,7 @@ class Bucket:
         text = self.objects.get(f"runs/{run}/heartbeat.json")
         return read_heartbeat(text, run=run) if text else None
 
-    def wait_for(self, what: Callable[[], Any], within_s: float = 20.0) -> Any:
+    def wait_for(self, what: Callable[[], Any], within_s: float = HANG_S) -> Any:
         """What it gives, as soon as it is true."""
         deadline = time.monotonic() + within_s
         with self.changed:
@@ -61,7 +62,7 @@ class Bucket:
                 self.changed.wait(min(left, 0.05))
         return found
 
-    def wait_for_report(self, told: str, within_s: float = 20.0) -> Report:
+    def wait_for_report(self, told: str, within_s: float = HANG_S) -> Report:
         return self.wait_for(lambda: next((r for r in self.reports().values() if r.told == told), None), within_s)
 
 

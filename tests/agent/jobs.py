@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rerail.mailbox import Command, Wish
-from tests.agent.fake_s3 import Bucket
+from tests.agent.fake_s3 import HANG_S, Bucket
 
 RUN = "night"
 SCRUBBED = ("PATH", "HOME", "LANG", "TMPDIR")
@@ -70,14 +70,14 @@ class Ranks:
         for process in self.processes:
             process.kill()
 
-    def answers(self, within_s: float = 30.0) -> list[Any]:
+    def answers(self, within_s: float = HANG_S) -> list[Any]:
         """What the loops returned, by rank; raises what one of them raised."""
         try:
             return [self._answer(pipe, within_s) for pipe in self._pipes]
         finally:
             self.kill()
 
-    def said(self, rank: int, within_s: float = 30.0) -> Any:
+    def said(self, rank: int, within_s: float = HANG_S) -> Any:
         """The next thing that a loop sent on its own."""
         return self._answer(self._pipes[rank], within_s)
 
@@ -104,7 +104,7 @@ def _become(
     torch.set_num_threads(1)
     try:
         if int(environment["WORLD_SIZE"]) > 1:
-            dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+            dist.init_process_group("gloo", timeout=timedelta(seconds=HANG_S))
         pipe.send(("answer", loop(rank, say=lambda value: pipe.send(("answer", value)), **arguments)))
     except BaseException:
         pipe.send(("error", traceback.format_exc()))

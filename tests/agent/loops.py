@@ -95,7 +95,7 @@ def on_command(rank: int, *, say: Say, reduces: bool, step_s: float = 0.01) -> l
 def fenced(rank: int, *, say: Say) -> tuple[bool, bool]:
     """Trains until the attempt is fenced; whether it is, and whether it wants a checkpoint all the same."""
     guard = Guard.from_env(log_every=10**9)
-    for step in range(1, 2000):
+    for step in range(1, 12_000):
         time.sleep(0.01)
         guard.step(step=step, loss=guard.reduce(1.0))
         if guard.fenced:

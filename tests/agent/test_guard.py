@@ -221,11 +221,13 @@ def test_several_ranks_without_a_process_group_want_nothing(bucket: Bucket, new_
 def test_the_time_of_a_save_is_not_taken_for_a_slow_step(new_guard):
     """Nor is that of an evaluation, nested or not."""
     guard = new_guard()
+    began = time.monotonic()
     guard.step(step=1, loss=2.0)
     with guard.phase("evaluation"), guard.phase("save"):
         time.sleep(0.1)
     guard.step(step=2, loss=2.0)
-    assert guard._progress.step_s < 0.05
+    whole_s = time.monotonic() - began
+    assert guard._progress.step_s <= whole_s - 0.1
     assert guard._progress.longest["save"] >= 0.1
 
 
@@ -267,7 +269,7 @@ def test_importing_the_package_loads_no_torch():
     scrubbed = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     path = os.pathsep.join(str(ROOT / folder) for folder in ("lambdas", "container"))
     subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env={**scrubbed, "PYTHONPATH": path}, check=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(code)], env={**scrubbed, "PYTHONPATH": path}, check=True, timeout=300
     )
 
 
@@ -283,6 +285,6 @@ def test_a_script_that_ends_without_close_sends_its_last_report_and_ends(bucket:
     scrubbed = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     path = os.pathsep.join(str(ROOT / folder) for folder in ("lambdas", "container"))
     environment = {**scrubbed, "PYTHONPATH": path, **environment_of(bucket, base=tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, timeout=300)
     assert ended.returncode == 0
     assert "a001-hello" in bucket.reports()

@@ -1,17 +1,30 @@
 """The watchdog: what it says about a process that really hangs, and what it leaves alone."""
 
+import itertools
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from rerail.detectors.finding import Level
+from rerail.detectors.finding import Finding, Level
 from rerail.detectors.pulse import Phase
+from rerail.mailbox import Report
+from rerail_agent import stacks
 from rerail_agent.hang import Limits, Watchdog
 from rerail_agent.harmless import Harmless
 from rerail_agent.progress import Progress
 from tests.agent import loops
-from tests.agent.fake_s3 import Bucket
+from tests.agent.fake_s3 import HANG_S, Bucket
 from tests.agent.jobs import Ranks, environment_of
+
+
+def stand_still(bucket: Bucket) -> Report | None:
+    """Return the report of the last step's stand-still; on a busy machine an earlier step may have been slow."""
+    for report in bucket.reports().values():
+        if any((found.step, found.level) == (10, Level.INTERVENE) for found in report.findings):
+            return report
+    return None
 
 
 def test_a_process_that_hangs_says_in_which_function(bucket: Bucket, tmp_path):
@@ -20,7 +33,7 @@ def test_a_process_that_hangs_says_in_which_function(bucket: Bucket, tmp_path):
     ranks = Ranks(loops.hanging, 1, environment=environment, culprit=0)
     try:
         assert ranks.said(0) == "training"
-        report = bucket.wait_for_report("findings")
+        report = bucket.wait_for(lambda: stand_still(bucket))
         beat = bucket.heartbeat()
         assert bucket.wait_for(lambda: bucket.heartbeat().at > beat.at)
     finally:
@@ -41,108 +54,128 @@ def test_a_rank_that_waits_for_a_lost_one_names_the_collective(bucket: Bucket, t
     ranks = Ranks(loops.hanging, 2, environment=environment, culprit=1)
     culprit = tmp_path / "output" / "data" / "rerail-stacks-rank1.txt"
     try:
-        report = bucket.wait_for_report("findings")
-        bucket.wait_for(culprit.exists)
+        report = bucket.wait_for(lambda: stand_still(bucket))
+        bucket.wait_for(lambda: culprit.exists() and "wait_for_a_batch_that_never_comes" in culprit.read_text())
     finally:
         ranks.kill()
     assert report.findings[0].level == "intervene"
     assert "waiting in torch.distributed: all_reduce" in report.evidence
     assert "reduce at" in report.evidence
-    deadline = time.monotonic() + 5
-    while "wait_for_a_batch_that_never_comes" not in culprit.read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert "wait_for_a_batch_that_never_comes" in culprit.read_text()
 
 
 class Watched:
-    """A watchdog over a progress of our own, with limits of a blink."""
+    """A watchdog that looks when the test's clock moves on; the training thread stands or moves as the test says."""
 
-    def __init__(self, **limits: float) -> None:
-        self.progress, self.found = Progress(), []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
+        self.now, self.moves, self._places = 1000.0, False, itertools.count()
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=time.time)
+        monkeypatch.setattr("rerail_agent.hang.time", clock)
+        monkeypatch.setattr("rerail_agent.progress.time", clock)
+        monkeypatch.setattr("rerail_agent.hang.LOOK_FOR_S", 0.0)
+        monkeypatch.setattr(stacks, "place", lambda: next(self._places) if self.moves else "one instruction")
+        self.progress, self.levels, self.kinds = Progress(), [], []
         values = {"step_s": 0.2, "save_s": 60.0, "unknown_s": 60.0, "factor": 5.0, **limits}
-        self.watchdog = Watchdog(
-            self.progress,
-            Limits(**values),
-            file=None,
-            found=lambda finding, evidence: self.found.append((finding, evidence)),
-            harmless=Harmless(),
-        )
-        self.watchdog.start()
+        self.watchdog = Watchdog(self.progress, Limits(**values), file=None, found=self.found, harmless=Harmless())
+
+    def found(self, finding: Finding, evidence: str) -> None:
+        self.levels.append(finding.level)
+        self.kinds.append((finding.kind, finding.step))
 
     def wait(self, seconds: float) -> None:
-        """The main thread stands still."""
-        time.sleep(seconds)
-
-    def wait_for(self, findings: int) -> None:
-        """The main thread goes on elsewhere until so much was found; writing stacks down may take a while."""
-        end = time.monotonic() + 20
-        while len(self.found) < findings and time.monotonic() < end:
-            sum(range(50))
-
-    def levels(self) -> list[Level]:
-        self.watchdog.stop()
-        return [finding.level for finding, _ in self.found]
+        """Let this time pass, with a look every so often."""
+        looks = 20
+        for _ in range(looks):
+            self.now += seconds / looks
+            self.watchdog._look()
 
 
-@pytest.mark.parametrize("seconds", [1.0])
-def test_a_stand_still_is_told_once(seconds, capfd):
+def test_a_stand_still_is_told_once(monkeypatch, capfd):
     """However long it lasts; the next one is news."""
-    watched = Watched()
-    watched.progress.stepped(1)
-    watched.wait(seconds)
-    watched.progress.stepped(2)
-    watched.wait(seconds)
-    assert watched.levels() == ["intervene"] * 2
+    watched = Watched(monkeypatch)
+    for step in (1, 2):
+        watched.progress.stepped(step)
+        watched.wait(1.0)
+    assert watched.levels == ["intervene"] * 2
     assert "no step for" in capfd.readouterr().err
 
 
-def test_a_thread_that_moves_gets_twice_the_time():
+def test_a_thread_that_moves_gets_twice_the_time(monkeypatch):
     """It may be a save or an evaluation that nobody announced: a warning first."""
-    watched = Watched()
+    watched = Watched(monkeypatch)
+    watched.moves = True
     watched.progress.stepped(1)
-    watched.wait_for(findings=2)
-    assert watched.levels() == ["warn", "intervene"]
+    watched.wait(0.19)
+    assert watched.levels == []
+    watched.wait(0.2)
+    assert watched.levels == ["warn"]
+    watched.wait(0.5)
+    assert watched.levels == ["warn", "intervene"]
 
 
-def test_a_save_or_an_evaluation_has_limits_of_its_own():
+def test_a_save_or_an_evaluation_has_limits_of_its_own(monkeypatch):
     """Ones that are learnt; before that, those of the start."""
-    watched = Watched()
+    watched = Watched(monkeypatch)
     watched.progress.stepped(1)
     for phase in (Phase.SAVE, Phase.EVALUATION):
         with watched.progress.within(phase):
             watched.wait(0.5)
-    assert watched.levels() == []
+    assert watched.levels == []
     limits = Limits(step_s=300, save_s=600, unknown_s=1800, factor=5)
     assert limits.of_phase(Phase.STARTUP, 0) == limits.of_phase(Phase.SAVE, 0) == 1800
     assert (limits.of_phase(Phase.SAVE, 20), limits.of_phase(Phase.SAVE, 500)) == (600, 2500)
     assert (limits.of_phase(Phase.EVALUATION, 20), limits.of_phase(Phase.STEP, 100)) == (300, 500)
 
 
-def test_steps_that_take_long_by_nature_raise_the_limit():
+def test_steps_that_take_long_by_nature_raise_the_limit(monkeypatch):
     """Five times the longest gap that the run has shown."""
-    watched = Watched(step_s=0.05)
+    watched = Watched(monkeypatch, step_s=0.05)
     for step in range(1, 12):
         watched.progress.stepped(step)
         watched.wait(0.04)
-    watched.wait(0.08)
-    assert watched.levels() == []
+    watched.wait(0.15)
+    assert watched.levels == []
+    watched.wait(0.05)
+    assert watched.levels == ["intervene"]
 
 
-def test_a_start_that_takes_too_long_is_told_as_such():
+def test_a_start_that_takes_too_long_is_told_as_such(monkeypatch):
     """Before the first step there is another limit, and another kind of finding."""
-    watched = Watched(unknown_s=0.2)
+    watched = Watched(monkeypatch, unknown_s=0.2)
     watched.wait(0.6)
-    watched.watchdog.stop()
-    assert [(finding.kind, finding.step) for finding, _ in watched.found] == [("startup_stall", None)]
+    assert watched.kinds == [("startup_stall", None)]
 
 
 def test_a_process_that_was_stopped_is_not_taken_for_a_hung_one(monkeypatch):
     """The watchdog did not run either: the silence is not the training's."""
-    monkeypatch.setattr("rerail_agent.hang.PAUSED_S", 0.0)
-    watched = Watched(step_s=0.4)
+    watched = Watched(monkeypatch, step_s=0.4)
     watched.progress.stepped(1)
-    clock = time.monotonic
-    monkeypatch.setattr("rerail_agent.hang.time.monotonic", lambda: clock() + 1000)
+    watched.now += 1000
+    watched.wait(0.3)
+    assert watched.levels == []
     watched.wait(0.2)
-    monkeypatch.undo()
-    assert watched.levels() == []
+    assert watched.levels == ["intervene"]
+
+
+def test_a_thread_that_moves_is_told_from_one_that_waits():
+    """By the instruction of the main thread, as another thread sees it."""
+    moved, stood, release = threading.Event(), threading.Event(), threading.Event()
+
+    def watch() -> None:
+        first = stacks.place()
+        while stacks.place() == first and not release.is_set():
+            time.sleep(0.001)
+        moved.set()
+        same = 0
+        while same < 20 and not release.is_set():
+            before = stacks.place()
+            time.sleep(0.001)
+            same = same + 1 if stacks.place() == before else 0
+        stood.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    deadline = time.monotonic() + HANG_S
+    while not moved.is_set() and time.monotonic() < deadline:
+        sum(range(50))
+    assert moved.is_set()
+    assert stood.wait(HANG_S)
+    release.set()

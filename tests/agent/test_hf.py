@@ -305,7 +305,7 @@ def test_the_page_for_users_shows_a_script_that_works(new_guard, tmp_path, capsy
 def test_all_ranks_save_and_stop_at_the_same_step(tmp_path):
     """SIGTERM comes to one of two: both leave after the same step, and its checkpoint has the state of both."""
     environment = {"SAGEMAKER_BASE_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    first, second = Ranks(two_ranks, 2, environment=environment, folder=str(tmp_path / "out")).answers(within_s=120)
+    first, second = Ranks(two_ranks, 2, environment=environment, folder=str(tmp_path / "out")).answers()
     assert first == second
     step, found = first
     assert found == str(tmp_path / "out" / f"checkpoint-{step}")

@@ -85,7 +85,7 @@ def test_a_newer_attempt_fences_this_one(wish):
 
 def test_past_its_deadline_a_command_is_refused():
     """Nobody waits for the answer any more: it changes nothing."""
-    late = orders().hear(mine(left_s=-3600), at=NOW)
+    late = orders().hear(mine(left_s=-86400), at=NOW)
     answer = read(late.report)
     assert (late.save, answer.told, answer.command) == (False, Told.REFUSED, "c1")
     assert "deadline passed" in answer.reason

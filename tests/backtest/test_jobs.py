@@ -97,7 +97,7 @@ def _train(aws: LocalAws, name: str, script: Path, metrics: dict[str, str]) -> N
         OutputDataConfig={"S3OutputPath": "s3://output/"},
         StoppingCondition={"MaxRuntimeInSeconds": 86400},
     )
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         if sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] != "InProgress":
             return

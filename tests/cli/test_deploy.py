@@ -82,7 +82,7 @@ def test_npx_runs_on_the_node_that_pip_installed():
     node, npx, *rest = cdk.command("diff", "Rerail")
     assert rest == ["--yes", cdk.CDK, "diff", "Rerail"]
     environment = {"PATH": os.defpath, "HOME": os.environ.get("HOME", "")}
-    run = subprocess.run([node, npx, "--version"], env=environment, capture_output=True, text=True, timeout=60)
+    run = subprocess.run([node, npx, "--version"], env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip().split(".")[0].isdigit()
 

@@ -49,8 +49,8 @@ def printed(monkeypatch):
         where.runs.save(RUN, None, {})
         monkeypatch.setattr(place, "find", lambda *, local: where)
         client("logs").create_log_group(logGroupName=LOG_GROUP)
-        put("gpt/algo-1-17", (-60, "one step=1"), (-58, "three step=2"))
-        put("gpt/algo-2-17", (-59, "two \x1b[31mred\x1b[0m"))
+        put("gpt/algo-1-17", (-600, "one step=1"), (-598, "three step=2"))
+        put("gpt/algo-2-17", (-599, "two \x1b[31mred\x1b[0m"))
         put("gpt-a002/algo-1-18", (-2, "10%|#\r20%|##"), (-1, "five step=3"))
         yield where
 
@@ -82,7 +82,7 @@ def test_every_line_carries_its_attempt_and_host_in_order_of_time(printed):
 
 def test_one_attempt_a_while_and_a_text_narrow_it_down(printed):
     assert len(told("--attempt", "1")) == 3
-    assert len(told("--since", "30m")) == 2
+    assert len(told("--since", "5h")) == 2
     assert [line.rpartition("| ")[2] for line in told("--grep", "step=2")] == ["three step=2"]
     rows = [json.loads(line) for line in told("--attempt", "2", "--grep", "five", "--json")]
     at = (NOW - MINUTE).isoformat()

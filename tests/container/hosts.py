@@ -20,7 +20,7 @@ from rerail_agent.checkpoints import Manifest, place_of
 
 CONTAINER = Path(train.__file__).parent
 OPTIONS = {"steps": "40", "checkpoint_every": "10", "batch_size": "12", "model_size": "tiny", "warmup_steps": "5"}
-LIMIT_S = 150
+LIMIT_S = 300
 
 
 def losses(text: str) -> dict[int, str]:

@@ -21,13 +21,14 @@ from job import Cluster
 from rerail.mailbox import Command, Durability, Report, Told, Wish, command_key
 from rerail_agent import restarts, telegraph
 from rerail_agent.guard import Guard
-from tests.agent.fake_s3 import Bucket, serving
+from tests.agent.fake_s3 import HANG_S, Bucket, serving
 from tests.agent.jobs import RUN, command, environment_of
 from tests.container.hosts import Here, Host
 
 pytestmark = pytest.mark.slow
 CODE = [str(signals.ROOT / "container"), str(signals.ROOT / "lambdas")]
 PYTHON = sys.executable
+FOREVER = "3600"  # what lasts so long ends the test by its deadline
 FAILED = '{"rerail": 1, "cause": "user_code", "error": "ValueError: %s", "step": 7, "rank": 0, "exit_code": 1}'
 
 # A rank: leaves a note of what it was started with, then does what the test has written, by the number of the restart.
@@ -42,7 +43,7 @@ def fail(text):
     os.makedirs(os.environ["SAGEMAKER_BASE_DIR"] + "/output", exist_ok=True)
     open(os.environ["SAGEMAKER_BASE_DIR"] + "/output/failure", "w").write(text)
     note("failed"); sys.exit(1)
-def train(save_s=0.0, seconds=60.0):
+def train(save_s=0.0, seconds=600.0):
     heard = []
     signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
     note("ready", json.dumps(dict(os.environ) | {"PID": os.getpid()}))
@@ -64,7 +65,7 @@ class Node:
         (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(here))
         self.base, script = base, folder / "rank.py"
         script.write_text(f"{RANK}\n{rank}")
-        defaults = {"RERAIL_HOLD_SECONDS": "8", "RERAIL_RESTART_GRACE_SECONDS": "3", "FOLDER": str(folder)}
+        defaults = {"RERAIL_HOLD_SECONDS": FOREVER, "RERAIL_RESTART_GRACE_SECONDS": "60", "FOLDER": str(folder)}
         environment = environment_of(bucket, base=base, **defaults | variables)
         environment |= {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(CODE)}
         self._command, self._environment = [PYTHON, "-m", "rerail_agent.init", PYTHON, str(script)], environment
@@ -81,7 +82,7 @@ class Node:
         )
 
     def await_note(self, name: str) -> str:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_S
         while not (self.folder / name).exists():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < deadline, (name, sorted(path.name for path in self.folder.iterdir()))
@@ -92,7 +93,7 @@ class Node:
         return (self.folder / name).exists()
 
     def end(self) -> int:
-        _, err = self.process.communicate(timeout=30)
+        _, err = self.process.communicate(timeout=HANG_S)
         self.err = err.decode()
         return self.process.returncode
 
@@ -136,7 +137,7 @@ def told(bucket: Bucket, what: Told) -> list[Report]:
 
 def test_an_order_starts_the_ranks_again_with_what_it_says(bucket: Bucket, new_node: NewNode) -> None:
     """The same container, other processes, another environment, another port; the supervisor hears of it."""
-    node = new_node("train(seconds=60 if restart == 0 else 0.1)", MASTER_PORT="29400", RERAIL_SKIP_SAMPLES="1-2")
+    node = new_node("train(seconds=600 if restart == 0 else 0.1)", MASTER_PORT="29400", RERAIL_SKIP_SAMPLES="1-2")
     first = json.loads(node.await_note("ready-0-0-0"))
     assert first["RERAIL_INIT"] == "1"
     bucket.command(order(resume_step=400, skip_samples="10-20", rate=0.9))
@@ -154,7 +155,7 @@ def test_an_order_starts_the_ranks_again_with_what_it_says(bucket: Bucket, new_n
 
 def test_orders_follow_one_another(bucket: Bucket, new_node: NewNode) -> None:
     """What a later one does not speak of stays as it was; an old one, or one of another attempt, changes nothing."""
-    node = new_node("train(seconds=60 if restart < 2 else 0.1)")
+    node = new_node("train(seconds=600 if restart < 2 else 0.1)")
     node.await_note("ready-0-0-0")
     bucket.command(order(1, resume_step=400, rate=0.9))
     node.await_note("ready-1-0-0")
@@ -173,7 +174,7 @@ def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
 ) -> None:
     """Its environment is that of the first, and another command has taken the order's place long ago. Another job,
     which is given the same folder, knows nothing of it."""
-    node = new_node("train(seconds=60 if restart == 0 else 2)")
+    node = new_node("train(seconds=600 if restart == 0 else 60)")
     (node.base / "checkpoints").mkdir()
     node.await_note("ready-0-0-0")
     bucket.command(order(2, resume_step=400, skip_samples="10-20", rate=0.9))
@@ -200,7 +201,7 @@ def test_what_cannot_be_read_of_older_orders_changes_nothing(tmp_path: Path, tex
 
 def test_ranks_that_do_not_leave_are_killed(bucket: Bucket, new_node: NewNode) -> None:
     """As one that waits in a collective for a peer, or saves for longer than a restart waits."""
-    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); note('ready', os.getpid()); time.sleep(60)"
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); note('ready', os.getpid()); time.sleep(600)"
     node = new_node(f"if restart: train(seconds=0.1)\nelse: {stubborn}", RERAIL_RESTART_GRACE_SECONDS="0.2")
     pid = node.await_note("ready-0-0-0")
     bucket.command(order())
@@ -238,12 +239,10 @@ def test_what_a_script_does_not_say_init_says(bucket: Bucket, new_node: NewNode)
 
 
 def test_a_word_that_no_order_will_come_ends_the_wait(bucket: Bucket, new_node: NewNode) -> None:
-    node = new_node(f"fail('{FAILED % 'x'}')", RERAIL_HOLD_SECONDS="60")
+    node = new_node(f"fail('{FAILED % 'x'}')")
     bucket.wait_for_report("crashed")
-    began = time.monotonic()
     bucket.command(command("no", wish=Wish.TRAIN))
     assert node.end() == 1
-    assert time.monotonic() - began < 5
     assert node.failure["error"] == "ValueError: x"
 
 
@@ -261,10 +260,8 @@ def test_what_nobody_will_restart_ends_at_once(
     bucket: Bucket, new_node: NewNode, text: str, variables: dict[str, str]
 ) -> None:
     """Switched off, hopeless on this machine, or a lost peer where there is no other machine."""
-    node = new_node(f"fail('{text}')", **{"RERAIL_HOLD_SECONDS": "60"} | variables)
-    began = time.monotonic()
+    node = new_node(f"fail('{text}')", **variables)
     assert node.end() == 1
-    assert time.monotonic() - began < 8
     assert told(bucket, Told.CRASHED) == []
 
 
@@ -278,10 +275,8 @@ def test_a_wait_without_an_answer_has_an_end(bucket: Bucket, new_node: NewNode) 
 
 def test_a_bucket_that_is_forbidden_is_not_waited_for(bucket: Bucket, new_node: NewNode) -> None:
     bucket.broken = {"GET": (403, "AccessDenied"), "PUT": (403, "AccessDenied")}
-    node = new_node(f"fail('{FAILED % 'x'}')", RERAIL_HOLD_SECONDS="60")
-    began = time.monotonic()
+    node = new_node(f"fail('{FAILED % 'x'}')")
     assert node.end() == 1
-    assert time.monotonic() - began < 10
 
 
 def test_a_command_that_is_denied_because_there_is_none_may_yet_come(bucket: Bucket, new_node: NewNode) -> None:
@@ -298,23 +293,26 @@ def test_a_command_that_is_denied_because_there_is_none_may_yet_come(bucket: Buc
 
 def test_a_stop_wins_over_an_order(bucket: Bucket, new_node: NewNode) -> None:
     """SIGTERM while the ranks are leaving for a restart: they may save for as long as at any stop, and none begin."""
-    node = new_node("train(save_s=2.0)", RERAIL_RESTART_GRACE_SECONDS="0.5")
+    save = "note('asked')\nwhile not os.path.exists(folder + '/go'): time.sleep(0.01)\nnote('saved')"
+    node = new_node(f"train(); {save}", RERAIL_RESTART_GRACE_SECONDS="2")
     node.await_note("ready-0-0-0")
     bucket.command(order())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     os.set_blocking(node.process.stderr.fileno(), False)
     said = b""
     while b"to restart them" not in said and time.monotonic() < deadline:
         said += node.process.stderr.read() or b""
         time.sleep(0.01)
     node.process.send_signal(signal.SIGTERM)
+    time.sleep(2.5)  # longer than a restart waits
+    (node.folder / "go").touch()
     assert node.end() == 0
     assert node.has("saved-0-0-0")
     assert not node.has("ready-1-0-0")
 
 
 def test_a_stop_while_waiting_for_an_order_ends_the_job(bucket: Bucket, new_node: NewNode) -> None:
-    node = new_node(f"fail('{FAILED % 'x'}')", RERAIL_HOLD_SECONDS="60")
+    node = new_node(f"fail('{FAILED % 'x'}')")
     bucket.wait_for_report("crashed")
     node.process.send_signal(signal.SIGTERM)
     assert node.end() == 1
@@ -333,11 +331,12 @@ def test_a_stop_after_a_restart_is_a_stop_as_ever(bucket: Bucket, new_node: NewN
 
 def test_an_order_that_comes_after_its_deadline_is_refused(bucket: Bucket, new_node: NewNode) -> None:
     """The supervisor has called for the stop by then."""
-    node = new_node("train(seconds=1.5)")
+    node = new_node("note('ready')\nwhile not os.path.exists(folder + '/go'): time.sleep(0.01)")
     node.await_note("ready-0-0-0")
     bucket.command(order(left_s=-1))
     refused = bucket.wait_for_report("refused")
     assert (refused.command, refused.reason) == ("o1", "the order came after its deadline")
+    (node.folder / "go").touch()
     assert node.end() == 0
     assert not node.has("ready-1-0-0")
 
@@ -345,7 +344,7 @@ def test_an_order_that_comes_after_its_deadline_is_refused(bucket: Bucket, new_n
 def test_an_order_from_before_the_container_still_stands(bucket: Bucket, new_node: NewNode) -> None:
     """SageMaker itself has restarted the machine, with the environment of the job's first start."""
     bucket.command(order(2, resume_step=400, left_s=-60))
-    node = new_node("train(seconds=60 if restart == 0 else 0.1)")
+    node = new_node("train(seconds=600 if restart == 0 else 0.1)")
     assert json.loads(node.await_note("ready-2-0-0"))["RERAIL_RESUME_STEP"] == "400"
     assert node.end() == 0
 
@@ -358,7 +357,7 @@ port, first = int(os.environ["MASTER_PORT"]), os.environ["NODE"] == "0"
 def meet():
     if first:
         with socket.create_server(("127.0.0.1", port)) as door: return door.accept()[0]
-    for _ in range(500):
+    for _ in range(6000):
         try: return socket.create_connection(("127.0.0.1", port))
         except OSError: time.sleep(0.02)
 peer = meet()
@@ -413,7 +412,7 @@ def test_a_real_run_is_rolled_back_within_its_job(
     host = new_host(steps="60", step_seconds="0.03")
     variables = {"RERAIL_DRILL": "nan:step=25:restart=0", "RERAIL_RUN": RUN}
     host.launch(**environment_of(bucket, base=host.base, **variables))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_S
     while max(host.losses, default=0) < 27:
         assert time.monotonic() < deadline, host.err.read_text()
         time.sleep(0.02)

@@ -1,14 +1,8 @@
-"""A world for the core, and how Hypothesis plays here: the same examples each time, without a stopwatch."""
+"""A world for the core."""
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.fakes import World
-
-settings.register_profile(
-    "rerail", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("rerail")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import math
 import random
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from rerail.detectors.finding import Kind
 from rerail.detectors.sample import Sample
 from rerail.detectors.watch import Watch, see, series
 from tests.detectors.runs import falling, lifted, minutes, said, samples
+from tests.timing import growth
 
 DETECTION = Detection(plateau=True)
 NUMBERS = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, 1e-300, 1e300])
@@ -135,12 +135,6 @@ def test_what_is_not_finite_is_told_in_every_field(value: float) -> None:
 def test_a_row_costs_a_bounded_multiple_of_a_trivial_loop() -> None:
     """All detectors together stay within a fixed multiple of one square root a row, so any machine can judge it."""
     rows = samples(falling(4000))
-    best = min(_seconds(lambda: list(series(rows, DETECTION))) for _ in range(3))
-    trivial = min(_seconds(lambda: [math.sqrt(sample.loss or 0) for sample in rows]) for _ in range(3))
-    assert best / trivial < 1500
-
-
-def _seconds(work) -> float:
-    begun = time.process_time()
-    work()
-    return time.process_time() - begun
+    assert (
+        growth(lambda: [math.sqrt(sample.loss or 0) for sample in rows], lambda: list(series(rows, DETECTION))) < 1500
+    )

@@ -78,7 +78,7 @@ def fresh(script: str, module: str = "", *, code: Path = ROOT / "lambdas", **env
     kept |= {"POWERTOOLS_SERVICE_NAME": module, "POWERTOOLS_METRICS_NAMESPACE": "Rerail"}
     kept |= {"LAMBDA_TASK_ROOT": "/var/task"}  # elsewhere than in Lambda the tracer asks for its sampling rules
     command = [sys.executable, "-c", script.format(code=str(code), module=module)]
-    ran = subprocess.run(command, env=kept | environment, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, env=kept | environment, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

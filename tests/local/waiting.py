@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from local.stack import LocalAws
 
 Answer = TypeVar("Answer")
+HANG_S = 120.0  # ends a wait for what never comes
 
 
-def eventually(look: Callable[[], Answer], within_s: float = 15.0) -> Answer:
+def eventually(look: Callable[[], Answer], within_s: float = HANG_S) -> Answer:
     """The first truthy answer; the last one, whatever it is, after `within_s`."""
     deadline = time.monotonic() + within_s
     while not (answer := look()) and time.monotonic() < deadline:
@@ -35,7 +36,7 @@ class Mailbox:
             self.sqs.delete_message(QueueUrl=self.url, ReceiptHandle=message["ReceiptHandle"])
         return self.messages
 
-    def find(self, wanted: Callable[[dict[str, Any]], bool], count: int = 1, within_s: float = 15.0) -> list[Any]:
+    def find(self, wanted: Callable[[dict[str, Any]], bool], count: int = 1, within_s: float = HANG_S) -> list[Any]:
         """The messages that are wanted, as soon as there are `count` of them; those there are after `within_s`."""
 
         def look() -> list[dict[str, Any]]:

@@ -104,19 +104,22 @@ def hostile() -> Known:
     return replace(known, run=bad, timeline=entries, lines={1: lines}, unread=(HOSTILE,))
 
 
-def immense(*, every: int = 1) -> Known:
-    """Five hundred attempts with two thousand rows each: a million points, and a timeline to match; or one row of so
-    many steps."""
-    attempts = [attempt(n, start=(n - 1) * 1000 or None, last=n * 1000, cause=Cause.UNKNOWN) for n in range(1, 501)]
+def immense(*, every: int = 1, tries: int = 500) -> Known:
+    """Return five hundred attempts with two thousand rows each: a million points, and a timeline to match.
+
+    With `every`, only one row of so many steps; with `tries`, another number of attempts.
+    """
+    numbers = range(1, tries + 1)
+    attempts = [attempt(n, start=(n - 1) * 1000 or None, last=n * 1000, cause=Cause.UNKNOWN) for n in numbers]
     incidents = [
         Incident(n, "job_failed", n, Cause.UNKNOWN, f"attempt {n} failed", "exit code 137", at, at, step=n * 1000)
         for n, at in ((each.number, each.ended_at or BEGAN) for each in attempts[:-1])
     ]
     timeline = tuple(
         TimelineEntry("gpt", n, BEGAN + timedelta(minutes=n), RunState.WATCHING, RunState.WAITING, f"decision {n}" * 20)
-        for n in range(5000)
+        for n in range(10 * tries)
     )
-    series = {n: rows(n, (n - 1) * 1000, n * 1000 + 999, every=every) for n in range(1, 501)}
-    lines = {n: tuple(LogLine(BEGAN, "algo-1-1", "y" * 5000) for _ in range(120)) for n in range(1, 500)}
+    series = {n: rows(n, (n - 1) * 1000, n * 1000 + 999, every=every) for n in numbers}
+    lines = {n: tuple(LogLine(BEGAN, "algo-1-1", "y" * 5000) for _ in range(120)) for n in numbers[:-1]}
     run = Run("gpt", "default", RunState.WATCHING, BEGAN, tuple(attempts), incidents=tuple(incidents))
     return Known(run, BEGAN + timedelta(days=21), timeline=timeline, series=series, lines=lines)

@@ -25,24 +25,23 @@ def synthesize(
     environment |= {"JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(ROOT / ".local" / "jsii")}
     environment |= {"CDK_CONTEXT_JSON": json.dumps(context or {}), "CDK_VALIDATION": str(validate).lower()}
     command = [sys.executable, "app.py"]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
 
 
 @pytest.fixture(scope="session")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the cloud assembly, synthesized by the first worker that needs it."""
-    shared = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        shared = shared.parent
-    out = shared / "cdk" / "cdk.out"
-    out.parent.mkdir(exist_ok=True)
-    with (shared / "cdk.lock").open("w") as lock:
+    """The folder with the cloud assembly, which the workers of pytest-xdist share."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder = shared / "assembly"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (out.parent / "done").exists():
-            run = synthesize(out)
+        if not (folder / "whole").exists():
+            run = synthesize(folder / "cdk.out")
             assert run.returncode == 0, run.stderr
-            (out.parent / "done").touch()
-    return out
+            (folder / "whole").touch()
+    return folder / "cdk.out"
 
 
 @pytest.fixture(scope="session")

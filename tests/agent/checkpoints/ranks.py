@@ -13,7 +13,7 @@ from torch import distributed as dist
 from rerail_agent.checkpoints import Manifest, Saver, place_of
 
 T = TypeVar("T")
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def manifest(step: int, **changes: Any) -> Manifest:
@@ -78,7 +78,7 @@ class Ranks:
     def all(self, act: Callable[[Saver, int], T]) -> list[T]:
         """What act(saver, rank) returns on every rank, done at the same time."""
         futures = [self._threads.submit(act, saver, rank) for rank, saver in enumerate(self.savers)]
-        return [future.result(timeout=60) for future in futures]
+        return [future.result(timeout=3 * PATIENCE_S) for future in futures]
 
     def save(self, step: int, make: Callable[[int, int], dict[str, Any]] = state, **changes: Any) -> list[Any]:
         """Saves on every rank and waits; each rank's outcomes."""
@@ -103,7 +103,7 @@ class Ranks:
         return self.all(act)
 
 
-def settle(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
+def settle(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
     """Whether something comes true in time."""
     pause = threading.Event()
     for _ in range(int(within_s / 0.01)):

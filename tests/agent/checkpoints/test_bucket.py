@@ -19,7 +19,7 @@ from tests.agent.checkpoints.test_several_ranks import large
 
 pytest.importorskip("s3torchconnector")
 ROOT = Path(__file__).resolve().parents[3]
-READY_WITHIN_S = 60
+READY_WITHIN_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def keys(s3: Any, bucket: str) -> list[str]:
 
 def save(saver: Saver, step: int, **changes: Any) -> Any:
     saver.save(state(step), manifest(step, **changes))
-    [ended] = saver.wait(30)
+    [ended] = saver.wait(120)
     return ended
 
 
@@ -125,7 +125,7 @@ def test_pruning_in_s3(s3: Any, bucket: str) -> None:
     saver.prune(keep=1, doublings=0)
     for step in (10, 20):
         assert save(saver, step).error is None
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + READY_WITHIN_S
     while (folders := {key.split("/")[1] for key in keys(s3, bucket)}) != {"notes.txt", "quarantine", "step-000000020"}:
         assert time.monotonic() < deadline, folders
         time.sleep(0.05)

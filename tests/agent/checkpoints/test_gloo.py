@@ -79,7 +79,7 @@ def _save(state: dict[str, Any], root: Path, step: int, rank: int, ranks: int) -
     assert saver._plan is not None
     assert saver._plan.staged_bytes <= held
     assert saver.save(state, manifest(step, world_size=ranks))
-    [ended] = saver.wait(60)
+    [ended] = saver.wait(120)
     assert ended.error is None, ended
     total = sum(t.nbytes if not isinstance(t, DTensor) else t.numel() * t.element_size() for t in _tensors(state))
     together = torch.tensor(saver._plan.staged_bytes)
@@ -141,7 +141,7 @@ def _check_that_training_goes_on(rank: int, ranks: int, root: Path) -> None:
         model(torch.rand(8, 300)).sum().backward()
         dist.all_reduce(torch.ones(1))
         assert saver.save(state, manifest(step, world_size=ranks))
-    assert all(one.error is None for one in saver.wait(60))
+    assert all(one.error is None for one in saver.wait(120))
     assert saver.newest() == 30
     saver.close()
 

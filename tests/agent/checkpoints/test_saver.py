@@ -39,7 +39,7 @@ def saver(tmp_path: Path, told: Told) -> Iterator[Saver]:
 
 def save(saver: Saver, step: int, **changes: Any) -> list[Committed]:
     saver.save(state(step), manifest(step, **changes))
-    return saver.wait(20)
+    return saver.wait(120)
 
 
 def restored(saver: Saver, step: int) -> bool:
@@ -91,7 +91,7 @@ def test_the_loop_may_go_on_at_once(saver: Saver) -> None:
         assert saver.save(changing, manifest(step), ends.append)
         changing["model"]["count"].add_(1)
         changing["step"] += 1
-    committed = saver.wait(20)
+    committed = saver.wait(120)
     assert [one.step for one in committed] == [1, 2, 3]
     assert ends == committed
     assert saver.finished() == []
@@ -242,7 +242,7 @@ def test_a_state_may_change_its_structure(saver: Saver, told: Told) -> None:
     grown["model"]["new"] = torch.arange(200_000)
     grown["optimizer"]["state"][1]["flags"] = torch.ones(9)
     saver.save(grown, manifest(20))
-    assert saver.wait(20)[0].error is None
+    assert saver.wait(120)[0].error is None
     assert len(told.saying("changed its structure")) == 1
     found = state(99)
     found["model"]["new"] = torch.zeros(200_000, dtype=torch.int64)
@@ -256,7 +256,7 @@ def test_values_may_grow(saver: Saver) -> None:
     for step, length in ((1, 3), (2, 30_000), (3, 200_000), (4, 5)):
         changing = state(step) | {"note": "x" * length, "list": list(range(length))}
         saver.save(changing, manifest(step))
-        assert saver.wait(20)[0].error is None
+        assert saver.wait(120)[0].error is None
         found = state(99) | {"note": "", "list": []}
         saver.load(found, step)
         assert same(found, changing)
@@ -267,7 +267,7 @@ def test_a_later_save_takes_up_no_more_than_the_state(saver: Saver, tmp_path: Pa
     wide = torch.arange(1_000_000).view(1000, 1000)
     seen = {"column": wide[:, 3], "turned": wide[:30, :20].t(), "part": wide[5:9]}
     saver.save(seen, manifest(1))
-    assert saver.wait(20)[0].error is None
+    assert saver.wait(120)[0].error is None
     assert (tmp_path / "step-000000001" / "__0_0.distcp").stat().st_size < 60_000
     found = {name: torch.zeros_like(tensor) for name, tensor in seen.items()}
     saver.load(found, 1)
@@ -304,7 +304,7 @@ def test_the_writer_may_be_stopped_in_the_middle(saver: Saver, told: Told) -> No
     saver.save(state(10), manifest(10))
     assert saver.wait(0.2) == []
     os.kill(saver._writer.pid, signal.SIGKILL)
-    assert saver.wait(20)[0].error is None
+    assert saver.wait(120)[0].error is None
     assert restored(saver, 10)
 
 
@@ -358,7 +358,7 @@ def test_an_after_that_raises_costs_nothing(saver: Saver, told: Told) -> None:
         raise ValueError("oops")
 
     saver.save(state(1), manifest(1), fall_over)
-    assert saver.wait(20)[0].error is None
+    assert saver.wait(120)[0].error is None
     assert len(told.saying("oops")) == 1
     assert save(saver, 2)[0].error is None
 

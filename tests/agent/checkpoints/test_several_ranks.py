@@ -11,7 +11,7 @@ import torch
 
 from rerail_agent.checkpoints import DamagedCheckpoint, Saver
 from rerail_agent.checkpoints.exchange import Silent
-from tests.agent.checkpoints.ranks import Ranks, manifest, same, settle, state
+from tests.agent.checkpoints.ranks import PATIENCE_S, Ranks, manifest, same, settle, state
 from tests.agent.checkpoints.test_saver import flip
 
 
@@ -86,18 +86,22 @@ def test_a_rank_that_cannot_write_costs_one_checkpoint(three: Ranks, tmp_path: P
 
 def test_a_rank_that_never_reports_costs_one_checkpoint(tmp_path: Path) -> None:
     """After the patience rank 0 gives up; the torn folder is invisible, then gone."""
-    with Ranks([tmp_path] * 2, patience_s=1.0) as two:
+    with Ranks([tmp_path] * 2) as two:
         two.save(10)
+        courier = two.savers[0]._courier
+        assert courier
+        patience_s, courier.patience_s = courier.patience_s, 1.0
         pid = two.savers[1]._writer.pid if two.savers[1]._writer else None
         assert pid
         os.kill(pid, signal.SIGSTOP)
         two.all(lambda saver, rank: saver.save(state(20, rank), manifest(20, world_size=2)))
-        [ended] = two.savers[0].wait(20)
+        [ended] = two.savers[0].wait(PATIENCE_S)
+        courier.patience_s = patience_s
         assert ended.error is not None
         assert "nothing heard of rank 1 for 1 s" in ended.error
         assert not (tmp_path / "step-000000020").exists()
         os.kill(pid, signal.SIGCONT)
-        two.all(lambda saver, rank: saver.wait(20))
+        two.all(lambda saver, rank: saver.wait(PATIENCE_S))
         assert two.restored() == [(10, True)] * 2
         two.save(30)
         assert two.restored() == [(30, True)] * 2

@@ -178,7 +178,10 @@ WARNED = {
         "sweep",
         {
             "cloudwatch.get_metric_statistics": {"Datapoints": []},
-            "cloudformation.describe_stacks": {"Stacks": [{"StackStatus": "CREATE_COMPLETE", "CreationTime": now()}]},
+            # When it is asked for: the module may have been imported long before.
+            "cloudformation.describe_stacks": lambda **_: {
+                "Stacks": [{"StackStatus": "CREATE_COMPLETE", "CreationTime": now()}]
+            },
         },
     ),
 }

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,13 @@ def aws_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
-        until(lambda: server.poll() is None and _answers(port), lambda: "MiniStack does not listen", 30)
+        until(lambda: server.poll() is None and _answers(port), lambda: "MiniStack does not listen")
         client("s3", url).create_bucket(Bucket=BUCKET)
         yield url
     finally:
         server.terminate()
         try:
-            server.wait(5)
+            server.wait(30)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
@@ -52,6 +53,14 @@ def _answers(port: int) -> bool:
 @pytest.fixture(scope="session")
 def stage(aws_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     shared = Stage(aws_url, tmp_path_factory.mktemp("stage"))
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="session")
+def patient_stage(aws_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A stage whose containers have a minute to end by themselves, for those that do."""
+    shared = Stage(aws_url, tmp_path_factory.mktemp("patient-stage"), replace(QUICK, stop_grace=60.0))
     yield shared
     shared.close()
 

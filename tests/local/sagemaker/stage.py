@@ -18,6 +18,7 @@ from local.sagemaker.images import Image
 
 ROLE = "arn:aws:iam::000000000000:role/training"
 BUCKET = "bucket"
+HANG_S = 120.0  # ends a wait for what never comes
 TERMINAL = ("Completed", "Failed", "Stopped")
 
 QUICK = Timing(
@@ -73,11 +74,11 @@ class Stage:
         if self._closed:
             return
         self._closed = True
-        asyncio.run_coroutine_threadsafe(self.service.close(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(self.service.close(), self._loop).result(HANG_S)
         self._server.shutdown()
         self._server.server_close()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(HANG_S)
 
     def image(self, script: str) -> str:
         """A folder with a Dockerfile whose entrypoint is the script; returns the image's URI."""
@@ -148,7 +149,7 @@ def steps(description: dict[str, Any]) -> list[str]:
     return [step["Status"] for step in description["SecondaryStatusTransitions"]]
 
 
-def until(look: Callable[[], Any], story: Callable[[], Any] = str, seconds: float = 10) -> Any:
+def until(look: Callable[[], Any], story: Callable[[], Any] = str, seconds: float = HANG_S) -> Any:
     """The first true answer; fails with the story told after the time is over."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -165,7 +166,7 @@ def _request_handler(service: TrainingService, loop: asyncio.AbstractEventLoop) 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             answer = service.handle("POST", self.path, dict(self.headers), body, {})
-            status, headers, content = asyncio.run_coroutine_threadsafe(answer, loop).result(20)
+            status, headers, content = asyncio.run_coroutine_threadsafe(answer, loop).result(HANG_S)
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)

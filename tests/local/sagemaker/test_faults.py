@@ -68,14 +68,14 @@ def test_spot_interruption(stage, tmp_path):
     assert steps(described) == [*begun, "Interrupted", *begun, "Uploading", "Completed"]
 
 
-def test_spot_notice(stage, tmp_path):
+def test_spot_notice(patient_stage, tmp_path):
     """Reclaimed instances are told by SIGTERM: what is saved and synced then is what the same job starts anew with."""
     script = """
         [ -f {flag} ] && cp -r $SAGEMAKER_BASE_DIR/checkpoints {flag}-restored && exit 0
-        echo 1 > $SAGEMAKER_BASE_DIR/checkpoints/periodic; touch {flag}
         trap 'echo 2 > $SAGEMAKER_BASE_DIR/checkpoints/at-notice; sleep 0.4; exit 0' TERM
+        echo 1 > $SAGEMAKER_BASE_DIR/checkpoints/periodic; touch {flag}
         while :; do sleep 0.05; done"""
-    flag, uri = tmp_path / "flag", f"s3://{BUCKET}/spot/"
+    stage, flag, uri = patient_stage, tmp_path / "flag", f"s3://{BUCKET}/spot/"
     job = stage.create(script.format(flag=flag), CheckpointConfig={"S3Uri": uri}, **SPOT)
     stage.training(job)
     until(flag.exists)

@@ -149,7 +149,7 @@ def test_times_are_numbers_on_the_wire(stage: Stage):
     body = f'{{"TrainingJobName": "{job}"}}'.encode()
     headers = {"X-Amz-Target": "SageMaker.DescribeTrainingJob", "Content-Type": "application/x-amz-json-1.1"}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    raw = opener.open(urllib.request.Request(stage.url, body, headers), timeout=5).read()
+    raw = opener.open(urllib.request.Request(stage.url, body, headers), timeout=120).read()
     assert b'"CreationTime": 1' in raw
     output = operation_model("DescribeTrainingJob").output_shape
     parsed = create_parser("json").parse({"body": raw, "headers": {}, "status_code": 200}, output)
