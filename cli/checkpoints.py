@@ -14,8 +14,7 @@ from rich.table import Table
 from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
-from cli.place import Local
-from cli.runs import AsJson
+from cli.place import AsJson, Local
 from cli.saves import Save, passed_over, resume_from, saves_under, verified
 from cli.trouble import code_of, is_denied
 from rerail.checkpoints import Health

@@ -1,37 +1,237 @@
-"""The command line as a whole: its version, and one clear error for whatever AWS answers."""
+"""The command line as a whole: its commands, its version, and one clear error for whatever AWS answers.
 
-from importlib.metadata import version
-from typing import Annotated, Any
+A command's module is imported when the command is called, completed or asked for its own help. The list of commands is
+printed from the table below, since the modules together load the AWS SDK, the supervisor and the simulation."""
+
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
-from botocore.exceptions import BotoCoreError, ClientError
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from cli import place
-from cli.trouble import explained
+from cli import lean_help
 from rerail.errors import RerailError
 
-VERSION = version("rerail")
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A command as the help lists it: its module, what is defined there (a function or a `Typer`), and the first
+    paragraph of its help, which must be equal to that of the command itself."""
+
+    module: str
+    attribute: str
+    help: str
 
 
-class Commands(TyperGroup):
+OPERATORS = "cli.operators"
+COMMANDS: Mapping[str, Listed] = {
+    "demo": Listed(
+        "cli.demo.command",
+        "demo",
+        "Train a real model under supervision, break it, watch it mend. Exit status 0 if it ended as it must.",
+    ),
+    "submit": Listed("cli.submit.command", "submit", "Start a script as a supervised training job."),
+    "follow": Listed(
+        "cli.submit.command",
+        "follow",
+        "Print the logs of all attempts of a run and what is decided about it, until it has ended.",
+    ),
+    "diagnose": Listed(
+        "cli.diagnose",
+        "diagnose",
+        "Say what killed a training job, and whether the same job may get further when relaunched.",
+    ),
+    "metrics": Listed("cli.metrics", "metrics", "Print the MetricDefinitions for jobs that log Rerail's metric line."),
+    "backtest": Listed(
+        "cli.backtest.command",
+        "backtest",
+        "Ask what Rerail would have said and done on logs of the past. Nothing is launched, stopped or changed.",
+    ),
+    "simulate": Listed(
+        "cli.simulate.command",
+        "simulated",
+        "What share of its time would a run have trained, by who looks after it? Nothing is launched or stopped.",
+    ),
+    "status": Listed("cli.status", "status", "All runs: their state, step, cost and goodput, and what is to be done."),
+    "show": Listed(
+        "cli.runs",
+        "show",
+        "One run: what happened, what to do, its attempts, incidents, budgets, time and money, and every decision.",
+    ),
+    "logs": Listed("cli.logs", "logs", "Print what the jobs of a run have printed, with the attempt before each line."),
+    "checkpoints": Listed(
+        "cli.checkpoints",
+        "checkpoints",
+        "What a run has saved, newest first, and which one a relaunch would resume from.",
+    ),
+    "report": Listed(
+        "cli.report",
+        "report",
+        "One run's incident report: what happened, what to do, curves, evidence, cost, and what to change.",
+    ),
+    "hold": Listed(OPERATORS, "hold", "Stop supervising a run; a job that is running goes on."),
+    "release": Listed(
+        OPERATORS, "release", "Take a held run up again: every budget starts afresh, a dead job is relaunched."
+    ),
+    "stop": Listed(OPERATORS, "stop", "End a run: wait for its next checkpoint, then stop its job."),
+    "restart": Listed(
+        OPERATORS,
+        "restart",
+        "Move a run to fresh machines: wait for its next checkpoint, stop its job, relaunch from there.",
+    ),
+    "rollback": Listed(
+        OPERATORS,
+        "rollback",
+        "Roll a run back to a step: nothing that it has saved after it so far is resumed from any more.",
+    ),
+    "save": Listed(OPERATORS, "save", "Have a run's agent save a checkpoint now; the job goes on."),
+    "drill": Listed(
+        "cli.drill",
+        "drill",
+        "Prove that a run can be restarted: save, train some steps, stop, relaunch from that save, "
+        "compare those steps.",
+    ),
+    "approve": Listed(
+        OPERATORS,
+        "approve",
+        "Say yes to what is proposed for a run: its job is stopped and relaunched, or its next one created.",
+    ),
+    "deny": Listed(
+        OPERATORS, "deny", "Say no to what is proposed for a run: a job that runs goes on, a dead run is held."
+    ),
+    "switch": Listed(
+        OPERATORS,
+        "switch",
+        "Throw the kill switch of the account, or see how it stands; honoured within a minute or two.",
+    ),
+    "deploy": Listed(
+        "cli.deploy.command",
+        "deploy",
+        "Deploy Rerail into an account and region, or bring it up to date; open runs go on.",
+    ),
+    "destroy": Listed(
+        "cli.deploy.command",
+        "destroy",
+        "Take Rerail out of an account and region. Runs, mail, reports, logs and the key stay for a later deployment.",
+    ),
+    "doctor": Listed(
+        "cli.doctor.command",
+        "doctor",
+        "Is everything ready? Exit status 1 if something is broken, 2 if nothing at all can be told.",
+    ),
+    "connect": Listed(
+        "cli.connect",
+        "connect",
+        "Open a shell in the running job of a run. The job is changed only after asking; its training goes on.",
+    ),
+    "tensorboard": Listed(
+        "cli.tensorboard.command",
+        "tensorboard",
+        "Open TensorBoard on all attempts of a run, and keep it fresh until Ctrl-C.",
+    ),
+    "policy": Listed(
+        "cli.policies.command", "app", "Policies: checked, compared with what is deployed, shown in full."
+    ),
+    "local": Listed("cli.local_aws", "app", "An AWS on this machine, with Rerail deployed into it."),
+}
+
+
+def imported(name: str) -> Any:
+    """Return the command itself, built from its module."""
+    listed = COMMANDS[name]
+    found = getattr(import_module(listed.module), listed.attribute)
+    holder = typer.Typer()
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name, cls=Group)
+    else:
+        holder.command(name)(found)
+    return typer.main.get_group(holder).commands[name]
+
+
+class Imported(Mapping[str, Any]):
+    """The commands by name, in the order of the help; each is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        return imported(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class Later(TyperCommand):
+    """A command that is listed by its name and help, and imported once its arguments are parsed."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Return the context of the command itself, which runs, completes or prints its own help."""
+        return imported(str(self.name)).make_context(info_name, args, parent, **extra)
+
+
+class Group(TyperGroup):
+    """Commands under one name, whose arguments are parsed without Pydantic."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what stands before the command's name. Typer imports Pydantic to convert a flag that is neither true
+        nor false, as --help and its options for completion are where they are not given."""
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.default is None:
+                parameter.default = False
+        return super().parse_args(ctx, args)
+
+
+class Commands(Group):
     """Every command below it ends with a sentence and exit status 2 where it would end with a traceback of AWS's."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | {"commands": cast(MutableMapping[str, Any], Imported())})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names, in the order of the help."""
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return what stands for the command, without importing it: the help and the completion ask for each."""
+        listed = COMMANDS.get(cmd_name)
+        return Later(name=cmd_name, help=listed.help) if listed else None
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (ClientError, BotoCoreError) as error:
-            place.fail(*explained(error))
         except RerailError as error:
             cause = error.__cause__
-            if isinstance(cause, ClientError | BotoCoreError):
-                place.fail(*explained(cause))
+            if isinstance(cause, _errors_of_aws()):
+                _fail_for(cause)
+            from cli import place
+
             place.fail(str(error), "mend what it names; `rerail doctor` says what is broken")
+        except _errors_of_aws() as error:
+            _fail_for(error)
+
+
+def _errors_of_aws() -> tuple[type[Exception], ...]:
+    """Return the errors of the AWS SDK; none where it is not imported, since then nothing can have raised them."""
+    exceptions = sys.modules.get("botocore.exceptions")
+    return (exceptions.ClientError, exceptions.BotoCoreError) if exceptions else ()
+
+
+def _fail_for(error: Exception) -> NoReturn:
+    from cli import place
+    from cli.trouble import explained
+
+    place.fail(*explained(error))
 
 
 def _say_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"rerail {VERSION}")
+        # Only here: it reads the metadata of the installed packages.
+        from importlib.metadata import version
+
+        typer.echo(f"rerail {version('rerail')}")
         raise typer.Exit
 
 
@@ -41,3 +241,6 @@ def options(
     ] = False,
 ) -> None:
     """Keeps SageMaker training runs on their rails."""
+
+
+lean_help.install()

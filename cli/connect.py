@@ -14,10 +14,8 @@ from botocore.exceptions import ClientError
 from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
-from cli.place import Local, Place
-from cli.runs import AsJson
+from cli.place import AsJson, Local, Place
 from cli.trouble import explained, is_denied
-from rerail.aws.sagemaker import SageMakerJobs
 from rerail.errors import JobNotFound
 from rerail.model import Run
 from rerail.repairs import spoken_repairs
@@ -85,6 +83,8 @@ def connect(
 
 def _door(where: Place, run: Run, host: str) -> Door:
     """The door of the run's newest job, if there is one to open now; one clear error otherwise."""
+    from rerail.aws.sagemaker import SageMakerJobs
+
     launched = [attempt for attempt in run.attempts if attempt.exists]
     if not launched:
         place.fail(f"the run {run.id} has no job yet ({run.state})", f"`rerail show {run.id}` tells why")

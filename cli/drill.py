@@ -19,10 +19,7 @@ from cli.logbook import Logbook
 from cli.losses import Losses, largest_difference
 from cli.names import RunName, find_run
 from cli.operators import ask
-from cli.place import Local, Place
-from cli.runs import AsJson
-from rerail.aws.s3 import S3Checkpoints
-from rerail.aws.ssm import SsmPolicies
+from cli.place import AsJson, Local, Place
 from rerail.checkpoints import EMERGENCY, Checkpoint, Health
 from rerail.decision import known
 from rerail.launching import spoken_dollars
@@ -85,6 +82,8 @@ def drill(
     Exit status 0 if it is proven. It costs the steps and a restart, and nothing else: no budget is charged, and no save
     is distrusted. A script without an agent is restarted from its own newest save.
     """
+    from rerail.aws.ssm import SsmPolicies
+
     where = place.find(local=local)
     record = find_run(where, run)
     policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], place.now))
@@ -150,6 +149,8 @@ class Drill:
     _losses: dict[str, Losses] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        from rerail.aws.s3 import S3Checkpoints
+
         self._book = Logbook(self.where.client("logs"), place.now() - LOOK_BACK)
         self._saves = S3Checkpoints()
 

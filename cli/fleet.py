@@ -13,9 +13,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
 from cli.place import Place
-from rerail.aws.mailbox import S3Mailbox
-from rerail.aws.memories import DynamoMemories
-from rerail.aws.ssm import SsmPolicies
 from rerail.errors import RerailError
 from rerail.goodput import account
 from rerail.launching import APPROVAL, SWITCH
@@ -84,6 +81,8 @@ class Look:
     _unread: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        from rerail.aws.ssm import SsmPolicies
+
         self._policies = SsmPolicies(self.where.outputs["PolicyPrefix"], place.now)
         self._table = self.where.outputs["TableName"]
 
@@ -117,6 +116,9 @@ class Look:
 
     def _steps(self, runs: Sequence[Run]) -> dict[str, tuple[int, datetime | None]]:
         """The newest step of each, and when it was done: by its heartbeat, or as the sweep has noted it."""
+        from rerail.aws.mailbox import S3Mailbox
+        from rerail.aws.memories import DynamoMemories
+
         found = {}
         memories = DynamoMemories(self._table).recall([run.id for run in runs])
         for run in runs:

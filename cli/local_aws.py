@@ -5,9 +5,7 @@ import json
 import typer
 
 from cli import place
-from cli.operators import say
-from cli.runs import AsJson
-from local.stack import LocalAws, LocalAwsError
+from cli.place import AsJson
 
 app = typer.Typer(help="An AWS on this machine, with Rerail deployed into it.", no_args_is_help=True)
 
@@ -17,6 +15,9 @@ def up(
     scale: float = typer.Option(60.0, help="How many times as fast as AWS its clocks run."), as_json: AsJson = False
 ) -> None:
     """Start it, deploy the template, and leave it running."""
+    from cli.operators import say
+    from local.stack import LocalAws, LocalAwsError
+
     try:
         aws = LocalAws(place.LOCAL_STATE, scale=scale, schedule_scale=scale, assemblies=place.SYNTHESES)
         aws.start(lambda line: say(line, as_json), detached=True)
@@ -32,6 +33,9 @@ def up(
 @app.command()
 def down(as_json: AsJson = False) -> None:
     """End it, with everything it started."""
+    from cli.operators import say
+    from local.stack import LocalAws, LocalAwsError
+
     try:
         LocalAws.attach(place.LOCAL_STATE).stop()
     except LocalAwsError:

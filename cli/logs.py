@@ -12,8 +12,7 @@ from cli.console import Console
 from cli.durations import seconds
 from cli.logbook import Line, Logbook
 from cli.names import RunName, find_run
-from cli.place import Local, Place
-from cli.runs import AsJson
+from cli.place import AsJson, Local, Place
 from cli.submit.following import Follower
 from rerail.model import Attempt, Run
 

@@ -6,19 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
-import boto3
 import typer
-from botocore.config import Config
 
 from cli import place
 from cli.place import Place
-from local.deploy import outputs_of
 from rerail.model import Run, RunState, run_id
 
 POLICIES = place.ROOT / "policies"
 # A shell that waits for a completion seems to hang.
 COMPLETED_WITHIN_S = 2.0
-QUICK = Config(retries={"max_attempts": 1}, connect_timeout=1, read_timeout=2)
 MOST = 100
 ATTEMPT = re.compile(r"-a\d{3,}$")
 
@@ -103,7 +99,9 @@ def _quick_place(*, local: bool) -> Place:
     """The deployment by clients that give up at once: a completion may find nothing, but must not wait."""
     if local:
         return place.find(local=True)
-    outputs = outputs_of(boto3.Session().client("cloudformation", config=QUICK), place.STACK)
+    from local.deploy import outputs_of
+
+    outputs = outputs_of(_quick_client("cloudformation"), place.STACK)
     return _QuickPlace(f"stack {place.STACK}", outputs)
 
 
@@ -111,7 +109,15 @@ class _QuickPlace(Place):
     """As a place, with clients that do not try again."""
 
     def client(self, service: str) -> Any:
-        return boto3.Session().client(service, config=QUICK)
+        return _quick_client(service)
+
+
+def _quick_client(service: str) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    quick = Config(retries={"max_attempts": 1}, connect_timeout=1, read_timeout=2)
+    return boto3.Session().client(service, config=quick)
 
 
 def _tried(look: Callable[[], None], within_s: float) -> None:

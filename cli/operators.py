@@ -13,8 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
-from cli.place import Local, Place
-from cli.runs import AsJson
+from cli.place import AsJson, Local, Place
 from cli.saves import passed_over, saves_under
 from cli.trouble import explained
 from rerail.decision import has_agent

@@ -5,18 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from botocore.exceptions import BotoCoreError, ClientError
 
-from cli.console import Console
-from cli.trouble import explained
-from local.deploy import outputs_of
-from local.emulator import ACCOUNT, REGION
-from local.stack import LocalAws, LocalAwsError
-from rerail.aws.clients import client
-from rerail.aws.dynamodb import DynamoRuns
+# Each `--help` imports this module, so what only a call needs is imported by the call.
+if TYPE_CHECKING:
+    from rerail.aws.dynamodb import DynamoRuns
 
 ROOT = Path(__file__).resolve().parent.parent
 # Where the local AWS keeps its files; another folder makes another local AWS.
@@ -28,6 +23,7 @@ PROBLEM_LIMIT = 1_500
 STACK = os.environ.get("RERAIL_STACK", "Rerail")
 
 Local = Annotated[bool, typer.Option("--local", help="Look at the local AWS of this checkout, not at your account.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program.")]
 
 
 class Outputs(dict[str, str]):
@@ -49,11 +45,27 @@ class Place:
     is_local: bool = False
 
     @property
-    def runs(self) -> DynamoRuns:
+    def runs(self) -> "DynamoRuns":
+        from rerail.aws.dynamodb import DynamoRuns
+
         return DynamoRuns(self.outputs["TableName"])
 
     def client(self, service: str) -> Any:
         return client(service)
+
+
+def client(service: str) -> Any:
+    """Return the service's client, which all of this process share."""
+    from rerail.aws import clients
+
+    return clients.client(service)
+
+
+def forget_clients() -> None:
+    """Have every client made anew, for another region or with other credentials."""
+    from rerail.aws import clients
+
+    clients.client.cache_clear()
 
 
 def now() -> datetime:
@@ -68,6 +80,8 @@ def find(*, local: bool) -> Place:
 
 def use_local(endpoint_url: str) -> None:
     """From now on every AWS client of this process talks to the local AWS, and nothing of the user's is read."""
+    from local.emulator import ACCOUNT, REGION
+
     os.environ |= {
         "AWS_ENDPOINT_URL": endpoint_url,
         "AWS_ACCESS_KEY_ID": ACCOUNT,
@@ -79,10 +93,12 @@ def use_local(endpoint_url: str) -> None:
     }
     for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE"):
         os.environ.pop(name, None)
-    client.cache_clear()
+    forget_clients()
 
 
 def _local() -> Place:
+    from local.stack import LocalAws, LocalAwsError
+
     try:
         aws = LocalAws.attach(LOCAL_STATE)
     except LocalAwsError:
@@ -92,6 +108,11 @@ def _local() -> Place:
 
 
 def _account() -> Place:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from cli.trouble import explained
+    from local.deploy import outputs_of
+
     try:
         outputs = Outputs(outputs_of(client("cloudformation"), STACK))
     except (ClientError, BotoCoreError) as error:
@@ -102,6 +123,8 @@ def _account() -> Place:
 
 def fail(problem: str, remedy: str) -> NoReturn:
     """One error on stderr, no longer than one reads, and exit status 2."""
+    from cli.console import Console
+
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     said = problem if len(problem) <= PROBLEM_LIMIT else f"{problem[:PROBLEM_LIMIT]}…"
     console.print(f"error: {said}", style="red")

@@ -10,14 +10,8 @@ import typer
 
 from cli import place
 from cli.names import RunName, unknown_run
-from cli.place import Local, Place, now
-from cli.runs import AsJson
-from rerail.aws.cloudwatch import CloudWatchSeries
-from rerail.aws.logs import CloudWatchLogs
-from rerail.aws.s3 import S3Checkpoints
-from rerail.aws.ssm import SsmPolicies
+from cli.place import AsJson, Local, Place, now
 from rerail.codec import plain
-from rerail.story.gather import Gathering
 from rerail.story.known import Known
 from rerail.story.story import Section, Story, tell
 
@@ -46,6 +40,12 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
 
 def known_of(where: Place, run: str) -> Known | None:
     """All that a report needs, read now; None where there is no such run."""
+    from rerail.aws.cloudwatch import CloudWatchSeries
+    from rerail.aws.logs import CloudWatchLogs
+    from rerail.aws.s3 import S3Checkpoints
+    from rerail.aws.ssm import SsmPolicies
+    from rerail.story.gather import Gathering
+
     gathering = Gathering(
         runs=where.runs,
         policies=SsmPolicies(where.outputs["PolicyPrefix"], now),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
@@ -15,11 +15,9 @@ from rich.table import Table
 from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
-from cli.place import Local, now
+from cli.place import AsJson, Local, now
 from rerail import pools
 from rerail.advice import advise, spoken_advice
-from rerail.aws.s3 import S3Checkpoints
-from rerail.aws.ssm import SsmPolicies
 from rerail.codec import plain
 from rerail.errors import RerailError
 from rerail.goodput import Account, account
@@ -36,7 +34,6 @@ from rerail.story.first import Tone
 from rerail.story.known import Known
 from rerail.story.story import Story, tell
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program.")]
 STYLES = {
     RunState.WATCHING: "green",
     RunState.COMPLETED: "green",
@@ -47,6 +44,8 @@ STYLES = {
 
 def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     """One run: what happened, what to do, its attempts, incidents, budgets, time and money, and every decision."""
+    from rerail.aws.ssm import SsmPolicies
+
     where = place.find(local=local)
     record = find_run(where, run)
     timeline = tuple(where.runs.timeline(run))
@@ -228,6 +227,8 @@ def spending(run: Run, policy: Policy) -> Iterator[str]:
 
 def saving(run: Run, policy: Policy) -> Iterator[str]:
     """How often it would best save; nothing where that cannot be looked up."""
+    from rerail.aws.s3 import S3Checkpoints
+
     try:
         checkpoints = S3Checkpoints().under(run.checkpoint_uri) if run.checkpoint_uri else ()
     except (RerailError, ClientError, BotoCoreError):

@@ -18,9 +18,8 @@ from cli import place
 from cli.console import Console
 from cli.fleet import Fleet, Look, Row, chosen
 from cli.names import completed_policies, completed_states
-from cli.place import Local
-from cli.runs import STYLES, AsJson, saving
-from rerail.aws.ssm import SsmPolicies
+from cli.place import AsJson, Local
+from cli.runs import STYLES, saving
 from rerail.errors import RerailError
 from rerail.launching import spoken_dollars
 from rerail.model import Run, RunState
@@ -55,6 +54,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """All runs: their state, step, cost and goodput, and what is to be done."""
+    from rerail.aws.ssm import SsmPolicies
+
     if watch and as_json:
         place.fail("--watch and --json exclude each other", "leave one of them out")
     look = Look(place.find(local=local))

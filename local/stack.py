@@ -10,14 +10,13 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import boto3
-import botocore.session
-from botocore.config import Config
+from local import processes
 
-from local import deploy, processes
-from local.emulator import ACCOUNT, KEPT_VARIABLES, REGION
+# The AWS SDK, the emulator and the deployment are imported where they are used: to attach needs none of them.
+if TYPE_CHECKING:
+    import boto3
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_WITHIN_S = 60.0
@@ -89,6 +88,8 @@ class LocalAws:
         return self
 
     def _launch(self, detached: bool) -> None:
+        from local.emulator import KEPT_VARIABLES
+
         home = self.state_dir / "emulator"
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
@@ -119,6 +120,8 @@ class LocalAws:
         raise LocalAwsError(f"the emulator is not ready after {READY_WITHIN_S:.0f} s:\n{self._last_words()}")
 
     def _deploy(self, stack: str, progress: Progress) -> dict[str, str]:
+        from local import deploy
+
         began = time.monotonic()
         progress("synthesizing the template (some ten seconds when something changed)")
         assembly = deploy.synthesize(self.root, self.assemblies, app=self.app, context=NOBODY_OUTSIDE, validate=False)
@@ -127,11 +130,18 @@ class LocalAws:
 
     def client(self, service: str) -> Any:
         """A boto3 client of the emulator, with made-up credentials and nothing of the user's AWS configuration."""
+        from botocore.config import Config
+
         quick = Config(retries={"max_attempts": 2}, connect_timeout=5, read_timeout=60, s3={"addressing_style": "path"})
         return self._session.client(service, endpoint_url=self.endpoint_url, config=quick)
 
     @cached_property
-    def _session(self) -> boto3.Session:
+    def _session(self) -> "boto3.Session":
+        import boto3
+        import botocore.session
+
+        from local.emulator import ACCOUNT, REGION
+
         nothing_of_the_user: dict[str, tuple[Any, ...]] = {
             "profile": (None, [], None, None),
             "config_file": (None, None, os.devnull, None),

@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
 from cli.backtest.series import BadInput, Series, sample, timed
-from rerail.aws.clients import client
+from cli.place import client
 from rerail.detectors.sample import Sample
 
 NAMESPACE = LOG_GROUP = "/aws/sagemaker/TrainingJobs"

@@ -17,11 +17,9 @@ from cli.deploy.changes import ResourceChange
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import readable
 from cli.deploy.target import LEAST_BOOTSTRAP, Target
-from cli.place import Local
-from cli.runs import AsJson
+from cli.place import AsJson, Local
 from local import deploy as emulated
 from local.deploy import DeployError
-from rerail.aws.dynamodb import DynamoRuns
 
 STACK = "Rerail"  # as the app calls it
 
@@ -308,6 +306,8 @@ class _Removal(_Step):
         self.print_json({"action": "destroyed", "kept": {id: names.get(id, "") for id in stays}, "open_runs": runs})
 
     def _open_runs(self, outputs: dict[str, str]) -> list[str]:
+        from rerail.aws.dynamodb import DynamoRuns
+
         if "TableName" not in outputs:
             return []
         return sorted(name for name, _ in DynamoRuns(outputs["TableName"]).open_runs())

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import boto3
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, ProfileNotFound
 
 from cli import place
+from cli.place import client
 from local.stack import LocalAws, LocalAwsError
-from rerail.aws.clients import client
 
 LOGGED_OUT = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException")
 BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
@@ -69,6 +68,8 @@ class Target:
 
 
 def _assumed(role: str, region: str) -> Any:
+    import boto3
+
     try:
         answer = client("sts").assume_role(RoleArn=role, RoleSessionName="rerail-deploy")["Credentials"]
     except ClientError:
@@ -83,7 +84,7 @@ def find(*, local: bool, profile: str, region: str) -> Target:
         return _local()
     chosen: Mapping[str, str] = {"AWS_PROFILE": profile, "AWS_REGION": region, "AWS_DEFAULT_REGION": region}
     os.environ |= {name: value for name, value in chosen.items() if value}
-    client.cache_clear()
+    place.forget_clients()
     try:
         sts = client("sts")
         identity = sts.get_caller_identity()

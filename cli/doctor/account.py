@@ -8,8 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
 
-import boto3
-
 from cli import policies
 from cli.doctor import code
 from cli.doctor.check import Check, Question, broken, ok, unknown, warn
@@ -229,6 +227,8 @@ def training_roles(deployment: Deployment) -> Check:
 
 def region(deployment: Deployment) -> Check:
     """All that Rerail is made of exists in this region, as far as this SDK knows."""
+    import boto3
+
     session, here = boto3.Session(), deployment.region
     known = set(session.get_available_regions("ec2", partition_name=session.get_partition_for_region(here)))
     if here not in known:

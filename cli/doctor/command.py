@@ -17,8 +17,7 @@ from cli.doctor.check import Check, Question, Verdict, ask, overall
 from cli.doctor.deployment import Deployment
 from cli.doctor.subject import Subject
 from cli.names import completed_runs
-from cli.place import Local
-from cli.runs import AsJson
+from cli.place import AsJson, Local
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BROKEN: "bold red", Verdict.UNKNOWN: "dim"}
 OF_A_JOB: tuple[Question[Subject], ...] = (*job.QUESTIONS, *storage.QUESTIONS, *roles.QUESTIONS, *quotas.QUESTIONS)

@@ -9,8 +9,6 @@ from cli.doctor import expressions
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.subject import DAY, Subject
 from cli.place import now
-from rerail.aws.mailbox import S3Mailbox
-from rerail.aws.ssm import SsmPolicies
 from rerail.errors import PolicyError
 from rerail.mailbox import command_key
 from rerail.metrics import expected
@@ -65,6 +63,8 @@ def name(subject: Subject) -> Check:
 
 def policy(subject: Subject) -> Check | None:
     """The one that the tag names is deployed, and acts."""
+    from rerail.aws.ssm import SsmPolicies
+
     asked = subject.tags.get(POLICY_TAG)
     if asked is None:
         return None
@@ -109,6 +109,8 @@ def metrics(subject: Subject) -> Check:
 
 def agent(subject: Subject) -> Check | None:
     """Somebody in the container answers, so that a stop loses nothing."""
+    from rerail.aws.mailbox import S3Mailbox
+
     if subject.request.get("EnableNetworkIsolation"):
         return warn(
             "EnableNetworkIsolation keeps the agent from the mailbox: a stop loses the steps since the last checkpoint",

@@ -7,14 +7,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from botocore.session import Session
-from botocore.validate import ParamValidator
-
 from cli import names, place
 from cli.doctor.deployment import Deployment
 from cli.trouble import explained
-from rerail.aws.sagemaker import SageMakerJobs
-from rerail.aws.ssm import SsmPolicies
 from rerail.checkpoints import bucket_and_folder
 from rerail.errors import JobNotFound, PolicyError, RerailError
 from rerail.model import Run, run_id
@@ -100,6 +95,8 @@ class Subject:
     @cached_property
     def policy(self) -> Policy:
         """The one that its tag names, or the default one where that cannot be had."""
+        from rerail.aws.ssm import SsmPolicies
+
         policies = SsmPolicies(self.deployment.output("PolicyPrefix"), place.now)
         try:
             return policies.get(self.tags.get(POLICY_TAG, "default"))
@@ -109,6 +106,8 @@ class Subject:
 
 def of_job(deployment: Deployment, job: str, run: Run | None = None) -> Subject:
     """A job that SageMaker knows, or one clear error and exit status 2."""
+    from rerail.aws.sagemaker import SageMakerJobs
+
     try:
         found, description = SageMakerJobs().describe(job)
         tags = SageMakerJobs().tags(found.arn)
@@ -151,6 +150,8 @@ def of_request(deployment: Deployment, file: Path) -> Subject:
 def _misshapen(request: Mapping[str, Any]) -> str:
     """The first member that is not of the form that CreateTrainingJob takes, by the SDK's model; what is missing, or
     more than that, is for the questions to say."""
+    from botocore.validate import ParamValidator
+
     report = ParamValidator().validate(request, _shape()).generate_report()
     wrong = (line for line in report.splitlines() if line.startswith("Invalid type for parameter"))
     return next(wrong, "")[:PROBLEM_LIMIT]
@@ -158,4 +159,6 @@ def _misshapen(request: Mapping[str, Any]) -> str:
 
 @cache
 def _shape() -> Any:
+    from botocore.session import Session
+
     return Session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape

@@ -13,11 +13,10 @@ from rich.table import Table
 from cli import place
 from cli.console import Console
 from cli.names import POLICIES, completed_policies, near, policy_names
-from cli.place import Local
+from cli.place import AsJson, Local
 from cli.policies.check import checked
 from cli.policies.deployed import Stands, compared, deployed_texts
 from cli.policies.words import rows
-from cli.runs import AsJson
 from rerail.errors import PolicyError
 from rerail.policy import Policy, parse_policy
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 
+from cli.place import client
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
 from cli.trouble import DENIED, code_of, message_of, of_the_person
-from rerail.aws.clients import client
 
 ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/.+")
 NO_ROLE = (

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
 from cli.names import unknown_run
-from cli.place import Place, now
+from cli.place import Place, client, now
 from cli.submit import results
 from cli.submit.account import Account, split
 from cli.submit.following import Follower
@@ -18,17 +18,18 @@ from cli.submit.problem import Problem
 from cli.submit.request import Wish
 from cli.submit.screen import Screen
 from cli.trouble import explained, is_denied, of_the_person
-from local.deploy import outputs_of
-from rerail.aws.clients import client
-from rerail.aws.dynamodb import DynamoRuns
-from rerail.aws.ssm import SsmPolicies
 from rerail.errors import PolicyError
 from rerail.model import RunState, run_id
 from rerail.supervised import CHANNEL
 
+if TYPE_CHECKING:
+    from rerail.aws.dynamodb import DynamoRuns
+
 
 def deployment(screen: Screen) -> Place | None:
     """Rerail's deployment in this account; None where there is none, or where it may not be looked up."""
+    from local.deploy import outputs_of
+
     try:
         outputs = outputs_of(client("cloudformation"), place.STACK)
     except (ClientError, BotoCoreError) as error:
@@ -65,6 +66,8 @@ def start(
 
 def _check_policy(where: Place | None, policy: str) -> None:
     """A run under a policy that does not exist would only be observed."""
+    from rerail.aws.ssm import SsmPolicies
+
     if where is None:
         return
     try:
@@ -107,7 +110,7 @@ def followed(job: str, where: Place | None, account: Account, folder: Path | Non
     return told
 
 
-def _readable(where: Place | None, run: str, screen: Screen) -> DynamoRuns | None:
+def _readable(where: Place | None, run: str, screen: Screen) -> "DynamoRuns | None":
     """The supervisor's table, for somebody who may read it."""
     if where is None:
         return None

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cli.submit.problem import Problem
-from local.sagemaker.errors import ServiceError
-from local.sagemaker.protocol import operation_model
-from local.sagemaker.validation import check_request
 from rerail.errors import RequestRefused
 from rerail.policy import DURATION, UNIT_SECONDS
 from rerail.supervised import supervised
@@ -54,6 +51,9 @@ class Wish:
 
 def training_request(wish: Wish) -> dict[str, Any]:
     """The request, checked by SageMaker's own model of it; raises Problem that names the field and the remedy."""
+    from local.sagemaker.errors import ServiceError
+    from local.sagemaker.validation import check_request
+
     _check(wish)
     algorithm: dict[str, Any] = {"TrainingImage": wish.image, "TrainingInputMode": "File"}
     if wish.entrypoint:
@@ -119,6 +119,8 @@ def _check(wish: Wish) -> None:
 
 
 def _instance_types() -> Sequence[str]:
+    from local.sagemaker.protocol import operation_model
+
     shape: Any = operation_model("CreateTrainingJob").input_shape
     found: list[str] = shape.members["ResourceConfig"].members["InstanceType"].enum
     return found

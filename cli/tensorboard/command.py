@@ -12,8 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
-from cli.place import Local, Place
-from cli.runs import AsJson
+from cli.place import AsJson, Local, Place
 from cli.tensorboard import events
 from cli.tensorboard.curves import Curves, of_jobs
 from cli.tensorboard.events import folder_of, launched

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rerail.aws.sagemaker import SageMakerJobs
 from rerail.checkpoints import bucket_and_folder
 from rerail.errors import JobNotFound
 from rerail.model import Attempt, Run
@@ -34,6 +33,8 @@ def folder_of(attempt: int) -> str:
 
 def places(run: Run) -> list[str]:
     """The S3 folders in which event files may lie: where SageMaker copies them to, and the checkpoints' own."""
+    from rerail.aws.sagemaker import SageMakerJobs
+
     found = []
     for attempt in launched(run):
         try:

@@ -15,6 +15,7 @@ from cli.tensorboard.curves import Curves
 from cli.tensorboard.events import EventFile, bring, event_files, folder_of, writer
 from cli.tensorboard.server import NotServed, free_port
 from rerail.aws.clients import client
+from rerail.aws.sagemaker import SageMakerJobs
 from rerail.detectors.sample import Sample
 from rerail.model import Attempt, JobStatus, Run, RunState
 from tests.aws.places import REGION, our_own_clients
@@ -93,7 +94,7 @@ def test_a_folder_that_many_runs_share_gives_each_its_own(tmp_path):
 
 def test_files_are_looked_for_where_sagemaker_copies_them_and_beside_the_checkpoints(monkeypatch):
     described = {"gpt": {"TensorBoardOutputConfig": {"S3OutputPath": "s3://bucket/tb"}}, "gpt-a002": {}}
-    monkeypatch.setattr(events.SageMakerJobs, "describe", lambda self, name: (None, described[name]))
+    monkeypatch.setattr(SageMakerJobs, "describe", lambda self, name: (None, described[name]))
     assert events.places(RUN) == ["s3://bucket/tb/", "s3://bucket/gpt/checkpoints/"]
     assert events.places(replace(RUN, checkpoint_uri="")) == ["s3://bucket/tb/"]
 
