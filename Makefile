@@ -14,7 +14,7 @@ help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 # uv is pinned with its hashes too. INSTALLER=pip installs the same packages with pip; TORCH_BACKEND=auto|cu130|... chooses
-# another build of PyTorch than the one for the CPU (docs/development.md).
+# another build of PyTorch than the one for the CPU (see README.md).
 export INSTALLER TORCH_BACKEND
 
 $(VENV)/uv.ready: requirements/uv.txt

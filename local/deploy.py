@@ -235,7 +235,7 @@ def _create_or_update(cloudformation: Any, request: dict[str, Any]) -> bool:
     return True
 
 
-def _wait(cloudformation: Any, stack: str, timeout_s: float = 120) -> None:
+def _wait(cloudformation: Any, stack: str, timeout_s: float = 900) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         status = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]["StackStatus"]

@@ -22,7 +22,7 @@ def inject(endpoint_url: str, fault: str, **fields: Any) -> dict[str, Any]:
         method="POST",
     )
     try:
-        with _OPENER.open(request, timeout=10) as answer:
+        with _OPENER.open(request, timeout=300) as answer:
             return dict(json.load(answer))
     except urllib.error.HTTPError as error:
         raise InjectionRefused(json.load(error).get("message", str(error))) from error

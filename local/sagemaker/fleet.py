@@ -60,8 +60,8 @@ class Fleet:
             aws_access_key_id=self.account_id,
             aws_secret_access_key="local",
             config=Config(
-                connect_timeout=2,
-                read_timeout=15,
+                connect_timeout=60,
+                read_timeout=300,
                 retries={"total_max_attempts": 3, "mode": "standard"},
                 max_pool_connections=16,
                 proxies={},
