@@ -1,0 +1,1 @@
+"""What the Makefile runs: packages, and the test suites."""
