@@ -36,7 +36,7 @@ from rerail_agent.checkpoints.manifest import DamagedCheckpoint
 
 EVERY = 10  # steps between two saves
 KEPT = 2
-LONGEST_WAIT_S = 30.0
+LONGEST_WAIT_S = 300.0  # only ends a hang
 LONGEST_PAUSE_S = 0.03  # before a kill, so that it comes at any point of the next save or two
 
 

@@ -105,7 +105,7 @@ def torch_sources(*, is_uv: bool) -> Iterator[list[str]]:
     if not is_uv:
         return iter([[]])  # pip reads its own configuration, and knows no backends
     sources = [["--find-links", folder] for folder in _find_links()]
-    return iter([*sources, ["--torch-backend", os.environ.get("TORCH_BACKEND", "cpu")], []])
+    return iter([*sources, ["--torch-backend", os.environ.get("TORCH_BACKEND") or "cpu"], []])
 
 
 def _find_links() -> list[str]:
