@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand
 
 from cli import lean_help
+from cli.lean_values import LeanCommand, LeanGroup
 from rerail.errors import RerailError
 
 
@@ -145,9 +146,9 @@ def imported(name: str) -> Any:
     found = getattr(import_module(listed.module), listed.attribute)
     holder = typer.Typer()
     if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name, cls=Group)
+        holder.add_typer(found, name=name, cls=LeanGroup)
     else:
-        holder.command(name)(found)
+        holder.command(name, cls=LeanCommand)(found)
     return typer.main.get_group(holder).commands[name]
 
 
@@ -172,19 +173,7 @@ class Later(TyperCommand):
         return imported(str(self.name)).make_context(info_name, args, parent, **extra)
 
 
-class Group(TyperGroup):
-    """Commands under one name, whose arguments are parsed without Pydantic."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse what stands before the command's name. Typer imports Pydantic to convert a flag that is neither true
-        nor false, as --help and its options for completion are where they are not given."""
-        for parameter in self.get_params(ctx):
-            if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.default is None:
-                parameter.default = False
-        return super().parse_args(ctx, args)
-
-
-class Commands(Group):
+class Commands(LeanGroup):
     """Every command below it ends with a sentence and exit status 2 where it would end with a traceback of AWS's."""
 
     def __init__(self, **settings: Any) -> None:

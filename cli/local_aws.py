@@ -5,12 +5,13 @@ import json
 import typer
 
 from cli import place
+from cli.lean_values import LeanCommand
 from cli.place import AsJson
 
 app = typer.Typer(help="An AWS on this machine, with Rerail deployed into it.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(cls=LeanCommand)
 def up(
     scale: float = typer.Option(60.0, help="How many times as fast as AWS its clocks run."), as_json: AsJson = False
 ) -> None:
@@ -30,7 +31,7 @@ def up(
     say(f"running: `rerail status --local` looks at it, AWS_ENDPOINT_URL={aws.endpoint_url} reaches it")
 
 
-@app.command()
+@app.command(cls=LeanCommand)
 def down(as_json: AsJson = False) -> None:
     """End it, with everything it started."""
     from cli.operators import say

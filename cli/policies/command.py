@@ -12,6 +12,7 @@ from rich.table import Table
 
 from cli import place
 from cli.console import Console
+from cli.lean_values import LeanCommand
 from cli.names import POLICIES, completed_policies, near, policy_names
 from cli.place import AsJson, Local
 from cli.policies.check import checked
@@ -30,7 +31,7 @@ STYLES = {
 SHOWN = 4
 
 
-@app.command()
+@app.command(cls=LeanCommand)
 def check(
     files: Annotated[list[Path], typer.Argument(help="TOML files, such as policies/*.toml.", metavar="FILE...")],
     as_json: AsJson = False,
@@ -52,7 +53,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command("list")
+@app.command("list", cls=LeanCommand)
 def listed(local: Local = False, as_json: AsJson = False) -> None:
     """The deployed policies beside the files in policies/, and which of them differ."""
     where = place.find(local=local)
@@ -68,7 +69,7 @@ def listed(local: Local = False, as_json: AsJson = False) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=LeanCommand)
 def show(
     name: Annotated[
         str,

@@ -1,0 +1,46 @@
+"""The values of a command line without Pydantic, which Typer imports to convert each of them, None and text included.
+
+Most commands are called with flags, names and defaults, which are already what is wanted."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from typer._coercion import RuntimeParam, TypeDescriptor, build_runtime_param
+from typer.core import TyperCommand, TyperGroup
+
+
+@dataclass(frozen=True)
+class Lean(RuntimeParam):
+    """Take a value as it is where Typer would return it unchanged; have Typer convert any other."""
+
+    descriptor: TypeDescriptor
+
+    def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
+        is_text = type(value) is str and self.annotation is str and self.parameter_info.parser is None
+        is_default = type(value) is self.annotation and value == param.default and type(value) in (int, float)
+        if is_text or is_default:
+            return value
+        return build_runtime_param(self.descriptor).coerce(value, param, ctx)
+
+
+class LeanCommand(TyperCommand):
+    """A command whose parameters load Pydantic only when a value has to be converted."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, --help among them."""
+        return _leaned(super().get_params(ctx))
+
+
+class LeanGroup(TyperGroup):
+    """Commands under one name, whose own parameters load Pydantic only when a value has to be converted."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, --help among them."""
+        return _leaned(super().get_params(ctx))
+
+
+def _leaned(parameters: Any) -> Any:
+    for parameter in parameters:
+        descriptor = parameter.type_descriptor
+        parameter._runtime_param = Lean(descriptor.parameter_info, descriptor.annotation, descriptor)
+    return parameters
