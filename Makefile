@@ -16,6 +16,8 @@ help: ## this list
 # uv is pinned with its hashes too. INSTALLER=pip installs the same packages with pip; TORCH_BACKEND=auto|cu130|... chooses
 # another build of PyTorch than the one for the CPU (see README.md).
 export INSTALLER TORCH_BACKEND
+# Packages are installed without bytecode, and every process would compile what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 $(VENV)/uv.ready: requirements/uv.txt
 	@echo "setting up $(VENV): Python packages, the CDK with its Node, PyTorch for the CPU (once)"

@@ -133,8 +133,9 @@ class LocalAws:
         """A boto3 client of the emulator, with made-up credentials and nothing of the user's AWS configuration."""
         from botocore.config import Config
 
-        quick = Config(retries={"max_attempts": 2}, connect_timeout=60, read_timeout=300, s3={"addressing_style": "path"})
-        return self._session.client(service, endpoint_url=self.endpoint_url, config=quick)
+        patient = {"retries": {"max_attempts": 2}, "connect_timeout": 60, "read_timeout": 300}
+        config = Config(**patient, s3={"addressing_style": "path"})
+        return self._session.client(service, endpoint_url=self.endpoint_url, config=config)
 
     @cached_property
     def _session(self) -> "boto3.Session":
