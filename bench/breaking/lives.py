@@ -132,7 +132,7 @@ class Play:
         if not self.phase:
             return
         point, fired = self.plan.of(self.phase), self._fired(self.phase)
-        begun, end = self._rounds(), time.monotonic() + PATIENCE_S
+        begun, end = self._rounds(), time.monotonic() + self.stage.pace.real(PATIENCE_S)
         while not (point and self.stage.has_fired(fired)) and time.monotonic() < end:
             if self._rounds() - begun >= (MORE_ROUNDS if point else ROUNDS):
                 break
@@ -170,12 +170,13 @@ class Play:
         return max((mark["step"] for mark in self.marks("saved", attempt)), default=0)
 
     def until(self, look: Callable[[], T | None], what: str) -> T:
-        end = time.monotonic() + PATIENCE_S
+        patience_s = self.stage.pace.real(PATIENCE_S)
+        end = time.monotonic() + patience_s
         while time.monotonic() < end:
             if found := look():
                 return found
             time.sleep(LOOK_EVERY_S)
-        raise TimeoutError(f"{what} did not come within {PATIENCE_S:g} s")
+        raise TimeoutError(f"{what} did not come within {patience_s:g} s")
 
     def goes_on(self, attempt: int, *, agent: bool) -> None:
         """Wait until this attempt trains, has saved, and nothing is owed any more: whose agent says what is saved has
@@ -315,7 +316,7 @@ class Play:
         """Where a letter is left, on-call must be woken: the queue's alarm goes off. Then it is taken out."""
         found = []
         for queue in self.stage.dead_letters():
-            end = time.monotonic() + ALARMED_WITHIN_S
+            end = time.monotonic() + self.stage.pace.real(ALARMED_WITHIN_S)
             while not (alarmed := self.stage.is_alarmed(queue)) and time.monotonic() < end:
                 time.sleep(LOOK_EVERY_S)
             letters = self.stage.empty(queue)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ import boto3.session
 import botocore.session
 
 from bench.breaking.points import Call, call_of
+from local.pace import Pace
 from local.stack import LocalAws
 from rerail.aws.clients import CONFIG
-from rerail.policy import Ladder, parse_policy, to_toml
+from rerail.policy import Ladder, Policy, parse_policy, to_toml
 from tests.deployed.jobs import Account
 
 WORKER = Path(__file__).parents[1] / "crash_worker"
@@ -39,12 +40,15 @@ DEAD = re.compile(r"DeadLetters|Undelivered")
 class Stage:
     """A local AWS, the hook in its function workers, the queue of those who are told, and its dead letters."""
 
-    def __init__(self, aws: LocalAws, folder: Path) -> None:
-        self.aws, self.folder = aws, folder
+    def __init__(
+        self, aws: LocalAws, folder: Path, pace: Pace | None = None, adapt: Callable[[Policy], Policy] | None = None
+    ) -> None:
+        """`pace` is the speed of this machine, for what is waited; `adapt` changes the policy before it is deployed."""
+        self.aws, self.folder, self.pace = aws, folder, pace or Pace()
         self.marks = folder / "marks"
         self.marks.mkdir(parents=True)
-        self.account = Account(aws)
-        self.account.set_up()
+        self.account = Account(aws, self.pace)
+        self.account.set_up(adapt)
         self.runs, self.sagemaker = self.account.runs, self.account.sagemaker
         self.s3, self.sqs, self.cloudwatch = aws.client("s3"), aws.client("sqs"), aws.client("cloudwatch")
         self._functions = aws.client("lambda")

@@ -16,6 +16,7 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -43,6 +44,7 @@ class Invocation:
     request_id: str = field(default_factory=new_uuid)
     accepted: float = field(default_factory=time.monotonic)
     tries: int = 0
+    is_first: bool = True
 
 
 class InvocationQueue:
@@ -79,7 +81,35 @@ class InvocationQueue:
                 logger.exception("asynchronous invocation %s was lost", invocation.request_id)
 
 
+class Ongoing:
+    """Counts the first tries of each function that are queued or run."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, function: str, change: int) -> None:
+        with self._lock:
+            self._counts[function] += change
+
+    def __contains__(self, function: object) -> bool:
+        with self._lock:
+            return self._counts[str(function)] > 0
+
+
+ongoing = Ongoing()
+
+
 def apply(retry_scale: float, workers: int) -> None:
+    def run(invocation: Invocation) -> None:
+        first = invocation.is_first
+        invocation.is_first = False
+        try:
+            attempt(invocation)
+        finally:
+            if first:
+                ongoing.add(_function_name(invocation), -1)
+
     def attempt(invocation: Invocation) -> None:
         result = lambda_svc._execute_function_with_config_scope(invocation.record, invocation.event)
         waited = (time.monotonic() - invocation.accepted) * retry_scale
@@ -102,11 +132,13 @@ def apply(retry_scale: float, workers: int) -> None:
         else:
             queue.put(invocation, delay_s / retry_scale)
 
-    queue = InvocationQueue(attempt, workers)
+    queue = InvocationQueue(run, workers)
 
     def accept(record: dict[str, Any], event: Any) -> None:
         account, region = lambda_svc._account_region_from_function_config(record.get("config") or record)
-        queue.put(Invocation(record, event, account, region))
+        invocation = Invocation(record, event, account, region)
+        ongoing.add(_function_name(invocation), 1)
+        queue.put(invocation)
 
     def from_rule(arn: str, payload: str) -> None:
         function, config, name = lambda_svc._get_func_record_for_ref(arn)

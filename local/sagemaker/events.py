@@ -22,12 +22,13 @@ Emit = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class Delivery:
-    """How unreliable the feed is: AWS promises best effort only, and repeats itself."""
+    """How unreliable the feed is for jobs whose names begin with `only`: AWS promises best effort only."""
 
     loss_every: int = 0
     repeat: int = 0
     delay: float = 0.0
     delay_every: int = 1
+    only: str = ""
 
     def loses(self, number: int) -> bool:
         return bool(self.loss_every) and number % self.loss_every == 0
@@ -47,6 +48,9 @@ class EventFeed:
         self._waiting: set[asyncio.TimerHandle] = set()
 
     def announce(self, job: Job) -> None:
+        if not job.name.startswith(self.delivery.only):
+            self._send(entry_for(job))
+            return
         self._number += 1
         if self.delivery.loses(self._number):
             return

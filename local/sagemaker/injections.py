@@ -155,13 +155,14 @@ class Injections:
         self._fleet.faults.arm_call("describe_error", "DescribeTrainingJob", _count(request))
 
     async def _events(self, request: Request) -> None:
-        """Loss, Repeat, Delay and DelayEvery are changed where given; the rest stays."""
+        """Loss, Repeat, Delay, DelayEvery and TrainingJobName are changed where given; the rest stays."""
         now = self._feed.delivery
         self._feed.delivery = Delivery(
             loss_every=int(_number(request, "Loss", default=now.loss_every)),
             repeat=int(_number(request, "Repeat", default=now.repeat)),
             delay=_number(request, "Delay", default=now.delay),
             delay_every=max(1, int(_number(request, "DelayEvery", default=now.delay_every))),
+            only=_name(request) if "TrainingJobName" in request else now.only,
         )
 
     async def _event(self, request: Request) -> None:

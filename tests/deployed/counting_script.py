@@ -1,4 +1,7 @@
-"""A training script without training: counts steps, saves some of them by the book, and resumes where it is told to."""
+"""A training script without training: counts steps, saves some of them by the book, and resumes where it is told to.
+
+HALT_AT is a step at which the first attempt waits for ever: whatever is to hit it there cannot come too late.
+"""
 
 import json
 import os
@@ -7,7 +10,9 @@ from pathlib import Path
 
 BASE = Path(os.environ["SAGEMAKER_BASE_DIR"])
 ATTEMPT = int(os.environ.get("RERAIL_ATTEMPT", "1"))
-STEPS_A_SAVE, SECONDS_A_SAVE = 10, 0.2
+SLOWDOWN = float(os.environ.get("SLOWDOWN", "1"))
+STEPS_A_SAVE, SECONDS_A_SAVE = 10, 0.2 * SLOWDOWN
+HALT_AT = int(os.environ.get("HALT_AT", "0")) if ATTEMPT == 1 else 0
 
 
 def save(step: int, *, reason: str = "periodic") -> None:
@@ -36,10 +41,14 @@ def main() -> None:
     while step < int(os.environ["STEPS"]):
         time.sleep(SECONDS_A_SAVE)
         step += STEPS_A_SAVE
-        print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
         if os.environ.get("BUG_AT") == str(step):
+            print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
             fail(step)
         save(step)
+        # The step is printed when its save is complete: a fault that waits for the step finds both.
+        print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
+        while step == HALT_AT:
+            time.sleep(SECONDS_A_SAVE)
 
 
 if __name__ == "__main__":

@@ -2,22 +2,30 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from unittest.mock import patch
+
+from typer.testing import CliRunner
 
 from cli import place
 from cli.demo.stage import hasty
+from cli.main import app
+from local.pace import Pace
 from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.metrics import definitions
-from rerail.model import Run
-from rerail.policy import parse_policy, to_toml
+from rerail.model import Run, RunState
+from rerail.policy import Policy, parse_policy, to_toml
 from rerail.relaunch import POLICY_TAG
 
 BUCKET = "sagemaker-deployed"
@@ -25,9 +33,18 @@ ROLE = "arn:aws:iam::000000000000:role/SageMakerRole"
 ROOT = Path(__file__).parents[2]
 RERAIL = [sys.executable, "-m", "cli.main"]
 MACHINES = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 30}
+# Ends a test that hangs, at reference speed: no test waits for so long.
+HANG_S = 240.0
+# Queues in which messages lie that nobody could handle.
+DEAD = re.compile(r"DeadLetters|Undelivered")
+SCHEDULE = ("Name", "GroupName", "ScheduleExpression", "FlexibleTimeWindow", "Target", "Description")
+# Nothing comes after these; a held run may be released.
+OVER = (RunState.COMPLETED, RunState.STOPPED)
 T = TypeVar("T")
 
 SCRIPT = Path(__file__).parent / "counting_script.py"
+# Where a job waits for its fault: it has saved twice by then.
+HALT_AT = 20
 LOSSES = Path(__file__).parent / "loss_script.py"
 AGENT = Path(__file__).parent / "agent_script.py"
 
@@ -44,20 +61,62 @@ def apart(state: Path, **how: Any) -> Iterator[LocalAws]:
             place.use_local(before)
 
 
+def patient(policy: Policy, pace: Pace) -> Policy:
+    """Return the policy on the scaled clock, but in real time where it judges silence.
+
+    A busy machine keeps a process waiting for seconds, and an agent for longer. On the scaled clock that would be a
+    stall, or a save that nobody has answered. Notices are not repeated while a test looks at them.
+    """
+    scaled = hasty(policy, pace.scale)
+    silences = {
+        field.name: getattr(policy.detection, field.name)
+        for field in fields(policy.detection)
+        if isinstance(getattr(policy.detection, field.name), timedelta)
+    }
+    return replace(
+        scaled,
+        detection=replace(scaled.detection, **silences),
+        save=policy.save,
+        restart=replace(scaled.restart, deadline=policy.restart.deadline),
+        notices=policy.notices,
+        hyperpod=policy.hyperpod,
+    )
+
+
 class Account:
     """What a test does and sees in the deployed stack."""
 
-    def __init__(self, aws: LocalAws) -> None:
-        self.aws = aws
+    def __init__(self, aws: LocalAws, pace: Pace | None = None) -> None:
+        self.aws, self.pace = aws, pace or Pace()
         self.sagemaker = aws.client("sagemaker")
 
-    def set_up(self) -> None:
-        place.use_local(self.aws.endpoint_url)
-        self.runs = DynamoRuns(self.aws.outputs["TableName"])
+    def look_here(self) -> None:
+        """From now on the clients of this process are this account's."""
+        if os.environ.get("AWS_ENDPOINT_URL") != self.aws.endpoint_url:
+            place.use_local(self.aws.endpoint_url)
+
+    @property
+    def runs(self) -> DynamoRuns:
+        """The table, of this account even where the process has looked at another one since."""
+        self.look_here()
+        return DynamoRuns(self.aws.outputs["TableName"])
+
+    def set_up(self, adapt: Callable[[Policy], Policy] | None = None) -> None:
+        """Look here, make the bucket, and deploy the adapted policy; by default it is hasty."""
+        self.look_here()
         self.aws.client("s3").create_bucket(Bucket=BUCKET)
-        ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
-        policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
-        ssm.put_parameter(Name=name, Value=to_toml(hasty(policy, 60)), Overwrite=True, Type="String")
+        self.add_policy("default", adapt or (lambda policy: hasty(policy, self.pace.scale)))
+
+    def set_up_for_tests(self) -> None:
+        """Set it up with a policy that no busy machine provokes."""
+        self.set_up(lambda policy: patient(policy, self.pace))
+
+    def add_policy(self, name: str, adapt: Callable[[Policy], Policy], *, base: str = "default") -> str:
+        """Deploy under this name what becomes of the repository's policy `base`."""
+        policy = adapt(parse_policy((ROOT / "policies" / f"{base}.toml").read_text(), name=name))
+        parameter = f"{self.aws.outputs['PolicyPrefix']}/{name}"
+        self.aws.client("ssm").put_parameter(Name=parameter, Value=to_toml(policy), Overwrite=True, Type="String")
+        return name
 
     def listen(self, name: str, *topics: str) -> str:
         """A queue of this name that hears these topics, by the names of their outputs; its URL."""
@@ -94,7 +153,7 @@ class Account:
             CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}"},
             OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
             StoppingCondition={"MaxRuntimeInSeconds": 86400},
-            Environment={"STEPS": str(steps), **environment},
+            Environment={"STEPS": str(steps), "SLOWDOWN": str(self.pace.slowdown), **environment},
             Tags=[{"Key": key, "Value": value} for key, value in asked.items()],
         )
         return name
@@ -102,8 +161,20 @@ class Account:
     def inject(self, fault: str, **fields: Any) -> None:
         inject(self.aws.endpoint_url, fault, **fields)
 
-    def wait(self, what: str, look: Callable[[], T | None], *, within_s: float = 45.0) -> T:
+    def strike(self, name: str, fault: str, *, at_step: int) -> None:
+        """Have this fault hit the job when it has done the step and what it has saved is in S3."""
+        faults = [{"Fault": fault, "TrainingJobName": name}]
+        self.inject("at", TrainingJobNames=[name], Step=at_step, Faults=faults)
+
+    def submit_struck(self, name: str, fault: str, *, script: Path = SCRIPT, **more: Any) -> str:
+        """Start a job that waits at its 20th step until the fault has hit it; its successor has one more save to do."""
+        self.submit(name, script=script, **{"steps": HALT_AT + 10, "HALT_AT": str(HALT_AT), **more})
+        self.strike(name, fault, at_step=HALT_AT)
+        return name
+
+    def wait(self, what: str, look: Callable[[], T | None], *, within_s: float = HANG_S) -> T:
         """Look again and again until there is something; the first thing that there is."""
+        within_s = self.pace.real(within_s)
         end = time.monotonic() + within_s
         while time.monotonic() < end:
             if found := look():
@@ -111,12 +182,15 @@ class Account:
             time.sleep(0.2)
         raise AssertionError(f"{what}: not within {within_s:.0f} s\n{self.story()}")
 
-    def run_in(self, run_id: str, *states: str, within_s: float = 45.0) -> Run:
-        """The run, once it is in one of these states."""
+    def run_in(self, run_id: str, *states: str, within_s: float = HANG_S) -> Run:
+        """The run, once it is in one of these states; one that has ended in another will not come to them any more."""
 
         def look() -> Run | None:
             run = self.runs.load(run_id)
-            return run if run and run.state in states else None
+            if run is None or run.state in states:
+                return run
+            assert run.state not in OVER, f"{run_id} is {run.state}, not {' or '.join(states)}\n{self.story()}"
+            return None
 
         return self.wait(f"{run_id} in {states}", look, within_s=within_s)
 
@@ -132,13 +206,18 @@ class Account:
         return [job["TrainingJobName"] for job in answer["TrainingJobSummaries"]]
 
     def dead_letters(self) -> list[str]:
-        """The queues that hold something which they should not."""
-        sqs, left = self.aws.client("sqs"), []
-        for url in sqs.list_queues().get("QueueUrls", []):
-            counts = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-            if "on-call" not in url and counts["ApproximateNumberOfMessages"] != "0":
-                left.append(url)
-        return left
+        """The queues that hold something which nobody could handle."""
+        urls = self.aws.client("sqs").list_queues().get("QueueUrls", [])
+        return [url for url in urls if DEAD.search(url) and self.lies_in(url)]
+
+    def has_handled_all(self) -> bool:
+        """Whether no signal waits for the supervisor, or is with it."""
+        return not self.lies_in(self.aws.outputs["SignalsQueueUrl"])
+
+    def lies_in(self, queue_url: str) -> int:
+        """How many messages wait in a queue, or are being handled."""
+        counts = self.aws.client("sqs").get_queue_attributes(QueueUrl=queue_url, AttributeNames=["All"])["Attributes"]
+        return sum(int(counts.get(f"ApproximateNumberOfMessages{which}", 0)) for which in ("", "NotVisible"))
 
     def story(self) -> str:
         """For a failed test: every run and its decisions."""
@@ -146,12 +225,61 @@ class Account:
         return "\n".join(f"{run.id} {run.state}: {[e.reason for e in self.runs.timeline(run.id)]}" for run in runs)
 
 
-def rerail(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, as an operator types it."""
-    return subprocess.run([*RERAIL, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+class Answer(NamedTuple):
+    """What a command said, and how it ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def messages(account: Account, queue_url: str) -> list[dict[str, Any]]:
-    """What SNS put into a queue."""
-    answer = account.aws.client("sqs").receive_message(QueueUrl=queue_url, MaxNumberOfMessages=10)
-    return [json.loads(message["Body"]) for message in answer.get("Messages", [])]
+def rerail(environment: Mapping[str, str], *arguments: str) -> Answer:
+    """Run the command within this process, which saves the seconds that a new one takes to start."""
+    told = {name: environment[name] for name in ("COLUMNS",)}
+    with patch.object(place, "LOCAL_STATE", Path(environment["RERAIL_LOCAL_STATE"])):
+        done = CliRunner().invoke(app, arguments, env=told)
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return Answer(done.exit_code, done.stdout, done.stderr)
+
+
+def rerail_process(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as an operator does, in a process of its own."""
+    return subprocess.run([*RERAIL, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def checks(environment: Mapping[str, str], *words: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """Ask the doctor; its exit status and what it has found, by the names of its checks."""
+    answer = rerail(environment, "doctor", "--local", "--json", *words)
+    assert answer.stdout, answer.stderr
+    return answer.returncode, {each["name"]: each for each in json.loads(answer.stdout)["checks"]}
+
+
+class Ears:
+    """A queue that hears topics, and all that it has heard so far."""
+
+    def __init__(self, account: Account, name: str, *topics: str) -> None:
+        self._sqs, self.queue = account.aws.client("sqs"), account.listen(name, *topics)
+        self._heard: list[dict[str, Any]] = []
+
+    def heard(self, about: str = "") -> list[dict[str, Any]]:
+        """What SNS has sent so far with this in its subject."""
+        while new := self._sqs.receive_message(QueueUrl=self.queue, MaxNumberOfMessages=10).get("Messages", []):
+            for message in new:
+                self._heard.append(json.loads(message["Body"]))
+                self._sqs.delete_message(QueueUrl=self.queue, ReceiptHandle=message["ReceiptHandle"])
+        return [message for message in self._heard if about in message.get("Subject", "")]
+
+
+@contextmanager
+def no_sweeps(account: Account) -> Iterator[None]:
+    """Somebody has disabled the schedule; whatever comes of it, it is enabled again."""
+    scheduler = account.aws.client("scheduler")
+    (name,) = [each["Name"] for each in scheduler.list_schedules()["Schedules"]]
+    found = scheduler.get_schedule(Name=name)
+    schedule = {field: found[field] for field in SCHEDULE if field in found}
+    scheduler.update_schedule(**schedule, State="DISABLED")
+    try:
+        yield
+    finally:
+        scheduler.update_schedule(**schedule, State="ENABLED")

@@ -4,9 +4,9 @@ import os
 import time
 from itertools import count
 
-from counting_script import save
+from counting_script import SLOWDOWN, save
 
-SAVE_EVERY, SECONDS = 40, 0.05
+SAVE_EVERY, SECONDS = 40, 0.05 * SLOWDOWN
 
 for step in count(int(os.environ.get("RERAIL_RESUME_STEP", "0")) + 1):
     time.sleep(SECONDS)

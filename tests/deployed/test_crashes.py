@@ -9,8 +9,9 @@ from bench.breaking import lives
 from bench.breaking.lives import Play
 from bench.breaking.points import Plan, Point
 from bench.breaking.stage import SCALE, SWEEPS, Stage
+from local.pace import Pace
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import apart
+from tests.deployed.jobs import apart, patient
 
 pytestmark = pytest.mark.slow
 LIFE = "with an agent"
@@ -23,10 +24,11 @@ FAULTS = (
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def stage(tmp_path: Path, pace: Pace) -> Iterator[Stage]:
     """A local AWS of its own: its workers are killed."""
-    with apart(tmp_path / "aws", scale=SCALE, schedule_scale=SWEEPS, assemblies=ASSEMBLIES) as aws:
-        yield Stage(aws, tmp_path / "faults")
+    scale, sweeps = SCALE / pace.slowdown, SWEEPS / pace.slowdown
+    with apart(tmp_path / "aws", scale=scale, schedule_scale=sweeps, assemblies=ASSEMBLIES) as aws:
+        yield Stage(aws, tmp_path / "faults", pace, lambda policy: patient(policy, pace))
 
 
 def test_a_run_outlives_a_broken_call_in_each_phase_of_its_life(stage: Stage, monkeypatch: pytest.MonkeyPatch):
@@ -38,7 +40,12 @@ def test_a_run_outlives_a_broken_call_in_each_phase_of_its_life(stage: Stage, mo
     assert found.wrong == ""
     assert found.fired == {point.phase for point in FAULTS}, "each call was met, and broken"
     assert found.letters == (dead.rpartition("/")[2],), "the letter is told, since its alarm has gone off"
-    assert all(any(word in subject for subject in found.told) for word in ("relaunching", "completed")), found.told
+
+    def are_told() -> bool:
+        stage.hear()
+        return all(any(word in subject for subject in play._told()) for word in ("relaunching", "completed"))
+
+    stage.account.wait("what people are told", are_told)
     monkeypatch.setitem(lives.ATTEMPTS, LIFE, 2)  # type: ignore[arg-type]
     name = play.name
     assert list(play._of_the_jobs()) == [f"its jobs are {name}, {name}-a002, {name}-a003"]

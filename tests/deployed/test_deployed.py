@@ -4,39 +4,38 @@ import json
 
 import pytest
 
-from tests.deployed.jobs import Account, messages, rerail
+from tests.deployed.jobs import HALT_AT, Account, Ears, rerail, rerail_process
 
 pytestmark = pytest.mark.slow
 
 
 def test_with_every_event_lost_the_sweep_alone_finds_adopts_and_mends(account: Account):
-    account.inject("events", Loss=1)
+    name = "lost-events"
+    account.inject("events", Loss=1, TrainingJobName=name)
     try:
-        name = account.submit("lost-events")
+        account.submit(name, steps=HALT_AT + 10, HALT_AT=str(HALT_AT))
         account.run_in(name, "watching")
-        account.has_saved(name, steps=20)
-        account.inject("internal_error", TrainingJobName=name)
+        account.strike(name, "internal_error", at_step=HALT_AT)
         run = account.run_in(name, "completed")
     finally:
-        account.inject("events", Loss=0)
+        account.inject("events", Loss=0, TrainingJobName="")
     assert account.jobs(name) == [name, f"{name}-a002"]
-    assert run.attempts[1].resumed_from_step >= 20
+    assert run.attempts[1].resumed_from_step == HALT_AT
 
 
 def test_events_that_come_again_and_again_make_one_successor(account: Account):
-    account.inject("events", Repeat=4)
+    name = "repeated-events"
+    account.inject("events", Repeat=4, TrainingJobName=name)
     try:
-        name = account.submit("repeated-events")
-        account.has_saved(name, steps=20)
-        account.inject("kill", TrainingJobName=name)
+        account.submit_struck(name, "kill")
         account.run_in(name, "completed")
     finally:
-        account.inject("events", Repeat=0)
+        account.inject("events", Repeat=0, TrainingJobName="")
     assert account.jobs(name) == [name, f"{name}-a002"]
 
 
 def test_a_humans_stop_is_final(account: Account):
-    name = account.submit("stopped-by-hand")
+    name = account.submit("stopped-by-hand", steps=10_000)
     account.run_in(name, "watching")
     account.sagemaker.stop_training_job(TrainingJobName=name)
     account.run_in(name, "stopped")
@@ -44,7 +43,7 @@ def test_a_humans_stop_is_final(account: Account):
 
 
 def test_a_job_without_the_tag_is_left_alone(account: Account):
-    name = account.submit("not-ours", policy=None, BUG_AT="30")
+    name = account.submit("not-ours", policy=None, BUG_AT="20")
     status = lambda: account.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"]  # noqa: E731
     account.wait("the failure", lambda: status() == "Failed")
     neighbour = account.submit("ours-meanwhile", steps=20)
@@ -54,7 +53,7 @@ def test_a_job_without_the_tag_is_left_alone(account: Account):
 
 
 def test_an_unknown_policy_observes_and_says_so(account: Account):
-    name = account.submit("mistyped-policy", policy="defualt", BUG_AT="30")
+    name = account.submit("mistyped-policy", policy="defualt", BUG_AT="20")
     run = account.run_in(name, "held")
     assert "observing only" in run.hold_reason
     assert account.jobs(name) == [name]
@@ -62,15 +61,15 @@ def test_an_unknown_policy_observes_and_says_so(account: Account):
 
 def test_a_hold_pages_the_person_on_call_once_and_says_when_it_is_over(account: Account, environment: dict[str, str]):
     """With the reason and what to do; the all-clear goes where the page went."""
-    queue = account.listen("on-call", "PageTopicArn")
-    name = account.submit("has-a-bug", BUG_AT="30")
+    on_call = Ears(account, "on-call", "PageTopicArn")
+    name = account.submit("has-a-bug", BUG_AT="20")
     account.run_in(name, "held")
-    pages = account.wait("a page", lambda: [m for m in messages(account, queue) if name in m.get("Subject", "")])
-    assert [page["Subject"] for page in pages] == [f"{name}: held: the same error at step 30 in attempts 1 and 2"]
+    pages = account.wait("a page", lambda: on_call.heard(about=name))
+    assert [page["Subject"] for page in pages] == [f"{name}: held: the same error at step 20 in attempts 1 and 2"]
     assert "ValueError: bad shape" in pages[0]["Message"]
     assert f"  - When that is done: rerail release {name}\n" in pages[0]["Message"]
     assert rerail(environment, "stop", name, "--local").returncode == 0
-    told = account.wait("the all-clear", lambda: [m for m in messages(account, queue) if name in m.get("Subject", "")])
+    told = account.wait("the all-clear", lambda: on_call.heard(about=name)[1:])
     assert [clear["Subject"] for clear in told] == [f"{name}: all clear: no longer held (stopped)"]
     assert account.jobs(name) == [name, f"{name}-a002"]
 
@@ -119,7 +118,7 @@ def test_a_users_own_alarm_on_a_job_reaches_its_timeline_and_stops_nothing(accou
 def test_status_lists_every_run_for_people_and_for_programs(account: Account, environment: dict[str, str]):
     name = account.submit("listed", steps=20)
     account.run_in(name, "completed")
-    table = rerail(environment, "status", "--local")
+    table = rerail_process(environment, "status", "--local")
     assert table.returncode == 0, table.stderr
     assert "listed" in table.stdout
     assert "completed" in table.stdout
@@ -135,8 +134,3 @@ def test_a_run_that_does_not_exist_is_one_clear_error(account: Account, environm
         assert answer.returncode == 2
         assert "there is no run 'no-such-run'" in answer.stderr
         assert "rerail status" in answer.stderr
-
-
-def test_nothing_was_left_in_a_dead_letter_queue(account: Account):
-    """After all of the above."""
-    assert account.dead_letters() == []

@@ -14,6 +14,7 @@ from cli.deploy.assembly import synthesize
 from cli.deploy.changes import refused
 from cli.deploy.formation import Formation
 from cli.deploy.permissions import readable
+from local.pace import Pace
 from local.stack import LocalAws
 from rerail.aws import clients
 from rerail.aws.sagemaker import SageMakerJobs
@@ -29,9 +30,10 @@ PAGED = "on-call@example.com"
 
 
 @pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
+def empty(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[LocalAws]:
     """An AWS in which nothing is deployed."""
-    with apart(tmp_path_factory.mktemp("deploying"), scale=60, schedule_scale=60, stack=None) as aws:
+    folder = tmp_path_factory.mktemp("deploying")
+    with apart(folder, scale=pace.scale, schedule_scale=pace.scale, stack=None) as aws:
         yield aws
 
 
@@ -97,16 +99,16 @@ def test_nothing_goes_without_the_stacks_name(first: dict[str, Any], surrounding
 
 
 def test_what_is_destroyed_comes_back_with_the_runs_of_before(
-    first: dict[str, Any], empty: LocalAws, surroundings: dict[str, str]
+    first: dict[str, Any], empty: LocalAws, surroundings: dict[str, str], pace: Pace
 ):
     """Destroyed and deployed again while a job trains: the same table, in which an older version's run is taken up."""
-    account = Account(LocalAws.attach(empty.state_dir))
-    account.set_up()
+    account = Account(LocalAws.attach(empty.state_dir), pace)
+    account.set_up_for_tests()
     gone = rerail(surroundings, "destroy", "--local", "--confirm", "Rerail", "--json")
     assert gone.returncode == 0, gone.stderr
     kept = json.loads(gone.stdout)["kept"].values()
     assert {first["outputs"]["TableName"], first["outputs"]["MailboxBucket"]} <= set(kept)
-    account.submit(NAME, steps=10_000)  # nobody hears of it
+    account.submit(NAME, steps=1_000_000)  # nobody hears of it
     account.has_saved(NAME, steps=20)
     store_as_the_first_version(account, NAME)
 
@@ -118,8 +120,8 @@ def test_what_is_destroyed_comes_back_with_the_runs_of_before(
     names = Formation(empty.client("cloudformation"), "Rerail").names()
     assert set(kept) <= set(names.values())  # the key, the logs and the dead letters too
 
-    account = Account(LocalAws.attach(empty.state_dir))
-    account.set_up()
+    account = Account(LocalAws.attach(empty.state_dir), pace)
+    account.set_up_for_tests()
     assert account.run_in(NAME, "watching").id == NAME
 
 
@@ -131,7 +133,7 @@ def test_an_open_run_keeps_its_supervisor(first: dict[str, Any], surroundings: d
 
 
 def test_an_update_says_what_changes_and_the_open_run_is_mended_after_it(
-    first: dict[str, Any], empty: LocalAws, surroundings: dict[str, str]
+    first: dict[str, Any], empty: LocalAws, surroundings: dict[str, str], pace: Pace
 ):
     """Permissions in plain words, then the new stack; the older version's run loses its job, and gets another."""
     chosen = ("-c", f"pageEmail={PAGED}", "-c", f"trainingRoleArns={ROLE}")
@@ -143,9 +145,9 @@ def test_an_update_says_what_changes_and_the_open_run_is_mended_after_it(
     assert f"- may {before}" in answer.stdout
     assert f"+ may {after}" in answer.stdout
     assert f"confirm the mail that AWS sends to {PAGED}" in answer.stdout
-    account = Account(LocalAws.attach(empty.state_dir))
+    account = Account(LocalAws.attach(empty.state_dir), pace)
     assert account.aws.outputs["TableName"] == first["outputs"]["TableName"]
-    account.set_up()
+    account.set_up_for_tests()
     account.inject("kill", TrainingJobName=NAME)
     run = account.wait("the successor", lambda: r if (r := account.runs.load(NAME)).current.number == 2 else None)
     assert run.current.resumed_from_step >= 20

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.keys import KEYS
-from tests.deployed.jobs import LOSSES, RERAIL, ROOT, Account, rerail
+from tests.deployed.jobs import HANG_S, LOSSES, RERAIL, ROOT, Account, checks, rerail
 
 pytestmark = pytest.mark.slow
 
@@ -30,36 +30,21 @@ def trained(account: Account) -> str:
     return name
 
 
-def checks(environment: dict[str, str], *words: str) -> tuple[int, dict[str, dict[str, str]]]:
-    answer = rerail(environment, "doctor", "--local", "--json", *words)
-    assert answer.stdout, answer.stderr
-    return answer.returncode, {each["name"]: each for each in json.loads(answer.stdout)["checks"]}
-
-
-def test_a_sound_deployment_with_a_sound_job_is_found_sound(account: Account, environment, trained: str):
+def test_a_sound_deployment_with_a_sound_job_is_found_sound(
+    account: Account, environment, trained: str, undisturbed: None
+):
     """Every question is answered: nothing is broken, nothing is unknown."""
-    status, found = checks(environment, "--run", trained)
-    assert status == 0, found
+
+    def sound() -> dict[str, dict[str, str]] | None:
+        status, found = checks(environment, "--run", trained)
+        odd = {name: check for name, check in found.items() if check["verdict"] != "ok" and name not in EXPECTED}
+        print(status, odd)
+        # The reports of other tests may wait in their queue at that very moment, which the doctor objects to.
+        assert odd.keys() <= {"dead letters"}, odd
+        return None if odd else found
+
+    found = account.wait("a sound deployment", sound)
     assert {"sweep", "functions code", "dead letters", "metrics", "checkpoint bucket", "room"} <= found.keys()
-    assert {name for name, check in found.items() if check["verdict"] != "ok"} <= EXPECTED, found
-
-
-def test_two_things_that_are_broken_are_found_and_are_mended(account: Account, environment):
-    """A rule that somebody has switched off, and a kill switch that says neither on nor off."""
-    events, ssm = account.aws.client("events"), account.aws.client("ssm")
-    rule = next(each["Name"] for each in events.list_rules()["Rules"] if "JobEvents" in each["Name"])
-    switch = account.aws.outputs["SwitchParameter"]
-    events.disable_rule(Name=rule)
-    ssm.put_parameter(Name=switch, Value="maybe", Overwrite=True, Type="String")
-    try:
-        status, found = checks(environment)
-    finally:
-        events.enable_rule(Name=rule)
-        assert rerail(environment, "switch", "on", "--local").returncode == 0
-    assert status == 1
-    assert [name for name, check in found.items() if check["verdict"] == "broken"] == ["rules", "kill switch"]
-    assert rule in found["rules"]["said"] and "rerail switch on" in found["kill switch"]["remedy"]
-    assert checks(environment)[0] == 0
 
 
 def test_a_request_is_looked_at_before_it_is_sent(account: Account, environment, tmp_path: Path):
@@ -94,13 +79,13 @@ def board(environment: dict[str, str], run: str) -> Iterator[dict[str, Any]]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=HANG_S) == 0
         finally:
             process.kill()
 
 
 def ask(url: str, path: str) -> Any:
-    with LOCAL.open(f"{url}data/{path}", timeout=10) as answer:
+    with LOCAL.open(f"{url}data/{path}", timeout=HANG_S) as answer:
         return json.load(answer)
 
 
@@ -110,9 +95,9 @@ def test_tensorboard_serves_the_losses_of_a_run(account: Account, environment, t
         url = told["url"]
         assert url.startswith("http://127.0.0.1:")
         assert [(each["attempt"], each["job"]) for each in told["attempts"]] == [(1, trained)]
-        assert account.wait("the run", lambda: "attempt-001" in ask(url, "runs"), within_s=20)
+        assert account.wait("the run", lambda: "attempt-001" in ask(url, "runs"))
         losses = "plugin/scalars/scalars?run=attempt-001&tag=loss"
-        points = account.wait("its losses", lambda: ask(url, losses), within_s=20)
+        points = account.wait("its losses", lambda: ask(url, losses))
     assert told["source"] == "metrics"
     assert len(points) == told["attempts"][0]["points"] > 10
     steps = [step for _, step, _ in points]

@@ -4,7 +4,6 @@ A run `my-run` trains there, with a checkpoint and logs. The functions are switc
 command meets the same world whatever the ones before it asked for; what comes of a command has tests of its own."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,14 +13,13 @@ from typer.testing import CliRunner
 
 from cli import place
 from cli.main import app
-from rerail.model import Plan, Proposal, RunState
-from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import ROOT, Account, apart
+from rerail.model import Plan, Proposal
+from tests.deployed.jobs import ROOT, Account, checks, rerail
+from tests.deployed.still import RUN, heed
 from tests.docs.commands import Shown, blocks, leaf, options, pages
 
 pytestmark = pytest.mark.slow
 
-RUN = "my-run"
 # Each once, wherever it is shown first.
 SHOWN = {
     tuple(shown.words[1:]): shown
@@ -40,35 +38,12 @@ ELSEWHERE = {
 }
 # What would take minutes as it stands takes these too, after its own.
 SHORTER = {("simulate",): ["--days", "1", "--seeds", "1"]}
-TRUST = '{"Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}}]}'
 FILES = {
     "train.py": "print('rerail step=1 loss=0.5')\n",
     "data.csv": "1,2\n",
     "labels.csv": "1\n",
     "logs/night.log": "".join(f"rerail step={n} loss={2 / n:.4f}\n" for n in range(1, 200)),
 }
-
-
-@pytest.fixture(scope="module")
-def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
-    """A deployment with a run that trains, whose functions then heed nothing any more."""
-    with apart(tmp_path_factory.mktemp("still"), scale=60, assemblies=ASSEMBLIES) as aws:
-        account = Account(aws)
-        account.set_up()
-        aws.client("iam").create_role(RoleName="TrainingRole", AssumeRolePolicyDocument=TRUST)
-        account.submit(RUN, steps=100_000)
-        account.run_in(RUN, RunState.WATCHING)
-        account.has_saved(RUN, steps=20)
-        _heed(account, False)
-        yield account
-
-
-def _heed(account: Account, heeds: bool) -> None:
-    """Whether the functions take what lies in their queues; what was laid there meanwhile they never see."""
-    functions, sqs = account.aws.client("lambda"), account.aws.client("sqs")
-    sqs.purge_queue(QueueUrl=account.aws.outputs["SignalsQueueUrl"])
-    for mapping in functions.list_event_source_mappings()["EventSourceMappings"]:
-        functions.update_event_source_mapping(UUID=mapping["UUID"], Enabled=heeds)
 
 
 @pytest.fixture
@@ -100,7 +75,7 @@ def test_a_documented_command_does_what_it_is_shown_for(still: Account, desk: Pa
             shutil.copytree(ROOT / word, desk / word)
     local = ["--local"] if "--local" in options(command) and "--local" not in words else []
     cut = words.index("--") if "--" in words else len(words)
-    _heed(still, path == ["doctor"])  # which would say that they do not
+    heed(still, path == ["doctor"])  # which would say that they do not
     done = CliRunner().invoke(app, [*words[:cut], *SHORTER.get(tuple(path), []), *local, *words[cut:]], input="y\n" * 3)
     assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
 
@@ -116,3 +91,24 @@ def _prepare(account: Account, path: list[str], words: list[str]) -> None:
         until = at + timedelta(days=1)
         proposal = Proposal(name, Plan.STOP, 1, "stop the job and relaunch it", "the loss is NaN", at, until)
     account.runs.save(replace(run, proposal=proposal, version=run.version + 1))
+
+
+def test_two_things_that_are_broken_are_found_and_are_mended(still: Account):
+    """A rule that somebody has switched off, and a kill switch that says neither on nor off."""
+    environment = {"RERAIL_LOCAL_STATE": str(still.aws.state_dir), "COLUMNS": "200"}
+    events, ssm = still.aws.client("events"), still.aws.client("ssm")
+    rule = next(each["Name"] for each in events.list_rules()["Rules"] if "JobEvents" in each["Name"])
+    heed(still, True)
+    try:
+        events.disable_rule(Name=rule)
+        ssm.put_parameter(Name=still.aws.outputs["SwitchParameter"], Value="maybe", Overwrite=True, Type="String")
+        status, found = checks(environment)
+        events.enable_rule(Name=rule)
+        assert rerail(environment, "switch", "on", "--local").returncode == 0
+        mended = checks(environment)
+    finally:
+        heed(still, False)
+    assert status == 1
+    assert [name for name, check in found.items() if check["verdict"] == "broken"] == ["rules", "kill switch"]
+    assert rule in found["rules"]["said"] and "rerail switch on" in found["kill switch"]["remedy"]
+    assert mended[0] == 0, mended

@@ -3,12 +3,11 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rerail.relaunch import CLUSTER_TAG
-from tests.deployed.jobs import Account, messages
+from tests.deployed.jobs import Account, Ears
 
 pytestmark = pytest.mark.slow
 EVENTS = Path(__file__).parents[1] / "events"
@@ -16,9 +15,9 @@ CLUSTER = "pod-of-the-suite"
 
 
 @pytest.fixture(scope="module")
-def ears(account: Account) -> str:
+def ears(account: Account) -> Ears:
     """A queue that hears both topics."""
-    return account.listen("on-call-for-hyperpod", "PageTopicArn", "InformTopicArn")
+    return Ears(account, "on-call-for-hyperpod", "PageTopicArn", "InformTopicArn")
 
 
 @pytest.fixture
@@ -38,18 +37,16 @@ def happens(account: Account, name: str) -> None:
     account.inject("event", DetailType=event["detail-type"], Detail=event["detail"], Resources=event["resources"])
 
 
-def test_a_broken_node_pages_with_the_run_that_needs_it_until_it_is_well(account: Account, ears: str, run: str):
+def test_a_broken_node_pages_with_the_run_that_needs_it_until_it_is_well(account: Account, ears: Ears, run: str):
     """From SageMaker's event to the pager, once; the all-clear when the node is healthy; the job is never touched."""
-    heard: list[dict[str, Any]] = []
 
     def subjects() -> list[str]:
-        heard.extend(m for m in messages(account, ears) if CLUSTER in m.get("Subject", ""))
-        return [message["Subject"] for message in heard]
+        return [message["Subject"] for message in ears.heard(about=CLUSTER)]
 
     happens(account, "node_unhealthy")
     account.wait("a page", subjects)
     happens(account, "node_unhealthy")
-    page = heard[0]
+    page = ears.heard(about=CLUSTER)[0]
     assert page["TopicArn"] == account.aws.outputs["PageTopicArn"]
     assert page["Subject"].startswith(f"HyperPod cluster {CLUSTER}: node i-12345678abcdefghi is unhealthy")
     assert "NvidiaErrorTerminate" in page["Message"]
@@ -60,6 +57,6 @@ def test_a_broken_node_pages_with_the_run_that_needs_it_until_it_is_well(account
     happens(account, "node_healthy")
     account.wait("an all-clear", lambda: len(subjects()) > 1)
     assert subjects()[1:] == [f"HyperPod cluster {CLUSTER}: all clear: node i-12345678abcdefghi is healthy"]
-    assert heard[1]["MessageAttributes"]["severity"]["Value"] == "clear"
+    assert ears.heard(about=CLUSTER)[1]["MessageAttributes"]["severity"]["Value"] == "clear"
     assert account.run_in(run, "watching").current.number == 1
     assert account.dead_letters() == []

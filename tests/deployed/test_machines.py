@@ -13,9 +13,8 @@ def test_a_crashed_job_is_followed_on_its_own_warm_machines(account: Account):
     def pool(job: str) -> dict[str, str]:
         return account.sagemaker.describe_training_job(TrainingJobName=job).get("WarmPoolStatus", {})
 
-    name = account.submit("kept-warm", steps=10_000, machines={"KeepAlivePeriodInSeconds": 3600})
-    account.has_saved(name, steps=20)
-    account.inject("kill", TrainingJobName=name)
+    machines = {"InstanceType": "ml.m5.xlarge", "KeepAlivePeriodInSeconds": 3600}  # nobody else's
+    name = account.submit_struck("kept-warm", "kill", steps=10_000, machines=machines)
     second = f"{name}-a002"
     account.wait("the successor", lambda: account.jobs(name) == [name, second])
     assert (pool(name)["Status"], pool(name)["ReusedByJob"]) == ("Reused", second)

@@ -9,13 +9,13 @@ from rerail.mailbox import command_key, report_key
 from tests.deployed.jobs import AGENT, BUCKET, Account, rerail
 
 pytestmark = pytest.mark.slow
-STEPS = 150
+STEPS = 60
 
 
 @pytest.fixture(scope="module")
 def mailbox(account: Account) -> str:
     """Two jobs with an agent are under way, one that saves through SageMaker's copy and one that writes to S3 itself;
-    both find themselves slow after two seconds."""
+    both soon find themselves slow."""
     mailbox = account.aws.outputs["MailboxBucket"]
     for durability in ("local", "remote"):
         places = {"DURABILITY": durability, "MAILBOX": mailbox, "BUCKET": BUCKET}
@@ -33,7 +33,7 @@ def reports(account: Account, mailbox: str, run: str) -> list[str]:
 def test_a_job_that_is_to_be_moved_saves_first(account: Account, mailbox: str, durability: str, record_property):
     """Asked, heard, committed, and only then stopped and relaunched: from the very step that was saved for it."""
     run_id = f"asked-{durability}"
-    run = account.run_in(run_id, "completed", within_s=90)
+    run = account.run_in(run_id, "completed")
     (asked,) = handshakes(account.runs.timeline(run_id))
     record_property("handshake", asked)
     print(f"{run_id}: {asked}")
@@ -41,7 +41,7 @@ def test_a_job_that_is_to_be_moved_saves_first(account: Account, mailbox: str, d
     assert run.current.resumed_from_step == asked["step"]
     # What it reports may be heard in any order, or after the supervisor has seen the checkpoint for itself.
     assert f"the emergency checkpoint of step {asked['step']} is committed" in asked["stopped_because"]
-    assert 0 < asked["stop_called_after_s"] < 10
+    assert asked["stop_called_after_s"] > 0
     assert run.current.agent
     command = json.loads(account.aws.client("s3").get_object(Bucket=mailbox, Key=command_key(run_id))["Body"].read())
     assert (command["wish"], command["attempt"]) == ("train", 2), "an agent of attempt 1 would know that it is over"
@@ -51,7 +51,7 @@ def test_the_emergency_checkpoint_is_listed_as_the_one_to_resume_from(
     account: Account, mailbox: str, environment: dict[str, str]
 ):
     """`rerail checkpoints` looks where the supervisor looks."""
-    run = account.run_in("asked-remote", "completed", within_s=90)
+    run = account.run_in("asked-remote", "completed")
     answer = rerail(environment, "checkpoints", run.id, "--local", "--json")
     assert answer.returncode == 0, answer.stderr
     listed = json.loads(answer.stdout)
@@ -73,7 +73,7 @@ def test_reports_that_are_repeated_or_make_no_sense_change_nothing(account: Acco
     s3.put_object(Bucket=mailbox, Key="runs/never-heard-of/reports/1.json", Body=b"{}")
     s3.put_object(Bucket=mailbox, Key="runs/../reports/1.json", Body=b"{}")
     account.wait("the refusal", lambda: [e for e in account.runs.timeline(run_id) if e.finding == "bad_mail"])
-    account.wait("an empty queue", lambda: not account.dead_letters())
+    account.wait("an empty queue", account.has_handled_all)
     after = account.runs.load(run_id)
     assert (after.state, len(after.attempts), after.incidents) == ("watching", 1, ())
     assert account.runs.load("asked-remote") == before

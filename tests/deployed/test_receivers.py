@@ -1,16 +1,16 @@
 """The deployed template with every way to tell people: what reaches PagerDuty, a webhook and a chat, over real HTTP."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import jsonschema
 import pytest
 
 from local import deploy
 from local.emulator import ACCOUNT, REGION
+from local.pace import Pace
 from local.stack import ROOT, LocalAws
 from rerail.actions import Severity
 from rerail.notices import Notice, as_detail
@@ -19,7 +19,7 @@ from rerail.telling.links import Place, links_of
 from rerail.telling.pagerduty import as_pagerduty
 from rerail.telling.webhook import as_webhook
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.jobs import Account, apart
+from tests.deployed.jobs import Account, Ears, apart
 from tests.deployed.receiver import Receiver, listening
 
 pytestmark = pytest.mark.slow
@@ -33,18 +33,17 @@ CONTEXT = {
     "webhookSecret": "rerail/webhook",
     "docsUrl": DOCS,
 }
-# A quarter of an hour of trying again is a second and a half.
-SCALE = 600.0
-T = TypeVar("T")
+# A quarter of an hour of trying again is a second and a half, at reference speed.
+HASTE = 10
 
 
 class Told:
     """The account, what its bus is told, and who heard of it."""
 
-    def __init__(self, aws: LocalAws, outputs: dict[str, str], receiver: Receiver) -> None:
-        self.aws, self.outputs, self.receiver = aws, outputs, receiver
-        self.ears = {name: Account(aws).listen(f"ears-{name}", f"{name}TopicArn") for name in ("Page", "ChatPage")}
-        self.heard: dict[str, list[dict[str, Any]]] = {name: [] for name in self.ears}
+    def __init__(self, account: Account, receiver: Receiver) -> None:
+        self.account, self.receiver = account, receiver
+        self.aws, self.outputs = account.aws, account.aws.outputs
+        self.ears = {name: Ears(account, f"ears-{name}", f"{name}TopicArn") for name in ("Page", "ChatPage")}
 
     def tell(self, notice: Notice) -> None:
         entry = {
@@ -57,12 +56,7 @@ class Told:
 
     def messages(self, name: str) -> list[dict[str, Any]]:
         """All that a topic's subscribers have been sent so far."""
-        sqs, url = self.aws.client("sqs"), self.ears[name]
-        while received := sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", []):
-            for message in received:
-                self.heard[name].append(json.loads(message["Body"]))
-                sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-        return self.heard[name]
+        return self.ears[name].heard()
 
     def mails(self) -> dict[str, str]:
         """What was sent by e-mail, by the notice's key."""
@@ -88,27 +82,20 @@ class Told:
         return found
 
 
-def eventually(what: str, look: Callable[[], T], within_s: float = 15.0) -> T:
-    """The first answer that is one."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        if found := look():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: not within {within_s:.0f} s")
-
-
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def told(tmp_path_factory: pytest.TempPathFactory, pace: Pace) -> Iterator[Told]:
     """The template with all of it switched on, and its destinations moved to this machine."""
-    with listening() as receiver, apart(tmp_path_factory.mktemp("receivers"), scale=SCALE, stack=None) as aws:
+    folder, scale = tmp_path_factory.mktemp("receivers"), HASTE * pace.scale
+    with listening() as receiver, apart(folder, scale=scale, stack=None) as aws:
         secrets = aws.client("secretsmanager")
         secrets.create_secret(Name="rerail/pagerduty", SecretString=ROUTING_KEY)
         secrets.create_secret(Name="rerail/webhook", SecretString=AUTHORIZATION)
         outputs = deploy.deploy(deploy.synthesize(ROOT, ASSEMBLIES, context=CONTEXT), "Rerail", aws.client)
         move_here(aws, receiver.url)
         aws.redeployed(outputs)
-        yield Told(aws, outputs, receiver)
+        account = Account(aws, pace)
+        account.set_up()
+        yield Told(account, receiver)
 
 
 def move_here(aws: LocalAws, url: str) -> None:
@@ -135,7 +122,7 @@ def test_a_page_reaches_pagerduty_as_it_was_rendered(told: Told):
     """Byte for byte the rendering, and the routing key, which came out of the secret and was never on the bus."""
     page = notice(Severity.PAGE, "gpt/page")
     told.tell(page)
-    (call,) = eventually("a call to PagerDuty", lambda: told.receiver.at(PAGER, page.key))
+    (call,) = told.account.wait("a call to PagerDuty", lambda: told.receiver.at(PAGER, page.key))
     assert call.body == {**(as_pagerduty(page, links(page)) or {}), "routing_key": ROUTING_KEY}
     assert call.headers["X-Routing-Key"] == ROUTING_KEY
     assert call.headers["Content-Type"].startswith("application/json")
@@ -146,7 +133,7 @@ def test_a_page_reaches_the_webhook_with_its_authorization(told: Told):
     """The webhook has its own header, and no key of anybody else's."""
     page = notice(Severity.PAGE, "gpt/hook")
     told.tell(page)
-    (call,) = eventually("a call to the webhook", lambda: told.receiver.at(HOOK, page.key))
+    (call,) = told.account.wait("a call to the webhook", lambda: told.receiver.at(HOOK, page.key))
     assert call.body == as_webhook(page, links(page))
     assert call.headers["Authorization"] == AUTHORIZATION
     assert "routing_key" not in call.body
@@ -158,7 +145,7 @@ def test_repetitions_are_one_incident_that_an_all_clear_resolves(told: Told):
     told.tell(page)
     told.tell(page)
     told.tell(notice(Severity.CLEAR, "gpt/again/clear", title="gpt: all clear", clears=page.key))
-    calls = eventually("three calls", lambda: len(c := told.receiver.at(PAGER, page.key)) == 3 and c)
+    calls = told.account.wait("three calls", lambda: len(c := told.receiver.at(PAGER, page.key)) == 3 and c)
     assert sorted(call.body["event_action"] for call in calls) == ["resolve", "trigger", "trigger"]
     assert {call.body["dedup_key"] for call in calls} == {page.key}
 
@@ -166,7 +153,7 @@ def test_repetitions_are_one_incident_that_an_all_clear_resolves(told: Told):
 def test_what_only_informs_wakes_nobody(told: Told):
     """The webhook hears of it, PagerDuty does not."""
     told.tell(notice(Severity.INFORM, "gpt/inform"))
-    eventually("a call to the webhook", lambda: told.receiver.at(HOOK, "gpt/inform"))
+    told.account.wait("a call to the webhook", lambda: told.receiver.at(HOOK, "gpt/inform"))
     assert told.receiver.at(PAGER, "gpt/inform") == []
 
 
@@ -178,7 +165,7 @@ def test_the_chat_has_a_topic_and_a_form_of_its_own(told: Told):
         bodies = [json.loads(message["Message"]) for message in told.messages("ChatPage")]
         return [body for body in bodies if body["metadata"]["additionalContext"]["key"] == "gpt/chat"]
 
-    (chat,) = eventually("a message in the chat's topic", chats)
+    (chat,) = told.account.wait("a message in the chat's topic", chats)
     assert (chat["version"], chat["source"]) == ("1.0", "custom")
     assert chat["metadata"]["threadId"] == "gpt"
     assert told.mails()["gpt/chat"].startswith("out of memory")
@@ -188,7 +175,7 @@ def test_a_receiver_that_is_down_for_a_moment_loses_nothing(told: Told):
     """503 and 429 are tried again until it is taken: the same body each time."""
     told.receiver.answers[PAGER] = [503, 429]
     told.tell(notice(Severity.PAGE, "gpt/flaky"))
-    calls = eventually("three calls", lambda: len(c := told.receiver.at(PAGER, "gpt/flaky")) == 3 and c)
+    calls = told.account.wait("three calls", lambda: len(c := told.receiver.at(PAGER, "gpt/flaky")) == 3 and c)
     assert [call.status for call in calls] == [503, 429, 202]
     assert calls[0].body == calls[1].body == calls[2].body
     assert told.letters() == []
@@ -199,7 +186,7 @@ def test_a_receiver_that_stays_down_is_itself_a_page(told: Told):
     told.receiver.answers[PAGER] = [500] * 1000
     told.receiver.answers[HOOK] = [403]
     told.tell(notice(Severity.PAGE, "gpt/lost"))
-    letters = eventually("two letters", lambda: len(found := told.letters()) == 2 and found)
+    letters = told.account.wait("two letters", lambda: len(found := told.letters()) == 2 and found)
     told.receiver.answers.clear()
     refused, exhausted = sorted(letters, key=lambda letter: letter["ERROR_CODE"], reverse=True)
     assert (refused["ERROR_CODE"], refused["RETRY_ATTEMPTS"]) == ("SDK_CLIENT_ERROR", "0")
@@ -209,7 +196,7 @@ def test_a_receiver_that_stays_down_is_itself_a_page(told: Told):
     assert exhausted["body"]["dedup_key"] == "gpt/lost"
     assert ROUTING_KEY not in json.dumps(letters)
 
-    said = eventually("both alarms", lambda: len(found := told.alarms()) >= 2 and found)
+    said = told.account.wait("both alarms", lambda: len(found := told.alarms()) >= 2 and found)
     assert any("PagerDuty" in text for text in said)
     assert any("the webhook" in text for text in said)
     assert "gpt/lost" in told.mails()
@@ -222,7 +209,7 @@ def test_each_receiver_hears_that_the_other_is_ill(told: Told):
         taken = [call.body for call in told.receiver.at(PAGER) if call.status == 202]
         return [body for body in taken if "WebhookDeadLetters" in body["dedup_key"]]
 
-    (incident,) = eventually("an incident about the webhook", incidents)
+    (incident,) = told.account.wait("an incident about the webhook", incidents)
     assert incident["event_action"] == "trigger"
     assert incident["routing_key"] == ROUTING_KEY
     assert "could not deliver or handle" in incident["payload"]["summary"]
@@ -232,30 +219,27 @@ def test_each_receiver_hears_that_the_other_is_ill(told: Told):
         taken = [call.body for call in told.receiver.at(HOOK) if call.status == 202]
         return [body for body in taken if "PagerDutyDeadLetters" in body["key"]]
 
-    (page,) = eventually("a notice about PagerDuty", notices)
+    (page,) = told.account.wait("a notice about PagerDuty", notices)
     jsonschema.validate(page, json.loads((ROOT / "docs" / "notice.schema.json").read_text()))
     assert (page["severity"], page["runbook"]) == ("page", Runbook.UNHEALTHY)
 
 
 def test_a_notice_that_cannot_be_told_keeps_no_run_from_recovering(told: Told):
     """The topic for informs is gone: the run is mended all the same, the other ways are used, and somebody is paged."""
-    account = Account(told.aws)
-    account.set_up()
+    account = told.account
     told.aws.client("sns").delete_topic(TopicArn=told.outputs["InformTopicArn"])
-    name = account.submit("recovers", steps=200)
-    account.has_saved(name, steps=20)
-    account.inject("internal_error", TrainingJobName=name)
+    name = account.submit_struck("recovers", "internal_error")
 
     def completed() -> bool:
         told.aws.client("lambda").invoke(FunctionName=told.outputs["SweepFunctionName"], Payload=b"{}")
         run = account.runs.load(name)
         return bool(run and run.state == "completed")
 
-    eventually(f"{name} to complete", completed, within_s=45)
+    told.account.wait(f"{name} to complete", completed)
     run = account.runs.load(name)
     assert run is not None and len(run.attempts) == 2
     assert run.current.resumed_from_step
     assert [call for call in told.receiver.at(HOOK) if call.body["run"] == name and call.status == 202]
-    eventually(
+    told.account.wait(
         "a page about notify", lambda: [text for text in told.alarms() if "the function notify could not" in text]
     )

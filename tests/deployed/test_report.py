@@ -15,9 +15,7 @@ def test_a_mended_run_has_its_page_in_the_bucket_and_on_this_machine(
     account: Account, environment: dict[str, str], tmp_path: Path
 ):
     """The function draws it from the notices alone, with the incident, its last log lines and the resumed attempt."""
-    name = account.submit("reported")
-    account.has_saved(name, steps=20)
-    account.inject("kill", TrainingJobName=name)
+    name = account.submit_struck("reported", "kill")
     run = account.run_in(name, "completed")
     resumed = run.attempts[1].resumed_from_step
     s3, bucket = account.aws.client("s3"), account.aws.outputs["ReportsBucket"]

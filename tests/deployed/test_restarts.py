@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo.stage import hasty
-from rerail.policy import parse_policy, to_toml
-from tests.deployed.jobs import Account
+from rerail.policy import Policy
+from tests.deployed.jobs import Account, patient
 
 pytestmark = pytest.mark.slow
 CRASHING = Path(__file__).parent / "crashing_script.py"
@@ -16,12 +15,12 @@ CRASHING = Path(__file__).parent / "crashing_script.py"
 @pytest.fixture(scope="module")
 def in_place(account: Account) -> str:
     """A policy that restarts in place; the suite's own does not."""
-    ssm, prefix = account.aws.client("ssm"), account.aws.outputs["PolicyPrefix"]
-    text = ssm.get_parameter(Name=f"{prefix}/observe")["Parameter"]["Value"]
-    policy = hasty(parse_policy(text.replace('"observe"', '"act"'), name="in-place"), 60)
-    policy = replace(policy, restart=replace(policy.restart, in_place=True))
-    ssm.put_parameter(Name=f"{prefix}/in-place", Value=to_toml(policy), Type="String")
-    return "in-place"
+
+    def adapt(policy: Policy) -> Policy:
+        policy = patient(policy, account.pace)
+        return replace(policy, restart=replace(policy.restart, in_place=True))
+
+    return account.add_policy("in-place", adapt)
 
 
 def test_a_crash_is_mended_within_its_job(account: Account, in_place: str):
@@ -31,15 +30,15 @@ def test_a_crash_is_mended_within_its_job(account: Account, in_place: str):
         "crashes-once",
         policy=in_place,
         script=CRASHING,
-        steps=120,
+        steps=80,
         RERAIL_MAILBOX=f"s3://{mailbox}",
         RERAIL_POLL_SECONDS="1",
     )
-    run = account.run_in("crashes-once", "completed", within_s=60)
+    run = account.run_in("crashes-once", "completed")
     assert account.jobs("crashes-once") == ["crashes-once"]
     (order,) = run.current.orders
     assert order.restarted_at is not None
     assert (order.number, order.resume_step, order.failed) == (1, None, "")
-    assert 0 < (order.restarted_at - order.asked_at).total_seconds() < 20
+    assert order.restarted_at > order.asked_at
     assert [(i.kind, i.cause, i.mended) for i in run.incidents] == [("crashed", "user_code", True)]
     assert not run.current.agent, "it is init that spoke"

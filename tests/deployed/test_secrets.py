@@ -8,7 +8,7 @@ import pytest
 from rerail.codec import dumps
 from rerail.seals import VARIABLE
 from rerail.story.place import page_key
-from tests.deployed.jobs import Account, messages, rerail
+from tests.deployed.jobs import Account, Ears, rerail
 
 pytestmark = pytest.mark.slow
 TALKATIVE = Path(__file__).parent / "talkative_script.py"
@@ -26,9 +26,9 @@ SECRETS = {
 def test_no_secret_of_a_job_is_told_to_anybody(account: Account, environment: dict[str, str], state_dir: Path):
     """Its environment holds four, its failure quotes them, its log prints them. Neither the functions' logs, nor the
     notices, nor the report, nor the record, nor the command line says one; the successor is handed all of them."""
-    heard = account.listen("ears-for-secrets", "PageTopicArn", "InformTopicArn")
-    name = account.submit("talkative", script=TALKATIVE, steps=80, **SECRETS)
-    run = account.run_in(name, "completed", within_s=90)
+    ears = Ears(account, "ears-for-secrets", "PageTopicArn", "InformTopicArn")
+    name = account.submit("talkative", script=TALKATIVE, steps=60, **SECRETS)
+    run = account.run_in(name, "completed")
     assert account.jobs(name) == [name, f"{name}-a002"]
     handed = account.sagemaker.describe_training_job(TrainingJobName=f"{name}-a002")["Environment"]
     assert {key: handed[key] for key in SECRETS} == SECRETS
@@ -39,8 +39,7 @@ def test_no_secret_of_a_job_is_told_to_anybody(account: Account, environment: di
         listed = s3.list_objects_v2(Bucket=bucket, Prefix=page_key(name)).get("KeyCount")
         return s3.get_object(Bucket=bucket, Key=page_key(name))["Body"].read().decode() if listed else ""
 
-    told: list[str] = []
-    account.wait("a notice", lambda: told.extend(map(json.dumps, messages(account, heard))) or told)
+    told = account.wait("a notice", lambda: [json.dumps(message) for message in ears.heard(about=name)])
     record = dumps(run).replace(KEY, "", 1)  # in its own field; whoever may read the table may read the request too
     page = account.wait("the report", drawn)
     assert "NCCL error" in page

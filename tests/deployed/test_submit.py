@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ pytestmark = pytest.mark.slow
 NAME = "digits"
 SUBMIT = ["submit", "local/examples/mnist", "--local", "--json", "--name", NAME]
 WATCH = ["--metric", "step=Step: ([0-9]+)", "--metric", "loss=Loss: ([0-9.]+)"]
-SCRIPT = ["--epochs", "4", "--save-interval", "10", "--step-seconds", "0.06", "--nesterov"]
+SCRIPT = ["--epochs", "4", "--save-interval", "10", "--nesterov"]
+STEP_SECONDS, KILLED_AT = 0.06, 20
 STEPS = 4 * (2000 // 64)
 
 
@@ -22,10 +22,10 @@ def test_a_script_that_knows_nothing_of_rerail_is_killed_and_still_delivers(
     account: Account, environment: dict[str, str], tmp_path: Path
 ):
     """Its logs are followed over both attempts, and its model and outputs are those of a whole training."""
-    killed = threading.Thread(target=_kill_when_it_has_saved, args=(account,), daemon=True)
-    killed.start()
-    command = [*RERAIL, *SUBMIT, *WATCH, "--download", str(tmp_path), "--", *SCRIPT]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90)
+    account.strike(NAME, "kill", at_step=KILLED_AT)
+    script = [*SCRIPT, "--step-seconds", str(account.pace.real(STEP_SECONDS))]
+    command = [*RERAIL, *SUBMIT, *WATCH, "--download", str(tmp_path), "--", *script]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["state"] == "completed" and told["attempts"] == [NAME, f"{NAME}-a002"]
@@ -45,15 +45,3 @@ def test_a_script_that_knows_nothing_of_rerail_is_killed_and_still_delivers(
 
     again = rerail(environment, *SUBMIT)
     assert again.returncode == 2 and f"--name {NAME}: a job of that name exists" in again.stderr
-
-
-def _kill_when_it_has_saved(account: Account) -> None:
-    s3 = account.aws.client("s3")
-    where = {"Bucket": "sagemaker-local", "Prefix": f"rerail/{NAME}/checkpoints/last.pt"}
-
-    def saved() -> bool:
-        names = [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
-        return where["Bucket"] in names and bool(s3.list_objects_v2(**where).get("KeyCount"))
-
-    account.wait("a checkpoint in S3", saved, within_s=60)
-    account.inject("kill", TrainingJobName=NAME)

@@ -1,8 +1,14 @@
 """The deployed sweep at work on CloudWatch metrics: five runs at once, each with a fault that only metrics show."""
 
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
 import pytest
 
-from tests.deployed.jobs import LOSSES, Account
+from rerail.model import Run
+from rerail.policy import Policy
+from tests.deployed.jobs import LOSSES, Account, patient
 
 pytestmark = pytest.mark.slow
 # Each fault: what the detectors must say of it, and the cause that the job is relaunched for, if it is.
@@ -13,25 +19,58 @@ FAULTS = {
     "heal": ("loss_spike", None),
     "blind": ("blind", None),
 }
-FAULT_STEP, STEPS = 520, 850
+# Rows are seconds, of ten steps at most. A loss can be judged after 48 of them, anything else far sooner.
+FAULT_STEPS = {"spike": 490, "heal": 380}
+SOON = 80
+# The silence that is judged, at reference speed; only the runs that fall silent have such a policy.
+STALLED, BLIND = timedelta(seconds=8), timedelta(seconds=8)
 
 
 @pytest.fixture(scope="module")
-def account_with_faults(account: Account) -> Account:
-    """All five under way at once."""
-    for fault in FAULTS:
-        account.submit(f"has-{fault}", script=LOSSES, steps=STEPS, FAULT=fault, FAULT_STEP=str(FAULT_STEP))
-    return account
+def policies(account: Account) -> dict[str, str]:
+    """The policies of the runs that fall silent: each judges only the silence that its run is there for."""
+
+    def strict(**silence: timedelta) -> str:
+        (kind,) = silence
+        scaled = {name: limit * account.pace.slowdown for name, limit in silence.items()}
+
+        def adapt(policy: Policy) -> Policy:
+            policy = patient(policy, account.pace)
+            return replace(policy, detection=replace(policy.detection, **scaled))
+
+        return account.add_policy(f"strict-{kind.replace('_', '-')}", adapt)
+
+    return {"stall": strict(stall_floor=STALLED), "blind": strict(blind_after=BLIND)}
+
+
+@pytest.fixture(scope="module")
+def enough(account: Account, policies: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """All five under way at once; each goes on until its file exists."""
+    folder = tmp_path_factory.mktemp("enough")
+    files = {fault: folder / fault for fault in FAULTS}
+    for fault, file in files.items():
+        at = FAULT_STEPS.get(fault, SOON)
+        asked = {"FAULT": fault, "FAULT_STEP": str(at), "UNTIL": str(file)}
+        account.submit(f"has-{fault}", policy=policies.get(fault, "default"), script=LOSSES, steps=at + 20, **asked)
+    return files
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_only_metrics_show_is_found_and_mended_or_told(account_with_faults: Account, fault: str):
+def test_a_fault_that_only_metrics_show_is_found_and_mended_or_told(
+    account: Account, enough: dict[str, Path], fault: str
+):
     """What lasts is stopped and resumed from before it; what mends itself, or only fell silent, is left alone."""
-    kind, cause = FAULTS[fault]
-    run = account_with_faults.run_in(f"has-{fault}", "completed", within_s=240)
-    findings = {entry.finding for entry in account_with_faults.runs.timeline(run.id)}
-    assert kind in findings
+    name, (kind, cause) = f"has-{fault}", FAULTS[fault]
+
+    def judged() -> Run | None:
+        run = account.runs.load(name)
+        told = run and kind in {entry.finding for entry in account.runs.timeline(name)}
+        mended = run and run.incidents and run.incidents[0].mended
+        return run if told and (mended or not cause) else None
+
+    account.wait(f"{kind} of {name}", judged)
+    enough[fault].touch()
+    run = account.run_in(name, "completed")
     assert [attempt.cause for attempt in run.attempts if attempt.cause] == ([cause] if cause else [])
     if cause:
-        assert 0 < run.current.resumed_from_step <= FAULT_STEP
-        assert run.incidents[0].mended
+        assert 0 < run.current.resumed_from_step <= FAULT_STEPS.get(fault, SOON)

@@ -4,10 +4,7 @@ import pytest
 
 from rerail.seals import VARIABLE
 from rerail.wakeups import JobHeard
-from tests.core.conftest import settings
 from tests.fakes import Agent, World
-
-settings.load_profile("rerail")
 
 KEY, ANOTHER = "ab" * 32, "cd" * 32
 
