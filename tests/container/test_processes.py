@@ -90,8 +90,10 @@ def test_two_killed_ranks_resume_bit_for_bit(new_host: NewHost, run_forked: RunF
     run_forked(whole, ranks=2)
     assert broken.wait() == 137
     assert broken.failure is not None
-    assert (broken.failure["cause"], broken.failure["exit_code"]) == ("unknown", 137)
-    assert "was killed by SIGKILL" in str(broken.failure["error"])
+    # The other rank loses its connection, and may come to say so before the kill is seen.
+    told = (broken.failure["cause"], broken.failure["exit_code"])
+    assert told in (("unknown", 137), ("infrastructure", 1))
+    assert ("was killed by SIGKILL" in str(broken.failure["error"])) == (told == ("unknown", 137))
     (broken.base / "output" / "failure").unlink()
     first = broken.losses
     run_forked(broken, ranks=2, RERAIL_RUN="night", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="20")
