@@ -53,8 +53,9 @@ test-fast: $(VENV)/test.ready ## the tests that start no process, for every save
 browser: $(VENV)/test.ready ## the browser that the report is tested in: this machine's, or one fetched into .local
 	$(BIN)/python -m bench.browser
 
-rehearse: $(VENV)/test.ready ## every demo scenario, one after the other (about 25 minutes)
-	$(BIN)/python -m pytest tests/demo -v -m "not load"
+rehearse: $(VENV)/test.ready ## every demo scenario, and the small versions of the long proofs (about 15 minutes)
+	$(BIN)/python -m pytest tests/demo -v -m "not load" -n 2
+	$(BIN)/python -m pytest tests/bench -m rehearsal -n 2
 
 check: $(VENV)/check.ready ## linter, formatter, type checker
 	$(BIN)/ruff check .

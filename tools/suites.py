@@ -1,33 +1,68 @@
-"""Runs the whole test suite, one suite after the other; a failure in one does not keep the others from running.
+"""Runs the whole test suite: two runs of pytest beside each other, of which neither keeps the other from running.
 
-Most tests are quick and keep a core busy, two files at a time. Those below SLOW have a whole AWS and training runs on
-this machine and mostly wait, so more of them run at once, after the others have left the cores.
+Most tests keep a core busy, so two files run at a time. Those that deploy the template, or play a demo, mostly wait for
+an AWS on this machine; they share one and fill the gaps. Their clocks follow the speed that is measured first, with an
+allowance for what the other run takes.
 """
 
+import os
 import subprocess
 import sys
+import threading
 import time
+from typing import IO
 
-SLOW = ("tests/demo", "tests/deployed")
-SUITES = {
-    "units, real processes and templates": (
-        *("tests", *(f"--ignore={folder}" for folder in SLOW)),
-        *("-n", "2", "--dist", "loadfile"),
+from local.pace import SLOWEST, VARIABLE, measure_pace
+
+# The two runs share the cores.
+SHARED = 2.0
+DEPLOYED = ("tests/deployed", "tests/demo")
+RUNS = {
+    "unit": (
+        "tests",
+        *(f"--ignore={folder}" for folder in DEPLOYED),
+        "-m",
+        "not rehearsal",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
     ),
-    "demo and deployed template": (*SLOW, "-m", "not rehearsal and not load", "-n", "2", "--dist", "loadfile"),
+    "deployed": (
+        *DEPLOYED,
+        *("-m", "not rehearsal and not load", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
+    ),
 }
 
 
 def main() -> int:
-    """Return 0 if every suite passed; pytest's own output says what failed."""
-    failed = []
+    """Return 0 if every test passed; pytest's own output says what failed."""
     began = time.monotonic()
-    for name, options in SUITES.items():
-        print(f"== {name}", flush=True)
-        if subprocess.run([sys.executable, "-m", "pytest", *options, *sys.argv[1:]]).returncode:
-            failed.append(name)
-    print(f"== {time.monotonic() - began:.0f} s; failed suites: {', '.join(failed) or 'none'}")
+    slowdown = min(SLOWEST, SHARED * measure_pace().slowdown)
+    environment = {VARIABLE: str(slowdown), **os.environ}
+    print(
+        f"the clocks of the deployed suite run at 1/{float(environment[VARIABLE]):g} of their usual speed", flush=True
+    )
+    runs = {name: _start(name, options, environment) for name, options in RUNS.items()}
+    failed = [name for name, run in runs.items() if run.wait()]
+    print(f"tests took {time.monotonic() - began:.0f} s; failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
+
+
+def _start(name: str, options: tuple[str, ...], environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Start one run, whose lines appear under its name as they come."""
+    # Two runs of pytest would write into one cache otherwise.
+    command = [sys.executable, "-m", "pytest", *options, "-o", f"cache_dir=.pytest_cache/{name}", *sys.argv[1:]]
+    run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert run.stdout, "started with a pipe"
+    # Not a daemon: the interpreter waits until the last line is shown.
+    threading.Thread(target=_show, args=(name, run.stdout)).start()
+    return run
+
+
+def _show(name: str, lines: IO[str]) -> None:
+    for line in lines:
+        print(f"{name:>8} | {line}", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ SLOW = (
 QUICK = [mutant for mutant in MUTANTS if mutant.what not in SLOW]
 
 
+@pytest.mark.rehearsal
 @pytest.mark.parametrize("seed", [2, 7])
 def test_every_promise_is_kept_with_every_hazard_at_once(seed):
     """Events lost, late, repeated, forged; clocks, functions, SageMaker and the table; two deployments."""
@@ -37,6 +38,7 @@ def test_a_night_is_a_function_of_its_seed():
     assert first == second
 
 
+@pytest.mark.rehearsal
 @pytest.mark.parametrize("mutant", QUICK, ids=lambda mutant: mutant.what)
 def test_a_product_that_is_broken_on_purpose_is_found_out(mutant):
     """By the promise that it breaks: an audit that sees nothing would prove nothing."""

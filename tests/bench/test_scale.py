@@ -46,6 +46,7 @@ def test_a_throttle_lets_through_what_its_bucket_holds():
     assert [throttle.admits(at) for at in (10.0, 10.1, 10.2, 10.6, 10.9, 11.2)] == [1, 1, 0, 1, 0, 1]
 
 
+@pytest.mark.rehearsal
 @pytest.mark.parametrize(
     "part",
     [

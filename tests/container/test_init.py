@@ -14,6 +14,7 @@ import pytest
 
 from bench import signals
 from bench.signals import INIT, Namespace, Outcome, await_files
+from local.pace import measure_pace
 from rerail_agent import proc
 from rerail_agent.proc import Process
 from rerail_agent.ranks import training
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.slow
 CONTAINER = signals.ROOT / "container"
 PYTHON = sys.executable
 HANG_S = 120  # ends a wait for what never comes
-SAVE_S, STOP_S = 1.0, 10.0  # of which init leaves the ranks all but five seconds
+SAVE_S = 1.0
+STOP_S = 10.0  # at reference speed; init leaves the ranks all but five seconds of it
 
 # A rank that saves for a while when it is told to; `note` leaves a file for the test.
 RANK = """
@@ -133,7 +135,7 @@ needs_namespaces = pytest.mark.skipif(bool(signals.refusal()), reason=signals.re
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Outcome]:
-    found = signals.matrix(tmp_path_factory.mktemp("matrix"), save_s=SAVE_S, stop_s=STOP_S)
+    found = signals.matrix(tmp_path_factory.mktemp("matrix"), save_s=SAVE_S, stop_s=measure_pace().real(STOP_S))
     return {(each.layout.partition(" (")[0], each.init): each for each in found}
 
 

@@ -89,6 +89,7 @@ def test_what_a_relaunch_can_mend_is_mended_without_a_trace_in_the_loss(play, sc
     assert f"clock x{facts['clock_scale']:g}" in printed, "the screen says that durations are scaled"
 
 
+@rehearsal
 def test_a_bug_is_held_before_a_third_attempt(play):
     """Two attempts die of the same error at the same step."""
     facts, printed = play("bug")
@@ -168,6 +169,7 @@ def test_a_job_that_became_slow_is_moved_without_losing_a_step(play):
     assert facts["reference_max_abs_loss_difference"] == 0
 
 
+@rehearsal
 def test_a_job_that_somebody_stops_saves_first_and_is_not_relaunched(play):
     """The last step is in S3 when the job is gone, and the run ends there."""
     facts, _ = play("sigterm")

@@ -74,7 +74,9 @@ def test_a_drill_proves_that_a_script_without_an_agent_can_be_restarted(account:
     assert done.exit_code == 0, done.output
     proof = json.loads(done.stdout)
     assert proof["proven"] and not proof["forced"] and proof["from_step"] % 40 == 0
-    assert (proof["steps_compared"], proof["largest_difference"]) == (5, 0.0)
+    # A script that saves meanwhile moves the start, and leaves fewer steps to compare.
+    assert 1 <= proof["steps_compared"] <= 5
+    assert proof["largest_difference"] == 0.0
 
 
 def test_a_job_is_rolled_back_to_the_step_that_was_named(account: Account):
