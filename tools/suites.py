@@ -1,8 +1,8 @@
-"""Runs the whole test suite: two runs of pytest beside each other, of which neither keeps the other from running.
+"""Runs the whole test suite: several runs of pytest beside each other, of which none keeps another from running.
 
 Most tests keep a core busy, so two files run at a time. Those that deploy the template, or play a demo, mostly wait for
-an AWS on this machine; they share one and fill the gaps. Their clocks follow the speed that is measured first, with an
-allowance for what the other run takes.
+an AWS on this machine, and fill the gaps. Their clocks follow the speed that is measured first, with an allowance for
+what the other runs take.
 """
 
 import os
@@ -14,23 +14,16 @@ from typing import IO
 
 from local.pace import SLOWEST, VARIABLE, measure_pace
 
-# The two runs share the cores.
+# The runs share the cores.
 SHARED = 2.0
-DEPLOYED = ("tests/deployed", "tests/demo")
 RUNS = {
+    # One at a time would take as long as all the others together.
+    "demo": ("tests/demo", "-m", "not rehearsal and not load", "-n", "4", "--dist", "load"),
+    # The longest files of the folder begin first, which xdist would reorder.
+    "deployed": ("tests/deployed", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
     "unit": (
-        "tests",
-        *(f"--ignore={folder}" for folder in DEPLOYED),
-        "-m",
-        "not rehearsal",
-        "-n",
-        "2",
-        "--dist",
-        "loadfile",
-    ),
-    "deployed": (
-        *DEPLOYED,
-        *("-m", "not rehearsal and not load", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
+        *("tests", "--ignore=tests/deployed", "--ignore=tests/demo", "-m", "not rehearsal"),
+        *("-n", "2", "--dist", "loadfile"),
     ),
 }
 
@@ -51,7 +44,6 @@ def main() -> int:
 
 def _start(name: str, options: tuple[str, ...], environment: dict[str, str]) -> subprocess.Popen[str]:
     """Start one run, whose lines appear under its name as they come."""
-    # Two runs of pytest would write into one cache otherwise.
     command = [sys.executable, "-m", "pytest", *options, "-o", f"cache_dir=.pytest_cache/{name}", *sys.argv[1:]]
     run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert run.stdout, "started with a pipe"
