@@ -33,8 +33,8 @@ STEPS_COMPARED = 40
 # Of steps there are hundreds here, not hundreds of thousands.
 LADDER = Ladder(margin_steps=30, near_steps=100, skip_batches=60, far_skip_batches=120)
 ROW = timedelta(seconds=1)
-# Seconds of a machine that has other things to do are no stall: a tenth of the policy's floor, which is ten minutes.
-SAVE_FLOOR = timedelta(seconds=60)
+# A few seconds of a machine that has other things to do are neither a stall nor a loss of throughput.
+SAVE_FLOOR, THROUGHPUT_FLOOR = timedelta(seconds=60), timedelta(seconds=5)
 # How long the supervisor waits to be heard. Queue and polling keep real time, so on the fast clock it is given more.
 ANSWER = timedelta(seconds=6)
 # The same for an order to restart the training processes in place: they end and begin in real time.
@@ -104,6 +104,7 @@ def hasty(policy: Policy, scale: float) -> Policy:
         throughput_rows=rows // 2,
         throughput_patience_rows=rows,
         save_floor=SAVE_FLOOR * slowdown,
+        throughput_floor=THROUGHPUT_FLOOR * slowdown,
     )
     return replace(
         scaled,

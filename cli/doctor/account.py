@@ -20,6 +20,7 @@ YOUNG = timedelta(minutes=5)
 NEEDED_SERVICES = ("sagemaker", "lambda", "events", "scheduler", "dynamodb", "sqs", "sns", "s3", "cloudwatch", "ssm")
 SAGEMAKER = "sagemaker.amazonaws.com"
 NAMED = 3
+WAITING = "ApproximateNumberOfMessages"
 
 
 def stack(deployment: Deployment) -> Check:
@@ -139,14 +140,20 @@ def supervise(deployment: Deployment) -> Check:
 
 
 def dead_letters(deployment: Deployment) -> Check:
-    """Nothing was given up."""
-    signals = deployment.output("SignalsQueueUrl")
-    queues = [url for url in deployment.made("AWS::SQS::Queue").values() if _queue(url) != _queue(signals)]
-    full = {_queue(url): count for url in queues if (count := _waiting(deployment, _url(deployment, url)))}
+    """Nothing was given up.
+
+    A queue that gives its messages up to another one is no dead-letter queue: what waits there is being worked on.
+    """
+    counts = {}
+    for queue in deployment.made("AWS::SQS::Queue").values():
+        attributes = _attributes(deployment, _url(deployment, queue))
+        if "RedrivePolicy" not in attributes:
+            counts[_queue(queue)] = int(attributes[WAITING])
+    full = {name: count for name, count in counts.items() if count}
     if full:
         told = ", ".join(f"{count} in {name}" for name, count in full.items())
         return broken(f"messages were given up: {told}", "read them, then redrive them; docs/runbooks/dead-letters.md")
-    return ok(f"{len(queues)} dead-letter queues are empty")
+    return ok(f"{len(counts)} dead-letter queues are empty")
 
 
 def kill_switch(deployment: Deployment) -> Check:
@@ -294,9 +301,13 @@ def _last(text: str, *separators: str) -> str:
 
 
 def _waiting(deployment: Deployment, url: str) -> int:
-    name = "ApproximateNumberOfMessages"
-    answer = deployment.client("sqs").get_queue_attributes(QueueUrl=url, AttributeNames=[name])
-    return int(answer["Attributes"][name])
+    return int(_attributes(deployment, url)[WAITING])
+
+
+def _attributes(deployment: Deployment, url: str) -> Mapping[str, str]:
+    answer = deployment.client("sqs").get_queue_attributes(QueueUrl=url, AttributeNames=[WAITING, "RedrivePolicy"])
+    attributes: Mapping[str, str] = answer["Attributes"]
+    return attributes
 
 
 def _queue(url: str) -> str:

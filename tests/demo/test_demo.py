@@ -83,6 +83,7 @@ def test_what_a_relaunch_can_mend_is_mended_without_a_trace_in_the_loss(play, sc
     assert facts["reference_max_abs_loss_difference"] == 0
     (incident,) = facts["incidents"]
     assert (incident["kind"], incident["cause"]) == ("job_failed", causes[0])
+    assert facts["findings"] == [], "until the fault, and after it, there is nothing to warn of"
     assert 0 <= incident["detected_after_s"] < incident["mttr_s"]
     assert 0 < incident["lost_steps"] <= 60
     assert "relaunch" in incident["actions"]

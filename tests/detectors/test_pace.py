@@ -41,6 +41,17 @@ def test_a_small_drop_is_only_told() -> None:
     assert levels(said(slow(steps(600) + steps(600, 0.56)), Kind.THROUGHPUT_DROP)) == [Level.WARN]
 
 
+def test_a_drop_that_costs_next_to_nothing_is_reported_when_it_has_cost_enough() -> None:
+    """Steps of 2 ms instead of 1: five seconds are lost after five thousand of them, and not before."""
+    rows = slow(steps(600, 0.001) + steps(7000, 0.002))
+    patient = replace(DETECTION, throughput_cap_rows=10_000, throughput_floor=timedelta(seconds=5))
+    (warned, warning), *_ = found = said(rows, Kind.THROUGHPUT_DROP, detection=patient)
+    assert (warning.level, 5400 < warned < 5900) == (Level.INTERVENE, True), found
+    at_once = said(rows, Kind.THROUGHPUT_DROP, detection=replace(patient, throughput_floor=timedelta(0)))
+    assert levels(at_once) == [Level.WARN, Level.INTERVENE]
+    assert at_once[0][0] < 700
+
+
 def test_a_creeping_drop_is_told() -> None:
     """From 0.4 s to 4 s over hundreds of rows: no two neighbouring windows differ by much."""
     rows = [0.4 * 1.002 ** max(0, row - 300) * (1 + DICE.gauss(0, 0.02)) for row in range(1400)]

@@ -83,8 +83,9 @@ class Detection:
     throughput_grave: float = 0.20
     throughput_patience_rows: int = 200
     throughput_cap_rows: int = 1000
-    # Slow steps are reported once they have lost this much time: a few seconds are not worth a notice.
-    throughput_floor: timedelta = timedelta(seconds=5)
+    # Slow steps are reported once they have lost this much time. At once by default: of the labelled drops some are of
+    # steps that take milliseconds. Local runs, whose machine has other work, are given seconds.
+    throughput_floor: timedelta = timedelta(0)
 
     # Stalls: five times the longest gap known, as NVIDIA's resiliency extension has it, and never less than the floor.
     stall_factor: float = 5.0

@@ -158,6 +158,13 @@ def test_what_is_broken_is_named_with_its_remedy(name, changes):
     assert overall(list(answers.values())) is Verdict.BROKEN
 
 
+def test_messages_that_are_worked_on_are_no_dead_letters():
+    """A queue that gives its messages up to another one may hold some at any moment."""
+    attributes = {"ApproximateNumberOfMessages": "3", "RedrivePolicy": "{}"}
+    answers = asked({"sqs.get_queue_attributes": {"Attributes": attributes}})
+    assert answers["dead letters"].verdict is Verdict.OK
+
+
 WARNED = {
     "a_switch_that_is_off": ("kill switch", {"ssm.get_parameter": {"Parameter": {"Value": "off"}}}),
     "nobody_on_call": ("people", {"sns.list_subscriptions_by_topic": {"Subscriptions": []}}),
