@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from itertools import pairwise
 
 from local.stack import LocalAws
 from tests.local.waiting import Mailbox, eventually, put_event
@@ -85,6 +86,31 @@ def test_schedule_fires_at_the_scaled_pace(aws: LocalAws, seen: Mailbox) -> None
     # Unscaled, three more firings would take at least two minutes.
     after = seen.find(lambda m: m["body"].get("event") == {"sweep": True}, count=before + 3, within_s=60)
     assert len(after) >= before + 3
+
+
+def test_schedule_does_not_start_a_round_beside_one_that_runs(aws: LocalAws, seen: Mailbox) -> None:
+    """A round of two seconds on a schedule that fires every second: the next one begins when it has ended."""
+    functions = aws.client("lambda").list_functions()["Functions"]
+    consume = next(function for function in functions if function["Handler"] == "probe.consume")
+    client = aws.client("scheduler")
+    [known] = client.list_schedules()["Schedules"]
+    role = client.get_schedule(Name=known["Name"])["Target"]["RoleArn"]
+    body = json.dumps({"round": True, "seconds": 2})
+    client.create_schedule(
+        Name="long-rounds",
+        ScheduleExpression="rate(1 minute)",
+        FlexibleTimeWindow={"Mode": "OFF"},
+        Target={
+            "Arn": consume["FunctionArn"],
+            "RoleArn": role,
+            "Input": json.dumps({"Records": [{"messageId": "round", "body": body}]}),
+        },
+    )
+    found = seen.find(lambda m: m["body"].get("bodies") == [json.loads(body)], count=3, within_s=120)
+    client.delete_schedule(Name="long-rounds")
+    rounds = sorted((message["body"]["began"], message["body"]["ended"]) for message in found)
+    assert len(rounds) >= 3
+    assert all(ended <= began for (_, ended), (began, _) in pairwise(rounds))
 
 
 def test_schedule_without_its_function_writes_to_its_dead_letter_queue(aws: LocalAws) -> None:
