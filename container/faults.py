@@ -20,7 +20,7 @@ nan      a weight is no number any more, nor are loss and gradients from then on
 slow *   from step S on, each step takes `factor=4` times as long
 stall    from step S on, no step completes, as with a hung data loader; SIGTERM ends the process, nothing is saved
 wait     step S does not begin before SIGTERM arrives, so that a fault caused from outside always hits that step; a
-         process whose first step is S does not wait, since that fault has happened
+         process that has resumed from a checkpoint does not wait, since that fault has happened
 blind    from step S on, no metric line is printed
 
 A spike and a NaN are in the weights, and so in every checkpoint from step S on: only an older one is free of them.
@@ -161,7 +161,7 @@ class Plan:
         """As a step begins on these samples, with this share of the scheduled learning rate. A bug and an exhausted
         memory come back as exceptions, an exit and a stall do not."""
         for drill in self.drills:
-            if drill.kind is Kind.WAIT and step == self.resumed_step + 1:
+            if drill.kind is Kind.WAIT and self.resumed_step:
                 continue
             if drill.holds(step, batch=batch, rate=rate):
                 break_down(drill, model=model, optimizer=optimizer)

@@ -128,8 +128,8 @@ def test_a_stalled_process_lives_until_sigterm(train_here: Here, tmp_path: Path)
 def test_a_waiting_step_begins_when_sigterm_arrives(
     train_here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal is handled as ever, so that step is saved and is the last one. The next process begins at the step
-    after it; one that begins at the step itself does not wait again."""
+    """The signal is handled as ever, so that step is saved and is the last one. The next process does not wait again,
+    also where it resumes from an older checkpoint because the last one was lost."""
     wait, over = faults.wait_for_sigterm, threading.Event()
 
     def wait_while_signalled() -> None:
@@ -144,7 +144,7 @@ def test_a_waiting_step_begins_when_sigterm_arrives(
     assert over.is_set()
     assert max(losses) == 6
     assert list(saved(tmp_path / "checkpoints")) == [6]
-    plan = faults.Plan.of(faults.parse("wait:step=7"), attempt=1, rank=0, world_size=1, resumed_step=6)
+    plan = faults.Plan.of(faults.parse("wait:step=7"), attempt=1, rank=0, world_size=1, resumed_step=5)
     over.clear()
     plan.strike(7, model=torch.nn.Linear(1, 1), optimizer=torch.optim.SGD([torch.zeros(1)]))
     assert not over.is_set()
