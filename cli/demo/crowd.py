@@ -1,7 +1,8 @@
 """The other runs of the account, which die with the demo's own: what the brake on all relaunches made of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from rerail.aws.dynamodb import DynamoRuns
@@ -41,7 +42,7 @@ class Crowd:
         """
         entries = [entry for timeline in self.timelines.values() for entry in timeline]
         pages = [a for entry in entries for a in entry.actions if a.get("key", "").startswith("rerail/brake-")]
-        made = sorted(e.at for e in entries if any(action.get("type") == "CreateJob" for action in e.actions))
+        made = sorted(self._admitted())
         return {
             "runs": len(self.runs),
             "states": sorted(run.state.value for run in self.runs.values()),
@@ -50,3 +51,13 @@ class Crowd:
             "pages": len(pages),
             "page": pages[0]["body"] if pages else "",
         }
+
+    def _admitted(self) -> Iterator[datetime]:
+        """When each later job was decided on for the last time: what the brake refused before has not been created."""
+        for name, run in self.runs.items():
+            for attempt in (attempt for attempt in run.attempts[1:] if attempt.exists):
+                yield max(entry.at for entry in self.timelines[name] if _creates(entry, attempt.job_name))
+
+
+def _creates(entry: TimelineEntry, job: str) -> bool:
+    return any(action.get("type") == "CreateJob" and action.get("job_name") == job for action in entry.actions)
