@@ -1,8 +1,8 @@
 """Runs the whole test suite: several runs of pytest beside each other, of which none keeps another from running.
 
-Most tests keep a core busy, so two files run at a time. Those that deploy the template, or play a demo, mostly wait for
-an AWS on this machine, and fill the gaps. Their clocks follow the speed that is measured first, with an allowance for
-what the other runs take.
+Most tests keep a core busy or start something that does, so three files run at a time. Those that deploy the template,
+or play a demo, mostly wait for an AWS on this machine, and fill the gaps. Their clocks follow the speed that is measured
+first, with an allowance for what the other runs take.
 """
 
 import os
@@ -23,7 +23,7 @@ RUNS = {
     "deployed": ("tests/deployed", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
     "unit": (
         *("tests", "--ignore=tests/deployed", "--ignore=tests/demo", "-m", "not rehearsal"),
-        *("-n", "2", "--dist", "loadfile"),
+        *("-n", "3", "--dist", "loadfile"),
     ),
 }
 
@@ -33,9 +33,8 @@ def main() -> int:
     began = time.monotonic()
     slowdown = min(SLOWEST, SHARED * measure_pace().slowdown)
     environment = {VARIABLE: str(slowdown), **os.environ}
-    print(
-        f"the clocks of the deployed suite run at 1/{float(environment[VARIABLE]):g} of their usual speed", flush=True
-    )
+    share = f"1/{float(environment[VARIABLE]):g}"
+    print(f"the clocks of demos and deployed stacks run at {share} of their usual speed", flush=True)
     runs = {name: _start(name, options, environment) for name, options in RUNS.items()}
     failed = [name for name, run in runs.items() if run.wait()]
     print(f"tests took {time.monotonic() - began:.0f} s; failed: {', '.join(failed) or 'none'}")
