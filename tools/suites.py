@@ -1,8 +1,8 @@
 """Runs the whole test suite: several runs of pytest beside each other, of which none keeps another from running.
 
 Most tests keep a core busy or start something that does, so three files run at a time. Those that deploy the template,
-or play a demo, mostly wait for an AWS on this machine, and fill the gaps. Their clocks follow the speed that is measured
-first, with an allowance for what the other runs take.
+or play a demo, mostly wait for an AWS on this machine, and fill the gaps. Their clocks follow the speed measured first,
+with an allowance for what the other runs take.
 """
 
 import os
