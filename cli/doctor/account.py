@@ -140,13 +140,11 @@ def supervise(deployment: Deployment) -> Check:
 
 
 def dead_letters(deployment: Deployment) -> Check:
-    """Nothing was given up.
-
-    A queue that gives its messages up to another one is no dead-letter queue: what waits there is being worked on.
-    """
+    """Nothing was given up."""
     counts = {}
     for queue in deployment.made("AWS::SQS::Queue").values():
         attributes = _attributes(deployment, _url(deployment, queue))
+        # A queue that redrives its messages to another one is worked on, so messages may wait there.
         if "RedrivePolicy" not in attributes:
             counts[_queue(queue)] = int(attributes[WAITING])
     full = {name: count for name, count in counts.items() if count}
