@@ -20,7 +20,7 @@ DOCUMENT = (ROOT / "docs" / "agent.md").read_text()
 def python(*arguments: str, interpreter: str = sys.executable, **environment: str) -> str:
     words = [interpreter, *arguments]
     kept = {"PATH": os.environ["PATH"]}
-    done = subprocess.run(words, env={**kept, **environment}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, env={**kept, **environment}, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -26,7 +26,7 @@ def train(base: Path, **environment: str) -> str:
     command = [sys.executable, *algorithm["ContainerEntrypoint"][1:], *algorithm["ContainerArguments"]]
     told = {"PATH": os.environ["PATH"], "HOME": str(base), "SAGEMAKER_BASE_DIR": str(base), "PYTHONUNBUFFERED": "1"}
     ran = subprocess.run(
-        command, env=told | request["Environment"] | environment, stdout=-1, stderr=-2, check=True, timeout=120
+        command, env=told | request["Environment"] | environment, stdout=-1, stderr=-2, check=True, timeout=1800
     )
     return ran.stdout.decode()
 

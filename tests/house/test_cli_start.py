@@ -58,7 +58,7 @@ def loaded(*words: str, **more: str) -> set[str]:
     """Return the modules that a command line has imported when it ends, which it must do well."""
     script = LOOK.format(words=list(words))
     ran = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=environment(**more), capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], cwd=ROOT, env=environment(**more), capture_output=True, text=True, timeout=1800
     )
     assert ran.returncode == 0, ran.stderr
     return set(json.loads(ran.stderr.splitlines()[-1]))

@@ -59,7 +59,7 @@ def main() -> None:
         lay_out(base, HYPERPARAMETERS)
         (base / "code" / "train.py").write_text(SHOWS)
         environment = {"PATH": os.environ["PATH"], "SAGEMAKER_BASE_DIR": folder, "AWS_DEFAULT_REGION": "eu-west-1"}
-        subprocess.run([Path(sys.executable).with_name("train")], env=environment, check=True, timeout=120)
+        subprocess.run([Path(sys.executable).with_name("train")], env=environment, check=True, timeout=1800)
         told = json.loads((base / "model" / "told.json").read_text().replace(folder, "BASE"))
     Path(__file__).with_name("toolkit.json").write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
 

@@ -90,7 +90,7 @@ def test_flags_and_positional_arguments_go_in_a_script_of_ours(tmp_path):
     for name, (content, _) in source.files.items():
         (tmp_path / name).write_bytes(content)
     command = [sys.executable, source.entry, *toolkit(hyperparameters)]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=True)
     assert json.loads(ran.stdout) == [*arguments, "--epochs", "3"]
 
 

@@ -243,7 +243,7 @@ def test_the_agents_init_comes_in_front_of_what_the_container_runs(asked, comman
         "w.whl",
         *command,
     ]
-    ran = subprocess.run(shown, env={"PYTHONPATH": "there"}, capture_output=True, text=True, check=True, timeout=120)
+    ran = subprocess.run(shown, env={"PYTHONPATH": "there"}, capture_output=True, text=True, check=True, timeout=1800)
     assert ran.stdout.splitlines() == ["w.whl:there", *command]
     rebuilt = rebuild(described(told), tags_of(told), members=frozenset(OPERATION.input_shape.members))
     second = successor(rebuilt, CreateJob("mnist-1-a002", attempt=2, resume_step=1), run="mnist-1")
