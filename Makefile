@@ -7,7 +7,8 @@ CDK = $(BIN)/python -m cli.deploy.cdk
 ARGS ?=
 SCENARIO ?= crash
 
-.PHONY: help demo test test-fast test-load lock browser rehearse check audit sbom proof soak bench bench-training bench-goodput format docs docs-serve
+.PHONY: help demo test test-fast test-load lock browser rehearse check audit sbom proof soak bench
+.PHONY: bench-training bench-goodput format docs docs-serve
 .PHONY: synth deploy destroy cdk clean
 
 help: ## this list
@@ -35,7 +36,7 @@ $(VENV)/fuzzing: $(VENV)/test.ready
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e ".[fuzz]"
 	@touch $@
 
-lock: $(VENV)/uv.ready ## requirements/*.txt anew from pyproject.toml, with the hashes of all files
+lock: $(VENV)/uv.ready ## write requirements/*.txt from pyproject.toml, with the hash of every package file
 	$(BIN)/python tools/packages.py lock
 
 demo: $(VENV)/demo.ready ## train a model on this machine, break it, watch it recover (SCENARIO=crash|bug|spike|stall|...)
@@ -44,7 +45,7 @@ demo: $(VENV)/demo.ready ## train a model on this machine, break it, watch it re
 test: $(VENV)/test.ready ## the whole test suite
 	$(BIN)/python -m tools.suites
 
-test-load: $(VENV)/test.ready ## three demos at once, beside six busy loops (about 4 minutes)
+test-load: $(VENV)/test.ready ## three demos at once, beside six busy loops (about 5 minutes)
 	$(BIN)/python -m pytest tests/demo -m load
 
 test-fast: $(VENV)/test.ready ## the tests that start no process, for every save
@@ -53,7 +54,7 @@ test-fast: $(VENV)/test.ready ## the tests that start no process, for every save
 browser: $(VENV)/test.ready ## the browser that the report is tested in: this machine's, or one fetched into .local
 	$(BIN)/python -m bench.browser
 
-rehearse: $(VENV)/test.ready ## every demo scenario, and the small versions of the long proofs (about 15 minutes)
+rehearse: $(VENV)/test.ready ## every demo scenario, and small versions of the long proofs
 	$(BIN)/python -m pytest tests/demo -v -m "not load" -n 2
 	$(BIN)/python -m pytest tests/bench -m rehearsal -n 2
 
@@ -89,14 +90,14 @@ bench-training: $(VENV)/test.ready ## saves, agent, exactness, signals and kills
 bench-goodput: $(VENV)/test.ready ## months of simulated fleets by the real decisions: goodput, dollars, signals a minute (20 minutes)
 	$(BIN)/python -m bench.goodput --page docs/goodput.md
 
-format: $(VENV)/check.ready ## mend what the linter and the formatter can
+format: $(VENV)/check.ready ## apply the linter's and the formatter's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 docs: $(VENV)/docs.ready ## the documentation as a site, into .local/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-serve: $(VENV)/docs.ready ## the same at http://127.0.0.1:8000, built anew whenever a page changes
+docs-serve: $(VENV)/docs.ready ## the same at http://127.0.0.1:8000, rebuilt whenever a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
 
 synth: $(VENV)/demo.ready ## the CloudFormation templates, into cdk.out

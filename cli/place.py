@@ -55,14 +55,14 @@ class Place:
 
 
 def client(service: str) -> Any:
-    """Return the service's client, which all of this process share."""
+    """Return the client of a service, one for the whole process."""
     from rerail.aws import clients
 
     return clients.client(service)
 
 
 def forget_clients() -> None:
-    """Have every client made anew, for another region or with other credentials."""
+    """Drop all cached clients, for another region or other credentials."""
     from rerail.aws import clients
 
     clients.client.cache_clear()

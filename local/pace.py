@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 # The clock of demos and tests on a machine at reference speed.
 FASTEST_SCALE = 60.0
-# Set by whoever has measured already, so that processes started together share one clock.
+# Set by a program that has measured already, so that processes started together share one clock.
 VARIABLE = "RERAIL_SLOWDOWN"
 # A still slower clock makes a scenario take half an hour: then the machine is the problem, and not its clock.
 SLOWEST = 16.0

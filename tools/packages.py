@@ -1,4 +1,4 @@
-"""Installs the packages of a command into this virtual environment, and writes the lock files that it installs from.
+"""Install the packages of a command into this virtual environment, and write the lock files to install from.
 
     python tools/packages.py install demo     # what `make demo` needs; `make` calls it
     python tools/packages.py lock             # after a change in pyproject.toml: resolve again, with the hashes of all
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 BUILT_ON = {"test": "demo", "check": "test", "audit": "demo"}
 # PyTorch itself, and what only its CUDA builds need: installed with the build that is chosen.
-BY_HARDWARE = re.compile(r"(torch|triton|cuda|nvidia)\b")
+HARDWARE_PACKAGES = re.compile(r"(torch|triton|cuda|nvidia)\b")
 BUILD_BACKEND = "setuptools"
 HEADER = "# Written by `make lock` from pyproject.toml.\n"
 
@@ -81,7 +80,7 @@ def install_torch(pip: list[str]) -> None:
     for source in preferred:
         if subprocess.run([*pip, *source, wanted], cwd=ROOT).returncode == 0:
             return
-        print(f"packages: {wanted} is not to be had with {' '.join(source)}; trying the next source", flush=True)
+        print(f"packages: {' '.join(source)} does not offer {wanted}; trying the next source", flush=True)
     run(*pip, *last, wanted)
 
 
@@ -96,16 +95,16 @@ def _installed_torch() -> str:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip()
 
 
-def torch_sources(*, is_uv: bool) -> Iterator[list[str]]:
+def torch_sources(*, is_uv: bool) -> list[list[str]]:
     """Return the options that choose PyTorch's build, the preferred first.
 
     A folder of wheels that pip is configured with comes first, then the backend that TORCH_BACKEND names to uv (`cpu`
     unless set; `auto` detects the GPU), then the default index, whose build for Linux on x86 brings gigabytes of CUDA.
     """
     if not is_uv:
-        return iter([[]])  # pip reads its own configuration, and knows no backends
+        return [[]]  # pip reads its own configuration, and knows no backends
     sources = [["--find-links", folder] for folder in _find_links()]
-    return iter([*sources, ["--torch-backend", os.environ.get("TORCH_BACKEND") or "cpu"], []])
+    return [*sources, ["--torch-backend", os.environ.get("TORCH_BACKEND") or "cpu"], []]
 
 
 def _find_links() -> list[str]:
@@ -123,7 +122,7 @@ def lock() -> None:
         extras = sorted({extra for group in GROUPS.values() for extra in group})
         _compile(extras, everything)
         apart = sorted({match[0] for match in re.finditer(r"^[\w.-]+", everything.read_text(), re.MULTILINE)})
-        apart = [name for name in apart if BY_HARDWARE.match(name)]
+        apart = [name for name in apart if HARDWARE_PACKAGES.match(name)]
         for group in GROUPS:
             whole = Path(folder) / f"{group}.txt"
             extras = [extra for name in chain(group) for extra in GROUPS[name]]

@@ -1,4 +1,4 @@
-"""Runs the whole test suite: several runs of pytest beside each other, of which none keeps another from running.
+"""Run the whole test suite: several runs of pytest beside each other, of which none keeps another from running.
 
 Most tests keep a core busy or start something that does, so three files run at a time. Those that deploy the template,
 or play a demo, mostly wait for an AWS on this machine, and fill the gaps. Their clocks follow the speed measured first,

@@ -90,7 +90,7 @@ class Curve:
 
 def hasty(policy: Policy, scale: float) -> Policy:
     """The policy on the demo's clock; what counts in rows is cut, so that the detectors decide within its minutes. No
-    training process is restarted in place, so that what a new job mends is mended by one.
+    training process is restarted in place, so that these scenarios recover by a new job.
 
     A row is a second of wall time at every scale, so on a slower clock more of them make the same wait.
     """

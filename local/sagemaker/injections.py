@@ -99,10 +99,8 @@ class Injections:
         return attempt is not None and attempt.metric("step") >= step
 
     async def _stop(self, request: Request) -> None:
-        """StopTrainingJob, called by somebody."""
-        run = self._run_in(request)
-        run.job.move(Secondary.STOPPING, status=Status.STOPPING)
-        run.order(Order.STOP)
+        """Stop the job as StopTrainingJob does."""
+        self._run_in(request).begin_stop()
 
     async def _kill(self, request: Request) -> None:
         """SIGKILL to every process of the job on one host."""

@@ -71,6 +71,11 @@ class JobRun:
         self._orders.add(order)
         self._ordered.set()
 
+    def begin_stop(self) -> None:
+        """Show the job as stopping, and leave the phase under way."""
+        self.job.move(Secondary.STOPPING, status=Status.STOPPING)
+        self.order(Order.STOP)
+
     async def run(self) -> None:
         self._limit_waiting()
         self.job.move(Secondary.STARTING)

@@ -13,7 +13,7 @@ from .fleet import Fleet
 from .images import Image, default_images
 from .injections import OPERATIONS, Injections
 from .job import Job, Secondary, Status
-from .lifecycle import JobRun, Order
+from .lifecycle import JobRun
 from .listing import list_page
 from .protocol import Response, operation_name, read_request, write_answer, write_error, write_plain
 from .timing import Timing
@@ -135,8 +135,7 @@ class TrainingService:
         job = self._job(request)
         if job.status is not Status.IN_PROGRESS:
             raise invalid(f"The request was rejected because the training job is in status {job.status}.")
-        job.move(Secondary.STOPPING, status=Status.STOPPING)
-        self._runs[job.name].order(Order.STOP)
+        self._runs[job.name].begin_stop()
 
     async def _update(self, request: Request) -> dict[str, Any]:
         job = self._job(request)

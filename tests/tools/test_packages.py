@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from tools import packages
-from tools.packages import BY_HARDWARE, GROUPS, REQUIREMENTS, chain, install_torch, torch_requirement, torch_sources
+from tools.packages import (
+    GROUPS,
+    HARDWARE_PACKAGES,
+    REQUIREMENTS,
+    chain,
+    install_torch,
+    torch_requirement,
+    torch_sources,
+)
 
 PROJECT = tomllib.loads((packages.ROOT / "pyproject.toml").read_text())["project"]
 PIN = re.compile(r"^([\w.-]+)==(\S+)", re.MULTILINE)
@@ -26,7 +34,7 @@ def test_a_group_installs_what_its_extras_pin(group: str) -> None:
     for extra in [extra for name in chain(group) for extra in GROUPS[name]]:
         for package in PROJECT["optional-dependencies"][extra]:
             name, version = re.sub(r"\[.*\]", "", package).split("==")
-            if not BY_HARDWARE.match(name):
+            if not HARDWARE_PACKAGES.match(name):
                 assert pins[name.lower()] == version
 
 
@@ -53,13 +61,13 @@ def test_a_wheel_at_hand_wins_over_the_backend(tmp_path: Path, monkeypatch: pyte
     (full / "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl").touch()
     monkeypatch.setenv("PIP_FIND_LINKS", f"{empty} {full}")
     monkeypatch.setenv("TORCH_BACKEND", "cu130")
-    sources = list(torch_sources(is_uv=True))
+    sources = torch_sources(is_uv=True)
     assert ["--find-links", str(full)] in sources
     assert ["--find-links", str(empty)] not in sources
     assert sources[-2:] == [["--torch-backend", "cu130"], []]
     monkeypatch.setenv("TORCH_BACKEND", "")  # as make exports it
-    assert list(torch_sources(is_uv=True))[-2:] == [["--torch-backend", "cpu"], []]
-    assert list(torch_sources(is_uv=False)) == [[]]
+    assert torch_sources(is_uv=True)[-2:] == [["--torch-backend", "cpu"], []]
+    assert torch_sources(is_uv=False) == [[]]
 
 
 def test_the_next_source_is_asked_where_one_has_no_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +78,7 @@ def test_the_next_source_is_asked_where_one_has_no_pytorch(monkeypatch: pytest.M
         returncode = 1
 
     monkeypatch.setattr(packages, "_installed_torch", lambda: "")
-    monkeypatch.setattr(packages, "torch_sources", lambda is_uv: iter([["--first"], ["--second"], []]))
+    monkeypatch.setattr(packages, "torch_sources", lambda is_uv: [["--first"], ["--second"], []])
     monkeypatch.setattr(packages.subprocess, "run", lambda command, **how: asked.append(list(command)) or Refused())
     monkeypatch.setattr(packages, "run", lambda *command: asked.append(list(command)))
     install_torch(["uv", "pip"])

@@ -28,7 +28,7 @@ def overdue(
 
 
 def _format(duration: timedelta) -> str:
-    """Return minutes, or seconds where minutes would say next to nothing."""
+    """Return the duration in minutes, or in seconds below two minutes."""
     seconds = duration.total_seconds()
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 

@@ -87,7 +87,7 @@ class ThroughputDrop:
         return None
 
     def _costs_enough(self, sample: Sample, detection: Detection) -> bool:
-        """Whether the slow steps have lost more time than the floor; tokens a second say nothing of seconds a step."""
+        """Return whether the slow steps have lost more time than the floor; True if only tokens a second are known."""
         if sample.step_time_s is None or self.onset is None or sample.step is None:
             return True
         lost_s = (sample.step - self.onset + 1) * (self.recent.median() - self.usual)
