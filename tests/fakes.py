@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from rerail.actions import SetAside
@@ -77,6 +78,12 @@ class Clock:
         self.now += duration
 
 
+@lru_cache(maxsize=4096)
+def _loaded(record: str) -> Run:
+    """Return the run of a record. A record is decoded once: a sweep reads the same one every minute."""
+    return loads(Run, record)
+
+
 @dataclass
 class FakeRuns:
     """The memory: records survive only as text, as they would in a table."""
@@ -89,7 +96,7 @@ class FakeRuns:
 
     def load(self, run_id: str) -> Run | None:
         record = self.records.get(run_id)
-        return loads(Run, record) if record else None
+        return _loaded(record) if record else None
 
     def save(self, run: Run, entry: TimelineEntry | None = None, request: Mapping[str, Any] | None = None) -> None:
         stored = self.load(run.id)

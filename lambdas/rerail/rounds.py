@@ -205,7 +205,8 @@ class Round:
                 return Look(name, None, problem=f"{type(error).__name__}: {error!s:.300}")
 
         with ThreadPoolExecutor(READERS) as readers:
-            looks = [_accounted(each, at) for each in readers.map(look, taken)]
+            # A single run needs no thread of its own.
+            looks = [_accounted(each, at) for each in (readers.map if len(taken) > 1 else map)(look, taken)]
         due = [look.name for look in looks if look.due and not look.launch]
         due += chosen([look.launch for look in looks if look.due and look.launch], parts=parts, at=at)
         self.queue.wake([{"run": name} for name in due], at=at)  # first: what follows may be refused

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
@@ -52,8 +53,17 @@ def action(resume_step: int | None = 400, **changes: Any) -> SetAside:
 
 
 def contents(s3: Any) -> dict[str, bytes]:
+    """Return the bytes of each object; those that one client has read under an ETag are not read again."""
     listed = s3.list_objects_v2(Bucket="bucket").get("Contents", [])
-    return {item["Key"]: s3.get_object(Bucket="bucket", Key=item["Key"])["Body"].read() for item in listed}
+    read: dict[str, bytes] = _read_by.setdefault(s3, {})
+    for item in listed:
+        if item["ETag"] not in read:
+            read[item["ETag"]] = s3.get_object(Bucket="bucket", Key=item["Key"])["Body"].read()
+    return {item["Key"]: read[item["ETag"]] for item in listed}
+
+
+# By client, the bytes of each ETag: the fake S3 encrypts nothing, so equal ETags are equal bytes.
+_read_by: WeakKeyDictionary[Any, dict[str, bytes]] = WeakKeyDictionary()
 
 
 def left(s3: Any) -> set[str]:

@@ -23,8 +23,8 @@ import parallel
 from model import GPT, VOCABULARY, Size
 
 SIZE = Size(layers=2, heads=4, width=32, context=8, dropout=0.0)
-STEPS = 10
-HALF = 5
+STEPS = 4
+HALF = 2
 BATCH = 8
 FSDP_ON_CPU = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
 AGAIN = {"activation_checkpointing": True}

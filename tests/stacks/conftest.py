@@ -28,17 +28,38 @@ def synthesize(
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
 
 
+# Everything that an account can ask for besides.
+EVERYTHING = {
+    "docsUrl": "https://docs.example.com/rerail/",
+    "chat": True,
+    "pagerDutySecret": "rerail/pagerduty",
+    "webhookUrl": "https://hooks.example.com/rerail",
+    "webhookSecret": "rerail/webhook",
+}
+
+
 @pytest.fixture(scope="session")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the cloud assembly, which the workers of pytest-xdist share."""
-    own = tmp_path_factory.getbasetemp()
+    """Return the folder of the cloud assembly with the defaults."""
+    return _assembly_of_all_workers(tmp_path_factory, "default", {})
+
+
+@pytest.fixture(scope="session")
+def full_assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the cloud assembly of an account that asked for EVERYTHING."""
+    return _assembly_of_all_workers(tmp_path_factory, "full", EVERYTHING)
+
+
+def _assembly_of_all_workers(factory: pytest.TempPathFactory, name: str, context: Mapping[str, Any]) -> Path:
+    """Synthesize once for all workers of pytest-xdist, and return the folder."""
+    own = factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    folder = shared / "assembly"
+    folder = shared / f"assembly-{name}"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "whole").exists():
-            run = synthesize(folder / "cdk.out")
+            run = synthesize(folder / "cdk.out", context)
             assert run.returncode == 0, run.stderr
             (folder / "whole").touch()
     return folder / "cdk.out"
@@ -46,5 +67,11 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def template(assembly: Path) -> Template:
-    """The supervisor's template."""
+    """Return the supervisor's template with the defaults."""
     return Template.read(assembly)
+
+
+@pytest.fixture(scope="session")
+def full(full_assembly: Path) -> Template:
+    """Return the supervisor's template with EVERYTHING."""
+    return Template.read(full_assembly)

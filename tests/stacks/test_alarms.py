@@ -8,7 +8,6 @@ import pytest
 
 from rerail import measures
 from rerail.runbooks import Runbook
-from tests.stacks.conftest import synthesize
 from tests.stacks.template import Template, target, text
 from tests.stacks.test_delivery import dead_letter_queues
 
@@ -16,28 +15,9 @@ ASYNCHRONOUS = ("AsyncEventsDropped", "DeadLetterErrors")
 PLACE = re.compile(r"Rerail: .+[.?] Runbook: (?P<place>\S+)")
 
 
-# Everything that can be asked for besides.
-EVERYTHING = {
-    "docsUrl": "https://docs.example.com/rerail/",
-    "chat": True,
-    "pagerDutySecret": "pagerduty/rerail",
-    "webhookUrl": "https://hooks.example.com/rerail",
-    "webhookSecret": "hooks/rerail",
-}
-
-
-@pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Template:
-    """The template of an account that has asked for all of it."""
-    out = tmp_path_factory.mktemp("cdk") / "cdk.out"
-    run = synthesize(out, EVERYTHING)
-    assert run.returncode == 0, run.stderr
-    return Template.read(out)
-
-
 @pytest.fixture(params=["template", "full"])
 def either(request: pytest.FixtureRequest) -> Template:
-    """The template as it comes, and with all that can be asked for."""
+    """Return the template with the defaults, then the one with everything."""
     found: Template = request.getfixturevalue(request.param)
     return found
 

@@ -2,36 +2,20 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from ministack.services.eventbridge import _matches_pattern
 
 from rerail import wakeups
 from stacks.parts.receiver import AGE
-from tests.stacks.conftest import synthesize
+from tests.stacks.conftest import EVERYTHING
 from tests.stacks.template import Template, target
 
 pytestmark = pytest.mark.slow
 ALARM_CHANGE = "CloudWatch Alarm State Change"
 OUTSIDE = ("Events::Connection", "Events::ApiDestination")
-SECRETS = {"pagerDutySecret": "rerail/pagerduty", "webhookSecret": "rerail/webhook"}
-CONTEXT = {"chat": "true", "webhookUrl": "https://hooks.example.com/rerail", **SECRETS}
+SECRETS = {name: EVERYTHING[name] for name in ("pagerDutySecret", "webhookSecret")}
 RESOLVED = {name: f"{{{{resolve:secretsmanager:{secret}:SecretString:::}}}}" for name, secret in SECRETS.items()}
-
-
-@pytest.fixture(scope="module")
-def assembled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cloud assembly with everything on."""
-    out = tmp_path_factory.mktemp("receivers") / "cdk.out"
-    run = synthesize(out, CONTEXT)
-    assert run.returncode == 0, run.stderr
-    return out
-
-
-@pytest.fixture(scope="module")
-def told(assembled: Path) -> Template:
-    return Template.read(assembled)
 
 
 def receivers(template: Template) -> dict[str, dict]:
@@ -48,14 +32,14 @@ def test_by_default_there_is_nothing_of_it(template):
     assert "secretsmanager" not in json.dumps(template.body)
 
 
-def test_nothing_is_left_to_say_of_it(assembled):
+def test_nothing_is_left_to_say_of_it(full_assembly):
     """cdk-nag and the CDK's own rules are content with all of it too."""
-    assert json.loads((assembled / "validation-report.json").read_text())["pluginReports"] == []
+    assert json.loads((full_assembly / "validation-report.json").read_text())["pluginReports"] == []
 
 
-def test_the_rules_speak_the_words_of_the_function(told):
+def test_the_rules_speak_the_words_of_the_function(full):
     """One rule for each receiver, on our bus, for what the function puts there; sent is the detail as it is."""
-    rules = receivers(told)
+    rules = receivers(full)
     assert set(rules) == {wakeups.FOR_PAGER, wakeups.FOR_WEBHOOK}
     for rule in rules.values():
         assert rule["EventPattern"]["source"] == [wakeups.RERAIL]
@@ -64,36 +48,36 @@ def test_the_rules_speak_the_words_of_the_function(told):
         assert "InputTransformer" not in one
 
 
-def test_where_it_goes(told):
+def test_where_it_goes(full):
     """By POST, to PagerDuty's Events API v2 and to the webhook, no faster than they take it."""
-    destinations = {d["InvocationEndpoint"]: d for d in told.of("Events::ApiDestination").values()}
-    assert set(destinations) == {"https://events.pagerduty.com/v2/enqueue", CONTEXT["webhookUrl"]}
+    destinations = {d["InvocationEndpoint"]: d for d in full.of("Events::ApiDestination").values()}
+    assert set(destinations) == {"https://events.pagerduty.com/v2/enqueue", EVERYTHING["webhookUrl"]}
     assert {d["HttpMethod"] for d in destinations.values()} == {"POST"}
     assert destinations["https://events.pagerduty.com/v2/enqueue"]["InvocationRateLimitPerSecond"] * 60 <= 120
 
 
 @pytest.mark.threat("T22")
-def test_secrets_stay_where_they_are(told):
+def test_secrets_stay_where_they_are(full):
     """The template holds references alone: the routing key goes into the body, the webhook's secret into its header."""
-    connections = {c["AuthParameters"]["ApiKeyAuthParameters"]["ApiKeyName"]: c for c in told.of(OUTSIDE[0]).values()}
+    connections = {c["AuthParameters"]["ApiKeyAuthParameters"]["ApiKeyName"]: c for c in full.of(OUTSIDE[0]).values()}
     pager, hook = (connections[name]["AuthParameters"] for name in ("X-Routing-Key", "Authorization"))
     (parameter,) = pager["InvocationHttpParameters"]["BodyParameters"]
     assert parameter == {"Key": "routing_key", "Value": RESOLVED["pagerDutySecret"], "IsValueSecret": True}
     assert hook["ApiKeyAuthParameters"]["ApiKeyValue"] == RESOLVED["webhookSecret"]
     assert "InvocationHttpParameters" not in hook
-    for function in told.of("Lambda::Function").values():
+    for function in full.of("Lambda::Function").values():
         assert "secretsmanager" not in json.dumps(function)
 
 
-def test_a_rule_may_send_to_its_own_receiver_alone(told):
+def test_a_rule_may_send_to_its_own_receiver_alone(full):
     """Each has a role of its own, which EventBridge takes on for this account, and which can do one thing."""
-    for rule in receivers(told).values():
+    for rule in receivers(full).values():
         (one,) = rule["Targets"]
         role = target(one["RoleArn"])
-        (statement,) = told.allowed_to(role)
+        (statement,) = full.allowed_to(role)
         assert statement["Action"] == "events:InvokeApiDestination"
         assert statement["Resource"] == one["Arn"]
-        (trust,) = told.of("IAM::Role")[role]["AssumeRolePolicyDocument"]["Statement"]
+        (trust,) = full.of("IAM::Role")[role]["AssumeRolePolicyDocument"]["Statement"]
         assert trust["Principal"] == {"Service": "events.amazonaws.com"}
         assert trust["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
 
@@ -122,38 +106,38 @@ def alarm_event(name: str, before: str, now: str) -> dict:
         ("RerailUnhealthy", "OK", "ALARM", None),
     ],
 )
-def test_own_alarms_are_told_from_begin_to_end(told, name, before, now, action):
+def test_own_alarms_are_told_from_begin_to_end(full, name, before, now, action):
     """By one key for each alarm; not those of others, and not the one that is over all of them."""
     event = alarm_event(name, before, now)
-    rules = [rule for rule in own_alarm_rules(told) if _matches_pattern(json.dumps(rule["EventPattern"]), event)]
+    rules = [rule for rule in own_alarm_rules(full) if _matches_pattern(json.dumps(rule["EventPattern"]), event)]
     templates = [json.loads(rule["Targets"][0]["InputTransformer"]["InputTemplate"]) for rule in rules]
     assert [body["event_action"] for body in templates if "event_action" in body] == ([action] if action else [])
     assert {body.get("dedup_key") or body.get("clears") or body["key"] for body in templates} <= {"alarm/<name>"}
 
 
-def test_what_is_told_of_an_own_alarm_is_well_formed(told):
+def test_what_is_told_of_an_own_alarm_is_well_formed(full):
     """EventBridge fills in texts as they are: what we write ourselves holds nothing that would end a JSON text."""
-    for alarm in told.of("CloudWatch::Alarm").values():
+    for alarm in full.of("CloudWatch::Alarm").values():
         description = alarm["AlarmDescription"]
         assert '"' not in description and "\\" not in description and len(description) <= 1024
-    for rule in own_alarm_rules(told):
+    for rule in own_alarm_rules(full):
         assert "EventBusName" not in rule
         transformer = rule["Targets"][0]["InputTransformer"]
         named = set(re.findall("<([a-z]+)>", transformer["InputTemplate"]))
         assert named <= set(transformer["InputPathsMap"])
 
 
-def test_what_does_not_arrive_soon_is_a_page_itself(told):
+def test_what_does_not_arrive_soon_is_a_page_itself(full):
     """Tried for a quarter of an hour; then it lies in a queue of its own, whose alarm pages by the topic."""
-    page = told.body["Outputs"]["PageTopicArn"]["Value"]
+    page = full.body["Outputs"]["PageTopicArn"]["Value"]
     queues = set()
-    for rule in receivers(told).values():
+    for rule in receivers(full).values():
         (one,) = rule["Targets"]
         assert one["RetryPolicy"] == {"MaximumEventAgeInSeconds": AGE.to_seconds(), "MaximumRetryAttempts": 185}
         queue = target(one["DeadLetterConfig"]["Arn"])
         alarms = [
             alarm
-            for alarm in told.of("CloudWatch::Alarm").values()
+            for alarm in full.of("CloudWatch::Alarm").values()
             if any(target(d["Value"]) == queue for d in alarm["Dimensions"] if isinstance(d["Value"], dict))
         ]
         assert alarms and all(alarm["AlarmActions"] == [page] for alarm in alarms)
@@ -161,21 +145,21 @@ def test_what_does_not_arrive_soon_is_a_page_itself(told):
     assert len(queues) == 2
 
 
-def test_the_chat_has_encrypted_topics_of_its_own(told):
+def test_the_chat_has_encrypted_topics_of_its_own(full):
     """Their ARNs are outputs, the function may publish there, and no e-mail address is subscribed."""
-    topics = told.of("SNS::Topic")
+    topics = full.of("SNS::Topic")
     assert len(topics) == 4
     assert all("KmsMasterKeyId" in topic for topic in topics.values())
-    chats = [told.body["Outputs"][name]["Value"] for name in ("ChatPageTopicArn", "ChatInformTopicArn")]
-    (publish,) = (s for s in told.allowed("notify") if s["Action"] == "sns:Publish")
+    chats = [full.body["Outputs"][name]["Value"] for name in ("ChatPageTopicArn", "ChatInformTopicArn")]
+    (publish,) = (s for s in full.allowed("notify") if s["Action"] == "sns:Publish")
     assert all(chat in publish["Resource"] for chat in chats)
-    assert not told.of("SNS::Subscription")
+    assert not full.of("SNS::Subscription")
 
 
-def test_the_function_is_told_of_each(told):
+def test_the_function_is_told_of_each(full):
     """And may put on the bus what the receivers are sent."""
-    variables = told.function("notify")["Environment"]["Variables"]
+    variables = full.function("notify")["Environment"]["Variables"]
     assert (variables["RERAIL_PAGER"], variables["RERAIL_WEBHOOK"]) == ("on", "on")
-    assert target(variables["RERAIL_CHAT_PAGE_TOPIC"]) in told.of("SNS::Topic")
-    (put,) = (s for s in told.allowed("notify") if s["Action"] == "events:PutEvents")
-    assert put["Resource"] == {"Fn::GetAtt": [target(told.body["Outputs"]["BusName"]["Value"]), "Arn"]}
+    assert target(variables["RERAIL_CHAT_PAGE_TOPIC"]) in full.of("SNS::Topic")
+    (put,) = (s for s in full.allowed("notify") if s["Action"] == "events:PutEvents")
+    assert put["Resource"] == {"Fn::GetAtt": [target(full.body["Outputs"]["BusName"]["Value"]), "Arn"]}
