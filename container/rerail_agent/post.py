@@ -64,7 +64,7 @@ class Post:
         except Exception as error:
             if _code(error) in ("304", "NotModified", "404", "NoSuchKey"):
                 return None
-            raise _unreachable(error) from error
+            raise self._failed(error) from error
 
     def write(self, key: str, text: bytes) -> None:
         """Puts an object, over the one that is there. Raises Unreachable."""
@@ -72,7 +72,16 @@ class Post:
         try:
             self._s3().put_object(Bucket=self.bucket, Key=key, Body=body, ContentType="application/json")
         except Exception as error:
-            raise _unreachable(error) from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> Unreachable:
+        """Return the failure; without credentials, forget the client, which never looks for them again.
+
+        A library may clear the environment for a moment in another thread, as Hugging Face's accelerate does: what
+        seems to lack credentials then has them a second later."""
+        if "Credentials" in type(error).__name__:
+            self._client = None
+        return _unreachable(error)
 
     def _s3(self) -> Any:
         if self._client is None:
@@ -96,6 +105,6 @@ def _code(error: Exception) -> str:
 
 
 def _unreachable(error: Exception) -> Unreachable:
-    lasting = _code(error) in LASTING or isinstance(error, ImportError) or "Credentials" in type(error).__name__
+    lasting = _code(error) in LASTING or isinstance(error, ImportError)
     text = str(error) if _code(error) else f"{type(error).__name__}: {error}"
     return Unreachable(text[:300], lasting=lasting)

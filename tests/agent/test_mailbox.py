@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import pytest
 from rerail.detectors.finding import Finding, Kind, Level
 from rerail.mailbox import Wish
 from rerail.seals import is_sealed
-from rerail_agent.post import Post
-from tests.agent.fake_s3 import HANG_S, Bucket
-from tests.agent.jobs import command
+from rerail_agent.post import Post, Unreachable
+from tests.agent.fake_s3 import BUCKET, HANG_S, Bucket
+from tests.agent.jobs import command, environment_of
 
 SPIKE = Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5")
 
@@ -302,6 +303,21 @@ def test_without_permission_one_line_says_so_and_it_is_tried_rarely(bucket: Buck
     closing.start()
     closing.join(HANG_S)
     assert not closing.is_alive(), "it waits to send what nobody takes"
+
+
+def test_credentials_that_are_missing_for_a_moment_are_found_when_they_are_back(bucket: Bucket, monkeypatch):
+    """Accelerate clears the environment for a moment in the training thread: the next try reads it again."""
+    for name, value in environment_of(bucket, base=Path(), AWS_EC2_METADATA_DISABLED="true").items():
+        monkeypatch.setenv(name, value)
+    post = Post(BUCKET, "us-east-1")
+    with monkeypatch.context() as cleared:
+        cleared.delenv("AWS_ACCESS_KEY_ID")
+        cleared.delenv("AWS_SECRET_ACCESS_KEY")
+        with pytest.raises(Unreachable, match="NoCredentialsError") as missing:
+            post.write("runs/night/x.json", b"{}")
+    assert not missing.value.lasting
+    post.write("runs/night/x.json", b"{}")
+    assert list(bucket.objects) == ["runs/night/x.json"]
 
 
 def test_a_role_that_may_not_list_still_hears_commands(bucket: Bucket, new_guard, capfd):
