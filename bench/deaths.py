@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.made_aws import PER_SECOND, MadeAws
-from bench.made_fleet import ACCOUNT, MAILBOX, PREFIX, REGION, SWITCH, TABLE, Fleet
+from bench.made_fleet import ACCOUNT, MAILBOX, PAUSE_PARAMETER, PREFIX, REGION, TABLE, Fleet
 from bench.virtual_lambda import Call, Done, Environment
 from rerail.policy import parse_policy
 
@@ -294,7 +294,7 @@ def environment() -> dict[str, str]:
         "RERAIL_BUS": "rerail",
         "RERAIL_QUEUE_URL": f"https://sqs.{REGION}.amazonaws.com/{ACCOUNT}/signals",
         "RERAIL_POLICY_PREFIX": PREFIX,
-        "RERAIL_SWITCH": SWITCH,
+        "RERAIL_PAUSE_PARAMETER": PAUSE_PARAMETER,
         "RERAIL_MAILBOX": MAILBOX,
     }
 

@@ -144,7 +144,7 @@ class Stage:
             ("a loss that is no number is rolled back", lambda: self._at_rest("diverged")),
             ("a mistyped policy observes", lambda: self._in("mistyped", "held")),
             ("every event is lost", self._lose_events),
-            ("the kill switch is thrown", self._throw_the_switch),
+            ("the account is paused and resumed", self._pause_and_resume),
             ("the report of a run that ended is drawn", self._report),
             ("the fleet is too large for one invocation", self._crowd),
         )
@@ -219,11 +219,11 @@ class Stage:
         finally:
             self.account.inject("events", Loss=0)
 
-    def _throw_the_switch(self) -> None:
+    def _pause_and_resume(self) -> None:
         self.ssm.put_parameter(Name="/rerail/switch", Value="off", Type="String", Overwrite=True)
-        self.account.submit("switched-off", steps=100)
-        self._watching("switched-off")
-        self._stop("switched-off")
+        self.account.submit("paused", steps=100)
+        self._watching("paused")
+        self._stop("paused")
         self.ssm.put_parameter(Name="/rerail/switch", Value="on", Type="String", Overwrite=True)
 
     def _report(self) -> None:

@@ -28,7 +28,7 @@ from rerail.relaunch import rebuild
 from rerail.signals import Done, JobSeen
 
 TABLE, BUCKET, MAILBOX = "Rerail-Runs", "bucket", "mailbox"
-PREFIX, SWITCH = "/rerail/policies", "/rerail/switch"
+PREFIX, PAUSE_PARAMETER = "/rerail/policies", "/rerail/switch"
 REGION, ACCOUNT = "eu-west-1", "123456789012"
 HOUR_S, MINUTE_S = 3600, 60
 # A job trains for two days already, and makes a step a second; it saves each half hour.
@@ -147,7 +147,8 @@ class Fleet:
         now = aws.clock()
         at = datetime.fromtimestamp(now, UTC)
         self.began = int(now) - AGE_S
-        aws.parameters = {f"{PREFIX}/{name}": text for name, text in {**POLICIES, **policies}.items()} | {SWITCH: "on"}
+        aws.parameters = {f"{PREFIX}/{name}": text for name, text in {**POLICIES, **policies}.items()}
+        aws.parameters[PAUSE_PARAMETER] = "on"
         for number in range(runs):
             name = f"llm-pretraining-{number:05d}"
             agent = int((number + 1) * share) > int(number * share)

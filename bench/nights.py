@@ -18,10 +18,10 @@ from bench.promises import Audit, AuditedRuns, Broken, Promise
 from rerail.errors import Blind, RerailError, Throttled
 from rerail.loop import Supervisor
 from rerail.model import JobStatus, Run
+from rerail.pause import PausablePolicies
 from rerail.policy import Policy
 from rerail.rounds import Round
 from rerail.signals import Verb
-from rerail.switch import SwitchedPolicies
 from rerail.wakeups import CommandGiven, Post, read
 from rerail.watching import Watching
 from tests.fakes import BUCKET, FakeBrake, FakeBus, FakeMemories, FakeQueue, FakeSageMaker, FakeSeries, World
@@ -173,8 +173,8 @@ class Deployment:
         return self.night.world.clock() + self.skew
 
     @property
-    def policies(self) -> SwitchedPolicies:
-        return SwitchedPolicies(self.night.world.policies, self.night.world.switch)
+    def policies(self) -> PausablePolicies:
+        return PausablePolicies(self.night.world.policies, self.night.world.pause)
 
     def supervisor(self) -> Supervisor:
         world = self.night.world

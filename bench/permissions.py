@@ -2,7 +2,7 @@
 
 The template is deployed into the local AWS with all its choices made, so that every statement it can have is there.
 Then what can happen to runs happens to them: crashes, a bad machine, emergency checkpoints, a rollback that moves saves
-aside, holds and releases, approvals, the kill switch, restarts in place, HyperPod's and alarms' events, lost events,
+aside, holds and releases, approvals, a pause, restarts in place, HyperPod's and alarms' events, lost events,
 notices and reports. A hook in the workers (`call_worker`) notes each AWS call with its parameters.
 
 `bench.needs` says which permissions a call needs, `bench.grants` what the policies allow. No less: every call that was

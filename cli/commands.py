@@ -103,10 +103,13 @@ COMMANDS: Mapping[str, Listed] = {
     "deny": Listed(
         OPERATORS, "deny", "Say no to what is proposed for a run: a job that runs goes on, a dead run is held."
     ),
-    "switch": Listed(
+    "pause": Listed(
         OPERATORS,
-        "switch",
-        "Throw the kill switch of the account, or see how it stands; honoured within a minute or two.",
+        "pause",
+        "Pause Rerail for the account: no job is stopped or launched until `rerail resume`.",
+    ),
+    "resume": Listed(
+        OPERATORS, "resume", "Lift the pause of the account: jobs are stopped and launched as their policies say."
     ),
     "deploy": Listed(
         "cli.deploy.command",

@@ -25,11 +25,11 @@ from rerail.decision import known
 from rerail.launching import spoken_dollars
 from rerail.model import Run, RunState, TimelineEntry
 from rerail.money import hourly
+from rerail.pause import parse_pause
 from rerail.policy import Policy
 from rerail.ports import policy_of
 from rerail.remedies import spoken
 from rerail.signals import Verb
-from rerail.switch import OFF
 
 STEPS, TOLERANCE, PATIENCE = 10, 0.01, "60m"
 # A script that saves more often than this many times in between is taken as it comes.
@@ -119,9 +119,11 @@ def _check(where: Place, run: Run) -> None:
         place.fail(f"{run.proposal.id} waits for an answer", f"`rerail show {run.id}` tells how to answer it")
     if not run.checkpoint_uri:
         place.fail(f"the jobs of {run.id} save nowhere that Rerail knows of", "give the job a CheckpointConfig")
-    switch = where.outputs.get("SwitchParameter")
-    if switch and where.client("ssm").get_parameter(Name=switch)["Parameter"]["Value"] == OFF:
-        place.fail("the kill switch is off: no job is stopped or created", "`rerail switch on`, then drill again")
+    name = where.outputs.get("PauseParameter")
+    if name and parse_pause(where.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]):
+        place.fail(
+            "Rerail is paused for this account: no job is stopped or launched", "`rerail resume`, then drill again"
+        )
 
 
 def _confirm(run: Run, policy: Policy, steps: int) -> None:

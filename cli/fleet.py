@@ -1,4 +1,4 @@
-"""The fleet as it is now: every run with what matters of it, the kill switch, and whether the supervisor is well.
+"""The fleet as it is now: every run with what matters of it, the pause, and whether the supervisor is well.
 
 Open and held runs are looked up each time, all others once a minute: they do not change, and their records lie among
 those of every decision ever made."""
@@ -15,12 +15,12 @@ from cli import place
 from cli.place import Place
 from rerail.errors import RerailError
 from rerail.goodput import account
-from rerail.launching import APPROVAL, SWITCH
+from rerail.launching import APPROVAL, PAUSE
 from rerail.model import Run, RunState
+from rerail.pause import parse_pause
 from rerail.policy import Policy
 from rerail.ports import policy_of
 from rerail.seals import must_be_sealed
-from rerail.switch import ON
 from rerail.watching import Memory
 
 SCANNED_EVERY = timedelta(minutes=1)
@@ -53,13 +53,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All of it at a moment; `switch` is the kill switch as it stands, `alarms` what is wrong with the supervisor by
-    its own alarms, None where nobody could ask; `unread` are the runs whose records another version has written."""
+    """All of it at a moment; `paused` says whether Rerail is paused, None where nobody can tell; `alarms` are what is
+    wrong with the supervisor by its own alarms, None where nobody could ask; `unread` are the runs whose records
+    another version has written."""
 
     at: datetime
     name: str
     rows: tuple[Row, ...]
-    switch: str
+    paused: bool | None
     alarms: tuple[str, ...] | None
     unread: tuple[str, ...] = ()
 
@@ -92,7 +93,7 @@ class Look:
         runs = self._runs(at)
         steps = self._steps([run for run in runs if run.is_open])
         rows = [self._row(run, steps.get(run.id), at) for run in runs]
-        return Fleet(at, self.where.name, tuple(sorted(rows, key=_order)), self._switch(), self._alarms(), self._unread)
+        return Fleet(at, self.where.name, tuple(sorted(rows, key=_order)), self._paused(), self._alarms(), self._unread)
 
     def _runs(self, at: datetime) -> Sequence[Run]:
         if self._scanned_at is None or at - self._scanned_at >= SCANNED_EVERY:
@@ -151,12 +152,15 @@ class Look:
         except RerailError:
             return Policy(name=run.policy)
 
-    def _switch(self) -> str:
-        name = self.where.outputs.get("SwitchParameter")
+    def _paused(self) -> bool | None:
+        """Return whether Rerail is paused; None where nobody can tell."""
+        name = self.where.outputs.get("PauseParameter")
+        if not name:
+            return False
         try:
-            return str(self.where.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]) if name else ON
+            return parse_pause(self.where.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
         except (ClientError, BotoCoreError):
-            return "unknown"
+            return None
 
     def _alarms(self) -> tuple[str, ...] | None:
         """What the supervisor's own alarms say of it; a metric that nobody has published yet says nothing."""
@@ -197,8 +201,8 @@ def todo(run: Run) -> tuple[str, str]:
     if run.state is RunState.HELD:
         _, found, advice = run.hold_reason.partition("To do: ")
         return advice.removesuffix(RELEASE) if found else run.hold_reason, f"rerail release {run.id}"
-    if run.kept_back == SWITCH or (run.stop and run.stop.put_off):
-        return "it waits for the kill switch", "rerail switch on"
+    if run.kept_back == PAUSE or (run.stop and run.stop.put_off):
+        return "it waits until the pause is lifted", "rerail resume"
     return "", ""
 
 

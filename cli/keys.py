@@ -27,6 +27,7 @@ _ASKED = {
     "why": "the reason that was given",
     "event": "the event's id on the bus",
 }
+_PAUSE = {"place": "the deployment", "paused": "whether Rerail is paused for the account now"}
 _DEPLOYED = {"account": "the account's number", "region": "the region", "stack": "the stack's name"}
 _RUN_ENDED = {
     "run": "the run",
@@ -88,7 +89,7 @@ KEYS: Mapping[str, Printed] = {
         {
             "place": "the deployment",
             "at": "when this was",
-            "kill_switch": "on or off",
+            "paused": "whether Rerail is paused for the account; null: not known",
             "supervisor": "how the supervisor itself is",
             "counts": "state to how many runs are in it",
             "unread": "runs whose records another version has written",
@@ -175,9 +176,8 @@ KEYS: Mapping[str, Printed] = {
     "save": Printed(OBJECT, _ASKED),
     "approve": Printed(OBJECT, {**_ASKED, "proposal": "the proposal that was answered"}),
     "deny": Printed(OBJECT, {**_ASKED, "proposal": "the proposal that was answered"}),
-    "switch": Printed(
-        OBJECT, {"place": "the deployment", "switch": "how it stands", "means": "what that means in words"}
-    ),
+    "pause": Printed(OBJECT, _PAUSE),
+    "resume": Printed(OBJECT, _PAUSE),
     "doctor": Printed(
         OBJECT,
         {

@@ -1,10 +1,9 @@
-"""An operator's wishes, put on the bus for the supervisor, and the kill switch of the account."""
+"""An operator's wishes, put on the bus for the supervisor, and the pause of the account."""
 
 import getpass
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -18,23 +17,18 @@ from cli.saves import passed_over, saves_under
 from cli.trouble import explained
 from rerail.decision import has_agent
 from rerail.model import Run, RunState
+from rerail.pause import ACTIVE, PAUSED, parse_pause
 from rerail.signals import Verb
-from rerail.switch import OFF, ON
 from rerail.wakeups import COMMAND, OPERATOR
 
 Why = Annotated[str, typer.Option("--why", help="Kept in the run's timeline, with your name.")]
 
 ProposalId = Annotated[str, typer.Option("--proposal", help="The proposal's id, as the page names it.")]
 MOST_NAMED = 12  # steps, in an error
-SPOKEN = {ON: "jobs are stopped and created as the policies say", OFF: "no job is stopped or created"}
-
-
-class SwitchWish(StrEnum):
-    """What may be asked of the kill switch."""
-
-    ON = ON
-    OFF = OFF
-    STATUS = "status"
+SPOKEN = {
+    True: "Rerail is paused for this account: no job is stopped or launched. To lift the pause: rerail resume",
+    False: "Rerail is active for this account: jobs are stopped and launched as their policies say",
+}
 
 
 def hold(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
@@ -121,22 +115,31 @@ def deny(run: RunName, proposal: ProposalId = "", why: Why = "", local: Local = 
     answer(place.find(local=local), run, Verb.DENY, proposal, why, as_json=as_json)
 
 
-def switch(
-    wish: Annotated[SwitchWish, typer.Argument(help="off: no job is stopped or created until it is on again.")],
-    local: Local = False,
-    as_json: AsJson = False,
-) -> None:
-    """Throw the kill switch of the account, or see how it stands; honoured within a minute or two."""
-    where = place.find(local=local)
-    ssm, name = where.client("ssm"), where.outputs["SwitchParameter"]
-    if wish is not SwitchWish.STATUS:
-        ssm.put_parameter(Name=name, Value=wish.value, Overwrite=True, Type="String")
-    stands = ssm.get_parameter(Name=name)["Parameter"]["Value"]
-    means = SPOKEN.get(stands, "neither on nor off, which counts for nothing")
+def pause(local: Local = False, as_json: AsJson = False) -> None:
+    """Pause Rerail for the account: no job is stopped or launched until `rerail resume`.
+
+    It takes effect within two minutes. Rerail goes on watching the runs and telling what it finds.
+    """
+    write_pause(place.find(local=local), PAUSED, as_json=as_json)
+
+
+def resume(local: Local = False, as_json: AsJson = False) -> None:
+    """Lift the pause of the account: jobs are stopped and launched as their policies say.
+
+    It takes effect within two minutes. What waited for the end of the pause is done then.
+    """
+    write_pause(place.find(local=local), ACTIVE, as_json=as_json)
+
+
+def write_pause(where: Place, text: str, *, as_json: bool) -> None:
+    """Write the parameter that the functions read every minute, and say what that means."""
+    name = where.outputs["PauseParameter"]
+    where.client("ssm").put_parameter(Name=name, Value=text, Overwrite=True, Type="String")
+    is_paused = bool(parse_pause(text))
     if as_json:
-        typer.echo(json.dumps({"place": where.name, "switch": stands, "means": means}, indent=2))
+        typer.echo(json.dumps({"place": where.name, "paused": is_paused}, indent=2))
         return
-    say(f"the kill switch of {where.name} is {stands}: {means}")
+    say(SPOKEN[is_paused])
 
 
 def answer(where: Place, run: str, verb: Verb, proposal: str, why: str, *, as_json: bool = False) -> None:

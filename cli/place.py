@@ -26,8 +26,16 @@ Local = Annotated[bool, typer.Option("--local", help="Look at the local AWS of t
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for another program.")]
 
 
+# What a stack of an older version calls an output.
+FORMER_OUTPUTS = {"PauseParameter": "SwitchParameter"}
+
+
 class Outputs(dict[str, str]):
     """A stack's outputs; asking for one that it does not have is one clear error."""
+
+    def __init__(self, outputs: Mapping[str, str]) -> None:
+        former = {name: outputs[old] for name, old in FORMER_OUTPUTS.items() if old in outputs}
+        super().__init__({**former, **outputs})
 
     def __missing__(self, name: str) -> str:
         fail(

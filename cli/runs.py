@@ -21,7 +21,7 @@ from rerail.advice import advise, spoken_advice
 from rerail.codec import plain
 from rerail.errors import RerailError
 from rerail.goodput import Account, account
-from rerail.launching import spoken_dollars
+from rerail.launching import PAUSE, spoken_dollars
 from rerail.ledger import left
 from rerail.machines import spoken_machines
 from rerail.model import Attempt, Incident, Run, RunState, TimelineEntry
@@ -190,15 +190,21 @@ def timeline_table(timeline: Any, *, newest: int | None = None) -> Table:
     return table
 
 
+def spoken_wait(check: str) -> str:
+    """Return what a launch or a proposal waits for, as people say it."""
+    return "the end of the pause" if check == PAUSE else check
+
+
 def waits(run: Run) -> Iterator[str]:
     """What the run waits for, and how to answer a proposal."""
     if run.kept_back:
-        yield f"[yellow]its next job waits:[/] {run.kept_back}"
+        yield f"[yellow]its next job waits for:[/] {spoken_wait(run.kept_back)}"
     if run.proposal:
         proposal = run.proposal
         cost = "" if proposal.dollars is None else f", for about {spoken_dollars(proposal.dollars)}"
         until = moment(proposal.expires_at)
-        yield f"[yellow]{proposal.id} waits for {proposal.awaits}:[/] {escape(proposal.what)}{cost}, until {until}"
+        whom = spoken_wait(proposal.awaits)
+        yield f"[yellow]{proposal.id} waits for {whom}:[/] {escape(proposal.what)}{cost}, until {until}"
         words = " or ".join(f"rerail {verb} {run.id} --proposal {proposal.id}" for verb in ("approve", "deny"))
         yield f"answer with: {words}"
 

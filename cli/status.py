@@ -21,15 +21,19 @@ from cli.names import completed_policies, completed_states
 from cli.place import AsJson, Local
 from cli.runs import STYLES, saving
 from rerail.errors import RerailError
-from rerail.launching import spoken_dollars
+from rerail.launching import PAUSE, spoken_dollars
 from rerail.model import Run, RunState
 from rerail.ports import policy_of
-from rerail.switch import OFF, ON
 
 ENDED_SHOWN = 10
 # From so many columns on there is room for the last incident, and for the policy.
 WIDE, WIDER = 110, 150
 MOST_TODO = 10
+PAUSES = {
+    True: ("PAUSED: no job is stopped or launched", "bold red"),
+    False: ("active", "green"),
+    None: ("pause unknown", "yellow"),
+}
 MINUTE, HOUR, DAY, CENT = 60.0, 3600.0, 86400.0, 0.01
 
 States = Annotated[
@@ -124,14 +128,13 @@ def picture(fleet: Fleet, rows: Sequence[Row], *, width: int, height: int | None
 
 
 def head(fleet: Fleet) -> RenderableType:
-    """Where, how many in which state, the kill switch, and whether the supervisor is well."""
+    """Where, how many in which state, whether Rerail is paused, and whether the supervisor is well."""
     first = Text.assemble(("Rerail", "bold"), f"  {fleet.name}  ", (f"{fleet.at:%Y-%m-%d %H:%M:%S} UTC", "dim"))
     counts = Text("  ").join(
         Text.assemble((str(count), "bold"), " ", (state, STYLES.get(RunState(state), "yellow")))
         for state, count in fleet.counts.items()
     )
-    switch = {ON: "green", OFF: "bold red"}.get(fleet.switch, "yellow")
-    words = Text.assemble("kill switch ", (fleet.switch, switch), "   supervisor ", _health(fleet))
+    words = Text.assemble(PAUSES[fleet.paused], "   supervisor ", _health(fleet))
     lines = [first, counts, words] if fleet.counts else [first, words]
     lines += [Text.assemble(("  alarm  ", "bold red"), said) for said in fleet.alarms or ()]
     if fleet.unread:
@@ -171,7 +174,8 @@ def _cells(row: Row, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     run = row.run
     yield Text(run.id, style="bold" if row.is_open else "")
     waits = (run.proposal.awaits if run.proposal else run.kept_back) if is_wide else ""
-    yield Text(run.state + (f" for {waits}" if waits else ""), style=STYLES.get(run.state, "yellow"))
+    why = " (paused)" if waits == PAUSE else f" for {waits}" if waits else ""
+    yield Text(run.state + why, style=STYLES.get(run.state, "yellow"))
     yield Text(age(row.since, at))
     yield Text(str(run.current.number))
     yield Text("" if row.step is None else f"{row.step:,}")
@@ -226,7 +230,7 @@ def plain_fleet(fleet: Fleet, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "place": fleet.name,
         "at": fleet.at.isoformat(),
-        "kill_switch": fleet.switch,
+        "paused": fleet.paused,
         "supervisor": {"alarms": None if fleet.alarms is None else list(fleet.alarms)},
         "counts": dict(fleet.counts),
         "unread": list(fleet.unread),

@@ -32,7 +32,7 @@ class SuperviseSettings(Settings):
     table: str
     bus: str
     policy_prefix: str
-    switch: str
+    pause_parameter: str
     mailbox: str
 
 
@@ -43,7 +43,7 @@ class SweepSettings(Settings):
     table: str
     queue_url: str
     policy_prefix: str
-    switch: str
+    pause_parameter: str
     mailbox: str
 
 

@@ -18,6 +18,8 @@ from stacks.parts.job_events import JobEvents
 from stacks.parts.kept import Kept
 from stacks.parts.mailbox import Mailbox
 from stacks.parts.notices import Notices
+from stacks.parts.pause import NAME as PAUSE_PARAMETER
+from stacks.parts.pause import PauseParameter
 from stacks.parts.policies import PREFIX, Policies
 from stacks.parts.report import Report
 from stacks.parts.reports import Reports
@@ -26,8 +28,6 @@ from stacks.parts.runs_table import RunsTable
 from stacks.parts.signals_queue import SignalsQueue
 from stacks.parts.supervise import Supervise
 from stacks.parts.sweep import Sweep
-from stacks.parts.switch import NAME as SWITCH
-from stacks.parts.switch import Switch
 from stacks.parts.topics import Topics
 
 
@@ -37,7 +37,7 @@ class SupervisorStack(cdk.Stack):
     def __init__(self, scope: Construct, id: str, *, options: Options, **kwargs: Any) -> None:
         super().__init__(scope, id, description="Rerail: keeps SageMaker training runs on their rails", **kwargs)
         Policies(self, "Policies", folder=options.policies_folder)
-        switch = Switch(self, "Switch")
+        pause = PauseParameter(self)
         key = DataKey(self, "Key")
         topics = Topics(self, "Topics", key=key, options=options)
         page = topics.page
@@ -60,7 +60,7 @@ class SupervisorStack(cdk.Stack):
             signals=signals,
             bus=bus,
             mailbox=mailbox,
-            switch=switch,
+            pause=pause,
             options=options,
             page=page,
         )
@@ -71,7 +71,7 @@ class SupervisorStack(cdk.Stack):
             runs=runs,
             signals=signals,
             mailbox=mailbox,
-            switch=switch,
+            pause=pause,
             options=options,
             key=key,
             page=page,
@@ -117,7 +117,7 @@ class SupervisorStack(cdk.Stack):
             "ReportFunctionName": report.function.function_name,
             "ReportsBucket": reports.bucket.bucket_name,
             "PolicyPrefix": PREFIX,
-            "SwitchParameter": SWITCH,
+            "PauseParameter": PAUSE_PARAMETER,
             "MailboxBucket": mailbox.bucket.bucket_name,
         }
         if topics.chat_page and topics.chat_inform:

@@ -47,13 +47,13 @@ from rerail.mailbox import (
 from rerail.metrics import Points, Query, Statistic
 from rerail.model import Job, JobStatus, Run, TimelineEntry
 from rerail.notices import Notice
+from rerail.pause import PausablePolicies
 from rerail.policy import Ladder, Policy
 from rerail.ports import Beat, Beats
 from rerail.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.rounds import Round
 from rerail.seals import is_sealed, sealed
 from rerail.shares import PARTS, part_of
-from rerail.switch import SwitchedPolicies
 from rerail.wakeups import SWEEP, AboutHyperPod, JobHeard, ReportFiled, read
 from rerail.watching import Memory, Watching
 
@@ -389,13 +389,13 @@ class FakeMailbox:
 
 
 @dataclass
-class FakeSwitch:
-    """The kill switch."""
+class FakePause:
+    """The account's pause."""
 
-    on: bool = True
+    paused: bool = False
 
-    def is_on(self) -> bool:
-        return self.on
+    def is_paused(self) -> bool:
+        return self.paused
 
 
 @dataclass
@@ -442,7 +442,7 @@ class World:
     queue: FakeQueue = field(default_factory=FakeQueue)
     series: FakeSeries = field(default_factory=FakeSeries)
     memories: FakeMemories = field(default_factory=FakeMemories)
-    switch: FakeSwitch = field(default_factory=FakeSwitch)
+    pause: FakePause = field(default_factory=FakePause)
     brake: FakeBrake = field(default_factory=FakeBrake)
     hyperpods: FakeHyperPods = field(default_factory=FakeHyperPods)
     new_key: Callable[[], str] = str
@@ -458,7 +458,7 @@ class World:
             runs=wrap(self.runs),
             jobs=wrap(self.sagemaker),
             checkpoints=wrap(self.checkpoints),
-            policies=SwitchedPolicies(self.policies, self.switch),
+            policies=PausablePolicies(self.policies, self.pause),
             bus=wrap(self.bus),
             mailbox=wrap(self.mailbox),
             brake=wrap(self.brake),
@@ -471,7 +471,7 @@ class World:
         return HyperPodWatch(
             memories=wrap(self.hyperpods),
             runs=wrap(self.runs),
-            policies=SwitchedPolicies(self.policies, self.switch),
+            policies=PausablePolicies(self.policies, self.pause),
             bus=wrap(self.bus),
             clock=self.clock,
         )
@@ -482,7 +482,7 @@ class World:
             self.runs,
             self.sagemaker,
             self.checkpoints,
-            SwitchedPolicies(self.policies, self.switch),
+            PausablePolicies(self.policies, self.pause),
             watching,
             self.mailbox,
             self.queue,

@@ -34,7 +34,7 @@ from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.aws.sns import SnsTopics
 from rerail.aws.sqs import SqsQueue
-from rerail.aws.ssm import SsmPolicies, SsmSwitch
+from rerail.aws.ssm import SsmPause, SsmPolicies
 from rerail.errors import RerailError
 from rerail.loop import Supervisor
 from rerail.metrics import MetricNames, queries
@@ -254,10 +254,10 @@ def logs(data: bytes) -> None:
 
 
 def parameters(data: bytes) -> None:
-    """GetParameter, for a policy and for the kill switch."""
+    """GetParameter, for a policy and for the pause."""
     answered(data, "GetParameter")
     clearly(lambda: SsmPolicies("/rerail/policies", lambda: NOON).get("default"))
-    SsmSwitch("/rerail/switch", lambda: NOON).is_on()
+    SsmPause("/rerail/switch", lambda: NOON).is_paused()
 
 
 # ---------------------------------------------------------------------- the table

@@ -30,11 +30,11 @@ OUTPUTS = {
     "SignalsQueueUrl": "https://sqs.eu-west-1.amazonaws.com/1/signals",
     "MailboxBucket": "mailbox",
     "PolicyPrefix": "/rerail/policies",
-    "SwitchParameter": "/rerail/switch",
+    "PauseParameter": "/rerail/switch",
 }
 CALLED = (
     *("diagnose", "metrics", "backtest", "status", "show", "checkpoints", "report", "hold", "release", "stop"),
-    *("restart", "rollback", "save", "approve", "deny", "switch", "policy", "logs", "submit"),
+    *("restart", "rollback", "save", "approve", "deny", "pause", "resume", "policy", "logs", "submit"),
 )
 # They open something, go on for ever, or ask another process: left out of what is called.
 NEVER = ("--watch", "-w", "--follow", "-f", "--download", "--plot", "--open", "--local", "--all")
@@ -142,7 +142,7 @@ LINES = (
     "hold gpt --why maintenance",
     "rollback gpt --to 300 --why spike",
     "approve gpt --proposal p1",
-    "switch off --json",
+    "pause --json",
     "status --policy default --state watching --json",
     "checkpoints gpt --verify",
     "logs gpt --attempt 1 --since 30m --grep loss",

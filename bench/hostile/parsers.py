@@ -21,10 +21,10 @@ from rerail.metrics import definitions
 from rerail.model import Job, JobStatus, Run, TimelineEntry
 from rerail.notices import Notice, as_detail, read_detail
 from rerail.overtaken import claimed
+from rerail.pause import parse_pause
 from rerail.policy import parse_policy, to_toml
 from rerail.relaunch import rebuild, successor
 from rerail.skips import read as read_skips
-from rerail.switch import read_switch
 from rerail.telling.chat import as_chat
 from rerail.telling.links import Place, links_of
 from rerail.telling.mail import as_subject, as_text
@@ -103,9 +103,9 @@ def policy(data: bytes) -> None:
     assert parse_policy(to_toml(found), name="fuzzed") == found, "a policy that is not the same when it is deployed"
 
 
-def switch(data: bytes) -> None:
-    """The kill switch's parameter."""
-    read_switch(text_of(data))
+def pause(data: bytes) -> None:
+    """The pause's parameter."""
+    parse_pause(text_of(data))
 
 
 def stored_run(data: bytes) -> None:

@@ -278,9 +278,7 @@ PARSERS = (
         "rerail.policy",
         wrapper=CLEARLY,
     ),
-    _target(
-        "kill switch", "parsers:switch", _texts("on", "off"), text_changed, 5_000, "rerail.switch", wrapper=CLEARLY
-    ),
+    _target("pause", "parsers:pause", _texts("on", "off"), text_changed, 5_000, "rerail.pause", wrapper=CLEARLY),
     _target(
         "fall-back",
         "parsers:fallback",

@@ -13,7 +13,7 @@ from cli.doctor import code
 from cli.doctor.check import Check, Question, broken, ok, unknown, warn
 from cli.doctor.deployment import OUTPUTS, Deployment
 from cli.place import now
-from rerail.switch import OFF, read_switch
+from rerail.pause import parse_pause
 
 LOOK_BACK = timedelta(minutes=10)
 YOUNG = timedelta(minutes=5)
@@ -154,15 +154,19 @@ def dead_letters(deployment: Deployment) -> Check:
     return ok(f"{len(counts)} dead-letter queues are empty")
 
 
-def kill_switch(deployment: Deployment) -> Check:
-    """Jobs may be stopped and created."""
-    name = deployment.output("SwitchParameter")
-    stands = deployment.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
-    if stands == OFF:
-        return warn("it is off: no job is stopped or created", "`rerail switch on` when that is wanted again")
-    if read_switch(stands) is None:
-        return broken(f"it is {stands!r}, neither on nor off", "`rerail switch on`")
-    return ok("on")
+def pause(deployment: Deployment) -> Check:
+    """Rerail is not paused: jobs may be stopped and launched."""
+    name = deployment.output("PauseParameter")
+    text = deployment.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
+    match parse_pause(text):
+        case True:
+            return warn(
+                "Rerail is paused for this account: no job is stopped or launched", "`rerail resume` lifts the pause"
+            )
+        case False:
+            return ok("active")
+        case _:
+            return broken(f"{name} holds {text!r}, which is not valid", "`rerail resume`, or `rerail pause`")
 
 
 def people(deployment: Deployment) -> Check:
@@ -259,7 +263,7 @@ QUESTIONS: tuple[Question[Deployment], ...] = (
     supervise,
     dead_letters,
     alarms,
-    kill_switch,
+    pause,
     people,
     receivers,
     training_roles,

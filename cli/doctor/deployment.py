@@ -9,7 +9,7 @@ from cli.place import Place
 
 # What the command line reads of the stack's outputs.
 OUTPUTS = (
-    *("TableName", "BusName", "SignalsQueueUrl", "MailboxBucket", "PolicyPrefix", "SwitchParameter"),
+    *("TableName", "BusName", "SignalsQueueUrl", "MailboxBucket", "PolicyPrefix", "PauseParameter"),
     *("PageTopicArn", "InformTopicArn", "SuperviseFunctionName", "SweepFunctionName", "NotifyFunctionName"),
 )
 

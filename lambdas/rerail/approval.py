@@ -8,7 +8,7 @@ from datetime import datetime
 from rerail.actions import Severity, Tell, Until
 from rerail.decision import Decision, held, launched, notice, spoken_start, with_attempt
 from rerail.detectors.finding import Finding
-from rerail.launching import APPROVAL, SWITCH, spoken_dollars
+from rerail.launching import APPROVAL, PAUSE, PAUSED, spoken_dollars
 from rerail.model import Plan, Proposal, Run, RunState
 from rerail.policy import Mode, OnExpiry, Policy
 from rerail.remedies import spoken
@@ -18,7 +18,7 @@ from rerail.weighing import relaunch_dollars
 
 def proposed_stop(run: Run, finding: Finding, why: str, plan: str, *, at: datetime, policy: Policy) -> Decision:
     """Ask before a running job is stopped; a newer finding takes the place of the one before it."""
-    awaits = SWITCH if policy.mode is Mode.PAUSE else APPROVAL
+    awaits = PAUSE if policy.mode is Mode.PAUSE else APPROVAL
     run, tell = _proposed(run, Plan.STOP, plan, why, at=at, policy=policy, awaits=awaits, finding=finding)
     return Decision(run, (tell,), f"{why}; {_spoken(run)}", finding=finding.kind)
 
@@ -99,7 +99,7 @@ def left_alone(run: Run, proposal: Proposal) -> Decision:
 
 
 def asked_again(run: Run, proposal: Proposal, why: str, *, at: datetime, policy: Policy) -> Decision:
-    """What waited for the kill switch waits for a human from now on."""
+    """What waited for the end of a pause waits for a human from now on."""
     assert proposal.finding is not None
     return proposed_stop(run, proposal.finding, f"{why}: {proposal.why}", proposal.what, at=at, policy=policy)
 
@@ -140,8 +140,8 @@ def _proposed(
     run = replace(run, proposal=proposal)
     body, key, since = why or what, f"proposal-{proposal.id}", _began(run, finding, at)
     if awaits != APPROVAL:
-        todo = "When jobs may be stopped and created again: rerail switch on"
-        title, runbook, did = "waits for the kill switch", Runbook.OBSERVING, f"nothing yet: {_spoken(run)}"
+        todo = "To lift the pause: rerail resume"
+        title, runbook, did = "waits until the pause is lifted", Runbook.OBSERVING, f"nothing yet: {_spoken(run)}"
         return run, notice(
             run, Severity.INFORM, title, body, key=key, runbook=runbook, did=did, todo=todo, since=since
         )  # fmt: skip
@@ -183,5 +183,5 @@ def _spoken(run: Run) -> str:
     proposal = run.proposal
     assert proposal is not None
     cost = "" if proposal.dollars is None else f", for about {spoken_dollars(proposal.dollars)}"
-    whom = "waiting for approval" if proposal.awaits == APPROVAL else f"the {proposal.awaits} is off"
+    whom = "waiting for approval" if proposal.awaits == APPROVAL else PAUSED
     return f"proposal {proposal.id}: {proposal.what}{cost} ({whom})"

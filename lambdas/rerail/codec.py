@@ -15,6 +15,8 @@ SCHEMA = 1
 LARGEST = 2**63 - 1
 NUMBERS = frozenset({int, float})
 SCALARS: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
+# In a field's metadata: the words that an older version stored, and what this version calls them.
+FORMER_WORDS = "former words"
 T = TypeVar("T")
 
 
@@ -74,6 +76,11 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
+@cache
+def _former_words(cls: type[Any]) -> Mapping[str, Mapping[str, str]]:
+    return {f.name: f.metadata[FORMER_WORDS] for f in fields(cls) if FORMER_WORDS in f.metadata}
+
+
 def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     if kind in SCALARS:
         if strict and type(value) not in SCALARS[kind]:
@@ -124,6 +131,9 @@ def _read_dataclass(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     hints = _hints(kind)
     known = {name: item for name, item in value.items() if name in hints}
     try:
+        for name, words in _former_words(kind).items():
+            if name in known:
+                known[name] = words.get(known[name], known[name])
         read = {name: _read(hints[name], item, path=f"{path}.{name}", strict=strict) for name, item in known.items()}
         return kind(**read)
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:

@@ -20,6 +20,7 @@ from rerail.decision import (
 from rerail.drills import on_drill, on_save
 from rerail.failures import NOT_ASIDE
 from rerail.interventions import on_granted
+from rerail.launching import PAUSED
 from rerail.model import Plan, Run, RunState, Stop, Then
 from rerail.policy import Mode, Policy
 from rerail.restarting import withdrawal
@@ -75,7 +76,7 @@ def _on_word(run: Run, command: Commanded, policy: Policy, said: str) -> Decisio
     if proposal.plan is Plan.LAUNCH:
         return launch_granted(run, command.who, said, at=command.at, policy=policy)
     if policy.mode is Mode.PAUSE:
-        return Decision(run, reason=f"{said}, but the kill switch is off: say it again when it is on")
+        return Decision(run, reason=f"{said}, but {PAUSED}: repeat the command after `rerail resume`")
     decision = on_granted(run, proposal, command.checkpoints, at=command.at, policy=policy, who=command.who)
     return replace(decision, reason=f"{said}: {decision.reason}")
 

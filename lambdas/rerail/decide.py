@@ -211,7 +211,7 @@ def _on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
     if answer := expired(run, at=tick.at, policy=policy):
         return answer
     if resumed_stop(run) and policy.mode is not Mode.PAUSE and run.current.status is not JobStatus.STOPPING:
-        return stop_now(run, "the kill switch is on again: stopping the job")
+        return stop_now(run, "the pause was lifted: stopping the job")
     run = _without_ended_pools(run, tick.at)
     if run.state is RunState.WAITING and run.wake_at and tick.at >= run.wake_at:
         pool = spoken_place(run, tick.at)

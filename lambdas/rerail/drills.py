@@ -9,6 +9,7 @@ from dataclasses import replace
 from rerail.actions import PostCommand
 from rerail.checkpoints import Health
 from rerail.decision import Decision, command_for, resume_step, spoken_start, stop_now, without
+from rerail.launching import PAUSED
 from rerail.mailbox import Wish
 from rerail.model import JobStatus, Run, RunState, Stop, Then
 from rerail.policy import Mode, Policy
@@ -77,7 +78,7 @@ def _not_training(run: Run) -> str:
 
 def _not_possible(run: Run, command: Commanded, policy: Policy) -> str:
     if policy.mode is Mode.PAUSE:
-        return "the kill switch is off: say it again when it is on"
+        return f"{PAUSED}: repeat the command after `rerail resume`"
     if run.proposal:
         return f"{run.proposal.id} waits for an answer: `rerail show {run.id}` tells which"
     clean = [each.step for each in command.checkpoints or () if each.is_whole and each.health is Health.CLEAN]

@@ -26,7 +26,7 @@ from rerail.diagnosis import Diagnosis
 from rerail.failures import opened, settled
 from rerail.health import OVER, condemned, heard
 from rerail.ladder import climbed
-from rerail.launching import SWITCH
+from rerail.launching import PAUSE
 from rerail.model import Plan, Proposal, Run, RunState, Stop, Then
 from rerail.paging import mended
 from rerail.policy import Mode, OnExpiry, Policy
@@ -195,7 +195,7 @@ def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decis
         began = finding.onset_at or finding.at
         kept = opened(charged, failure, reason, ("hold",), kind=finding.kind, began=began)
         return _named(given_up(kept, found.at, what, replace(verdict, advice=advice)), finding)
-    if policy.mode is not Mode.ACT:  # somebody is asked first, or the kill switch is off
+    if policy.mode is not Mode.ACT:  # somebody is asked first, or Rerail is paused
         plan = f"stop the job and relaunch it {spoken_start(failure.resume_step)}"
         return _named(proposed_stop(run, finding, what, plan, at=found.at, policy=policy), finding)
     charged = condemned(charged, finding) if before_step is not None else charged
@@ -248,11 +248,11 @@ def on_granted(
 
 
 def on_proposal(run: Run, proposal: Proposal, seen: JobSeen, policy: Policy) -> Decision | None:
-    """The job that would be stopped still runs: act where the time has come, or the kill switch is on again."""
+    """The job that would be stopped still runs: act where the time has come, or the pause was lifted."""
     if proposal.plan is not Plan.STOP or policy.mode is Mode.PAUSE or run.state not in LIVE or not seen.job.is_training:
         return None
-    if proposal.awaits == SWITCH:
-        return _on_switched(run, proposal, seen, policy)
+    if proposal.awaits == PAUSE:
+        return _on_resumed(run, proposal, seen, policy)
     if seen.at < proposal.expires_at:
         return None
     if policy.approval.on_expiry is OnExpiry.HOLD:
@@ -261,16 +261,16 @@ def on_proposal(run: Run, proposal: Proposal, seen: JobSeen, policy: Policy) -> 
     return replace(decision, reason=f"{unanswered(proposal)}, and the policy acts then: {decision.reason}")
 
 
-def _on_switched(run: Run, proposal: Proposal, seen: JobSeen, policy: Policy) -> Decision:
-    """What was found while the switch was off; what is old by now may have mended, and a human has to say so."""
+def _on_resumed(run: Run, proposal: Proposal, seen: JobSeen, policy: Policy) -> Decision:
+    """What was found during a pause; what is old by now may have mended, and a human has to say so."""
     assert proposal.finding is not None
     heard = Found(seen.at, run.current.job_name, (proposal.finding,), seen.checkpoints)
     if _borne_out(proposal.finding, heard, policy).kind is not proposal.finding.kind:
         return Decision(replace(run, proposal=None), reason=f"{proposal.why}: no longer so, the job saves")
     if policy.mode is Mode.APPROVE or seen.at >= proposal.expires_at:
-        return asked_again(run, proposal, "the kill switch is on again", at=seen.at, policy=policy)
+        return asked_again(run, proposal, "the pause was lifted", at=seen.at, policy=policy)
     decision = on_granted(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="")
-    return replace(decision, reason=f"the kill switch is on again: {decision.reason}")
+    return replace(decision, reason=f"the pause was lifted: {decision.reason}")
 
 
 def _plan(verdict: Verdict, failure: Failure) -> str:

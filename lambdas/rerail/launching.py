@@ -12,14 +12,15 @@ from rerail.money import incident_dollars, run_dollars, runtime_left
 from rerail.policy import Mode, Policy
 from rerail.runbooks import Runbook
 
-SWITCH, TIME, RUN_MONEY, INCIDENT_MONEY, APPROVAL, BRAKE = (
-    "kill switch",
+PAUSE, TIME, RUN_MONEY, INCIDENT_MONEY, APPROVAL, BRAKE = (
+    "pause",
     "run time",
     "money of the run",
     "money of the incident",
     "approval",
     "brake",
 )
+PAUSED = "Rerail is paused for this account"
 
 
 class Means(StrEnum):
@@ -49,15 +50,15 @@ def obstacle(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     return next(filter(None, (check(run, at, policy) for check in CHECKS)), None)
 
 
-def switch_is_on(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
-    """While the account's kill switch is off, or the policy pauses, no job is created."""
+def is_not_paused(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """While Rerail is paused for the account, or the policy pauses, no job is created."""
     if policy.mode is not Mode.PAUSE:
         return None
     return Obstacle(
-        SWITCH,
+        PAUSE,
         Means.WAIT,
-        f"{run.current.job_name} waits: the kill switch is off, or policy '{policy.name}' pauses",
-        "`rerail switch on` when jobs may be stopped and created again",
+        f"{run.current.job_name} waits: {PAUSED}, or policy '{policy.name}' pauses",
+        "`rerail resume` lifts the pause of the account",
         Runbook.OBSERVING,
     )
 
@@ -109,7 +110,7 @@ def somebody_agrees(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
 
 # Order is policy: nobody is asked to approve what could not be launched anyway.
 CHECKS: tuple[Check, ...] = (
-    switch_is_on,
+    is_not_paused,
     time_is_left,
     run_money_is_left,
     incident_money_is_left,

@@ -80,8 +80,8 @@ GONE_AFTER = timedelta(minutes=15)
 ORDER = (PostCommand, StopJob, ReleaseWarmPool, SetAside, CreateJob, Tell)
 # No job is created before these are done: what it starts from depends on them.
 FIRST = (ReleaseWarmPool, SetAside)
-# What the account's kill switch keeps from being done.
-SWITCHED = (StopJob, CreateJob)
+# What is not done while Rerail is paused.
+PAUSABLE = (StopJob, CreateJob)
 # What we were woken for as a signal, made of the run and of its checkpoints where somebody has looked already.
 Hearing = Callable[[Run, Sequence[Checkpoint] | None], Signal]
 
@@ -418,16 +418,16 @@ class Supervisor:
         return CreateRefused(at, action, Refusal.BRAKE, why, answer.until, answer.paged_at)
 
     def _held_back(self, run: Run) -> tuple[tuple[type[Action], ...], bool]:
-        """The kinds of action that wait, and whether it is the kill switch that they wait for; where nobody can tell
+        """The kinds of action that wait, and whether it is a pause that they wait for; where nobody can tell
         what the policy says, they wait too."""
-        if not any(isinstance(action, SWITCHED) for action in run.pending):
+        if not any(isinstance(action, PAUSABLE) for action in run.pending):
             return (), False
         try:
             paused = policy_of(run, self.policies).mode is Mode.PAUSE
         except RerailError as error:
             self.failed.append(error)
-            return SWITCHED, False
-        return (SWITCHED, True) if paused else ((), False)
+            return PAUSABLE, False
+        return (PAUSABLE, True) if paused else ((), False)
 
     def _no(self, action: CreateJob, refusal: Refusal, message: str) -> CreateRefused:
         return CreateRefused(self.clock(), action, refusal, message)

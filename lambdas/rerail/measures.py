@@ -91,11 +91,11 @@ DOLLARS = Measure("DollarsSpent", NONE)
 LOST = Measure("DollarsLost", NONE)
 SAVED = Measure("DollarsSaved", NONE)
 SAVED_S = Measure("SecondsSaved", SECONDS)
-SWITCHED_OFF = Measure("SwitchedOff")
+PAUSED = Measure("Paused")
 SWEEP = (
     *(COMPLETED, OPEN, DUE, DISCOVERED, BLIND, WATCHED, FINDINGS, BEATING, GARBLED, UNREAD),
     *(RUNS, HELD, INCIDENTS, INCIDENTS_BY_CAUSE, ATTEMPTS, RELAUNCHES, RESTARTS, GOODPUT, SHARE, BADPUT, MTTD, MTTR),
-    *(DOLLARS, LOST, SAVED, SAVED_S, SWITCHED_OFF),
+    *(DOLLARS, LOST, SAVED, SAVED_S, PAUSED),
 )
 
 # By supervise, for each message.

@@ -10,6 +10,7 @@ from typing import Any
 from rerail.actions import Action, Machines, Tell
 from rerail.causes import Cause
 from rerail.checkpoints import Health
+from rerail.codec import FORMER_WORDS
 from rerail.detectors.finding import Finding
 from rerail.machines import Cluster, WarmPool
 from rerail.repairs import Repair, Repaired
@@ -17,6 +18,7 @@ from rerail.repairs import Repair, Repaired
 JOB_NAME_LIMIT = 63
 SUCCESSOR_SUFFIX = len("-a99999")
 STEP_LIMIT = 10**18
+FORMER = {FORMER_WORDS: {"kill switch": "pause"}}
 
 
 class JobStatus(StrEnum):
@@ -269,7 +271,7 @@ class Stop:
     agent was asked to save first: `command_id` is the wish, `answer_by` until when it should be heard (None when that
     is settled), `heard_at` when it was, `committed_step` the checkpoint that is on its way to S3. `moves` says that the
     successor is launched on other machines, namely `machines`, None being those of the run's own request.
-    `approved_by` is who asked for it or agreed to it, where that was a human; `put_off` says that the kill switch came
+    `approved_by` is who asked for it or agreed to it, where that was a human; `put_off` says that a pause came
     before the call. `to_step` is the step that an operator named: the successor resumes from the newest clean
     checkpoint that is no newer, whatever the ladder says. `drill`: it is only to prove that the run can be restarted.
     """
@@ -314,7 +316,7 @@ class Proposal:
     """A costly action that waits for somebody's word; `id` is unique within the run, and what a word must name.
 
     `attempt` is the one that it concerns, `dollars` what it is estimated to cost, where that is known; `finding` is
-    why a running job would be stopped. `awaits` is who has to speak: a human, or the kill switch.
+    why a running job would be stopped. `awaits` is who has to speak: a human, or whoever lifts the pause.
     """
 
     id: str
@@ -324,7 +326,7 @@ class Proposal:
     why: str
     asked_at: datetime
     expires_at: datetime
-    awaits: str = "approval"
+    awaits: str = field(default="approval", metadata=FORMER)
     dollars: float | None = None
     finding: Finding | None = None
 
@@ -406,7 +408,7 @@ class Run:
     warnings: tuple[str, ...] = ()
     defects: tuple[str, ...] = ()
     proposal: Proposal | None = None
-    kept_back: str = ""
+    kept_back: str = field(default="", metadata=FORMER)
     max_runtime_s: int | None = None
     labels: tuple[Label, ...] = ()
     climbs: tuple[Climb, ...] = ()

@@ -90,11 +90,12 @@ class Policies(Protocol):
         """The policy; raises UnknownPolicy or PolicyError."""
 
 
-class Switch(Protocol):
-    """The account's kill switch."""
+class Pause(Protocol):
+    """The account's pause."""
 
-    def is_on(self) -> bool:
-        """Whether jobs may be stopped and created; what was known last where nobody can tell."""
+    def is_paused(self) -> bool:
+        """Return whether Rerail is paused, so that no job may be stopped or created; where nobody can tell, what was
+        known last."""
 
 
 class Brake(Protocol):

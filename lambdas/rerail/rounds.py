@@ -22,7 +22,7 @@ from rerail.metrics import expected
 from rerail.model import JobStatus, Run, RunState
 from rerail.observe import observe
 from rerail.policy import Policy
-from rerail.ports import Beats, Checkpoints, Jobs, Mailbox, Policies, Queue, Runs, Switch, policy_of
+from rerail.ports import Beats, Checkpoints, Jobs, Mailbox, Pause, Policies, Queue, Runs, policy_of
 from rerail.quiet import EACH_MINUTE, OWN_MINUTE, is_known, is_listed_anew, is_own_minute, job_of
 from rerail.shares import ENOUGH, PARTS, Share, Shares, handed_on, mark, newest
 from rerail.signals import JobSeen, Signal
@@ -46,7 +46,7 @@ class RoundReport:
     `blind` are the runs about which nothing could be learnt, `broken` says why of those whose record makes no sense;
     `unread` says why no metrics could be read; `beating` counts the runs that were judged by their heartbeat, `garbled`
     says why others' heartbeats could not be read. `fleet` are all runs that it came by,
-    as one; `switched_off` is the kill switch, None where nobody was asked; `unswept` are the parts of the fleet of
+    as one; `paused` says whether Rerail is paused, None where nobody was asked; `unswept` are the parts of the fleet of
     which no other invocation has told lately.
     """
 
@@ -61,7 +61,7 @@ class RoundReport:
     garbled: Mapping[str, str] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet, compare=False)
-    switched_off: bool | None = None
+    paused: bool | None = None
     unswept: tuple[int, ...] = ()
 
 
@@ -69,8 +69,8 @@ def measured(report: RoundReport) -> Iterator[Measured]:
     """What is published of a round beside its counts; first of all that it was made, in all its parts."""
     yield measures.COMPLETED.of(0 if report.unswept else 1)
     yield measures.UNREAD.of(1 if report.unread else 0)
-    if report.switched_off is not None:
-        yield measures.SWITCHED_OFF.of(float(report.switched_off))
+    if report.paused is not None:
+        yield measures.PAUSED.of(float(report.paused))
     yield from of_the_fleet(report.fleet)
 
 
@@ -113,7 +113,7 @@ class Round:
     mailbox: Mailbox
     queue: Queue
     clock: Callable[[], datetime]
-    switch: Switch | None = None
+    pause: Pause | None = None
     hyperpods: HyperPods | None = None
     shares: Shares | None = None
 
@@ -134,8 +134,8 @@ class Round:
         jobs = self.jobs.changed_since(at - LOOK_BACK) if news.marks is None else news.jobs
         strangers = self.runs.unheard_of([name for name, (status, _) in jobs.items() if status in WORTH_ADOPTING])
         self.queue.wake([{"job": job} for job in sorted(strangers)], at=at)
-        off = not self.switch.is_on() if self.switch else None
-        return self._with_shares(replace(report, discovered=len(strangers), switched_off=off), left, at)
+        paused = self.pause.is_paused() if self.pause else None
+        return self._with_shares(replace(report, discovered=len(strangers), paused=paused), left, at)
 
     def make_share(self, share: Share, *, name: str = "") -> RoundReport:
         """Sweep these parts of the fleet, and leave word of it for the next round."""
@@ -186,7 +186,7 @@ class Round:
         if not left or self.shares is None:
             return report
         others, unswept = newest(self.shares.reports(), left, at=at)
-        return replace(together([report, *others]), switched_off=report.switched_off, unswept=unswept)
+        return replace(together([report, *others]), paused=report.paused, unswept=unswept)
 
     def _swept(
         self, taken: list[tuple[str, Run | None]], news: News, at: datetime, *, parts: int, fleet: int

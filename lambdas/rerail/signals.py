@@ -130,7 +130,7 @@ class CreateRefused:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The kill switch is off, and a stop is owed that was not called for yet."""
+    """Rerail is paused, and a stop is owed that was not called for yet."""
 
     at: datetime
 

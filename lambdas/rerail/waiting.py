@@ -1,4 +1,4 @@
-"""What waits although it was decided: launches that the gate keeps back, stops that the kill switch puts off."""
+"""What waits although it was decided: launches that the gate keeps back, stops that a pause puts off."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -7,7 +7,7 @@ from rerail import pools
 from rerail.actions import CreateJob, Severity, StopJob, Tell, Until
 from rerail.approval import needs_a_proposal, proposed_launch, still_stands
 from rerail.decision import Decision, closed, ended, held, imperative, notice, owes, warned, without
-from rerail.launching import APPROVAL, BRAKE, Means, Obstacle, obstacle
+from rerail.launching import APPROVAL, BRAKE, PAUSED, Means, Obstacle, obstacle
 from rerail.model import Run, RunState
 from rerail.money import unpriced
 from rerail.policy import Mode, Policy
@@ -41,7 +41,7 @@ def on_paused(run: Run, paused: Paused) -> Decision:
     if not owes(run, StopJob) or run.stop is None:
         return Decision(run)
     what = "is called off" if run.stop.drill else "waits"
-    reason = f"the kill switch is off: the stop ({run.stop.reason}) {what}, the job goes on"
+    reason = f"{PAUSED}: the stop ({run.stop.reason}) {what}, the job goes on"
     return Decision(_put_off(without(run, StopJob), paused.at), reason=reason)
 
 
@@ -75,12 +75,12 @@ def on_braked(run: Run, refused: CreateRefused) -> Decision:
 
 
 def resumed_stop(run: Run) -> bool:
-    """A stop that the kill switch had put off can be called now."""
+    """A stop that a pause had put off can be called now."""
     return run.state is RunState.SAVING and run.stop is not None and run.stop.put_off
 
 
 def _stops_put_off(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
-    """With the switch off no stop is called for; one that was called already stays ours."""
+    """While Rerail is paused no stop is called for; one that was called already stays ours."""
     if policy.mode is not Mode.PAUSE or not any(isinstance(action, StopJob) for action in decision.actions):
         return decision
     actions = tuple(action for action in decision.actions if not isinstance(action, StopJob))
@@ -89,7 +89,7 @@ def _stops_put_off(before: Run, decision: Decision, *, at: datetime, policy: Pol
     run = _put_off(decision.run, at)
     if run == before:
         return Decision(run, actions)
-    return replace(decision, run=run, actions=actions, reason=f"{decision.reason}; not yet: the kill switch is off")
+    return replace(decision, run=run, actions=actions, reason=f"{decision.reason}; not yet: {PAUSED}")
 
 
 def _put_off(run: Run, at: datetime) -> Run:

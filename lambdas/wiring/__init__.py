@@ -4,8 +4,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from rerail.aws.clients import client
-from rerail.aws.ssm import SsmPolicies, SsmSwitch
-from rerail.switch import SwitchedPolicies
+from rerail.aws.ssm import SsmPause, SsmPolicies
+from rerail.pause import PausablePolicies
 
 
 def now() -> datetime:
@@ -13,9 +13,9 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def switched_policies(prefix: str, switch: str) -> SwitchedPolicies:
-    """The policies below the prefix, and the kill switch over them."""
-    return SwitchedPolicies(SsmPolicies(prefix, now), SsmSwitch(switch, now))
+def pausable_policies(prefix: str, pause_parameter: str) -> PausablePolicies:
+    """Return the policies below the prefix, subject to the account's pause."""
+    return PausablePolicies(SsmPolicies(prefix, now), SsmPause(pause_parameter, now))
 
 
 def clients(*services: str) -> Callable[[], None]:

@@ -13,7 +13,7 @@ from rerail.aws.sagemaker import SageMakerJobs
 from rerail.hyperpod import HyperPodWatch
 from rerail.loop import Supervisor
 from settings import SuperviseSettings
-from wiring import now, switched_policies
+from wiring import now, pausable_policies
 
 
 @cache
@@ -24,7 +24,7 @@ def supervisor() -> Supervisor:
         runs=DynamoRuns(settings.table),
         jobs=SageMakerJobs(),
         checkpoints=S3Checkpoints(),
-        policies=switched_policies(settings.policy_prefix, settings.switch),
+        policies=pausable_policies(settings.policy_prefix, settings.pause_parameter),
         bus=EventBus(settings.bus),
         mailbox=S3Mailbox(settings.mailbox),
         brake=DynamoBrake(settings.table),
@@ -40,7 +40,7 @@ def hyperpod_watch() -> HyperPodWatch:
     return HyperPodWatch(
         memories=DynamoHyperPods(settings.table),
         runs=DynamoRuns(settings.table),
-        policies=switched_policies(settings.policy_prefix, settings.switch),
+        policies=pausable_policies(settings.policy_prefix, settings.pause_parameter),
         bus=EventBus(settings.bus),
         clock=now,
     )

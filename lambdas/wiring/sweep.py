@@ -14,14 +14,14 @@ from rerail.aws.sqs import SqsQueue
 from rerail.rounds import Round
 from rerail.watching import Watching
 from settings import SweepSettings
-from wiring import now, switched_policies
+from wiring import now, pausable_policies
 
 
 @cache
 def minute_round() -> Round:
     """The round."""
     settings = SweepSettings.from_environment()
-    policies = switched_policies(settings.policy_prefix, settings.switch)
+    policies = pausable_policies(settings.policy_prefix, settings.pause_parameter)
     return Round(
         runs=DynamoRuns(settings.table),
         jobs=SageMakerJobs(),
@@ -31,7 +31,7 @@ def minute_round() -> Round:
         mailbox=S3Mailbox(settings.mailbox),
         queue=SqsQueue(settings.queue_url),
         clock=now,
-        switch=policies.switch,
+        pause=policies.pause,
         hyperpods=DynamoHyperPods(settings.table),
         shares=InvokedShares(settings.table),
     )

@@ -57,7 +57,7 @@ def _urgent() -> Iterable[cloudwatch.IWidget]:
         _number("Runs held", _sweep("HeldRuns")),
         _number("Open incidents", _sweep("OpenIncidents")),
         _number("Blind runs", _sweep("BlindRuns")),
-        _number("Kill switch off", _sweep("SwitchedOff")),
+        _number("Paused", _sweep("Paused")),
         _number("Open runs", _sweep("OpenRuns")),
         _number("Sweeps in 5 minutes", _sweep("SweepsCompleted", "Sum", FIVE)),
     )
@@ -135,8 +135,8 @@ def _links(scope: Construct) -> cloudwatch.IWidget:
     text = (
         f"Every number is explained in {guide}. **Rerail unwell?** {runbooks}\n\n"
         "`rerail status` lists the runs, `rerail show RUN` tells one run's story, `rerail doctor` looks at the"
-        " installation, `rerail switch off` stops all stopping and starting. A run's own numbers are in its report:"
-        " a run's name is never a dimension here, or what is paid for would grow with the runs."
+        " installation, `rerail pause` keeps Rerail from stopping and launching jobs. A run's own numbers are in its"
+        " report: a run's name is never a dimension here, or what is paid for would grow with the runs."
     )
     return cloudwatch.TextWidget(markdown=text, width=WIDTH, height=LOW)
 

@@ -11,12 +11,12 @@ from stacks.parts.bus import Bus
 from stacks.parts.feed import feed
 from stacks.parts.functions import Functions
 from stacks.parts.mailbox import Mailbox
+from stacks.parts.pause import NAME as PAUSE_PARAMETER
+from stacks.parts.pause import PauseParameter
 from stacks.parts.permissions import ANY_JOB, TRAINING_JOBS, allow, read_checkpoints, read_policies, set_aside_saves
 from stacks.parts.policies import PREFIX
 from stacks.parts.runs_table import RunsTable
 from stacks.parts.signals_queue import TIMEOUT, SignalsQueue
-from stacks.parts.switch import NAME as SWITCH
-from stacks.parts.switch import Switch
 
 NAME = "supervise"
 BATCH = 10
@@ -38,7 +38,7 @@ class Supervise(Construct):
         signals: SignalsQueue,
         bus: Bus,
         mailbox: Mailbox,
-        switch: Switch,
+        pause: PauseParameter,
         options: Options,
         page: sns.ITopic,
     ) -> None:
@@ -47,7 +47,7 @@ class Supervise(Construct):
             table=runs.table.table_name,
             bus=bus.bus.event_bus_name,
             policy_prefix=PREFIX,
-            switch=SWITCH,
+            pause_parameter=PAUSE_PARAMETER,
             mailbox=mailbox.bucket.bucket_name,
         )
         made = functions.make(
@@ -61,7 +61,7 @@ class Supervise(Construct):
         mailbox.let_command(made.role)
         mailbox.let_read_reports(made.role)
         read_policies(made.role, PREFIX)
-        switch.let_read(made.role)
+        pause.let_read(made.role)
         read_checkpoints(made.role, options)
         set_aside_saves(made.role, options)
         _act_on_jobs(made.role, options)

@@ -14,6 +14,8 @@ from stacks.parts.alarms import Blind, DeadMan, FunctionAlarms
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.functions import Functions
 from stacks.parts.mailbox import Mailbox
+from stacks.parts.pause import NAME as PAUSE_PARAMETER
+from stacks.parts.pause import PauseParameter
 from stacks.parts.permissions import (
     ANY_JOB,
     SEND_MESSAGE,
@@ -26,8 +28,6 @@ from stacks.parts.permissions import (
 from stacks.parts.policies import PREFIX
 from stacks.parts.runs_table import RunsTable
 from stacks.parts.signals_queue import SignalsQueue
-from stacks.parts.switch import NAME as SWITCH
-from stacks.parts.switch import Switch
 
 NAME = "sweep"
 TIMEOUT = Duration.minutes(2)
@@ -47,7 +47,7 @@ class Sweep(Construct):
         runs: RunsTable,
         signals: SignalsQueue,
         mailbox: Mailbox,
-        switch: Switch,
+        pause: PauseParameter,
         options: Options,
         key: kms.IKey,
         page: sns.ITopic,
@@ -57,7 +57,7 @@ class Sweep(Construct):
             table=runs.table.table_name,
             queue_url=signals.queue.queue_url,
             policy_prefix=PREFIX,
-            switch=SWITCH,
+            pause_parameter=PAUSE_PARAMETER,
             mailbox=mailbox.bucket.bucket_name,
         )
         made = functions.make(
@@ -74,7 +74,7 @@ class Sweep(Construct):
         signals.let_send(made.role)
         mailbox.let_read_heartbeats(made.role)
         read_policies(made.role, PREFIX)
-        switch.let_read(made.role)
+        pause.let_read(made.role)
         read_checkpoints(made.role, options)
         allow(made.role, "sagemaker:DescribeTrainingJob", on=TRAINING_JOBS, because=ANY_JOB)
         allow(made.role, "sagemaker:ListTrainingJobs", on="*", because="ListTrainingJobs takes no resource.")

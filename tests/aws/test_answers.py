@@ -24,7 +24,7 @@ from rerail.aws.records import write
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.aws.shares import InvokedShares
 from rerail.aws.sqs import SqsQueue
-from rerail.aws.ssm import SsmPolicies, SsmSwitch
+from rerail.aws.ssm import SsmPause, SsmPolicies
 from rerail.codec import BadRecord
 from rerail.errors import Blind, RerailError, Throttled
 from rerail.hyperpod import HyperPodMemory
@@ -152,13 +152,13 @@ def test_a_refusal_by_a_page_is_told_in_a_line():
 
 @pytest.mark.parametrize("body", [{}, {"Parameter": {}}, {"Parameter": "on"}, b"\xff", {"Parameter": {"Value": None}}])
 def test_a_parameter_without_a_value_is_not_known(body):
-    """No policy is made of it, and the switch stays as it was known last."""
+    """No policy is made of it, and the pause stays as it was known last."""
     says("GetParameter", {"Parameter": {"Value": "on"}})
     minutes = iter((NOON, NOON.replace(hour=13)))
-    switch = SsmSwitch("/rerail/switch", lambda: next(minutes))
-    assert switch.is_on()
+    pause = SsmPause("/rerail/switch", lambda: next(minutes))
+    assert not pause.is_paused()
     says("GetParameter", body)
-    assert switch.is_on()
+    assert not pause.is_paused()
     with pytest.raises(Blind, match="GetParameter of policy 'default'"):
         SsmPolicies("/rerail/policies", lambda: NOON).get("default")
 

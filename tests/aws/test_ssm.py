@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from rerail.aws.clients import client
-from rerail.aws.ssm import FRESH_FOR, SsmPolicies, SsmSwitch
+from rerail.aws.ssm import FRESH_FOR, SsmPause, SsmPolicies
 from rerail.errors import PolicyError, UnknownPolicy
 from rerail.policy import Mode, Policy
 from tests.fakes import Clock
@@ -59,7 +59,7 @@ def test_a_broken_policy_says_what_is_wrong(policies):
     assert policies.get("night") == Policy(name="night")
 
 
-def throw(value: str) -> None:
+def write_pause(value: str) -> None:
     client("ssm").put_parameter(Name="/rerail/switch", Value=value, Type="String", Overwrite=True)
 
 
@@ -71,55 +71,61 @@ def refuse(**_: object) -> None:
     raise EndpointConnectionError(endpoint_url="https://ssm")
 
 
-def test_a_switch_that_is_thrown_is_honoured_within_a_minute(clock):
+def test_a_pause_is_honoured_within_a_minute(clock):
     """Believed for a minute, as policies are."""
-    throw("on")
-    switch = SsmSwitch("/rerail/switch", clock)
-    assert switch.is_on()
-    throw("off")
-    assert switch.is_on()
+    write_pause("on")
+    pause = SsmPause("/rerail/switch", clock)
+    assert not pause.is_paused()
+    write_pause("off")
+    assert not pause.is_paused()
     clock.pass_by(FRESH_FOR)
-    assert not switch.is_on()
+    assert pause.is_paused()
+
+
+@pytest.mark.parametrize("text, paused", [("active", False), (" ON\n", False), ("paused", True), ("Off", True)])
+def test_each_word_for_a_pause_is_understood(clock, text, paused):
+    write_pause(text)
+    assert SsmPause("/rerail/switch", clock).is_paused() is paused
 
 
 @pytest.mark.parametrize("known", ["on", "off"])
-def test_a_switch_that_cannot_be_read_is_as_it_was_known_last(clock, known, monkeypatch):
-    """An outage of SSM throws no switch; nor does a text that is neither on nor off."""
-    throw(known)
-    switch = SsmSwitch("/rerail/switch", clock)
-    first = switch.is_on()
-    throw("maybe")
+def test_a_pause_that_cannot_be_read_is_as_it_was_known_last(clock, known, monkeypatch):
+    """An outage of SSM changes nothing; nor does a text that is not valid."""
+    write_pause(known)
+    pause = SsmPause("/rerail/switch", clock)
+    first = pause.is_paused()
+    write_pause("maybe")
     clock.pass_by(FRESH_FOR)
-    assert switch.is_on() is first is (known == "on")
+    assert pause.is_paused() is first is (known == "off")
     unreadable(monkeypatch)
     clock.pass_by(FRESH_FOR)
-    assert switch.is_on() is first
+    assert pause.is_paused() is first
 
 
-def test_a_switch_that_was_never_read_keeps_everything_waiting(clock, monkeypatch):
+def test_a_pause_that_was_never_read_keeps_everything_waiting(clock, monkeypatch):
     """Nothing is lost by waiting; the next look may tell."""
-    switch = SsmSwitch("/rerail/switch", clock)
+    pause = SsmPause("/rerail/switch", clock)
     unreadable(monkeypatch)
-    assert not switch.is_on()
+    assert pause.is_paused()
     monkeypatch.undo()
-    throw("on")
+    write_pause("on")
     clock.pass_by(FRESH_FOR)
-    assert switch.is_on()
+    assert not pause.is_paused()
 
 
 def test_what_was_read_in_a_future_that_never_came_is_read_again(policies, clock):
-    """The clock was hours ahead for a moment: neither the switch nor a policy is believed until it is that late."""
-    throw("on")
+    """The clock was hours ahead for a moment: neither the pause nor a policy is believed until it is that late."""
+    write_pause("on")
     deploy("night", 'mode = "act"')
-    switch = SsmSwitch("/rerail/switch", clock)
+    pause = SsmPause("/rerail/switch", clock)
     clock.pass_by(timedelta(hours=3))
-    assert switch.is_on() and policies.get("night").mode is Mode.ACT
+    assert not pause.is_paused() and policies.get("night").mode is Mode.ACT
     clock.pass_by(-timedelta(hours=3))
-    throw("off")
+    write_pause("off")
     deploy("night", 'mode = "observe"')
-    assert not switch.is_on() and policies.get("night").mode is Mode.OBSERVE
+    assert pause.is_paused() and policies.get("night").mode is Mode.OBSERVE
 
 
-def test_a_switch_that_is_not_there_was_never_thrown(clock):
+def test_without_the_parameter_nothing_is_paused(clock):
     """A stack of an older version has none."""
-    assert SsmSwitch("/rerail/switch", clock).is_on()
+    assert not SsmPause("/rerail/switch", clock).is_paused()

@@ -14,7 +14,7 @@ OUTPUTS = {
     "SignalsQueueUrl": "https://sqs/1/signals",
     "MailboxBucket": "mailbox",
     "PolicyPrefix": "/rerail/policies",
-    "SwitchParameter": "/rerail/switch",
+    "PauseParameter": "/rerail/switch",
     "PageTopicArn": "arn:aws:sns:eu-west-1:1:page",
     "InformTopicArn": "arn:aws:sns:eu-west-1:1:inform",
     "SuperviseFunctionName": "supervise",

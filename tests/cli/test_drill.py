@@ -22,7 +22,7 @@ from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 SECOND = timedelta(seconds=1)
-OUTPUTS = {"TableName": TABLE, "PolicyPrefix": "/rerail/policies", "SwitchParameter": "/rerail/switch"}
+OUTPUTS = {"TableName": TABLE, "PolicyPrefix": "/rerail/policies", "PauseParameter": "/rerail/switch"}
 FIRST = Attempt(1, "gpt", JobStatus.IN_PROGRESS, "Training", NOW, NOW, agent=True)
 RUN = Run("gpt", "default", RunState.WATCHING, NOW, (FIRST,), checkpoint_uri="s3://bucket/gpt/", version=1)
 
@@ -166,7 +166,7 @@ def test_a_job_that_never_comes_so_far_proves_nothing(supervised):
 
 
 def test_what_the_supervisor_refuses_is_said(supervised):
-    supervised.refusal = "the kill switch is off: say it again when it is on"
+    supervised.refusal = "Rerail is paused for this account: repeat the command after `rerail resume`"
     status, proof = drilled()
     assert status == 1 and supervised.refusal in proof["why"]
 
@@ -206,10 +206,10 @@ def test_a_run_that_must_not_be_drilled_is_let_be(supervised, facts, error):
     assert (status, supervised.asked) == (2, []) and error in said
 
 
-def test_with_the_kill_switch_off_nobody_is_asked(supervised):
+def test_while_paused_nobody_is_asked(supervised):
     client("ssm").put_parameter(Name="/rerail/switch", Value="off", Overwrite=True, Type="String")
     status, said = drilled()
-    assert (status, supervised.asked) == (2, []) and "the kill switch is off" in said
+    assert (status, supervised.asked) == (2, []) and "Rerail is paused for this account" in said
     assert drilled("--patience", "soon")[0] == 2
 
 

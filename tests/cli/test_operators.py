@@ -1,4 +1,4 @@
-"""`rerail approve`, `deny` and `switch`: a human's word names what it is about; the kill switch is a parameter."""
+"""`rerail approve` and `deny`, `pause` and `resume`: a word names what it is about; the pause is a parameter."""
 
 import json
 from dataclasses import replace
@@ -10,15 +10,16 @@ from typer.testing import CliRunner
 
 from cli import place
 from cli.main import app
-from cli.place import Place
+from cli.place import Outputs, Place
 from rerail.aws.clients import client
 from rerail.model import Attempt, Plan, Proposal, Run, RunState
+from rerail.pause import parse_pause
 from rerail.signals import Verb
 from rerail.wakeups import CommandGiven, read
 from tests.aws.places import TABLE, make_table, our_own_clients
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-OUTPUTS = {"TableName": TABLE, "BusName": "rerail", "SwitchParameter": "/rerail/switch"}
+OUTPUTS = {"TableName": TABLE, "BusName": "rerail", "PauseParameter": "/rerail/switch"}
 PROPOSAL = Proposal(
     "p7", Plan.LAUNCH, 2, "create gpt-a002 from step 500", "the node died", NOON, NOON + timedelta(hours=1)
 )
@@ -99,11 +100,27 @@ def test_where_nothing_is_proposed_there_is_nothing_to_answer(heard):
     assert call("deny", "no-such-run").exit_code == 2
 
 
-def test_the_switch_is_thrown_and_shown(heard):
+def test_rerail_is_paused_and_resumed(heard):
     """One parameter, which the functions read every minute."""
-    said = " ".join(call("switch", "off").output.split())
-    assert said == "the kill switch of stack Rerail is off: no job is stopped or created"
-    assert client("ssm").get_parameter(Name="/rerail/switch")["Parameter"]["Value"] == "off"
-    assert "is off" in call("switch", "status").output
-    assert "is on: jobs are stopped and created" in " ".join(call("switch", "on").output.split())
-    assert call("switch", "maybe").exit_code == 2
+    for _ in range(2):
+        said = " ".join(call("pause").output.split())
+        assert said.startswith("Rerail is paused for this account: no job is stopped or launched. ")
+        assert said.endswith("To lift the pause: rerail resume")
+        assert parse_pause(client("ssm").get_parameter(Name="/rerail/switch")["Parameter"]["Value"]) is True
+    said = " ".join(call("resume").output.split())
+    assert said == "Rerail is active for this account: jobs are stopped and launched as their policies say"
+    assert parse_pause(client("ssm").get_parameter(Name="/rerail/switch")["Parameter"]["Value"]) is False
+
+
+def test_a_pause_is_told_to_programs(heard):
+    assert json.loads(call("pause", "--json").stdout) == {"place": "stack Rerail", "paused": True}
+    assert json.loads(call("resume", "--json").stdout) == {"place": "stack Rerail", "paused": False}
+
+
+def test_a_stack_of_an_older_version_is_paused_too(heard, monkeypatch):
+    """It calls its output otherwise, and its functions know the words "on" and "off" alone."""
+    older = Outputs({"TableName": TABLE, "BusName": "rerail", "SwitchParameter": "/rerail/switch"})
+    monkeypatch.setattr(place, "find", lambda *, local: Place("stack Rerail", older))
+    for command, word in (("pause", "off"), ("resume", "on")):
+        assert call(command).exit_code == 0
+        assert client("ssm").get_parameter(Name="/rerail/switch")["Parameter"]["Value"] == word

@@ -108,8 +108,8 @@ def test_the_best_interval_is_shown_where_saves_are_measured(deployed):
 def test_the_fleet_says_what_each_run_waits_for(deployed):
     """At a glance: for whose word, or for which check."""
     assert "waiting for approval" in shown(replace(RUN, proposal=ASKED, kept_back="approval"), "status")
-    other = replace(RUN, id="bert", attempts=(replace(TRAINED, job_name="bert"),), kept_back="kill switch")
-    assert "waiting for kill switch" in shown(other, "status")
+    other = replace(RUN, id="bert", attempts=(replace(TRAINED, job_name="bert"),), kept_back="pause")
+    assert "waiting (paused)" in shown(other, "status")
 
 
 MENDED = Incident(

@@ -34,7 +34,7 @@ HOUR, SECOND = timedelta(hours=1), timedelta(seconds=1)
 OUTPUTS = {
     "TableName": TABLE,
     "PolicyPrefix": "/rerail/policies",
-    "SwitchParameter": "/rerail/switch",
+    "PauseParameter": "/rerail/switch",
     "MailboxBucket": "mailbox",
 }
 ADVICE = "attempt 2 failed: oom; held: oom is not retried. To do: use a smaller batch, then release the run"
@@ -120,10 +120,10 @@ def test_who_needs_somebody_comes_first_and_is_told_what_to_type(where):
     assert "rerail approve asks --proposal p7" in said
 
 
-def test_the_head_counts_and_says_how_the_switch_and_the_supervisor_stand(where):
+def test_the_head_counts_and_says_whether_rerail_is_paused_and_well(where):
     keep(where, a_run("a", RunState.WATCHING), a_run("b", RunState.WATCHING), held("c"))
     said = told()
-    assert "2 watching  1 held" in said and "kill switch on   supervisor well" in said
+    assert "2 watching  1 held" in said and "active   supervisor well" in said
     client("ssm").put_parameter(Name="/rerail/switch", Value="off", Overwrite=True, Type="String")
     alarm = {
         "AlarmName": "Rerail-NoSweep",
@@ -139,7 +139,19 @@ def test_the_head_counts_and_says_how_the_switch_and_the_supervisor_stand(where)
     client("cloudwatch").put_metric_alarm(**alarm)
     client("cloudwatch").set_alarm_state(AlarmName="Rerail-NoSweep", StateValue="ALARM", StateReason="none")
     said = told()
-    assert "kill switch off   supervisor NOT WELL: 1 alarm" in said and "no sweep for 5 minutes." in said
+    assert "PAUSED: no job is stopped or launched   supervisor NOT WELL: 1 alarm" in said
+    assert "no sweep for 5 minutes." in said
+
+
+@pytest.mark.parametrize(
+    ("text", "paused", "said"),
+    [("on", False, "active "), ("off", True, "PAUSED: no job"), ("maybe", None, "pause unknown ")],
+)
+def test_a_pause_is_shown_where_it_can_be_read(where, text, paused, said):
+    """A text that is not valid tells nothing."""
+    client("ssm").put_parameter(Name="/rerail/switch", Value=text, Overwrite=True, Type="String")
+    assert said in told()
+    assert json.loads(told("--json"))["paused"] is paused
 
 
 def test_the_newest_step_is_the_heartbeats_or_what_the_sweep_has_noted(where):
@@ -301,5 +313,5 @@ def test_a_picture_with_a_height_fits_into_it():
     """For a terminal that is redrawn in place."""
     rows = tuple(Row(held(f"c{n}"), NOW, 1, NOW, 0.5, 1.0, "look", f"rerail release c{n}") for n in range(40))
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(picture(Fleet(NOW, "here", rows, "on", ("no sweep",)), rows, width=100, height=40))
+    console.print(picture(Fleet(NOW, "here", rows, False, ("no sweep",)), rows, width=100, height=40))
     assert len(console.export_text().splitlines()) <= 40

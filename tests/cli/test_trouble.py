@@ -49,8 +49,8 @@ def test_each_error_has_its_sentence_and_its_remedy(error, words, remedy):
 @pytest.mark.parametrize("as_json", [(), ("--json",)])
 def test_a_command_ends_with_it_wherever_it_comes_from(error, words, remedy, as_json, monkeypatch):
     """Also where nobody thought of it: the error comes up from the middle of a command. stdout stays empty."""
-    monkeypatch.setattr(place, "find", lambda *, local: Deployed(Cloud({"ssm.get_parameter": error})))
-    answer = CliRunner().invoke(app, ["switch", "status", *as_json])
+    monkeypatch.setattr(place, "find", lambda *, local: Deployed(Cloud({"ssm.put_parameter": error})))
+    answer = CliRunner().invoke(app, ["pause", *as_json])
     assert (answer.exit_code, answer.stdout) == (2, "")
     assert words in answer.stderr and remedy in answer.stderr
     assert "Traceback" not in answer.stderr
@@ -63,7 +63,7 @@ def test_the_cores_own_errors_are_told_by_their_cause(monkeypatch):
         raise Blind("GetParameter: no") from denied("ssm:GetParameter")
 
     monkeypatch.setattr(place, "find", fail)
-    answer = CliRunner().invoke(app, ["switch", "status"])
+    answer = CliRunner().invoke(app, ["pause"])
     assert answer.exit_code == 2 and "ask for ssm:GetParameter" in answer.stderr
 
 
@@ -95,7 +95,7 @@ def test_a_stack_without_its_outputs_is_one_clear_error(monkeypatch):
     stack = {"Stacks": [{"StackName": "Rerail", "StackStatus": "ROLLBACK_COMPLETE"}]}
     cloud = Deployed(Cloud({"cloudformation.describe_stacks": stack}))
     monkeypatch.setattr(place, "client", cloud.client)
-    for command in (["show", "gpt"], ["switch", "status"], ["policy", "list"], ["doctor", "--run", "gpt"]):
+    for command in (["show", "gpt"], ["pause"], ["policy", "list"], ["doctor", "--run", "gpt"]):
         answer = CliRunner().invoke(app, command)
         assert (answer.exit_code, answer.stdout) == (2, "")
         assert "the stack Rerail has no output" in answer.stderr and "deploy it again" in answer.stderr

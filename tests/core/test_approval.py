@@ -182,20 +182,20 @@ def test_an_operators_own_wish_needs_no_approval(world):
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
-def test_a_word_while_the_kill_switch_is_off(world):
-    """The switch goes before: a launch that was granted waits for it, a running job is left alone."""
+def test_a_word_while_paused(world):
+    """The pause goes before: a launch that was granted waits for it, a running job is left alone."""
     finds(world)
-    world.switch.on = False
+    world.pause.paused = True
     say(world, Verb.APPROVE)
-    assert "the kill switch is off: say it again when it is on" in last(world)
+    assert "Rerail is paused for this account: repeat the command after `rerail resume`" in last(world)
     world.sagemaker.fail("gpt", NODE_LOST)
-    world.switch.on = True
+    world.pause.paused = False
     world.minutes(1)
-    world.switch.on = False
+    world.pause.paused = True
     say(world, Verb.APPROVE, number=2)
     world.minutes(10)
-    assert (world.run().kept_back, list(world.sagemaker.jobs)) == ("kill switch", ["gpt"])
-    world.switch.on = True
+    assert (world.run().kept_back, list(world.sagemaker.jobs)) == ("pause", ["gpt"])
+    world.pause.paused = False
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"]
 

@@ -132,13 +132,13 @@ def test_a_run_that_does_not_train_is_let_be():
     assert "but the run does not train (completed)" in say(world, Verb.DRILL, id="last")
 
 
-def test_with_the_kill_switch_off_there_is_no_drill():
+def test_while_paused_there_is_no_drill():
     world = with_agent()
-    world.switch.on = False
-    assert refused(world).endswith("but the kill switch is off: say it again when it is on")
+    world.pause.paused = True
+    assert refused(world).endswith("but Rerail is paused for this account: repeat the command after `rerail resume`")
 
 
-def test_a_kill_switch_that_comes_before_the_stop_calls_it_off():
+def test_a_pause_that_comes_before_the_stop_calls_it_off():
     """It is not made up for hours later, when nobody looks any more."""
     world = with_agent()
     stop = world.sagemaker.stop
@@ -148,11 +148,11 @@ def test_a_kill_switch_that_comes_before_the_stop_calls_it_off():
 
     world.sagemaker.stop = throttled
     say(world, Verb.DRILL, 500)
-    world.sagemaker.stop, world.switch.on = stop, False
+    world.sagemaker.stop, world.pause.paused = stop, True
     world.minutes(2)
     assert (world.run().state, world.run().stop, world.sagemaker.live()) == (RunState.WATCHING, None, ["gpt"])
     assert any("restart drill of ada) is called off" in entry.reason for entry in world.runs.timeline)
-    world.switch.on = True
+    world.pause.paused = False
     world.minutes(5)
     assert list(world.sagemaker.jobs) == ["gpt"]
 

@@ -1,6 +1,6 @@
-"""The same hostile nights with a gate: a kill switch that is thrown, a mode that asks, a brake that holds.
+"""The same hostile nights with a gate: a pause that comes and goes, a mode that asks, a brake that holds.
 
-Whatever happens: with the switch off nothing is stopped or created; in the mode `approve` nothing costly is done
+Whatever happens: while Rerail is paused nothing is stopped or created; in the mode `approve` nothing costly is done
 without a word or its expiry, one word does one thing, and the brake is never exceeded."""
 
 from dataclasses import replace
@@ -32,8 +32,8 @@ class GatedNights(Nights):
         self.brake, self.made = brake, dict[str, datetime]()
 
     @rule()
-    def the_switch_is_thrown(self) -> None:
-        self.world.switch.on = not self.world.switch.on
+    def somebody_pauses_or_resumes(self) -> None:
+        self.world.pause.paused = not self.world.pause.paused
 
     @rule(verb=st.sampled_from([Verb.APPROVE, Verb.DENY]), late=st.booleans(), twice=st.booleans())
     def somebody_answers(self, verb: Verb, late: bool, twice: bool) -> None:
@@ -46,7 +46,7 @@ class GatedNights(Nights):
 
     def _pass_on(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if method.__name__ in ("create", "stop"):
-            assert self.world.switch.on, f"{method.__name__} with the kill switch off"
+            assert not self.world.pause.paused, f"{method.__name__} while paused"
         if method.__name__ == "create":
             self._is_allowed(args[0]["TrainingJobName"])
         if method.__name__ == "stop":
@@ -89,7 +89,7 @@ class GatedNights(Nights):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.world.switch.on = True
+            self.world.pause.paused = False
         super().teardown()
 
 

@@ -1,4 +1,4 @@
-"""The gate in front of every launch: the kill switch, the run's time, its money and the account's brake."""
+"""The gate in front of every launch: the pause, the run's time, its money and the account's brake."""
 
 import ast
 from dataclasses import replace
@@ -58,7 +58,7 @@ def reasons(world: World) -> list[str]:
 def test_the_checks_are_asked_in_this_order():
     """Order is policy: nobody is asked to approve what could not be launched anyway."""
     assert [check.__name__ for check in CHECKS] == [
-        "switch_is_on",
+        "is_not_paused",
         "time_is_left",
         "run_money_is_left",
         "incident_money_is_left",
@@ -76,50 +76,50 @@ def test_there_is_one_way_to_a_launch():
     assert makers == {"decision"}
 
 
-# The kill switch
+# The pause
 
 
-def test_with_the_switch_off_nothing_is_created_and_all_of_it_is_told(world):
-    """The failure is judged and told as ever; the launch waits, said once, and is made when the switch is back."""
-    world.switch.on = False
+def test_while_paused_nothing_is_created_and_all_of_it_is_told(world):
+    """The failure is judged and told as ever; the launch waits, said once, and is made once the pause is lifted."""
+    world.pause.paused = True
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(60)
-    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "kill switch")
+    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "pause")
     assert list(world.sagemaker.jobs) == ["gpt"]
     assert [title for title in told(world, Severity.INFORM) if "waits" in title] == ["gpt: waits"]
-    assert sum("the kill switch is off" in reason for reason in reasons(world)) == 1
-    world.switch.on = True
+    assert sum("Rerail is paused for this account" in reason for reason in reasons(world)) == 1
+    world.pause.paused = False
     world.minutes(2)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WATCHING, ["gpt", "gpt-a002"])
 
 
-def test_with_the_switch_off_no_finding_stops_a_job_until_it_is_back(world):
+def test_while_paused_no_finding_stops_a_job(world):
     """What was found meanwhile is told, and acted on while it is fresh."""
-    world.switch.on = False
+    world.pause.paused = True
     finds(world, Kind.NON_FINITE, onset=90)
     world.minutes(10)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
-    assert told(world, Severity.INFORM)[-1] == "gpt: waits for the kill switch"
-    world.switch.on = True
+    assert told(world, Severity.INFORM)[-1] == "gpt: waits until the pause is lifted"
+    world.pause.paused = False
     world.minutes(3)
     assert world.sagemaker.live() == ["gpt-a002"]
-    assert any(reason.startswith("the kill switch is on again: non_finite") for reason in reasons(world))
+    assert any(reason.startswith("the pause was lifted: non_finite") for reason in reasons(world))
 
 
 def test_what_was_found_long_ago_is_not_acted_on_without_a_human(world):
     """A loss may have mended in hours of silence: a page asks, with the command."""
-    world.switch.on = False
+    world.pause.paused = True
     finds(world, Kind.DIVERGENCE)
     world.minutes(120)
-    world.switch.on = True
+    world.pause.paused = False
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt"]
     page = next(notice for notice in world.bus.told if notice.severity is Severity.PAGE)
     assert f"rerail approve gpt --proposal {world.run().proposal.id}" in page.todo
 
 
-def test_a_stop_that_the_switch_put_off_is_not_ours_when_a_human_stops_the_job(world, monkeypatch):
-    """Recorded, not called: the process died there, the switch was thrown, and then somebody stopped the job."""
+def test_a_stop_that_a_pause_put_off_is_not_ours_when_a_human_stops_the_job(world, monkeypatch):
+    """Recorded, not called: the process died there, Rerail was paused, and then somebody stopped the job."""
     stop = world.sagemaker.stop
 
     def struck(job: str) -> None:
@@ -128,66 +128,66 @@ def test_a_stop_that_the_switch_put_off_is_not_ours_when_a_human_stops_the_job(w
     monkeypatch.setattr(world.sagemaker, "stop", struck)
     finds(world, Kind.NON_FINITE)
     assert world.run().state is RunState.STOPPING
-    world.switch.on = False
+    world.pause.paused = True
     world.minutes(2)
     assert (world.run().state, world.run().stop.put_off) == (RunState.SAVING, True)
     monkeypatch.setattr(world.sagemaker, "stop", stop)
     world.sagemaker.end("gpt", JobStatus.STOPPED)
-    world.switch.on = True
+    world.pause.paused = False
     world.minutes(5)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.STOPPED, ["gpt"])
 
 
-def test_a_stop_that_was_put_off_is_called_when_the_switch_is_back(world):
-    """The deadline of the save passes while the switch is off."""
+def test_a_stop_that_was_put_off_is_called_when_the_pause_is_lifted(world):
+    """The deadline of the save passes during the pause."""
     say(world, Verb.RESTART)
-    world.switch.on = False
+    world.pause.paused = True
     world.minutes(40)
     assert (world.run().state, world.sagemaker.live()) == (RunState.SAVING, ["gpt"])
-    assert sum("not yet: the kill switch is off" in reason for reason in reasons(world)) == 1
-    world.switch.on = True
+    assert sum("not yet: Rerail is paused for this account" in reason for reason in reasons(world)) == 1
+    world.pause.paused = False
     world.minutes(3)
     assert world.sagemaker.live() == ["gpt-a002"]
-    assert "the kill switch is on again: stopping the job" in reasons(world)
+    assert "the pause was lifted: stopping the job" in reasons(world)
 
 
-def test_a_launch_that_is_owed_waits_for_the_switch(world, monkeypatch):
-    """Decided while it was on, and not done: it stays owed, and is done once."""
+def test_a_launch_that_is_owed_waits_while_paused(world, monkeypatch):
+    """Decided before the pause, and not done: it stays owed, and is done once."""
     create = world.sagemaker.create
     monkeypatch.setattr(world.sagemaker, "create", lambda request: (_ for _ in ()).throw(Throttled("later")))
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     assert world.run().state is RunState.STARTING
     monkeypatch.setattr(world.sagemaker, "create", create)
-    world.switch.on = False
+    world.pause.paused = True
     world.minutes(5)
     assert list(world.sagemaker.jobs) == ["gpt"]
-    world.switch.on = True
+    world.pause.paused = False
     world.minutes(2)
     assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
 
 
-def test_a_job_that_was_stopped_before_the_switch_was_thrown_is_still_ours(world, monkeypatch):
-    """It takes its time to end; the next one waits for the switch."""
+def test_a_job_that_was_stopped_before_the_pause_is_still_ours(world, monkeypatch):
+    """It takes its time to end; the next one waits until the pause is lifted."""
     end = world.sagemaker.stop
     monkeypatch.setattr(world.sagemaker, "stop", lambda job: None)
     finds(world, Kind.NON_FINITE)
-    world.switch.on = False
+    world.pause.paused = True
     world.minutes(3)
     assert world.run().state is RunState.STOPPING
     end("gpt")
     world.minutes(3)
-    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "kill switch")
+    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "pause")
 
 
-def test_a_release_waits_for_the_switch_too(world):
+def test_a_release_waits_while_paused_too(world):
     """Every path to a launch leads through the gate."""
     world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
     world.minutes(1)
-    world.switch.on = False
+    world.pause.paused = True
     say(world, Verb.RELEASE)
-    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "kill switch")
-    world.switch.on = True
+    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "pause")
+    world.pause.paused = False
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"]
 
@@ -358,8 +358,8 @@ def test_a_launch_that_is_kept_back_is_no_start(world):
     assert (world.run().kept_back, world.run().ledger.starts) == ("brake", before)
 
 
-def test_a_paused_policy_is_a_switch_of_its_own(world):
-    """mode = "pause" does for its jobs what the kill switch does for all."""
+def test_a_policy_pauses_its_own_runs(world):
+    """mode = "pause" does for its jobs what `rerail pause` does for all."""
     under(world, mode=Mode.PAUSE)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(20)

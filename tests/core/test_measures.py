@@ -59,7 +59,7 @@ def test_a_word_of_another_kind_is_refused(word):
 def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
     """No run and no job ever becomes a dimension, and nothing is published twice."""
     accounts = [account(run, at, Policy()) for run in runs]
-    report = RoundReport(len(runs), 0, 0, (), fleet=fleet.fleet(runs, accounts), switched_off=False)
+    report = RoundReport(len(runs), 0, 0, (), fleet=fleet.fleet(runs, accounts), paused=False)
     said = [told(each) for each in rounds.measured(report)]
     assert set(said) <= DECLARED
     assert len(said) == len(set(said))

@@ -147,13 +147,13 @@ def test_the_ladder_has_no_say():
     assert (run.current.resumed_from_step, run.current.rung, run.climbs) == (200, "", ())
 
 
-def test_the_kill_switch_holds_and_the_rollback_is_done_when_it_is_on_again():
+def test_a_rollback_waits_while_paused_and_is_done_afterwards():
     world = World().with_saves()
-    world.switch.on = False
-    assert roll_back(world, 300).endswith("not yet: the kill switch is off")
+    world.pause.paused = True
+    assert roll_back(world, 300).endswith("not yet: Rerail is paused for this account")
     world.minutes(10)
     assert list(world.sagemaker.jobs) == ["gpt"] and world.sagemaker.live() == ["gpt"]
-    world.switch.on = True
+    world.pause.paused = False
     assert relaunched(world) == "300"
 
 

@@ -26,6 +26,8 @@ from rerail.watching import Memory
 from tests.fakes import World
 
 RECORDS = Path(__file__).parent / "data" / "records"
+# What older versions called the pause, in a record of a run.
+FORMER, PRESENT = '"kill switch"', '"pause"'
 LATER = timedelta(hours=1)
 ARN = "arn:aws:sagemaker:eu-west-1:111122223333:training-job/"
 
@@ -73,7 +75,7 @@ def test_every_record_is_read_and_written_back_whole(cls: type, kind: str) -> No
         record = loads(cls, line)
         again = dumps(record)
         assert loads(cls, again) == record
-        assert list(lost(json.loads(line), json.loads(again))) == []
+        assert list(lost(json.loads(line.replace(FORMER, PRESENT)), json.loads(again))) == []
 
 
 @pytest.mark.parametrize("line", stored("runs"))
@@ -101,6 +103,31 @@ def test_a_run_of_an_older_version_is_decided_on(line: str) -> None:
         assert after.id == run.id
         assert len(after.attempts) >= len(run.attempts)
         assert loads(Run, dumps(after)) == after
+
+
+@pytest.mark.parametrize("line", [param for param in stored("runs") if FORMER in param.values[0]])
+def test_what_an_older_version_kept_back_waits_for_the_pause(line: str) -> None:
+    """A launch or a stop that waited under the pause's former name is done once the pause is lifted, and not before."""
+    run = loads(Run, line)
+    name, job = run.attempts[0].job_name, run.attempts[0]
+    assert "pause" in (run.kept_back, run.proposal and run.proposal.awaits)
+    world = World()
+    world.clock.now = job.created_at or run.created_at
+    world.sagemaker.submit(name)
+    world.clock.now = newest(run) if run.kept_back else run.proposal.asked_at if run.proposal else run.created_at
+    world.checkpoints.save(step=50)
+    if job.status is JobStatus.FAILED:
+        world.sagemaker.fail(name, job.failure_reason)
+    world.runs.records[run.id] = line
+    world.runs.jobs |= {attempt.job_name: run.id for attempt in run.attempts}
+    world.runs.requests[run.id] = world.sagemaker.asked[name]
+    world.pause.paused = True
+    world.minutes(5)
+    assert list(world.sagemaker.jobs) == [name]
+    world.pause.paused = False
+    world.minutes(5)
+    assert world.sagemaker.live() == [f"{name}-a002"]
+    assert not world.run(run.id).kept_back and world.run(run.id).proposal is None
 
 
 def in_training() -> list[Any]:

@@ -94,21 +94,21 @@ def _prepare(account: Account, path: list[str], words: list[str]) -> None:
 
 
 def test_two_things_that_are_broken_are_found_and_are_mended(still: Account):
-    """A rule that somebody has switched off, and a kill switch that says neither on nor off."""
+    """A rule that somebody has switched off, and a pause that is not valid."""
     environment = {"RERAIL_LOCAL_STATE": str(still.aws.state_dir), "COLUMNS": "200"}
     events, ssm = still.aws.client("events"), still.aws.client("ssm")
     rule = next(each["Name"] for each in events.list_rules()["Rules"] if "JobEvents" in each["Name"])
     heed(still, True)
     try:
         events.disable_rule(Name=rule)
-        ssm.put_parameter(Name=still.aws.outputs["SwitchParameter"], Value="maybe", Overwrite=True, Type="String")
+        ssm.put_parameter(Name=still.aws.outputs["PauseParameter"], Value="maybe", Overwrite=True, Type="String")
         status, found = checks(environment)
         events.enable_rule(Name=rule)
-        assert rerail(environment, "switch", "on", "--local").returncode == 0
+        assert rerail(environment, "resume", "--local").returncode == 0
         mended = checks(environment)
     finally:
         heed(still, False)
     assert status == 1
-    assert [name for name, check in found.items() if check["verdict"] == "broken"] == ["rules", "kill switch"]
-    assert rule in found["rules"]["said"] and "rerail switch on" in found["kill switch"]["remedy"]
+    assert [name for name, check in found.items() if check["verdict"] == "broken"] == ["rules", "pause"]
+    assert rule in found["rules"]["said"] and "rerail resume" in found["pause"]["remedy"]
     assert mended[0] == 0, mended

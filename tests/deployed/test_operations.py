@@ -129,10 +129,10 @@ def test_the_fleet_says_how_far_a_run_has_come(account: Account):
     def beating() -> dict[str, Any] | None:
         fleet = json.loads(rerail("status", "--state", "watching", "--json").stdout)
         row = next(row for row in fleet["runs"] if row["id"] == OURS_RUN)
-        return {**row, "kill_switch": fleet["kill_switch"]} if row["step_at"] else None
+        return {**row, "paused": fleet["paused"]} if row["step_at"] else None
 
     row = account.wait("a heartbeat of the second attempt", beating)
-    assert row["attempt"] == 2 and row["step"] > 5 and row["kill_switch"] == "on"
+    assert row["attempt"] == 2 and row["step"] > 5 and row["paused"] is False
     lines = rerail("logs", OURS_RUN, "--since", "1h").stdout.splitlines()
     assert {line.split(" | ")[0].split()[-1] for line in lines} == {"1/algo-1", "2/algo-1"}
     account.sagemaker.stop_training_job(TrainingJobName=f"{OURS_RUN}-a002")

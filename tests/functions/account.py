@@ -14,7 +14,7 @@ from tests.aws.places import TABLE, make_table
 
 EVENTS = Path(__file__).parents[1] / "events"
 PREFIX = "/rerail/policies"
-SWITCH = "/rerail/switch"
+PAUSE_PARAMETER = "/rerail/switch"
 TOPICS = ("page", "inform", "chat-page", "chat-inform")
 MAILBOX = "sagemaker-rerail-123456789012-eu-west-1"
 REPORTS = "rerail-reports"
@@ -47,7 +47,7 @@ class Account:
         make_table(client("dynamodb"))
         client("events").create_event_bus(Name="rerail")
         client("ssm").put_parameter(Name=f"{PREFIX}/default", Value='mode = "act"', Type="String")
-        client("ssm").put_parameter(Name=SWITCH, Value="on", Type="String")
+        client("ssm").put_parameter(Name=PAUSE_PARAMETER, Value="on", Type="String")
         client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
         client("s3").create_bucket(Bucket=MAILBOX, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
         client("s3").create_bucket(Bucket=REPORTS, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
@@ -57,9 +57,15 @@ class Account:
 
     def settings(self) -> tuple[Settings, ...]:
         """What the stack would tell the functions."""
+        common = {
+            "table": TABLE,
+            "policy_prefix": PREFIX,
+            "pause_parameter": PAUSE_PARAMETER,
+            "mailbox": MAILBOX,
+        }
         return (
-            SuperviseSettings(table=TABLE, bus="rerail", policy_prefix=PREFIX, switch=SWITCH, mailbox=MAILBOX),
-            SweepSettings(table=TABLE, queue_url=self.queue, policy_prefix=PREFIX, switch=SWITCH, mailbox=MAILBOX),
+            SuperviseSettings(bus="rerail", **common),
+            SweepSettings(queue_url=self.queue, **common),
             ReportSettings(
                 table=TABLE,
                 policy_prefix=PREFIX,

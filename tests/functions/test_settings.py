@@ -7,7 +7,7 @@ import pytest
 from settings import NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
 
 KINDS = (SuperviseSettings, SweepSettings, ReportSettings, NotifySettings)
-COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_SWITCH"}
+COMMON = {"RERAIL_TABLE", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX", "RERAIL_PAUSE_PARAMETER"}
 
 
 def some(kind: type[Settings]) -> Settings:

@@ -145,14 +145,14 @@ def hasty(account):
     return account
 
 
-def test_the_kill_switch_keeps_a_dead_job_dead(hasty):
-    """Off: the failure is judged, the relaunch waits. On again, a minute later: it is made."""
+def test_a_pause_keeps_a_dead_job_dead(hasty):
+    """Paused: the failure is judged, the relaunch waits. Resumed, a minute later: it is made."""
     hasty.submit("gpt-7b")
     client("ssm").put_parameter(Name="/rerail/switch", Value="off", Type="String", Overwrite=True)
     assert failed(batch(sample("training_job_state_change"))) == []
     fail(hasty, "gpt-7b")
     assert failed(batch(due("gpt-7b"), due("gpt-7b"))) == []
-    assert hasty.runs.load("gpt-7b").kept_back == "kill switch"
+    assert hasty.runs.load("gpt-7b").kept_back == "pause"
     assert launched(hasty) == ["gpt-7b"]
     client("ssm").put_parameter(Name="/rerail/switch", Value="on", Type="String", Overwrite=True)
     wiring.supervise.supervisor.cache_clear()  # another instance of the function, which has believed nothing yet

@@ -234,7 +234,7 @@ def test_a_look_at_the_fleet_costs_little_more_than_a_client(state):
     """CPU time beside that of importing boto3 and making one client, which every look needs at least."""
     settings = with_bytecode(state, RERAIL_LOCAL_STATE=str(state))
     told = subprocess.run([*RERAIL, "status", "--local"], cwd=ROOT, env=settings, capture_output=True, text=True)
-    assert "kill switch on" in told.stdout and "no runs yet" in told.stdout, told.stderr
+    assert "active   supervisor" in told.stdout and "no runs yet" in told.stdout, told.stderr
     cost = least({"status": (*RERAIL, "status", "--local"), "floor": CLIENT}, settings)
     assert cost["status"] / cost["floor"] <= MOST_TIMES_CLIENT, f"CPU seconds: {cost}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stacks.parts.code import fill
-from tests.functions.account import MAILBOX, PREFIX, REPORTS, SWITCH
+from tests.functions.account import MAILBOX, PAUSE_PARAMETER, PREFIX, REPORTS
 from tests.house.sources import ROOT
 
 HANDLERS = ("supervise", "sweep", "notify", "report")
@@ -53,7 +53,7 @@ SETTINGS = {
     "RERAIL_BUS": "rerail",
     "RERAIL_QUEUE_URL": "https://sqs.eu-west-1.amazonaws.com/123456789012/signals",
     "RERAIL_POLICY_PREFIX": PREFIX,
-    "RERAIL_SWITCH": SWITCH,
+    "RERAIL_PAUSE_PARAMETER": PAUSE_PARAMETER,
     "RERAIL_MAILBOX": MAILBOX,
     "RERAIL_REPORTS": REPORTS,
     "RERAIL_REGION": "eu-west-1",

@@ -103,7 +103,7 @@ def test_names_in_the_environment_are_the_deployed_ones(template):
     assert told["RERAIL_QUEUE_URL"] == outputs["SignalsQueueUrl"]
     assert told["RERAIL_BUS"] == outputs["BusName"]
     assert told["RERAIL_POLICY_PREFIX"] == outputs["PolicyPrefix"]
-    assert told["RERAIL_SWITCH"] == outputs["SwitchParameter"]
+    assert told["RERAIL_PAUSE_PARAMETER"] == outputs["PauseParameter"]
     assert told["RERAIL_MAILBOX"] == outputs["MailboxBucket"]
     assert told["RERAIL_REPORTS"] == outputs["ReportsBucket"]
     assert told["RERAIL_PAGE_TOPIC"] == outputs["PageTopicArn"]

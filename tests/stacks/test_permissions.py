@@ -275,10 +275,16 @@ def test_the_sweep_asks_itself_for_a_share_and_nobody_else(template):
 
 
 @pytest.mark.parametrize("name", ["supervise", "sweep"])
-def test_the_kill_switch_is_read_and_never_thrown(template, name):
-    """Only people throw it; it stands at "on" where nobody has."""
-    (switch,) = [p for p in template.of("SSM::Parameter").values() if p["Name"] == "/rerail/switch"]
-    assert (switch["Value"], switch["AllowedPattern"]) == ("on", "on|off")
+def test_the_pause_is_read_and_never_written(template, name):
+    """Only people write it. An update of any of its properties would write the template's value, and lift a pause."""
+    (pause,) = [p for p in template.of("SSM::Parameter").values() if p["Name"] == "/rerail/switch"]
+    assert pause == {
+        "AllowedPattern": "on|off",
+        "Description": "Rerail: off keeps it from stopping and creating jobs",
+        "Name": "/rerail/switch",
+        "Type": "String",
+        "Value": "on",
+    }
     allowed = [str(each["Resource"]) for each in with_action(template.allowed(name), "ssm:GetParameter")]
     assert len(allowed) == 2
     assert any(":parameter" in resource and "Switch" in resource for resource in allowed)

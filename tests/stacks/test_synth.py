@@ -22,7 +22,7 @@ OUTPUTS = {
     "ReportFunctionName",
     "ReportsBucket",
     "PolicyPrefix",
-    "SwitchParameter",
+    "PauseParameter",
     "MailboxBucket",
 }
 

@@ -1,4 +1,4 @@
-"""Policies and the kill switch as they are deployed: one SSM parameter each, read once and believed for a minute."""
+"""Policies and the account's pause as they are deployed: an SSM parameter each, read once and believed for a minute."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -8,8 +8,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rerail.aws.clients import client
 from rerail.aws.legible import legible
 from rerail.errors import Blind, UnknownPolicy
+from rerail.pause import parse_pause
 from rerail.policy import NAME, Policy, parse_policy
-from rerail.switch import read_switch
 
 FRESH_FOR = timedelta(minutes=1)
 
@@ -48,24 +48,24 @@ class SsmPolicies:
             raise Blind(f"GetParameter of policy {name!r}: {error}") from error
 
 
-class SsmSwitch:
-    """The port `Switch` on one parameter, "on" or "off".
+class SsmPause:
+    """The port `Pause` on one parameter, which `rerail.pause` reads.
 
-    Where nobody can tell, it is as it was known last; never known is off, which delays and loses nothing, and is asked
-    again at once. A parameter that is not there was never thrown: on."""
+    Where nobody can tell, it is as it was known last. Never known counts as paused, which delays and loses nothing, and
+    is asked again at once. Without the parameter nobody has ever paused: not paused."""
 
     def __init__(self, name: str, clock: Callable[[], datetime]) -> None:
         self._name, self._clock = name, clock
         self._asked_at: datetime | None = None
-        self._on = False
+        self._paused = True
 
-    def is_on(self) -> bool:
+    def is_paused(self) -> bool:
         now = self._clock()
         if self._asked_at is None or not is_fresh(self._asked_at, now):
             found = self._look()
             if found is not None or self._asked_at:
-                self._on, self._asked_at = self._on if found is None else found, now
-        return self._on
+                self._paused, self._asked_at = self._paused if found is None else found, now
+        return self._paused
 
     def _look(self) -> bool | None:
         """None where nobody can tell."""
@@ -73,7 +73,7 @@ class SsmSwitch:
             with legible("GetParameter"):
                 text = str(client("ssm").get_parameter(Name=self._name)["Parameter"]["Value"])
         except ClientError as error:
-            return True if error.response["Error"]["Code"] == "ParameterNotFound" else None
+            return False if error.response["Error"]["Code"] == "ParameterNotFound" else None
         except BotoCoreError:
             return None
-        return read_switch(text)
+        return parse_pause(text)

@@ -133,7 +133,7 @@ BROKEN = {
         "alarms",
         {"cloudwatch.describe_alarms": {"MetricAlarms": [{"AlarmName": "Rerail-NoSweep", "StateValue": "ALARM"}]}},
     ),
-    "a_switch_that_is_neither": ("kill switch", {"ssm.get_parameter": {"Parameter": {"Value": "maybe"}}}),
+    "a_pause_that_is_not_valid": ("pause", {"ssm.get_parameter": {"Parameter": {"Value": "maybe"}}}),
     "a_policy_that_cannot_be_read": (
         "deployed policies",
         {"ssm.get_parameters_by_path": {"Parameters": [{"Name": "/rerail/policies/mine", "Value": "mode = 3"}]}},
@@ -166,7 +166,7 @@ def test_messages_that_are_worked_on_are_no_dead_letters():
 
 
 WARNED = {
-    "a_switch_that_is_off": ("kill switch", {"ssm.get_parameter": {"Parameter": {"Value": "off"}}}),
+    "a_pause": ("pause", {"ssm.get_parameter": {"Parameter": {"Value": "off"}}}),
     "nobody_on_call": ("people", {"sns.list_subscriptions_by_topic": {"Subscriptions": []}}),
     "an_unconfirmed_address": (
         "people",
