@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rerail.mailbox import Command, Wish, write
+from rerail.model.mailbox import Command, Wish, write
 
 CONTAINER = Path(__file__).resolve().parents[1] / "container"
 WARM_UP = 600  # steps until the detectors' windows are full
@@ -94,8 +94,8 @@ def _us(found: dict[str, float], *names: str) -> str:
 
 def step_cost(steps: int) -> dict[str, float]:
     """Rank 0 with detectors and a metric line in each step; and the detectors alone on the same rows."""
-    from rerail.detectors.detection import Detection
-    from rerail.detectors.sample import Sample
+    from rerail.model.sample import Sample
+    from rerail.model.thresholds import Detection
     from rerail_agent.guard import Guard
     from rerail_agent.judgement import Judgement
 

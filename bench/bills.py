@@ -40,8 +40,8 @@ from bench.needs import Call
 from bench.noted import instrument, read_calls
 from cli import place
 from local.stack import LocalAws
-from rerail.detectors.pulse import Phase
-from rerail.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
 from tests.deployed.jobs import Account
 
 SCALE = 60  # a minute of the month is a second here

@@ -18,7 +18,7 @@ from rich.table import Table
 from bench.evidence import finish
 from cli.backtest.series import BadInput
 from cli.simulate import pages
-from rerail.measures import ALL
+from rerail.messages.service_metrics import ALL
 
 MINUTES, HOURS = 43_200, 720  # of a month of 30 days
 SIZES = (1, 10, 100, 1000)

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.made_aws import PER_SECOND, MadeAws
 from bench.made_fleet import ACCOUNT, MAILBOX, PAUSE_PARAMETER, PREFIX, REGION, TABLE, Fleet
 from bench.virtual_lambda import Call, Done, Environment
-from rerail.policy import parse_policy
+from rerail.model.policy import parse_policy
 
 MINUTE_S = 60.0
 NEVER = float("inf")

@@ -25,7 +25,7 @@ from bench.logs import BadCorpus, Corpus, read_corpus
 from bench.parallel import spread
 from bench.rules import RULES
 from bench.scoring import FAMILIES, Hit, Recall, Score, score
-from rerail.detectors.detection import Detection
+from rerail.model.thresholds import Detection
 
 HERE = Path(__file__).resolve().parent
 NARROWEST = 165
@@ -173,7 +173,7 @@ def _report(judged: Sequence[Judged], scores: dict[str, Score]) -> dict[str, Any
     says = {rule.name: rule.says for rule in RULES}
     return {
         name: {
-            "rule": says.get(name, "rerail.detectors"),
+            "rule": says.get(name, "rerail.detection"),
             **scores[name].as_json(),
             "delays": {
                 family: {unit: _quantiles(late) for unit, late in _delays(name, family, judged, scores[name]).items()}

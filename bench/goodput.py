@@ -25,11 +25,11 @@ from cli.simulate.supervised import Supervised
 from cli.simulate.sweeps import SWEEPS
 from cli.simulate.ways import SAGEMAKER_ASYNC, SNAPSHOTS, WARM, WAYS
 from cli.simulate.world import World
-from rerail.decide import decide
-from rerail.decision import Decision
-from rerail.model import Run
-from rerail.policy import Policy
-from rerail.signals import Signal
+from rerail.decisions.decide import decide
+from rerail.decisions.decision import Decision
+from rerail.model.policy import Policy
+from rerail.model.run import Run
+from rerail.model.signals import Signal
 
 SIZES = (64, 512, 2048, FEWEST_GPUS)
 SIGNALS_A_MINUTE = 1_000_000

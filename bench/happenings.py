@@ -13,10 +13,10 @@ from cli.demo.stage import hasty
 from local import deploy
 from local.emulator import ACCOUNT, REGION
 from local.stack import ROOT, LocalAws
-from rerail.aside import PLACE
-from rerail.policy import parse_policy, to_toml
-from rerail.relaunch import CLUSTER_TAG
-from rerail.shares import ENOUGH
+from rerail.decisions.quarantine import PLACE
+from rerail.model.policy import parse_policy, to_toml
+from rerail.requests.relaunch import CLUSTER_TAG
+from rerail.sweep.shards import ENOUGH
 from tests.deployed.jobs import AGENT, BUCKET, LOSSES, Account
 
 SCRIPT = Path(__file__).parent / "plain_job.py"

@@ -11,9 +11,9 @@ from bench.logs import read_log
 from bench.minutes import clock, minutes
 from bench.rules import RULES
 from bench.scoring import FAMILIES, SCORED_AS, Call, Labelled
-from rerail.detectors.detection import Detection
-from rerail.detectors.finding import Finding
-from rerail.detectors.watch import series
+from rerail.detection.detectors import series
+from rerail.model.finding import Finding
+from rerail.model.thresholds import Detection
 
 PER_STEP, PER_MINUTE = "Rerail", "Rerail, 1 minute"
 CONTENDERS = (PER_STEP, PER_MINUTE, *(rule.name for rule in RULES))

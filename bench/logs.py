@@ -9,7 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from bench.scoring import FAMILIES, Label, Labelled
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 COLUMNS = ("step", "loss", "step_time_s", "grad_norm", "lr")
 

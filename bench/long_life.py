@@ -18,22 +18,22 @@ from bench.evidence import Evidence, Failure, Goal, Sheet, finish
 from bench.made_aws import ITEM_BYTES
 from bench.made_fleet import noise
 from report_page.page import drawn_page
+from rerail.accounting.goodput import account
 from rerail.aws.dynamodb import run_doc
 from rerail.aws.records import packed
-from rerail.codec import dumps, loads
-from rerail.decide import decide
-from rerail.detectors.detection import Detection
-from rerail.detectors.sample import Sample
-from rerail.detectors.watch import Watch, see
-from rerail.goodput import account
-from rerail.metrics import Cursor
-from rerail.model import Run, RunState, TimelineEntry
-from rerail.observe import observe
-from rerail.policy import Limits, Policy, Retries
-from rerail.story.known import Known
-from rerail.story.story import tell
-from rerail.wakeups import JobHeard, RunDue
-from rerail.watching import Memory
+from rerail.decisions.decide import decide
+from rerail.detection.detectors import Watch, see
+from rerail.detection.evaluate import Memory
+from rerail.incident_report.facts import Known
+from rerail.incident_report.report import tell
+from rerail.messages.messages import JobHeard, RunDue
+from rerail.model.codec import dumps, loads
+from rerail.model.metrics import Cursor
+from rerail.model.policy import Limits, Policy, Retries
+from rerail.model.run import Run, RunState, TimelineEntry
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
+from rerail.supervisor.observe import observe
 from tests.fakes import World
 
 ENDLESS = Policy(

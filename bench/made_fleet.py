@@ -17,15 +17,15 @@ from zlib import crc32
 from bench.made_aws import Answer, MadeAws, wire_headers
 from rerail.aws.dynamodb import _run_item
 from rerail.aws.sagemaker import job_from
-from rerail.decide import decide
-from rerail.detectors.pulse import Phase
-from rerail.enrol import Enrolled, enrol
-from rerail.mailbox import Heartbeat, write
-from rerail.metrics import definitions
-from rerail.model import Run
-from rerail.policy import Policy
-from rerail.relaunch import rebuild
-from rerail.signals import Done, JobSeen
+from rerail.decisions.adoption import Enrolled, enrol
+from rerail.decisions.decide import decide
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import Heartbeat, write
+from rerail.model.metrics import definitions
+from rerail.model.policy import Policy
+from rerail.model.run import Run
+from rerail.model.signals import Done, JobSeen
+from rerail.requests.relaunch import rebuild
 
 TABLE, BUCKET, MAILBOX = "Rerail-Runs", "bucket", "mailbox"
 PREFIX, PAUSE_PARAMETER = "/rerail/policies", "/rerail/switch"

@@ -1,6 +1,6 @@
 """How likely is it that a loss which went wrong mends no more, by how long it has lasted? From the labelled logs.
 
-    python -m bench.mending        prints the table that stands in lambdas/rerail/weighing.py
+    python -m bench.mending        prints the table that stands in lambdas/rerail/decisions/cost_benefit.py
 
 Of what was labelled a spike or a divergence (`count` and `optional`), those that lasted longer than so many rows are at
 risk; those that never mended, or ran into the end of their log, are counted against them, with half a one of each kind

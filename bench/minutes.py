@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from statistics import fmean, median
 
 from bench.scoring import Label, Labelled
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 MINUTE_S = 60.0

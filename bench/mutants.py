@@ -10,16 +10,16 @@ from unittest.mock import patch
 
 from bench.nights import ALONE, CALM, Hazards, Night, Product
 from bench.promises import AuditedRuns, Broken, Promise
-from rerail.actions import CreateJob, Severity, Tell
-from rerail.codec import dumps
-from rerail.errors import RerailError
-from rerail.loop import Supervisor
-from rerail.model import JobStatus, Ledger, Run, TimelineEntry
-from rerail.policy import Limits, OnAlarm, Policy, Retries
-from rerail.relaunch import successor
-from rerail.rounds import Round, RoundReport
-from rerail.wakeups import JobHeard, Post, RunDue, Wakeup, read
-from rerail.watching import Judged, Watchable, Watching
+from rerail.detection.evaluate import Judged, Watchable, Watching
+from rerail.messages.messages import JobHeard, Post, RunDue, Wakeup, read
+from rerail.model.actions import CreateJob, Severity, Tell
+from rerail.model.codec import dumps
+from rerail.model.errors import RerailError
+from rerail.model.policy import Limits, OnAlarm, Policy, Retries
+from rerail.model.run import JobStatus, Ledger, Run, TimelineEntry
+from rerail.requests.relaunch import successor
+from rerail.supervisor.supervisor import Supervisor
+from rerail.sweep.sweep import Round, RoundReport
 
 
 class Unconditional(AuditedRuns):
@@ -140,7 +140,7 @@ class SureOfItsClock(Watching):
     """It never doubts its own clock."""
 
     def judge(self, watchable: Sequence[Watchable], *, at: datetime) -> list[Judged]:
-        with patch("rerail.watching.doubted", lambda *_, **__: None):
+        with patch("rerail.detection.evaluate.doubted", lambda *_, **__: None):
             return super().judge(watchable, at=at)
 
 

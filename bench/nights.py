@@ -15,15 +15,15 @@ from random import Random
 from typing import Any
 
 from bench.promises import Audit, AuditedRuns, Broken, Promise
-from rerail.errors import Blind, RerailError, Throttled
-from rerail.loop import Supervisor
-from rerail.model import JobStatus, Run
-from rerail.pause import PausablePolicies
-from rerail.policy import Policy
-from rerail.rounds import Round
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, Post, read
-from rerail.watching import Watching
+from rerail.detection.evaluate import Watching
+from rerail.messages.messages import CommandGiven, Post, read
+from rerail.model.errors import Blind, RerailError, Throttled
+from rerail.model.policy import Policy
+from rerail.model.run import JobStatus, Run
+from rerail.model.signals import Verb
+from rerail.supervisor.pause import PausablePolicies
+from rerail.supervisor.supervisor import Supervisor
+from rerail.sweep.sweep import Round
 from tests.fakes import BUCKET, FakeBrake, FakeBus, FakeMemories, FakeQueue, FakeSageMaker, FakeSeries, World
 
 REASONS = (

@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from rerail.actions import Severity
-from rerail.model import JobStatus, Run, RunState, TimelineEntry
-from rerail.policy import Limits
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven
+from rerail.messages.messages import CommandGiven
+from rerail.model.actions import Severity
+from rerail.model.policy import Limits
+from rerail.model.run import JobStatus, Run, RunState, TimelineEntry
+from rerail.model.signals import Verb
 from tests.fakes import FakeBus, FakeRuns, World
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from rerail.causes import Cause
-from rerail.detectors.finding import Kind
-from rerail.interventions import CAUSES
-from rerail.launching import CHECKS
-from rerail.policy import Policy
-from rerail.remedies import RULES
-from rerail.restarting import IN_PLACE
-from rerail.runbooks import Runbook
+from rerail.decisions.in_place_restart import IN_PLACE
+from rerail.decisions.launch_checks import CHECKS
+from rerail.decisions.on_finding import CAUSES
+from rerail.decisions.remedies import RULES
+from rerail.model.causes import Cause
+from rerail.model.finding import Kind
+from rerail.model.policy import Policy
+from rerail.model.runbooks import Runbook
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -194,7 +194,7 @@ def _title(page: Runbook) -> str:
 def _question(kind: Kind) -> str:
     if kind in ASKED_ELSEWHERE:
         return ASKED_ELSEWHERE[kind]
-    module: ModuleType = import_module(f"rerail.detectors.{kind.value}")
+    module: ModuleType = import_module(f"rerail.detection.{kind.value}")
     return _sentence((inspect.getdoc(module) or "").split("\n\n")[0])
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from bench.logs import Corpus, read_log
 from bench.rules import RULES, Rule
 from bench.vectors import FAST, Calls, Fast, Floats
-from rerail.detectors.detection import Detection
-from rerail.detectors.loss_spike import LossSpike
-from rerail.detectors.sample import Sample
-from rerail.detectors.watch import Watch, see, series
+from rerail.detection.detectors import Watch, see, series
+from rerail.detection.loss_spike import LossSpike
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
 
 JOBS, HISTORY = 1_000, 180
 ALONE = 100  # runs that numpy is asked about one by one

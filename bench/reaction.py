@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from cli import place
 from local.stack import LocalAws
-from rerail.mailbox import Report, Told, read_report, run_of_report
-from rerail.model import Run
-from rerail.policy import parse_policy, to_toml
+from rerail.model.mailbox import Report, Told, read_report, run_of_report
+from rerail.model.policy import parse_policy, to_toml
+from rerail.model.run import Run
 from tests.deployed.jobs import AGENT, BUCKET, Account
 
 WORKER = Path(__file__).parent / "time_worker"

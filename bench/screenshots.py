@@ -19,9 +19,9 @@ from playwright.sync_api import Browser, Page
 from bench.browser import ROOT, browser
 from bench.terminal import record_terminals, terminal_pictures
 from report_page.page import drawn_page
-from rerail.codec import dumps, loads
-from rerail.story.known import Known
-from rerail.story.story import tell
+from rerail.incident_report.facts import Known
+from rerail.incident_report.report import tell
+from rerail.model.codec import dumps, loads
 
 IMAGES = ROOT / "docs" / "images"
 RECORDED = ROOT / "tests" / "report" / "data" / "spike.json.gz"

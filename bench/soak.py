@@ -33,7 +33,7 @@ from bench.soaking.play import Play, Strike, led_by, shifted
 from cli import place
 from cli.report import save_for
 from local.stack import LocalAws
-from rerail.actions import Severity
+from rerail.model.actions import Severity
 
 SCALE = 60.0
 ROOT = Path(__file__).resolve().parent.parent

@@ -85,9 +85,9 @@ def _account() -> Iterator[Any]:
 
 def _train(account: Any, name: str, *, agent: bool) -> None:
     """A run in training, known to the supervisor; with an agent in it that has said hello and beats."""
-    from rerail.detectors.pulse import Phase
-    from rerail.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
-    from rerail.metrics import definitions
+    from rerail.model.liveness import Phase
+    from rerail.model.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
+    from rerail.model.metrics import definitions
 
     account.submit(name)
     job = sagemaker_backends["123456789012"]["eu-west-1"].training_jobs[name]

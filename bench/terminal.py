@@ -24,11 +24,11 @@ from cli.status import ENDED_SHOWN, picture
 from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
-from rerail.codec import dumps, loads
-from rerail.metrics import definitions
-from rerail.model import Run, RunState
-from rerail.policy import parse_policy, to_toml
-from rerail.relaunch import POLICY_TAG
+from rerail.model.codec import dumps, loads
+from rerail.model.metrics import definitions
+from rerail.model.policy import parse_policy, to_toml
+from rerail.model.run import Run, RunState
+from rerail.requests.relaunch import POLICY_TAG
 
 IMAGES, RECORDED = ROOT / "docs" / "images", ROOT / "bench" / "recorded"
 FLEET, DEMO = RECORDED / "fleet.json.gz", RECORDED / "demo.svg.gz"

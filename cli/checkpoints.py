@@ -17,9 +17,9 @@ from cli.names import RunName, find_run
 from cli.place import AsJson, Local
 from cli.saves import Save, passed_over, resume_from, saves_under, verified
 from cli.trouble import code_of, is_denied
-from rerail.checkpoints import Health
-from rerail.health import judged
-from rerail.model import Run
+from rerail.decisions.checkpoint_health import judged
+from rerail.model.checkpoints import Health
+from rerail.model.run import Run
 
 Verify = Annotated[
     bool, typer.Option("--verify", help="Read every file and compare its checksum; exit status 1 if one is damaged.")

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from cli import lean_help
 from cli.lean_values import LeanCommand, LeanGroup
-from rerail.errors import RerailError
+from rerail.model.errors import RerailError
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
 from cli.trouble import explained, is_denied
-from rerail.errors import JobNotFound
-from rerail.model import Run
-from rerail.repairs import spoken_repairs
+from rerail.model.errors import JobNotFound
+from rerail.model.run import Run
+from rerail.model.self_repairs import spoken_repairs
 
 # SageMaker lets it be switched on in these, and lets nobody in before Training.
 SWITCHABLE, OPEN = ("Downloading", "Training"), "Training"

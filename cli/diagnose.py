@@ -14,9 +14,9 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
-from rerail.causes import RETRY, Cause
-from rerail.diagnosis import Diagnosis
-from rerail.diagnosis import diagnose as diagnose_text
+from rerail.diagnosis.classify import Diagnosis
+from rerail.diagnosis.classify import diagnose as diagnose_text
+from rerail.model.causes import RETRY, Cause
 
 # What the public corpus of failures calls our causes; every other class there has our own name.
 CORPUS_CLASSES = {"infra_retryable": "infrastructure", "hang_timeout": "hang"}

@@ -20,16 +20,16 @@ from cli.losses import Losses, largest_difference
 from cli.names import RunName, find_run
 from cli.operators import ask
 from cli.place import AsJson, Local, Place
-from rerail.checkpoints import EMERGENCY, Checkpoint, Health
-from rerail.decision import known
-from rerail.launching import spoken_dollars
-from rerail.model import Run, RunState, TimelineEntry
-from rerail.money import hourly
-from rerail.pause import parse_pause
-from rerail.policy import Policy
+from rerail.accounting.costs import hourly
+from rerail.decisions.decision import known
+from rerail.decisions.launch_checks import spoken_dollars
+from rerail.decisions.remedies import spoken
+from rerail.model.checkpoints import EMERGENCY, Checkpoint, Health
+from rerail.model.policy import Policy
+from rerail.model.run import Run, RunState, TimelineEntry
+from rerail.model.signals import Verb
 from rerail.ports import policy_of
-from rerail.remedies import spoken
-from rerail.signals import Verb
+from rerail.supervisor.pause import parse_pause
 
 STEPS, TOLERANCE, PATIENCE = 10, 0.01, "60m"
 # A script that saves more often than this many times in between is taken as it comes.

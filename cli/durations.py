@@ -1,7 +1,7 @@
 """Lengths of time as people write them on the command line, in the units of policies."""
 
 from cli import place
-from rerail.policy import DURATION, UNIT_SECONDS
+from rerail.model.policy import DURATION, UNIT_SECONDS
 
 LONGEST_S = 3650 * UNIT_SECONDS["d"]
 

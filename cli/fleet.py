@@ -13,15 +13,15 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
 from cli.place import Place
-from rerail.errors import RerailError
-from rerail.goodput import account
-from rerail.launching import APPROVAL, PAUSE
-from rerail.model import Run, RunState
-from rerail.pause import parse_pause
-from rerail.policy import Policy
+from rerail.accounting.goodput import account
+from rerail.decisions.launch_checks import APPROVAL, PAUSE
+from rerail.detection.evaluate import Memory
+from rerail.model.errors import RerailError
+from rerail.model.policy import Policy
+from rerail.model.run import Run, RunState
+from rerail.model.signatures import must_be_sealed
 from rerail.ports import policy_of
-from rerail.seals import must_be_sealed
-from rerail.watching import Memory
+from rerail.supervisor.pause import parse_pause
 
 SCANNED_EVERY = timedelta(minutes=1)
 # So many heartbeats are read in about a second; of more runs, what the sweep has noted of them a minute ago must do.
@@ -117,8 +117,8 @@ class Look:
 
     def _steps(self, runs: Sequence[Run]) -> dict[str, tuple[int, datetime | None]]:
         """The newest step of each, and when it was done: by its heartbeat, or as the sweep has noted it."""
+        from rerail.aws.detector_states import DynamoMemories
         from rerail.aws.mailbox import S3Mailbox
-        from rerail.aws.memories import DynamoMemories
 
         found = {}
         memories = DynamoMemories(self._table).recall([run.id for run in runs])

@@ -14,7 +14,7 @@ from cli.logbook import Line, Logbook
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
 from cli.submit.following import Follower
-from rerail.model import Attempt, Run
+from rerail.model.run import Attempt, Run
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rerail.metrics import definitions
+from rerail.model.metrics import definitions
 
 PURPOSE = {
     "step": "where the run is and how fast it goes: stalls, throughput, and which steps a relaunch repeats",

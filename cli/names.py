@@ -10,7 +10,7 @@ import typer
 
 from cli import place
 from cli.place import Place
-from rerail.model import Run, RunState, run_id
+from rerail.model.run import Run, RunState, run_id
 
 POLICIES = place.ROOT / "policies"
 # A shell that waits for a completion seems to hang.

@@ -15,11 +15,11 @@ from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
 from cli.saves import passed_over, saves_under
 from cli.trouble import explained
-from rerail.decision import has_agent
-from rerail.model import Run, RunState
-from rerail.pause import ACTIVE, PAUSED, parse_pause
-from rerail.signals import Verb
-from rerail.wakeups import COMMAND, OPERATOR
+from rerail.decisions.decision import has_agent
+from rerail.messages.messages import COMMAND, OPERATOR
+from rerail.model.run import Run, RunState
+from rerail.model.signals import Verb
+from rerail.supervisor.pause import ACTIVE, PAUSED, parse_pause
 
 Why = Annotated[str, typer.Option("--why", help="Kept in the run's timeline, with your name.")]
 

@@ -11,9 +11,9 @@ import typer
 from cli import place
 from cli.names import RunName, unknown_run
 from cli.place import AsJson, Local, Place, now
-from rerail.codec import plain
-from rerail.story.known import Known
-from rerail.story.story import Section, Story, tell
+from rerail.incident_report.facts import Known
+from rerail.incident_report.report import Section, Story, tell
+from rerail.model.codec import plain
 
 Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write the page to this file.")]
@@ -44,7 +44,7 @@ def known_of(where: Place, run: str) -> Known | None:
     from rerail.aws.logs import CloudWatchLogs
     from rerail.aws.s3 import S3Checkpoints
     from rerail.aws.ssm import SsmPolicies
-    from rerail.story.gather import Gathering
+    from rerail.incident_report.gather import Gathering
 
     gathering = Gathering(
         runs=where.runs,

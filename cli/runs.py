@@ -16,23 +16,23 @@ from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, now
-from rerail import pools
-from rerail.advice import advise, spoken_advice
-from rerail.codec import plain
-from rerail.errors import RerailError
-from rerail.goodput import Account, account
-from rerail.launching import PAUSE, spoken_dollars
-from rerail.ledger import left
-from rerail.machines import spoken_machines
-from rerail.model import Attempt, Incident, Run, RunState, TimelineEntry
-from rerail.money import run_dollars, runtime_left, unpriced
-from rerail.policy import Policy
+from rerail.accounting.costs import run_dollars, runtime_left, unpriced
+from rerail.accounting.goodput import Account, account
+from rerail.accounting.save_interval import advise, spoken_advice
+from rerail.decisions import warm_pools as pools
+from rerail.decisions.budgets import left
+from rerail.decisions.launch_checks import PAUSE, spoken_dollars
+from rerail.decisions.remedies import spoken
+from rerail.incident_report.facts import Known
+from rerail.incident_report.report import Story, tell
+from rerail.incident_report.summary import Tone
+from rerail.model.codec import plain
+from rerail.model.errors import RerailError
+from rerail.model.machines import spoken_machines
+from rerail.model.policy import Policy
+from rerail.model.run import Attempt, Incident, Run, RunState, TimelineEntry
+from rerail.model.self_repairs import spoken_repairs
 from rerail.ports import policy_of
-from rerail.remedies import spoken
-from rerail.repairs import spoken_repairs
-from rerail.story.first import Tone
-from rerail.story.known import Known
-from rerail.story.story import Story, tell
 
 STYLES = {
     RunState.WATCHING: "green",

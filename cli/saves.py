@@ -10,13 +10,13 @@ from typing import Any
 
 import xxhash
 
-from rerail import layouts
-from rerail.checkpoints import MANIFEST, Checkpoint, Health, bucket_and_folder, newest_usable, read_manifest
-from rerail.decision import attributed, has_agent
-from rerail.decision import known as reckoned
-from rerail.errors import BadManifest
-from rerail.health import judged, newest_resumable
-from rerail.model import Run
+from rerail.decisions.checkpoint_health import judged, newest_resumable
+from rerail.decisions.decision import attributed, has_agent
+from rerail.decisions.decision import known as reckoned
+from rerail.model import checkpoint_layouts as layouts
+from rerail.model.checkpoints import MANIFEST, Checkpoint, Health, bucket_and_folder, newest_usable, read_manifest
+from rerail.model.errors import BadManifest
+from rerail.model.run import Run
 
 FOLDER = re.compile(
     r"(?P<aside>quarantine/a(?:\d+|unknown)-)?(?:step|checkpoint)-(?P<step>\d{1,18})(?:-\d+)?/(?P<name>.+)"

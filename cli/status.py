@@ -20,9 +20,9 @@ from cli.fleet import Fleet, Look, Row, chosen
 from cli.names import completed_policies, completed_states
 from cli.place import AsJson, Local
 from cli.runs import STYLES, saving
-from rerail.errors import RerailError
-from rerail.launching import PAUSE, spoken_dollars
-from rerail.model import Run, RunState
+from rerail.decisions.launch_checks import PAUSE, spoken_dollars
+from rerail.model.errors import RerailError
+from rerail.model.run import Run, RunState
 from rerail.ports import policy_of
 
 ENDED_SHOWN = 10

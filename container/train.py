@@ -30,7 +30,7 @@ from memory import parameters_of
 from model import GPT, SIZES
 from options import read_options
 from replay import Replay, fingerprint
-from rerail.detectors.finding import Finding, Kind, Level
+from rerail.model.finding import Finding, Kind, Level
 from rerail_agent import Guard, failure
 from rerail_agent.checkpoints import Committed, Manifest, Saver, Snapshots, place_of
 from sieve import Sieve

@@ -4,8 +4,8 @@ from typing import Any
 
 from loading import loaded
 from observability import logger, metrics, traced
-from rerail.notices import read_detail
-from rerail.telling.links import Place, links_of
+from rerail.notices.notice import read_detail
+from rerail.notices.notifiers.links import Place, links_of
 from wiring import clients
 from wiring.notify import notify_settings, report_links, voice
 

@@ -8,7 +8,7 @@ from typing import Any
 from aws_lambda_powertools import Logger, Metrics, Tracer
 from aws_lambda_powertools.metrics import EphemeralMetrics
 
-from rerail.measures import Measured
+from rerail.messages.service_metrics import Measured
 
 logger = Logger()
 metrics = Metrics()

@@ -10,7 +10,7 @@ from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, pro
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 
 from observability import logger, metrics, traced
-from rerail.story.reporter import run_of
+from rerail.incident_report.reporter import run_of
 from wiring import clients
 from wiring.report import reporter
 

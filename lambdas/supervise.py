@@ -11,8 +11,8 @@ from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, pro
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 
 from observability import logger, metrics, publish, traced
-from rerail.turns import measured
-from rerail.wakeups import AboutHyperPod, Post, read
+from rerail.messages.messages import AboutHyperPod, Post, read
+from rerail.supervisor.decision_metrics import measured
 from wiring import clients, now
 from wiring.supervise import hyperpod_watch, supervisor
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from loading import loaded
 from observability import logger, metrics, publish, traced
-from rerail.rounds import measured
-from rerail.shares import share_in
+from rerail.sweep.shards import share_in
+from rerail.sweep.sweep import measured
 from wiring import clients
 from wiring.sweep import minute_round
 

@@ -5,7 +5,7 @@ import os
 
 import aws_cdk as cdk
 
-from rerail.errors import PolicyError
+from rerail.model.errors import PolicyError
 from stacks import ROOT
 from stacks.options import BadOption, Options, Organization
 from stacks.organization_stack import add_organization

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from rerail.actions import SetAside
-from rerail.brake import Admission, Launches, admit
-from rerail.checkpoints import Checkpoint
-from rerail.codec import dumps, loads
-from rerail.detectors.finding import Finding
-from rerail.detectors.pulse import Phase
-from rerail.errors import (
+from rerail.detection.evaluate import Memory, Watching
+from rerail.hyperpod.clusters import HyperPodMemory, HyperPodWatch
+from rerail.messages.messages import SWEEP, AboutHyperPod, JobHeard, ReportFiled, read
+from rerail.model.actions import SetAside
+from rerail.model.checkpoints import Checkpoint
+from rerail.model.codec import dumps, loads
+from rerail.model.errors import (
     BadMail,
     CapacityRefused,
     Conflict,
@@ -26,10 +26,10 @@ from rerail.errors import (
     Unmovable,
     Unposted,
 )
-from rerail.hyperpod import HyperPodMemory, HyperPodWatch
-from rerail.loop import Supervisor
-from rerail.machines import cluster_of
-from rerail.mailbox import (
+from rerail.model.finding import Finding
+from rerail.model.liveness import Phase
+from rerail.model.machines import cluster_of
+from rerail.model.mailbox import (
     Command,
     Durability,
     Heartbeat,
@@ -44,18 +44,18 @@ from rerail.mailbox import (
     run_of_report,
     write,
 )
-from rerail.metrics import Points, Query, Statistic
-from rerail.model import Job, JobStatus, Run, TimelineEntry
-from rerail.notices import Notice
-from rerail.pause import PausablePolicies
-from rerail.policy import Ladder, Policy
+from rerail.model.metrics import Points, Query, Statistic
+from rerail.model.policy import Ladder, Policy
+from rerail.model.run import Job, JobStatus, Run, TimelineEntry
+from rerail.model.signatures import is_sealed, sealed
+from rerail.notices.notice import Notice
 from rerail.ports import Beat, Beats
-from rerail.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
-from rerail.rounds import Round
-from rerail.seals import is_sealed, sealed
-from rerail.shares import PARTS, part_of
-from rerail.wakeups import SWEEP, AboutHyperPod, JobHeard, ReportFiled, read
-from rerail.watching import Memory, Watching
+from rerail.requests.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
+from rerail.supervisor.pause import PausablePolicies
+from rerail.supervisor.rate_limit import Admission, Launches, admit
+from rerail.supervisor.supervisor import Supervisor
+from rerail.sweep.shards import PARTS, part_of
+from rerail.sweep.sweep import Round
 
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
 BUCKET = "s3://bucket/checkpoints/"

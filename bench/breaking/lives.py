@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from bench.breaking.points import HUNG, KILLED, LOST, Call, Place, Plan, Point
 from bench.breaking.stage import Stage
-from rerail.aside import PLACE
-from rerail.model import Run, RunState
-from rerail.quiet import OWN_MINUTE, is_own_minute
-from rerail.signals import Verb
+from rerail.decisions.quarantine import PLACE
+from rerail.model.run import Run, RunState
+from rerail.model.signals import Verb
+from rerail.sweep.describe_schedule import OWN_MINUTE, is_own_minute
 from tests.deployed.jobs import BUCKET
 
 JOBS = Path(__file__).parent / "jobs"

@@ -15,7 +15,7 @@ from bench.breaking.points import Call, call_of
 from local.pace import Pace
 from local.stack import LocalAws
 from rerail.aws.clients import CONFIG
-from rerail.policy import Ladder, Policy, parse_policy, to_toml
+from rerail.model.policy import Ladder, Policy, parse_policy, to_toml
 from tests.deployed.jobs import Account
 
 WORKER = Path(__file__).parents[1] / "crash_worker"

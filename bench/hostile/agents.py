@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.hostile.parsers import clearly, table_of, text_of
-from rerail.detectors.detection import Detection
-from rerail.detectors.sample import Sample
-from rerail.diagnosis import diagnose
-from rerail.mailbox import SIZE_LIMIT, read_report, write
-from rerail.metrics import definitions
+from rerail.diagnosis.classify import diagnose
+from rerail.model.mailbox import SIZE_LIMIT, read_report, write
+from rerail.model.metrics import definitions
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
 from rerail_agent import inquest, restarts, telegraph, telemetry
 from rerail_agent.checkpoints import manifest as manifests
 from rerail_agent.checkpoints.label import DamagedShare, Label

@@ -20,30 +20,30 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from bench.hostile.parsers import check
-from rerail.actions import SetAside, Severity
 from rerail.aws import clients
-from rerail.aws.brake import DynamoBrake
 from rerail.aws.cloudwatch import CloudWatchSeries
+from rerail.aws.detector_states import DynamoMemories
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
 from rerail.aws.hyperpod import DynamoHyperPods
 from rerail.aws.logs import CloudWatchLogs
 from rerail.aws.mailbox import S3Mailbox
-from rerail.aws.memories import DynamoMemories
+from rerail.aws.rate_limit import DynamoBrake
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.aws.sns import SnsTopics
 from rerail.aws.sqs import SqsQueue
 from rerail.aws.ssm import SsmPause, SsmPolicies
-from rerail.errors import RerailError
-from rerail.loop import Supervisor
-from rerail.metrics import MetricNames, queries
-from rerail.model import JobStatus
-from rerail.notices import Notice
-from rerail.rounds import Round
-from rerail.telling.links import Links
-from rerail.wakeups import JobHeard, RunDue
-from rerail.watching import Watching
+from rerail.detection.evaluate import Watching
+from rerail.messages.messages import JobHeard, RunDue
+from rerail.model.actions import SetAside, Severity
+from rerail.model.errors import RerailError
+from rerail.model.metrics import MetricNames, queries
+from rerail.model.run import JobStatus
+from rerail.notices.notice import Notice
+from rerail.notices.notifiers.links import Links
+from rerail.supervisor.supervisor import Supervisor
+from rerail.sweep.sweep import Round
 from tests.fakes import FakeMemories, FakeSeries, World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -20,7 +20,7 @@ from bench.hostile.parsers import check
 from cli import place
 from cli.main import app
 from cli.place import Outputs, Place
-from rerail.codec import dumps
+from rerail.model.codec import dumps
 from tests.fakes import World
 
 MOST_WORDS, LONGEST_WORD = 20, 3_000

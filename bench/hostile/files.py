@@ -26,8 +26,8 @@ from cli.policies.check import checked
 from cli.submit.arguments import as_hyperparameters, encoded
 from cli.submit.defaults import read_defaults
 from cli.submit.problem import Problem
-from rerail.detectors.detection import Detection
-from rerail.metrics import definitions
+from rerail.model.metrics import definitions
+from rerail.model.thresholds import Detection
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 FOREIGN = ({"Name": "step", "Regex": r"step (\S+)"}, {"Name": "loss", "Regex": r"loss[:=] ?(\S+)"})

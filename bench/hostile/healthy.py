@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import BadMail, BadMessage
-from rerail.mailbox import Told, Wish, heartbeat_key, read_report
-from rerail.model import JobStatus, RunState
-from rerail.wakeups import CommandGiven, ReportFiled, TroubleFound, read
+from rerail.messages.messages import CommandGiven, ReportFiled, TroubleFound, read
+from rerail.model.errors import BadMail, BadMessage
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Told, Wish, heartbeat_key, read_report
+from rerail.model.run import JobStatus, RunState
 from tests.fakes import Agent, World
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -7,31 +7,31 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from rerail.actions import CreateJob
-from rerail.checkpoints import read_manifest
-from rerail.codec import loads
-from rerail.diagnosis import diagnose
-from rerail.enrol import Enrolled, Refused, enrol
-from rerail.errors import RerailError, UnknownPolicy
-from rerail.hyperpod import HyperPodMemory, HyperPodWatch
-from rerail.hyperpod_events import HyperPodHeard
-from rerail.machines import read_fallback
-from rerail.mailbox import read_command, read_heartbeat, read_report
-from rerail.metrics import definitions
-from rerail.model import Job, JobStatus, Run, TimelineEntry
-from rerail.notices import Notice, as_detail, read_detail
-from rerail.overtaken import claimed
-from rerail.pause import parse_pause
-from rerail.policy import parse_policy, to_toml
-from rerail.relaunch import rebuild, successor
-from rerail.skips import read as read_skips
-from rerail.telling.chat import as_chat
-from rerail.telling.links import Place, links_of
-from rerail.telling.mail import as_subject, as_text
-from rerail.telling.pagerduty import as_pagerduty
-from rerail.telling.webhook import as_webhook
-from rerail.wakeups import read as read_wakeup
-from rerail.watching import Memory
+from rerail.decisions.adoption import Enrolled, Refused, enrol
+from rerail.decisions.reconcile import claimed
+from rerail.detection.evaluate import Memory
+from rerail.diagnosis.classify import diagnose
+from rerail.hyperpod.clusters import HyperPodMemory, HyperPodWatch
+from rerail.hyperpod.events import HyperPodHeard
+from rerail.messages.messages import read as read_wakeup
+from rerail.model.actions import CreateJob
+from rerail.model.checkpoints import read_manifest
+from rerail.model.codec import loads
+from rerail.model.errors import RerailError, UnknownPolicy
+from rerail.model.machines import read_fallback
+from rerail.model.mailbox import read_command, read_heartbeat, read_report
+from rerail.model.metrics import definitions
+from rerail.model.policy import parse_policy, to_toml
+from rerail.model.run import Job, JobStatus, Run, TimelineEntry
+from rerail.model.skipped_samples import read as read_skips
+from rerail.notices.notice import Notice, as_detail, read_detail
+from rerail.notices.notifiers.chat import as_chat
+from rerail.notices.notifiers.email import as_subject, as_text
+from rerail.notices.notifiers.links import Place, links_of
+from rerail.notices.notifiers.pagerduty import as_pagerduty
+from rerail.notices.notifiers.webhook import as_webhook
+from rerail.requests.relaunch import rebuild, successor
+from rerail.supervisor.pause import parse_pause
 
 LONGEST_MESSAGE, AGAIN = 2_000, 500
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

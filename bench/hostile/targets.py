@@ -165,7 +165,7 @@ def _target(name: str, reader: str, samples: Any, change: Change, inputs: int, *
     return Target(name, reader, samples, change, inputs, watched, **more)
 
 
-MESSAGE = ("rerail.wakeups", "rerail.codec", "rerail.mailbox", "rerail.detectors.finding")
+MESSAGE = ("rerail.messages.messages", "rerail.model.codec", "rerail.model.mailbox", "rerail.model.finding")
 CLEARLY, VALUE, TOLD = "parsers:clearly", "parsers:value", "files:told"
 STREAMS = {"logStreams": [{"logStreamName": "gpt/algo-1-1700000000"}, {"logStreamName": "gpt/algo-2-1700000000"}]}
 EVENTS_READ = {"events": [{"timestamp": 1700000000000, "message": LINE}], "nextForwardToken": "f/1"}
@@ -249,9 +249,9 @@ PARSERS = (
         _files(EVENTS, "hyperpod_*", "other_h*"),
         json_changed,
         30_000,
-        "rerail.hyperpod_events",
-        "rerail.hyperpod",
-        "rerail.notices",
+        "rerail.hyperpod.events",
+        "rerail.hyperpod.clusters",
+        "rerail.notices.notice",
         wrapper=CLEARLY,
     ),
     _target(
@@ -267,7 +267,13 @@ PARSERS = (
     _target("heartbeat", "parsers:heartbeat", _texts(HEARTBEAT), json_changed, 120_000, *MESSAGE, wrapper=CLEARLY),
     _target("command", "parsers:command", _texts(COMMAND), json_changed, 80_000, *MESSAGE, wrapper=CLEARLY),
     _target(
-        "manifest", "parsers:manifest", _texts(MANIFEST), json_changed, 120_000, "rerail.checkpoints", wrapper=CLEARLY
+        "manifest",
+        "parsers:manifest",
+        _texts(MANIFEST),
+        json_changed,
+        120_000,
+        "rerail.model.checkpoints",
+        wrapper=CLEARLY,
     ),
     _target(
         "policy",
@@ -275,17 +281,19 @@ PARSERS = (
         _files(ROOT / "policies", "*.toml"),
         toml_changed,
         40_000,
-        "rerail.policy",
+        "rerail.model.policy",
         wrapper=CLEARLY,
     ),
-    _target("pause", "parsers:pause", _texts("on", "off"), text_changed, 5_000, "rerail.pause", wrapper=CLEARLY),
+    _target(
+        "pause", "parsers:pause", _texts("on", "off"), text_changed, 5_000, "rerail.supervisor.pause", wrapper=CLEARLY
+    ),
     _target(
         "fall-back",
         "parsers:fallback",
         _texts("ml.p4d.24xlarge ml.p5.48xlarge subnet-1"),
         text_changed,
         20_000,
-        "rerail.machines",
+        "rerail.model.machines",
         wrapper=VALUE,
     ),
     _target(
@@ -294,7 +302,7 @@ PARSERS = (
         _texts("0-99,200-300"),
         text_changed,
         20_000,
-        "rerail.skips",
+        "rerail.model.skipped_samples",
         wrapper=VALUE,
     ),
     _target(
@@ -303,15 +311,22 @@ PARSERS = (
         _texts({"Tags": TAGS}, {"Tags": OURS}),
         json_changed,
         80_000,
-        "rerail.enrol",
-        "rerail.overtaken",
-        "rerail.relaunch",
+        "rerail.decisions.adoption",
+        "rerail.decisions.reconcile",
+        "rerail.requests.relaunch",
     ),
-    _target("record of a run", "parsers:stored_run", _records, json_changed, 40_000, "rerail.codec", wrapper=CLEARLY),
-    _target("records of detectors", "parsers:stored_memory", _records, json_changed, 10_000, "rerail.codec"),
-    _target("failure reason", "parsers:failure", _failures, text_changed, 20_000, "rerail.diagnosis"),
     _target(
-        "metric line", "parsers:metric_line", _texts(LINE, f"{LINE} {LINE}"), text_changed, 80_000, "rerail.metrics"
+        "record of a run", "parsers:stored_run", _records, json_changed, 40_000, "rerail.model.codec", wrapper=CLEARLY
+    ),
+    _target("records of detectors", "parsers:stored_memory", _records, json_changed, 10_000, "rerail.model.codec"),
+    _target("failure reason", "parsers:failure", _failures, text_changed, 20_000, "rerail.diagnosis.classify"),
+    _target(
+        "metric line",
+        "parsers:metric_line",
+        _texts(LINE, f"{LINE} {LINE}"),
+        text_changed,
+        80_000,
+        "rerail.model.metrics",
     ),
     _target(
         "notice, in all its forms",
@@ -319,8 +334,8 @@ PARSERS = (
         _texts(NIGHT),
         json_changed,
         20_000,
-        "rerail.notices",
-        "rerail.telling",
+        "rerail.notices.notice",
+        "rerail.notices.notifiers",
         wrapper=CLEARLY,
     ),
 )
@@ -332,8 +347,8 @@ AGENTS = (
         json_changed,
         80_000,
         "rerail_agent.orders",
-        "rerail.mailbox",
-        "rerail.codec",
+        "rerail.model.mailbox",
+        "rerail.model.codec",
     ),
     _target(
         "environment of a job",
@@ -454,9 +469,9 @@ ANSWERS = (
         json_changed,
         15_000,
         "rerail.aws.sagemaker",
-        "rerail.machines",
-        "rerail.repairs",
-        "rerail.relaunch",
+        "rerail.model.machines",
+        "rerail.model.self_repairs",
+        "rerail.requests.relaunch",
     ),
     _target(
         "ListTags",
@@ -465,7 +480,7 @@ ANSWERS = (
         json_changed,
         10_000,
         "rerail.aws.sagemaker",
-        "rerail.enrol",
+        "rerail.decisions.adoption",
     ),
     _target(
         "ListTrainingJobs",
@@ -515,7 +530,7 @@ ANSWERS = (
         8_000,
         "rerail.aws.dynamodb",
         "rerail.aws.records",
-        "rerail.rounds",
+        "rerail.sweep.sweep",
     ),
     _target(
         "memories in the table",
@@ -523,10 +538,10 @@ ANSWERS = (
         _memories,
         json_changed,
         8_000,
-        "rerail.aws.memories",
+        "rerail.aws.detector_states",
         "rerail.aws.records",
         "rerail.aws.hyperpod",
-        "rerail.aws.brake",
+        "rerail.aws.rate_limit",
     ),
     _target(
         "checkpoint folder in S3",
@@ -535,8 +550,8 @@ ANSWERS = (
         text_changed,
         15_000,
         "rerail.aws.s3",
-        "rerail.layouts",
-        "rerail.aside",
+        "rerail.model.checkpoint_layouts",
+        "rerail.decisions.quarantine",
     ),
     _target("mailbox in S3", "answers:mail", _texts(REPORT, HEARTBEAT), json_changed, 8_000, "rerail.aws.mailbox"),
     _target(
@@ -557,11 +572,11 @@ LOOP = (
         _batches,
         json_changed,
         25_000,
-        "rerail.loop",
-        "rerail.reports",
-        "rerail.interventions",
-        "rerail.watching",
-        "rerail.beating",
+        "rerail.supervisor.supervisor",
+        "rerail.decisions.on_report",
+        "rerail.decisions.on_finding",
+        "rerail.detection.evaluate",
+        "rerail.detection.heartbeats",
     ),
 )
 COMMANDS = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.rules import axolotl, composer, hyperpod, llm_foundry, megatron, metaseq, ml_goodput, olmo, zclip
 from bench.scoring import Call
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from bench.rules.series import losses
 from bench.scoring import INTERVENE, Call
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 # loss_watchdog_threshold and loss_watchdog_patience; its documentation advises about twice the starting loss.
 TIMES_FIRST, PATIENCE = 2.0, 3

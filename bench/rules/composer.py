@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from bench.scoring import INTERVENE, Call
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 
 def calls(samples: Iterable[Sample]) -> Iterator[Call]:

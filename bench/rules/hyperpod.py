@@ -5,7 +5,7 @@ from statistics import median
 
 from bench.rules.series import losses
 from bench.scoring import INTERVENE, Call
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 # The operator truncates the threshold of the job's YAML to a whole number; AWS's sample says five points. The number is
 # for a person to choose, run by run: here half as much again as the first hundred losses, which it does not judge. The

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from bench.rules.series import losses
 from bench.scoring import INTERVENE, Call
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 # megatron/core/rerun_state_machine.py, is_unexpectedly_large: what is not finite is left to another check on purpose.
 TIMES, FIRST = 10.0, 100

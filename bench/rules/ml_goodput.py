@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from bench.rules.series import Ordered
 from bench.scoring import WARN, Call
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 # ml_goodput_measurement/src/goodput_utils.py: anomalous is a step above median + 3 MAD, the deviation is p90 of the
 # last 100 against the median of the previous 1,000. It ignores steps under a second, which would be most logs here;

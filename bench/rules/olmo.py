@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from bench.rules.series import Moments
 from bench.scoring import INTERVENE, Call
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 # train/callbacks/stability_monitor.py looks at the loss, optim/skip_step_optimizer.py at the gradient norm as well. The
 # current value is compared first and learned afterwards, come what may.

@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 
 def losses(samples: Iterable[Sample]) -> Iterator[tuple[int, float]]:

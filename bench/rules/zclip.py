@@ -6,7 +6,7 @@ from statistics import mean, pvariance
 
 from bench.rules.series import losses
 from bench.scoring import INTERVENE, Call
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 # arXiv 2504.02507 and its code: made for clipping gradient norms, here as a detector on the loss.
 ALPHA, Z, WARM_UP, TINY = 0.97, 2.5, 25, 1e-6

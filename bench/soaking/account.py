@@ -13,8 +13,8 @@ from cli.demo.stage import DAY_S, NO_AGENT, Curve, hasty, told
 from cli.place import Place
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
-from rerail.model import JobStatus
-from rerail.policy import parse_policy, to_toml
+from rerail.model.policy import parse_policy, to_toml
+from rerail.model.run import JobStatus
 
 BUCKET = "sagemaker-soak"
 ROLE = "arn:aws:iam::000000000000:role/SoakSageMakerRole"

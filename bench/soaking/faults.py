@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from cli.demo.scenarios import NEXT_BEST_TYPE, OWN_TYPE
 from cli.demo.scripts import HUGGING_FACE, OURS, Script
 from cli.demo.stage import FALLBACK_AFTER
-from rerail.policy import Mode, Policy
+from rerail.model.policy import Mode, Policy
 
 # Steps from a fault to the next one: until a newer checkpoint has proven that the run is on its way again.
 ROOM, LONG_ROOM = 90, 320

@@ -14,9 +14,9 @@ from bench.soaking.play import Play
 from cli.demo.scenarios import BATCH_SIZE
 from cli.demo.scripts import OURS
 from cli.saves import saves_under
-from rerail import skips
-from rerail.goodput import account
-from rerail.model import Attempt, RunState
+from rerail.accounting.goodput import account
+from rerail.model import skipped_samples as skips
+from rerail.model.run import Attempt, RunState
 
 SKIPPING = re.compile(r"skipping samples (\d+)-(\d+)")
 

@@ -15,11 +15,11 @@ from cli.demo.scripts import OURS
 from cli.demo.stage import Curve
 from cli.operators import ask
 from local.sagemaker.control import InjectionRefused, inject
-from rerail.actions import Severity
-from rerail.detectors.finding import Kind
-from rerail.model import Attempt, Run, RunState, TimelineEntry
-from rerail.relaunch import POLICY_TAG
-from rerail.signals import Verb
+from rerail.model.actions import Severity
+from rerail.model.finding import Kind
+from rerail.model.run import Attempt, Run, RunState, TimelineEntry
+from rerail.model.signals import Verb
+from rerail.requests.relaunch import POLICY_TAG
 
 # A hold or a proposal is looked at for a moment before it is answered.
 THINKS = timedelta(seconds=1)

@@ -18,9 +18,9 @@ from cli.backtest.series import BadInput
 from cli.console import Console
 from cli.names import completed_policies
 from cli.place import Local
-from rerail.detectors.detection import Detection
-from rerail.errors import PolicyError
-from rerail.policy import parse_policy
+from rerail.model.errors import PolicyError
+from rerail.model.policy import parse_policy
+from rerail.model.thresholds import Detection
 
 POLICIES = place.ROOT / "policies"
 NARROWEST = 120

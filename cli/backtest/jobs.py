@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli import place
 from cli.backtest.series import BadInput, Series, sample, timed
 from cli.place import client
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 NAMESPACE = LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 # CloudWatch's statistic for each metric; the loss has its smallest and largest value and its count as well.

@@ -9,9 +9,9 @@ from bench.judging import as_calls
 from bench.parallel import spread
 from bench.scoring import FAMILIES, SCORED_AS, Score, score
 from cli.backtest.sources import Log
-from rerail.detectors.detection import Detection
-from rerail.detectors.finding import Finding, Level
-from rerail.detectors.watch import series
+from rerail.detection.detectors import series
+from rerail.model.finding import Finding, Level
+from rerail.model.thresholds import Detection
 
 
 @dataclass(frozen=True, slots=True)

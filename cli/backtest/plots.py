@@ -11,8 +11,8 @@ from bench.parallel import spread
 from bench.scoring import FAMILIES, SCORED_AS, Label
 from cli.backtest.judge import Judged
 from cli.backtest.series import BadInput
-from rerail.detectors.finding import Level
-from rerail.detectors.sample import Sample
+from rerail.model.finding import Level
+from rerail.model.sample import Sample
 
 PACKAGE = "matplotlib==3.11.2"
 ALL_OF = 12  # so many logs are all drawn; of more, those with a finding or a label that counts

@@ -11,7 +11,7 @@ from rich.text import Text
 from bench.floor import measures
 from bench.scoring import Score
 from cli.backtest.judge import Judged
-from rerail.detectors.finding import Finding, Level
+from rerail.model.finding import Finding, Level
 
 LOGS_SHOWN, FINDINGS_SHOWN = 15, 30
 STYLES = {Level.WARN: "yellow", Level.INTERVENE: "bold red"}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from bench.logs import BadCorpus
-from rerail.detectors.sample import Sample
-from rerail.notices import clipped
+from rerail.model.sample import Sample
+from rerail.notices.notice import clipped
 
 # What other people call our columns; compared in small letters, with every run of other characters as one underscore.
 NAMES: Mapping[str, tuple[str, ...]] = {

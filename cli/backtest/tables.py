@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from cli.backtest.series import METRICS, NAMES, BadInput, Series, meanings, moment, sample, timed
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 NOTHING = {"", "none", "null", "na", "n/a", "-"}
 

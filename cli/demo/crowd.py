@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from rerail.aws.dynamodb import DynamoRuns
-from rerail.launching import BRAKE
-from rerail.model import Run, TimelineEntry
+from rerail.decisions.launch_checks import BRAKE
+from rerail.model.run import Run, TimelineEntry
 
 
 @dataclass

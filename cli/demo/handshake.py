@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rerail.mailbox import Told, Wish
-from rerail.model import TimelineEntry
+from rerail.model.mailbox import Told, Wish
+from rerail.model.run import TimelineEntry
 
 STEP = re.compile(r"emergency checkpoint of step (\d+)")
 

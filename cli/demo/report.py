@@ -15,9 +15,9 @@ from cli.demo.screen import sparkline
 from cli.demo.stage import Stage
 from cli.runs import attempts_table, timeline_table
 from cli.saves import Save
-from rerail.detectors.finding import Kind
-from rerail.model import Attempt, Incident, Order, Run
-from rerail.story.story import Section
+from rerail.incident_report.report import Section
+from rerail.model.finding import Kind
+from rerail.model.run import Attempt, Incident, Order, Run
 
 ENDED = "the run ended"
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from cli.demo.scripts import HUGGING_FACE, OURS, Script
-from rerail.model import RunState
+from rerail.model.run import RunState
 
 BATCH_SIZE = 16  # the training script's default, in samples a step
 

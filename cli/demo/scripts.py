@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from local.sagemaker.images import REPOSITORY_ROOT
-from rerail.metrics import definitions
+from rerail.model.metrics import definitions
 
 Request = dict[str, Any]
 

@@ -16,15 +16,15 @@ from cli.saves import Save, saves_under
 from local.pace import FASTEST_SCALE
 from local.sagemaker.control import inject
 from local.stack import LocalAws
-from rerail.advice import advise, spoken_advice
-from rerail.aside import PLACE
+from rerail.accounting.save_interval import advise, spoken_advice
 from rerail.aws.dynamodb import DynamoRuns
-from rerail.codec import plain
-from rerail.detectors.detection import Detection
-from rerail.model import JobStatus, Run, TimelineEntry
-from rerail.policy import Ladder, Mode, Policy, parse_policy, to_toml
-from rerail.relaunch import POLICY_TAG
-from rerail.signals import Verb
+from rerail.decisions.quarantine import PLACE
+from rerail.model.codec import plain
+from rerail.model.policy import Ladder, Mode, Policy, parse_policy, to_toml
+from rerail.model.run import JobStatus, Run, TimelineEntry
+from rerail.model.signals import Verb
+from rerail.model.thresholds import Detection
+from rerail.requests.relaunch import POLICY_TAG
 
 CHECKPOINT_EVERY, KEPT_CHECKPOINTS = 25, 30
 # Rows of metrics that the detectors wait before they act; on the demo's clock a row is a second.

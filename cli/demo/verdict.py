@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cli.demo.scenarios import Scenario
-from rerail.model import RunState
+from rerail.model.run import RunState
 
 Report = dict[str, Any]
 MOVED = re.compile(r"/checkpoint-(\d+)/")

@@ -13,7 +13,7 @@ from cli.doctor import code
 from cli.doctor.check import Check, Question, broken, ok, unknown, warn
 from cli.doctor.deployment import OUTPUTS, Deployment
 from cli.place import now
-from rerail.pause import parse_pause
+from rerail.supervisor.pause import parse_pause
 
 LOOK_BACK = timedelta(minutes=10)
 YOUNG = timedelta(minutes=5)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli.trouble import code_of, explained, is_denied, is_missing, permission_of
-from rerail.errors import RerailError
+from rerail.model.errors import RerailError
 
 Subject = TypeVar("Subject")
 

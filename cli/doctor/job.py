@@ -9,13 +9,21 @@ from cli.doctor import expressions
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.subject import DAY, Subject
 from cli.place import now
-from rerail.errors import PolicyError
-from rerail.mailbox import command_key
-from rerail.metrics import expected
-from rerail.model import run_id
-from rerail.policy import MaxRuntime, Mode
-from rerail.relaunch import ATTEMPT_TAG, ENVIRONMENT_LIMIT, OURS, POLICY_TAG, RUN_TAG, TAG_LIMIT, reason_to_refuse
-from rerail.remedies import spoken
+from rerail.decisions.remedies import spoken
+from rerail.model.errors import PolicyError
+from rerail.model.mailbox import command_key
+from rerail.model.metrics import expected
+from rerail.model.policy import MaxRuntime, Mode
+from rerail.model.run import run_id
+from rerail.requests.relaunch import (
+    ATTEMPT_TAG,
+    ENVIRONMENT_LIMIT,
+    OURS,
+    POLICY_TAG,
+    RUN_TAG,
+    TAG_LIMIT,
+    reason_to_refuse,
+)
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")

@@ -11,7 +11,7 @@ from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.storage import bucket_key
 from cli.doctor.subject import Subject
 from cli.trouble import is_missing
-from rerail.mailbox import command_key, heartbeat_key, report_key
+from rerail.model.mailbox import command_key, heartbeat_key, report_key
 
 SAGEMAKER = "sagemaker.amazonaws.com"
 ALLOWED = "allowed"

@@ -10,11 +10,11 @@ from typing import Any
 from cli import names, place
 from cli.doctor.deployment import Deployment
 from cli.trouble import explained
-from rerail.checkpoints import bucket_and_folder
-from rerail.errors import JobNotFound, PolicyError, RerailError
-from rerail.model import Run, run_id
-from rerail.policy import Policy
-from rerail.relaunch import POLICY_TAG, checkpoint_uri
+from rerail.model.checkpoints import bucket_and_folder
+from rerail.model.errors import JobNotFound, PolicyError, RerailError
+from rerail.model.policy import Policy
+from rerail.model.run import Run, run_id
+from rerail.requests.relaunch import POLICY_TAG, checkpoint_uri
 
 DAY = 86400
 PROBLEM_LIMIT = 300

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cli.policies.odd import odd
-from rerail.errors import PolicyError
-from rerail.policy import Policy, parse_policy, to_toml
+from rerail.model.errors import PolicyError
+from rerail.model.policy import Policy, parse_policy, to_toml
 
 # What an SSM parameter of the standard tier holds; the stack refuses more.
 LIMIT_BYTES = 4096

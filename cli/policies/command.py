@@ -18,8 +18,8 @@ from cli.place import AsJson, Local
 from cli.policies.check import checked
 from cli.policies.deployed import Stands, compared, deployed_texts
 from cli.policies.words import rows
-from rerail.errors import PolicyError
-from rerail.policy import Policy, parse_policy
+from rerail.model.errors import PolicyError
+from rerail.model.policy import Policy, parse_policy
 
 app = typer.Typer(help="Policies: checked, compared with what is deployed, shown in full.", no_args_is_help=True)
 STYLES = {

@@ -8,8 +8,8 @@ from pathlib import Path
 from cli.names import POLICIES
 from cli.place import Place
 from cli.policies.words import rows
-from rerail.errors import PolicyError
-from rerail.policy import Policy, parse_policy
+from rerail.model.errors import PolicyError
+from rerail.model.policy import Policy, parse_policy
 
 
 class Stands(StrEnum):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from rerail.policy import Mode, Policy
+from rerail.model.policy import Mode, Policy
 
 Oddity = Callable[[Policy], str]
 LONG_WAIT = timedelta(hours=12)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from rerail.policy import UNIT_SECONDS, Policy
+from rerail.model.policy import UNIT_SECONDS, Policy
 
 
 def rows(policy: Policy) -> Iterator[tuple[str, Any]]:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from rerail import people
-from rerail.people import Delay
+from rerail.accounting import on_call_times as people
+from rerail.accounting.on_call_times import Delay
 
 LLAMA = "The Llama 3 Herd of Models"
 OURS = "assumed, no figure is published"

@@ -21,8 +21,8 @@ from cli.simulate.months import POLICIES, Outcome, Task, simulate
 from cli.simulate.report import Row
 from cli.simulate.sweeps import SWEEPS
 from cli.simulate.ways import WAYS
-from rerail.errors import PolicyError
-from rerail.policy import Policy, parse_policy
+from rerail.model.errors import PolicyError
+from rerail.model.policy import Policy, parse_policy
 
 WIDTH = 150
 MOST_GPUS, MOST_DAYS, MOST_SEEDS, MOST_FACTOR = 100_000.0, 366.0, 1000.0, 20.0

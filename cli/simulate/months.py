@@ -10,7 +10,7 @@ from cli.simulate.people import OnCall
 from cli.simulate.supervised import Supervised
 from cli.simulate.ways import Way
 from cli.simulate.world import Watch, World
-from rerail.policy import Policy, parse_policy
+from rerail.model.policy import Policy, parse_policy
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 

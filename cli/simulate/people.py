@@ -3,7 +3,7 @@
 from cli.simulate.accounts import Spent
 from cli.simulate.faults import Fault
 from cli.simulate.world import Found, World
-from rerail.model import JobStatus
+from rerail.model.run import JobStatus
 
 LOOK_S = 60.0
 

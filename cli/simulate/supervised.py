@@ -7,23 +7,23 @@ from typing import Any
 from cli.simulate.accounts import Spent
 from cli.simulate.faults import Fault
 from cli.simulate.world import FOLDER, SWEEP_S, Found, Launched, World
-from rerail.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, Severity, StopJob, Tell
-from rerail.checkpoints import Checkpoint
-from rerail.decide import decide
-from rerail.decision import Decision
-from rerail.detectors.finding import Finding, Level
-from rerail.enrol import Enrolled, enrol
-from rerail.errors import JobNotFound
-from rerail.loop import ORDER
-from rerail.machines import WarmPool
-from rerail.mailbox import Ability, Command, Durability, Report, Told, Wish
-from rerail.model import Job, JobStatus, Run, RunState
-from rerail.observe import observe
-from rerail.policy import Policy
-from rerail.pools import AVAILABLE, IN_USE, TERMINATED
-from rerail.relaunch import POLICY_TAG
-from rerail.signals import Commanded, CreateRefused, Done, JobSeen, Refusal, Reported, Signal, Tick, Verb
-from rerail.signals import Found as FoundSignal
+from rerail.decisions.adoption import Enrolled, enrol
+from rerail.decisions.decide import decide
+from rerail.decisions.decision import Decision
+from rerail.decisions.warm_pools import AVAILABLE, IN_USE, TERMINATED
+from rerail.model.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail.model.checkpoints import Checkpoint
+from rerail.model.errors import JobNotFound
+from rerail.model.finding import Finding, Level
+from rerail.model.machines import WarmPool
+from rerail.model.mailbox import Ability, Command, Durability, Report, Told, Wish
+from rerail.model.policy import Policy
+from rerail.model.run import Job, JobStatus, Run, RunState
+from rerail.model.signals import Commanded, CreateRefused, Done, JobSeen, Refusal, Reported, Signal, Tick, Verb
+from rerail.model.signals import Found as FoundSignal
+from rerail.requests.relaunch import POLICY_TAG
+from rerail.supervisor.observe import observe
+from rerail.supervisor.supervisor import ORDER
 
 NAME = "run"
 NO_ROOM = "Unable to provision requested ML compute capacity due to InsufficientInstanceCapacity error."

@@ -14,13 +14,13 @@ from cli.simulate.accounts import Accounts, Spent
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.faults import DAY_MS, START_TEXT, Fault, Strike, drawn, mtbf_s, texts
 from cli.simulate.ways import Save, Way
-from rerail import skips
-from rerail.advice import advised_interval
-from rerail.checkpoints import Checkpoint
-from rerail.detectors.finding import Kind, Level
-from rerail.mailbox import Command
-from rerail.model import JobStatus
-from rerail.people import Delay
+from rerail.accounting.on_call_times import Delay
+from rerail.accounting.save_interval import advised_interval
+from rerail.model import skipped_samples as skips
+from rerail.model.checkpoints import Checkpoint
+from rerail.model.finding import Kind, Level
+from rerail.model.mailbox import Command
+from rerail.model.run import JobStatus
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 SWEEP_S = 60.0

@@ -19,9 +19,9 @@ from cli.submit.packing import pack
 from cli.submit.problem import Problem
 from cli.submit.request import Wish, seconds, training_request
 from cli.submit.screen import Screen
-from rerail.model import run_id
-from rerail.relaunch import seal_key_in, with_seal_key
-from rerail.supervised import CHANNEL
+from rerail.model.run import run_id
+from rerail.requests.relaunch import seal_key_in, with_seal_key
+from rerail.requests.supervised import CHANNEL
 
 USUAL_INSTANCE, DAY = "ml.m5.xlarge", "24h"
 SCRIPT_MODE = Path(__file__).with_name("script_mode.py")

@@ -18,9 +18,9 @@ from cli.submit.problem import Problem
 from cli.submit.request import Wish
 from cli.submit.screen import Screen
 from cli.trouble import explained, is_denied, of_the_person
-from rerail.errors import PolicyError
-from rerail.model import RunState, run_id
-from rerail.supervised import CHANNEL
+from rerail.model.errors import PolicyError
+from rerail.model.run import RunState, run_id
+from rerail.requests.supervised import CHANNEL
 
 if TYPE_CHECKING:
     from rerail.aws.dynamodb import DynamoRuns

@@ -9,7 +9,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli.logbook import Line, Logbook
-from rerail.model import JobStatus, Run
+from rerail.model.run import JobStatus, Run
 
 REASON = 300  # characters of it; the log has the rest
 # How long after a job's end it may take until the supervisor has heard of the job, and its last lines have arrived.

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cli.submit.problem import Problem
-from rerail.errors import RequestRefused
-from rerail.policy import DURATION, UNIT_SECONDS
-from rerail.supervised import supervised
+from rerail.model.errors import RequestRefused
+from rerail.model.policy import DURATION, UNIT_SECONDS
+from rerail.requests.supervised import supervised
 
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WARMEST_S = 3600

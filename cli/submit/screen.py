@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from cli.console import Console
-from rerail.model import RunState
+from rerail.model.run import RunState
 
 
 @dataclass(frozen=True, slots=True)

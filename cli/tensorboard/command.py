@@ -18,8 +18,8 @@ from cli.tensorboard.curves import Curves, of_jobs
 from cli.tensorboard.events import folder_of, launched
 from cli.tensorboard.server import PACKAGE, NotServed, Server, free_port, is_installed, until_ended
 from cli.trouble import explained
-from rerail.errors import RerailError
-from rerail.model import Run
+from rerail.model.errors import RerailError
+from rerail.model.run import Run
 
 REFRESHED_EVERY_S = 30.0
 SOURCES = {"events": "the event files of its jobs", "metrics": "its metric lines and CloudWatch metrics"}

@@ -8,8 +8,8 @@ from pathlib import Path
 from cli.backtest import jobs
 from cli.backtest.series import BadInput, Series
 from cli.tensorboard.events import folder_of, launched
-from rerail.detectors.sample import Sample
-from rerail.model import Run
+from rerail.model.run import Run
+from rerail.model.sample import Sample
 
 METRICS = ("loss", "grad_norm", "tokens_per_s", "nonfinite")
 Read = Callable[[str], Sequence[Series]]

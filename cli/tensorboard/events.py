@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rerail.checkpoints import bucket_and_folder
-from rerail.errors import JobNotFound
-from rerail.model import Attempt, Run
+from rerail.model.checkpoints import bucket_and_folder
+from rerail.model.errors import JobNotFound
+from rerail.model.run import Attempt, Run
 
 # events.out.tfevents.<seconds since 1970>.<host>...
 WRITTEN = re.compile(r"tfevents\.(\d{9,11})(?:\.|$)")

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rerail.mailbox import Report, Told, command_key, heartbeat_key, report_key, write
+from rerail.model.mailbox import Report, Told, command_key, heartbeat_key, report_key, write
 from rerail_agent.harmless import Harmless, tell
 from rerail_agent.post import Letter, Post, Unreachable
 

@@ -22,10 +22,10 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.pulse import Phase
-from rerail.detectors.sample import Sample
-from rerail.mailbox import Durability, Heartbeat, Report, write
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import Durability, Heartbeat, Report, write
+from rerail.model.sample import Sample
 from rerail_agent import agreement, manifests
 from rerail_agent.agreement import Agreement
 from rerail_agent.courier import Courier

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from rerail.detectors.detection import Detection
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.pulse import Phase
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Phase
+from rerail.model.thresholds import Detection
 from rerail_agent import stacks
 from rerail_agent.harmless import Harmless
 from rerail_agent.progress import Progress

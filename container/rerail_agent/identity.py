@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rerail.mailbox import bucket_name
-from rerail.seals import KEY, VARIABLE
+from rerail.model.mailbox import bucket_name
+from rerail.model.signatures import KEY, VARIABLE
 
 ARN = re.compile(r"arn:(?P<partition>[\w-]+):sagemaker:(?P<region>[\w-]+):(?P<account>\d{12}):training-job/(?P<job>.+)")
 BUCKET = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/?")

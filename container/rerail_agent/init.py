@@ -30,7 +30,7 @@ from rerail_agent.ranks import marked, training
 from rerail_agent.restarts import Restarts, with_another_port
 
 if TYPE_CHECKING:
-    from rerail.mailbox import Command
+    from rerail.model.mailbox import Command
 
 GRACE_S = 115.0  # of the 120 that SageMaker waits between SIGTERM and SIGKILL
 STARTING_S = 60.0  # a younger process without a handler for SIGTERM may still come to have one

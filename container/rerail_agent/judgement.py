@@ -5,13 +5,13 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from rerail import codec
-from rerail.detectors.detection import Detection
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.mending import Trouble, followed
-from rerail.detectors.onsets import Onsets, dated
-from rerail.detectors.sample import Sample
-from rerail.detectors.watch import Judges, Watch, see
+from rerail.detection.detectors import Judges, Watch, see
+from rerail.detection.onsets import Onsets, dated
+from rerail.detection.recovery import Trouble, followed
+from rerail.model import codec
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
 
 CLEAN, SUSPECT = "clean", "suspect"
 NAMES = tuple(f.name for f in fields(Judges))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
 
-from rerail.checkpoints import STEP_FOLDER, is_inside
+from rerail.model.checkpoints import STEP_FOLDER, is_inside
 from rerail_agent.checkpoints.manifest import MANIFEST, QUARANTINE, SCHEMA, DamagedCheckpoint, Manifest, dump, now
 from rerail_agent.checkpoints.place import LocalPlace, checksum, free_place, sync_folder, write_file
 from rerail_agent.harmless import tell

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rerail.detectors.finding import Finding
-from rerail.errors import BadMail
-from rerail.mailbox import LIMITS, SIZE_LIMIT, Command, Durability, Report, Told, Wish, read_command, write
+from rerail.model.errors import BadMail
+from rerail.model.finding import Finding
+from rerail.model.mailbox import LIMITS, SIZE_LIMIT, Command, Durability, Report, Told, Wish, read_command, write
 from rerail_agent.identity import Identity
 
 UNFIT = re.compile(r"[^a-zA-Z0-9._-]")

@@ -7,8 +7,8 @@ import os
 import threading
 from typing import Any, NamedTuple
 
-from rerail.mailbox import SIZE_LIMIT
-from rerail.seals import sealed
+from rerail.model.mailbox import SIZE_LIMIT
+from rerail.model.signatures import sealed
 
 CONNECT_S, READ_S = 3, 10
 FORK_WAIT_S = 15

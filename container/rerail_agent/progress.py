@@ -4,7 +4,7 @@ import time
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from rerail.detectors.pulse import IGNORED_GAPS, Phase
+from rerail.model.liveness import IGNORED_GAPS, Phase
 
 MEMORY = 0.1  # the share of the newest step in the mean step time
 

@@ -16,7 +16,7 @@ from rerail_agent import telegraph
 from rerail_agent.telegraph import Telegraph
 
 if TYPE_CHECKING:
-    from rerail.mailbox import Command
+    from rerail.model.mailbox import Command
 
 HOLD_S = 30.0  # a container waits for an order after its ranks have died
 GRACE_S = 10.0  # for ranks to leave by themselves before a restart: a save that takes longer is not worth waiting for

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
-from rerail.detectors.detection import Detection
+from rerail.model.thresholds import Detection
 
 Tell = Callable[[str], None]
 SHORTEST_S = 0.05

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rerail.mailbox import Command
+    from rerail.model.mailbox import Command
 
 SPOKEN_SINCE = (3, 11)  # the core's Python
 POLL_S, ANXIOUS_POLL_S = 5.0, 0.5
@@ -180,7 +180,7 @@ class Telegraph:
         return max(poll_s, min(PATIENCE_S[1], PATIENCE_S[0] * 2.0 ** min(self._failures - 1, 10)))
 
     def _send(self) -> None:
-        from rerail.mailbox import LIMITS, Report, Told, report_key, write
+        from rerail.model.mailbox import LIMITS, Report, Told, report_key, write
 
         identity = self._identity
         while self._reports:
@@ -198,8 +198,8 @@ class Telegraph:
                 self._turn.notify_all()
 
     def _ask(self) -> None:
-        from rerail.errors import BadMail
-        from rerail.mailbox import command_key, read_command
+        from rerail.model.errors import BadMail
+        from rerail.model.mailbox import command_key, read_command
 
         letter = self._post.read(command_key(self._identity.run), unless=self._tag)
         if letter is None:

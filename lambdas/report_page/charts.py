@@ -13,8 +13,8 @@ import pygal
 from pygal.etree import etree
 from pygal.style import Style
 
-from rerail.story.marks import Mark
-from rerail.story.story import Axis, Chart
+from rerail.incident_report.marks import Mark
+from rerail.incident_report.report import Axis, Chart
 
 COLOURS = 6
 SVG = "http://www.w3.org/2000/svg"

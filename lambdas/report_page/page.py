@@ -14,11 +14,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from report_page.charts import NARROW, WIDE, colour, drawn, short
-from rerail.story.costs import spoken_length
-from rerail.story.marks import Mark
-from rerail.story.story import LINE, Axis, Chart, Story, title_of
-from rerail.story.veil import veiled
-from rerail.telling.links import Place
+from rerail.incident_report.costs import spoken_length
+from rerail.incident_report.marks import Mark
+from rerail.incident_report.report import LINE, Axis, Chart, Story, title_of
+from rerail.model.secrets import veiled
+from rerail.notices.notifiers.links import Place
 
 HERE = Path(__file__).parent
 MARGIN = 500

@@ -4,15 +4,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
-from rerail.actions import SetAside
-from rerail.brake import Admission
-from rerail.checkpoints import Checkpoint
-from rerail.errors import UnknownPolicy
-from rerail.mailbox import Command, Heartbeat, Report
-from rerail.model import Job, JobStatus, Run, TimelineEntry
-from rerail.notices import Notice
-from rerail.policy import Policy
-from rerail.shares import PARTS
+from rerail.model.actions import SetAside
+from rerail.model.checkpoints import Checkpoint
+from rerail.model.errors import UnknownPolicy
+from rerail.model.mailbox import Command, Heartbeat, Report
+from rerail.model.policy import Policy
+from rerail.model.run import Job, JobStatus, Run, TimelineEntry
+from rerail.notices.notice import Notice
+from rerail.supervisor.rate_limit import Admission
+from rerail.sweep.shards import PARTS
 
 
 class Runs(Protocol):
@@ -102,7 +102,7 @@ class Brake(Protocol):
     """The count of all relaunches of the account."""
 
     def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
-        """Count one launch, or keep it back: see `rerail.brake`; raises Throttled."""
+        """Count one launch, or keep it back: see `rerail.supervisor.rate_limit`; raises Throttled."""
 
 
 class Bus(Protocol):

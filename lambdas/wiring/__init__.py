@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from rerail.aws.clients import client
 from rerail.aws.ssm import SsmPause, SsmPolicies
-from rerail.pause import PausablePolicies
+from rerail.supervisor.pause import PausablePolicies
 
 
 def now() -> datetime:

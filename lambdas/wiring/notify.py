@@ -2,14 +2,14 @@
 
 from functools import cache
 
-from rerail.actions import Severity
 from rerail.aws.eventbridge import Receiver
 from rerail.aws.report_links import ReportLinks
 from rerail.aws.sns import SnsTopics
-from rerail.telling.pagerduty import as_pagerduty
-from rerail.telling.voice import Voice, Way
-from rerail.telling.webhook import as_webhook
-from rerail.wakeups import FOR_PAGER, FOR_WEBHOOK
+from rerail.messages.messages import FOR_PAGER, FOR_WEBHOOK
+from rerail.model.actions import Severity
+from rerail.notices.notifiers.notifier import Voice, Way
+from rerail.notices.notifiers.pagerduty import as_pagerduty
+from rerail.notices.notifiers.webhook import as_webhook
 from settings import NotifySettings
 
 

@@ -5,11 +5,11 @@ from functools import cache, partial
 from rerail.aws.cloudwatch import CloudWatchSeries
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.logs import CloudWatchLogs
-from rerail.aws.pages import S3Pages
+from rerail.aws.report_pages import S3Pages
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.ssm import SsmPolicies
-from rerail.story.gather import Gathering
-from rerail.story.reporter import Reporter
+from rerail.incident_report.gather import Gathering
+from rerail.incident_report.reporter import Reporter
 from settings import ReportSettings
 from wiring import now
 

@@ -3,15 +3,15 @@
 from functools import cache, partial
 from secrets import token_hex
 
-from rerail.aws.brake import DynamoBrake
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
 from rerail.aws.hyperpod import DynamoHyperPods
 from rerail.aws.mailbox import S3Mailbox
+from rerail.aws.rate_limit import DynamoBrake
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
-from rerail.hyperpod import HyperPodWatch
-from rerail.loop import Supervisor
+from rerail.hyperpod.clusters import HyperPodWatch
+from rerail.supervisor.supervisor import Supervisor
 from settings import SuperviseSettings
 from wiring import now, pausable_policies
 

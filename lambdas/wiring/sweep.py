@@ -3,16 +3,16 @@
 from functools import cache
 
 from rerail.aws.cloudwatch import CloudWatchSeries
+from rerail.aws.detector_states import DynamoMemories
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.hyperpod import DynamoHyperPods
 from rerail.aws.mailbox import S3Mailbox
-from rerail.aws.memories import DynamoMemories
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
-from rerail.aws.shares import InvokedShares
+from rerail.aws.shards import InvokedShares
 from rerail.aws.sqs import SqsQueue
-from rerail.rounds import Round
-from rerail.watching import Watching
+from rerail.detection.evaluate import Watching
+from rerail.sweep.sweep import Round
 from settings import SweepSettings
 from wiring import now, pausable_policies
 

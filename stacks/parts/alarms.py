@@ -12,7 +12,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from rerail.runbooks import Runbook
+from rerail.model.runbooks import Runbook
 
 MINUTE = Duration.minutes(1)
 NAMESPACE = "Rerail"

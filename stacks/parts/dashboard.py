@@ -11,7 +11,7 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from rerail.runbooks import Runbook
+from rerail.model.runbooks import Runbook
 from stacks.parts.alarms import MINUTE, NAMESPACE, Health, place
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 

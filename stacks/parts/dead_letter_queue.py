@@ -7,7 +7,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from rerail.runbooks import Runbook
+from rerail.model.runbooks import Runbook
 from stacks.parts.alarms import MINUTE, page_when_above
 from stacks.parts.permissions import acknowledge
 

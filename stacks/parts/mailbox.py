@@ -5,7 +5,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from rerail.mailbox import bucket_name, command_key, heartbeat_key, report_key
+from rerail.model.mailbox import bucket_name, command_key, heartbeat_key, report_key
 from stacks.parts.closed_bucket import closed_bucket
 from stacks.parts.permissions import acknowledge, allow
 

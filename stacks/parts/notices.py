@@ -6,7 +6,7 @@ from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
-from rerail.runbooks import Runbook
+from rerail.model.runbooks import Runbook
 from settings import NotifySettings
 from stacks.options import Options
 from stacks.parts.alarms import FunctionAlarms

@@ -4,7 +4,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from rerail.pause import ACTIVE
+from rerail.supervisor.pause import ACTIVE
 from stacks.parts.permissions import allow
 
 # Once CloudFormation updates any property of this parameter, it also writes the template's value, which lifts a pause

@@ -8,7 +8,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import IConstruct
 
-from rerail.aside import COPIED, WRITTEN
+from rerail.decisions.quarantine import COPIED, WRITTEN
 from stacks.options import TOKENS, Options
 
 TRAINING_JOBS = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:training-job/*"

@@ -6,8 +6,8 @@ from pathlib import Path
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from rerail.errors import PolicyError
-from rerail.policy import parse_policy, to_toml
+from rerail.model.errors import PolicyError
+from rerail.model.policy import parse_policy, to_toml
 
 PREFIX = "/rerail/policies"
 # The most that a parameter of the standard tier holds.

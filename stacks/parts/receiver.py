@@ -10,7 +10,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
-from rerail.runbooks import Runbook
+from rerail.model.runbooks import Runbook
 from stacks.parts.bus import Bus
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.permissions import allow

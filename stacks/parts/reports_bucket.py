@@ -4,7 +4,7 @@ from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from rerail.story.place import bucket_name, page_key
+from rerail.incident_report.location import bucket_name, page_key
 from stacks.parts.closed_bucket import closed_bucket
 from stacks.parts.permissions import acknowledge, allow
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from rerail.mailbox import Command, Heartbeat, Report, read_heartbeat, read_report, run_of_report, write
+from rerail.model.mailbox import Command, Heartbeat, Report, read_heartbeat, read_report, run_of_report, write
 
 BUCKET = "sagemaker-rerail-000000000000-us-east-1"
 HANG_S = 120.0  # ends a wait for what never comes

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rerail.mailbox import Command, Wish
+from rerail.model.mailbox import Command, Wish
 from tests.agent.fake_s3 import HANG_S, Bucket
 
 RUN = "night"

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from rerail.mailbox import Told, Wish
+from rerail.model.mailbox import Told, Wish
 from rerail_agent.composer import RerailCallback, resume_from, total
 from tests.agent.jobs import command
 from tests.agent.test_manifests import snippets

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 
-from rerail.detectors.finding import Finding, Kind, Level
+from rerail.model.finding import Finding, Kind, Level
 from rerail_agent import Guard, agreement
 from tests.agent.fake_s3 import Bucket
 from tests.agent.jobs import environment_of
@@ -127,8 +127,8 @@ def test_no_collaborator_can_hurt_the_training(bucket: Bucket, new_guard, capfd,
         "rerail_agent.guard.write",
         "rerail_agent.orders.read_command",
         "rerail_agent.telemetry.line",
-        "rerail.detectors.loss_spike.LossSpike.see",
-        "rerail.codec.dumps",
+        "rerail.detection.loss_spike.LossSpike.see",
+        "rerail.model.codec.dumps",
     ],
 )
 def test_no_fault_inside_the_agent_is_raised(bucket: Bucket, new_guard, monkeypatch, target):
@@ -277,7 +277,7 @@ def test_a_script_that_ends_without_close_sends_its_last_report_and_ends(bucket:
     """The interpreter's exit waits two seconds at most for the mail."""
     code = """
         from rerail_agent import Guard
-        from rerail.detectors.finding import Finding, Kind, Level
+        from rerail.model.finding import Finding, Kind, Level
         guard = Guard.from_env()
         guard.step(step=1, loss=2.0)
         guard.report(Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5"))

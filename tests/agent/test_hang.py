@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rerail.detectors.finding import Finding, Level
-from rerail.detectors.pulse import Phase
-from rerail.mailbox import Report
+from rerail.model.finding import Finding, Level
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import Report
 from rerail_agent import stacks
 from rerail_agent.hang import Limits, Watchdog
 from rerail_agent.harmless import Harmless

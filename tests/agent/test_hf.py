@@ -15,8 +15,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from rerail import checkpoints
-from rerail.mailbox import Told, Wish
+from rerail.model import checkpoints
+from rerail.model.mailbox import Told, Wish
 from rerail_agent import manifests
 from rerail_agent.hf import RerailCallback, resume_from
 from tests.agent.jobs import Ranks, command

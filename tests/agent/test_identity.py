@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.detectors.detection import Detection
+from rerail.model.thresholds import Detection
 from rerail_agent.identity import Identity
 from rerail_agent.settings import Settings
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from rerail.detectors.detection import Detection
-from rerail.detectors.finding import Kind, Level
-from rerail.detectors.sample import Sample
-from rerail.detectors.watch import series
+from rerail.detection.detectors import series
+from rerail.model.finding import Kind, Level
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
 from rerail_agent.judgement import Judgement
 
 

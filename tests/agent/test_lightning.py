@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-from rerail import checkpoints
-from rerail.mailbox import Told, Wish
+from rerail.model import checkpoints
+from rerail.model.mailbox import Told, Wish
 from rerail_agent import manifests
 from rerail_agent.lightning import RerailCallback, resume_from
 from tests.agent.jobs import Ranks, command

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.mailbox import Wish
-from rerail.seals import is_sealed
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Wish
+from rerail.model.signatures import is_sealed
 from rerail_agent.post import Post, Unreachable
 from tests.agent.fake_s3 import BUCKET, HANG_S, Bucket
 from tests.agent.jobs import command, environment_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rerail import checkpoints
-from rerail.mailbox import Told
+from rerail.model import checkpoints
+from rerail.model.mailbox import Told
 from rerail_agent import Guard, manifests
 from rerail_agent.manifests import Attempt, commit, resume_from
 from tests.agent.jobs import Ranks, command

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.mailbox import Durability, Report, Told, Wish, read_report, write
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Durability, Report, Told, Wish, read_report, write
 from rerail_agent.identity import Identity
 from rerail_agent.orders import Heard, Orders
 from tests.agent.jobs import command

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from rerail.metrics import definitions
+from rerail.model.metrics import definitions
 from rerail_agent.telemetry import Meter, line
 
 

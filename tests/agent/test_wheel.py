@@ -43,7 +43,7 @@ def test_the_wheel_has_the_agent_and_the_core_that_thinks(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     agent = {str(path.relative_to(ROOT / "container")) for path in (ROOT / "container/rerail_agent").rglob("*.py")}
     assert agent <= names
-    assert {"rerail/mailbox.py", "rerail/detectors/watch.py"} <= names
+    assert {"rerail/model/mailbox.py", "rerail/detection/detectors.py"} <= names
     assert not [name for name in names if name.startswith(("rerail/aws", "train", "launch"))]
 
 
@@ -62,7 +62,9 @@ def test_it_works_with_nothing_else_installed(wheel: Path, tmp_path: Path) -> No
         "-m", "pip", "install", "--no-deps", "--no-index", "--disable-pip-version-check", "--target", target, str(wheel)
     )
     python("-m", "venv", "--without-pip", str(venv))
-    bare = "import sys, rerail_agent.init, rerail.mailbox; print('torch' in sys.modules, rerail_agent.init.__file__)"
+    bare = (
+        "import sys, rerail_agent.init, rerail.model.mailbox; print('torch' in sys.modules, rerail_agent.init.__file__)"
+    )
     found = python("-c", bare, interpreter=str(venv / "bin" / "python"), PYTHONPATH=target)
     assert found == f"False {target}/rerail_agent/init.py"
     script = "import sys, rerail_agent.guard, rerail; print('rerail.aws' in sys.modules, rerail.__file__)"
@@ -80,7 +82,9 @@ def test_a_stock_image_runs_under_init_from_a_channel(wheel: Path, tmp_path: Pat
     assert asked["ContainerArguments"] == hook["IMAGES_OWN"]
     assert request["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"] == hook["WHEEL"]
 
-    script = "import os, rerail_agent, rerail.mailbox; print(rerail_agent.Guard.__module__, rerail_agent.__file__)"
+    script = (
+        "import os, rerail_agent, rerail.model.mailbox; print(rerail_agent.Guard.__module__, rerail_agent.__file__)"
+    )
     entry = [word.replace("/opt/ml/input/data/rerail", str(wheel.parent)) for word in asked["ContainerEntrypoint"]]
     assert all(len(word) <= 256 for word in asked["ContainerEntrypoint"])
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

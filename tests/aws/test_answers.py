@@ -14,23 +14,23 @@ from bench.hostile import answers
 from bench.hostile.targets import ANSWERS, TARGETS, Target
 from rerail.aws import clients
 from rerail.aws.cloudwatch import CloudWatchSeries
+from rerail.aws.detector_states import DynamoMemories
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
 from rerail.aws.hyperpod import DynamoHyperPods
-from rerail.aws.legible import Illegible
 from rerail.aws.logs import CloudWatchLogs
-from rerail.aws.memories import DynamoMemories
 from rerail.aws.records import write
 from rerail.aws.sagemaker import SageMakerJobs
-from rerail.aws.shares import InvokedShares
+from rerail.aws.shards import InvokedShares
 from rerail.aws.sqs import SqsQueue
 from rerail.aws.ssm import SsmPause, SsmPolicies
-from rerail.codec import BadRecord
-from rerail.errors import Blind, RerailError, Throttled
-from rerail.hyperpod import HyperPodMemory
-from rerail.metrics import MetricNames, queries
-from rerail.model import JobStatus
-from rerail.notices import Notice
+from rerail.aws.validation import Illegible
+from rerail.hyperpod.clusters import HyperPodMemory
+from rerail.model.codec import BadRecord
+from rerail.model.errors import Blind, RerailError, Throttled
+from rerail.model.metrics import MetricNames, queries
+from rerail.model.run import JobStatus
+from rerail.notices.notice import Notice
 from tests.aws.places import forget_clients
 
 NOON = answers.NOON

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rerail.aws.brake import DynamoBrake
 from rerail.aws.clients import client
-from rerail.errors import Throttled
+from rerail.aws.rate_limit import DynamoBrake
+from rerail.model.errors import Throttled
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

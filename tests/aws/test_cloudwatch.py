@@ -13,9 +13,9 @@ from botocore.stub import ANY, Stubber
 from rerail.aws import cloudwatch
 from rerail.aws.clients import client
 from rerail.aws.cloudwatch import NAMESPACE, CloudWatchSeries
-from rerail.detectors.sample import Sample
-from rerail.errors import Blind, RerailError, Throttled
-from rerail.metrics import Cursor, MetricNames, Query, Statistic, Watched, fetch, queries, samples
+from rerail.model.errors import Blind, RerailError, Throttled
+from rerail.model.metrics import Cursor, MetricNames, Query, Statistic, Watched, fetch, queries, samples
+from rerail.model.sample import Sample
 
 MINUTE = timedelta(minutes=1)
 START = datetime(2026, 1, 31, tzinfo=UTC)

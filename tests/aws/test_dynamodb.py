@@ -10,9 +10,9 @@ from botocore.exceptions import ClientError
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.records import READ_BATCH
-from rerail.causes import Cause
-from rerail.errors import Conflict
-from rerail.model import Attempt, Incident, JobStatus, Run, RunState, TimelineEntry
+from rerail.model.causes import Cause
+from rerail.model.errors import Conflict
+from rerail.model.run import Attempt, Incident, JobStatus, Run, RunState, TimelineEntry
 from tests.aws.places import TABLE
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -5,14 +5,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rerail.actions import Severity
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.hyperpod import DynamoHyperPods
-from rerail.errors import Conflict
-from rerail.hyperpod import HyperPodMemory, Part
-from rerail.hyperpod_events import Condition
-from rerail.notices import Notice
+from rerail.hyperpod.clusters import HyperPodMemory, Part
+from rerail.hyperpod.events import Condition
+from rerail.model.actions import Severity
+from rerail.model.errors import Conflict
+from rerail.notices.notice import Notice
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 LATER = NOON + timedelta(days=30)

@@ -9,9 +9,9 @@ from botocore.stub import Stubber
 from rerail.aws import logs
 from rerail.aws.clients import client
 from rerail.aws.logs import GROUP, CloudWatchLogs
-from rerail.aws.pages import HTML, S3Pages
-from rerail.errors import Blind, Throttled
-from rerail.story.place import bucket_name, page_key
+from rerail.aws.report_pages import HTML, S3Pages
+from rerail.incident_report.location import bucket_name, page_key
+from rerail.model.errors import Blind, Throttled
 
 # Logs take no line that is older than two weeks.
 START = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)

@@ -8,9 +8,9 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from rerail.aws import mailbox as adapter
 from rerail.aws.clients import client
 from rerail.aws.mailbox import S3Mailbox
-from rerail.detectors.pulse import Phase
-from rerail.errors import BadMail, Blind, Throttled, Unposted
-from rerail.mailbox import (
+from rerail.model.errors import BadMail, Blind, Throttled, Unposted
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import (
     SIZE_LIMIT,
     Command,
     Heartbeat,

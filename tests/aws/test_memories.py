@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 import pytest
 
 from rerail.aws.clients import client
-from rerail.aws.memories import DynamoMemories
+from rerail.aws.detector_states import DynamoMemories
 from rerail.aws.records import READ_BATCH
-from rerail.detectors.detection import Detection
-from rerail.detectors.sample import Sample
-from rerail.detectors.watch import Watch, see
-from rerail.metrics import Cursor
-from rerail.watching import Memory
+from rerail.detection.detectors import Watch, see
+from rerail.detection.evaluate import Memory
+from rerail.model.metrics import Cursor
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
 from tests.aws.places import TABLE
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

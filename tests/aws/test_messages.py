@@ -9,20 +9,20 @@ import pytest
 import requests
 from botocore.exceptions import ClientError
 
-from rerail.actions import Severity
 from rerail.aws import eventbridge, sqs
 from rerail.aws.clients import client
 from rerail.aws.eventbridge import EventBus, Receiver
 from rerail.aws.report_links import ReportLinks
 from rerail.aws.sns import SnsTopics
 from rerail.aws.sqs import SqsQueue
-from rerail.notices import Notice, read_detail
-from rerail.runbooks import Runbook
-from rerail.telling.chat import as_chat
-from rerail.telling.links import Place, links_of
-from rerail.telling.mail import as_text
-from rerail.telling.pagerduty import as_pagerduty
-from rerail.wakeups import JobHeard, RunDue, read
+from rerail.messages.messages import JobHeard, RunDue, read
+from rerail.model.actions import Severity
+from rerail.model.runbooks import Runbook
+from rerail.notices.notice import Notice, read_detail
+from rerail.notices.notifiers.chat import as_chat
+from rerail.notices.notifiers.email import as_text
+from rerail.notices.notifiers.links import Place, links_of
+from rerail.notices.notifiers.pagerduty import as_pagerduty
 from tests.aws.places import ACCOUNT, REGION
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

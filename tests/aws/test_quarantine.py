@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moto.s3 import models
 
-from rerail.actions import SetAside
-from rerail.aside import PLACE, Move
 from rerail.aws import quarantine
 from rerail.aws.clients import client
 from rerail.aws.quarantine import Mover, Sizes
 from rerail.aws.s3 import S3Checkpoints
-from rerail.errors import RerailError, Throttled, Unanswered, Unfinished, Unmovable
+from rerail.decisions.quarantine import PLACE, Move
+from rerail.model.actions import SetAside
+from rerail.model.errors import RerailError, Throttled, Unanswered, Unfinished, Unmovable
 from tests.aws.places import REGION
 
 URI, FOLDER = "s3://bucket/runs/gpt/", "runs/gpt/"

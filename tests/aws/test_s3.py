@@ -8,8 +8,8 @@ import pytest
 from rerail.aws import s3 as aws_s3
 from rerail.aws.clients import client
 from rerail.aws.s3 import MANIFESTS_READ, S3Checkpoints
-from rerail.checkpoints import Health, newest_step
-from rerail.errors import Blind
+from rerail.model.checkpoints import Health, newest_step
+from rerail.model.errors import Blind
 from tests.aws.places import REGION
 
 URI = "s3://bucket/runs/gpt/"

@@ -14,7 +14,7 @@ from botocore.stub import ANY, Stubber
 
 from rerail.aws import sagemaker
 from rerail.aws.sagemaker import SageMakerJobs, job_from
-from rerail.errors import (
+from rerail.model.errors import (
     Blind,
     CapacityRefused,
     JobExists,
@@ -24,9 +24,9 @@ from rerail.errors import (
     Throttled,
     Unanswered,
 )
-from rerail.machines import Cluster, WarmPool
-from rerail.model import Job, JobStatus
-from rerail.repairs import Repair, Repaired
+from rerail.model.machines import Cluster, WarmPool
+from rerail.model.run import Job, JobStatus
+from rerail.model.self_repairs import Repair, Repaired
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DATA = Path(__file__).parents[1] / "core" / "data"

@@ -8,15 +8,15 @@ from datetime import timedelta
 import pytest
 from botocore.stub import Stubber
 
+from rerail.accounting.goodput import Account, Badput
 from rerail.aws.clients import client
-from rerail.aws.shares import InvokedShares
-from rerail.causes import Cause
-from rerail.errors import Unanswered
-from rerail.fleet import Fleet
-from rerail.goodput import Account, Badput
-from rerail.model import RunState
-from rerail.rounds import RoundReport
-from rerail.shares import Share, as_event, share_in
+from rerail.aws.shards import InvokedShares
+from rerail.model.causes import Cause
+from rerail.model.errors import Unanswered
+from rerail.model.run import RunState
+from rerail.sweep.fleet_metrics import Fleet
+from rerail.sweep.shards import Share, as_event, share_in
+from rerail.sweep.sweep import RoundReport
 from tests.aws.places import TABLE
 from tests.fakes import MIDNIGHT
 

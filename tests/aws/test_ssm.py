@@ -7,8 +7,8 @@ from botocore.exceptions import EndpointConnectionError
 
 from rerail.aws.clients import client
 from rerail.aws.ssm import FRESH_FOR, SsmPause, SsmPolicies
-from rerail.errors import PolicyError, UnknownPolicy
-from rerail.policy import Mode, Policy
+from rerail.model.errors import PolicyError, UnknownPolicy
+from rerail.model.policy import Mode, Policy
 from tests.fakes import Clock
 
 

@@ -16,10 +16,10 @@ from cli.losses import LONGEST, Losses
 from cli.submit import options
 from cli.submit.defaults import FILE, read_defaults
 from cli.submit.problem import Problem
-from rerail.errors import BadMessage, PolicyError
-from rerail.metrics import definitions
-from rerail.policy import parse_policy
-from rerail.story.reporter import run_of
+from rerail.incident_report.reporter import run_of
+from rerail.model.errors import BadMessage, PolicyError
+from rerail.model.metrics import definitions
+from rerail.model.policy import parse_policy
 from rerail_agent import restarts, telegraph
 from rerail_agent.checkpoints import manifest
 from rerail_agent.inquest import Death, report

@@ -1,7 +1,7 @@
 """How long spikes of real logs last: the table that the supervisor weighs with is the corpus' own."""
 
 from bench.mending import read, table
-from rerail.weighing import NEVER_MENDS
+from rerail.decisions.cost_benefit import NEVER_MENDS
 
 
 def test_the_supervisor_weighs_with_what_the_logs_have_shown():

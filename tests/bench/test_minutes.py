@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from bench.minutes import START, clock, minutes
 from bench.scoring import Label, Labelled
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 
 def log(count: int, *, seconds: float | None = 10.0) -> list[Sample]:

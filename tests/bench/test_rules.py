@@ -8,7 +8,7 @@ import pytest
 from bench.rules import RULES, axolotl, composer, hyperpod, llm_foundry, megatron, metaseq, ml_goodput, olmo, zclip
 from bench.rules.series import Moments, Ordered
 from bench.scoring import FAMILIES, INTERVENE, WARN
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 
 def losses(*values: float | None) -> list[Sample]:

@@ -5,7 +5,7 @@ import gzip
 from bench.terminal import DEMO, FLEET, RUNS, _drawn
 from cli.fleet import Fleet
 from cli.status import picture
-from rerail.codec import loads
+from rerail.model.codec import loads
 
 
 def test_the_recorded_fleet_is_drawn_in_its_width():

@@ -7,7 +7,7 @@ import pytest
 
 from bench.rules import RULES
 from bench.vectors import FAST
-from rerail.detectors.sample import Sample
+from rerail.model.sample import Sample
 
 ROWS, SERIES = 700, 6
 

@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 
 from cli.runs import attempts_table
-from rerail.model import Attempt, Order, Run, RunState
+from rerail.model.run import Attempt, Order, Run, RunState
 
 NIGHT = datetime(2026, 1, 31, tzinfo=UTC)
 ORDER = Order(1, "c1", "non_finite", asked_at=NIGHT, deadline=NIGHT + timedelta(minutes=5), resume_step=600)

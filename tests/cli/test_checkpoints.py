@@ -14,9 +14,9 @@ from cli import place
 from cli.checkpoints import checkpoints
 from cli.place import Place
 from rerail.aws.clients import client
-from rerail.causes import Cause
-from rerail.checkpoints import Health
-from rerail.model import Attempt, Incident, Label, Run, RunState, TimelineEntry
+from rerail.model.causes import Cause
+from rerail.model.checkpoints import Health
+from rerail.model.run import Attempt, Incident, Label, Run, RunState, TimelineEntry
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

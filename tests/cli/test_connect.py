@@ -11,7 +11,7 @@ from cli import place
 from cli.main import app
 from cli.place import Place, now
 from rerail.aws import sagemaker as adapter
-from rerail.model import Attempt, JobStatus, Run, RunState
+from rerail.model.run import Attempt, JobStatus, Run, RunState
 from tests.cli.cloud import Cloud, Deployed, denied, refused
 
 JOB: dict[str, Any] = {

@@ -16,8 +16,8 @@ from cli.losses import Losses, largest_difference
 from cli.main import app
 from cli.place import Place
 from rerail.aws.clients import client
-from rerail.model import Attempt, JobStatus, Plan, Proposal, Run, RunState, TimelineEntry
-from rerail.signals import Verb
+from rerail.model.run import Attempt, JobStatus, Plan, Proposal, Run, RunState, TimelineEntry
+from rerail.model.signals import Verb
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOW = datetime.now(UTC).replace(microsecond=0)

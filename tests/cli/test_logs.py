@@ -15,7 +15,7 @@ from cli.main import app
 from cli.place import Place
 from cli.submit.following import Follower
 from rerail.aws.clients import client
-from rerail.model import Attempt, JobStatus, Run, RunState
+from rerail.model.run import Attempt, JobStatus, Run, RunState
 from tests.aws.places import TABLE, make_table, our_own_clients
 
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from rich.console import Console
 
 from cli.runs import attempts_table, machines
-from rerail.actions import Machines
-from rerail.machines import WarmPool
-from rerail.model import Attempt, JobStatus, Run, RunState
-from rerail.repairs import Repair
+from rerail.model.actions import Machines
+from rerail.model.machines import WarmPool
+from rerail.model.run import Attempt, JobStatus, Run, RunState
+from rerail.model.self_repairs import Repair
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from cli.metrics import LINE, PURPOSE, metrics
-from rerail.metrics import definitions
+from rerail.model.metrics import definitions
 
 
 def shown(*args: str) -> str:

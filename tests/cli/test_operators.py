@@ -12,10 +12,10 @@ from cli import place
 from cli.main import app
 from cli.place import Outputs, Place
 from rerail.aws.clients import client
-from rerail.model import Attempt, Plan, Proposal, Run, RunState
-from rerail.pause import parse_pause
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, read
+from rerail.messages.messages import CommandGiven, read
+from rerail.model.run import Attempt, Plan, Proposal, Run, RunState
+from rerail.model.signals import Verb
+from rerail.supervisor.pause import parse_pause
 from tests.aws.places import TABLE, make_table, our_own_clients
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -15,7 +15,7 @@ from cli.names import POLICIES, policy_names
 from cli.policies.check import checked
 from cli.policies.odd import QUESTIONS, odd
 from cli.policies.words import duration, rows
-from rerail.policy import Policy, parse_policy, to_toml
+from rerail.model.policy import Policy, parse_policy, to_toml
 from tests.cli.cloud import Cloud, Deployed
 
 

@@ -12,10 +12,10 @@ from cli import place
 from cli.main import app
 from cli.place import Place
 from rerail.aws.clients import client
-from rerail.checkpoints import Health
-from rerail.model import Attempt, JobStatus, Label, Run, RunState
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, read
+from rerail.messages.messages import CommandGiven, read
+from rerail.model.checkpoints import Health
+from rerail.model.run import Attempt, JobStatus, Label, Run, RunState
+from rerail.model.signals import Verb
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

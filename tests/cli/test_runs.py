@@ -12,8 +12,8 @@ from cli import place
 from cli.main import app
 from cli.place import Place
 from rerail.aws.clients import client
-from rerail.causes import Cause
-from rerail.model import Attempt, Incident, JobStatus, Plan, Proposal, Run, RunState
+from rerail.model.causes import Cause
+from rerail.model.run import Attempt, Incident, JobStatus, Plan, Proposal, Run, RunState
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -16,16 +16,16 @@ from cli.main import app
 from cli.place import Place
 from cli.status import age, picture
 from rerail.aws.clients import client
+from rerail.aws.detector_states import DynamoMemories
 from rerail.aws.dynamodb import _run_item
-from rerail.aws.memories import DynamoMemories
-from rerail.causes import Cause
-from rerail.detectors.pulse import Phase, Pulse
-from rerail.detectors.watch import Watch
-from rerail.errors import Blind
-from rerail.mailbox import Heartbeat, heartbeat_key, write
-from rerail.metrics import Cursor
-from rerail.model import Attempt, Incident, JobStatus, Plan, Proposal, Run, RunState, Stop, Then
-from rerail.watching import Memory
+from rerail.detection.detectors import Watch
+from rerail.detection.evaluate import Memory
+from rerail.model.causes import Cause
+from rerail.model.errors import Blind
+from rerail.model.liveness import Phase, Pulse
+from rerail.model.mailbox import Heartbeat, heartbeat_key, write
+from rerail.model.metrics import Cursor
+from rerail.model.run import Attempt, Incident, JobStatus, Plan, Proposal, Run, RunState, Stop, Then
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 from tests.timing import cpu_seconds
 
@@ -232,7 +232,7 @@ def test_ages_take_a_few_characters(ago, words):
 def test_a_record_of_another_version_hides_no_other(where, monkeypatch):
     """After a roll-back of the deployment: what can be read is shown, what cannot is named."""
     keep(where, a_run("trains", RunState.WATCHING), a_run("newer", RunState.WATCHING))
-    monkeypatch.setattr("rerail.codec.SCHEMA", 2)
+    monkeypatch.setattr("rerail.model.codec.SCHEMA", 2)
     where.runs.save(replace(a_run("newer", RunState.WATCHING), version=2), None)
     monkeypatch.undo()
     seen = Look(where).fleet()

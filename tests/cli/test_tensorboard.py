@@ -16,8 +16,8 @@ from cli.tensorboard.events import EventFile, bring, event_files, folder_of, wri
 from cli.tensorboard.server import NotServed, free_port
 from rerail.aws.clients import client
 from rerail.aws.sagemaker import SageMakerJobs
-from rerail.detectors.sample import Sample
-from rerail.model import Attempt, JobStatus, Run, RunState
+from rerail.model.run import Attempt, JobStatus, Run, RunState
+from rerail.model.sample import Sample
 from tests.aws.places import REGION, our_own_clients
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cli import place
 from cli.main import app
 from cli.trouble import explained, is_missing, permission_of
-from rerail.errors import Blind
+from rerail.model.errors import Blind
 from tests.cli.cloud import Cloud, Deployed, denied, refused
 
 NO_STACK = refused("ValidationError", "Stack with id Rerail does not exist", "DescribeStacks")

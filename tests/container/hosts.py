@@ -14,7 +14,7 @@ import pytest
 import train
 from job import Job
 from options import read_options
-from rerail.detectors.finding import Finding
+from rerail.model.finding import Finding
 from rerail_agent import Guard, failure
 from rerail_agent.checkpoints import Manifest, place_of
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preflight import HardwareError
-from rerail.diagnosis import diagnose
+from rerail.diagnosis.classify import diagnose
 from rerail_agent import failure
 from rerail_agent.failure import Cause
 from rerail_agent.inquest import Death, report

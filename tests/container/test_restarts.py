@@ -18,7 +18,7 @@ import pytest
 import launch
 from bench import signals
 from job import Cluster
-from rerail.mailbox import Command, Durability, Report, Told, Wish, command_key
+from rerail.model.mailbox import Command, Durability, Report, Told, Wish, command_key
 from rerail_agent import restarts, telegraph
 from rerail_agent.guard import Guard
 from tests.agent.fake_s3 import HANG_S, Bucket, serving

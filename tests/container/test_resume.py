@@ -16,7 +16,7 @@ import chance
 import train
 from bench.exactness import FORGETFUL, forget
 from replay import fingerprint
-from rerail.detectors.finding import Kind, Level
+from rerail.model.finding import Kind, Level
 from tests.container.hosts import Here, Listening, agree, saved
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from rerail.codec import dumps
-from rerail.mailbox import write
-from rerail.policy import parse_policy, to_toml
-from rerail.wakeups import read
+from rerail.messages.messages import read
+from rerail.model.codec import dumps
+from rerail.model.mailbox import write
+from rerail.model.policy import parse_policy, to_toml
 from tests import fakes
 
 TESTS = Path(__file__).parents[1]

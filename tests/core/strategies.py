@@ -4,14 +4,25 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from rerail.actions import CreateJob, Machines, PostCommand, ReleaseWarmPool, SetAside, Severity, StopJob, Tell, Until
-from rerail.causes import Cause
-from rerail.checkpoints import Health
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.pulse import Phase
-from rerail.machines import Cluster, WarmPool
-from rerail.mailbox import Command, Durability, Heartbeat, Report, Told, Wish
-from rerail.model import (
+from rerail.model.actions import (
+    CreateJob,
+    Machines,
+    PostCommand,
+    ReleaseWarmPool,
+    SetAside,
+    Severity,
+    StopJob,
+    Tell,
+    Until,
+)
+from rerail.model.causes import Cause
+from rerail.model.checkpoints import Health
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Phase
+from rerail.model.machines import Cluster, WarmPool
+from rerail.model.mailbox import Command, Durability, Heartbeat, Report, Told, Wish
+from rerail.model.policy import Backoff, Capacity, Limits, Mode, OnMaxRuntime, Policy, Retries, Save
+from rerail.model.run import (
     Attempt,
     Climb,
     Incident,
@@ -28,9 +39,8 @@ from rerail.model import (
     Then,
     TimelineEntry,
 )
-from rerail.policy import Backoff, Capacity, Limits, Mode, OnMaxRuntime, Policy, Retries, Save
-from rerail.repairs import Repair
-from rerail.runbooks import Runbook
+from rerail.model.runbooks import Runbook
+from rerail.model.self_repairs import Repair
 
 YEAR = timedelta(days=366)
 

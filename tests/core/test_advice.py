@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.advice import advise, advised_interval, mtbf, spoken_advice
-from rerail.causes import Cause
-from rerail.checkpoints import Checkpoint
-from rerail.model import Attempt, JobStatus, Run, RunState
-from rerail.policy import Policy
+from rerail.accounting.save_interval import advise, advised_interval, mtbf, spoken_advice
+from rerail.model.causes import Cause
+from rerail.model.checkpoints import Checkpoint
+from rerail.model.policy import Policy
+from rerail.model.run import Attempt, JobStatus, Run, RunState
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

@@ -5,13 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.actions import Severity
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.model import Plan, RunState
-from rerail.notices import Notice
-from rerail.policy import Approval, Mode, OnExpiry, Policy
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, TroubleFound
+from rerail.messages.messages import CommandGiven, TroubleFound
+from rerail.model.actions import Severity
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.policy import Approval, Mode, OnExpiry, Policy
+from rerail.model.run import Plan, RunState
+from rerail.model.signals import Verb
+from rerail.notices.notice import Notice
 from tests.fakes import World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."

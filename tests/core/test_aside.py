@@ -4,13 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.actions import CreateJob, SetAside
-from rerail.checkpoints import Health
-from rerail.decision import known
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.model import JobStatus, RunState
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from rerail.decisions.decision import known
+from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
+from rerail.model.actions import CreateJob, SetAside
+from rerail.model.checkpoints import Health
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import Verb
 from tests.core.test_loop_crashes import Crash, Saboteur
 from tests.fakes import BUCKET, Agent, World
 

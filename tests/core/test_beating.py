@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.codec import dumps, loads
-from rerail.detectors.pulse import Phase
-from rerail.mailbox import heartbeat_key, read_heartbeat, write
-from rerail.model import Attempt, JobStatus, Run, RunState
-from rerail.policy import Policy
+from rerail.detection.evaluate import Memory, Watchable, beaten, remember
+from rerail.messages.messages import JobHeard
+from rerail.model.codec import dumps, loads
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import heartbeat_key, read_heartbeat, write
+from rerail.model.policy import Policy
+from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.ports import Beat
-from rerail.wakeups import JobHeard
-from rerail.watching import Memory, Watchable, beaten, remember
 from tests.core.strategies import heartbeats
 from tests.fakes import MIDNIGHT, Agent, World
 
@@ -100,7 +100,7 @@ def test_a_heart_that_stops_beating_hands_over_to_the_metrics(world, agent, aske
 def test_no_step_is_judged_twice_and_none_is_passed_over(world, agent, monkeypatch):
     """To and fro: the agent judges what its heartbeats tell of, we the rest, each row once and in order."""
     rows: list[int] = []
-    monkeypatch.setattr("rerail.watching.see", _noting(rows))
+    monkeypatch.setattr("rerail.detection.evaluate.see", _noting(rows))
     step = train(world, 20)
     step = train(world, 20, agent, first=step)
     step = train(world, 20, first=step)
@@ -114,7 +114,7 @@ def test_no_step_is_judged_twice_and_none_is_passed_over(world, agent, monkeypat
 
 
 def _noting(rows: list[int]):
-    from rerail.detectors.watch import see
+    from rerail.detection.detectors import see
 
     def noted(watch, sample, detection):
         if sample.at:  # others are what the heartbeats teach
@@ -196,7 +196,7 @@ def test_a_heartbeat_that_cannot_be_read_is_counted_and_the_metrics_are_read(wor
 
 def test_heartbeats_are_heard_though_no_metrics_can_be_read(world, agent, monkeypatch):
     """One run has an agent, the other has not, and CloudWatch refuses."""
-    from rerail.errors import Throttled
+    from rerail.model.errors import Throttled
 
     world.sagemaker.submit("plain")
     world.supervisor().handle(JobHeard("plain"))

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.brake import Launches, admit
-from rerail.codec import dumps, loads
+from rerail.model.codec import dumps, loads
+from rerail.supervisor.rate_limit import Launches, admit
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

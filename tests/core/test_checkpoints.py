@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.checkpoints import Checkpoint, Health, newest_step, newest_usable, read_manifest
-from rerail.errors import BadManifest
+from rerail.model.checkpoints import Checkpoint, Health, newest_step, newest_usable, read_manifest
+from rerail.model.errors import BadManifest
 from tests.core.strategies import json_values
 
 URI = "s3://bucket/run/step-000000060/manifest.json"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.actions import CreateJob, ReleaseWarmPool, Severity, StopJob, Tell
-from rerail.causes import Cause
-from rerail.codec import BadRecord, dumps, loads, plain
-from rerail.model import Attempt, Incident, JobStatus, Ledger, Run, RunState, Stop, Then, TimelineEntry
-from rerail.policy import Policy
+from rerail.model.actions import CreateJob, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail.model.causes import Cause
+from rerail.model.codec import BadRecord, dumps, loads, plain
+from rerail.model.policy import Policy
+from rerail.model.run import Attempt, Incident, JobStatus, Ledger, Run, RunState, Stop, Then, TimelineEntry
 from tests.core.strategies import json_values, runs, timeline_entries
 
 STORED = Path(__file__).parent / "data" / "run-schema-1.json"

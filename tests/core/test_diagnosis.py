@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail.causes import RETRY, Cause
-from rerail.diagnosis import EVIDENCE, diagnose
-from rerail.symptoms import RULES
+from rerail.diagnosis.classify import EVIDENCE, diagnose
+from rerail.diagnosis.symptoms import RULES
+from rerail.model.causes import RETRY, Cause
 from tests.timing import growth
 
 ROOT = Path(__file__).parents[2]

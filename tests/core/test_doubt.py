@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.doubt import FRESH, JUMP, doubted
-from rerail.model import RunState
-from rerail.wakeups import JobHeard
+from rerail.detection.clock_skew import FRESH, JUMP, doubted
+from rerail.messages.messages import JobHeard
+from rerail.model.run import RunState
 from tests.fakes import MIDNIGHT, Clock, World
 
 MINUTE, STEPS_A_MINUTE = timedelta(minutes=1), 10

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from rerail.checkpoints import EMERGENCY
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import Throttled
-from rerail.mailbox import Wish
-from rerail.model import JobStatus, RunState
-from rerail.policy import Mode
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
+from rerail.model.checkpoints import EMERGENCY
+from rerail.model.errors import Throttled
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Wish
+from rerail.model.policy import Mode
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import Verb
 from tests.fakes import BUCKET, Agent, World
 
 SECOND = "gpt-a002"

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 
-from rerail.actions import Severity
-from rerail.enrol import Enrolled, Refused, enrol
-from rerail.errors import PolicyError, UnknownPolicy
-from rerail.model import Attempt, Job, JobStatus, Ledger, RunState, run_id, successor_name
-from rerail.policy import Policy
+from rerail.decisions.adoption import Enrolled, Refused, enrol
+from rerail.model.actions import Severity
+from rerail.model.errors import PolicyError, UnknownPolicy
+from rerail.model.policy import Policy
+from rerail.model.run import Attempt, Job, JobStatus, Ledger, RunState, run_id, successor_name
 from tests.core.strategies import job_names
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

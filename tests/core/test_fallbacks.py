@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail.actions import Machines, Severity
-from rerail.causes import Cause
-from rerail.errors import PolicyError
-from rerail.fallbacks import Quota, lacking_quota, moved, passed_over, untried
-from rerail.machines import TYPES, Cluster, WarmPool, misfit, spoken_machines
-from rerail.model import Attempt, JobStatus, Ledger, Run, RunState
-from rerail.policy import Capacity, Mode, Policy, parse_policy, to_toml
-from rerail.remedies import Hold, Relaunch, capacity_verdict
-from rerail.runbooks import Runbook
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard
+from rerail.decisions.fallback_machines import Quota, lacking_quota, moved, passed_over, untried
+from rerail.decisions.remedies import Hold, Relaunch, capacity_verdict
+from rerail.messages.messages import CommandGiven, JobHeard
+from rerail.model.actions import Machines, Severity
+from rerail.model.causes import Cause
+from rerail.model.errors import PolicyError
+from rerail.model.machines import TYPES, Cluster, WarmPool, misfit, spoken_machines
+from rerail.model.policy import Capacity, Mode, Policy, parse_policy, to_toml
+from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState
+from rerail.model.runbooks import Runbook
+from rerail.model.signals import Verb
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

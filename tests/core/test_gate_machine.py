@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from rerail.model import RunState
-from rerail.policy import Mode
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven
+from rerail.messages.messages import CommandGiven
+from rerail.model.policy import Mode
+from rerail.model.run import RunState
+from rerail.model.signals import Verb
 from tests.core.test_machine import Nights
 
 HOUR = timedelta(hours=1)

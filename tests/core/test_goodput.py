@@ -16,13 +16,13 @@ from cli.simulate.assumptions import Assumptions
 from cli.simulate.supervised import Supervised
 from cli.simulate.ways import AGENT, DEFAULT, IN_PLACE
 from cli.simulate.world import World
-from rerail import people
-from rerail.causes import Cause
-from rerail.codec import loads
-from rerail.detectors.finding import Kind
-from rerail.goodput import Account, Badput, account, total
-from rerail.model import Attempt, Incident, JobStatus, Order, Plan, Proposal, Run, RunState, Stop, Then
-from rerail.policy import Policy
+from rerail.accounting import on_call_times as people
+from rerail.accounting.goodput import Account, Badput, account, total
+from rerail.model.causes import Cause
+from rerail.model.codec import loads
+from rerail.model.finding import Kind
+from rerail.model.policy import Policy
+from rerail.model.run import Attempt, Incident, JobStatus, Order, Plan, Proposal, Run, RunState, Stop, Then
 from tests.core import strategies
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -6,15 +6,15 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.actions import PostCommand, Severity
-from rerail.checkpoints import EMERGENCY, Health
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import Blind, Unposted
-from rerail.mailbox import Durability, Told, Wish, report_key, run_of_report
-from rerail.model import JobStatus, Run, RunState
-from rerail.policy import Policy, Save
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, Post, ReportFiled, RunDue, TroubleFound
+from rerail.messages.messages import CommandGiven, JobHeard, Post, ReportFiled, RunDue, TroubleFound
+from rerail.model.actions import PostCommand, Severity
+from rerail.model.checkpoints import EMERGENCY, Health
+from rerail.model.errors import Blind, Unposted
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Durability, Told, Wish, report_key, run_of_report
+from rerail.model.policy import Policy, Save
+from rerail.model.run import JobStatus, Run, RunState
+from rerail.model.signals import Verb
 from tests.fakes import Agent, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail import health
-from rerail.checkpoints import Checkpoint, Health
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.health import judged, labelled, newest_resumable
-from rerail.mailbox import Told
-from rerail.model import Attempt, Run, RunState
-from rerail.wakeups import JobHeard, TroubleFound
+from rerail.decisions import checkpoint_health as health
+from rerail.decisions.checkpoint_health import judged, labelled, newest_resumable
+from rerail.messages.messages import JobHeard, TroubleFound
+from rerail.model.checkpoints import Checkpoint, Health
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Told
+from rerail.model.run import Attempt, Run, RunState
 from tests.fakes import BUCKET, MIDNIGHT, Agent, World
 
 SPIKE = Kind.LOSS_SPIKE

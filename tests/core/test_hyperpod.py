@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.actions import Severity
-from rerail.errors import BadMessage, Conflict
-from rerail.hyperpod_events import HyperPodHeard, Sign, words
-from rerail.model import JobStatus
-from rerail.notices import Notice
-from rerail.policy import HyperPod, Policy, WhichClusters
-from rerail.relaunch import CLUSTER_TAG
-from rerail.runbooks import Runbook
-from rerail.wakeups import JobHeard, read
+from rerail.hyperpod.events import HyperPodHeard, Sign, words
+from rerail.messages.messages import JobHeard, read
+from rerail.model.actions import Severity
+from rerail.model.errors import BadMessage, Conflict
+from rerail.model.policy import HyperPod, Policy, WhichClusters
+from rerail.model.run import JobStatus
+from rerail.model.runbooks import Runbook
+from rerail.notices.notice import Notice
+from rerail.requests.relaunch import CLUSTER_TAG
 from tests.core.strategies import json_values
 from tests.fakes import World
 

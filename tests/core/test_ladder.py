@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail import ladder, skips
-from rerail.actions import Severity
-from rerail.checkpoints import Checkpoint, Health
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.ladder import Plan, Rung, climbed, plan
-from rerail.mailbox import Told
-from rerail.model import Attempt, Run, RunState
-from rerail.policy import Ladder, Mode, Policy, PolicyError, Retries, parse_policy
-from rerail.remedies import Hold
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from rerail.decisions import rollback_ladder as ladder
+from rerail.decisions.remedies import Hold
+from rerail.decisions.rollback_ladder import Plan, Rung, climbed, plan
+from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
+from rerail.model import skipped_samples as skips
+from rerail.model.actions import Severity
+from rerail.model.checkpoints import Checkpoint, Health
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Told
+from rerail.model.policy import Ladder, Mode, Policy, PolicyError, Retries, parse_policy
+from rerail.model.run import Attempt, Run, RunState
+from rerail.model.signals import Verb
 from tests.fakes import BUCKET, MIDNIGHT, Agent, World
 
 BATCH = 16

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import rerail
-from rerail.actions import Severity
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import Blind, Throttled
-from rerail.launching import CHECKS
-from rerail.model import JobStatus, RunState
-from rerail.policy import Limits, MaxRuntime, Mode, OnMaxRuntime, Policy
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, RunDue, TroubleFound
+from rerail.decisions.launch_checks import CHECKS
+from rerail.messages.messages import CommandGiven, JobHeard, RunDue, TroubleFound
+from rerail.model.actions import Severity
+from rerail.model.errors import Blind, Throttled
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.policy import Limits, MaxRuntime, Mode, OnMaxRuntime, Policy
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import Verb
 from tests.fakes import World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.layouts import Layout, Save, Stored, copies, named_step, pointer_files, pointing_at, saves, undated
+from rerail.model.checkpoint_layouts import (
+    Layout,
+    Save,
+    Stored,
+    copies,
+    named_step,
+    pointer_files,
+    pointing_at,
+    saves,
+    undated,
+)
 
 START = datetime(2026, 1, 31, 3, tzinfo=UTC)
 BIG = 1 << 20

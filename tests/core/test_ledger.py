@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.causes import Cause
-from rerail.ledger import KEPT_ENTRIES, charged, forgotten, left, pardoned, refunded, started
-from rerail.model import Ledger
-from rerail.policy import Limits, Policy, Retries
+from rerail.decisions.budgets import KEPT_ENTRIES, charged, forgotten, left, pardoned, refunded, started
+from rerail.model.causes import Cause
+from rerail.model.policy import Limits, Policy, Retries
+from rerail.model.run import Ledger
 from tests.core.strategies import counts, ledgers, moments
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rerail.checkpoints import EMERGENCY
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import Throttled, Unposted
-from rerail.mailbox import Durability, Told
-from rerail.model import JobStatus, RunState
-from rerail.wakeups import JobHeard, ReportFiled, RunDue, TroubleFound, Wakeup
+from rerail.messages.messages import JobHeard, ReportFiled, RunDue, TroubleFound, Wakeup
+from rerail.model.checkpoints import EMERGENCY
+from rerail.model.errors import Throttled, Unposted
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Durability, Told
+from rerail.model.run import JobStatus, RunState
 from tests.fakes import Agent, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."

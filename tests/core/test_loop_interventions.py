@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.actions import Severity
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.model import JobStatus, RunState
-from rerail.policy import Mode, OnAlarm, Policy, Retries
-from rerail.wakeups import AlarmHeard, TroubleFound
+from rerail.messages.messages import AlarmHeard, TroubleFound
+from rerail.model.actions import Severity
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.policy import Mode, OnAlarm, Policy, Retries
+from rerail.model.run import JobStatus, RunState
 from tests.fakes import World
 
 MINUTE = timedelta(minutes=1)

@@ -5,15 +5,15 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.actions import Severity
-from rerail.causes import Cause
-from rerail.checkpoints import Health
-from rerail.codec import dumps, loads
-from rerail.errors import Blind
-from rerail.model import JobStatus, Run, RunState
-from rerail.policy import Limits, Mode, OnMaxRuntime, Policy
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, RunDue
+from rerail.messages.messages import CommandGiven, JobHeard, RunDue
+from rerail.model.actions import Severity
+from rerail.model.causes import Cause
+from rerail.model.checkpoints import Health
+from rerail.model.codec import dumps, loads
+from rerail.model.errors import Blind
+from rerail.model.policy import Limits, Mode, OnMaxRuntime, Policy
+from rerail.model.run import JobStatus, Run, RunState
+from rerail.model.signals import Verb
 from tests.fakes import RUN_TAG, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."

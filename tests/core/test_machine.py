@@ -10,19 +10,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rerail import skips
-from rerail.actions import ReleaseWarmPool, SetAside, Severity, Until
-from rerail.checkpoints import EMERGENCY
-from rerail.decision import attributed
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import Blind, Throttled, Unposted
-from rerail.ledger import forgotten
-from rerail.machines import TYPES
-from rerail.mailbox import Ability, Command, Durability, Told, Wish, report_key
-from rerail.model import JobStatus, Run, RunState
-from rerail.policy import Capacity, Policy
-from rerail.signals import Verb
-from rerail.wakeups import SWEEP, CommandGiven, JobHeard, ReportFiled, TroubleFound, Wakeup, read
+from rerail.decisions.budgets import forgotten
+from rerail.decisions.decision import attributed
+from rerail.messages.messages import SWEEP, CommandGiven, JobHeard, ReportFiled, TroubleFound, Wakeup, read
+from rerail.model import skipped_samples as skips
+from rerail.model.actions import ReleaseWarmPool, SetAside, Severity, Until
+from rerail.model.checkpoints import EMERGENCY
+from rerail.model.errors import Blind, Throttled, Unposted
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.machines import TYPES
+from rerail.model.mailbox import Ability, Command, Durability, Told, Wish, report_key
+from rerail.model.policy import Capacity, Policy
+from rerail.model.run import JobStatus, Run, RunState
+from rerail.model.signals import Verb
 from tests.fakes import Agent, World
 
 REASONS = [

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.actions import Machines
-from rerail.machines import TYPES, Cluster, WarmPool, cluster_of, misfit, pool_of, read_fallback, spoken_machines
+from rerail.model.actions import Machines
+from rerail.model.machines import TYPES, Cluster, WarmPool, cluster_of, misfit, pool_of, read_fallback, spoken_machines
 
 SAGEMAKERS = set(
     botocore.session.get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum  # type: ignore[attr-defined]

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rerail.codec import dumps
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.pulse import Phase
-from rerail.errors import BadMail
-from rerail.mailbox import (
+from rerail.model.codec import dumps
+from rerail.model.errors import BadMail
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import (
     CONTROLS,
     FINDINGS_LIMIT,
     QUOTED,

@@ -4,17 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail import fleet, measures, rounds, turns
-from rerail.actions import Severity
-from rerail.causes import Cause
-from rerail.decision import Decision
-from rerail.goodput import account
-from rerail.measures import ALL, Measured
-from rerail.model import RunState
-from rerail.policy import Policy
-from rerail.rounds import RoundReport
-from rerail.turns import Turn
-from rerail.wakeups import RunDue
+from rerail.accounting.goodput import account
+from rerail.decisions.decision import Decision
+from rerail.messages import service_metrics as measures
+from rerail.messages.messages import RunDue
+from rerail.messages.service_metrics import ALL, Measured
+from rerail.model.actions import Severity
+from rerail.model.causes import Cause
+from rerail.model.policy import Policy
+from rerail.model.run import RunState
+from rerail.supervisor import decision_metrics as turns
+from rerail.supervisor.decision_metrics import Turn
+from rerail.sweep import fleet_metrics as fleet
+from rerail.sweep import sweep as rounds
+from rerail.sweep.sweep import RoundReport
 from tests.core import strategies
 
 # CloudWatch's list price of a custom metric, in dollars a month (the first 10,000); each hour is paid for by itself.

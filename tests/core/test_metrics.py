@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail import metrics
-from rerail.codec import dumps, loads
-from rerail.detectors.sample import Sample
-from rerail.metrics import (
+from rerail.model import metrics
+from rerail.model.codec import dumps, loads
+from rerail.model.metrics import (
     Cursor,
     Load,
     MetricNames,
@@ -29,6 +28,7 @@ from rerail.metrics import (
     resolution,
     samples,
 )
+from rerail.model.sample import Sample
 from tests.timing import growth
 
 NAMES = MetricNames()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.actions import Severity, StopJob, Tell
-from rerail.causes import Cause
-from rerail.model import Attempt, Incident, Job, JobStatus, Page, Run, RunState, run_id, successor_name
+from rerail.model.actions import Severity, StopJob, Tell
+from rerail.model.causes import Cause
+from rerail.model.run import Attempt, Incident, Job, JobStatus, Page, Run, RunState, run_id, successor_name
 from tests.core.strategies import job_names
 
 # The pattern of TrainingJobName in CreateTrainingJob.

@@ -4,12 +4,12 @@ from copy import deepcopy
 
 import pytest
 
-from rerail.actions import Severity
-from rerail.model import JobStatus, RunState
-from rerail.overtaken import claimed
-from rerail.relaunch import ATTEMPT_TAG, RUN_TAG
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard
+from rerail.decisions.reconcile import claimed
+from rerail.messages.messages import CommandGiven, JobHeard
+from rerail.model.actions import Severity
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import Verb
+from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
 from tests.fakes import World
 
 NODE = "InternalServerError: We encountered an internal error.  Please try again."

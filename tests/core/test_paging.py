@@ -5,16 +5,16 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.actions import Severity, Tell
-from rerail.codec import loads
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import PolicyError
-from rerail.model import JobStatus, Run, RunState
-from rerail.notices import Notice
-from rerail.policy import Approval, Limits, Mode, Notices, OnExpiry, Policy
-from rerail.runbooks import Runbook
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
+from rerail.model.actions import Severity, Tell
+from rerail.model.codec import loads
+from rerail.model.errors import PolicyError
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.policy import Approval, Limits, Mode, Notices, OnExpiry, Policy
+from rerail.model.run import JobStatus, Run, RunState
+from rerail.model.runbooks import Runbook
+from rerail.model.signals import Verb
+from rerail.notices.notice import Notice
 from tests.fakes import World
 
 OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.causes import Cause
-from rerail.errors import PolicyError
-from rerail.policy import Mode, OnMaxRuntime, Policy, parse_policy, to_toml
+from rerail.model.causes import Cause
+from rerail.model.errors import PolicyError
+from rerail.model.policy import Mode, OnMaxRuntime, Policy, parse_policy, to_toml
 from tests.core.strategies import json_values, policies
 
 SHIPPED = sorted((Path(__file__).parents[2] / "policies").glob("*.toml"))

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail import pools
-from rerail.actions import CreateJob, Machines, ReleaseWarmPool
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import Blind, Throttled, Unanswered, Unposted
-from rerail.machines import Cluster, WarmPool
-from rerail.model import Attempt, JobStatus, Run, RunState
-from rerail.policy import Mode, Policy
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, RunDue, TroubleFound
+from rerail.decisions import warm_pools as pools
+from rerail.messages.messages import CommandGiven, JobHeard, RunDue, TroubleFound
+from rerail.model.actions import CreateJob, Machines, ReleaseWarmPool
+from rerail.model.errors import Blind, Throttled, Unanswered, Unposted
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.machines import Cluster, WarmPool
+from rerail.model.policy import Mode, Policy
+from rerail.model.run import Attempt, JobStatus, Run, RunState
+from rerail.model.signals import Verb
 from tests.core.test_loop_crashes import Crash, Saboteur, a_minute, deliver
 from tests.fakes import World
 

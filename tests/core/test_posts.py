@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.model import JobStatus, RunState
-from rerail.observe import SEEN_AFTER
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, Post, RunDue
+from rerail.messages.messages import CommandGiven, JobHeard, Post, RunDue
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import Verb
+from rerail.supervisor.observe import SEEN_AFTER
 from tests.fakes import MIDNIGHT, World
 
 A_MOMENT = timedelta(seconds=5)

@@ -9,9 +9,9 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
-from rerail.actions import CreateJob, Machines
-from rerail.errors import RequestRefused
-from rerail.relaunch import checkpoint_uri, reason_to_refuse, rebuild, successor
+from rerail.model.actions import CreateJob, Machines
+from rerail.model.errors import RequestRefused
+from rerail.requests.relaunch import checkpoint_uri, reason_to_refuse, rebuild, successor
 
 DATA = Path(__file__).parent / "data"
 OPERATION = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")

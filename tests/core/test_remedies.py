@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail import remedies
-from rerail.causes import Cause
-from rerail.diagnosis import Diagnosis
-from rerail.model import Attempt, JobStatus, Ledger, Run, RunState
-from rerail.policy import Backoff, Capacity, Limits, Policy, Retries
-from rerail.remedies import RULES, Failure, Hold, Relaunch, capacity_verdict, jittered, remedy, spoken
-from rerail.runbooks import Runbook
+from rerail.decisions import remedies
+from rerail.decisions.remedies import RULES, Failure, Hold, Relaunch, capacity_verdict, jittered, remedy, spoken
+from rerail.diagnosis.classify import Diagnosis
+from rerail.model.causes import Cause
+from rerail.model.policy import Backoff, Capacity, Limits, Policy, Retries
+from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState
+from rerail.model.runbooks import Runbook
 from tests.core.strategies import durations, policies
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

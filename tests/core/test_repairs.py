@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.causes import Cause
-from rerail.repairs import ON_THE_WAY, Repair, Repaired, repaired, spoken_repairs
-from rerail.wakeups import JobHeard
+from rerail.messages.messages import JobHeard
+from rerail.model.causes import Cause
+from rerail.model.self_repairs import ON_THE_WAY, Repair, Repaired, repaired, spoken_repairs
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail.actions import Severity
-from rerail.causes import Cause
-from rerail.checkpoints import Health
-from rerail.decision import known
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.pulse import Phase
-from rerail.mailbox import Ability, Command, Told, Wish, read_command, write
-from rerail.model import JobStatus, RunState
-from rerail.policy import Mode, Policy, Restart
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, RunDue, TroubleFound
+from rerail.decisions.decision import known
+from rerail.messages.messages import CommandGiven, JobHeard, RunDue, TroubleFound
+from rerail.model.actions import Severity
+from rerail.model.causes import Cause
+from rerail.model.checkpoints import Health
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import Ability, Command, Told, Wish, read_command, write
+from rerail.model.policy import Mode, Policy, Restart
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import Verb
 from tests.fakes import BUCKET, Agent, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."

@@ -5,16 +5,16 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.actions import SetAside
-from rerail.checkpoints import EMERGENCY, Health
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.health import judged
-from rerail.mailbox import Told, Wish
-from rerail.model import JobStatus, RunState
-from rerail.policy import Mode, Policy
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
-from rerail.watching import _rolled_back
+from rerail.decisions.checkpoint_health import judged
+from rerail.detection.evaluate import _rolled_back
+from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
+from rerail.model.actions import SetAside
+from rerail.model.checkpoints import EMERGENCY, Health
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Told, Wish
+from rerail.model.policy import Mode, Policy
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import Verb
 from tests.fakes import BUCKET, Agent, World
 
 SECOND = "gpt-a002"

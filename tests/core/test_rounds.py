@@ -4,11 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from rerail import goodput, rounds
-from rerail.errors import Blind, PolicyError
-from rerail.model import JobStatus, RunState
-from rerail.rounds import RoundReport
-from rerail.wakeups import JobHeard
+from rerail.accounting import goodput
+from rerail.messages.messages import JobHeard
+from rerail.model.errors import Blind, PolicyError
+from rerail.model.run import JobStatus, RunState
+from rerail.sweep import sweep as rounds
+from rerail.sweep.sweep import RoundReport
 from tests.fakes import BUCKET, World
 
 

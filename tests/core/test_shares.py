@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail import rounds
-from rerail.actions import CreateJob
-from rerail.decide import decide
-from rerail.decision import with_facts
-from rerail.errors import BadMessage, Blind, Unanswered
-from rerail.launch_order import BY_TURNS, IN_ORDER, Launch, chosen
-from rerail.model import JobStatus, RunState
-from rerail.quiet import EACH_MINUTE, is_known, job_of, own_minutes
-from rerail.rounds import Round, measured
-from rerail.shares import ENOUGH, PARTS, Share, as_event, handed_on, mark, newest, part_of, share_in
-from rerail.signals import JobSeen
-from rerail.wakeups import JobHeard
+from rerail.decisions.decide import decide
+from rerail.decisions.decision import with_facts
+from rerail.messages.messages import JobHeard
+from rerail.model.actions import CreateJob
+from rerail.model.errors import BadMessage, Blind, Unanswered
+from rerail.model.run import JobStatus, RunState
+from rerail.model.signals import JobSeen
+from rerail.sweep import sweep as rounds
+from rerail.sweep.describe_schedule import EACH_MINUTE, is_known, job_of, own_minutes
+from rerail.sweep.launch_order import BY_TURNS, IN_ORDER, Launch, chosen
+from rerail.sweep.shards import ENOUGH, PARTS, Share, as_event, handed_on, mark, newest, part_of, share_in
+from rerail.sweep.sweep import Round, measured
 from tests.fakes import BUCKET, MIDNIGHT, World
 
 
@@ -46,7 +46,7 @@ class FakeShares:
 def fleet(monkeypatch, count: int = 24, *, enough: int = 4) -> tuple[World, FakeShares]:
     """So many runs that train, where a few are enough for one invocation, and too many to ask about each minute."""
     monkeypatch.setattr(rounds, "ENOUGH", enough)
-    monkeypatch.setattr("rerail.shares.ENOUGH", enough)
+    monkeypatch.setattr("rerail.sweep.shards.ENOUGH", enough)
     monkeypatch.setattr(rounds, "EACH_MINUTE", 5)
     world = World()
     for number in range(count):

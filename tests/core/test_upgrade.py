@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from rerail import mailbox, signals, wakeups
-from rerail.brake import Launches, admit
-from rerail.checkpoints import read_manifest
-from rerail.codec import SCHEMA, BadRecord, dumps, loads
-from rerail.decide import decide
-from rerail.model import Job, JobStatus, Run, RunState, TimelineEntry
-from rerail.policy import Policy, parse_policy
-from rerail.wakeups import JobHeard
-from rerail.watching import Memory
+from rerail.decisions.decide import decide
+from rerail.detection.evaluate import Memory
+from rerail.messages import messages as wakeups
+from rerail.messages.messages import JobHeard
+from rerail.model import mailbox, signals
+from rerail.model.checkpoints import read_manifest
+from rerail.model.codec import SCHEMA, BadRecord, dumps, loads
+from rerail.model.policy import Policy, parse_policy
+from rerail.model.run import Job, JobStatus, Run, RunState, TimelineEntry
+from rerail.supervisor.rate_limit import Launches, admit
 from tests.fakes import World
 
 RECORDS = Path(__file__).parent / "data" / "records"

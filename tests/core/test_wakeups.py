@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.codec import plain
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import BadMessage
-from rerail.signals import Verb
-from rerail.wakeups import (
+from rerail.messages.messages import (
     SOURCES,
     AlarmHeard,
     CommandGiven,
@@ -24,6 +20,10 @@ from rerail.wakeups import (
     Wakeup,
     read,
 )
+from rerail.model.codec import plain
+from rerail.model.errors import BadMessage
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.signals import Verb
 from tests.core.strategies import job_names, json_values
 
 EVENTS = Path(__file__).parents[1] / "events"

@@ -6,14 +6,14 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.actions import Severity
-from rerail.checkpoints import Health
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.errors import Throttled
-from rerail.health import labelled
-from rerail.model import JobStatus, RunState
-from rerail.policy import Mode, Policy
-from rerail.wakeups import JobHeard, TroubleFound
+from rerail.decisions.checkpoint_health import labelled
+from rerail.messages.messages import JobHeard, TroubleFound
+from rerail.model.actions import Severity
+from rerail.model.checkpoints import Health
+from rerail.model.errors import Throttled
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.policy import Mode, Policy
+from rerail.model.run import JobStatus, RunState
 from tests.fakes import World
 
 MINUTE = timedelta(minutes=1)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.model import Attempt, JobStatus, Run, RunState
-from rerail.policy import Policy, Weighing
-from rerail.wakeups import JobHeard, TroubleFound
-from rerail.weighing import ASSUMED_START, NEVER_MENDS, never_mends, start_up, weighed
+from rerail.decisions.cost_benefit import ASSUMED_START, NEVER_MENDS, never_mends, start_up, weighed
+from rerail.messages.messages import JobHeard, TroubleFound
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.policy import Policy, Weighing
+from rerail.model.run import Attempt, JobStatus, Run, RunState
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -3,11 +3,11 @@
 from datetime import UTC, datetime, timedelta
 
 from cli.demo.handshake import handshakes
-from rerail.actions import PostCommand, StopJob
-from rerail.codec import plain
-from rerail.mailbox import Command, Report, Told, Wish
-from rerail.model import RunState, TimelineEntry
-from rerail.signals import Reported, Tick
+from rerail.model.actions import PostCommand, StopJob
+from rerail.model.codec import plain
+from rerail.model.mailbox import Command, Report, Told, Wish
+from rerail.model.run import RunState, TimelineEntry
+from rerail.model.signals import Reported, Tick
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

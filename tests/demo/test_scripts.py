@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.demo.scripts import HUGGING_FACE, OURS
-from rerail.layouts import Layout, Stored, saves
+from rerail.model.checkpoint_layouts import Layout, Stored, saves
 
 EXAMPLE = Path(__file__).parents[2] / "local" / "examples" / "huggingface"
 STEPS = 9

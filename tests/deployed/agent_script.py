@@ -11,8 +11,8 @@ from pathlib import Path
 import boto3
 from counting_script import ATTEMPT, BASE, SLOWDOWN, save
 
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.mailbox import Durability, Report, Told, Wish, command_key, read_command, report_key, write
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Durability, Report, Told, Wish, command_key, read_command, report_key, write
 
 RUN = os.environ.get("RERAIL_RUN") or os.environ["TRAINING_JOB_NAME"]
 SLOW_AT, STEPS, SECONDS = 20, int(os.environ["STEPS"]), 0.1 * SLOWDOWN

@@ -23,10 +23,10 @@ from local.pace import Pace
 from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
-from rerail.metrics import definitions
-from rerail.model import Run, RunState
-from rerail.policy import Policy, parse_policy, to_toml
-from rerail.relaunch import POLICY_TAG
+from rerail.model.metrics import definitions
+from rerail.model.policy import Policy, parse_policy, to_toml
+from rerail.model.run import Run, RunState
+from rerail.requests.relaunch import POLICY_TAG
 
 BUCKET = "sagemaker-deployed"
 ROLE = "arn:aws:iam::000000000000:role/SageMakerRole"

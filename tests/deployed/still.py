@@ -1,6 +1,6 @@
 """A deployment in which nothing moves by itself: a run trains there, and the functions heed nothing any more."""
 
-from rerail.model import RunState
+from rerail.model.run import RunState
 from tests.deployed.jobs import Account
 
 RUN = "my-run"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rerail import measures
+from rerail.messages import service_metrics as measures
 from tests.deployed.jobs import Account, Ears, no_sweeps
 
 pytestmark = pytest.mark.slow

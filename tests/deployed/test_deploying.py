@@ -18,7 +18,7 @@ from local.pace import Pace
 from local.stack import LocalAws
 from rerail.aws import clients
 from rerail.aws.sagemaker import SageMakerJobs
-from rerail.relaunch import POLICY_TAG, rebuild
+from rerail.requests.relaunch import POLICY_TAG, rebuild
 from tests.deployed.jobs import BUCKET, ROOT, Account, apart, rerail
 
 pytestmark = pytest.mark.slow

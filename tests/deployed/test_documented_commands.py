@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cli import place
 from cli.main import app
-from rerail.model import Plan, Proposal
+from rerail.model.run import Plan, Proposal
 from tests.deployed.jobs import ROOT, Account, checks, rerail
 from tests.deployed.still import RUN, heed
 from tests.docs.commands import Shown, blocks, leaf, options, pages

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rerail.relaunch import CLUSTER_TAG
+from rerail.requests.relaunch import CLUSTER_TAG
 from tests.deployed.jobs import Account, Ears
 
 pytestmark = pytest.mark.slow

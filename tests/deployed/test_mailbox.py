@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cli.demo.handshake import handshakes
-from rerail.mailbox import command_key, report_key
+from rerail.model.mailbox import command_key, report_key
 from tests.deployed.jobs import AGENT, BUCKET, Account, rerail
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from cli import place
 from cli.demo.scripts import OURS
 from cli.demo.stage import told
 from cli.main import app
-from rerail.policy import Policy
-from rerail.relaunch import POLICY_TAG
+from rerail.model.policy import Policy
+from rerail.requests.relaunch import POLICY_TAG
 from tests.deployed.jobs import BUCKET, MACHINES, ROLE, Account, patient
 
 pytestmark = pytest.mark.slow

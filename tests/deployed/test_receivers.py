@@ -12,12 +12,12 @@ from local import deploy
 from local.emulator import ACCOUNT, REGION
 from local.pace import Pace
 from local.stack import ROOT, LocalAws
-from rerail.actions import Severity
-from rerail.notices import Notice, as_detail
-from rerail.runbooks import Runbook
-from rerail.telling.links import Place, links_of
-from rerail.telling.pagerduty import as_pagerduty
-from rerail.telling.webhook import as_webhook
+from rerail.model.actions import Severity
+from rerail.model.runbooks import Runbook
+from rerail.notices.notice import Notice, as_detail
+from rerail.notices.notifiers.links import Place, links_of
+from rerail.notices.notifiers.pagerduty import as_pagerduty
+from rerail.notices.notifiers.webhook import as_webhook
 from tests.deployed.conftest import ASSEMBLIES
 from tests.deployed.jobs import Account, Ears, apart
 from tests.deployed.receiver import Receiver, listening

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rerail.story.place import page_key
+from rerail.incident_report.location import page_key
 from tests.deployed.jobs import Account, rerail
 
 pytestmark = pytest.mark.slow

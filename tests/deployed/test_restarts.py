@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rerail.policy import Policy
+from rerail.model.policy import Policy
 from tests.deployed.jobs import Account, patient
 
 pytestmark = pytest.mark.slow

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rerail.codec import dumps
-from rerail.seals import VARIABLE
-from rerail.story.place import page_key
+from rerail.incident_report.location import page_key
+from rerail.model.codec import dumps
+from rerail.model.signatures import VARIABLE
 from tests.deployed.jobs import Account, Ears, rerail
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rerail.model import Run
-from rerail.policy import Policy
+from rerail.model.policy import Policy
+from rerail.model.run import Run
 from tests.deployed.jobs import LOSSES, Account, patient
 
 pytestmark = pytest.mark.slow

@@ -5,10 +5,10 @@ import random
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from rerail.detectors.detection import Detection
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.sample import Sample
-from rerail.detectors.watch import series
+from rerail.detection.detectors import series
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 DETECTION = Detection()

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail.codec import dumps, loads
-from rerail.detectors.detection import Detection
-from rerail.detectors.finding import Kind
-from rerail.detectors.sample import Sample
-from rerail.detectors.watch import Watch, see, series
+from rerail.detection.detectors import Watch, see, series
+from rerail.model.codec import dumps, loads
+from rerail.model.finding import Kind
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
 from tests.detectors.runs import falling, lifted, minutes, said, samples
 from tests.timing import growth
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from rerail.detectors.detection import Detection
-from rerail.detectors.finding import Kind, Level
-from rerail.detectors.sample import Sample
+from rerail.model.finding import Kind, Level
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
 from tests.detectors.runs import DETECTION, falling, levels, lifted, said, samples
 
 LOSS = (Kind.LOSS_SPIKE, Kind.DIVERGENCE)

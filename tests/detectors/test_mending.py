@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from rerail.detectors.detection import Detection
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.mending import Trouble, followed
-from rerail.detectors.onsets import OF_THE_LOSS
-from rerail.detectors.sample import Sample
-from rerail.detectors.watch import Watch, see
+from rerail.detection.detectors import Watch, see
+from rerail.detection.onsets import OF_THE_LOSS
+from rerail.detection.recovery import Trouble, followed
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
 
 
 def losses(count: int, *, seed: int = 1, level: float = 2.0) -> list[float]:

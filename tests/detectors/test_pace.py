@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.detectors import checkpoint_stall
-from rerail.detectors.detection import Detection
-from rerail.detectors.finding import Kind, Level
-from rerail.detectors.pulse import Phase, Pulse, entered, heard, relaunched
-from rerail.detectors.sample import Sample
-from rerail.detectors.watch import QUESTIONS, Watch, due, see
+from rerail.detection import checkpoint_stall
+from rerail.detection.detectors import QUESTIONS, Watch, due, see
+from rerail.model.finding import Kind, Level
+from rerail.model.liveness import Phase, Pulse, entered, heard, relaunched
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
 from tests.detectors.runs import DETECTION, START, levels, minutes, said, slow
 
 DICE = random.Random(5)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from bench.quotations import DOCS
-from rerail.actions import Severity
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.model import RunState
-from rerail.notices import Notice
-from rerail.policy import Capacity, Limits, Mode, Policy, Retries
-from rerail.runbooks import Runbook
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
+from rerail.model.actions import Severity
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.policy import Capacity, Limits, Mode, Policy, Retries
+from rerail.model.run import RunState
+from rerail.model.runbooks import Runbook
+from rerail.model.signals import Verb
+from rerail.notices.notice import Notice
 from tests.fakes import World
 
 OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"

@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from bench import quotations
-from rerail.model import RunState
-from rerail.runbooks import Runbook
+from rerail.model.run import RunState
+from rerail.model.runbooks import Runbook
 
 ROOT = quotations.ROOT
 DOCS = quotations.DOCS

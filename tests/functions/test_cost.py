@@ -14,9 +14,9 @@ import sweep
 from bench import cost
 from cli.simulate import pages
 from rerail.aws import clients
-from rerail.detectors.pulse import Phase
-from rerail.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
-from rerail.metrics import definitions
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
+from rerail.model.metrics import definitions
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch
 

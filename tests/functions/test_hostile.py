@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import pytest
 
 import supervise
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.mailbox import Report, Told, report_key, write
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import Report, Told, report_key, write
 from tests.functions.account import Context
 from tests.functions.test_supervise import batch
 from tests.hostile import HOSTILE

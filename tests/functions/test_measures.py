@@ -11,9 +11,9 @@ import observability
 import report
 import supervise
 import sweep
-from rerail.causes import Cause
-from rerail.measures import ALL
-from rerail.model import Attempt, Incident, JobStatus, Run, RunState
+from rerail.messages.service_metrics import ALL
+from rerail.model.causes import Cause
+from rerail.model.run import Attempt, Incident, JobStatus, Run, RunState
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch, due, fail
 

@@ -7,7 +7,7 @@ import pytest
 
 import notify
 from rerail.aws.clients import client
-from rerail.codec import BadRecord
+from rerail.model.codec import BadRecord
 from tests.functions.account import TOPICS, Account, Context, sample
 
 

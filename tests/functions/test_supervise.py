@@ -9,8 +9,8 @@ from moto.sagemaker.models import sagemaker_backends
 import supervise
 import wiring.supervise
 from rerail.aws.clients import client
-from rerail.mailbox import Report, Told, write
-from rerail.model import RunState
+from rerail.model.mailbox import Report, Told, write
+from rerail.model.run import RunState
 from tests.functions.account import Context, sample
 
 

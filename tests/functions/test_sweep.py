@@ -7,8 +7,8 @@ import pytest
 import supervise
 import sweep
 from rerail.aws.clients import client
-from rerail.detectors.pulse import Phase
-from rerail.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch
 

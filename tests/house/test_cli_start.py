@@ -17,7 +17,7 @@ from cli import lean_help
 from cli.commands import COMMANDS, Later
 from cli.main import app
 from local import processes
-from rerail.model import RunState
+from rerail.model.run import RunState
 from tests.cli.cloud import OUTPUTS
 from tests.house.sources import ROOT
 
@@ -27,7 +27,7 @@ HEAVY = (
     *("rich.markdown", "rich.traceback", "markdown_it", "pygments"),
 )
 # The list of commands needs nothing of a command, and nothing of what it works with.
-OF_COMMANDS = ("botocore", "cli.place", "cli.console", "rerail.model", "rerail.policy", "local", "bench")
+OF_COMMANDS = ("botocore", "cli.place", "cli.console", "rerail.model.run", "rerail.model.policy", "local", "bench")
 DRAWN = ("rich", "typer.rich_utils")
 LOOK = """
 import json, sys

@@ -26,10 +26,15 @@ HEAVY = (
 DRAWING = ("jinja2", "pygal", "report_page")
 # By function: what others are for.
 OF_OTHERS = {
-    "supervise": ("rerail.rounds", "rerail.story.gather", "rerail.telling.voice", *DRAWING),
-    "sweep": ("rerail.loop", "rerail.story.gather", "rerail.telling.voice", *DRAWING),
-    "notify": ("rerail.loop", "rerail.rounds", "rerail.story.gather", *DRAWING),
-    "report": ("rerail.loop", "rerail.rounds", "rerail.telling.voice"),
+    "supervise": ("rerail.sweep.sweep", "rerail.incident_report.gather", "rerail.notices.notifiers.notifier", *DRAWING),
+    "sweep": (
+        "rerail.supervisor.supervisor",
+        "rerail.incident_report.gather",
+        "rerail.notices.notifiers.notifier",
+        *DRAWING,
+    ),
+    "notify": ("rerail.supervisor.supervisor", "rerail.sweep.sweep", "rerail.incident_report.gather", *DRAWING),
+    "report": ("rerail.supervisor.supervisor", "rerail.sweep.sweep", "rerail.notices.notifiers.notifier"),
 }
 # Measured at 1.05 to 1.2 (see bench/speed.py); the rest is room for a noisy machine.
 MOST_TIMES_FLOOR = 1.6

@@ -17,8 +17,15 @@ from tests.house.sources import (
 AWS_SDK = ("boto3", "botocore", "s3transfer", "aiobotocore")
 OF_THE_FUNCTIONS = ("settings", "wiring", "observability", "loading", "rerail")
 OF_THE_FUNCTIONS += ("supervise", "sweep", "notify", "report")
-OPEN_TO_THE_STACKS = ("settings", "rerail.policy", "rerail.errors", "rerail.mailbox", "rerail.aside", "rerail.pause")
-OPEN_TO_THE_STACKS += ("rerail.runbooks", "rerail.story.place")
+OPEN_TO_THE_STACKS = (
+    "settings",
+    "rerail.model.policy",
+    "rerail.model.errors",
+    "rerail.model.mailbox",
+    "rerail.decisions.quarantine",
+    "rerail.supervisor.pause",
+)
+OPEN_TO_THE_STACKS += ("rerail.model.runbooks", "rerail.incident_report.location")
 
 
 def each(paths):

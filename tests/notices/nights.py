@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from rerail.actions import Severity
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.notices import TEXT_LIMIT, TITLE_LIMIT, Notice, clipped
-from rerail.policy import Mode, Policy
-from rerail.signals import Verb
-from rerail.telling.links import Links, Place, links_of
-from rerail.wakeups import CommandGiven, JobHeard, TroubleFound
+from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
+from rerail.model.actions import Severity
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.policy import Mode, Policy
+from rerail.model.signals import Verb
+from rerail.notices.notice import TEXT_LIMIT, TITLE_LIMIT, Notice, clipped
+from rerail.notices.notifiers.links import Links, Place, links_of
 from tests.fakes import World
 
 START_UP = timedelta(minutes=6)

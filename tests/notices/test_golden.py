@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from rerail.notices import Notice
-from rerail.telling.chat import as_chat
-from rerail.telling.links import Links
-from rerail.telling.mail import as_subject, as_text
-from rerail.telling.pagerduty import as_pagerduty
-from rerail.telling.webhook import as_webhook
+from rerail.notices.notice import Notice
+from rerail.notices.notifiers.chat import as_chat
+from rerail.notices.notifiers.email import as_subject, as_text
+from rerail.notices.notifiers.links import Links
+from rerail.notices.notifiers.pagerduty import as_pagerduty
+from rerail.notices.notifiers.webhook import as_webhook
 from tests.notices.nights import NIGHTS, links
 
 GOLDEN, SCHEMAS = Path(__file__).parent / "golden", Path(__file__).parent / "schemas"

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from rerail.runbooks import Runbook
-from rerail.telling.chat import as_chat
-from rerail.telling.links import Place, links_of, runbook_page
-from rerail.telling.mail import as_text
-from rerail.telling.pagerduty import as_pagerduty
+from rerail.model.runbooks import Runbook
+from rerail.notices.notifiers.chat import as_chat
+from rerail.notices.notifiers.email import as_text
+from rerail.notices.notifiers.links import Place, links_of, runbook_page
+from rerail.notices.notifiers.pagerduty import as_pagerduty
 from tests.notices.nights import PLACE, held
 
 

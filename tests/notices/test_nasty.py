@@ -8,16 +8,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rerail.actions import Severity
-from rerail.codec import BadRecord
-from rerail.notices import as_detail, notice_of, read_detail
-from rerail.policy import Policy
-from rerail.runbooks import Runbook
-from rerail.telling.chat import as_chat, escaped
-from rerail.telling.links import Links
-from rerail.telling.mail import SUBJECT_LIMIT, TEXT_LIMIT_BYTES, as_subject, as_text
-from rerail.telling.pagerduty import as_pagerduty
-from rerail.telling.webhook import as_webhook
+from rerail.model.actions import Severity
+from rerail.model.codec import BadRecord
+from rerail.model.policy import Policy
+from rerail.model.runbooks import Runbook
+from rerail.notices.notice import as_detail, notice_of, read_detail
+from rerail.notices.notifiers.chat import as_chat, escaped
+from rerail.notices.notifiers.email import SUBJECT_LIMIT, TEXT_LIMIT_BYTES, as_subject, as_text
+from rerail.notices.notifiers.links import Links
+from rerail.notices.notifiers.pagerduty import as_pagerduty
+from rerail.notices.notifiers.webhook import as_webhook
 from tests.core.strategies import runs, tells
 from tests.notices.nights import NIGHTS, links, nasty
 from tests.notices.test_golden import validator

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rerail.actions import Severity, Tell
-from rerail.causes import Cause
-from rerail.codec import loads
-from rerail.detectors.sample import Sample
-from rerail.model import Attempt, Incident, JobStatus, Page, Run, RunState, TimelineEntry
-from rerail.runbooks import Runbook
-from rerail.story.known import Known, LogLine
+from rerail.incident_report.facts import Known, LogLine
+from rerail.model.actions import Severity, Tell
+from rerail.model.causes import Cause
+from rerail.model.codec import loads
+from rerail.model.run import Attempt, Incident, JobStatus, Page, Run, RunState, TimelineEntry
+from rerail.model.runbooks import Runbook
+from rerail.model.sample import Sample
 
 BEGAN = datetime(2026, 1, 31, 3, tzinfo=UTC)
 HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>{{ 7 * 7 }}</pre></style>"

@@ -9,8 +9,8 @@ from playwright.sync_api import Browser, Page
 
 from bench.browser import browser
 from report_page.page import drawn_page
-from rerail.story.known import Known
-from rerail.story.story import tell
+from rerail.incident_report.facts import Known
+from rerail.incident_report.report import tell
 from tests.report.conftest import HOSTILE, held, hostile, immense
 
 pytestmark = pytest.mark.slow

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rerail.errors import Blind, Throttled
-from rerail.metrics import Points, Query
-from rerail.model import Run, TimelineEntry
-from rerail.story import gather
-from rerail.story.gather import Gathering, printed
-from rerail.story.known import LogLine
+from rerail.incident_report import gather
+from rerail.incident_report.facts import LogLine
+from rerail.incident_report.gather import Gathering, printed
+from rerail.model.errors import Blind, Throttled
+from rerail.model.metrics import Points, Query
+from rerail.model.run import Run, TimelineEntry
 from tests.fakes import Clock, FakeCheckpoints, FakePolicies, FakeSeries
 from tests.report.conftest import BEGAN, attempt, held
 

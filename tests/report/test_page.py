@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from report_page.page import drawn_page
-from rerail.runbooks import Runbook
-from rerail.story.known import Known, LogLine
-from rerail.story.story import Section, tell
-from rerail.story.veil import veiled
+from rerail.incident_report.facts import Known, LogLine
+from rerail.incident_report.report import Section, tell
+from rerail.model.runbooks import Runbook
+from rerail.model.secrets import veiled
 from stacks.parts.report_layer import fill
 from tests.report.conftest import HOSTILE, held, hostile
 from tests.timing import growth
@@ -28,9 +28,9 @@ import sys
 import time
 sys.path[:0] = [{layer!r}, {lambdas!r}]
 import gzip
-from rerail.codec import loads
-from rerail.story.known import Known, LogLine
-from rerail.story.story import tell
+from rerail.model.codec import loads
+from rerail.incident_report.facts import Known, LogLine
+from rerail.incident_report.report import tell
 from report_page.page import drawn_page
 page = drawn_page(tell(loads(Known, gzip.open({record!r}).read().decode())))
 places = {{name: module.__file__ for name, module in sys.modules.items() if getattr(module, "__file__", None)}}

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report_page.page import drawn_page
-from rerail.detectors.sample import Sample
-from rerail.model import Attempt, Order, Proposal, RunState
-from rerail.model import Plan as Planned
-from rerail.runbooks import Runbook
-from rerail.story.curves import POINTS, POINTS_OF_A_CHART, loss, thinned
-from rerail.story.first import Tone
-from rerail.story.known import Known
-from rerail.story.marks import Sort, marks
-from rerail.story.story import INCIDENTS, Story, tell
+from rerail.incident_report.curves import POINTS, POINTS_OF_A_CHART, loss, thinned
+from rerail.incident_report.facts import Known
+from rerail.incident_report.marks import Sort, marks
+from rerail.incident_report.report import INCIDENTS, Story, tell
+from rerail.incident_report.summary import Tone
+from rerail.model.run import Attempt, Order, Proposal, RunState
+from rerail.model.run import Plan as Planned
+from rerail.model.runbooks import Runbook
+from rerail.model.sample import Sample
 from tests.report.conftest import BEGAN, attempt, held, immense, rows
 from tests.timing import cpu_seconds
 

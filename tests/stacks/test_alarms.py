@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rerail import measures
-from rerail.runbooks import Runbook
+from rerail.messages import service_metrics as measures
+from rerail.model.runbooks import Runbook
 from tests.stacks.template import Template, target, text
 from tests.stacks.test_delivery import dead_letter_queues
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rerail.measures import ALL
+from rerail.messages.service_metrics import ALL
 from stacks import ROOT
 from tests.stacks.template import Template, text
 from tests.stacks.test_delivery import dead_letter_queues

@@ -5,7 +5,8 @@ import json
 import pytest
 from ministack.services.eventbridge import _matches_pattern
 
-from rerail import mailbox, wakeups
+from rerail.messages import messages as wakeups
+from rerail.model import mailbox
 from stacks import ROOT
 from tests.stacks.template import target
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rerail import mailbox
+from rerail.model import mailbox
 from tests.stacks.template import many, target, text
 
 MAILBOX = f"arn:<AWS::Partition>:s3:::{mailbox.bucket_name('<AWS::AccountId>', '<AWS::Region>')}"

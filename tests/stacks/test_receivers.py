@@ -6,7 +6,7 @@ import re
 import pytest
 from ministack.services.eventbridge import _matches_pattern
 
-from rerail import wakeups
+from rerail.messages import messages as wakeups
 from stacks.parts.receiver import AGE
 from tests.stacks.conftest import EVERYTHING
 from tests.stacks.template import Template, target

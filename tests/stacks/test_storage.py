@@ -2,8 +2,8 @@
 
 import pytest
 
-from rerail import mailbox
 from rerail.aws import dynamodb
+from rerail.model import mailbox
 from tests.stacks.template import many, target, text
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rerail.aside import WRITTEN
-from rerail.policy import parse_policy
+from rerail.decisions.quarantine import WRITTEN
+from rerail.model.policy import parse_policy
 from stacks import ROOT
 from tests.stacks.conftest import synthesize
 from tests.stacks.template import Template, many, text

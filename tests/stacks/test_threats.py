@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rerail.mailbox import bucket_name, command_key, heartbeat_key, report_key
-from rerail.story.place import page_key
+from rerail.incident_report.location import page_key
+from rerail.model.mailbox import bucket_name, command_key, heartbeat_key, report_key
 from tests.stacks.template import Template, many, target, text
 from tests.stacks.test_delivery import matches
 

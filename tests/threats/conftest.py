@@ -2,8 +2,8 @@
 
 import pytest
 
-from rerail.seals import VARIABLE
-from rerail.wakeups import JobHeard
+from rerail.messages.messages import JobHeard
+from rerail.model.signatures import VARIABLE
 from tests.fakes import Agent, World
 
 KEY, ANOTHER = "ab" * 32, "cd" * 32

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.pulse import Pulse
-from rerail.errors import BadMail
-from rerail.mailbox import Told, heartbeat_key, read_report, report_key, write
-from rerail.model import RunState
-from rerail.policy import Mailbox
-from rerail.seals import VARIABLE, is_sealed, sealed
-from rerail.wakeups import JobHeard
+from rerail.messages.messages import JobHeard
+from rerail.model.errors import BadMail
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Pulse
+from rerail.model.mailbox import Told, heartbeat_key, read_report, report_key, write
+from rerail.model.policy import Mailbox
+from rerail.model.run import RunState
+from rerail.model.signatures import VARIABLE, is_sealed, sealed
 from tests.core.strategies import reports
 from tests.fakes import DEFAULT, Agent, World
 from tests.threats.conftest import ANOTHER, KEY

@@ -2,13 +2,13 @@
 
 import pytest
 
-from rerail.actions import Severity
-from rerail.errors import Throttled
-from rerail.model import Job, JobStatus, RunState
-from rerail.relaunch import ATTEMPT_TAG, RUN_TAG
-from rerail.seals import VARIABLE
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard
+from rerail.messages.messages import CommandGiven, JobHeard
+from rerail.model.actions import Severity
+from rerail.model.errors import Throttled
+from rerail.model.run import Job, JobStatus, RunState
+from rerail.model.signals import Verb
+from rerail.model.signatures import VARIABLE
+from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
 from tests.fakes import World
 from tests.threats.conftest import ANOTHER, KEY
 

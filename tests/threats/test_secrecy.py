@@ -7,9 +7,9 @@ from botocore.exceptions import ClientError
 
 from rerail.aws import sagemaker
 from rerail.aws.sagemaker import SageMakerJobs, job_from
-from rerail.errors import RequestRefused
-from rerail.secrecy import hidden
-from rerail.telling.links import Place, links_of
+from rerail.model.errors import RequestRefused
+from rerail.model.redaction import hidden
+from rerail.notices.notifiers.links import Place, links_of
 from tests.fakes import MIDNIGHT
 from tests.hostile import HOSTILE
 from tests.notices.nights import NIGHTS

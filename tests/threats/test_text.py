@@ -16,15 +16,15 @@ from cli.main import app
 from cli.place import Place
 from report_page.page import drawn_page
 from rerail.aws.clients import client
-from rerail.causes import Cause
-from rerail.checkpoints import Health
-from rerail.model import Attempt, Incident, JobStatus, Label, Run, RunState, TimelineEntry
-from rerail.notices import as_detail, read_detail
-from rerail.story.story import Section, tell
-from rerail.telling.chat import as_chat
-from rerail.telling.mail import as_subject, as_text
-from rerail.telling.pagerduty import as_pagerduty
-from rerail.telling.webhook import as_webhook
+from rerail.incident_report.report import Section, tell
+from rerail.model.causes import Cause
+from rerail.model.checkpoints import Health
+from rerail.model.run import Attempt, Incident, JobStatus, Label, Run, RunState, TimelineEntry
+from rerail.notices.notice import as_detail, read_detail
+from rerail.notices.notifiers.chat import as_chat
+from rerail.notices.notifiers.email import as_subject, as_text
+from rerail.notices.notifiers.pagerduty import as_pagerduty
+from rerail.notices.notifiers.webhook import as_webhook
 from tests.aws.places import TABLE, make_table, our_own_clients
 from tests.hostile import HOSTILE
 from tests.notices.nights import NIGHTS, links, nasty

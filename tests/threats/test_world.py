@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from rerail.actions import SetAside
-from rerail.aside import plan
-from rerail.checkpoints import read_manifest
-from rerail.errors import BadManifest, BadMessage, Unmovable
-from rerail.layouts import Stored
-from rerail.mailbox import Told
-from rerail.model import RunState
-from rerail.policy import Mode
-from rerail.signals import Verb
-from rerail.wakeups import CommandGiven, JobHeard, read
+from rerail.decisions.quarantine import plan
+from rerail.messages.messages import CommandGiven, JobHeard, read
+from rerail.model.actions import SetAside
+from rerail.model.checkpoint_layouts import Stored
+from rerail.model.checkpoints import read_manifest
+from rerail.model.errors import BadManifest, BadMessage, Unmovable
+from rerail.model.mailbox import Told
+from rerail.model.policy import Mode
+from rerail.model.run import RunState
+from rerail.model.signals import Verb
 from tests.fakes import BUCKET, DEFAULT, MIDNIGHT, Agent
 from tests.threats.conftest import KEY
 from tests.threats.test_mailbox import MINUTE, beating, titles

@@ -22,9 +22,9 @@ from marks import (  # type: ignore[import-not-found]
     told,
 )
 
-from rerail.detectors.finding import Finding, Kind, Level
-from rerail.detectors.pulse import Phase
-from rerail.mailbox import (
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import (
     Durability,
     Heartbeat,
     Report,

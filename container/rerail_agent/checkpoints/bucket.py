@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from rerail.checkpoints import bucket_and_folder
+from rerail.model.checkpoints import bucket_and_folder
 from rerail_agent.checkpoints.manifest import (
     MANIFEST,
     METADATA,

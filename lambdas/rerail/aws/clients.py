@@ -6,7 +6,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from rerail.aws.legible import read_legibly
+from rerail.aws.validation import read_legibly
 
 # The control plane of SageMaker throttles at one or two calls a second: adaptive mode slows down instead of failing.
 CONFIG = Config(retries={"mode": "adaptive", "max_attempts": 5}, connect_timeout=3, read_timeout=20)

@@ -12,9 +12,9 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.legible import legible
-from rerail.errors import Blind, Throttled
-from rerail.metrics import Points, Query
+from rerail.aws.validation import legible
+from rerail.model.errors import Blind, Throttled
+from rerail.model.metrics import Points, Query
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 QUERIES = 500  # a request's most
@@ -33,7 +33,7 @@ class CloudWatchSeries:
     """The port `Series` on GetMetricData.
 
     `calls` and `metrics` count what this object has asked so far: requests, and series in them, which is what is billed
-    (at most: see rerail.metrics)."""
+    (at most: see rerail.model.metrics)."""
 
     def __init__(self) -> None:
         self.calls = 0

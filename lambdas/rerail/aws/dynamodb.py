@@ -11,12 +11,12 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.legible import legible
 from rerail.aws.records import packed, read, record
-from rerail.codec import BadRecord, dumps
-from rerail.errors import Conflict, RequestRefused
-from rerail.model import Run, TimelineEntry
-from rerail.shares import PARTS, part_of
+from rerail.aws.validation import legible
+from rerail.model.codec import BadRecord, dumps
+from rerail.model.errors import Conflict, RequestRefused
+from rerail.model.run import Run, TimelineEntry
+from rerail.sweep.shards import PARTS, part_of
 
 INDEX = "open"
 PLAIN_CHARACTERS = 50_000

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rerail.aws.clients import client
-from rerail.aws.legible import sayable
-from rerail.notices import Notice, as_detail
-from rerail.telling.links import Links
-from rerail.wakeups import NOTICE, RERAIL
+from rerail.aws.validation import sayable
+from rerail.messages.messages import NOTICE, RERAIL
+from rerail.notices.notice import Notice, as_detail
+from rerail.notices.notifiers.links import Links
 
 
 class EventBus:

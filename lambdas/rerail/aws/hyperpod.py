@@ -10,11 +10,11 @@ from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import INDEX
-from rerail.aws.legible import legible
 from rerail.aws.records import record
-from rerail.codec import BadRecord, dumps
-from rerail.errors import Conflict
-from rerail.hyperpod import HyperPodMemory
+from rerail.aws.validation import legible
+from rerail.hyperpod.clusters import HyperPodMemory
+from rerail.model.codec import BadRecord, dumps
+from rerail.model.errors import Conflict
 
 # Beside the shards of open runs in the same sparse index: clusters that the sweep has to ask about.
 WAITING = "open#hyperpod"

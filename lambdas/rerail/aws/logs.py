@@ -8,9 +8,9 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.legible import Illegible, legible
-from rerail.errors import Blind, Throttled
-from rerail.story.known import LogLine
+from rerail.aws.validation import Illegible, legible
+from rerail.incident_report.facts import LogLine
+from rerail.model.errors import Blind, Throttled
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 # Of a job on a thousand machines the first few speak for all.

@@ -8,8 +8,8 @@ from functools import partial
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.errors import BadMail, Blind, Throttled, Unposted
-from rerail.mailbox import (
+from rerail.model.errors import BadMail, Blind, Throttled, Unposted
+from rerail.model.mailbox import (
     SIZE_LIMIT,
     Command,
     Report,
@@ -20,8 +20,8 @@ from rerail.mailbox import (
     run_of_report,
     write,
 )
+from rerail.model.signatures import is_sealed
 from rerail.ports import Beat, Beats
-from rerail.seals import is_sealed
 
 MISSING = ("NoSuchKey", "404")
 THROTTLING = ("SlowDown", "503", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded")

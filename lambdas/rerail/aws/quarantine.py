@@ -12,9 +12,9 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from rerail.aside import Move
 from rerail.aws.clients import client
-from rerail.errors import Throttled, Unanswered, Unfinished, Unmovable
+from rerail.decisions.quarantine import Move
+from rerail.model.errors import Throttled, Unanswered, Unfinished, Unmovable
 
 # Of the minute that the supervisor has for ten messages; a turn may look at the same action twice.
 BUDGET_S = 15.0

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rerail.aws.clients import client
-from rerail.codec import BadRecord, loads
-from rerail.errors import Throttled
+from rerail.model.codec import BadRecord, loads
+from rerail.model.errors import Throttled
 
 # What DynamoDB takes with one call.
 READ_BATCH, WRITE_BATCH = 100, 25

@@ -7,9 +7,9 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from rerail.aws.clients import client_as
-from rerail.notices import Notice
-from rerail.story.place import page_key
-from rerail.telling.links import Place, console_of_report
+from rerail.incident_report.location import page_key
+from rerail.notices.notice import Notice
+from rerail.notices.notifiers.links import Place, console_of_report
 
 # As long as a night; a function's own credentials may end sooner, and what they have signed with them.
 VALID_S = 12 * 3600

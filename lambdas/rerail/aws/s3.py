@@ -8,13 +8,13 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from rerail.actions import SetAside
-from rerail.aside import plan
 from rerail.aws.clients import client
 from rerail.aws.quarantine import Mover
-from rerail.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, bucket_and_folder, newest_usable, read_manifest
-from rerail.errors import BadManifest, Blind, Unanswered
-from rerail.layouts import Stored, checkpoint_of, has_manifests, pointer_files, saves
+from rerail.decisions.quarantine import plan
+from rerail.model.actions import SetAside
+from rerail.model.checkpoint_layouts import Stored, checkpoint_of, has_manifests, pointer_files, saves
+from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, bucket_and_folder, newest_usable, read_manifest
+from rerail.model.errors import BadManifest, Blind, Unanswered
 
 # The newest is nearly always whole and clean; the rest is for the rare night when it is not. Where none of so many is,
 # older ones are read, up to the most: a loss that went wrong unseen has spoilt all that was saved since.

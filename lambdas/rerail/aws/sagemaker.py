@@ -7,14 +7,14 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from rerail.aws.clients import client
-from rerail.aws.legible import legible
-from rerail.errors import Blind, CapacityRefused, JobExists, JobNotFound, RequestRefused, Throttled, Unanswered
-from rerail.machines import cluster_of, pool_of
-from rerail.model import Job, JobStatus
-from rerail.pools import GONE
-from rerail.relaunch import checkpoint_uri
-from rerail.repairs import repaired
-from rerail.secrecy import hidden
+from rerail.aws.validation import legible
+from rerail.decisions.warm_pools import GONE
+from rerail.model.errors import Blind, CapacityRefused, JobExists, JobNotFound, RequestRefused, Throttled, Unanswered
+from rerail.model.machines import cluster_of, pool_of
+from rerail.model.redaction import hidden
+from rerail.model.run import Job, JobStatus
+from rerail.model.self_repairs import repaired
+from rerail.requests.relaunch import checkpoint_uri
 
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
 NO_ROOM = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")

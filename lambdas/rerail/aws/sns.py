@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping
 
-from rerail.actions import Severity
 from rerail.aws.clients import client
-from rerail.notices import Notice
-from rerail.telling.chat import as_chat
-from rerail.telling.links import Links
-from rerail.telling.mail import as_subject, as_text
+from rerail.model.actions import Severity
+from rerail.notices.notice import Notice
+from rerail.notices.notifiers.chat import as_chat
+from rerail.notices.notifiers.email import as_subject, as_text
+from rerail.notices.notifiers.links import Links
 
 
 class SnsTopics:

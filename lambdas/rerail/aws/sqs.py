@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from rerail.aws.clients import client
-from rerail.aws.legible import sayable
-from rerail.wakeups import SWEEP, WAKE
+from rerail.aws.validation import sayable
+from rerail.messages.messages import SWEEP, WAKE
 
 BATCH = 10
 

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.legible import legible
-from rerail.errors import Blind, UnknownPolicy
-from rerail.pause import parse_pause
-from rerail.policy import NAME, Policy, parse_policy
+from rerail.aws.validation import legible
+from rerail.model.errors import Blind, UnknownPolicy
+from rerail.model.policy import NAME, Policy, parse_policy
+from rerail.supervisor.pause import parse_pause
 
 FRESH_FOR = timedelta(minutes=1)
 
@@ -49,7 +49,7 @@ class SsmPolicies:
 
 
 class SsmPause:
-    """The port `Pause` on one parameter, which `rerail.pause` reads.
+    """The port `Pause` on one parameter, which `rerail.supervisor.pause` reads.
 
     Where nobody can tell, it is as it was known last. Never known counts as paused, which delays and loses nothing, and
     is asked again at once. Without the parameter nobody has ever paused: not paused."""

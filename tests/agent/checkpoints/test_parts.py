@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-from rerail.checkpoints import Health, read_manifest
+from rerail.model.checkpoints import Health, read_manifest
 from rerail_agent.checkpoints.arena import Arena
 from rerail_agent.checkpoints.image import ALIGNMENT, frame, value_blob
 from rerail_agent.checkpoints.leaves import Tree, flatten
@@ -141,7 +141,7 @@ def _resident_shared() -> int:
 
 
 def test_the_supervisor_reads_our_manifest() -> None:
-    """The manifest is one for rerail.checkpoints too, with a few fields more."""
+    """The manifest is one for rerail.model.checkpoints too, with a few fields more."""
     files = ({"name": ".metadata", "bytes": 3, "checksum": "xxh3_64:00"},)
     text = dump(
         manifest(

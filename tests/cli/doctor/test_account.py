@@ -14,7 +14,7 @@ from cli.doctor.check import Check, Verdict, ask, overall
 from cli.doctor.deployment import Deployment
 from cli.names import POLICIES
 from cli.place import now
-from rerail.policy import parse_policy, to_toml
+from rerail.model.policy import parse_policy, to_toml
 from tests.cli.cloud import Cloud, Deployed, denied, refused
 
 ROLE = "arn:aws:iam::1:role/Rerail-Supervise"
@@ -242,7 +242,7 @@ def test_code_of_another_version_is_named_file_by_file(monkeypatch, tmp_path):
     assert code.differing(there, here) == ["rerail/b.py", "rerail/gone.py", "sweep.py"]
     monkeypatch.setattr(code, "deployed_files", lambda url: there)
     said = asked()["functions code"]
-    assert said.verdict is Verdict.WARN and "rerail/decide.py" not in said.said and "more" in said.said
+    assert said.verdict is Verdict.WARN and "rerail/decisions/decide.py" not in said.said and "more" in said.said
 
 
 def test_an_archive_is_read_from_its_link_and_never_run(monkeypatch, tmp_path):

@@ -16,10 +16,10 @@ from cli.doctor.deployment import Deployment
 from cli.doctor.subject import Subject
 from cli.place import now
 from rerail.aws.clients import client
-from rerail.detectors.pulse import Phase
-from rerail.mailbox import Heartbeat, heartbeat_key, write
-from rerail.metrics import definitions
-from rerail.model import Attempt, JobStatus, Run, RunState
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import Heartbeat, heartbeat_key, write
+from rerail.model.metrics import definitions
+from rerail.model.run import Attempt, JobStatus, Run, RunState
 from tests.aws.places import REGION, our_own_clients
 from tests.cli.cloud import Cloud, Deployed, denied, refused
 

@@ -17,7 +17,7 @@ from typing import Any
 import boto3
 from botocore.awsrequest import AWSResponse
 
-from rerail.supervised import supervised
+from rerail.requests.supervised import supervised
 
 REQUESTS = Path(__file__).parent / "requests"
 ACCOUNT, REGION, POLICY = "111122223333", "eu-west-1", "careful"

@@ -20,7 +20,7 @@ from cli.submit import delivery
 from cli.submit.defaults import KINDS, read_defaults
 from cli.submit.following import News
 from rerail.aws.clients import client
-from rerail.relaunch import POLICY_TAG
+from rerail.requests.relaunch import POLICY_TAG
 from tests.aws.places import REGION, our_own_clients
 
 DOCS = place.ROOT / "docs" / "submit.md"

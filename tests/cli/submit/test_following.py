@@ -8,7 +8,7 @@ from botocore.exceptions import ClientError
 
 from cli.logbook import LOG_GROUP
 from cli.submit.following import Follower
-from rerail.model import Attempt, JobStatus, Run, RunState, TimelineEntry
+from rerail.model.run import Attempt, JobStatus, Run, RunState, TimelineEntry
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 RUN = Run(id="gpt", policy="default", state=RunState.WATCHING, created_at=NOON, attempts=(Attempt(1, "gpt"),))

@@ -12,8 +12,8 @@ from cli.submit.defaults import read_defaults
 from cli.submit.images import VERSIONS, pytorch_image
 from cli.submit.problem import Problem
 from cli.submit.request import Wish, seconds, training_request
-from rerail.metrics import definitions
-from rerail.relaunch import POLICY_TAG
+from rerail.model.metrics import definitions
+from rerail.requests.relaunch import POLICY_TAG
 
 WISH = Wish(
     name="mnist-1",

@@ -13,14 +13,14 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
-from rerail.actions import CreateJob
 from rerail.aws.sagemaker import job_from
-from rerail.enrol import Enrolled, enrol
-from rerail.errors import RequestRefused
-from rerail.metrics import MetricNames, definitions, expected
-from rerail.policy import Policy
-from rerail.relaunch import POLICY_TAG, checkpoint_uri, rebuild, successor
-from rerail.supervised import supervised
+from rerail.decisions.adoption import Enrolled, enrol
+from rerail.model.actions import CreateJob
+from rerail.model.errors import RequestRefused
+from rerail.model.metrics import MetricNames, definitions, expected
+from rerail.model.policy import Policy
+from rerail.requests.relaunch import POLICY_TAG, checkpoint_uri, rebuild, successor
+from rerail.requests.supervised import supervised
 
 REQUESTS = Path(__file__).parent / "requests"
 OPERATION = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")

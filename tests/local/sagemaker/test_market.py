@@ -5,9 +5,9 @@ from botocore.exceptions import ClientError
 
 from local.sagemaker.control import InjectionRefused
 from rerail.aws.sagemaker import job_from
-from rerail.fallbacks import lacking_quota
-from rerail.machines import WarmPool
-from rerail.repairs import Repair
+from rerail.decisions.fallback_machines import lacking_quota
+from rerail.model.machines import WarmPool
+from rerail.model.self_repairs import Repair
 from tests.local.sagemaker.stage import steps, until
 
 pytestmark = pytest.mark.slow

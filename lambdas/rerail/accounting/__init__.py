@@ -1,0 +1,1 @@
+"""What a run's time and money were spent on."""

@@ -1,0 +1,57 @@
+"""The count of the account's relaunches: one item beside the runs, changed under a condition.
+
+Key: `account` with sort key `launches`. Jobs are kept by a digest of their names: an hour of them is one item."""
+
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from rerail.aws.clients import client
+from rerail.aws.validation import legible
+from rerail.model.codec import dumps, loads
+from rerail.model.errors import Throttled
+from rerail.supervisor.rate_limit import Admission, Launches, admit
+
+KEY = {"pk": {"S": "account"}, "sk": {"S": "launches"}}
+TRIES = 8
+
+
+class DynamoBrake:
+    """The port `Brake` on one item of the table of runs."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
+        for _ in range(TRIES):
+            version, launches = self._load()
+            after, admission = admit(launches, _short(job_name), at=at, limit=limit, window=window)
+            if after == launches or self._keep(after, version):
+                return admission
+        raise Throttled("the count of relaunches is being changed by others again and again: try later")
+
+    def _load(self) -> tuple[int, Launches]:
+        item = client("dynamodb").get_item(TableName=self._table, Key=KEY, ConsistentRead=True).get("Item")
+        with legible("GetItem"):
+            return (int(item["version"]["N"]), loads(Launches, item["doc"]["S"])) if item else (0, Launches())
+
+    def _keep(self, launches: Launches, version: int) -> bool:
+        item = {**KEY, "doc": {"S": dumps(launches)}, "version": {"N": str(version + 1)}}
+        condition: dict[str, Any] = (
+            {"ConditionExpression": "version = :before", "ExpressionAttributeValues": {":before": {"N": str(version)}}}
+            if version
+            else {"ConditionExpression": "attribute_not_exists(pk)"}
+        )
+        try:
+            client("dynamodb").put_item(TableName=self._table, Item=item, **condition)
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "ConditionalCheckFailedException":
+                return False
+            raise
+        return True
+
+
+def _short(job_name: str) -> str:
+    return sha256(job_name.encode()).hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""The pure decision: one module per signal or rule."""

@@ -1,0 +1,140 @@
+"""The gate in front of every launch: what has to be true before a run's next job is created, in order.
+
+The brake on all relaunches of the account is asked last, when the job is created: it is not the run's own matter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+
+from rerail.accounting.costs import incident_dollars, run_dollars, runtime_left
+from rerail.model.policy import Mode, Policy
+from rerail.model.run import Run, RunState
+from rerail.model.runbooks import Runbook
+
+PAUSE, TIME, RUN_MONEY, INCIDENT_MONEY, APPROVAL, BRAKE = (
+    "pause",
+    "run time",
+    "money of the run",
+    "money of the incident",
+    "approval",
+    "brake",
+)
+PAUSED = "Rerail is paused for this account"
+
+
+class Means(StrEnum):
+    """What becomes of a launch that may not go ahead: it waits, the run is held, or the run ends."""
+
+    WAIT = "wait"
+    HOLD = "hold"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a launch may not go ahead now: the check that says so, a sentence, the remedy, and where more is said."""
+
+    check: str
+    means: Means
+    why: str
+    advice: str
+    runbook: Runbook
+
+
+Check = Callable[[Run, datetime, Policy], Obstacle | None]
+
+
+def obstacle(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """The first check of the current attempt's launch that fails."""
+    return next(filter(None, (check(run, at, policy) for check in CHECKS)), None)
+
+
+def is_not_paused(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """While Rerail is paused for the account, or the policy pauses, no job is created."""
+    if policy.mode is not Mode.PAUSE:
+        return None
+    return Obstacle(
+        PAUSE,
+        Means.WAIT,
+        f"{run.current.job_name} waits: {PAUSED}, or policy '{policy.name}' pauses",
+        "`rerail resume` lifts the pause of the account",
+        Runbook.OBSERVING,
+    )
+
+
+def time_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """The request's MaxRuntimeInSeconds is a budget for the whole run."""
+    left = runtime_left(run, at, policy)
+    if left is None or left > 0:
+        return None
+    return Obstacle(
+        TIME,
+        Means.END,
+        f"the run's MaxRuntimeInSeconds of {run.max_runtime_s} s is spent over {run.current.number - 1} attempts",
+        "start the job again with a longer one, or give each attempt its own with max_runtime = 'per_attempt'",
+        Runbook.TIME_SPENT,
+    )
+
+
+def run_money_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """A run may cost only so much, where the policy says so and the price is known."""
+    cap = policy.limits.run_dollars
+    spent = run_dollars(run, at, policy.prices) if cap else None
+    advice = "see what it has come to, then release the run to grant it as much again"
+    return _overspent(RUN_MONEY, spent, cap, "the run has cost", "limits.run_dollars", advice)
+
+
+def incident_money_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """What mending one incident may cost, where the policy says so and the price is known."""
+    cap = policy.limits.incident_dollars
+    spent = incident_dollars(run, at, policy.prices) if cap else None
+    advice = "find out why relaunching does not mend it, then release the run"
+    return _overspent(INCIDENT_MONEY, spent, cap, "this incident has cost", "limits.incident_dollars", advice)
+
+
+def _overspent(check: str, spent: float | None, cap: float, what: str, field: str, advice: str) -> Obstacle | None:
+    if spent is None or spent < cap:
+        return None
+    why = f"{what} {spoken_dollars(spent)}, of at most {spoken_dollars(cap)} ({field})"
+    return Obstacle(check, Means.HOLD, why, advice, Runbook.MONEY_SPENT)
+
+
+def somebody_agrees(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+    """In the mode `approve` a human is asked first."""
+    if policy.mode is not Mode.APPROVE or run.current.approved_by:
+        return None
+    why = f"{run.current.job_name} waits for approval"
+    return Obstacle(APPROVAL, Means.WAIT, why, f"`rerail approve {run.id}`", Runbook.APPROVAL)
+
+
+# Order is policy: nobody is asked to approve what could not be launched anyway.
+CHECKS: tuple[Check, ...] = (
+    is_not_paused,
+    time_is_left,
+    run_money_is_left,
+    incident_money_is_left,
+    somebody_agrees,
+)
+
+
+def kept_back(run: Run, obstacle: Obstacle, at: datetime) -> Run:
+    """The run with its launch put off: the minute's tick tries again."""
+    return replace(run, state=RunState.WAITING, kept_back=obstacle.check, wake_at=run.wake_at or at)
+
+
+def allotted(run: Run, at: datetime, policy: Policy) -> Run:
+    """The run whose current attempt is given what is left of the run's time; whole seconds, and never next to none."""
+    left = runtime_left(run, at, policy)
+    if left is None or run.current.number == 1 or run.max_runtime_s is None:
+        return run
+    least = min(policy.limits.least_runtime.total_seconds(), run.max_runtime_s)
+    attempt = replace(run.current, max_runtime_s=int(max(left, least, 1)))
+    return replace(run, attempts=(*run.attempts[:-1], attempt))
+
+
+def spoken_dollars(amount: float) -> str:
+    """Money as people say it."""
+    if 0 < amount < 0.01:
+        return "less than a cent"
+    return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}"

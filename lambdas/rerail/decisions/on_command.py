@@ -1,0 +1,133 @@
+"""Operators' wishes: hold, release, stop, restart, roll back, save, drill, and their word on what is proposed."""
+
+from dataclasses import replace
+from typing import assert_never
+
+from rerail.decisions.approvals import denied, launch_granted
+from rerail.decisions.decision import (
+    Decision,
+    ended,
+    launched,
+    let_go,
+    next_attempt,
+    resume_step,
+    spoken_place,
+    spoken_start,
+    with_attempt,
+    without,
+)
+from rerail.decisions.drills import on_drill, on_save
+from rerail.decisions.emergency_checkpoint import save_first
+from rerail.decisions.in_place_restart import withdrawal
+from rerail.decisions.launch_checks import PAUSED
+from rerail.decisions.on_failure import NOT_ASIDE
+from rerail.decisions.on_finding import on_granted
+from rerail.decisions.operator_rollback import on_rollback
+from rerail.model.actions import CreateJob, PostCommand, SetAside, StopJob
+from rerail.model.policy import Mode, Policy
+from rerail.model.run import Plan, Run, RunState, Stop, Then
+from rerail.model.signals import Commanded, Verb
+
+KEPT_COMMANDS = 10
+# Of these the one that was spoken last counts, in whatever order they arrive.
+LAST_WORD = (Verb.HOLD, Verb.RELEASE, Verb.STOP, Verb.RESTART, Verb.ROLLBACK)
+
+
+def on_command(run: Run, command: Commanded, policy: Policy) -> Decision:
+    """Grant the wish, or say why there is nothing to grant; one that arrives twice is granted once."""
+    if command.id in run.commands:
+        return Decision(run)
+    run = replace(run, commands=(*run.commands, command.id)[-KEPT_COMMANDS:])
+    said = f"{command.who} said {command.verb}" + (f" ({command.why})" if command.why else "")
+    if command.verb in LAST_WORD:
+        asked_at = min(command.asked_at, command.at) if command.asked_at else None  # whoever puts an event may date it
+        if asked_at and run.commanded_at and asked_at < run.commanded_at:
+            return Decision(run, reason=f"{said}, but something else was said after that: nothing is done")
+        run = replace(run, commanded_at=asked_at or run.commanded_at)
+    match command.verb:
+        case Verb.HOLD:
+            return _on_hold(run, command, said)
+        case Verb.RELEASE:
+            return _on_release(run, command, policy, said)
+        case Verb.STOP | Verb.RESTART:
+            return _on_stop(run, command, policy, said)
+        case Verb.APPROVE | Verb.DENY:
+            return _on_word(run, command, policy, said)
+        case Verb.ROLLBACK:
+            return on_rollback(run, command, policy)
+        case Verb.SAVE:
+            return on_save(run, command, policy, said)
+        case Verb.DRILL:
+            return on_drill(run, command, policy, said)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _on_word(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
+    """Yes or no to the proposal that stands, and to no other."""
+    proposal = run.proposal
+    if proposal is None:
+        return Decision(run, reason=f"{said}, but nothing waits for approval ({run.state}): nothing to answer")
+    if command.proposal != proposal.id:
+        named = f"of {command.proposal}" if command.proposal else "without the id of a proposal"
+        return Decision(run, reason=f"{said} {named}, but what stands is {proposal.id}: nothing is done")
+    if command.verb is Verb.DENY:
+        return denied(run, said, at=command.at)
+    if proposal.plan is Plan.LAUNCH:
+        return launch_granted(run, command.who, said, at=command.at, policy=policy)
+    if policy.mode is Mode.PAUSE:
+        return Decision(run, reason=f"{said}, but {PAUSED}: repeat the command after `rerail resume`")
+    decision = on_granted(run, proposal, command.checkpoints, at=command.at, policy=policy, who=command.who)
+    return replace(decision, reason=f"{said}: {decision.reason}")
+
+
+def _on_hold(run: Run, command: Commanded, said: str) -> Decision:
+    if run.state.is_end:
+        return Decision(run, reason=f"{said}, but the run has ended ({run.state}): nothing to hold")
+    withdrawn = tuple(withdrawal(run, command.at))
+    run = without(run, CreateJob, StopJob, PostCommand, SetAside)
+    run = replace(run, state=RunState.HELD, hold_reason=said, held_by=command.who, wake_at=None, stop=None)
+    return Decision(run, withdrawn, f"{said}: held, a job that runs goes on unsupervised")
+
+
+def _on_release(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
+    if run.state is not RunState.HELD:
+        return Decision(run, reason=f"{said}, but the run is not held ({run.state}): nothing to release")
+    looked = run.hold_reason.startswith(NOT_ASIDE)
+    run = let_go(run, who=command.who, at=command.at)
+    attempt, step = run.current, resume_step(command.checkpoints)
+    if attempt.may_be_live:
+        run = replace(run, state=RunState.WATCHING)
+        return Decision(run, reason=f"{said}: watching attempt {attempt.number} again")
+    if attempt.exists:
+        run = next_attempt(run, step, wake_at=command.at)
+    else:  # its creation was refused or called off: the same attempt, once more
+        run = with_attempt(run, replace(attempt, resumed_from_step=step))
+    run = with_attempt(run, replace(run.current, approved_by=command.who))
+    pool = spoken_place(run, command.at)
+    run, actions = launched(run, command.at, policy)
+    if looked:
+        actions = tuple(replace(a, strict=False) if isinstance(a, SetAside) else a for a in actions)
+    return Decision(run, actions, f"{said}: creating {run.current.job_name} {spoken_start(step)}{pool}")
+
+
+def _on_stop(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
+    then = Then.END if command.verb is Verb.STOP else Then.RELAUNCH
+    if not run.current.may_be_live:
+        return _on_stop_without_job(run, then, said)
+    if run.state is RunState.STOPPING and run.stop:
+        # To wait again would take the end of the job, which we have caused, for somebody else's doing.
+        run = replace(run, stop=replace(run.stop, then=then, reason=said, approved_by=command.who))
+        return Decision(run, reason=f"{said}: the job is being stopped already")
+    if run.state is RunState.HELD:
+        run = replace(run, hold_reason="", held_by="")
+    deadline = command.at + policy.save.deadline
+    stop = Stop(then=then, reason=said, asked_at=command.at, deadline=deadline, approved_by=command.who)
+    return save_first(run, stop, policy, said)
+
+
+def _on_stop_without_job(run: Run, then: Then, said: str) -> Decision:
+    if then is Then.RELAUNCH or run.state in (RunState.COMPLETED, RunState.STOPPED):
+        return Decision(run, reason=f"{said}, but no job of this run is live ({run.state}): nothing to stop")
+    run = ended(without(run, CreateJob), RunState.STOPPED)
+    return Decision(run, reason=f"{said}: no job is live, the run ends here")

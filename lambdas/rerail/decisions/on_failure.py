@@ -1,0 +1,320 @@
+"""A failed attempt: diagnose it, settle the ledger, ask the rules, and open an incident."""
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, assert_never
+
+from rerail.decisions import checkpoint_health as health
+from rerail.decisions import rollback_ladder as ladder
+from rerail.decisions import warm_pools as pools
+from rerail.decisions.budgets import charged, refunded
+from rerail.decisions.decision import (
+    Decision,
+    closed,
+    finish_stopped,
+    given_up,
+    held,
+    imperative,
+    littered,
+    may_act,
+    next_attempt,
+    notice,
+    owes,
+    proving_step,
+    relaunch_now,
+    resume_step,
+    spoken_start,
+    stop_now,
+    with_attempt,
+    without,
+)
+from rerail.decisions.fallback_machines import moved, untried
+from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, capacity_verdict, remedy, spoken
+from rerail.diagnosis.classify import diagnose
+from rerail.model.actions import CreateJob, SetAside, Severity
+from rerail.model.causes import Cause
+from rerail.model.machines import spoken_machines
+from rerail.model.policy import Mode, Policy
+from rerail.model.run import Attempt, Incident, Run, RunState, Stop, Then
+from rerail.model.runbooks import Runbook
+from rerail.model.signals import AsideRefused, CreateRefused, JobSeen, Refusal
+
+# An incident quotes its decisions, the newest in full: one record must hold it, whatever a night brings.
+REASONS_LIMIT, ACTIONS_LIMIT = 4_000, 50
+NOT_ASIDE = "what must not be resumed from cannot be set aside"
+
+
+def on_failed(run: Run, seen: JobSeen, policy: Policy) -> Decision:
+    """Diagnose, settle the ledger, ask the rules, and open an incident."""
+    diagnosis = diagnose(seen.job.failure_reason, secondary_status=seen.job.secondary)
+    failure = Failure(
+        diagnosis=diagnosis,
+        last_step=diagnosis.step if diagnosis.step is not None else run.current.last_step,
+        resume_step=resume_step(seen.checkpoints),
+        at=seen.at,
+        checkpoints=tuple(seen.checkpoints or ()),
+    )
+    run = settled(with_attempt(run, judged(run.current, failure)), failure)
+    what = f"attempt {run.current.number} failed: {diagnosis.cause} ({diagnosis.evidence or 'no reason given'})"
+    if run.state is RunState.HELD:
+        reason = f"{what}; the run stays held"
+        tell = notice(
+            run,
+            Severity.INFORM,
+            "failed while held",
+            what,
+            key=f"failed-{run.current.number}",
+            did="nothing: the run stays held",
+            todo=f"When it may go on: rerail release {run.id}",
+            since=run.current.ended_at,
+        )
+        return Decision(opened(run, failure, reason, ()), (tell,), reason, finding="job_failed")
+    if run.stop and run.stop.then is Then.END:
+        return finish_stopped(run, seen, f"{what}, while it was being stopped ({run.stop.reason})")
+    if run.stop and run.stop.is_tainted and (may_act(run, policy) or run.stop.is_rollback):
+        # What was to be rolled back has ended by itself.
+        decision = relaunch_now(run, seen, policy, f"{what}, while it was being stopped ({run.stop.reason})")
+        return replace(decision, finding="job_failed", inputs=_inputs(run, failure, seen))
+    verdict = remedy(run, failure, policy)
+    if isinstance(verdict, Relaunch) and is_for_the_ladder(failure):
+        decision = _climbed(run, verdict, failure, seen, policy, what)
+    else:
+        decision = _applied(run, verdict, failure, policy, what)
+    return replace(decision, finding="job_failed", inputs=_inputs(run, failure, seen))
+
+
+def is_for_the_ladder(failure: Failure) -> bool:
+    """The loss went wrong, and it is known where: how often what is tried, the ladder says."""
+    return failure.diagnosis.cause is Cause.DIVERGED and failure.last_step is not None
+
+
+def _climbed(run: Run, verdict: Relaunch, failure: Failure, seen: JobSeen, policy: Policy, what: str) -> Decision:
+    """The script itself gave its loss up: back to before the trouble that was told, or before its last step."""
+    onset = health.onset(run)
+    onset = (failure.last_step or 0) if onset is None else onset
+    rung = ladder.plan(run, onset, seen.checkpoints or (), policy)
+    if isinstance(rung, Hold):
+        return _applied(run, rung, failure, policy, what)
+    run = with_attempt(run, replace(run.current, onset_step=onset)) if may_act(run, policy) else run
+    failure, verdict = replace(failure, resume_step=rung.resume_step), replace(verdict, why=rung.why)
+    decision = _applied(run, verdict, failure, policy, what, onset_step=onset)
+    if decision.run.state is not RunState.WAITING:
+        return decision
+    return replace(decision, run=ladder.climbed(decision.run, rung, onset, at=failure.at))
+
+
+def judged(attempt: Attempt, failure: Failure) -> Attempt:
+    """The attempt with what it failed of."""
+    return replace(
+        attempt,
+        cause=failure.diagnosis.cause,
+        fingerprint=failure.diagnosis.fingerprint,
+        last_step=failure.last_step,
+    )
+
+
+def settled(run: Run, failure: Failure) -> Run:
+    """The run's ledger with this failure charged. A script that keeps no manifests proves its progress by getting
+    farther than any attempt before it."""
+    before = run.ledger
+    farthest = failure.resume_step if failure.resume_step is not None else failure.last_step
+    ledger = refunded(before, newest_step=farthest or 0, at=failure.at)
+    return replace(
+        run,
+        ledger=charged(
+            ledger,
+            failure.diagnosis.cause,
+            # The ladder goes back again and again on purpose, and has bounds of its own.
+            trained=run.current.training_started_at is not None and not is_for_the_ladder(failure),
+            progressed=ledger.progress_step != before.progress_step,
+            at=failure.at,
+        ),
+    )
+
+
+def _applied(
+    run: Run, verdict: Verdict, failure: Failure, policy: Policy, what: str, *, onset_step: int | None = None
+) -> Decision:
+    """A verdict of the rules turned into a new state, its actions and one notice."""
+    match verdict:
+        case Hold():
+            reason = f"{what}; held: {verdict.why}. To do: {verdict.advice}"
+            run = opened(run, failure, reason, ("hold",))
+            return given_up(run, failure.at, what, verdict, gives_back=may_act(run, policy))
+        case Relaunch() if not may_act(run, policy):
+            plan = f"{spoken_start(failure.resume_step)} in {spoken(verdict.delay)} ({verdict.why})"
+            reason = f"{what}; observing only: would relaunch {plan}"
+            run = opened(run, failure, reason, ())
+            return held(
+                run,
+                failure.at,
+                reason,
+                because="observing only",
+                runbook=Runbook.OBSERVING,
+                severity=Severity.INFORM,
+                gives_back=False,
+            )
+        case Relaunch():
+            leaves = verdict.fresh_machines or (verdict.moves and verdict.machines != run.current.machines)
+            release = pools.release(run) if leaves else ()
+            did = f"relaunching {spoken_start(failure.resume_step)} in {spoken(verdict.delay)} ({verdict.why})"
+            did += "; the warm pool is given back first" if release else ""
+            reason = f"{what}; {did}"
+            tell = notice(
+                run,
+                Severity.INFORM,
+                f"{failure.diagnosis.cause}: relaunching",
+                what,
+                key=f"failed-{run.current.number}",
+                did=did,
+                since=run.current.ended_at,
+            )
+            actions = (*("release_warm_pool" for _ in release), "relaunch")
+            run = opened(run, failure, reason, actions, onset_step=onset_step)
+            run = next_attempt(run, failure.resume_step, wake_at=failure.at + verdict.delay)
+            run = littered(run, failure.checkpoints)
+            run = moved(run, verdict.machines) if verdict.moves else run
+            return Decision(run, (*release, tell), reason)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _inputs(run: Run, failure: Failure, seen: JobSeen) -> dict[str, Any]:
+    return {
+        "failure_reason": seen.job.failure_reason,
+        "rule": failure.diagnosis.rule,
+        "last_step": failure.last_step,
+        "resume_step": failure.resume_step,
+        "checkpoints": [c.step for c in (seen.checkpoints or ())][:10],
+        "charges": dict(run.ledger.charges),
+        "without_progress": run.ledger.without_progress,
+    }
+
+
+def opened(
+    run: Run,
+    failure: Failure,
+    reason: str,
+    actions: tuple[str, ...],
+    *,
+    kind: str = "job_failed",
+    onset_step: int | None = None,
+    began: datetime | None = None,
+) -> Run:
+    """The run with this failure in its open incident, or in a new one where there was progress since."""
+    before = run.open_incident
+    if before and (failure.resume_step or 0) > proving_step(run, before):
+        run = closed(run, f"recovered: a new checkpoint at step {failure.resume_step}", failure.at, mended=True)
+    elif before:
+        quoted = f"{before.reason}\n{reason}"[-REASONS_LIMIT:]
+        longer = replace(before, reason=quoted, actions=(*before.actions, *actions)[-ACTIONS_LIMIT:])
+        return replace(run, incidents=(*run.incidents[:-1], longer))
+    incident = Incident(
+        number=len(run.incidents) + 1,
+        kind=kind,
+        attempt=run.current.number,
+        cause=failure.diagnosis.cause,
+        reason=reason,
+        evidence=failure.diagnosis.evidence,
+        happened_at=began or run.current.ended_at or failure.at,
+        decided_at=failure.at,
+        step=failure.last_step,
+        resume_step=failure.resume_step,
+        onset_step=onset_step,
+        actions=actions,
+        restart=run.current.restart,
+    )
+    return replace(run, incidents=(*run.incidents, incident))
+
+
+def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
+    """SageMaker did not create the job: wait for capacity, or hold where it never will."""
+    if run.state is not RunState.STARTING or refused.action.job_name != run.current.job_name or run.current.exists:
+        return Decision(run)
+    run = without(run, CreateJob)
+    what = f"SageMaker has no room for {run.current.job_name} ({refused.message})"
+    if refused.refusal is Refusal.INVALID:
+        what = f"SageMaker refuses to create {run.current.job_name}: {refused.message}"
+        if run.current.machines is None:
+            return held(
+                run,
+                refused.at,
+                what,
+                because="SageMaker refuses the request",
+                todo="mend the request, then release the run",
+                runbook=Runbook.REQUEST_REFUSED,
+            )
+        # What it refuses may be our choice of machines, and not the owner's request.
+    run = replace(run, ledger=charged(run.ledger, Cause.CAPACITY, trained=False, progressed=False, at=refused.at))
+    verdict = capacity_verdict(run, policy, at=refused.at, refusal=refused.message)
+    if isinstance(verdict, Hold):
+        return given_up(run, refused.at, what, verdict)
+    return _waiting_for_room(run, verdict, refused.at, what)
+
+
+def _waiting_for_room(run: Run, verdict: Relaunch, at: datetime, what: str) -> Decision:
+    """Another try later, on the machines that the verdict names; people are told where those are others."""
+    did = f"trying again in {spoken(verdict.delay)} ({verdict.why})"
+    reason = f"{what}; {did}"
+    run = replace(run, state=RunState.WAITING, wake_at=at + verdict.delay)
+    if not verdict.moves:
+        return Decision(run, reason=reason, finding="capacity_wait")
+    run = moved(run, verdict.machines)
+    release = pools.release(run) if pools.unmatched(run) else ()
+    there = spoken_machines(verdict.machines) if verdict.machines else "its own machines"
+    key = f"moved-{run.current.number}-{len(run.ledger.fallbacks)}-{verdict.machines is None}"
+    since = run.ledger.capacity_since
+    tell = notice(run, Severity.INFORM, f"no capacity: going to {there}", what, key=key, did=did, since=since)
+    return Decision(run, (*release, tell), reason, finding="capacity_wait")
+
+
+def on_pending(run: Run, seen: JobSeen, policy: Policy) -> Decision | None:
+    """SageMaker accepted the job and has no machines for it: after the policy's wait it is called back for the next
+    fall-back, if there is one. It has never trained, so nothing is lost; without a fall-back it keeps its place."""
+    since, others = seen.job.created_at, untried(run, policy)
+    if not seen.job.lacks_machines or run.current.training_started_at or run.cluster.spot or not others:
+        return None
+    if seen.at - since < policy.capacity.fallback_after or not may_act(run, policy) or policy.mode is not Mode.ACT:
+        return None  # where a human has to agree first, the job keeps its place meanwhile
+    ledger = replace(run.ledger, capacity_since=run.ledger.capacity_since or since)
+    ledger = charged(ledger, Cause.CAPACITY, trained=False, progressed=False, at=seen.at)
+    run = with_attempt(replace(run, ledger=ledger), replace(run.current, cause=Cause.CAPACITY))
+    there, waited = spoken_machines(others[0]), spoken(seen.at - since)
+    what, did = f"{run.current.job_name} has waited {waited} for machines", f"calling it back, to go to {there}"
+    reason = f"{what}: {did}"
+    stop = Stop(Then.RELAUNCH, f"no capacity for {waited}", seen.at, seen.at, moves=True, machines=others[0])
+    decision = stop_now(replace(run, stop=stop), reason)
+    key = f"moved-{run.current.number}"
+    tell = notice(run, Severity.INFORM, f"no capacity: going to {there}", what, key=key, did=did, since=since)
+    return replace(decision, actions=(*decision.actions, tell), finding="capacity_wait")
+
+
+def advised(message: str) -> tuple[str, str]:
+    """What a message says, and the remedy at its end: names within it are other people's text."""
+    what, found, todo = message.rpartition(". To do: ")
+    return (what, todo) if found else (message, "")
+
+
+def on_aside_refused(run: Run, refused: AsideRefused) -> Decision:
+    """A job without an agent would resume from what went wrong: it is not launched, and people are asked."""
+    if not owes(run, SetAside):
+        return Decision(run)
+    if not refused.action.is_vital:
+        body = f"{run.current.job_name} may stumble over a save that is not finished: {refused.message}"
+        what, todo = advised(body)
+        tell = notice(
+            run,
+            Severity.INFORM,
+            "not set aside",
+            what,
+            key=f"not-aside-{run.current.number}",
+            runbook=Runbook.NOT_SET_ASIDE,
+            did="launched all the same",
+            todo=imperative(todo),
+        )
+        return Decision(without(run, SetAside), (tell,), f"launched all the same: {body}", finding="not_set_aside")
+    run = without(run, SetAside, CreateJob)
+    why, todo = advised(refused.message)
+    what = f"{NOT_ASIDE}, and {run.current.job_name} would resume from it: {why}"
+    decision = held(run, refused.at, what, because=NOT_ASIDE, todo=todo, runbook=Runbook.NOT_SET_ASIDE)
+    return replace(decision, finding="not_set_aside")

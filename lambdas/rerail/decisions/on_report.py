@@ -1,0 +1,108 @@
+"""What an agent reports from within a job: a hint, which concerns nothing but the current attempt of its own run."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from rerail.decisions.checkpoint_health import refused
+from rerail.decisions.decision import Decision, notice, with_attempt
+from rerail.decisions.emergency_checkpoint import on_answer
+from rerail.decisions.in_place_restart import answers_the_order, on_crash, on_refused, revived
+from rerail.decisions.on_finding import on_found
+from rerail.model.actions import Severity
+from rerail.model.mailbox import Report, Told
+from rerail.model.policy import Policy
+from rerail.model.redaction import hidden
+from rerail.model.run import Run
+from rerail.model.signals import Found, MailRefused, Reported
+from rerail.model.signatures import UNSEALED
+
+REFUSED_SAVES = (Told.DAMAGED, Told.UNLOADED)
+
+
+def on_report(run: Run, reported: Reported, policy: Policy) -> Decision:
+    """Whoever reports is there, whatever it says: an agent works in this attempt."""
+    report, attempt = reported.report, run.current
+    if report.told in REFUSED_SAVES:
+        return _on_refused_save(run, reported)
+    if (report.attempt, report.job) != (attempt.number, attempt.job_name):
+        return Decision(run)
+    if attempt.exists and not attempt.may_be_live:
+        return Decision(run)
+    run = replace(run, seals=run.seals or report.sealed)
+    if not _is_of_init(report):
+        run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
+    if attempt.is_outdated(report.restart) and report.told is not Told.REFUSED:
+        return Decision(run)
+    alive = revived(run, report, at=reported.at)
+    decision = _on_words(alive.run, reported, policy)
+    return decision if decision.reason else replace(decision, reason=alive.reason)
+
+
+def _on_refused_save(run: Run, reported: Reported) -> Decision:
+    """Said of a file that lies there, so it is true also when the attempt is over."""
+    report = reported.report
+    known = any((a.number, a.job_name) == (report.attempt, report.job) for a in run.attempts)
+    after = refused(run, report) if known else run
+    if after == run:
+        return Decision(run)
+    label = after.labels[-1]
+    reason = f"the checkpoint of step {label.step} is {label.health}: {label.why}"
+    key = f"{label.health}-{label.step}-{label.attempt}"
+    did = "no later attempt resumes from it"
+    tell = notice(after, Severity.INFORM, f"a checkpoint is {label.health}", reason, key=key, did=did)
+    return Decision(after, (tell,), reason, finding="damaged_checkpoint")
+
+
+def _is_of_init(report: Report) -> bool:
+    """PID 1 speaks for the processes that it starts: it is no agent in the script, which could save."""
+    return report.told is Told.CRASHED or (report.told is Told.RESTARTED and report.step is None)
+
+
+def _on_words(run: Run, reported: Reported, policy: Policy) -> Decision:
+    told = reported.report.told
+    if told is Told.FINDINGS:
+        return on_found(run, _found(run, reported), policy)
+    if told is Told.CRASHED:
+        return on_crash(run, reported, policy)
+    if told is Told.REFUSED and answers_the_order(run, reported.report):
+        return on_refused(run, reported)
+    return Decision(run) if told is Told.RESTARTED else on_answer(run, reported)
+
+
+def _found(run: Run, reported: Reported) -> Found:
+    """The findings, dated within the attempt by our clock: the agent's may be wrong."""
+    attempt = run.current
+    begin = attempt.training_started_at or attempt.created_at or run.created_at
+    findings = tuple(
+        replace(f, at=_within(f.at, begin, reported.at), onset_at=_within(f.onset_at, begin, reported.at))
+        for f in reported.report.findings
+    )
+    return Found(reported.at, attempt.job_name, findings, reported.checkpoints, witnessed=True)
+
+
+def _within(at: datetime | None, begin: datetime, end: datetime) -> datetime | None:
+    return at and min(max(at, begin), end)
+
+
+def without_secrets(report: Report, request: Mapping[str, Any]) -> Report:
+    """The report with its texts as everybody may read them, who is told of it."""
+    findings = tuple(replace(finding, evidence=hidden(finding.evidence, request)) for finding in report.findings)
+    reason, evidence = hidden(report.reason, request), hidden(report.evidence, request)
+    return replace(report, findings=findings, reason=reason, evidence=evidence)
+
+
+def on_bad_mail(run: Run, refused: MailRefused) -> Decision:
+    """Said once for each kind of defect; nothing else comes of it."""
+    if refused.defect in run.defects:
+        return Decision(run)
+    run = replace(run, defects=(*run.defects, refused.defect))
+    reason = f"a report from the job cannot be read and is passed over: {refused.why}"
+    todo = "Install the agent of the version that is deployed here"
+    if refused.defect == UNSEALED:
+        reason = f"a report does not show that this run's job has written it, and is passed over: {refused.why}"
+        todo = "Find out who else writes into the mailbox, or whether the job's image has several versions of the agent"
+    key = f"mail-{refused.defect}"
+    tell = notice(run, Severity.INFORM, "a report cannot be read", reason, key=key, did="it is passed over", todo=todo)
+    return Decision(run, (tell,), reason, finding="bad_mail")

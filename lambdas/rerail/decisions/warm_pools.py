@@ -1,0 +1,106 @@
+"""Warm pools: which machines are kept after a job, whether its successor gets them, and when they are given back."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from rerail.model.actions import ReleaseWarmPool
+from rerail.model.machines import Cluster
+from rerail.model.run import Attempt, Run
+
+AVAILABLE, IN_USE, REUSED, TERMINATED = "Available", "InUse", "Reused", "Terminated"
+GIVEN_BACK = "given back"  # our own word: we had it released
+GONE = (REUSED, TERMINATED, GIVEN_BACK)
+# What must be equal for a reuse, as SageMaker's guide lists it, in the words of a reason.
+MATCHED = {
+    "role": "another role",
+    "instance_types": "another instance type",
+    "count": "another number of instances",
+    "volume_gb": "another volume size",
+    "volume_key": "another key for the volume",
+    "security_groups": "other security groups",
+    "subnets": "other subnets",
+    "encrypted": "another choice of encryption between its machines",
+    "isolated": "another choice of network isolation",
+}
+
+
+def keeper(run: Run) -> Attempt | None:
+    """The attempt after which a pool may still be kept: the newest that SageMaker has accepted, once it has ended."""
+    attempt = _newest(run)
+    if attempt is None or attempt.may_be_live or not attempt.keep_alive_seconds:
+        return None
+    if attempt.pool is None:  # a job that never had machines leaves none
+        return attempt if attempt.training_started_at else None
+    return None if attempt.pool.status in GONE else attempt
+
+
+def kept_until(attempt: Attempt) -> datetime | None:
+    """When the pool ends by itself, as far as its keep-alive period tells."""
+    ended = attempt.ended_at
+    return ended + timedelta(seconds=attempt.keep_alive_seconds) if ended and attempt.keep_alive_seconds else None
+
+
+def release(run: Run) -> tuple[ReleaseWarmPool, ...]:
+    """Give back the machines kept after the run's newest job, if any are."""
+    attempt = keeper(run)
+    return (ReleaseWarmPool(attempt.job_name),) if attempt else ()
+
+
+def ended_by_itself(run: Run, action: ReleaseWarmPool, at: datetime) -> bool:
+    """The pool that is to be given back is past its period: there is nothing left to give back."""
+    until = next((kept_until(attempt) for attempt in run.attempts if attempt.job_name == action.job_name), None)
+    return until is not None and at >= until
+
+
+def unmatched(run: Run) -> bool:
+    """Machines are kept that the run's next job will not match: nobody would use them."""
+    attempt = keeper(run)
+    return attempt is not None and not run.current.exists and any(_differences(run, attempt))
+
+
+def forecast(run: Run, at: datetime) -> str:
+    """Whether the run's next attempt, about to be launched, gets the machines of the one before, in words; nothing
+    where none were to be kept."""
+    attempt, following = _newest(run), run.current
+    if attempt is None or attempt is following or not attempt.keep_alive_seconds:
+        return ""
+    if attempt.pool is None and attempt.training_started_at is None:
+        return ""
+    problems = list(_problems(run, attempt, at))
+    if problems:
+        return f"attempt {following.number} will not get the warm pool: {'; '.join(problems)}"
+    if attempt.pool and attempt.pool.status == AVAILABLE:
+        return f"attempt {following.number} goes into the warm pool of {attempt.job_name}"
+    return f"attempt {following.number} goes into the warm pool of {attempt.job_name}, if one is kept"
+
+
+def differences(before: Cluster, after: Cluster) -> tuple[str, ...]:
+    """What keeps the second from the first's pool."""
+    unequal = tuple(text for name, text in MATCHED.items() if getattr(before, name) != getattr(after, name))
+    kinds = {"spot jobs use no pool": after.spot, "mixed clusters use no pool": after.grouped}
+    return unequal + tuple(text for text, holds in kinds.items() if holds)
+
+
+def _newest(run: Run) -> Attempt | None:
+    return next((attempt for attempt in reversed(run.attempts) if attempt.exists), None)
+
+
+def _problems(run: Run, attempt: Attempt, at: datetime) -> Iterator[str]:
+    pool, until = attempt.pool, kept_until(attempt)
+    if ReleaseWarmPool(attempt.job_name) in run.pending:
+        yield "it is given back first"
+    elif pool and pool.status == REUSED:
+        yield f"{pool.reused_by or 'another job'} has taken it"
+    elif pool and pool.status == TERMINATED:
+        yield "it is gone"
+    elif pool and pool.status == GIVEN_BACK:
+        yield "it was given back"
+    elif until and at >= until:
+        yield f"its keep-alive period ended at {until:%H:%M:%S}"
+    elif pool and pool.status == IN_USE:
+        yield f"{attempt.job_name} has not left it yet"
+    yield from _differences(run, attempt)
+
+
+def _differences(run: Run, attempt: Attempt) -> tuple[str, ...]:
+    return differences(run.cluster.on(attempt.machines), run.cluster.on(run.current.machines))

@@ -1,0 +1,20 @@
+"""Are the metrics that should be there missing?"""
+
+from datetime import datetime
+
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Phase, Pulse
+from rerail.model.thresholds import Detection
+
+
+def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:
+    """Steps are due, and nothing has been heard: blind is not healthy, but it is no reason to stop a job either."""
+    if pulse.phase is Phase.CAPACITY or pulse.since is None:
+        return None
+    heard = max(pulse.heard_at, pulse.since) if pulse.heard_at else pulse.since
+    # Before the first row the start-up may take its time; the first row that is overdue then is the start-up's matter.
+    limit = detection.startup_limit if pulse.phase is Phase.STARTUP else detection.blind_after
+    if now - heard <= limit:
+        return None
+    text = f"no metrics for {(now - heard).total_seconds():.0f} s while the job is training"
+    return Finding(Kind.BLIND, Level.WARN, pulse.step, pulse.step, text, now, heard)

@@ -1,0 +1,15 @@
+"""Has a run been waiting for machines for long?"""
+
+from datetime import datetime
+
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Phase, Pulse
+from rerail.model.thresholds import Detection
+
+
+def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:
+    """Warn only: waiting costs time, and stopping a job that waits would cost its place in the queue."""
+    if pulse.phase is not Phase.CAPACITY or pulse.since is None or now - pulse.since <= detection.capacity_wait_after:
+        return None
+    text = f"waiting for machines for {(now - pulse.since).total_seconds() / 60:.0f} minutes"
+    return Finding(Kind.CAPACITY_WAIT, Level.WARN, pulse.step, pulse.step, text, now, pulse.since)

@@ -1,0 +1,43 @@
+"""Did the gradient norm jump, as it does before one loss spike in five?"""
+
+import math
+from dataclasses import dataclass, field
+
+from rerail.detection.window import Window
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
+
+ROWS = 64
+NEEDS = 32
+INTERQUARTILE = 1.349  # of a normal distribution, in standard deviations
+
+
+@dataclass(slots=True)
+class GradNorm:
+    """The last gradient norms, as logarithms, and whether the last one was too high."""
+
+    norms: Window = field(default_factory=lambda: Window(ROWS))
+    high: bool = False
+
+    def __post_init__(self) -> None:
+        self.norms = self.norms.copy()
+
+    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+        """Warn at the first row of a jump; it is a reason to save early, never one to stop."""
+        norm = sample.grad_norm
+        if norm is None or not 0 < norm < math.inf:
+            return None
+        value, was_high = math.log(norm), self.high
+        self.high = len(self.norms) >= NEEDS and norm > detection.grad_norm_floor and value > self._limit(detection)
+        usual = self.norms.median() if self.high else 0.0
+        self.norms.push(value)
+        if not self.high or was_high:
+            return None
+        times, median = math.exp(min(value - usual, 700)), math.exp(usual)
+        text = f"gradient norm {norm:.4g} is {times:.1f} times its median {median:.4g}"
+        return Finding(Kind.GRAD_NORM, Level.WARN, sample.step, sample.step, text, sample.at)
+
+    def _limit(self, detection: Detection) -> float:
+        noise = (self.norms.quantile(0.75) - self.norms.quantile(0.25)) / INTERQUARTILE
+        return self.norms.median() + max(detection.grad_norm_noise * noise, math.log(detection.grad_norm_factor))

@@ -1,0 +1,92 @@
+"""Did the loss jump above what this run does of its own accord?"""
+
+import math
+from dataclasses import dataclass, field
+
+from rerail.detection.baseline import Baseline, Reading
+from rerail.detection.cadence import Cadence
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
+
+REGULAR = 4  # so many spikes at one and the same distance are the epoch, not an accident
+
+
+@dataclass(slots=True)
+class LossSpike:
+    """The baseline, and the spike going on: `up` rows so far, or 0; `calm` rows to go until noise is learnt again."""
+
+    baseline: Baseline = field(default_factory=Baseline)
+    cadence: Cadence = field(default_factory=Cadence)
+    rows: int = 0
+    raised: int = 0
+    up: int = 0
+    calm: int = 0
+    onset: int | None = None
+    expected: float = 0.0
+    allowed: float = 0.0
+    starts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.baseline, self.cadence, self.starts = self.baseline.copy(), self.cadence.copy(), list(self.starts)
+
+    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+        """Warn at the first row that is too high, and once more when the loss has not come back some rows later."""
+        if sample.loss is None or not 0 < sample.loss < math.inf:
+            return None
+        self.rows += 1
+        if self.cadence.changed(sample.step):
+            self.baseline.clear()
+            self.up = self.raised = 0
+        value = math.log(sample.loss)
+        return self._high(value, sample, detection) if self.up else self._usual(value, sample, detection)
+
+    def _usual(self, value: float, sample: Sample, detection: Detection) -> Finding | None:
+        reading = self.baseline.read(value, detection)
+        if reading is None or not self._jumped(reading, detection):
+            self._learn(value)
+            return None
+        self.baseline.habit(reading.excess)
+        self.up, self.onset, self.expected, self.allowed = 1, sample.step, reading.expected, reading.allowed
+        return self._finding(sample, reading.excess)
+
+    def _jumped(self, reading: Reading, detection: Detection) -> bool:
+        """One row far above, the surer the smaller the jump is; or some rows in a row, each clearly above."""
+        clear = max(detection.run_share * reading.allowed, detection.spike_gate)
+        self.raised = self.raised + 1 if reading.excess > clear else 0
+        if self.raised == 1:
+            self.starts = [*self.starts[1 - REGULAR :], self.rows]
+        sure = reading.excess**2 > detection.spike_sure * reading.noise
+        return (reading.excess > reading.allowed and sure) or self.raised >= detection.run_rows
+
+    def _learn(self, value: float) -> None:
+        if self.calm:
+            self.calm -= 1
+            self.baseline.follow(value)
+        else:
+            self.baseline.learn(value)
+
+    def _high(self, value: float, sample: Sample, detection: Detection) -> Finding | None:
+        excess = value - self.expected
+        if excess < detection.spike_mended * self.allowed:
+            self.up, self.calm = 0, detection.spike_aftermath_rows
+            self.baseline.follow(value)
+            return None
+        self.up += 1
+        if self.up > detection.spike_cap_rows:
+            self.baseline.clear()
+            self.up = 0
+            return None
+        return self._finding(sample, excess) if self.up == detection.spike_again_rows else None
+
+    def _finding(self, sample: Sample, excess: float) -> Finding | None:
+        if _regular(self.starts):
+            return None
+        times, expected = math.exp(min(excess, 700)), math.exp(self.expected)
+        text = f"loss {sample.loss:.4g} is {times:.2f} times the expected {expected:.4g}, row {self.up} of it"
+        return Finding(Kind.LOSS_SPIKE, Level.WARN, sample.step, self.onset, text, sample.at)
+
+
+def _regular(starts: list[int]) -> bool:
+    gaps = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+    return len(gaps) == REGULAR - 1 and max(gaps) - min(gaps) <= max(1, 0.1 * max(gaps))

@@ -1,0 +1,57 @@
+"""Has the run learnt next to nothing for most of its life?"""
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from rerail.detection.window import Window
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
+
+LEVEL_ROWS = 25
+# One mark for every fifth more steps: a run of a billion steps needs a hundred.
+SPACING = 1.2
+# A run that learns is better after eight times the steps; one that sits at the trivial level is not.
+SPAN = 8
+
+
+@dataclass(slots=True)
+class Plateau:
+    """The level of the loss now, and marks of (step, level) of the past, ever further apart."""
+
+    level: Window = field(default_factory=lambda: Window(LEVEL_ROWS))
+    rows: int = 0
+    steps: list[int] = field(default_factory=list)
+    levels: list[float] = field(default_factory=list)
+    told: bool = False
+
+    def __post_init__(self) -> None:
+        self.level, self.steps, self.levels = self.level.copy(), list(self.steps), list(self.levels)
+
+    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+        """Warn once when the loss is hardly better than at an eighth of the steps, if the policy asks for it."""
+        if not detection.plateau or sample.loss is None or not 0 < sample.loss < math.inf or sample.step is None:
+            return None
+        self.rows += 1
+        self.level.push(math.log(sample.loss))
+        if not self.steps or sample.step >= self.steps[-1] * SPACING:
+            self.steps.append(max(sample.step, 1))
+            self.levels.append(self.level.median())
+        return None if self.rows < detection.plateau_rows else self._judge(sample, detection)
+
+    def _judge(self, sample: Sample, detection: Detection) -> Finding | None:
+        step = sample.step or 0
+        early = bisect_right(self.steps, step // SPAN) - 1
+        if early < 0:
+            return None
+        gained = self.levels[early] - self.level.median()
+        # In noise wider than a third of the gain that is asked for, nothing can be said.
+        if self.level.quantile(0.75) - self.level.quantile(0.25) > detection.plateau_gain / 3:
+            return None
+        if abs(gained) > detection.plateau_gain or self.told:
+            self.told = self.told and abs(gained) <= 2 * detection.plateau_gain
+            return None
+        self.told = True
+        text = f"loss {math.exp(self.level.median()):.4g} is {gained:.1%} better than at step {self.steps[early]}"
+        return Finding(Kind.PLATEAU, Level.WARN, step, self.steps[early], text, sample.at)

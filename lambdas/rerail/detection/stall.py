@@ -1,0 +1,80 @@
+"""Does training stand still, or did it just do so?"""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from rerail.detection.throughput_drop import step_seconds
+from rerail.detection.window import Window
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Phase, Pulse
+from rerail.model.sample import Sample
+from rerail.model.thresholds import Detection
+
+STEP_ROWS = 200
+STEP_NEEDS = 50
+DIGITS = 9  # of seconds: steps may take milliseconds
+WARM_UP_ROWS = 6  # the first steps compile, allocate and fill caches
+PAUSE = 1.25
+# Saves and evaluations come at intervals. Before two at one distance were seen, or a good many at any, a long step
+# may be the first of its kind.
+REGULAR_WITHIN = 2
+MANY_PAUSES = 10
+
+
+@dataclass(slots=True)
+class Stall:
+    """How long steps take, and the longest pause this run is known to make."""
+
+    steps: Window = field(default_factory=lambda: Window(STEP_ROWS, digits=DIGITS))
+    rows: int = 0
+    pauses: int = 0
+    last_pause: int = 0
+    interval: int = 0
+    known: bool = False
+    longest: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.steps = self.steps.copy()
+
+    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+        """Warn, in hindsight, of one step that took far longer than any pause before."""
+        seconds = step_seconds(sample)
+        if seconds is None:
+            return None
+        self.rows += 1
+        finding = self._judge(seconds, sample, detection)
+        if len(self.steps) and self.rows > WARM_UP_ROWS:
+            if seconds > PAUSE * self.steps.median():
+                self._paused()
+            self.longest = max(self.longest, seconds)
+        self.steps.push(seconds)
+        return finding
+
+    def _paused(self) -> None:
+        interval, self.last_pause = self.rows - self.last_pause, self.rows
+        self.pauses += 1
+        regular = interval > REGULAR_WITHIN and abs(interval - self.interval) <= REGULAR_WITHIN
+        self.known = self.known or regular or self.pauses >= MANY_PAUSES
+        self.interval = interval
+
+    def _judge(self, seconds: float, sample: Sample, detection: Detection) -> Finding | None:
+        if len(self.steps) < STEP_NEEDS or not self.known:
+            return None
+        usual = self.steps.median()
+        if seconds <= detection.stall_factor * usual or seconds <= 2 * self.longest:
+            return None
+        text = f"one step took {seconds:.3g} s, {seconds / usual:.1f} times the usual {usual:.3g} s"
+        return Finding(Kind.STALL, Level.WARN, sample.step, sample.step, text, sample.at)
+
+
+def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:
+    """No step for far longer than this run ever paused; intervene when a second signal or more time confirms it."""
+    if pulse.phase not in (Phase.STEP, Phase.EVALUATION) or pulse.moved_at is None:
+        return None
+    still = now - pulse.moved_at
+    limit = max(detection.stall_floor, detection.stall_factor * timedelta(seconds=pulse.longest(pulse.phase)))
+    if still <= limit:
+        return None
+    level = Level.INTERVENE if pulse.idle or still > 2 * limit else Level.WARN
+    text = f"no step for {still.total_seconds():.0f} s in phase {pulse.phase}, limit {limit.total_seconds():.0f} s"
+    return Finding(Kind.STALL, level, pulse.step, pulse.step, text, now, pulse.moved_at)

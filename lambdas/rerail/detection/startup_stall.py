@@ -1,0 +1,19 @@
+"""Is the first step of an attempt overdue?"""
+
+from datetime import datetime
+
+from rerail.model.finding import Finding, Kind, Level
+from rerail.model.liveness import Phase, Pulse
+from rerail.model.thresholds import Detection
+
+
+def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:
+    """Training has begun, and no step has come for too long; intervene when it doubles."""
+    if pulse.phase is not Phase.STARTUP or pulse.since is None:
+        return None
+    waited = now - pulse.since
+    if waited <= detection.startup_limit:
+        return None
+    level = Level.INTERVENE if pulse.idle or waited > 2 * detection.startup_limit else Level.WARN
+    text = f"no first step {waited.total_seconds():.0f} s after training began"
+    return Finding(Kind.STARTUP_STALL, level, pulse.step, pulse.step, text, now, pulse.since)

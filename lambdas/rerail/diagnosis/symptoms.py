@@ -1,0 +1,802 @@
+"""The signs by which a cause is known: ordered rules over the words that a dying job leaves behind.
+
+`RULES` is read from the top and the first match wins, so its order is policy: broken hardware named inside a watchdog
+line is hardware, a root error beats the cascade it set off on other ranks, and vague words come last. A rule that is
+not `firm` reads such vague words; it never overrules what the training program itself reported. `FALLBACKS`, `WRAPPERS`
+and `LOOSE` are asked in this order when `RULES` is silent, each knowing less than the one before.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from rerail.model.causes import Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One question asked of the text: does any of these patterns occur?"""
+
+    name: str
+    cause: Cause
+    pattern: str
+    firm: bool
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """The first occurrence of any of its patterns."""
+        return _compiled(self.pattern).search(text)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    # At the first use: compiling all rules costs more than the rest of a cold start of the core.
+    return re.compile(pattern, re.IGNORECASE)
+
+
+def _near(thing: str) -> tuple[str, str]:
+    """Patterns for a thing close to a word of trouble, in either order."""
+    return rf"\b{thing}\b.{{0,40}}\b{_TROUBLE}", rf"\b{_TROUBLE}\b.{{0,25}}\b{thing}\b"
+
+
+def _rule(name: str, cause: Cause, *patterns: str, firm: bool = True) -> Rule:
+    return Rule(name, cause, "|".join(patterns), firm)
+
+
+# "Xid (PCI:0000:9b:00): 94", "XID 79", "Xid error: 63". The quantifiers are possessive so that an old-style address,
+# "Xid (0000:01:00): 31", is never taken for the number.
+_XID = r"\bs?xid\b(?:\s?\((?:PCI:)?[0-9a-f:.]{5,20}\))?+(?: (?:errors?|codes?|events?))?+[\s:=#(]*+"
+# NVIDIA's catalogue: 13, 31, 43, 68 are faults of the program (bad address, bad instruction), 45 is the driver tidying
+# up after a killed process, 63 and 92 are repaired memory. All other numbers speak of the device.
+_XID_PROGRAM, _XID_TIDY = r"(?:13|31|43|68)\b", r"(?:45)\b"
+_PART = (
+    r"(?:GPUs?(?! ?(?:node|memory|util))|NVLinks?|NV-?Switch\w*|HBM\d*\w*|DIMMs?|CPUs?|PSUs?|motherboard"
+    r"|graphics cards?)"
+)
+# A worker or a pod is as often a process as a machine: that one "failed" says nothing, so only the notes listen to it.
+_MACHINE = r"(?:nodes?|hosts?|instances?|machines?|servers?|VMs?|TPUs?)"
+_NODE = rf"(?:{_MACHINE}|workers?|pods?)"
+_HOST = (  # n30041, jean-zay-12, r10i4n8, gpu-2-12, a100-st-p4d24xlarge-22
+    r"(?:[a-z]{1,12}-?(?:[a-z]+-)?\d{2,}|[a-z]{1,8}\d+[a-z]{1,4}\d+\w{0,8}|"
+    r"[a-z]{1,12}\d{0,4}(?:-[a-z0-9]{1,15}){1,4}-\d+)"
+)
+_WENT = r"(?:(?:is|are|was|were|went|has|have|had|got|breaks?|broke|been|goes|just|suddenly|unexpectedly|gone) )*"
+_DOWN = (
+    r"(?:down|died|dead|lost|crash(?:ed)?|failed|disappeared|unreachable|evicted|preempted|terminated by|rebooted"
+    r"|restarted|reset)\b"
+)
+_TROUBLE = (
+    r"(?:fail\w*|errors?|problem\w*|issues?|bad|brok\w+|break\w*|crash\w*|die[sd]?|dying|dead|down|gone|missing|wrong"
+    r"|unhealthy|fault\w*|defect\w*|los[ts]\w*|trouble\w*|invalid|flaky|unstable|malfunction\w*|unavailable|unable"
+    r"|insufficient|unreachable|cannot|can't|couldn't)"
+)
+_RECORD = (
+    r"(?:data(?:set)?|images?|jpe?gs?|pngs?|records?|samples?|shards?|parquet|tfrecords?|arrow|tar|zip|archives?|csv"
+    r"|jsonl?|inputs?|examples?|documents?|tokens?|labels?|annotations?|video|audio)"
+)
+_DATA_PATH = (
+    r"(?:/opt/ml/input|/data(?:sets?|_?dir)?/|/(?:train|val|valid|validation|test|images?|labels?|corpus)/"
+    r"|\.(?:csv|tsv|jsonl|parquet|arrow|tfrecords?|rec|jpe?g|png|npy|npz|h5|hdf5|bin|idx|wav|mp[34]|flac|txt|tar|lmdb"
+    r"|xml)\b)"
+)
+
+RULES: tuple[Rule, ...] = (
+    # ---- The platform's own full stop: nothing failed.
+    _rule(
+        "max-runtime",
+        Cause.UNKNOWN,
+        r"exceeded MaxRuntimeInSeconds",
+        r"\bMaxRuntimeExceeded\b",
+        r"\bMaxWaitTimeExceeded\b",
+    ),
+    # ---- A device that is broken, whatever else the line says.
+    _rule(
+        "gpu-memory-error",
+        Cause.HARDWARE,
+        r"uncorrect(?:able|ed)[\w\s,()-]{0,40}?(?:ECC|memory|HBM|NVLink|DRAM|SRAM|parity|PCIe|error)",
+        r"ECC_UNCORRECTABLE",
+        r"\bdouble[- ]bit\b",
+        r"\bDBEs?\b.{0,30}(?:ECC|error|retire)",
+        r"(?:contained|uncontained|unrecoverable|fatal) ECC",
+        r"\bECC (?:memory )?(?:error|failure|fault|issue|problem)s?\b(?! corrected|(?: counts?)?\W{0,3}0\b)",
+        r"row[- ]?remap\w*.{0,30}(?:fail|pending|reset)",
+        r"(?:remap\w*|retire\w*) (?:rows?|pages?).{0,30}(?:fail|pending|reset)",
+    ),
+    _rule(
+        "gpu-lost",
+        Cause.HARDWARE,
+        r"fall(?:en|ing|s) off the bus|fell off the bus",
+        r"\bGPUs? (?:\S+ ){0,4}(?:is|are|was|were|has been|got) lost\b",
+        r"NVML_ERROR_GPU_IS_LOST|\blost (?:a |an |one |the |\d )?GPUs?\b|CUDA_ERROR_(?:UN)?CONTAINED",
+        r"CUDA_ERROR_(?:HARDWARE|NVLINK|EXTERNAL_DEVICE|TENSOR_MEMORY)\w*",
+        r"Unable to determine the device handle for GPU",
+        r"reboot the system to recover this GPU|\bGPU (?:requires|needs) (?:a )?reset|GPU recovery action changed",
+        r"RmInitAdapter failed|GSP (?:RPC|firmware).{0,20}(?:timeout|timed out|error|fail)|Timeout.{0,30}GSP",
+        # The kernel's driver complains about the device itself, whatever words it chooses; an Xid is read below.
+        r"NVRM: (?!Xid|loading|API mismatch|No NVIDIA)[^:]{0,60}.{0,120}?(?:fail|error|fatal|cannot|time(?:d )?-?out|"
+        r"hung)",
+        r"(?:only|just) \d+ (?:of (?:the )?\d+ )?GPUs? (?:are |is |were )?(?:visible|detected|found|left|show\w*|seen)",
+        r"\b(?:short|missing|minus) (?:a|an|one|two|\d) GPUs?\b|\bGPUs? (?:is|are|was|were) (?:a )?(?:loss|missing|"
+        r"gone)\b",
+        r"(?:GPUs?|cards?) (?:\S+ ){0,3}(?:not|n't) (?:working(?! hard)|work|detected|recogni[sz]ed|showing|show)\b",
+        r"GPU.{0,30}initiali[sz]ation fail",
+        r"\bERR!|nvml error: (?:unknown|gpu)|NVML_ERROR_UNKNOWN",
+        r"NVIDIA-SMI has failed because it couldn't communicate",
+        r"Failed to initialize NVML: (?:Unknown|GPU)",
+    ),
+    _rule("xid", Cause.HARDWARE, _XID + rf"(?!{_XID_PROGRAM}|{_XID_TIDY})\d{{1,5}}\b"),
+    _rule(
+        "link-fault",
+        Cause.HARDWARE,
+        r"NV-?Link\b.{0,40}(?:error|fail|fault|inactive|flap)(?!s? ?(?:count)?[:=] ?0)",
+        r"\bNV-?Switch\b.{0,40}(?:error|fail|fault|fatal)",
+        r"fabric ?manager.{0,40}(?:error|fail|not running|not started)|error 802: system not yet initialized",
+        r"PCIe Bus Error: severity=(?:Uncorrect|Fatal|Non-?Fatal)|AER:.{0,20}(?:Uncorrect|Fatal)",
+        r"local catastrophic error|Async fatal event.{0,30}(?:device|catas)",
+        r"mlx5\w* .{0,60}(?:health compromised|fatal sensor|firmware (?:fatal )?error)",
+    ),
+    _rule(
+        "machine-check",
+        Cause.HARDWARE,
+        rf"\b(?:faulty|defective|bad|dead|broken) (?:\w+ )?{_PART}\b",
+        r"info ?ROM .{0,20}corrupt|(?:temperature|thermal|clocks?)\b.{0,40}(?:threshold|throttl|exceed|slowdown)",
+        r"HW slowdown",
+        r"\[Hardware Error\]|\bmachine[- ]check (?:exception|error|event)|\bMCE\b.{0,30}(?:error|fatal|CPU)",
+        r"\bEDAC .{0,40}\bUE\b",
+        r"\b(?:hardware|HW) (?:failure|fault|error|issue|problem|malfunction|defect)s?\b",
+        r"failed (?:the )?hardware (?:check|test)|(?:NRT_EXEC_HW_ERR|hardware stack error)",
+        r"\bmemory subsystem error|\bcold[- ]boots?\b|\bPSUs?\b|\bpower[- ]suppl(?:y|ies) (?!.{0,20}(?:fine|ok))",
+        r"\bCPU (?:error|failure|fault|machine)|\b(?:thermal (?:shutdown|trip|violation)|over-?heat\w*|overtemp\w*)",
+        r"(?:power supply|PSU|fan|DIMM|motherboard|NVMe|SSD|disk drive|hard drive) (?:\w+ )?(?:fail|fault|died|"
+        r"error|broke)\w*",
+        r"nvme\w*:? .{0,40}(?:controller is down|I/O error|removing after probe)",
+        r"DCGM.{0,60}\bfail|fail\w* .{0,30}(?:DCGM|nvidia-smi|burn-in|GPU diagnostic)|silent data corruption",
+    ),
+    # ---- No machine to run on: time mends it, trying harder does not.
+    _rule(
+        "capacity",
+        Cause.CAPACITY,
+        r"\b(?:no|not enough) (?:ml\.)?(?:p|g|trn|inf)\d\w*(?:\.\w+)?(?: instances?| nodes?)? available",
+        r"provision(?:ing)? failed",
+        r"fail\w* to (?:provision|acquire) (?:\w+ ){0,3}(?:resources|instances?|capacity|nodes?|machines?)",
+        r"\bCapacityError\b|Insufficient(?:Instance|HostCapacity|ReservedInstance|Capacity|FreeAddresses)\w*",
+        r"EC2Insufficient\w*",
+        r"Unable to provision requested ML compute capacity",
+        r"\b(?:insufficient|not enough|lack of|no|out of|limited|without|reserved|available|spot|on-demand|"
+        r"compute|EC2|GPU|ML)[\w\s-]{0,25}capacity (?:error|crunch|shortage|issue|problem|is unavailable|"
+        r"unavailable|not available|available)",
+        r"\b(?:insufficient|not (?:have )?enough|lack of|no|out of|ran out of|short of) (?:[\w.*-]+ "
+        r"){0,4}capacity\b(?! of \d)",
+        r"capacity (?:crunch|shortage|constraint|exhausted|unavailable|not available|issue|problem)s?",
+        r"instance type .{0,60}(?:temporarily unavailable|not (?:currently )?available|is unavailable|out of stock)",
+        r"\b(?:no|not enough|insufficient) (?!CUDA)(?:\S+ ){0,3}(?:instances?|GPUs?|nodes?|machines?) (?:are |is |were "
+        r")?(?:currently )?available\b",
+        r"ResourceLimitExceeded|VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded",
+        r"SpotMaxPriceTooLow|account-level service limit",
+        r"(?:service|instance|vCPU|account|GPU|resource|GPUS_ALL_REGIONS) ?(?:quota|limit)s? .{0,40}(?:exceed|"
+        r"reach|insufficient|increase)",
+        r"(?:LimitExceeded|exceeded|insufficient|over) (?:\w+ )?(?:instance|vCPU|GPU)s? (?:quota|limit)",
+        r"Quota '\w+' exceeded|exceeded quota:",
+        r"ZONE_RESOURCE_POOL_EXHAUSTED|RESOURCE_POOL_EXHAUSTED|does not have enough resources available to fulfill",
+        r"\bexceed\w* (?:\w+ )?quota\b|(?<!disk )\bquotas? (?:\w+ ){0,2}(?:exceed|exhaust|reach|used up|of 0\b)|"
+        r"OutOfQuota",
+        r"\b(?:out of|enough|over|no|insufficient) (?:\w+ ){0,3}quotas?\b",
+        r"\binstances?(?: types?)? (?:is|are|was|were) (?:currently |still )?(?:not available|unavailable)",
+        r"\bcapacity ?errors?\b|\b(?:on-demand|spot|GPU|EC2|unused|spare) capacity (?:waits?|in)\b|waited for capacity",
+        r"\bstock-?out\b|SkuNotAvailable|AllocationFailed|ResourcesUnavailableError",
+        r"nodes are available: .{0,80}Insufficient|FailedScheduling|MaxPendingTime\w*",
+        r"Spot (?:instance|request|capacity|block)?s?.{0,40}(?:interrupt|reclaim|terminat|no capacity|unfulfill)",
+    ),
+    _rule(
+        "sagemaker-internal",
+        Cause.INFRASTRUCTURE,
+        r"InternalServer(?:Error|Exception)|We encountered an internal error|\bInternalFailure\b|InternalServiceError",
+        r"internal service error",
+        r"Launched instance was unhealthy|instance (?:health check|retirement)|(?:unhealthy|impaired) instance",
+        rf"\b{_MACHINE}(?:[- ]\S+)?(?: \S+){{0,3}}? (?:not |un-?)healthy\b|\bUNHEALTHY_\w+",
+        r"system status check",
+    ),
+    # ---- NCCL told to do the impossible: the same settings fail for ever.
+    _rule(
+        "nccl-settings",
+        Cause.USER_CODE,
+        r"nccl(?:System|Internal|Unhandled|Invalid)\w*.{0,300}\(\s?NCCL_\w+ set by environment",
+        r"Could not (?:open|parse) (?:XML|graph|topology|tuner)",
+        r"nccl(?:InvalidUsage|InvalidArgument)|NCCL.{0,60}invalid (?:usage|argument)|Duplicate GPU detected",
+        r"(?:no|unable to find a?) ?(?:socket |usable )?interfaces? found|Bootstrap : no socket interface",
+        r"ibv_reg_mr\w* .{0,60}Cannot allocate memory|NCCL.{0,40}mismatched? version|undefined symbol: nccl",
+        r"no algorithm/protocol available|NCCL.{0,40}(?:unsupported|unknown) (?:algorithm|protocol|value)",
+    ),
+    # ---- Memory, on the device or the host: the same job needs the same memory again.
+    _rule(
+        "device-memory",
+        Cause.OOM,
+        r"\b(?:CUDA|HIP|ROCm|MPS|XPU|NPU|GPU|TPU|device|HBM|VRAM|accelerator)\w*(?: error:| backend| memory| has| "
+        r"is| ran| failure \d+)? .{0,3}\bout of memory",
+        r"\bOutOfMemory\w*|OUT_OF_MEMORY|\bMemoryAllocation\b|cudaErrorMemoryAllocation",
+        r"cudaMalloc\w* .{0,20}(?:failed|out of memory)",
+        r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|NVSHMEM)_(?:STATUS_)?ALLOC_FAILED",
+        r"RESOURCE_EXHAUSTED: (?!.{0,60}(?:quota|rate))|Resource ?Exhausted(?:Error)?: .{0,40}(?:OOM|memory|alloc)",
+        r"(?:Attempting to|Failed to|trying to) (?:allocate|reserve) [\d.]+ ?[KMGT]i?B?\b",
+        r"OOM when allocating",
+        r"ran out of (?:\w+ ){0,2}memory|ran out of (?:GPU )?RAM|exhausted (?:\w+ )?memory|memory space hbm",
+        r"failed to alloc\w* .{0,40}(?:on device|from device|memory)|could not allocate .{0,40}(?:device|GPU) memory",
+        r"NRT_RESOURCE|Failed to allocate .{0,30}bytes",
+        r"CUBLAS_STATUS_NOT_INITIALIZED",
+    ),
+    _rule(
+        "shared-memory",
+        Cause.OOM,
+        r"insufficient shared memory|out of shared memory|raise your shared memory limit",
+        r"/dev/shm.{0,80}(?:No space|full|too small|insufficient)|No space left on device.{0,60}/dev/shm",  # nosec B108
+        r"worker .{0,40}killed by signal: (?:Bus error|Killed)|\bSIGBUS\b|(?<!PCIe )\bBus error\b",
+        r"unable to (?:open|write|resize|mmap|allocate) .{0,30}(?:shared memory|bytes from file).{0,120}(?:No "
+        r"space|Cannot allocate|memory)",
+    ),
+    _rule(
+        "host-memory",
+        Cause.OOM,
+        r"\boom[-_ ]?kill\w*|\boom[-_ ]reaper|Memory cgroup out of memory|cgroup out-of-memory",
+        r"out[- ]of[- ](?:\w+ ){0,2}(?:memory|[DV]?RAM|HBM)\b|(?:memory|[DV]?RAM|HBM) overflow|"
+        r"overflow\w* .{0,25}[DV]?RAM\b",
+        r"std::bad_alloc|\b\w*MemoryError\b|DefaultCPUAllocator|Cannot allocate memory|can't allocate memory",
+        r"could not allocate memory|not enough (?:\w+ )?memory",
+        r"Unable to allocate [\d.]+ ?[KMGTP]i?B|\bmalloc(?:\(\d*\))?:? (?:\w+ )?fail",
+        r"memory allocation (?:of \d+ bytes )?failed|failed to allocate memory",
+        r"(?:exceed\w*|over|beyond|above) (?:the |its |of )?(?:\w+ )?(?:memory|RSS|RAM|virtual memory) "
+        r"?(?:limits?|quota|usage)?\b(?! bandwidth)",
+        r"memory (?:limit|usage|pressure|threshold) .{0,30}(?:exceed|reach|high|kill|evict)",
+        r"killed due to (?:the node running low on )?memory|low on resource: memory|MemoryPressure",
+        r"instance type with more memory|larger instance|Java heap space|GC overhead limit",
+        r"insufficient (?:\w+ )?(?:memory|RAM)\b|(?:memory|RAM) (?:is|was) (?:not |in)(?:enough|sufficient)",
+    ),
+    # ---- Training that went nowhere, when data is not named as the reason.
+    _rule(
+        "bad-data-note",
+        Cause.DATA,
+        r"(?:nois\w*|dirty|bad|garbage|broken|poison\w*|malformed|mis-?label\w*|invalid|toxic|duplicated?|wrong) "
+        r"(?:\S+ ){0,5}(?:(?:training|pre-?training|text|task|multi-task|web) )?(?:data(?:set)?|shards?|"
+        r"documents?|corpus|samples?|labels?)\b(?! ?(?:type|parallel|loader|is on|_|\())",
+        # A check of the annotations themselves, in the words of detection and segmentation trainers.
+        r"(?:negative|non-normalized|out.of.bounds|wrong|invalid) (?:class |bbox |box )?(?:label|annotation|box|bbox|"
+        r"coordinate)\w*",
+        rf"\b{_RECORD} (?:\S+ ){{0,3}}(?:was|were|is|are|had been) (?:corrupt\w*|truncated|malformed|unreadable|"
+        r"nois\w*|dirty|garbled|mis-?labell?ed|empty)",
+    ),
+    # ---- Input that cannot be read or trained on.
+    _rule(
+        "unreadable-input",
+        Cause.DATA,
+        r"(?:when|while) (?:reading|decoding|loading) (?:the )?(?:image|video|audio|shard|record|sample)",
+        r"broken (?:PNG|JPEG|image|GIF) file|(?:unrecognized|unsupported|bad) (?:data |image |audio |video )stream",
+        r"UnidentifiedImageError|cannot identify image file|image file is truncated",
+        r"broken data stream when reading image|DecompressionBomb\w*|(?:Premature end|Not a|corrupt) JPEG",
+        r"not a (?:valid )?(?:PNG|JPEG|GIF|WAV|FLAC)\b|(?:Invalid|bad) (?:PNG|JPEG|image) (?:data|file)|Input is not a",
+        r"libpng error|unknown image (?:format|file)",
+        r"Expected image \(JPEG|(?:Unable|failed) to decode (?:\w+ ){0,2}(?:image|bytes|jpeg|video|audio|frame)",
+        r"moov atom not found|Invalid data found when processing input",
+        r"Error opening .{0,200}(?:Format not recognised|unknown format)|LibsndfileError",
+        r"\b(?:flac|mp[34]|ogg|opus|vorbis|wav|jpe?g|png|webp|video|audio|h26[45]|av1) (?:\w+ )?decod\w*.{0,40}(?:lost|"
+        r"err|fail)",
+        r"decord.{0,40}(?:error|fail)|imdecode|\(-215:Assertion failed\) !_src\.empty",
+        rf"(?:corrupt(?:ed)?|truncated|malformed|unreadable|damaged|incomplete) (?:\w+ )?{_RECORD}\b",
+        rf"\b{_RECORD} (?:file )?(?:is |appears to be |seems )?(?:corrupt(?:ed)?|truncated|malformed|unreadable|"
+        r"damaged)\b",
+        r"\bDataLossError\b|truncated record|corrupted record|Invalid (?:Record|RecordIO|TFRecord)",
+        r"RecordIOWriter::kMagic|Invalid MXRecord",
+        r"JSONDecodeError|JSON parse error|Expecting value: line|Extra data: line|Unterminated string starting",
+        r"Expecting (?:property name|',' delimiter)|Invalid control character at|Invalid JSON",
+        r"JSONL? .{0,30}(?:parse|decode)",
+        r"UnicodeDecodeError|codec can't decode|invalid start byte|ParserError|Error tokenizing data|EmptyDataError",
+        r"No columns to parse|_csv\.Error|Unable to parse|could not convert string to|line contains NUL",
+        r"\bArrow(?:Invalid|TypeError|NotImplementedError)\b|Parquet magic bytes|Couldn't deserialize thrift",
+        r"Not a (?:Parquet|Feather|gzipped)|Invalid magic number|Unexpected end of stream|ComputeError: parquet",
+        r"BadZipFile|not a zip file|tarfile\.\w*Error|ReadError: .{0,40}(?:tar|unexpected end|could not be opened)",
+        r"unexpected end of data|zlib\.error|incorrect header check|Compressed file ended before|CRC check failed",
+        r"end-of-central-directory|Bad (?:CRC|magic|offset for central)|"
+        r"unpack\w* requires a buffer of (?:at least )?\d+ bytes",
+        r"Data loss: (?:truncated|corrupted|incomplete)|Invalid \\?\\escape|escape character in string",
+        r"Blankspace and colon not found|(?:libsvm|csv|recordio|parquet|arrow|jsonl?) format\b",
+        r"Failed to (?:load|read|parse|decode|open) (?:\S+ ){0,2}(?:libsvm|csv|tsv|recordio|parquet|jsonl?|arrow|image|"
+        r"audio|video|record|shard|dataset|training data)",
+        r"Unable to (?:read|load|parse|decode) (?:\S+ ){0,3}(?:data|channel|records?|images?|dataset)\b",
+        r"Not a gzipped file|LZMAError|Error -3 while decompressing|ZstdError|invalid (?:block|gzip|stored block)",
+        r"PytorchStreamReader failed|invalid load key|UnpicklingError|Ran out of input|pickle data was truncated",
+        r"(?:HeaderTooLarge|HeaderTooSmall|MetadataIncompleteBuffer|InvalidHeaderDeserialization|Error while "
+        r"deserializing header)",
+        r"Unable to (?:open|read|synchronously open) (?:file|object|data).{0,30}(?:truncated|signature|corrupt)",
+        r"file signature not found|MDB_(?:CORRUPTED|PAGE_NOTFOUND|INVALID|BAD_VALSIZE)",
+        r"HDF5.{0,30}(?:truncated|corrupt)|bad local file header",
+        r"cannot reshape array of size \d+ into shape .{0,60}mmap",
+        r"(?:checksum|md5|sha256|crc32?c?|hash|etag|digest) ?(?:sum)?(?: value)?s? (?:mis-?match|error|failed|"
+        r"verification|do(?:es)? not match|did(?: not|n't) match|invalid)",
+        r"NonMatching(?:Checksum|Splits)\w*|failed (?:checksum|integrity)",
+    ),
+    _rule(
+        "unusable-input",
+        Cause.DATA,
+        r"previously unseen (?:labels?|categor\w+|class\w*)|found unknown categories",
+        r"DatasetGeneration(?:Cast)?Error|An error occurred while generating the dataset|DataFilesNotFoundError",
+        r"EmptyDatasetError|ExpectedMoreSplits|UnexpectedSplits|CastError|SplitsNotFoundError",
+        r"(?:Dataset|Split|Column|Feature)\w* .{0,60}(?:not found|doesn't exist|does not exist)(?! on the Hub)",
+        r"num_samples should be a positive integer",
+        r"(?:dataset|dataloader|training set|train(?:ing)? data|input|channel|directory|iterator|generator)s? "
+        r"(?:\S+ ){0,3}(?:is|was|are|were) empty",
+        r"empty (?:dataset|training set|shard|batch|input file|data ?loader)|Found 0 (?:images|files|samples|records)",
+        r"No (?:images|training (?:data|examples|samples|files)|data files|files matching|input files|samples|"
+        r"records) (?:were |was |are )?(?:found|in|match)",
+        r"(?:your )?input ran out of data|contains no (?:data|samples|records|files)|zero (?:samples|records|examples)",
+        r"Couldn't find any class folder|Found no valid file",
+        r"(?:input|label|data|feature|column|target|array|y|X)s?\b.{0,20}contains? (?:NaN|null|inf|missing|"
+        r"non-?finite)",
+        r"contains NaN, inf",
+        r"\bNaNs?\W{1,3}(?:\w+ ){0,4}in (?:\S+ ){0,3}?(?:data(?:set)?\b(?!-)|labels?|samples?|inputs?|annotations?|"
+        r"images?|features?|"
+        r"targets?|columns?)\b",
+        r"(?:NaN|null|missing) values? (?:found )?in (?:the )?(?:\w+ )?(?:input|data|label|column|feature|dataset)s?",
+        r"Found array with 0|inconsistent numbers? of samples|must be in (?:\[0, ?(?:1|num_class)|range of)",
+        r"Invalid (?:class(?:es)?|labels?) (?:inferred|found|value)|Unknown label type|label set cannot be empty",
+        r"Labels? .{0,30}out of (?:range|bounds)|Check failed: .{0,60}(?:label|data)",
+        r"wrong number of (?:columns|fields)",
+        r"(?:schema|column names?|columns?|feature names?) (?:mis-?match|don't match|do not match|inconsistent)",
+        r"Feature shape mismatch|(?:Missing|unexpected|unknown) column",
+        r"columns? .{0,60}not in (?:the )?(?:dataset|index|data\w*)|not in index\b",
+        r"token(?: id)?s? .{0,40}(?:out of (?:range|vocab)|exceeds? .{0,20}vocab|>= ?vocab)|bad token",
+        r"(?:bad|poison) (?:data )?(?:batch|sample|shard|record|line|row)",
+        r"(?:invalid|bad|malformed|unexpected) (?:\w+ )?(?:utf-?8|bytes?|characters?|row|line|record|sample|shard|"
+        r"annotation|XML|bbox|bounding box)(?: (?:in|at|on|data)\b)",
+        r"xml\.etree\.\w+\.ParseError|bounding box.{0,40}(?:invalid|degenerate|positive height)",
+        r"nan in (?:the )?(?:input|data|label|feature)s?\b|All bounding boxes should have positive",
+    ),
+    _rule(
+        "missing-input",
+        Cause.DATA,
+        r"No S3 objects found|NoSuchKey|NoSuchBucket|The specified (?:key|bucket) does not exist",
+        r"HeadObject.{0,40}(?:not found|404)|\(404\) when calling the (?:Head|Get)",
+        r"\b(?:s3|gs|S3Uri|bucket|S3 ?prefix|manifest)\b.{0,200}(?:does not exist|not found|doesn't exist|no such|"
+        r"is empty|invalid S3)",
+        r"previously downloaded file/folder clashes|check your s3 objects|exist in (?:the )?s3",
+        r"Data download failed.{0,30}(?:NoSuch|not ?found|404|could not download|no such|does ?n[o']t exist|invalid)",
+        r"(?:train\w*|validation|input|data|test) channel .{0,40}(?:not (?:specified|provided|found)|missing|"
+        r"required|empty)",
+        r"missing (?:\w+ )?channel",
+        r"(?:No such file or directory|FileNotFoundError|NotFoundError|does not exist|cannot find|could not find"
+        r"|not found)\b.{0,200}" + _DATA_PATH,
+        r"\bno (?:\w+ )?(?:files?|data|objects?|images?|samples?) (?:were |was |is |are )?found (?:in|at|under|for)\b",
+        _DATA_PATH + r"\S{0,150} (?:does not exist|not found|No such file|is missing|doesn't exist)",
+        rf"(?:missing|could not find|cannot find|can't find|unable to find) (?:\w+ ){{0,2}}{_RECORD} (?:files?|"
+        r"shards?|director\w+)",
+    ),
+    # ---- The world around the job: nodes, fabric, storage, other people's servers.
+    _rule(
+        "node-failure",
+        Cause.INFRASTRUCTURE,
+        r"DUE TO NODE FAILURE|\bNODE_FAIL\b|NodeFail\w*|\bnode[- ]fail(?:ure|ed|s)?\b|\bNodeLost\b",
+        r"health[- ]?checks? .{0,20}fail\w*|fail\w* .{0,10}health[- ]?checks?|NodeNotReady|NodeShutdown",
+        r"NodeUnreachable",
+        r"nodes? .{0,40}(?:not respond|unresponsive|not ready|unreachable|unhealthy|rebooted|reboot(?:ed|ing) "
+        r"unexpectedly)",
+        rf"\b{_MACHINE}(?: \S+){{0,2}} {_WENT}(?:\w+ )?{_DOWN}",
+        rf"\b{_HOST}(?:,? (?:and )?{_HOST}){{0,20}},? (?:(?:and|is|are|was|were|went|has|have|had|just|suddenly) )*"
+        r"(?:breaks? down|broke down|down\b|died|dead\b|unreachable|rebooted|disappeared|not respond)",
+        r"node network is break ?down",
+        r"\b(?:node|host|machine|server)s?(?: \S+)? (?:break-?down|outage|crash(?:es|ed)?|loss|died|down)\b",
+        r"lost (?:a |one |the |\d+ )?(?:node|host|machine|instance|executor)s?\b|ExecutorLost\w*",
+        r"\b(?:marked|declared|considered|presumed) (?:as )?(?:dead|lost|down|unhealthy|failed)\b|"
+        r"missed too many heartbeats",
+        r"\bslurmd? daemon|slurm_script: No such|Raylet failed|lame workers|node breakdowns?\b",
+        r"Coordination ?Service.{0,80}(?:heartbeat|unhealthy|lost|fail|error)|FailedMount|FailedAttachVolume",
+        r"Lost (?:connection|contact|communication) (?:to|with)|lost communication with|Host (?:is down|unreachable)",
+        r"(?:slurmctld|slurmd|munge).{0,40}(?:fail|error|down|contact|respon)",
+        r"Job credential (?:expired|revoked)|Task launch .{0,60}failed on node|Unable to confirm allocation",
+        r"Unable to contact slurm|Socket timed out on send/recv|Zero Bytes were transmitted",
+        r"Protocol authentication error|Prolog (?:error|fail\w*|hung)|(?:launch|prolog|epilog) failed requeued",
+        r"Invalid job credential|Communication connection failure|Kill task failed",
+        r"step creation.{0,30}(?:disabled|failed|busy)|Slurm .{0,30}(?:fail|crash|bug|problem|went down)",
+        r"DUE TO (?:TIME LIMIT|PREEMPTION)|pre-?empted\b|pre-?emption",
+        r"JOB .{0,40}CANCELLED .{0,60}(?:PREEMPT|TIME LIMIT)",
+        r"\b(?:instance|node|pod|VM) (?:was |has been |is )?(?:evicted|reclaimed|interrupted|retired|recycled)",
+        r"scheduled (?:for )?(?:maintenance|retirement)|maintenance (?:window|event|operation|downtime)",
+        r"(?:power|cluster|network|datacenter|data ?centre|cooling|AZ|region|S3|storage|filesystem) outage",
+        r"under maintenance",
+        r"ORTE (?:has lost|was unable|does not know how)|mpirun (?:was unable|has lost)",
+        r"daemon was unable to complete|PMIX ERROR",
+        r"ssh: connect to host|kex_exchange_identification|Host key verification failed",
+        r"(?:pod|node|agent|worker|raylet|actor|driver).{0,30}(?:heartbeat|missed too many)",
+        r"heartbeats? .{0,20}(?:lost|missed|missing from node)|ActorDiedError",
+        r"(?:Actor|Worker)\w*(?:Unavailable|Crashed)Error|NodeDiedError|kernel panic|soft lockup|system rebooted",
+    ),
+    _rule(
+        "fabric",
+        Cause.INFRASTRUCTURE,
+        r"Got completion (?:from peer|with error)|\bvendor err\b",
+        r"NET/(?:IBP?|OFI|UCX|EFA)\b.{0,200}(?:error|fail|unreach|timed? ?out|port)|Got async(?: fatal)? event",
+        r"ibv_\w+ (?:\w+ )?(?:failed|error)|IBV_WC_\w+ERR|transport retry count(?:er)? exceeded|RNR retry",
+        r"unresponsive receiver|Unreachable remote",
+        r"\b(?:IB|InfiniBand|RoCE|EFA|RDMA|NIC|HCA|network card|eth\d|links?|ports?|"
+        r"switch(?:es)?)\b.{0,25}\b(?:flap\w*|"
+        r"link[- ]?down|down|degraded)\b",
+        # A port or a link may also be one of the program's; that it failed counts only for the fabric's own names.
+        r"\b(?:IB|InfiniBand|RoCE|EFA|RDMA|NIC|HCA|network card|eth\d|(?:link|port|switch)(?= (?:error|failure)))\b"
+        r".{0,25}\b(?:fail\w*|errors?|timed? ?out)\b",
+        r"\b(?:RETRY_EXC|RNR_RETRY_EXC|WR_FLUSH|REM_\w{2,8}|LOC_\w{2,8}|GENERAL|FATAL)_ERR\b|wc(?:->|\.)status",
+        r"\bCQE?\b.{0,40}(?:error|syndrome)|bad completion|completion (?:queue )?(?:error|with status)|vendor syndrome",
+        r"fi_\w+ (?:failed|error)|libfabric.{0,60}(?:error|fail)|UCX +(?:ERROR|FATAL)|Link DOWN",
+        r"network (?:is )?(?:error|failure|fault|issue|problem|unreachable|outage|glitch|partition|breakdown|"
+        r"instability|jitter)s?\b",
+        r"No route to host|Network is (?:down|unreachable)|socketStartConnect",
+        r"(?:socketPollConnect|socketProgress\w*|ncclSocket\w*).{0,80}(?:fail|closed|error|timed? ?out|refused)",
+    ),
+    _rule(
+        "storage",
+        Cause.INFRASTRUCTURE,
+        r"(?<!Data download failed:)No space left on device|Disk quota exceeded|StorageFull",
+        r"disk (?:is |was |got )?full|Read-only file system|file ?system .{0,20}read-?only|Stale (?:NFS )?file handle",
+        r"Transport endpoint is (?:not connected|already)|Input/output error|Remote I/O error",
+        r"(?:\[|\b)Errno (?:5|28|30|107|116|121|122)\b|ephemeral-storage|DiskPressure|PytorchStreamWriter failed",
+        r"unexpected pos \d+ vs|EXT4-fs error|XFS .{0,30}(?:error|shutdown)",
+        r"\b(?:NFS|Lustre|GPFS|FSx|EFS|BeeGFS|WekaFS|filesystem|file system|storage|fuse)\b.{0,60}(?:not responding|"
+        r"evicted|unavailable|went down|down|hiccup|outage|connection lost|crash|failure|error|timed? ?out|"
+        r"unresponsive|problem|issue)",
+        r"LustreError|transport endpoint (?:shutdown|is)|mount(?:\.\w+)?(?: failed|: .{0,40}(?:error|fail|timed? out))",
+        r"out of inodes|inodes? (?:quota|limit|exhaust)",
+    ),
+    _rule(
+        "service",
+        Cause.INFRASTRUCTURE,
+        r"\bSlow ?Down\b|reduce your request rate|\bThrottl(?:ing|ed)\w*|Rate exceeded|RequestLimitExceeded",
+        r"TooManyRequests|Too Many Requests|rate limit\w*|toomanyrequests|ProvisionedThroughputExceeded",
+        r"BandwidthLimitExceeded",
+        r"(?:HTTP(?:Error|/\d\.\d|S)?|status(?:[ _]?code)?|response|code|Server Error|Error|"
+        r"error)\W{0,4}(?:code\W{0,3})?(?:429|500|502|503|504)\b",
+        r"\b(?:429|500|502|503|504) (?:Client|Server) Error",
+        r"\b50[0234] (?:Bad Gateway|Service|Gateway|Internal|Slow|Server)|Bad Gateway|Gateway Time-?out",
+        r"Service ?Unavailable|\(ServiceUnavailable\)|temporarily unavailable|\bServerError\b",
+        r"Could not connect to the endpoint URL|EndpointConnectionError|Connect(?:ion)?(?:Timeout|Closed)Error",
+        r"(?:Connect|Read) ?timeout(?:Error)?\b|Read timed out|Connection was closed before we received",
+        r"ResponseStreamingError|IncompleteRead|ProtocolError|ChunkedEncodingError|RemoteDisconnected",
+        r"Max retries exceeded|NewConnectionError|RequestTimeout\b|RequestTimeTooSkewed|NameResolutionError",
+        r"SSL(?:EOF)?Error|SSLZeroReturn|EOF occurred in violation of protocol|(?:SSL|TLS) handshake",
+        r"curl(?:Code|: \(\d+\)| error)|AWS_IO_|AWS_ERROR_|S3RetryableException|EOF during",
+        r"Temporary failure in name resolution|Name or service not known|getaddrinfo failed|nodename nor servname",
+        r"Server ?Disconnected|ClientConnector\w*|ClientPayloadError|ClientOSError|FSTimeoutError|NETWORK_CONNECTION",
+        r"(?:requests|httpx|aiohttp|urllib3)\.(?:exceptions\.|client_exceptions\.)?\w*(?:Connect|Timeout|Read|"
+        r"Protocol)\w*",
+        r"(?:read|write) operation timed out|(?:down|up)load\w*\b.{0,60}\btimed? ?out",
+        r"LocalEntryNotFound\w*|StatusCode\.UNAVAILABLE|exceeds? the (?:rate|request) limit|Unexpected response code|"
+        r"\bUnavailable: ",
+        r"\"code\": ?(?:429|50\d)|An error occurred \((?:5\d\d|InternalError|RequestTimeout)",
+        # "the hub was down for some time"
+        r"\b(?:hub|hugging ?face|github|S3|GCS|registry|proxy|mirror|API|service|website|endpoint|cloud|provider)s? "
+        r"(?:\w+ )?(?:was|were|is|are|went|goes|has been|being) (?:\w+ )?(?:down|offline|unavailable|unreachable|"
+        r"overloaded)",
+        r"could not resolve host|UnknownHostException|\bDNS\b.{0,30}(?:fail|error|timeout)|We couldn't connect to",
+        r"(?:couldn't|cannot|can't|could not|unable to|failed to) (?:connect|reach) (?:to )?(?:the )?(?:Hub|"
+        r"huggingface|https?:|S3|server|host|remote|master|scheduler|metadata)",
+        r"Error when retrieving (?:token|credentials)|MetadataRetrievalError|ExpiredToken",
+        r"(?:security )?token .{0,30}(?:expired|is expired)|CredentialRetrievalError|ImagePullBackOff|ErrImagePull",
+        r"CannotPullContainer|Connection broken|InvalidChunkLength",
+        r"Address already in use|EADDRINUSE|failed to listen on any local",
+    ),
+    # ---- Numbers that ran away, found by the program itself. Before the exceptions that carry them.
+    _rule(
+        "not-finite",
+        Cause.DIVERGED,
+        r"NanLossDuringTraining|Model diverged|training (?:has )?diverged",
+        r"\bloss (?:has |is |was |went |became |becomes |goes |going |turned |turns |= ?|: ?|to |value )*(?:nan|"
+        r"inf(?:inity)?|not finite|non-?finite|diverg\w*|explod\w*)\b",
+        r"\b(?:nan|inf|non-?finite|infinite|not finite) (?:\w+ )?(?:loss|grad\w*|weights?|activations?|logits)\b",
+        r"(?:loss|grad\w*(?: norm)?|logits|weights|output|tensor|activation)s? .{0,30}(?:contains?|had|has|is|are|"
+        r"got|became|with|found) (?:\w+ )?(?:nan|inf|non-?finite)",
+        r"found (?:nan|inf)|Unexpected result nan|returned nan values",
+        r"(?:minimum|min) loss scale|loss scale .{0,30}(?:minimum|min(?:imum)? reached|too small|hits|at 0|below)",
+        r"scale already at minimum|Infinite gradient|gradient explo\w*|loss (?:explo|diverg|blew|blow)\w*|nan or inf",
+        r"inf or nan|inf/nan|nan/inf|`inf`, `nan`|FloatingPointError|found invalid values: tensor|exploding gradient",
+    ),
+    # ---- The program's own mistake, by the words only a mistake prints.
+    _rule(
+        "program-fault-on-device",
+        Cause.USER_CODE,
+        r"device-side assert triggered|an? illegal (?:memory access|instruction)|misaligned address",
+        r"unspecified launch failure",
+        r"double free|corrupted (?:size|double-linked)|heap corruption|stack smashing|free\(\): invalid",
+        r"invalid (?:device function|device ordinal|configuration argument|resource handle|program counter)",
+        r"no kernel image is available|too many resources requested|IndexKernel|srcIndex < srcSelectDimSize",
+        r"t >= 0 && t < n_classes|CUDNN_STATUS_(?:BAD_PARAM|NOT_SUPPORTED|ARCH_MISMATCH|VERSION_MISMATCH)",
+        r"CUBLAS_STATUS_(?:INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH)",
+        r"driver (?:version )?.{0,30}(?:is insufficient|too old)|forward compatibility was attempted",
+        r"PTX .{0,40}unsupported toolchain",
+        _XID + _XID_PROGRAM,
+        r"\bSIGSEGV\b|Segmentation fault|\bSIGILL\b|\bSIGFPE\b|Floating point exception|Illegal instruction",
+        r"killed by signal: (?:Segmentation|Floating|Illegal)",
+    ),
+    _rule(
+        "program-fault",
+        Cause.USER_CODE,
+        r"shapes? .{0,60}(?:cannot|can't|can not|not|mis-?match|must match|incompatible)|size mismatch",
+        r"sizes? of tensors? .{0,30}must|The size of tensor|dimension (?:out of range|mismatch)|shape mismatch",
+        r"mismatch in shape|Incompatible shapes|must match the (?:existing )?size|mat1 and mat2",
+        r"Given (?:groups|transposed|input size|normalized_shape)|shape '\[.{0,60} is invalid",
+        r"Expected (?:\d+D|input|target|more than 1 value|4-dim|3D|batch)\b.{0,80}|stack expects each tensor",
+        r"input\.size\(-1\)|weight of size",
+        r"loading state_dict|(?:Missing|Unexpected) key\(?s?\)? in state_dict|unexpected key .{0,40}state_dict",
+        r"(?:checkpoint|model) .{0,60}(?:incompatible|architecture mismatch|not compatible)",
+        r"newly initialized.{0,30}mismatch",
+        r"Expected all tensors to be on the same device|(?:should|must) be (?:on )?the same (?:device|dtype|type)",
+        r"Input type \(|expected (?:scalar type|object of|dtype|m1 and m2|mat1 and mat2)|Found dtype",
+        r"not implemented for '|does not require grad|second time|modified by an inplace operation|a leaf Variable",
+        r"finished reduction in the prior iteration|marked (?:as )?ready (?:only once|twice)|Cannot re-initialize CUDA",
+        r"outside the range|index out of (?:range|bounds)|out of bounds for dimension|result type .{0,30}can't be cast",
+        r"one of the variables needed|mixed dtype|can't convert cuda|Can't call numpy\(\)",
+        r"only Tensors of floating point|Trying to backward",
+        r"No module named|cannot import name|unrecognized arguments|the following arguments are required",
+        r"invalid choice:|ambiguous option|expected one argument|can't open file|No such option",
+        r"Error: Missing (?:option|argument)|Invalid value for|Got unexpected extra argument|ModuleNotFound",
+        r"command not found|not found in PATH|(?:image|repository|tag) .{0,60}(?:does not exist|not found)",
+        r"exec format error|Permission denied|undefined symbol|cannot open shared object|GLIBC(?:XX)?_",
+        r"version .{0,30}not found \(required|No matching distribution|Could not find a version|ResolutionImpossible",
+        r"subprocess-exited-with-error|Failed building wheel|Error building extension|CUDA_HOME|not compiled with CUDA",
+        r"CUDA is not available|Found no NVIDIA driver|Ninja is required|DistributionNotFound|VersionConflict",
+        r"is required but|requires? (?:the )?(?:package|library|`\w+`)|Please (?:install|run)\b",
+        r"unexpected keyword argument|positional arguments?|object has no attribute",
+        r"object is not (?:callable|iterable|subscriptable)|unsupported operand|is not defined\b",
+        r"referenced before assignment|has not been initialized|trying to initialize the default process group twice",
+        r"Detected mismatch between collectives|mismatch(?:ed)? collective|invalid literal for int",
+        r"Unsupported (?:backend|dtype|format|option)|not a valid (?:hyperparameter|model identifier|argument|JSON)",
+        r"Additional (?:hyperparameters|properties)|No iterator has been registered|"
+        r"illegal char(?:acter)? sub-sequence",
+        r"Failed to import|(?:is|are) only supported when|bad request|hyperparameters? .{0,60}(?:invalid|required|"
+        r"not allowed|unknown|missing|must)",
+        r"InvalidArgumentError|InvalidConfig|ConfigAttributeError|ConfigKeyError|MissingMandatoryValue",
+        r"Could not override|ValidationError|yaml\.\w+\.\w*Error|OmegaConf|hydra\.errors|Config(?:uration)?Error",
+        r"ParameterError|batch[_ ]size .{0,80}(?:not (?:equal|divisible)|must be)|(?:not|must be) divisible by",
+        r"world[_ ]size .{0,60}(?:not|must|divis)",
+        r"AccessDenied|Access Denied|Forbidden|403 Client Error|Unauthorized|401 Client Error",
+        r"not authorized to perform|Repository ?Not ?Found|GatedRepo|gated repo|RevisionNotFound|"
+        r"(?<!Local)EntryNotFound",
+        r"404 Client Error|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|NoCredentials",
+        r"PartialCredentials|Invalid (?:user )?token|KMS\.|ParamValidationError|InvalidParameter|ValidationException",
+        r"UnrecognizedClient|API key|wandb: ERROR",
+        r"Insufficient disk space|enough disk space|failed archive status|Artifact upload failed",
+        r"is not available in this region|Too many open files|received \d+ items of ancdata|ulimit|\bEMFILE\b",
+        r"\b(?:Value|Type|Key|Index|Attribute|Name|UnboundLocal|Assertion|Import|ModuleNotFound|Syntax|"
+        r"Indentation|Tab|NotImplemented|ZeroDivision|Recursion|Permission|FileNotFound|IsADirectory|"
+        r"NotADirectory|FileExists|Overflow|Lookup|Arithmetic|Pickling|BackendCompiler|Unsupported|"
+        r"Compilation)Error\b(?! in [A-Z]\w+\.__del__)",
+        r"\b(?:StopIteration|argparse\.ArgumentError|TorchRuntimeError|InternalTorchDynamoError)\b",
+        r"(?<!\w)error: argument|usage: \S+\.py|uncaught exception during training|framework error:",
+        r"assertion .{0,80}failed",
+    ),
+    # ---- Nobody moved: the clock spoke before any error did.
+    _rule(
+        "collective-timeout",
+        Cause.HANG,
+        r"no heartbeat from|Hang ?Detect\w*|(?:not|no) (?:made |making |any )?progress (?:since|for|in)\b",
+        r"detected by watchdog|heartbeat of its watchdog|stuck notify|sync(?:hronize)? timeout|task timeout",
+        r"(?:wait|notify|register|execution) (?:\S+ ){0,6}times? out\b|connect\(\) timed out|Stalled (?:ops|ranks)",
+        r"collective (?:operation )?time(?:d )?out|operations? have failed or timed out|Watchdog caught",
+        r"watchdog (?:\w+ )?(?:time ?out|timed out|got stuck|detected)|WorkNCCL\(|Work(?:Gloo|HCCL|XCCL)\(.{0,200}time",
+        r"HCCL.{0,40}time ?out|\bNCCL\W{1,3}(?:\w+ ){0,2}time(?:d )?-?out",
+        r"heartbeat monitor.{0,40}(?:timed? ?out|expired|not)|without making progress|stuck for \d+",
+        r"Heart ?beat .{0,30}(?:timeout|timed out|expired)|rank\w* .{0,30}(?:hung|hang)\b",
+        r"Timed out (?:after|waiting|initializ\w+|in barrier|while)|Wait ?timeout|wait\w*\(\w*\) time ?out",
+        r"timeout[- ]?(?:waiting|in|of|after|reached) ",
+        r"(?:operation|request|barrier|rendezvous|connection attempt|allreduce|all_?reduce|broadcast|all_?gather|"
+        r"send|recv|init\w*|store)\w* (?:has )?time(?:d|s)? ?out",
+        r"monitored ?barrier|store[- ]based[- ]barrier|client socket has timed out|Rendezvous ?Timeout\w*",
+        r"Socket ?Timeout|DataLoader timed out|DEADLINE_EXCEEDED|Deadline ?Exceeded|Barrier time|waiting for clients",
+        r"TimeoutExpired|\bTimeoutError\b",
+        r"waiting (?:for|on) (?:the )?(?:other )?(?:ranks?|workers|peers?|nodes|remainder)\b",
+        r"Stalled (?:tensor|rank|op|process)\w*|StallInspector|waiting for remainder of ranks",
+        r"submitted to be reduced, gathered or broadcast|blocked for more than \d+ sec|\bdead-?lock\w*",
+        r"hang(?:s|ing)? detected|hung (?:job|rank|process|task|worker)|job (?:was |is )?hung",
+        r"no progress (?:for|in|since)",
+        r"no (?:new )?(?:log|output|step|iteration)s? (?:for|in|since) (?:the (?:last|past) )?\d+",
+    ),
+    # ---- What the other ranks print when one is gone: a cascade, or the network itself.
+    _rule(
+        "peer-gone",
+        Cause.INFRASTRUCTURE,
+        r"(?:client|server) socket has failed|failed to connect to (?:any|the|all|\S+:\d)|remote process exited",
+        r"ncclRemoteError|ncclSystemError|unhandled system error|ncclInternalError",
+        r"NCCL.{0,40}internal error|ncclProxy\w*",
+        r"Connection (?:reset|closed|aborted|refused|lost|dropped|timed out|error)|connection abort",
+        r"Connection(?:Reset|Refused|Aborted)?Error|Broken ?Pipe\w*|Rendezvous(?:Connection|Closed|State)?Error",
+        r"RendezvousGracefulExit\w*|failed to recv|recvValue failed|sendBytes failed|recvBytes failed|DistNetworkError",
+        r"DistStoreError|connection to the C10d store|C10d store .{0,30}fail|TCPStore.{0,60}(?:fail|error)",
+        r"Gloo connect\w* .{0,60}(?:fail|error)|store->get\(\)|connectFullMesh|gloo/transport|HorovodInternalError",
+        r"Horovod has been shut ?down|process group .{0,30}aborted|communicator was aborted",
+        r"NCCL communicator .{0,30}abort|UnavailableError|\bUNAVAILABLE:|failed to connect to all addresses",
+        r"Connection to \S+ (?:\S+ )?(?:closed|lost|reset|refused|dropped)|closed by (?:the )?(?:remote )?(?:host|"
+        r"peer)\b",
+        r"Connect(?:ion)? fail(?:ed|ure)|connection is (?:shut down|closed|lost)|grpc error",
+        r"Proxy Service \d+\] Failed|Failed to execute operation \w+ from rank|NET/\w+.{0,60}completed with error",
+        r"Socket closed|socket (?:error|failure)|peer (?:\S+ ){0,4}(?:closed|gone|exited|disconnect\w*)",
+        r"Transport (?:closed|error)",
+    ),
+    # ---- Vague words, and operators' notes. From here on nothing overrules the program's own report.
+    _rule(
+        "device-note",
+        Cause.HARDWARE,
+        rf"\b{_PART}(?: \S+){{0,3}} (?:crash(?:ed|es)?|died|dies|dead|broken?|breaks?|failed|fails|failure|faulty|"
+        r"fault|defective|burn\w*|malfunction\w*|disappeared|vanished|gone|missing|errors?|down)\b",
+        r"\b(?:faulty|broken|bad|dead|defective|failed|failing|flaky|lost|damaged|crashed|unhealthy|problematic) "
+        rf"(?:\w+ )?{_PART}\b",
+        r"CUDA error: (?:unknown error|CUDA-capable device\(s\) is/are busy)",
+        r"\b(?:instability|degradation|degraded|anomal\w+) (?:\S+ ){0,5}GPUs?\b",
+        r"all CUDA-capable devices are busy or unavailable|CUDA driver (?:initialization failed|error)",
+        r"no CUDA-capable device is detected|No CUDA GPUs are available|cudaErrorUnknown",
+        r"CUDA_ERROR_(?:UNKNOWN|NOT_INITIALIZED|NO_DEVICE|SYSTEM\w*|LAUNCH_FAILED)|No devices were found",
+        r"Driver/library version mismatch|Unexpected error from cudaGetDeviceCount",
+        r"CU(?:DNN|BLAS)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|ncclUnhandledCudaError",
+        r"\b(?:PC|desktop|computer|workstation|laptop)\b.{0,30}\b(?:shuts? (?:down|off)|shutdown|powers? off|"
+        r"powered off|restarts|reboots)\b",
+        r"\b(?:shut(?:s|down)?|power(?:s|ed)?) (?:\w+ )?(?:down|off) (?:\w+ ){0,2}(?:desktop|computer|PC|"
+        r"workstation)\b",
+        r"shutdowns? (?:the )?(?:computer|PC|desktop)|power (?:fluctuation|spike|surge)s?|sudden reboots?",
+        r"unhandled cuda error|PCIe Bus Error|single-bit ECC|\bECC\b|\bhardware\b|Ascend.{0,40}(?:error|fault)",
+        r"NPU .{0,20}(?:error|fault)",
+        firm=False,
+    ),
+    _rule(
+        "capacity-note",
+        Cause.CAPACITY,
+        r"(?<!disk )\bquotas?\b|\bcapacity .{0,40}(?:exceed|exhaust|crunch|wait|insufficient|unavailable)\w*",
+        r"(?:waiting|queued?) for (?:\w+ )?(?:capacity|GPUs?|instances?|resources)",
+        r"(?:could not|couldn't|cannot|unable to|can't|failed to) (?:find|get|obtain|acquire|allocate|launch) "
+        r"(?:\w+ ){0,3}(?:GPUs|instances?|nodes|machines)",
+        firm=False,
+    ),
+    _rule(
+        "memory-note",
+        Cause.OOM,
+        r"(?:eat\w*|consum\w*|us(?:es|ing|ed)|fill\w*) .{0,20}(?:RAM|memory)\b.{0,40}(?:kill|crash|full|until)",
+        r"\bOOM(?:s|ed|ing)?\b|DataLoader worker .{0,30}exited unexpectedly|memory leak\w*|[Pp]in memory thread exited",
+        r"\bout of (?:RAM|VRAM|mem)\b|\bshm\b",
+        r"(?:RAM|memory) (?:is |was |got |usage )?(?:full|exhausted|growing|grew|keeps)",
+        firm=False,
+    ),
+    _rule(
+        "hang-note",
+        Cause.HANG,
+        r"\b(?:hang\w*|hungs?|stuck\w*|stucks?|nothing happens|freez(?:es?|ing)|froze|frozen(?! layer| param| weight)|"
+        r"stalls?|stalled|unresponsive|watchdog|wedged?|idles? forever)\b",
+        r"stops? (?:at|responding|making)|no (?:more |further |new )?(?:output|progress|response|logs?)\b",
+        r"\bGPUs?\b.{0,40}\b(?:locked|pinned|stay\w*|sit\w*|remain\w*) at \W?(?:0|100)\b|\bstops? (?:right )?there\b",
+        r"never (?:finish|return|end|complete|start)\w*|util\w* .{0,30}(?:always |stay\w* |stuck |at |is |remains? |"
+        r"fell to |drops? to |dropped to |to )+(?:0|100) ?%",
+        r"(?:0|100) ?% (?:GPU )?util\w*|wait\w*\b.{0,30} (?:forever|indefinitely)|endless(?:ly)?",
+        r"does(?: not|n't) (?:proceed|continue|progress)|\btime[ds]?[ -]?outs?\b(?! ?[=:] ?[']?\d)",
+        firm=False,
+    ),
+    _rule(
+        "data-note",
+        Cause.DATA,
+        rf"\b(?:corrupt\w*|truncated|missing|bad|broken|wrong|invalid|nois\w*) (?:\S+ ){{0,3}}{_RECORD}\b",
+        r"\b(?:malformed|corrupt\w*|truncated|undecodable|unreadable|garbled|zero-byte)\b|(?:unknown|"
+        r"unrecogni[sz]ed) (?:file )?format",
+        r"(?:not able to|unable to|cannot|can't|could not|couldn't) (?:play|open|read|decode|"
+        r"parse) (?:\S+ ){0,5}(?:files?|images?|"
+        r"audio|videos?|wavs?)\b",
+        rf"\b{_RECORD}\b.{{0,90}} (?:is|are|was|were) (?:\w+ )?(?:causing|wrong|bad|broken|invalid|corrupt\w*|empty|"
+        r"incorrect|damaged|the (?:problem|culprit|issue|cause))\b",
+        r"\b(?:empty|NaN|null|none|missing|blank|illegal|mistyped|duplicated?) (?:\w+ )?(?:values?|rows?|strings?|"
+        r"entr(?:y|ies)|"
+        r"cells?|lines?|items?|elements?|fields?|labels?|samples?|images?|texts?|records?|annotations?|bbox\w*)\b",
+        rf"\b(?:mistyped|mislabell?ed|non-?valid|unlabell?ed) (?:\S+ )?(?:{_RECORD}|entries|rows)\b",
+        r"\b(?:training set|data(?:set)?|samples?|rows?|prompts?|labels?|annotations?|sentences?|"
+        r"captions?)\b.{0,40}\b(?:is|are|was|were) "
+        r"(?:\w+ )?(?:empty|null|none|blank|NaN|missing|invalid|wrong|duplicated?)\b",
+        rf"(?:caused by|because of|due to|problem (?:is|was)|issue (?:is|was)) (?:\S+ ){{0,4}}{_RECORD}\b",
+        r"\b(?:samples?|images?|labels?|annotations?|documents?|training set)\b.{0,50}\W?\bNaNs?\b",
+        r"\b(?:samples?|images?|labels?|annotations?|records?|documents?|training set)\b.{0,40}\b(?:not|n't|no) "
+        r"(?:\w+ ){0,2}valid\b",
+        r"NaN .{0,60}\bdata\b|Data download failed|\bS3 objects? .{0,30}could not",
+        firm=False,
+    ),
+    _rule(
+        "node-note",
+        Cause.INFRASTRUCTURE,
+        rf"\b(?:workers?|pods?)(?: \S+){{0,2}} {_WENT}(?:\w+ )?{_DOWN}|lost (?:a |one |the |\d+ )?workers?\b",
+        r"(?:fail\w*|error) (?:to |while |when |during )?(?:up|down)load\w*|(?:up|down)load\w* (?:has |have )?fail\w*",
+        rf"(?<!job )\b(?:{_NODE}|{_HOST}(?!-\d))\b.{{0,60}}\b(?:break(?:s|ing)? ?down|broke down|breakdown|goes down|"
+        rf"went down|"
+        r"shut ?down|off-?line|fail(?:ure|ed|s)|issue|problem|drained|replaced?|swap\w*|excluded|removed)\b",
+        r"\b(?:replac\w+|remov\w+|exclud\w+|swap\w*|drain\w*|cordon\w*|bad|faulty|broken|flaky|problematic) "
+        rf"(?:\S+ ){{0,2}}(?:{_NODE}|{_HOST})\b",
+        r"\b(?:network|NCCL|infiniband|interconnect|slurm|storage|cluster|filesystem|ssh|cloud|"
+        r"infra\w*)\b.{0,40}\b(?:error|issue|problem|fail\w*|glitch|crash\w*|trouble|down|unstable|flaky|"
+        r"broken)",
+        r"\btask \d+: (?:Terminated|Exited)|CANCELLED (?:AT|BY)|Terminated\b|\bmaintenance\b|\bNCCL error",
+        firm=False,
+    ),
+    _rule(
+        "mistake-note",
+        Cause.USER_CODE,
+        r"\b(?:bugs?|typos?|mis-?configur\w*|wrong (?:\w+ )?(?:config\w*|path|argument|flag|version|setting)|"
+        r"forgot(?:ten)?|incorrect (?:config\w*|path|argument|setting))\b",
+        firm=False,
+    ),
+    _rule(
+        "divergence-note",
+        Cause.DIVERGED,
+        r"\b(?:loss|grad\w*)\b.{0,40}\b(?:spik\w+|diverg\w+|explo\w+|blow\w*|blew|NaNs?|infinite|unstable|"
+        r"instabilit\w+)\b",
+        r"\bNaNs?\b|training (?:is |was |became )?(?:unstable|diverging)|instabilit(?:y|ies)",
+        firm=False,
+    ),
+)
+
+# Asked last, when the words said nothing: an exception of no known kind, or the wrapper SageMaker puts around any exit.
+FALLBACKS: tuple[Rule, ...] = (
+    _rule(
+        "some-exception",
+        Cause.USER_CODE,
+        r"\b(?!(?:\w+\.)*(?:Algorithm|ExecuteUserScript|Client|ChildFailed|CalledProcess|DistBackend)Error|"
+        r"UnexpectedStatus|Signal|ProcessExited|ProcessRaised)[A-Za-z_][\w.]{0,60}(?:Error|Exception|"
+        r"Interrupt)\b\W{0,3}.{0,40}",
+        r"\b[a-z_][\w.]{0,60}\.(?:exc|exceptions?|errors?)\.\w+",
+        r"Traceback \(most recent call last\)",
+        r"executable file not found|CannotStartContainer",
+        firm=False,
+    ),
+    _rule("bar-never-moved", Cause.HANG, r"\b0%\|.{0,40}\| 0/\d+ \[00:00<\?", firm=False),
+)
+WRAPPERS: tuple[Rule, ...] = (
+    _rule(
+        "script-failed",
+        Cause.USER_CODE,
+        r"AlgorithmError|ExecuteUserScriptError|CalledProcessError|ProcessRaisedException",
+        firm=False,
+    ),
+    _rule("request-refused", Cause.USER_CODE, r"\bClientError\b", firm=False),
+)
+# When there is not even that: a thing is named, and near it that something is wrong with it.
+LOOSE: tuple[Rule, ...] = (
+    _rule(
+        "device-trouble",
+        Cause.HARDWARE,
+        *_near(
+            r"(?<!multi-)(?<!multi )(?<!on )(?:GPUs?(?! training)|graphics cards?|cards?|NVML|nvidia-smi|NVLinks?|"
+            r"hardware)"
+        ),
+        firm=False,
+    ),
+    _rule(
+        "room-trouble", Cause.CAPACITY, *_near(r"(?:resources?|reservations?|spot instances?|allocations?)"), firm=False
+    ),
+    _rule("memory-trouble", Cause.OOM, *_near(r"(?:memory|[DV]?RAM|swap|shm|OOM)"), firm=False),
+    _rule(
+        "no-movement",
+        Cause.HANG,
+        r"\bno response\b|\bnot? (?:\w+ )?(?:respond|moving|advanc)\w*|\bwait(?:s|ing|ed)?\b|\bblocked\b|\bidle\b|"
+        r"\bsits?\b|timed? ?out|timeouts?",
+        firm=False,
+    ),
+    _rule(
+        "data-trouble",
+        Cause.DATA,
+        *_near(r"(?:data ?sets?|samples?|images?|shards?|labels?|annotations?|parquet|jsonl?|csv|tfrecords?|corpus)"),
+        firm=False,
+    ),
+    _rule(
+        "world-trouble",
+        Cause.INFRASTRUCTURE,
+        *_near(
+            rf"(?:{_NODE}|clusters?|networks?|connections?|sockets?|services?|storage|disks?|mounts?|prox(?:y|ies)|DNS|"
+            r"slurmd?|scheduler|kubernetes|k8s|containers?|ssh|internet|buckets?|S3|GCS|(?:down|up)loads?|hub|cloud)"
+        ),
+        firm=False,
+    ),
+    _rule(
+        "program-trouble",
+        Cause.USER_CODE,
+        r"\b(?:value|type|key|index|attribute|name|import|assertion|syntax|module|config\w*|argument|"
+        r"parsing) ?errors?\b",
+        r"\b(?:unsupported|incompatib\w+|mis-?match\w*|not supported|undefined)\b",
+        *_near(
+            r"(?:scripts?|arguments?|parameters?|hyperparameters?|versions?|packages?|dependenc(?:y|ies)|config\w*|"
+            r"shapes?|dtype)"
+        ),
+        firm=False,
+    ),
+)

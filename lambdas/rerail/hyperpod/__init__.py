@@ -1,0 +1,1 @@
+"""HyperPod clusters: their events, and what people are told of them."""

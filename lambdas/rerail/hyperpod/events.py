@@ -1,0 +1,197 @@
+"""What SageMaker HyperPod says of a cluster, read for one question: is a part of it broken, being mended, or well?
+
+Three kinds of event come from the default bus (SageMaker developer guide, "SageMaker HyperPod cluster events
+reference"); each may be repeated, late or lost. Names, times and a few known words are read; the rest is text for
+people, cut to a length. What is not known says nothing."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from rerail.model.errors import BadMessage
+from rerail.model.mailbox import EARLIEST, LATEST
+
+STATE_CHANGE = "SageMaker HyperPod Cluster State Change"
+NODE_HEALTH = "SageMaker HyperPod Cluster Node Health Event"
+CLUSTER_EVENT = "SageMaker HyperPod Cluster Event"
+CLUSTER_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+CLUSTER_ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:cluster/[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+NODE = re.compile(r"i-[a-z0-9]{8,32}")
+WORDS_LIMIT, GROUPS_LIMIT = 500, 100
+WHOLE = "cluster"
+# Nobody but a human gets such a node back to work.
+HOPELESS = ("replacement", "reboot", "terminate")
+
+
+class Condition(StrEnum):
+    """How a part of a cluster is, seen from a run that needs it."""
+
+    WELL = "well"
+    NOTED = "noted"  # it can wait
+    MENDING = "mending"  # HyperPod is at it
+    BROKEN = "broken"  # it waits for a human
+    GOING = "going"  # somebody takes the cluster away
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What an event says of one part: `part` is "cluster", "group NAME" or "node ID", `what` completes the sentence
+    that it begins, `says` are HyperPod's own words."""
+
+    part: str
+    condition: Condition
+    what: str
+    says: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HyperPodHeard:
+    """A HyperPod cluster has something to say; `at` is when it happened, by HyperPod's clock."""
+
+    id: str
+    cluster: str
+    arn: str
+    at: datetime
+    signs: tuple[Sign, ...]
+
+
+STATES: Mapping[str, tuple[Condition, str]] = {
+    "InService": (Condition.WELL, "is in service"),
+    "Failed": (Condition.BROKEN, "has failed"),
+    "RollingBack": (Condition.MENDING, "is being rolled back"),
+    "Deleting": (Condition.GOING, "is being deleted"),
+}
+GROUP_STATES: Mapping[str, tuple[Condition, str]] = {
+    "InService": (Condition.WELL, "is in service"),
+    "Failed": (Condition.BROKEN, "has failed"),
+    "Degraded": (Condition.MENDING, "is degraded"),
+}
+REPAIRS = {"replace": "being replaced", "reboot": "being rebooted"}
+
+
+def is_hyperpod(detail_type: Any) -> bool:
+    """Whether an event of SageMaker is about a HyperPod cluster."""
+    return detail_type in (STATE_CHANGE, NODE_HEALTH, CLUSTER_EVENT)
+
+
+def read_hyperpod(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> HyperPodHeard:
+    """The event; raises BadMessage that names the field."""
+    kind = envelope.get("detail-type")
+    if kind == CLUSTER_EVENT:
+        detail = _table(detail.get("EventDetails"), "detail.EventDetails")
+    cluster, arn = detail.get("ClusterName"), detail.get("ClusterArn")
+    if not isinstance(cluster, str) or not CLUSTER_NAME.fullmatch(cluster):
+        raise BadMessage(f"field 'ClusterName' is {cluster!r:.100}; it must be the name of a HyperPod cluster")
+    if not isinstance(arn, str) or not CLUSTER_ARN.fullmatch(arn):
+        raise BadMessage(f"field 'ClusterArn' is {arn!r:.200}; it must be the ARN of a HyperPod cluster")
+    read = {STATE_CHANGE: _of_state, NODE_HEALTH: _of_health, CLUSTER_EVENT: _of_event}[str(kind)]
+    id = detail.get("EventId") or envelope.get("id")
+    return HyperPodHeard(words(id), cluster, arn, _time(envelope, detail), tuple(read(detail)))
+
+
+def names_cluster(tag: str) -> bool:
+    """Whether a tag's value can be the name or the ARN of a HyperPod cluster."""
+    return bool(CLUSTER_NAME.fullmatch(tag) or CLUSTER_ARN.fullmatch(tag))
+
+
+def words(value: Any, limit: int = WORDS_LIMIT) -> str:
+    """Somebody's words on one line, cut to a length; nothing where it is no text."""
+    if not isinstance(value, str):
+        return ""
+    line = " ".join("".join(c if c.isprintable() else " " for c in value).split())
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+def _of_state(detail: Mapping[str, Any]) -> Iterator[Sign]:
+    if known := STATES.get(str(detail.get("ClusterStatus"))):
+        yield Sign(WHOLE, *known, says=words(detail.get("FailureMessage")))
+    groups = detail.get("InstanceGroups")
+    for group in groups[:GROUPS_LIMIT] if isinstance(groups, list) else ():
+        if isinstance(group, dict) and (known := GROUP_STATES.get(str(group.get("Status")))):
+            name, now, wanted = words(group.get("InstanceGroupName"), 63), *_counts(group)
+            yield Sign(f"group {name}", *known, says=f"it has {now} of {wanted} instances")
+
+
+def _of_health(detail: Mapping[str, Any]) -> Iterator[Sign]:
+    summary = _table(detail.get("HealthSummary"), "detail.HealthSummary")
+    status, repair = (words(summary.get(name), 40) for name in ("HealthStatus", "RepairAction"))
+    says = " ".join(filter(None, (words(summary.get(name)) for name in ("HealthStatusReason", "Recommendation"))))
+    part = f"node {_node(detail)}"
+    if status.lower() == "healthy":
+        yield Sign(part, Condition.WELL, "is healthy", says)
+    elif status.lower() == "unhealthy" and repair.lower() in ("", "none"):
+        yield Sign(part, Condition.BROKEN, "is unhealthy, and HyperPod does not repair it", says)
+    elif status.lower() == "unhealthy":
+        doing = REPAIRS.get(repair.lower(), f"being repaired ({repair})")
+        yield Sign(part, Condition.MENDING, f"is unhealthy and {doing} by HyperPod", says)
+
+
+def _of_event(detail: Mapping[str, Any]) -> Iterator[Sign]:
+    level, says, part = detail.get("EventLevel"), words(detail.get("Description")), _part(detail)
+    if level == "Error":
+        hopeless = part.startswith("node") and any(word in says.lower() for word in HOPELESS)
+        condition = Condition.BROKEN if hopeless or part == WHOLE else Condition.NOTED
+        yield Sign(part, condition, "has an error", " ".join(filter(None, (says, _failure(detail)))))
+    elif level == "Warn":
+        yield Sign(part, Condition.NOTED, "has a warning", says)
+    elif "completed successfully" in says:
+        yield Sign(part, Condition.WELL, "is well", says)
+    elif part.startswith("node") and says.startswith("Termination of EC2 Instance"):
+        yield Sign(part, Condition.WELL, "has left the cluster", says)
+
+
+def _part(detail: Mapping[str, Any]) -> str:
+    match detail.get("ResourceType"):
+        case "Instance" if detail.get("InstanceId"):
+            return f"node {_node(detail)}"
+        case "Instance" | "InstanceGroup":
+            return f"group {words(detail.get('InstanceGroupName'), 63)}"
+        case _:
+            return WHOLE
+
+
+def _failure(detail: Mapping[str, Any]) -> str:
+    """The one text in an event's metadata that says why."""
+    found: Any = detail
+    for name in ("EventDetails", "EventMetadata", str(detail.get("ResourceType")), "FailureMessage"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return words(found)
+
+
+def _node(detail: Mapping[str, Any]) -> str:
+    id = detail.get("InstanceId")
+    if not isinstance(id, str) or not NODE.fullmatch(id):
+        raise BadMessage(f"field 'InstanceId' is {id!r:.100}; it must be the id of an EC2 instance")
+    return id
+
+
+def _counts(group: Mapping[str, Any]) -> tuple[str, str]:
+    now, wanted = (group.get(name) for name in ("CurrentCount", "TargetCount"))
+    return (str(now) if isinstance(now, int) else "?", str(wanted) if isinstance(wanted, int) else "?")
+
+
+def _time(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> datetime:
+    """When it happened: to the millisecond where the event says so itself."""
+    exact = detail.get("EventTime")
+    try:
+        if isinstance(exact, int | float) and not isinstance(exact, bool):
+            at = datetime.fromtimestamp(exact / 1000, UTC)
+        else:
+            at = datetime.fromisoformat(str(envelope.get("time")))
+            at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        if not EARLIEST <= at < LATEST:
+            raise ValueError("nobody can reckon with that time")
+    except (ValueError, OverflowError, OSError) as error:
+        told = envelope.get("time") if exact is None else exact
+        range = f"between {EARLIEST:%Y} and {LATEST:%Y}"
+        raise BadMessage(f"field 'time' is {told!r:.60}; it must be a time in ISO 8601 {range}") from error
+    return at
+
+
+def _table(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise BadMessage(f"field '{name}' must be a JSON object")
+    return value

@@ -1,0 +1,49 @@
+"""From a run's name to its page, kept where the notices link to it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rerail.incident_report.facts import Pages
+from rerail.incident_report.gather import Gathering
+from rerail.incident_report.report import Story, tell
+from rerail.model.errors import BadMessage
+
+
+def run_of(body: str) -> str:
+    """The run that the notice in a message is about; raises BadMessage that names the field."""
+    try:
+        run = json.loads(body)["detail"]["run"]
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"the message is not JSON: {error!s:.300}") from error
+    except (KeyError, TypeError, IndexError) as error:
+        raise BadMessage("field 'detail.run' is missing; the message must be a notice of the bus") from error
+    if not isinstance(run, str) or not run:
+        raise BadMessage(f"field 'detail.run' is {run!r:.100}; it must be the name of a run")
+    return run
+
+
+class Drawn(NamedTuple):
+    """A page that was kept: its size, and what could not be read for it."""
+
+    bytes: int
+    unread: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """Over its ports: what is known of a run, how a story is drawn, and where pages are kept."""
+
+    gathering: Gathering
+    draws: Callable[[Story], str]
+    pages: Pages
+
+    def report(self, run_id: str) -> Drawn | None:
+        """Draw the run's page anew; None where there is no such run."""
+        known = self.gathering.gather(run_id)
+        if known is None:
+            return None
+        page = self.draws(tell(known))
+        self.pages.keep(run_id, page)
+        return Drawn(len(page.encode()), known.unread)

@@ -1,0 +1,140 @@
+"""Records to JSON and back: frozen dataclasses of the core, nothing else, with a schema version for those to come."""
+
+import json
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from rerail.model.errors import RerailError
+
+SCHEMA = 1
+LARGEST = 2**63 - 1
+NUMBERS = frozenset({int, float})
+SCALARS: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
+# In a field's metadata: the words that an older version stored, and what this version calls them.
+FORMER_WORDS = "former words"
+T = TypeVar("T")
+
+
+class BadRecord(RerailError):
+    """A stored record cannot be read by this version; the message names the field."""
+
+
+def dumps(value: Any) -> str:
+    """One record as JSON text; fields that hold their default are left out."""
+    return json.dumps({"schema": SCHEMA, **plain(value)}, separators=(",", ":"))
+
+
+def loads(cls: type[T], text: str) -> T:
+    """The record that `dumps` wrote; raises BadRecord."""
+    try:
+        table = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRecord(f"a {cls.__name__} that is not JSON: {error!s:.300}") from error
+    if not isinstance(table, dict) or table.pop("schema", None) != SCHEMA:
+        raise BadRecord(f"a {cls.__name__} of another schema than {SCHEMA}: deploy the version that wrote it")
+    record: T = _read(cls, table, path=cls.__name__, strict=True)
+    return record
+
+
+def read_plain(cls: type[T], table: Any) -> T:
+    """The record that `plain` made into JSON types; raises BadRecord. Whether a text is a text, a number a number, and
+    what a time's zone is, is for the reader to ask: it knows what is meant."""
+    if not isinstance(table, dict):
+        raise BadRecord(f"a {cls.__name__} must be a JSON object")
+    record: T = _read(cls, table, path=cls.__name__, strict=False)
+    return record
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON types: times in ISO 8601, durations in seconds, dataclasses as objects with their `type`."""
+    if is_dataclass(value) and not isinstance(value, type):
+        row = {f.name: getattr(value, f.name) for f in fields(value) if getattr(value, f.name) != _default(f)}
+        return {"type": type(value).__name__, **{name: plain(item) for name, item in row.items()}}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        # The detectors' windows: hundreds of numbers in a row, once a minute for every run.
+        return list(value) if NUMBERS.issuperset(map(type, value)) else [plain(item) for item in value]
+    return value
+
+
+def _default(f: Any) -> Any:
+    return f.default_factory() if f.default_factory is not MISSING else f.default
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+@cache
+def _former_words(cls: type[Any]) -> Mapping[str, Mapping[str, str]]:
+    return {f.name: f.metadata[FORMER_WORDS] for f in fields(cls) if FORMER_WORDS in f.metadata}
+
+
+def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
+    if kind in SCALARS:
+        if strict and type(value) not in SCALARS[kind]:
+            raise BadRecord(f"{path}: {value!r:.40} is no {kind.__name__}")
+        if type(value) is int and not -LARGEST <= value <= LARGEST:
+            raise BadRecord(f"{path}: a number of more than 64 bits")
+        return value
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, Union):
+        return _read_union(arguments, value, path=path, strict=strict)
+    if is_dataclass(kind):
+        return _read_dataclass(kind, value, path=path, strict=strict)
+    if origin is tuple or (isinstance(origin, type) and issubclass(origin, Sequence)):
+        if arguments[0] in NUMBERS and NUMBERS.issuperset(map(type, value)):
+            return tuple(value)
+        if strict and not isinstance(value, list):
+            raise BadRecord(f"{path}: {value!r:.40} is no list")
+        return tuple(_read(arguments[0], item, path=f"{path}[{i}]", strict=strict) for i, item in enumerate(value))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        named = {key: _read(arguments[1], item, path=f"{path}.{key}", strict=strict) for key, item in value.items()}
+        return {arguments[0](key): item for key, item in named.items()}
+    if kind is datetime:
+        at = datetime.fromisoformat(value)
+        if strict and at.tzinfo is None:
+            raise BadRecord(f"{path}: {value!r:.40} names no time zone")
+        return at
+    if kind is timedelta:
+        return timedelta(seconds=value)
+    return kind(value) if isinstance(kind, type) and issubclass(kind, StrEnum) else value
+
+
+def _read_union(kinds: tuple[Any, ...], value: Any, *, path: str, strict: bool) -> Any:
+    if value is None and (type(None) in kinds or not strict):
+        return None
+    kinds = tuple(kind for kind in kinds if kind is not type(None))
+    if len(kinds) == 1:
+        return _read(kinds[0], value, path=path, strict=strict)
+    named = {kind.__name__: kind for kind in kinds}
+    tag = value.get("type") if isinstance(value, dict) else None
+    if tag not in named:
+        raise BadRecord(f"{path}: type {tag!r:.100} is not one of {', '.join(named)}")
+    return _read(named[tag], value, path=path, strict=strict)
+
+
+def _read_dataclass(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
+    if not isinstance(value, dict):
+        raise BadRecord(f"{path}: {value!r:.40} is no {kind.__name__}")
+    hints = _hints(kind)
+    known = {name: item for name, item in value.items() if name in hints}
+    try:
+        for name, words in _former_words(kind).items():
+            if name in known:
+                known[name] = words.get(known[name], known[name])
+        read = {name: _read(hints[name], item, path=f"{path}.{name}", strict=strict) for name, item in known.items()}
+        return kind(**read)
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise BadRecord(f"{path}: {error!s:.300}") from error

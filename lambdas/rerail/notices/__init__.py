@@ -1,0 +1,1 @@
+"""Notices to people, and how each kind of receiver gets them."""

@@ -1,0 +1,1 @@
+"""One notice in the form of each receiver, from the notice and its links alone."""

@@ -1,0 +1,1 @@
+"""CreateTrainingJob requests: of a supervised job, and of its relaunch."""

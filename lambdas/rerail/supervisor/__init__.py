@@ -1,0 +1,1 @@
+"""One turn of the supervisor: observe, decide, record, act."""

@@ -1,0 +1,1 @@
+"""The check of all open runs, once a minute."""
