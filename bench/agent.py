@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rerail.model.mailbox import Command, Wish, write
+from rerail.model.mailbox import Command, CommandKind, write
 
 CONTAINER = Path(__file__).resolve().parents[1] / "container"
 WARM_UP = 600  # steps until the detectors' windows are full
@@ -95,7 +95,7 @@ def _us(found: dict[str, float], *names: str) -> str:
 def step_cost(steps: int) -> dict[str, float]:
     """Rank 0 with detectors and a metric line in each step; and the detectors alone on the same rows."""
     from rerail.model.sample import Sample
-    from rerail.model.thresholds import Detection
+    from rerail.model.thresholds import Thresholds
     from rerail_agent.guard import Guard
     from rerail_agent.judgement import Judgement
 
@@ -118,7 +118,7 @@ def step_cost(steps: int) -> dict[str, float]:
         other.step(step=step, loss=loss, grad_norm=norm, tokens=4096, lr=3e-4, extra={"mfu": 0.41})
         others.append(time.perf_counter() - began)
     other.close()
-    judgement, alone = Judgement(Detection()), []
+    judgement, alone = Judgement(Thresholds()), []
     for step, (loss, norm) in enumerate(rows, 1):
         sample = Sample(step=step, loss=loss, grad_norm=norm, step_time_s=0.1 + chance.random() / 1000, lr=3e-4)
         began = time.perf_counter()
@@ -307,7 +307,7 @@ def command_latency(commands: int, poll_s: float) -> dict[str, float]:
         for number in range(commands):
             time.sleep(chance.random() * poll_s)
             at = datetime.now(UTC)
-            asked = Command(f"c{number}", "bench", 1, Wish.CHECKPOINT, at, at + timedelta(minutes=5))
+            asked = Command(f"c{number}", "bench", 1, CommandKind.CHECKPOINT, at, at + timedelta(minutes=5))
             began = time.perf_counter()
             Shelf.letter = write(asked), str(number)
             while not guard.wants_checkpoint:

@@ -41,7 +41,7 @@ from bench.noted import instrument, read_calls
 from cli import place
 from local.stack import LocalAws
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
+from rerail.model.mailbox import Heartbeat, Report, ReportKind, heartbeat_key, report_key, write
 from tests.deployed.jobs import Account
 
 SCALE = 60  # a minute of the month is a second here
@@ -164,7 +164,7 @@ class Meter:
 
     def hello(self, names: Sequence[str]) -> None:
         for name in names:
-            self._put(report_key(name, "r1"), write(Report("r1", name, 1, name, Told.HELLO, datetime.now(UTC))))
+            self._put(report_key(name, "r1"), write(Report("r1", name, 1, name, ReportKind.HELLO, datetime.now(UTC))))
 
     def _put(self, key: str, body: bytes) -> None:
         self.account.aws.client("s3").put_object(Bucket=self.mailbox, Key=key, Body=body)

@@ -25,7 +25,7 @@ from bench.logs import BadCorpus, Corpus, read_corpus
 from bench.parallel import spread
 from bench.rules import RULES
 from bench.scoring import FAMILIES, Hit, Recall, Score, score
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 HERE = Path(__file__).resolve().parent
 NARROWEST = 165
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         floors = read_floors(options.floor, contenders=CONTENDERS) if options.floor else {}
         corpus = read_corpus(options.corpus)
-        judged = _judge_all(corpus, replace(Detection(), plateau=options.plateau), console)
+        judged = _judge_all(corpus, replace(Thresholds(), plateau=options.plateau), console)
     except (BadCorpus, BadFloor) as error:
         print(f"bench.detection: {error}", file=sys.stderr)
         return 2
@@ -71,7 +71,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     return options.parse_args(argv)
 
 
-def _judge_all(corpus: Corpus, detection: Detection, console: Console) -> list[Judged]:
+def _judge_all(corpus: Corpus, detection: Thresholds, console: Console) -> list[Judged]:
     """Every log, the longest first, so that no core waits for the last one."""
     longest_first = sorted(corpus.runs, key=lambda run: -run.rows)
     tasks = [Task(corpus.file(run), run, detection) for run in longest_first]

@@ -227,7 +227,7 @@ class Stage:
         self.ssm.put_parameter(Name="/rerail/switch", Value="on", Type="String", Overwrite=True)
 
     def _report(self) -> None:
-        self._until("a page with its log", lambda: self._made("logs._ask") >= 4 and self._made("pages.keep"))
+        self._until("a page with its log", lambda: self._made("logs._ask") >= 4 and self._made("report_pages.keep"))
 
     def _crowd(self) -> None:
         """More open runs than one invocation takes, in one part of the index; of a version that nobody can read, so
@@ -240,8 +240,8 @@ class Stage:
                 for number in range(start, start + 25)
             ]
             dynamodb.batch_write_item(RequestItems={table: [{"PutRequest": {"Item": item}} for item in items]})
-        self._until("a share that was handed on", lambda: self._made("shares.hand_on"))
-        self._until("what a share has seen", lambda: self._made("shares.keep") and self._made("shares._items"))
+        self._until("a share that was handed on", lambda: self._made("shards.hand_on"))
+        self._until("what a share has seen", lambda: self._made("shards.keep") and self._made("shards._items"))
 
     def _made(self, site: str) -> int:
         return sum(call.site == site for call in read_calls(self.calls))

@@ -11,9 +11,9 @@ from bench.logs import read_log
 from bench.minutes import clock, minutes
 from bench.rules import RULES
 from bench.scoring import FAMILIES, SCORED_AS, Call, Labelled
-from rerail.detection.detectors import series
+from rerail.detection.detectors import evaluate_series
 from rerail.model.finding import Finding
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 PER_STEP, PER_MINUTE = "Rerail", "Rerail, 1 minute"
 CONTENDERS = (PER_STEP, PER_MINUTE, *(rule.name for rule in RULES))
@@ -25,7 +25,7 @@ class Task:
 
     file: Path
     run: Labelled
-    detection: Detection
+    detection: Thresholds
 
 
 @dataclass(slots=True)
@@ -56,8 +56,8 @@ def judge(task: Task) -> Judged:
         minute_clock=by_minute.ends_s if timed else None,
     )
     detection = task.detection
-    _ask(judged, PER_STEP, lambda: as_calls(series(samples, detection), unscored=judged.unscored))
-    _ask(judged, PER_MINUTE, lambda: as_calls(series(by_minute.samples, detection), unscored=Counter()))
+    _ask(judged, PER_STEP, lambda: as_calls(evaluate_series(samples, detection), unscored=judged.unscored))
+    _ask(judged, PER_MINUTE, lambda: as_calls(evaluate_series(by_minute.samples, detection), unscored=Counter()))
     for rule in RULES:
         _ask(judged, rule.name, partial(rule.calls, samples))
     return judged

@@ -18,21 +18,21 @@ from bench.evidence import Evidence, Failure, Goal, Sheet, finish
 from bench.made_aws import ITEM_BYTES
 from bench.made_fleet import noise
 from report_page.page import drawn_page
-from rerail.accounting.goodput import account
+from rerail.accounting.goodput import make_account
 from rerail.aws.dynamodb import run_doc
-from rerail.aws.records import packed
+from rerail.aws.records import pack
 from rerail.decisions.decide import decide
-from rerail.detection.detectors import Watch, see
-from rerail.detection.evaluate import Memory
-from rerail.incident_report.facts import Known
-from rerail.incident_report.report import tell
-from rerail.messages.messages import JobHeard, RunDue
+from rerail.detection.detectors import DetectorState, evaluate_sample
+from rerail.detection.evaluate import RunDetection
+from rerail.incident_report.facts import Facts
+from rerail.incident_report.report import make_report
+from rerail.messages.messages import JobStateChanged, RunDue
 from rerail.model.codec import dumps, loads
 from rerail.model.metrics import Cursor
 from rerail.model.policy import Limits, Policy, Retries
 from rerail.model.run import Run, RunState, TimelineEntry
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 from rerail.supervisor.observe import observe
 from tests.fakes import World
 
@@ -63,7 +63,7 @@ def lived(attempts: int) -> Life:
     world = World()
     world.policies.by_name["default"] = ENDLESS
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     for number in range(1, attempts):
         world.clock.pass_by(timedelta(minutes=30))
         world.checkpoints.saved = {}  # only the newest tells anything
@@ -71,7 +71,7 @@ def lived(attempts: int) -> Life:
         world.supervisor().handle(RunDue("gpt"))
         reason = FAILURES[number % len(FAILURES)].format(host=f"ip-10-0-{int(255 * noise(str(number)))}-{number % 256}")
         world.sagemaker.fail(world.run().current.job_name, reason)
-        world.supervisor().handle(JobHeard(world.run().current.job_name))
+        world.supervisor().handle(JobStateChanged(world.run().current.job_name))
         while world.run().state is RunState.WAITING:
             world.clock.pass_by(timedelta(minutes=1))
             world.supervisor().handle(RunDue("gpt"))
@@ -95,13 +95,13 @@ def looked_at(life: Life) -> None:
     at = life.world.clock()
     for signal in observe(run, life.world.sagemaker, life.world.checkpoints, at=at):
         decide(run, signal, ENDLESS)
-    account(run, at, ENDLESS)
+    make_account(run, at, ENDLESS)
 
 
 def of_a_life(life: Life) -> dict[str, float]:
     """What each thing takes, in ms of CPU or bytes."""
-    known = Known(life.run, life.world.clock(), ENDLESS, life.entries)
-    story = tell(known)
+    known = Facts(life.run, life.world.clock(), ENDLESS, life.entries)
+    story = make_report(known)
     ((_, stored),) = run_doc(life.run).items()
     look = milliseconds(lambda: looked_at(life)) - milliseconds(lambda: dumps(life.run))
     return {
@@ -109,10 +109,10 @@ def of_a_life(life: Life) -> dict[str, float]:
         "its record as it is stored, bytes": len(stored),
         "its record written, ms": milliseconds(lambda: run_doc(life.run)),
         "a sweep's look at it, ms": look,
-        "its goodput reckoned, ms": milliseconds(lambda: account(life.run, life.world.clock(), ENDLESS)),
+        "its goodput reckoned, ms": milliseconds(lambda: make_account(life.run, life.world.clock(), ENDLESS)),
         "its timeline, entries": len(life.entries),
         "its timeline read, ms": milliseconds(lambda: [loads(TimelineEntry, text) for text in _texts(life)], times=2),
-        "its story told, ms": milliseconds(lambda: tell(known), times=2),
+        "its story told, ms": milliseconds(lambda: make_report(known), times=2),
         "its report drawn, ms": milliseconds(lambda: drawn_page(story), times=2),
         "its report, bytes": len(drawn_page(story)),
     }
@@ -129,24 +129,24 @@ def loss_row(step: int) -> Sample:
 
 def of_points(points: int) -> tuple[dict[str, float], dict[str, float]]:
     """The detectors' first rows and their last: ms for a row, and what is remembered."""
-    detection, watch = Detection(), Watch()
+    detection, watch = Thresholds(), DetectorState()
     fresh: dict[str, float] = {}
     step = 0
     while step < points:
         rows = [loss_row(number) for number in range(step, step + ROWS)]
         began = time.process_time()
         for row in rows:
-            watch, _ = see(watch, row, detection)
+            watch, _ = evaluate_sample(watch, row, detection)
         took = (time.process_time() - began) * 1000 / ROWS
         step += ROWS
-        memory = Memory("gpt", Cursor("gpt"), watch, rows=step, step=step)
+        memory = RunDetection("gpt", Cursor("gpt"), watch, rows=step, step=step)
         told = {
             "a row judged, ms": took,
-            "what is remembered, bytes": float(len(packed(dumps(memory))["B"])) if step in (ROWS, points) else 0.0,
+            "what is remembered, bytes": float(len(pack(dumps(memory))["B"])) if step in (ROWS, points) else 0.0,
         }
         fresh = fresh or told
-    memory = Memory("gpt", Cursor("gpt"), watch, rows=step, step=step)
-    told["what is remembered, bytes"] = float(len(packed(dumps(memory))["B"]))
+    memory = RunDetection("gpt", Cursor("gpt"), watch, rows=step, step=step)
+    told["what is remembered, bytes"] = float(len(pack(dumps(memory))["B"]))
     return fresh, told
 
 

@@ -17,14 +17,14 @@ from zlib import crc32
 from bench.made_aws import Answer, MadeAws, wire_headers
 from rerail.aws.dynamodb import _run_item
 from rerail.aws.sagemaker import job_from
-from rerail.decisions.adoption import Enrolled, enrol
+from rerail.decisions.adoption import Adopted, adopt
 from rerail.decisions.decide import decide
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import Heartbeat, write
 from rerail.model.metrics import definitions
 from rerail.model.policy import Policy
 from rerail.model.run import Run
-from rerail.model.signals import Done, JobSeen
+from rerail.model.signals import ActionsDone, JobObserved
 from rerail.requests.relaunch import rebuild
 
 TABLE, BUCKET, MAILBOX = "Rerail-Runs", "bucket", "mailbox"
@@ -105,14 +105,14 @@ def run_of(told: Mapping[str, Any], policy: Policy, *, at: datetime, agent: bool
         for each in told["SecondaryStatusTransitions"]
     ]
     job = job_from(parsed)
-    enrolled = enrol(job, parsed, {"rerail:policy": "default"}, OnePolicy(policy), taken=False, at=at)
-    assert isinstance(enrolled, Enrolled)
+    enrolled = adopt(job, parsed, {"rerail:policy": "default"}, OnePolicy(policy), taken=False, at=at)
+    assert isinstance(enrolled, Adopted)
     run = enrolled.run
     if agent:
         run = replace(run, attempts=(replace(run.current, agent=True),))
     for _ in range(3):
-        run = decide(run, JobSeen(at, job), policy).run
-        run = decide(run, Done(at, run.pending), policy).run
+        run = decide(run, JobObserved(at, job), policy).run
+        run = decide(run, ActionsDone(at, run.pending), policy).run
     return replace(run, version=3)
 
 

@@ -10,16 +10,16 @@ from unittest.mock import patch
 
 from bench.nights import ALONE, CALM, Hazards, Night, Product
 from bench.promises import AuditedRuns, Broken, Promise
-from rerail.detection.evaluate import Judged, Watchable, Watching
-from rerail.messages.messages import JobHeard, Post, RunDue, Wakeup, read
-from rerail.model.actions import CreateJob, Severity, Tell
+from rerail.detection.evaluate import Evaluation, Monitor, MonitoredRun
+from rerail.messages.messages import JobStateChanged, Message, QueueMessage, RunDue, parse_message
+from rerail.model.actions import CreateJob, Notify, Severity
 from rerail.model.codec import dumps
 from rerail.model.errors import RerailError
 from rerail.model.policy import Limits, OnAlarm, Policy, Retries
 from rerail.model.run import JobStatus, Ledger, Run, TimelineEntry
-from rerail.requests.relaunch import successor
+from rerail.requests.relaunch import make_request
 from rerail.supervisor.supervisor import Supervisor
-from rerail.sweep.sweep import Round, RoundReport
+from rerail.sweep.sweep import Sweep, SweepReport
 
 
 class Unconditional(AuditedRuns):
@@ -47,7 +47,7 @@ class Nameless(Supervisor):
     launches = count()
 
     def _create(self, run: Run, action: Any) -> Any:
-        request = dict(successor(self.runs.request(run.id), action, run=run.id))
+        request = dict(make_request(self.runs.request(run.id), action, run=run.id))
         request["TrainingJobName"] += f"{next(Nameless.launches)}"
         self.jobs.create(request)
         return None
@@ -77,7 +77,7 @@ class _StoppedHasFailed:
 class Swallowing(Supervisor):
     """It takes every message off the queue, whatever became of it."""
 
-    def handle(self, wakeup: Wakeup, post: Post | None = None) -> Run | None:
+    def handle(self, wakeup: Message, post: QueueMessage | None = None) -> Run | None:
         try:
             return Supervisor.handle(self, wakeup, post)
         except RerailError:
@@ -87,7 +87,7 @@ class Swallowing(Supervisor):
 class Satisfied(Supervisor):
     """It takes what somebody saw before a message was sent for all that the message tells."""
 
-    def handle(self, wakeup: Wakeup, post: Post | None = None) -> Run | None:
+    def handle(self, wakeup: Message, post: QueueMessage | None = None) -> Run | None:
         earlier = replace(post, sent_at=post.sent_at - timedelta(days=30)) if post else None
         return Supervisor.handle(self, wakeup, earlier)
 
@@ -96,7 +96,7 @@ class Mute(Supervisor):
     """It pages nobody."""
 
     def _perform(self, run: Run, action: Any) -> Any:
-        silent = isinstance(action, Tell) and action.severity is Severity.PAGE
+        silent = isinstance(action, Notify) and action.severity is Severity.PAGE
         return None if silent else Supervisor._perform(self, run, action)
 
 
@@ -132,35 +132,35 @@ class Impatient(Supervisor):
         if run.state == "waiting" and run.wake_at and signal.at >= run.wake_at and not run.current.exists:
             attempt = run.current
             early = CreateJob(f"{attempt.job_name}-0", attempt.number, attempt.resumed_from_step)
-            self.jobs.create(successor(self.runs.request(run.id), early, run=run.id))
+            self.jobs.create(make_request(self.runs.request(run.id), early, run=run.id))
         return Supervisor._turn(self, run, signal, **how)
 
 
-class SureOfItsClock(Watching):
+class SureOfItsClock(Monitor):
     """It never doubts its own clock."""
 
-    def judge(self, watchable: Sequence[Watchable], *, at: datetime) -> list[Judged]:
+    def judge(self, watchable: Sequence[MonitoredRun], *, at: datetime) -> list[Evaluation]:
         with patch("rerail.detection.evaluate.doubted", lambda *_, **__: None):
             return super().judge(watchable, at=at)
 
 
-class Asleep(Round):
+class Asleep(Sweep):
     """A round that asks about nothing."""
 
-    def make(self, **_: Any) -> RoundReport:
-        return RoundReport(open=0, due=0, discovered=0, blind=())
+    def make(self, **_: Any) -> SweepReport:
+        return SweepReport(open=0, due=0, discovered=0, blind=())
 
 
-def credulous(body: str) -> Wakeup:
+def credulous(body: str) -> Message:
     """It takes an event's word for what has become of a job: one that says "Failed" has it stopped and relaunched."""
     envelope = json.loads(body) if body else {}
     detail = envelope.get("detail", {}) if isinstance(envelope, dict) else {}
     if detail.get("TrainingJobStatus") == "Failed":
         run = str(detail["TrainingJobName"]).partition("-a")[0]
         detail = {"verb": "restart", "run": run, "who": "an event", "why": "it says so"}
-        return read(json.dumps({"source": "rerail.operator", "id": body[:100], "detail": detail}))
-    wakeup = read(body)
-    return RunDue(wakeup.job_name) if isinstance(wakeup, JobHeard) and wakeup.job_name == "gpt-9" else wakeup
+        return parse_message(json.dumps({"source": "rerail.operator", "id": body[:100], "detail": detail}))
+    wakeup = parse_message(body)
+    return RunDue(wakeup.job_name) if isinstance(wakeup, JobStateChanged) and wakeup.job_name == "gpt-9" else wakeup
 
 
 ENDLESS = Policy(

@@ -15,15 +15,15 @@ from random import Random
 from typing import Any
 
 from bench.promises import Audit, AuditedRuns, Broken, Promise
-from rerail.detection.evaluate import Watching
-from rerail.messages.messages import CommandGiven, Post, read
-from rerail.model.errors import Blind, RerailError, Throttled
+from rerail.detection.evaluate import Monitor
+from rerail.messages.messages import CommandReceived, QueueMessage, parse_message
+from rerail.model.errors import RerailError, StateUnknown, Throttled
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from rerail.supervisor.pause import PausablePolicies
 from rerail.supervisor.supervisor import Supervisor
-from rerail.sweep.sweep import Round
+from rerail.sweep.sweep import Sweep
 from tests.fakes import BUCKET, FakeBrake, FakeBus, FakeMemories, FakeQueue, FakeSageMaker, FakeSeries, World
 
 REASONS = (
@@ -43,7 +43,7 @@ QUIET_HOURS = 4
 # Chances a minute of what is no hazard but the trade itself: a job dies, a human stops it, an operator says something,
 # a run falls sick (every attempt dies soon, for hours), and a held run is released.
 FAILS, STOPPED, SPOKEN, SICK, RELEASED = 1 / 90, 1 / 3000, 1 / 500, 1 / 1500, 1 / 90
-WISHES = (Verb.HOLD,) * 4 + (Verb.RESTART,) * 5 + (Verb.STOP,)
+WISHES = (OperatorVerb.HOLD,) * 4 + (OperatorVerb.RESTART,) * 5 + (OperatorVerb.STOP,)
 SICK_MINUTES = (60, 300)
 # The queue: a message comes back after so long, and is put aside after so many times; so many are tried in a minute.
 COMES_BACK, TRIES = timedelta(minutes=6), 5
@@ -131,9 +131,9 @@ class Mail:
     received_at: datetime | None = None
 
     @property
-    def post(self) -> Post:
+    def post(self) -> QueueMessage:
         """By the queue's clock, which is right."""
-        return Post(self.sent_at, self.received_at or self.at)
+        return QueueMessage(self.sent_at, self.received_at or self.at)
 
 
 @dataclass
@@ -141,11 +141,11 @@ class Product:
     """What is put to the test: its parts can be replaced by broken ones."""
 
     loop: type[Supervisor] = Supervisor
-    round: type[Round] = Round
-    watching: type[Watching] = Watching
+    round: type[Sweep] = Sweep
+    watching: type[Monitor] = Monitor
     runs: type[AuditedRuns] = AuditedRuns
     policy: Policy = field(default_factory=Policy)
-    reads: Callable[[str], Any] = read
+    reads: Callable[[str], Any] = parse_message
 
 
 @dataclass
@@ -227,7 +227,7 @@ class Deployment:
             self.dead_letters.append(mail.body)
             self.night.counts["put aside with an alarm"] += 1
         else:
-            if isinstance(wakeup, CommandGiven):
+            if isinstance(wakeup, CommandReceived):
                 self.night.audit.granted(self, wakeup)
         finally:
             self.depth -= 1
@@ -300,7 +300,7 @@ class _Blinded:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("describe", "changed_since") and self._night.is_blind:
-            raise Blind("SageMaker does not answer")
+            raise StateUnknown("SageMaker does not answer")
         return getattr(self._port, name)
 
 
@@ -325,7 +325,7 @@ class _Hostile:
     def __getattr__(self, name: str) -> Any:
         deployment, night = self._deployment, self._deployment.night
         if name in ("describe", "changed_since") and night.is_blind:
-            raise Blind("SageMaker does not answer")
+            raise StateUnknown("SageMaker does not answer")
         method = getattr(self._port, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -507,11 +507,11 @@ class Night:
         for name in self.names:
             held = self.audit.is_held(name)
             if held and self.chance(RELEASED) and self.world.clock() >= self.sick_until[name]:
-                self._command(name, Verb.RELEASE)
+                self._command(name, OperatorVerb.RELEASE)
             elif not held and self.chance(SPOKEN):
                 self._command(name, self.random.choice(WISHES))
 
-    def _command(self, name: str, verb: Verb) -> None:
+    def _command(self, name: str, verb: OperatorVerb) -> None:
         self.said += 1
         self.counts[f"operators say {verb}"] += 1
         detail = {"run": name, "verb": verb, "who": "ann", "why": "her reason"}

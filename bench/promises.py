@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from rerail.messages.messages import CommandGiven
+from rerail.messages.messages import CommandReceived
 from rerail.model.actions import Severity
 from rerail.model.policy import Limits
 from rerail.model.run import JobStatus, Run, RunState, TimelineEntry
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.fakes import FakeBus, FakeRuns, World
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Audit:
     jobs_stopped: dict[str, set[str]] = field(default_factory=dict)
     launches: Counter[str] = field(default_factory=Counter)
     restored_at: list[datetime] = field(default_factory=list)
-    words: list[tuple[Deployment, CommandGiven]] = field(default_factory=list)
+    words: list[tuple[Deployment, CommandReceived]] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     let_go: Counter[str] = field(default_factory=Counter)
     heard: set[tuple[int, str]] = field(default_factory=set)
@@ -160,13 +160,13 @@ class Audit:
         """An operator's command is on its way to every deployment."""
         self.said.append(command["id"])
         name, verb = command["detail"]["run"], command["detail"]["verb"]
-        if verb in (Verb.STOP, Verb.RESTART):
+        if verb in (OperatorVerb.STOP, OperatorVerb.RESTART):
             self.ends_asked[name] += len(self.deployments)  # each grants it once
-        if verb in (Verb.RELEASE, Verb.RESTART):
+        if verb in (OperatorVerb.RELEASE, OperatorVerb.RESTART):
             self.held_by_humans = {key for key in self.held_by_humans if key[1] != name}
             self.let_go[name] = len(self.said)
 
-    def granted(self, deployment: Deployment, command: CommandGiven) -> None:
+    def granted(self, deployment: Deployment, command: CommandReceived) -> None:
         """The function took the message off the queue: from now on the command must stand."""
         self.heard.add((self._number(deployment), command.id))
         if command.id in self.said:
@@ -183,9 +183,9 @@ class Audit:
                 )
                 continue
             is_last = self.said.index(command.id) >= self.let_go[command.run]  # what was spoken last counts
-            if command.verb is Verb.HOLD and run.state is RunState.HELD and is_last:
+            if command.verb is OperatorVerb.HOLD and run.state is RunState.HELD and is_last:
                 self.held_by_humans.add((self._number(deployment), command.run))
-            elif command.verb in (Verb.RELEASE, Verb.RESTART):
+            elif command.verb in (OperatorVerb.RELEASE, OperatorVerb.RESTART):
                 self.launches[command.run] = 0
         self.words.clear()
 

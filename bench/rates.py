@@ -15,10 +15,10 @@ import numpy as np
 from bench.logs import Corpus, read_log
 from bench.rules import RULES, Rule
 from bench.vectors import FAST, Calls, Fast, Floats
-from rerail.detection.detectors import Watch, see, series
+from rerail.detection.detectors import DetectorState, evaluate_sample, evaluate_series
 from rerail.detection.loss_spike import LossSpike
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 JOBS, HISTORY = 1_000, 180
 ALONE = 100  # runs that numpy is asked about one by one
@@ -86,11 +86,11 @@ def of_histories(
     logs: Sequence[Sequence[Sample]], rounds: int, tick: Callable[[], None] = lambda: None
 ) -> dict[str, Rate]:
     """Whole histories, a log after the other; what numpy can only do a step at a time has them side by side."""
-    rows, detection = sum(map(len, logs)), Detection()
+    rows, detection = sum(map(len, logs)), Thresholds()
     arrays = [_losses([log]) for log in logs]
     abreast = [np.concatenate([_even(array) for array in arrays])]
     work: dict[str, Work] = {
-        OURS: (rows, lambda: [_drained(series(log, detection)) for log in logs]),
+        OURS: (rows, lambda: [_drained(evaluate_series(log, detection)) for log in logs]),
         SPIKE: (rows, lambda: [_spikes(log, detection) for log in logs]),
     }
     for rule in (rule for rule in RULES if rule.name in LOSS_RULES):
@@ -105,7 +105,7 @@ def of_a_fleet(
     logs: Sequence[Sequence[Sample]], rounds: int, *, jobs: int = JOBS, tick: Callable[[], None] = lambda: None
 ) -> dict[str, Rate]:
     """One new minute of so many runs, each with a past of three hours; and, to compare with, that past all anew."""
-    detection = Detection()
+    detection = Thresholds()
     pasts = [log[:HISTORY] for log in logs]
     seen = [_seen(past, detection) for past in pasts]
     fleet = [(seen[number % len(logs)], logs[number % len(logs)][HISTORY]) for number in range(jobs)]
@@ -113,8 +113,8 @@ def of_a_fleet(
     reply = json.dumps([_answer(number, past) for number, past in enumerate(past_of)])
     delta = json.dumps([_answer(number, [new]) for number, (_, new) in enumerate(fleet)])
     work: dict[str, Work] = {
-        OURS: (jobs, lambda: [see(watch, new, detection) for watch, new in fleet]),
-        WHOLE: (jobs, lambda: [_drained(series(past, detection)) for past in past_of]),
+        OURS: (jobs, lambda: [evaluate_sample(watch, new, detection) for watch, new in fleet]),
+        WHOLE: (jobs, lambda: [_drained(evaluate_series(past, detection)) for past in past_of]),
         DELTA: (jobs, lambda: json.loads(delta)),
         REPLY: (jobs, lambda: json.loads(reply)),
     }
@@ -155,10 +155,10 @@ def _ready(fast: Fast, pasts: Sequence[Sequence[Sample]]) -> Callable[[Floats], 
     return judge
 
 
-def _seen(past: Iterable[Sample], detection: Detection) -> Watch:
-    watch = Watch()
+def _seen(past: Iterable[Sample], detection: Thresholds) -> DetectorState:
+    watch = DetectorState()
     for sample in past:
-        watch, _ = see(watch, sample, detection)
+        watch, _ = evaluate_sample(watch, sample, detection)
     return watch
 
 
@@ -173,6 +173,6 @@ def _drained(found: Iterable[object]) -> int:
     return sum(1 for _ in found)
 
 
-def _spikes(log: Sequence[Sample], detection: Detection) -> int:
+def _spikes(log: Sequence[Sample], detection: Thresholds) -> int:
     spike = LossSpike()
     return sum(spike.see(row, detection) is not None for row in log)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from cli import place
 from local.stack import LocalAws
-from rerail.model.mailbox import Report, Told, read_report, run_of_report
+from rerail.model.mailbox import Report, ReportKind, read_report, run_of_report
 from rerail.model.policy import parse_policy, to_toml
 from rerail.model.run import Run
 from tests.deployed.jobs import AGENT, BUCKET, Account
@@ -137,7 +137,7 @@ class Stand:
         self.account.submit(name, script=AGENT, steps=150, DURABILITY="remote", MAILBOX=mailbox, BUCKET=BUCKET)
         self._until(lambda: self._in(name, "completed"), f"the end of {name}", within_s=2 * PATIENCE_S)
         said = {report.told: report.at.timestamp() for report in self._reports(name)}
-        found, durable = said[Told.FINDINGS], said[Told.CHECKPOINT]
+        found, durable = said[ReportKind.FINDINGS], said[ReportKind.CHECKPOINT]
         calls = [call for call in self._calls() if call.function == "supervise" and call.began > found]
         asked, stopped = (next(call for call in calls if call.operation == what) for what in (POST, STOP))
         self._times.write_text("")

@@ -19,8 +19,8 @@ from playwright.sync_api import Browser, Page
 from bench.browser import ROOT, browser
 from bench.terminal import record_terminals, terminal_pictures
 from report_page.page import drawn_page
-from rerail.incident_report.facts import Known
-from rerail.incident_report.report import tell
+from rerail.incident_report.facts import Facts
+from rerail.incident_report.report import make_report
 from rerail.model.codec import dumps, loads
 
 IMAGES = ROOT / "docs" / "images"
@@ -64,7 +64,7 @@ def main() -> None:
 
 def report_pictures(chromium: Browser) -> Iterator[Path]:
     """The recorded run's report: by light, in the dark, and on a phone."""
-    html = drawn_page(tell(recorded(RECORDED)))
+    html = drawn_page(make_report(recorded(RECORDED)))
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         page.write_text(html, encoding="utf-8")
@@ -89,9 +89,9 @@ def window(
         tab.close()
 
 
-def recorded(path: Path) -> Known:
+def recorded(path: Path) -> Facts:
     """What was known of the recorded run."""
-    return loads(Known, gzip.decompress(path.read_bytes()).decode())
+    return loads(Facts, gzip.decompress(path.read_bytes()).decode())
 
 
 def record(scenario: str, path: Path) -> None:

@@ -86,7 +86,7 @@ def _account() -> Iterator[Any]:
 def _train(account: Any, name: str, *, agent: bool) -> None:
     """A run in training, known to the supervisor; with an agent in it that has said hello and beats."""
     from rerail.model.liveness import Phase
-    from rerail.model.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
+    from rerail.model.mailbox import Heartbeat, Report, ReportKind, heartbeat_key, report_key, write
     from rerail.model.metrics import definitions
 
     account.submit(name)
@@ -95,7 +95,7 @@ def _train(account: Any, name: str, *, agent: bool) -> None:
     _handle("supervise", batch({"source": "rerail.sweep", "detail": {"job": name}}))
     if agent:
         at = datetime.now(UTC)
-        account.leave(report_key(name, "r1"), write(Report("r1", name, 1, name, Told.HELLO, at)))
+        account.leave(report_key(name, "r1"), write(Report("r1", name, 1, name, ReportKind.HELLO, at)))
         filed = _sample("report_filed")
         filed["detail"]["object"]["key"] = report_key(name, "r1")
         _handle("supervise", batch(filed))

@@ -17,7 +17,7 @@ from cli.names import RunName, find_run
 from cli.place import AsJson, Local
 from cli.saves import Save, passed_over, resume_from, saves_under, verified
 from cli.trouble import code_of, is_denied
-from rerail.decisions.checkpoint_health import judged
+from rerail.decisions.checkpoint_health import assess_health
 from rerail.model.checkpoints import Health
 from rerail.model.run import Run
 
@@ -87,7 +87,7 @@ def _row(run: Run, save: Save) -> dict[str, Any]:
         "saved_at": known.saved_at.isoformat() if known else None,
         "reason": known.reason if known else "",
         "health": _health(run, save),
-        "why": judged(run, known)[1] if known and not save.is_aside else "",
+        "why": assess_health(run, known)[1] if known and not save.is_aside else "",
         "bytes": save.bytes,
         "whole": save.is_whole,
         "finished": save.has_manifest,
@@ -113,7 +113,7 @@ def _print(run: Run, saves: Sequence[Save]) -> None:
     for save in (save for save in saves if not save.is_aside):
         if save is not chosen and (why := passed_over(run, save)):
             console.print(f"  not from step {save.step}: {escape(why)}", highlight=False)
-        elif save.checkpoint and (why := judged(run, save.checkpoint)[1]):
+        elif save.checkpoint and (why := assess_health(run, save.checkpoint)[1]):
             health = _health(run, save)
             console.print(f"  step {save.step} is {health}: {escape(why)}", highlight=False)
 
@@ -122,7 +122,7 @@ def _health(run: Run, save: Save) -> Health | None:
     """As it is known now; of what lies aside, as its manifest says."""
     if save.checkpoint is None:
         return None
-    return save.checkpoint.health if save.is_aside else judged(run, save.checkpoint)[0]
+    return save.checkpoint.health if save.is_aside else assess_health(run, save.checkpoint)[0]
 
 
 def _table(run: Run, saves: Sequence[Save], chosen: Save | None) -> Table:

@@ -18,7 +18,7 @@ from cli.place import AsJson, Local, Place
 from cli.trouble import explained, is_denied
 from rerail.model.errors import JobNotFound
 from rerail.model.run import Run
-from rerail.model.self_repairs import spoken_repairs
+from rerail.model.self_repairs import format_repairs
 
 # SageMaker lets it be switched on in these, and lets nobody in before Training.
 SWITCHABLE, OPEN = ("Downloading", "Training"), "Training"
@@ -100,7 +100,7 @@ def _door(where: Place, run: Run, host: str) -> Door:
             f"the job {job} does not run: {description['TrainingJobStatus']}", f"`rerail show {run.id}` tells why"
         )
     if secondary not in SWITCHABLE:
-        repaired = f" ({spoken_repairs(launched[-1].repairs)})" if launched[-1].repairs else ""
+        repaired = f" ({format_repairs(launched[-1].repairs)})" if launched[-1].repairs else ""
         place.fail(f"the job {job} is {secondary}{repaired}: nobody can be let in yet", "try again when it trains")
     if secondary != OPEN and is_on:
         place.fail(f"the job {job} is {secondary}: nobody is let in before it trains", "try again in a few minutes")

@@ -20,14 +20,14 @@ from cli.losses import Losses, largest_difference
 from cli.names import RunName, find_run
 from cli.operators import ask
 from cli.place import AsJson, Local, Place
-from rerail.accounting.costs import hourly
-from rerail.decisions.decision import known
-from rerail.decisions.launch_checks import spoken_dollars
-from rerail.decisions.remedies import spoken
+from rerail.accounting.costs import dollars_per_hour
+from rerail.decisions.decision import select_known
+from rerail.decisions.launch_checks import format_dollars
+from rerail.decisions.remedies import format_duration
 from rerail.model.checkpoints import EMERGENCY, Checkpoint, Health
 from rerail.model.policy import Policy
 from rerail.model.run import Run, RunState, TimelineEntry
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from rerail.ports import policy_of
 from rerail.supervisor.pause import parse_pause
 
@@ -127,8 +127,8 @@ def _check(where: Place, run: Run) -> None:
 
 
 def _confirm(run: Run, policy: Policy, steps: int) -> None:
-    price = hourly(run, policy.prices)
-    costs = f"; its machines cost {spoken_dollars(price)} an hour" if price else ""
+    price = dollars_per_hour(run, policy.prices)
+    costs = f"; its machines cost {format_dollars(price)} an hour" if price else ""
     typer.echo(f"{run.id} is stopped and relaunched: {steps} steps or more are trained twice{costs}.", err=True)
     if not typer.confirm("Drill it?", err=True):
         place.fail("not drilled", "--yes does not ask")
@@ -187,7 +187,7 @@ class Drill:
         there = {each.step for each in self._clean(run)}
         if run.current.agent:
             self.say("asking the agent to save; the job goes on")
-            ask(self.where, self.run_id, Verb.SAVE, self._reason(), quietly=True)
+            ask(self.where, self.run_id, OperatorVerb.SAVE, self._reason(), quietly=True)
             patience = self.policy.save.deadline.total_seconds()
             others = 0
             for _ in self._looks(within_s=min(self.within_s, patience)):
@@ -199,7 +199,8 @@ class Drill:
                     chosen = (forced or new)[0]
                     self.say(f"saved at step {chosen.step}")
                     return chosen.step, bool(forced)
-            self.say(f"the agent has not saved within {spoken(timedelta(seconds=patience))}: its newest save must do")
+            waited = format_duration(timedelta(seconds=patience))
+            self.say(f"the agent saved no checkpoint within {waited}: the newest one is used")
         newest = max((each.step for each in self._clean(run)), default=None)
         if newest is None:
             raise Failed("it has saved nothing clean yet")
@@ -224,7 +225,7 @@ class Drill:
     def _stopped(self, start: int) -> datetime:
         """Ask for the restart; when the stop was decided, from which the time to repair counts."""
         self.say(f"stopping the job, to relaunch it from step {start}")
-        id = ask(self.where, self.run_id, Verb.DRILL, self._reason(), quietly=True, step=start)
+        id = ask(self.where, self.run_id, OperatorVerb.DRILL, self._reason(), quietly=True, step=start)
         for _ in self._looks(within_s=min(self.within_s, 600.0)):
             entry = next((each for each in self._timeline() if each.signal.get("id") == id), None)
             if entry is None:
@@ -315,7 +316,7 @@ class Drill:
 
     def _clean(self, run: Run) -> list[Checkpoint]:
         """Its saves, newest first, that the supervisor would resume from."""
-        found = known(run, self._saves.under(run.checkpoint_uri))
+        found = select_known(run, self._saves.under(run.checkpoint_uri))
         return sorted((c for c in found if c.is_whole and c.health is Health.CLEAN), key=lambda c: c.step, reverse=True)
 
     def _losses_of(self, job: str) -> Losses:
@@ -348,7 +349,7 @@ def _page(proof: Proof) -> Panel:
         made = "saved for the drill" if proof.forced else "the newest that there was"
         table.add_row("restarted from", f"step {proof.from_step:,} ({made})")
     if proof.mttr_s is not None:
-        table.add_row("MTTR", f"{spoken(timedelta(seconds=proof.mttr_s))} from the stop to the first new step")
+        table.add_row("MTTR", f"{format_duration(timedelta(seconds=proof.mttr_s))} from the stop to the first new step")
     if proof.lost_steps is not None:
         table.add_row("lost steps", f"{proof.lost_steps:,} trained twice")
     if proof.largest_difference is not None:

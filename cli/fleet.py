@@ -13,13 +13,13 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
 from cli.place import Place
-from rerail.accounting.goodput import account
+from rerail.accounting.goodput import make_account
 from rerail.decisions.launch_checks import APPROVAL, PAUSE
-from rerail.detection.evaluate import Memory
+from rerail.detection.evaluate import RunDetection
 from rerail.model.errors import RerailError
 from rerail.model.policy import Policy
 from rerail.model.run import Run, RunState
-from rerail.model.signatures import must_be_sealed
+from rerail.model.signatures import must_be_signed
 from rerail.ports import policy_of
 from rerail.supervisor.pause import parse_pause
 
@@ -117,11 +117,11 @@ class Look:
 
     def _steps(self, runs: Sequence[Run]) -> dict[str, tuple[int, datetime | None]]:
         """The newest step of each, and when it was done: by its heartbeat, or as the sweep has noted it."""
-        from rerail.aws.detector_states import DynamoMemories
+        from rerail.aws.detector_states import DynamoDetections
         from rerail.aws.mailbox import S3Mailbox
 
         found = {}
-        memories = DynamoMemories(self._table).recall([run.id for run in runs])
+        memories = DynamoDetections(self._table).recall([run.id for run in runs])
         for run in runs:
             if (memory := memories.get(run.id)) and (known := _noted(run, memory)):
                 found[run.id] = known
@@ -132,7 +132,7 @@ class Look:
         keys = {folder: run.seal_key for folder, run in beating.items()}
         for folder, beat in S3Mailbox(bucket).heartbeats(list(beating), keys).heard.items():
             run, heartbeat = beating[folder], beat.heartbeat
-            if not beat.sealed and must_be_sealed(run, self._policy(run)):
+            if not beat.sealed and must_be_signed(run, self._policy(run)):
                 continue  # it may be anybody's
             if heartbeat.step is not None and heartbeat.attempt == run.current.number:
                 found[run.id] = heartbeat.step, beat.at
@@ -140,7 +140,7 @@ class Look:
 
     def _row(self, run: Run, known: tuple[int, datetime | None] | None, at: datetime) -> Row:
         policy = self._policy(run)
-        told = account(run, at, policy)
+        told = make_account(run, at, policy)
         step, step_at = known or (_last_step(run), run.current.ended_at)
         seen_at = step_at if step is not None else None
         return Row(run, since(run), step, seen_at, told.share, told.dollars, *todo(run))
@@ -206,7 +206,7 @@ def todo(run: Run) -> tuple[str, str]:
     return "", ""
 
 
-def _noted(run: Run, memory: Memory) -> tuple[int, datetime | None] | None:
+def _noted(run: Run, memory: RunDetection) -> tuple[int, datetime | None] | None:
     """What the sweep has noted of the job that runs now."""
     if memory.cursor.job != run.current.job_name:
         return None

@@ -18,7 +18,7 @@ from cli.trouble import explained
 from rerail.decisions.decision import has_agent
 from rerail.messages.messages import COMMAND, OPERATOR
 from rerail.model.run import Run, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from rerail.supervisor.pause import ACTIVE, PAUSED, parse_pause
 
 Why = Annotated[str, typer.Option("--why", help="Kept in the run's timeline, with your name.")]
@@ -33,22 +33,22 @@ SPOKEN = {
 
 def hold(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Stop supervising a run; a job that is running goes on."""
-    ask(place.find(local=local), run, Verb.HOLD, why, as_json=as_json)
+    ask(place.find(local=local), run, OperatorVerb.HOLD, why, as_json=as_json)
 
 
 def release(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Take a held run up again: every budget starts afresh, a dead job is relaunched."""
-    ask(place.find(local=local), run, Verb.RELEASE, why, as_json=as_json)
+    ask(place.find(local=local), run, OperatorVerb.RELEASE, why, as_json=as_json)
 
 
 def stop(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """End a run: wait for its next checkpoint, then stop its job."""
-    ask(place.find(local=local), run, Verb.STOP, why, as_json=as_json)
+    ask(place.find(local=local), run, OperatorVerb.STOP, why, as_json=as_json)
 
 
 def restart(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Move a run to fresh machines: wait for its next checkpoint, stop its job, relaunch from there."""
-    ask(place.find(local=local), run, Verb.RESTART, why, as_json=as_json)
+    ask(place.find(local=local), run, OperatorVerb.RESTART, why, as_json=as_json)
 
 
 def rollback(
@@ -66,7 +66,7 @@ def rollback(
     record = find_run(where, run)
     start = rollback_start(where, record, to)
     say(f"{run} goes back to step {start}; what it has saved after step {to} is kept, and not resumed from", as_json)
-    ask(where, run, Verb.ROLLBACK, why, as_json=as_json, step=to)
+    ask(where, run, OperatorVerb.ROLLBACK, why, as_json=as_json, step=to)
 
 
 def rollback_start(where: Place, run: Run, to: int) -> int:
@@ -100,19 +100,19 @@ def save(run: RunName, why: Why = "", local: Local = False, as_json: AsJson = Fa
     where = place.find(local=local)
     if not find_run(where, run).current.agent:
         place.fail(f"no agent works in the job of {run}", "nobody else can be asked: docs/agent.md")
-    ask(where, run, Verb.SAVE, why, as_json=as_json)
+    ask(where, run, OperatorVerb.SAVE, why, as_json=as_json)
 
 
 def approve(
     run: RunName, proposal: ProposalId = "", why: Why = "", local: Local = False, as_json: AsJson = False
 ) -> None:
     """Say yes to what is proposed for a run: its job is stopped and relaunched, or its next one created."""
-    answer(place.find(local=local), run, Verb.APPROVE, proposal, why, as_json=as_json)
+    answer(place.find(local=local), run, OperatorVerb.APPROVE, proposal, why, as_json=as_json)
 
 
 def deny(run: RunName, proposal: ProposalId = "", why: Why = "", local: Local = False, as_json: AsJson = False) -> None:
     """Say no to what is proposed for a run: a job that runs goes on, a dead run is held."""
-    answer(place.find(local=local), run, Verb.DENY, proposal, why, as_json=as_json)
+    answer(place.find(local=local), run, OperatorVerb.DENY, proposal, why, as_json=as_json)
 
 
 def pause(local: Local = False, as_json: AsJson = False) -> None:
@@ -142,7 +142,7 @@ def write_pause(where: Place, text: str, *, as_json: bool) -> None:
     say(SPOKEN[is_paused])
 
 
-def answer(where: Place, run: str, verb: Verb, proposal: str, why: str, *, as_json: bool = False) -> None:
+def answer(where: Place, run: str, verb: OperatorVerb, proposal: str, why: str, *, as_json: bool = False) -> None:
     """Without an id, to what stands now: it is shown, and it alone is answered."""
     record = find_run(where, run)
     if record.proposal is None:
@@ -165,7 +165,7 @@ def say(text: str, as_json: bool = False) -> None:
 def ask(
     where: Place,
     run: str,
-    verb: Verb,
+    verb: OperatorVerb,
     why: str,
     *,
     quietly: bool = False,

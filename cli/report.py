@@ -11,8 +11,8 @@ import typer
 from cli import place
 from cli.names import RunName, unknown_run
 from cli.place import AsJson, Local, Place, now
-from rerail.incident_report.facts import Known
-from rerail.incident_report.report import Section, Story, tell
+from rerail.incident_report.facts import Facts
+from rerail.incident_report.report import IncidentReport, ReportSection, make_report
 from rerail.model.codec import plain
 
 Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
@@ -25,7 +25,7 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
     known = known_of(where, run)
     if known is None:
         place.fail(*unknown_run(where, run))
-    story = tell(known)
+    story = make_report(known)
     if as_json:
         typer.echo(json.dumps(plain(story), indent=2))
         return
@@ -38,15 +38,15 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
         typer.echo("no browser could be opened here: copy the file to where there is one", err=True)
 
 
-def known_of(where: Place, run: str) -> Known | None:
+def known_of(where: Place, run: str) -> Facts | None:
     """All that a report needs, read now; None where there is no such run."""
     from rerail.aws.cloudwatch import CloudWatchSeries
     from rerail.aws.logs import CloudWatchLogs
     from rerail.aws.s3 import S3Checkpoints
     from rerail.aws.ssm import SsmPolicies
-    from rerail.incident_report.gather import Gathering
+    from rerail.incident_report.gather import FactGatherer
 
-    gathering = Gathering(
+    gathering = FactGatherer(
         runs=where.runs,
         policies=SsmPolicies(where.outputs["PolicyPrefix"], now),
         series=CloudWatchSeries(),
@@ -57,7 +57,7 @@ def known_of(where: Place, run: str) -> Known | None:
     return gathering.gather(run)
 
 
-def save(page: Path, story: Story, *, region: str = "") -> None:
+def save(page: Path, story: IncidentReport, *, region: str = "") -> None:
     """Write the page, linked to the region's console; one clear error where that is not possible."""
     try:
         from report_page.page import drawn_page  # no other command needs, or waits for, what it draws with
@@ -70,8 +70,8 @@ def save(page: Path, story: Story, *, region: str = "") -> None:
         place.fail(f"cannot write {page}: {error.strerror}", "name another file with --out")
 
 
-def save_for(where: Place, run: str, page: Path, sections: Sequence[Section]) -> None:
+def save_for(where: Place, run: str, page: Path, sections: Sequence[ReportSection]) -> None:
     """Write the page of a run that is known to exist, with facts that somebody adds to it."""
     known = known_of(where, run)
     assert known is not None, "the run was seen a moment ago"
-    save(page, tell(known, sections=sections))
+    save(page, make_report(known, sections=sections))

@@ -16,22 +16,22 @@ from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, now
-from rerail.accounting.costs import run_dollars, runtime_left, unpriced
-from rerail.accounting.goodput import Account, account
-from rerail.accounting.save_interval import advise, spoken_advice
+from rerail.accounting.costs import find_unpriced_type, run_dollars, runtime_left
+from rerail.accounting.goodput import Account, make_account
+from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.decisions import warm_pools as pools
-from rerail.decisions.budgets import left
-from rerail.decisions.launch_checks import PAUSE, spoken_dollars
-from rerail.decisions.remedies import spoken
-from rerail.incident_report.facts import Known
-from rerail.incident_report.report import Story, tell
-from rerail.incident_report.summary import Tone
+from rerail.decisions.budgets import remaining_retries
+from rerail.decisions.launch_checks import PAUSE, format_dollars
+from rerail.decisions.remedies import format_duration
+from rerail.incident_report.facts import Facts
+from rerail.incident_report.report import IncidentReport, make_report
+from rerail.incident_report.summary import Urgency
 from rerail.model.codec import plain
 from rerail.model.errors import RerailError
-from rerail.model.machines import spoken_machines
+from rerail.model.machines import format_instance_types
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, Incident, Run, RunState, TimelineEntry
-from rerail.model.self_repairs import spoken_repairs
+from rerail.model.self_repairs import format_repairs
 from rerail.ports import policy_of
 
 STYLES = {
@@ -50,7 +50,7 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     record = find_run(where, run)
     timeline = tuple(where.runs.timeline(run))
     policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], now))
-    told = tell(Known(record, now(), policy, timeline))
+    told = make_report(Facts(record, now(), policy, timeline))
     if as_json:
         typer.echo(json.dumps(plain_run(told, record, timeline, policy), indent=2))
         return
@@ -63,20 +63,20 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     console.print(attempts_table(record))
     if record.incidents:
         console.print(incidents_table(record))
-    console.print(time_table(account(record, now(), policy)))
+    console.print(time_table(make_account(record, now(), policy)))
     console.print(timeline_table(timeline))
     for entry in record.ledger.entries:
         console.print(f"  ledger {escape(entry)}", highlight=False, style="dim")
 
 
-def headline(told: Story) -> Panel:
+def headline(told: IncidentReport) -> Panel:
     """What happened, what was done about it, and what to do, with the commands."""
-    style = {Tone.NEEDED: "red", Tone.MENDING: "yellow", Tone.WELL: "green"}[told.tone]
+    style = {Urgency.NEEDED: "red", Urgency.MENDING: "yellow", Urgency.WELL: "green"}[told.tone]
     rows = Table.grid(padding=(0, 2))
     rows.add_row("happened", escape(told.happened))
     if told.did:
         rows.add_row("done", escape(told.did))
-    if told.tone is Tone.NEEDED:
+    if told.tone is Urgency.NEEDED:
         rows.add_row("to do", escape("\n".join(told.todo)))
         rows.add_row("", "[cyan]" + escape("\n".join(c for c in told.commands if " show " not in c)) + "[/]")
         if told.by:
@@ -95,8 +95,10 @@ def incidents_table(run: Run) -> Table:
             moment(incident.happened_at),
             incident.kind,
             str(incident.cause),
-            spoken(incident.decided_at - incident.happened_at),
-            spoken(incident.closed_at - incident.happened_at) if incident.mended and incident.closed_at else "",
+            format_duration(incident.decided_at - incident.happened_at),
+            format_duration(incident.closed_at - incident.happened_at)
+            if incident.mended and incident.closed_at
+            else "",
             step(incident.lost_steps),
             ", ".join(dict.fromkeys(incident.actions)),
             came,
@@ -109,16 +111,18 @@ def time_table(told: Account) -> Table:
     table = Table("", "share", "time", title="where the time went")
     if not told.wall_s:
         return table
-    table.add_row("[green]goodput[/]", f"{told.goodput_s / told.wall_s:.1%}", spoken(timedelta(seconds=told.goodput_s)))
+    table.add_row(
+        "[green]goodput[/]", f"{told.goodput_s / told.wall_s:.1%}", format_duration(timedelta(seconds=told.goodput_s))
+    )
     for kind, seconds in sorted(told.badput_s.items(), key=lambda each: -each[1]):
         if seconds:
-            table.add_row(kind, f"{seconds / told.wall_s:.1%}", spoken(timedelta(seconds=seconds)))
+            table.add_row(kind, f"{seconds / told.wall_s:.1%}", format_duration(timedelta(seconds=seconds)))
     return table
 
 
-def plain_run(told: Story, run: Run, timeline: Sequence[TimelineEntry], policy: Policy) -> dict[str, Any]:
+def plain_run(told: IncidentReport, run: Run, timeline: Sequence[TimelineEntry], policy: Policy) -> dict[str, Any]:
     """For another program: the whole record and timeline, and what they come to; seconds and dollars."""
-    spent = account(run, now(), policy)
+    spent = make_account(run, now(), policy)
     return {
         "headline": told.headline,
         "happened": told.happened,
@@ -137,7 +141,7 @@ def plain_run(told: Story, run: Run, timeline: Sequence[TimelineEntry], policy: 
             "mttd_s": spent.mttd_s,
             "mttr_s": spent.mttr_s,
         },
-        "budgets": {str(cause): count for cause, count in left(run.ledger, policy).items()},
+        "budgets": {str(cause): count for cause, count in remaining_retries(run.ledger, policy).items()},
         "incidents": [_plain_incident(incident) for incident in run.incidents],
         "run": plain(replace(run, seal_key="")),  # what it is for ends where others read it
         "timeline": [plain(entry) for entry in timeline],
@@ -160,7 +164,7 @@ def attempts_table(run: Run) -> Table:
     for attempt in run.attempts:
         table.add_row(
             str(attempt.number),
-            attempt.job_name + (f"\non {spoken_machines(attempt.machines)}" if attempt.machines else ""),
+            attempt.job_name + (f"\non {format_instance_types(attempt.machines)}" if attempt.machines else ""),
             _job(attempt),
             "\n".join((step(attempt.resumed_from_step) + _reason_to_start(attempt), *_orders(attempt))),
             step(attempt.last_step),
@@ -201,7 +205,7 @@ def waits(run: Run) -> Iterator[str]:
         yield f"[yellow]its next job waits for:[/] {spoken_wait(run.kept_back)}"
     if run.proposal:
         proposal = run.proposal
-        cost = "" if proposal.dollars is None else f", for about {spoken_dollars(proposal.dollars)}"
+        cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}"
         until = moment(proposal.expires_at)
         whom = spoken_wait(proposal.awaits)
         yield f"[yellow]{proposal.id} waits for {whom}:[/] {escape(proposal.what)}{cost}, until {until}"
@@ -211,11 +215,12 @@ def waits(run: Run) -> Iterator[str]:
 
 def machines(run: Run) -> Iterator[str]:
     """Machines that are kept warm for nobody, and what SageMaker itself has mended."""
-    if kept := pools.keeper(run):
+    if kept := pools.find_pool_attempt(run):
         told = kept.pool.status if kept.pool else "if SageMaker keeps one"
-        yield f"warm pool of {kept.job_name}: {told}, for {spoken(timedelta(seconds=kept.keep_alive_seconds))} at most"
-    if repairs := spoken_repairs(run.current.repairs):
-        lost = spoken(timedelta(seconds=run.current.repair_seconds))
+        most = format_duration(timedelta(seconds=kept.keep_alive_seconds))
+        yield f"warm pool of {kept.job_name}: {told}, for {most} at most"
+    if repairs := format_repairs(run.current.repairs):
+        lost = format_duration(timedelta(seconds=run.current.repair_seconds))
         yield f"restarted by SageMaker itself: {repairs}; {lost} until it trained again"
 
 
@@ -223,12 +228,12 @@ def spending(run: Run, policy: Policy) -> Iterator[str]:
     """What the run has cost, and what it may still cost and last."""
     spent, cap = run_dollars(run, now(), policy.prices), policy.limits.run_dollars
     if spent is None:
-        yield f"cost so far: not known, nobody has said what a machine {unpriced(run, policy.prices)} costs"
+        yield f"cost so far: not known, nobody has said what a machine {find_unpriced_type(run, policy.prices)} costs"
     elif spent:
-        yield f"cost so far: {spoken_dollars(spent)}" + (f" of at most {spoken_dollars(cap)}" if cap else "")
+        yield f"cost so far: {format_dollars(spent)}" + (f" of at most {format_dollars(cap)}" if cap else "")
     left = runtime_left(run, now(), policy)
     if left is not None:
-        yield f"left of its MaxRuntimeInSeconds: {spoken(timedelta(seconds=max(0.0, left)))}"
+        yield f"left of its MaxRuntimeInSeconds: {format_duration(timedelta(seconds=max(0.0, left)))}"
 
 
 def saving(run: Run, policy: Policy) -> Iterator[str]:
@@ -239,13 +244,13 @@ def saving(run: Run, policy: Policy) -> Iterator[str]:
         checkpoints = S3Checkpoints().under(run.checkpoint_uri) if run.checkpoint_uri else ()
     except (RerailError, ClientError, BotoCoreError):
         return
-    if advice := advise(run, checkpoints, policy, at=now()):
-        yield f"saving: {spoken_advice(advice)}"
+    if advice := advise_interval(run, checkpoints, policy, at=now()):
+        yield f"saving: {format_advice(advice)}"
 
 
 def budgets(run: Run, policy: Policy) -> str:
     """What is left of each cause's budget."""
-    return ", ".join(f"{count} {cause}" for cause, count in left(run.ledger, policy).items())
+    return ", ".join(f"{count} {cause}" for cause, count in remaining_retries(run.ledger, policy).items())
 
 
 def styled(state: RunState) -> str:

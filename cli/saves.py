@@ -10,9 +10,9 @@ from typing import Any
 
 import xxhash
 
-from rerail.decisions.checkpoint_health import judged, newest_resumable
-from rerail.decisions.decision import attributed, has_agent
-from rerail.decisions.decision import known as reckoned
+from rerail.decisions.checkpoint_health import assess_health, newest_resumable
+from rerail.decisions.decision import has_agent, with_attempt_number
+from rerail.decisions.decision import select_known as reckoned
 from rerail.model import checkpoint_layouts as layouts
 from rerail.model.checkpoints import MANIFEST, Checkpoint, Health, bucket_and_folder, newest_usable, read_manifest
 from rerail.model.errors import BadManifest
@@ -67,7 +67,7 @@ def saves_under(s3: Any, uri: str) -> list[Save]:
     """
     bucket, prefix = bucket_and_folder(uri)
     stored = [
-        layouts.Stored(item["Key"].removeprefix(prefix), item["Size"], item["LastModified"], item["ETag"])
+        layouts.StoredObject(item["Key"].removeprefix(prefix), item["Size"], item["LastModified"], item["ETag"])
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         for item in page.get("Contents", [])
     ]
@@ -81,13 +81,13 @@ def saves_under(s3: Any, uri: str) -> list[Save]:
     return sorted(filter(None, saves), key=lambda save: (save.is_aside, -save.step, save.folder))
 
 
-def _saves_of_a_script(s3: Any, bucket: str, prefix: str, stored: Sequence[layouts.Stored]) -> list[Save]:
+def _saves_of_a_script(s3: Any, bucket: str, prefix: str, stored: Sequence[layouts.StoredObject]) -> list[Save]:
     """Those of a script that writes no manifests, where one of its saves at least is whole by its layout."""
     pointers = {
         each.key: s3.get_object(Bucket=bucket, Key=f"{prefix}{each.key}")["Body"].read().decode(errors="replace")
-        for each in layouts.pointer_files(stored)
+        for each in layouts.find_pointers(stored)
     }
-    found = layouts.saves(stored, pointers)
+    found = layouts.find_checkpoints(stored, pointers)
     if not any(save.is_whole for save in found):
         return []
     return [
@@ -97,7 +97,7 @@ def _saves_of_a_script(s3: Any, bucket: str, prefix: str, stored: Sequence[layou
             is_aside=False,
             bytes=sum(each.bytes for each in save.files.values()),
             has_manifest=False,
-            checkpoint=layouts.checkpoint_of(save, uri=f"s3://{bucket}/{prefix}"),
+            checkpoint=layouts.make_checkpoint(save, uri=f"s3://{bucket}/{prefix}"),
             damage=f"lacks {', '.join(save.missing)}" if save.missing else "",
         )
         for save in found
@@ -171,5 +171,5 @@ def passed_over(run: Run, save: Save) -> str:
         return save.damage
     if run.stop and run.stop.before_step is not None and save.step >= run.stop.before_step:
         return f"not older than step {run.stop.before_step}, where {run.stop.reason} began"
-    health, why = judged(run, attributed(run, save.checkpoint))
+    health, why = assess_health(run, with_attempt_number(run, save.checkpoint))
     return "" if health is Health.CLEAN else why

@@ -20,7 +20,7 @@ from cli.fleet import Fleet, Look, Row, chosen
 from cli.names import completed_policies, completed_states
 from cli.place import AsJson, Local
 from cli.runs import STYLES, saving
-from rerail.decisions.launch_checks import PAUSE, spoken_dollars
+from rerail.decisions.launch_checks import PAUSE, format_dollars
 from rerail.model.errors import RerailError
 from rerail.model.run import Run, RunState
 from rerail.ports import policy_of
@@ -181,7 +181,7 @@ def _cells(row: Row, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     yield Text("" if row.step is None else f"{row.step:,}")
     yield Text(age(row.step_at, at))
     yield Text("" if row.share is None else f"{row.share:.1%}")
-    yield Text("" if row.dollars is None else "$0" if row.dollars < CENT else spoken_dollars(row.dollars))
+    yield Text("" if row.dollars is None else "$0" if row.dollars < CENT else format_dollars(row.dollars))
 
 
 def _incident(run: Run, at: datetime) -> Text:

@@ -5,7 +5,7 @@ from typing import Any
 from loading import loaded
 from observability import logger, metrics, traced
 from rerail.notices.notice import read_detail
-from rerail.notices.notifiers.links import Place, links_of
+from rerail.notices.notifiers.links import NoticeOrigin, links_of
 from wiring import clients
 from wiring.notify import notify_settings, report_links, voice
 
@@ -15,7 +15,7 @@ from wiring.notify import notify_settings, report_links, voice
 @traced
 def handler(event: dict[str, Any], context: Any) -> None:
     notice = read_detail(event["detail"])
-    place = Place(event["account"], event["region"], notify_settings().docs_url)
+    place = NoticeOrigin(event["account"], event["region"], notify_settings().docs_url)
     voice().tell(notice, links_of(notice, place, report=report_links().of(notice, place)))
     metrics.add_metric(name=f"Notices.{notice.severity}", unit="Count", value=1)
     logger.info("told", extra={"run": notice.run, "severity": notice.severity, "key": notice.key})

@@ -8,7 +8,7 @@ from typing import Any
 from aws_lambda_powertools import Logger, Metrics, Tracer
 from aws_lambda_powertools.metrics import EphemeralMetrics
 
-from rerail.messages.service_metrics import Measured
+from rerail.messages.service_metrics import MetricValue
 
 logger = Logger()
 metrics = Metrics()
@@ -22,7 +22,7 @@ def tracer() -> Tracer:
     return Tracer()
 
 
-def publish(measured: Iterable[Measured]) -> None:
+def publish(measured: Iterable[MetricValue]) -> None:
     """Say these in the log, from where CloudWatch takes its metrics; those told apart by a word a line a word."""
     apart: dict[tuple[str, str], EphemeralMetrics] = {}
     ours = metrics.provider

@@ -11,8 +11,8 @@ from aws_lambda_powertools.utilities.batch import BatchProcessor, EventType, pro
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 
 from observability import logger, metrics, publish, traced
-from rerail.messages.messages import AboutHyperPod, Post, read
-from rerail.supervisor.decision_metrics import measured
+from rerail.messages.messages import ClusterMessage, QueueMessage, parse_message
+from rerail.supervisor.decision_metrics import list_metrics
 from wiring import clients, now
 from wiring.supervise import hyperpod_watch, supervisor
 
@@ -22,8 +22,8 @@ processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, l
 
 def look(record: SQSRecord) -> None:
     """One message: read it, do what it asks for, and say in the log what became of the run."""
-    wakeup = read(record.body)
-    if isinstance(wakeup, AboutHyperPod):
+    wakeup = parse_message(record.body)
+    if isinstance(wakeup, ClusterMessage):
         known = hyperpod_watch().handle(wakeup)
         logger.info("looked", extra={"wakeup": wakeup, "cluster": known.cluster, "version": known.version})
         return
@@ -31,18 +31,18 @@ def look(record: SQSRecord) -> None:
     try:
         run = thinker.handle(wakeup, post)
     finally:  # what was decided is recorded, whatever went wrong after it
-        publish(measured(thinker.turns, waited_s=(now() - post.sent_at).total_seconds()))
+        publish(list_metrics(thinker.turns, waited_s=(now() - post.sent_at).total_seconds()))
     logger.info(
         "looked",
         extra={"wakeup": wakeup, "run": run and run.id, "state": run and run.state, "version": run and run.version},
     )
 
 
-def posted(record: SQSRecord) -> Post:
+def posted(record: SQSRecord) -> QueueMessage:
     """When the message was sent and received, as SQS says."""
     told = record.attributes
     sent, received = (int(each) / 1000 for each in (told.sent_timestamp, told.approximate_first_receive_timestamp))
-    return Post(datetime.fromtimestamp(sent, UTC), datetime.fromtimestamp(received, UTC))
+    return QueueMessage(datetime.fromtimestamp(sent, UTC), datetime.fromtimestamp(received, UTC))
 
 
 @logger.inject_lambda_context(clear_state=True)

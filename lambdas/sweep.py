@@ -4,8 +4,8 @@ from typing import Any
 
 from loading import loaded
 from observability import logger, metrics, publish, traced
-from rerail.sweep.shards import share_in
-from rerail.sweep.sweep import measured
+from rerail.sweep.shards import read_shard
+from rerail.sweep.sweep import list_metrics
 from wiring import clients
 from wiring.sweep import minute_round
 
@@ -14,7 +14,7 @@ from wiring.sweep import minute_round
 @metrics.log_metrics
 @traced
 def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
-    share, name = share_in(event), context.function_name
+    share, name = read_shard(event), context.function_name
     report = minute_round().make_share(share, name=name) if share else minute_round().make(name=name)
     counts = {
         "OpenRuns": report.open,
@@ -32,7 +32,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
     if share is None:  # what the others have seen is told with the whole
         for name, value in counts.items():
             metrics.add_metric(name=name, unit="Count", value=value)
-        publish(measured(report))
+        publish(list_metrics(report))
     return counts
 
 

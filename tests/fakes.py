@@ -7,35 +7,35 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from rerail.detection.evaluate import Memory, Watching
-from rerail.hyperpod.clusters import HyperPodMemory, HyperPodWatch
-from rerail.messages.messages import SWEEP, AboutHyperPod, JobHeard, ReportFiled, read
-from rerail.model.actions import SetAside
+from rerail.detection.evaluate import Monitor, RunDetection
+from rerail.hyperpod.clusters import ClusterMonitor, ClusterRecord
+from rerail.messages.messages import SWEEP, ClusterMessage, JobStateChanged, ReportFiled, parse_message
+from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.codec import dumps, loads
 from rerail.model.errors import (
-    BadMail,
+    ActionUnfinished,
+    BadMailboxObject,
     CapacityRefused,
+    CommandNotStored,
     Conflict,
     JobExists,
     JobNotFound,
+    QuarantineFailed,
     RequestRefused,
     Throttled,
-    Unfinished,
     UnknownPolicy,
-    Unmovable,
-    Unposted,
 )
 from rerail.model.finding import Finding
 from rerail.model.liveness import Phase
 from rerail.model.machines import cluster_of
 from rerail.model.mailbox import (
     Command,
+    CommandKind,
     Durability,
     Heartbeat,
     Report,
-    Told,
-    Wish,
+    ReportKind,
     heartbeat_key,
     read_command,
     read_heartbeat,
@@ -44,18 +44,18 @@ from rerail.model.mailbox import (
     run_of_report,
     write,
 )
-from rerail.model.metrics import Points, Query, Statistic
+from rerail.model.metrics import MetricQuery, Points, Statistic
 from rerail.model.policy import Ladder, Policy
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
-from rerail.model.signatures import is_sealed, sealed
+from rerail.model.signatures import is_signed, sign
 from rerail.notices.notice import Notice
-from rerail.ports import Beat, Beats
+from rerail.ports import ReceivedHeartbeat, ReceivedHeartbeats
 from rerail.requests.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.supervisor.pause import PausablePolicies
 from rerail.supervisor.rate_limit import Admission, Launches, admit
 from rerail.supervisor.supervisor import Supervisor
-from rerail.sweep.shards import PARTS, part_of
-from rerail.sweep.sweep import Round
+from rerail.sweep.shards import PARTITIONS, partition_of
+from rerail.sweep.sweep import Sweep
 
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)
 BUCKET = "s3://bucket/checkpoints/"
@@ -123,8 +123,8 @@ class FakeRuns:
     def unheard_of(self, job_names: Collection[str]) -> set[str]:
         return set(job_names) - set(self.jobs) - set(self.ignored)
 
-    def open_runs(self, parts: Iterable[int] = range(PARTS)) -> Iterable[tuple[str, Run | None]]:
-        named = [name for name in self.records if part_of(name) in parts]
+    def open_runs(self, parts: Iterable[int] = range(PARTITIONS)) -> Iterable[tuple[str, Run | None]]:
+        named = [name for name in self.records if partition_of(name) in parts]
         return [(name, run) for name in named if (run := self.load(name)) and run.is_swept]
 
 
@@ -266,22 +266,22 @@ class FakeCheckpoints:
         """Those that were moved aside too."""
         return [*self.saved.get(uri, []), *self.aside]
 
-    def tainted(self, action: SetAside) -> Sequence[Checkpoint]:
+    def tainted(self, action: QuarantineCheckpoints) -> Sequence[Checkpoint]:
         """What is there to be set aside."""
         after = -1 if action.resume_step is None else action.resume_step
         mine = (c for c in self.saved.get(action.uri, []) if not c.has_manifest)
         return [c for c in mine if c.step > after and c.saved_at <= action.saved_before]
 
-    def set_aside(self, action: SetAside) -> None:
+    def set_aside(self, action: QuarantineCheckpoints) -> None:
         """Scripts that write manifests are left to themselves; of the others so many are moved at once."""
         tainted = self.tainted(action)
         if tainted and self.forbidden:
-            raise Unmovable(self.forbidden)
+            raise QuarantineFailed(self.forbidden)
         for checkpoint in tainted[: self.moves_at_once]:
             self.saved[action.uri].remove(checkpoint)
             self.aside.append(checkpoint)
         if tainted[self.moves_at_once :]:
-            raise Unfinished("the rest is moved next time")
+            raise ActionUnfinished("the rest is moved next time")
 
 
 @dataclass
@@ -330,10 +330,12 @@ class FakeSeries:
         """The job reported these values in the minute that begins then."""
         self.points.setdefault(job, {})[at] = values
 
-    def read(self, asked: Sequence[Query], start: datetime, end: datetime, period: timedelta) -> dict[Query, Points]:
+    def read(
+        self, asked: Sequence[MetricQuery], start: datetime, end: datetime, period: timedelta
+    ) -> dict[MetricQuery, Points]:
         return {query: self._of(query, start, end) for query in asked}
 
-    def _of(self, query: Query, start: datetime, end: datetime) -> Points:
+    def _of(self, query: MetricQuery, start: datetime, end: datetime) -> Points:
         minutes = sorted(self.points.get(query.job, {}).items())
         name = "count" if query.statistic is Statistic.COUNT else query.metric
         return [(at, values[name]) for at, values in minutes if start <= at < end and name in values]
@@ -345,10 +347,10 @@ class FakeMemories:
 
     records: dict[str, str] = field(default_factory=dict)
 
-    def recall(self, run_ids: Sequence[str]) -> dict[str, Memory]:
-        return {run: loads(Memory, self.records[run]) for run in run_ids if run in self.records}
+    def recall(self, run_ids: Sequence[str]) -> dict[str, RunDetection]:
+        return {run: loads(RunDetection, self.records[run]) for run in run_ids if run in self.records}
 
-    def keep(self, memories: Sequence[Memory]) -> None:
+    def keep(self, memories: Sequence[RunDetection]) -> None:
         self.records |= {memory.run: dumps(memory) for memory in memories}
 
 
@@ -363,7 +365,7 @@ class FakeMailbox:
 
     def post(self, command: Command) -> None:
         if self.closed:
-            raise Unposted("PutObject: access denied")
+            raise CommandNotStored("PutObject: access denied")
         self.commands.append(read_command(write(command), run=command.run))
 
     def report(self, key: str, seal_key: str = "") -> Report | None:
@@ -371,17 +373,17 @@ class FakeMailbox:
         found = self.objects.get(key)
         return read_report(found[0], run=run, id=id, seal_key=seal_key) if found else None
 
-    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> Beats:
+    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
         heard, unread = {}, {}
         for folder in folders:
             name, key = heartbeat_key(folder), (seal_keys or {}).get(folder, "")
             if found := self.objects.get(name):
                 try:
-                    is_of_the_run = is_sealed(found[0], name=name, key=key)
-                    heard[folder] = Beat(read_heartbeat(found[0], run=folder), found[1], is_of_the_run)
-                except BadMail as error:
+                    is_of_the_run = is_signed(found[0], name=name, key=key)
+                    heard[folder] = ReceivedHeartbeat(read_heartbeat(found[0], run=folder), found[1], is_of_the_run)
+                except BadMailboxObject as error:
                     unread[folder] = str(error)
-        return Beats(heard, unread)
+        return ReceivedHeartbeats(heard, unread)
 
     def put(self, key: str, text: bytes) -> None:
         """Somebody, most likely an agent, writes an object."""
@@ -417,14 +419,14 @@ class FakeHyperPods:
     records: dict[str, str] = field(default_factory=dict)
     kept_until: dict[str, datetime] = field(default_factory=dict)
 
-    def recall(self, cluster: str) -> HyperPodMemory:
+    def recall(self, cluster: str) -> ClusterRecord:
         record = self.records.get(cluster)
-        return loads(HyperPodMemory, record) if record else HyperPodMemory(cluster)
+        return loads(ClusterRecord, record) if record else ClusterRecord(cluster)
 
-    def waiting(self) -> Iterable[HyperPodMemory]:
+    def waiting(self) -> Iterable[ClusterRecord]:
         return [memory for name in self.records if (memory := self.recall(name)).waits]
 
-    def keep(self, memory: HyperPodMemory, *, until: datetime) -> None:
+    def keep(self, memory: ClusterRecord, *, until: datetime) -> None:
         if self.recall(memory.cluster).version != memory.version - 1:
             raise Conflict(f"{memory.cluster} is at another version than {memory.version - 1}")
         self.records[memory.cluster] = dumps(memory)
@@ -466,9 +468,9 @@ class World:
             new_key=self.new_key,
         )
 
-    def hyperpod_watch(self, wrap: Callable[[Any], Any] = lambda port: port) -> HyperPodWatch:
+    def hyperpod_watch(self, wrap: Callable[[Any], Any] = lambda port: port) -> ClusterMonitor:
         """The loop for HyperPod clusters on this world."""
-        return HyperPodWatch(
+        return ClusterMonitor(
             memories=wrap(self.hyperpods),
             runs=wrap(self.runs),
             policies=PausablePolicies(self.policies, self.pause),
@@ -476,9 +478,9 @@ class World:
             clock=self.clock,
         )
 
-    def round(self) -> Round:
-        watching = Watching(self.series, self.memories)
-        return Round(
+    def round(self) -> Sweep:
+        watching = Monitor(self.series, self.memories)
+        return Sweep(
             self.runs,
             self.sagemaker,
             self.checkpoints,
@@ -498,7 +500,7 @@ class World:
     def with_saves(self, **facts: Any) -> "World":
         """With a run that has trained for fifty minutes, and saved at steps 100 to 500."""
         self.sagemaker.submit("gpt")
-        self.supervisor().handle(JobHeard("gpt"))
+        self.supervisor().handle(JobStateChanged("gpt"))
         for step in range(100, 501, 100):
             self.minutes(10)
             self.checkpoints.save(step=step, **facts)
@@ -512,8 +514,8 @@ class World:
             self.round().make()
             waiting, self.queue.waiting = self.queue.waiting, []
             for wakeup in waiting:
-                heard = read(json.dumps({"source": SWEEP, "detail": wakeup}))
-                if isinstance(heard, AboutHyperPod):
+                heard = parse_message(json.dumps({"source": SWEEP, "detail": wakeup}))
+                if isinstance(heard, ClusterMessage):
                     self.hyperpod_watch().handle(heard)
                 else:
                     self.supervisor().handle(heard)
@@ -534,30 +536,30 @@ class Agent:
     def asked(self) -> Command:
         """The newest command, if it is for this attempt and asks for a checkpoint."""
         command = self.world.mailbox.commands[-1]
-        assert (command.run, command.attempt, command.wish) == (self.run, self.attempt, Wish.CHECKPOINT)
+        assert (command.run, command.attempt, command.wish) == (self.run, self.attempt, CommandKind.CHECKPOINT)
         return command
 
     def hello(self) -> None:
-        self.hear(self.files(Told.HELLO))
+        self.hear(self.files(ReportKind.HELLO))
 
     def hears(self) -> None:
-        self.hear(self.files(Told.HEARD, command=self.asked.id))
+        self.hear(self.files(ReportKind.HEARD, command=self.asked.id))
 
     def commits(self, step: int, durability: Durability = Durability.REMOTE) -> None:
-        self.hear(self.files(Told.CHECKPOINT, command=self.asked.id, step=step, durability=durability))
+        self.hear(self.files(ReportKind.CHECKPOINT, command=self.asked.id, step=step, durability=durability))
 
     def refuses(self, reason: str) -> None:
-        self.hear(self.files(Told.REFUSED, command=self.asked.id, reason=reason))
+        self.hear(self.files(ReportKind.REFUSED, command=self.asked.id, reason=reason))
 
     def finds(self, *findings: Finding) -> None:
-        self.hear(self.files(Told.FINDINGS, findings=findings))
+        self.hear(self.files(ReportKind.FINDINGS, findings=findings))
 
     def beats(self, step: int | None, phase: Phase = Phase.STEP, **facts: Any) -> None:
         """One heartbeat, as it is overwritten each minute."""
         beat = Heartbeat(self.run, self.attempt, self.job, facts.pop("at", self.world.clock()), phase, step, **facts)
         self._puts(heartbeat_key(self.run), write(beat))
 
-    def files(self, told: Told, **facts: Any) -> str:
+    def files(self, told: ReportKind, **facts: Any) -> str:
         """Write a report; its key."""
         self.told += 1
         at = facts.pop("at", self.world.clock())
@@ -566,7 +568,7 @@ class Agent:
         return key
 
     def _puts(self, name: str, text: bytes) -> None:
-        self.world.mailbox.put(name, sealed(text, name=name, key=self.seal_key))
+        self.world.mailbox.put(name, sign(text, name=name, key=self.seal_key))
 
     def hear(self, key: str) -> None:
         """The event about the report reaches the supervisor."""

@@ -32,7 +32,7 @@ ELSEWHERE = {
     Adapter("dynamodb", "ignore", "PutItem"): "a job that nobody asked us to supervise: it has no run",
     Adapter("hyperpod", "recall", "GetItem"): "a HyperPod cluster's event: it is no run's",
     Adapter("hyperpod", "keep", "PutItem"): "a HyperPod cluster's event: it is no run's",
-    Adapter("shares", "hand_on", "Invoke"): "a round of more runs than one invocation of the sweep takes",
+    Adapter("shards", "hand_on", "Invoke"): "a round of more runs than one invocation of the sweep takes",
     Adapter("quarantine", "_begun", "ListParts"): "an upload that was begun and not ended: only after a fault",
 }
 

@@ -20,8 +20,8 @@ from bench.breaking.points import HUNG, KILLED, LOST, Call, Place, Plan, Point
 from bench.breaking.stage import Stage
 from rerail.decisions.quarantine import PLACE
 from rerail.model.run import Run, RunState
-from rerail.model.signals import Verb
-from rerail.sweep.describe_schedule import OWN_MINUTE, is_own_minute
+from rerail.model.signals import OperatorVerb
+from rerail.sweep.describe_schedule import OWN_MINUTE, is_describe_due
 from tests.deployed.jobs import BUCKET
 
 JOBS = Path(__file__).parent / "jobs"
@@ -63,7 +63,7 @@ class TurnedOut(Exception):
 def named(number: int, at: datetime) -> str:
     """A name of the run whose own minute is that one: the sweep looks at its saves too, which it does now and then."""
     names = (f"crash-{number:05d}-{extra}" for extra in count())
-    return next(name for name in names if is_own_minute(name, at, every=OWN_MINUTE))
+    return next(name for name in names if is_describe_due(name, at, every=OWN_MINUTE))
 
 
 class Play:
@@ -216,9 +216,9 @@ class Play:
         if point is None or point.how in UNSURE or not any(site in point.site for site in ASKS):
             raise TurnedOut("a human is asked, for no reason")
         self.found.held.add(self.phase)
-        self.command(Verb.RELEASE)
+        self.command(OperatorVerb.RELEASE)
 
-    def command(self, verb: Verb, **more: Any) -> None:
+    def command(self, verb: OperatorVerb, **more: Any) -> None:
         """An operator's word, as the command line puts it on the bus."""
         detail = {"run": self.name, "verb": verb.value, "who": "bench", "why": "as played", **more}
         entry = {"Source": "rerail.operator", "DetailType": "Rerail Command", "Detail": json.dumps(detail)}
@@ -303,7 +303,7 @@ class Play:
         """What is left of a life that went wrong must not take the time of those to come."""
         self.phase = ""
         self.stage.now(self.name, "afterwards")
-        self.command(Verb.STOP)
+        self.command(OperatorVerb.STOP)
         names = self.stage.sagemaker.list_training_jobs(NameContains=self.name, StatusEquals="InProgress")
         for job in names["TrainingJobSummaries"]:
             self.kill(job["TrainingJobName"])
@@ -363,7 +363,7 @@ def without(play: Play) -> None:
     play.sign("nan-2")
     play.goes_on(3, agent=False)
     play.enter("command")
-    play.command(Verb.ROLLBACK, step=play.saved(3) - SAVED_BEFORE)
+    play.command(OperatorVerb.ROLLBACK, step=play.saved(3) - SAVED_BEFORE)
     play.goes_on(4, agent=False)
     play.enter("completion")
     play.round()

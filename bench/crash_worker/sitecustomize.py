@@ -53,7 +53,7 @@ def site() -> str:
 
 
 def named(qualified: str) -> str:
-    """`Mover._copy_parts.<locals>.copy` is `_copy_parts`: what is nested belongs to what it stands in."""
+    """`ObjectMover._copy_parts.<locals>.copy` is `_copy_parts`: what is nested belongs to what it stands in."""
     return qualified.split(".<locals>")[0].rpartition(".")[2]
 
 

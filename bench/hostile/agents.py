@@ -14,7 +14,7 @@ from rerail.diagnosis.classify import diagnose
 from rerail.model.mailbox import SIZE_LIMIT, read_report, write
 from rerail.model.metrics import definitions
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 from rerail_agent import inquest, restarts, telegraph, telemetry
 from rerail_agent.checkpoints import manifest as manifests
 from rerail_agent.checkpoints.label import DamagedShare, Label
@@ -80,7 +80,7 @@ def _entries(table: dict[str, Any]) -> list[Any]:
 
 def learnt_samples() -> Iterator[bytes]:
     """What detectors leave that have seen some steps."""
-    judgement = Judgement(Detection())
+    judgement = Judgement(Thresholds())
     for step in range(40):
         judgement.see(Sample(step=step, loss=2.5 - step / 100, grad_norm=1.0, step_time_s=1.0))
     yield judgement.state().encode()
@@ -117,7 +117,7 @@ def logged(data: bytes) -> None:
 
 def learnt(data: bytes) -> None:
     """What the detectors of an earlier process have left beside a checkpoint; whatever it is, they go on."""
-    judgement = Judgement(Detection())
+    judgement = Judgement(Thresholds())
     try:
         judgement.restore(text_of(data))
     except Exception as error:  # whatever it is, the guard says so and begins afresh: see rerail_agent.guard

@@ -22,28 +22,28 @@ from botocore.exceptions import BotoCoreError, ClientError
 from bench.hostile.parsers import check
 from rerail.aws import clients
 from rerail.aws.cloudwatch import CloudWatchSeries
-from rerail.aws.detector_states import DynamoMemories
+from rerail.aws.detector_states import DynamoDetections
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
-from rerail.aws.hyperpod import DynamoHyperPods
+from rerail.aws.hyperpod import DynamoClusters
 from rerail.aws.logs import CloudWatchLogs
 from rerail.aws.mailbox import S3Mailbox
-from rerail.aws.rate_limit import DynamoBrake
+from rerail.aws.rate_limit import DynamoRateLimit
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.aws.sns import SnsTopics
 from rerail.aws.sqs import SqsQueue
 from rerail.aws.ssm import SsmPause, SsmPolicies
-from rerail.detection.evaluate import Watching
-from rerail.messages.messages import JobHeard, RunDue
-from rerail.model.actions import SetAside, Severity
+from rerail.detection.evaluate import Monitor
+from rerail.messages.messages import JobStateChanged, RunDue
+from rerail.model.actions import QuarantineCheckpoints, Severity
 from rerail.model.errors import RerailError
 from rerail.model.metrics import MetricNames, queries
 from rerail.model.run import JobStatus
 from rerail.notices.notice import Notice
 from rerail.notices.notifiers.links import Links
 from rerail.supervisor.supervisor import Supervisor
-from rerail.sweep.sweep import Round
+from rerail.sweep.sweep import Sweep
 from tests.fakes import FakeMemories, FakeSeries, World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -127,7 +127,7 @@ def _world() -> World:
 
     world = World().with_saves()
     world.sagemaker.submit("bert", uri="s3://bucket/bert/")
-    world.supervisor().handle(JobHeard("bert"))
+    world.supervisor().handle(JobStateChanged("bert"))
     world.minutes(2)
     world.sagemaker.fail("bert", "InternalServerError: We encountered an internal error.")
     return deepcopy(world)
@@ -167,12 +167,12 @@ def _supervisor(world: World, jobs: Any, runs: Any = None) -> Supervisor:
 
 def _swept(world: World, *, jobs: Any = None, runs: Any = None, memories: Any = None, strict: bool = True) -> None:
     """A round is made, and sees the run that needs it, whatever was said of the other."""
-    each = Round(
+    each = Sweep(
         runs or world.runs,
         jobs or world.sagemaker,
         world.checkpoints,
         world.policies,
-        Watching(FakeSeries(), memories or FakeMemories()),
+        Monitor(FakeSeries(), memories or FakeMemories()),
         world.mailbox,
         world.queue,
         world.clock,
@@ -198,7 +198,7 @@ def described(data: bytes) -> None:
     _swept(world, jobs=jobs)
     clearly(lambda: _supervisor(world, jobs).handle(RunDue("gpt")))
     WIRE.says["ListTags"] = b'{"Tags": [{"Key": "rerail:policy", "Value": "default"}]}'
-    clearly(lambda: _supervisor(world, jobs).handle(JobHeard("new")))
+    clearly(lambda: _supervisor(world, jobs).handle(JobStateChanged("new")))
     assert world.sagemaker.jobs["gpt"].status is JobStatus.IN_PROGRESS, "a healthy job was stopped"
 
 
@@ -208,7 +208,7 @@ def tagged(data: bytes) -> None:
     clearly(lambda: SageMakerJobs().tags("arn"))
     world = _copy()
     world.sagemaker.submit("new")
-    clearly(lambda: _supervisor(world, _Asked(world)).handle(JobHeard("new")))
+    clearly(lambda: _supervisor(world, _Asked(world)).handle(JobStateChanged("new")))
 
 
 def listed(data: bytes) -> None:
@@ -299,11 +299,11 @@ class _Stored(DynamoRuns):
 def remembered(data: bytes) -> None:
     """BatchGetItem, Query and GetItem: what detectors, clusters and the brake remember."""
     answered(_with_text(data, packed=True), "BatchGetItem", "Query", "GetItem")
-    clearly(lambda: DynamoMemories("Runs").recall(["gpt", "bert"]))
-    clearly(lambda: list(DynamoHyperPods("Runs").waiting()))
-    clearly(lambda: DynamoHyperPods("Runs").recall("cluster"))
-    clearly(lambda: DynamoBrake("Runs").admit("gpt", at=NOON, limit=3, window=timedelta(hours=1)))
-    _swept(_copy(), memories=DynamoMemories("Runs"), strict=WIRE.status == 200)
+    clearly(lambda: DynamoDetections("Runs").recall(["gpt", "bert"]))
+    clearly(lambda: list(DynamoClusters("Runs").waiting()))
+    clearly(lambda: DynamoClusters("Runs").recall("cluster"))
+    clearly(lambda: DynamoRateLimit("Runs").admit("gpt", at=NOON, limit=3, window=timedelta(hours=1)))
+    _swept(_copy(), memories=DynamoDetections("Runs"), strict=WIRE.status == 200)
 
 
 def _with_text(data: bytes, *, more: list[Any] | None = None, packed: bool = False) -> bytes:
@@ -346,7 +346,7 @@ def folder(data: bytes) -> None:
             assert checkpoint.step >= 0 and checkpoint.saved_at.tzinfo
 
     clearly(look)
-    action = SetAside("gpt", 2, "s3://bucket/gpt/", 100, NOON)
+    action = QuarantineCheckpoints("gpt", 2, "s3://bucket/gpt/", 100, NOON)
     clearly(lambda: found.set_aside(action))
 
 

@@ -27,7 +27,7 @@ from cli.submit.arguments import as_hyperparameters, encoded
 from cli.submit.defaults import read_defaults
 from cli.submit.problem import Problem
 from rerail.model.metrics import definitions
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 FOREIGN = ({"Name": "step", "Regex": r"step (\S+)"}, {"Name": "loss", "Regex": r"loss[:=] ?(\S+)"})
@@ -69,7 +69,7 @@ def events(data: bytes) -> None:
 
 def _judged(series: Series) -> None:
     short = Series(series.name, series.samples[:MOST_JUDGED])
-    for each in judge([Log("one", lambda: short)], Detection()):
+    for each in judge([Log("one", lambda: short)], Thresholds()):
         each.scorable_lines()
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rerail.messages.messages import CommandGiven, ReportFiled, TroubleFound, read
-from rerail.model.errors import BadMail, BadMessage
+from rerail.messages.messages import CommandReceived, FindingsReceived, ReportFiled, parse_message
+from rerail.model.errors import BadMailboxObject, BadMessage
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Told, Wish, heartbeat_key, read_report
+from rerail.model.mailbox import CommandKind, ReportKind, heartbeat_key, read_report
 from rerail.model.run import JobStatus, RunState
 from tests.fakes import Agent, World
 
@@ -64,25 +64,25 @@ def _is_well(world: World) -> None:
     run = world.run()
     if run.stop is not None or run.state is not RunState.WATCHING:
         raise Unwell(f"the healthy run is {run.state}, and its job is to be stopped: {run.stop and run.stop.reason}")
-    if any(command.wish is Wish.RESTART and command.run == "gpt" for command in world.mailbox.commands):
+    if any(command.wish is CommandKind.RESTART and command.run == "gpt" for command in world.mailbox.commands):
         raise Unwell("the processes of the healthy job are to be restarted")
 
 
 def _is_authorised(body: str, world: World) -> bool:
     """Whether this is a word of somebody who may have the job stopped: an operator, the sweep, or the job's agent."""
     try:
-        wakeup = read(body)
+        wakeup = parse_message(body)
         match wakeup:
-            case CommandGiven():
+            case CommandReceived():
                 return wakeup.run == "gpt"
-            case TroubleFound():
+            case FindingsReceived():
                 return (wakeup.run, wakeup.job_name) == ("gpt", "gpt") and _is_grave(wakeup.findings)
             case ReportFiled() if wakeup.key == REPORT and REPORT in world.mailbox.objects:
                 report = read_report(world.mailbox.objects[REPORT][0], run="gpt", id="r1")
-                return report.job == "gpt" and (report.told is Told.CRASHED or _is_grave(report.findings))
+                return report.job == "gpt" and (report.told is ReportKind.CRASHED or _is_grave(report.findings))
             case _:
                 return False
-    except (BadMessage, BadMail):
+    except (BadMessage, BadMailboxObject):
         return False
 
 
@@ -145,7 +145,7 @@ def _world() -> World:
     agent.hello()
     agent.beats(500, moved_at=world.clock())
     world.sagemaker.submit("bert", uri="s3://bucket/bert/")
-    world.supervisor().handle(read(json.dumps(GOOD)))
+    world.supervisor().handle(parse_message(json.dumps(GOOD)))
     world.minutes(2)
     agent.beats(502, moved_at=world.clock())
     world.sagemaker.fail("bert", "InternalServerError: We encountered an internal error.")

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-from rerail.decisions.adoption import Enrolled, Refused, enrol
-from rerail.decisions.reconcile import claimed
-from rerail.detection.evaluate import Memory
+from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt
+from rerail.decisions.reconcile import read_claim
+from rerail.detection.evaluate import RunDetection
 from rerail.diagnosis.classify import diagnose
-from rerail.hyperpod.clusters import HyperPodMemory, HyperPodWatch
-from rerail.hyperpod.events import HyperPodHeard
-from rerail.messages.messages import read as read_wakeup
+from rerail.hyperpod.clusters import ClusterMonitor, ClusterRecord
+from rerail.hyperpod.events import ClusterEventReceived
+from rerail.messages.messages import parse_message as read_wakeup
 from rerail.model.actions import CreateJob
 from rerail.model.checkpoints import read_manifest
 from rerail.model.codec import loads
@@ -23,14 +23,14 @@ from rerail.model.mailbox import read_command, read_heartbeat, read_report
 from rerail.model.metrics import definitions
 from rerail.model.policy import parse_policy, to_toml
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
-from rerail.model.skipped_samples import read as read_skips
+from rerail.model.skipped_samples import parse_ranges as read_skips
 from rerail.notices.notice import Notice, as_detail, read_detail
 from rerail.notices.notifiers.chat import as_chat
 from rerail.notices.notifiers.email import as_subject, as_text
-from rerail.notices.notifiers.links import Place, links_of
+from rerail.notices.notifiers.links import NoticeOrigin, links_of
 from rerail.notices.notifiers.pagerduty import as_pagerduty
 from rerail.notices.notifiers.webhook import as_webhook
-from rerail.requests.relaunch import rebuild, successor
+from rerail.requests.relaunch import make_request, rebuild
 from rerail.supervisor.pause import parse_pause
 
 LONGEST_MESSAGE, AGAIN = 2_000, 500
@@ -116,7 +116,7 @@ def stored_run(data: bytes) -> None:
 def stored_memory(data: bytes) -> None:
     """What the detectors and the HyperPod watch remember, and the timeline."""
     text = text_of(data)
-    for kind in (Memory, HyperPodMemory, TimelineEntry):
+    for kind in (RunDetection, ClusterRecord, TimelineEntry):
         clearly(lambda _, kind=kind: loads(kind, text))(data)  # type: ignore[misc]
 
 
@@ -189,7 +189,7 @@ def table_of(data: bytes) -> dict[str, Any] | None:
 
 def told(what: Notice) -> None:
     """Every rendering of a notice can be sent."""
-    links = links_of(what, Place("111122223333", "eu-west-1", "https://docs.example.com"))
+    links = links_of(what, NoticeOrigin("111122223333", "eu-west-1", "https://docs.example.com"))
     as_subject(what).encode("ascii")
     as_text(what, links).encode()
     for render in (as_chat, as_pagerduty, as_webhook):
@@ -211,19 +211,19 @@ def tags(data: bytes) -> None:
     if found is None or not isinstance(found.get("Tags"), dict):
         return
     named = {key: value for key, value in found["Tags"].items() if isinstance(value, str)}
-    claimed("gpt-a002", named)
+    read_claim("gpt-a002", named)
     job = Job("gpt", "arn", JobStatus.IN_PROGRESS, "Training", NOON, training_started_at=NOON)
-    match enrol(job, {}, named, _Policies(), taken=False, at=NOON + timedelta(minutes=1)):
-        case Refused() as refused:
+    match adopt(job, {}, named, _Policies(), taken=False, at=NOON + timedelta(minutes=1)):
+        case AdoptionRefused() as refused:
             check(refused.reason)
-        case Enrolled() as enrolled:
+        case Adopted() as enrolled:
             check(enrolled.reason)
             _launched_again(enrolled.run, named)
 
 
 def _launched_again(run: Run, named: dict[str, str]) -> None:
     request = rebuild({"TrainingJobName": "gpt"}, named, members=("TrainingJobName", "Tags"))
-    json.dumps(successor(request, CreateJob("gpt-a002", 2, 100), run=run.id))
+    json.dumps(make_request(request, CreateJob("gpt-a002", 2, 100), run=run.id))
 
 
 @cache
@@ -236,10 +236,10 @@ def _clusters() -> Any:
 def cluster_event(data: bytes) -> None:
     """An event of HyperPod, as far as the notice that people get of it."""
     heard = read_wakeup(text_of(data))
-    if not isinstance(heard, HyperPodHeard):
+    if not isinstance(heard, ClusterEventReceived):
         return
     world = _clusters()()
-    watch: HyperPodWatch = world.hyperpod_watch()
+    watch: ClusterMonitor = world.hyperpod_watch()
     watch.handle(heard)
     world.clock.pass_by(timedelta(hours=3))
     watch.handle(heard)

@@ -156,7 +156,7 @@ def _memories() -> Iterator[bytes]:
     watch = {"type": "Watch", "pulse": {"type": "Pulse", "phase": "step", "since": MAIL["at"], "step": 3}}
     memory = {"schema": 1, "type": "Memory", "run": "gpt", "cursor": {"type": "Cursor", "job": "gpt"}, "watch": watch}
     row = {"pk": {"S": "watch#gpt"}, "sk": {"S": "watch"}, "version": {"N": "3"}, "doc": {"B": memory}}
-    cluster = {"schema": 1, "type": "HyperPodMemory", "cluster": "cluster", "version": 3, "parts": {}}
+    cluster = {"schema": 1, "type": "ClusterRecord", "cluster": "cluster", "version": 3, "parts": {}}
     yield json.dumps({"Responses": {"Runs": [row]}, "UnprocessedKeys": {}}).encode()
     yield json.dumps({"Items": [{**row, "doc": {"S": cluster}}], "Item": {**row, "doc": {"S": cluster}}}).encode()
 

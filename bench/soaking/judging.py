@@ -14,7 +14,7 @@ from bench.soaking.play import Play
 from cli.demo.scenarios import BATCH_SIZE
 from cli.demo.scripts import OURS
 from cli.saves import saves_under
-from rerail.accounting.goodput import account
+from rerail.accounting.goodput import make_account
 from rerail.model import skipped_samples as skips
 from rerail.model.run import Attempt, RunState
 
@@ -69,7 +69,7 @@ def judge(play: Play, twin: Twin, folder: Path, tell: Callable[[str], None]) -> 
     if run.state is not expected:
         wrong.append(f"the run is {run.state}, it must be {expected} ({run.hold_reason})")
     learnt = _learning(play, twin, folder, wrong, tell) if play.home.script is OURS else _curves(play, twin, wrong)
-    meant = skips.read(run.attempts[-1].skip_samples)
+    meant = skips.parse_ranges(run.attempts[-1].skip_samples)
     return Judgement(
         run=play.name,
         faults=len(play.strikes),
@@ -77,7 +77,7 @@ def judge(play: Play, twin: Twin, folder: Path, tell: Callable[[str], None]) -> 
         skipped=sum(last - first + 1 for first, last in meant),
         run_s=run_s,
         twin_s=twin.seconds,
-        share=account(run, ended, play.account.policy).share,
+        share=make_account(run, ended, play.account.policy).share,
         saves=len(play.seen_saves),
         is_complete=run.state is RunState.COMPLETED,
         wrong=tuple(wrong),
@@ -91,8 +91,10 @@ def _learning(play: Play, twin: Twin, folder: Path, wrong: list[str], tell: Call
     assert run is not None
     final = lineage(lives)
     steps = max(final, default=0) if run.state is RunState.STOPPED else play.course.steps
-    meant = skips.read(run.attempts[-1].skip_samples)
-    named = skips.joined([(int(m[1]), int(m[2])) for entry in play.timeline for m in SKIPPING.finditer(entry.reason)])
+    meant = skips.parse_ranges(run.attempts[-1].skip_samples)
+    named = skips.merge_ranges(
+        [(int(m[1]), int(m[2])) for entry in play.timeline for m in SKIPPING.finditer(entry.reason)]
+    )
     if meant != named:
         wrong.append(f"the run skips {meant or 'nothing'}, its timeline names {named or 'nothing'}")
     read = {number: play.notes.samples(life, step) for number, (life, step) in final.items()}

@@ -18,7 +18,7 @@ from local.sagemaker.control import InjectionRefused, inject
 from rerail.model.actions import Severity
 from rerail.model.finding import Kind
 from rerail.model.run import Attempt, Run, RunState, TimelineEntry
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from rerail.requests.relaunch import POLICY_TAG
 
 # A hold or a proposal is looked at for a moment before it is answered.
@@ -294,7 +294,7 @@ class Play:
         now = datetime.now(UTC)
         if run.proposal and now - run.proposal.asked_at >= THINKS and run.proposal.id not in self._asked:
             self._asked.add(run.proposal.id)
-            ask(self.account.here, self.name, Verb.APPROVE, WHY, quietly=True, proposal=run.proposal.id)
+            ask(self.account.here, self.name, OperatorVerb.APPROVE, WHY, quietly=True, proposal=run.proposal.id)
         if run.state is RunState.HELD and not run.pending and f"hold-{run.version}" not in self._asked:
             strike = self._open_strike()
             if strike is None or not strike.fault.held:
@@ -302,7 +302,7 @@ class Play:
                 return
             self._asked.add(f"hold-{run.version}")
             self.tell(f"{self.name} is held: {run.hold_reason}; released")
-            ask(self.account.here, self.name, Verb.RELEASE, WHY, quietly=True)
+            ask(self.account.here, self.name, OperatorVerb.RELEASE, WHY, quietly=True)
 
     # ------------------------------------------------------------------ what came of it
 

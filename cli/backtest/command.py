@@ -20,7 +20,7 @@ from cli.names import completed_policies
 from cli.place import Local
 from rerail.model.errors import PolicyError
 from rerail.model.policy import parse_policy
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 POLICIES = place.ROOT / "policies"
 NARROWEST = 120
@@ -76,7 +76,7 @@ def backtest(
         place.fail(" ".join(error.problem.split()), error.remedy)
 
 
-def _detection(name: str) -> Detection:
+def _detection(name: str) -> Thresholds:
     file = Path(name) if name.endswith(".toml") else POLICIES / f"{name}.toml"
     known = ", ".join(sorted(each.stem for each in POLICIES.glob("*.toml")))
     try:

@@ -9,9 +9,9 @@ from bench.judging import as_calls
 from bench.parallel import spread
 from bench.scoring import FAMILIES, SCORED_AS, Score, score
 from cli.backtest.sources import Log
-from rerail.detection.detectors import series
+from rerail.detection.detectors import evaluate_series
 from rerail.model.finding import Finding, Level
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Judged:
                 yield {**line, "kind": kind}
 
 
-def judge(logs: Sequence[Log], detection: Detection) -> Iterator[Judged]:
+def judge(logs: Sequence[Log], detection: Thresholds) -> Iterator[Judged]:
     """Each log, in any order; corpora are read and judged on all cores."""
     yield from spread(_judge, [(log, detection) for log in logs])
 
@@ -62,8 +62,8 @@ def scored(judged: Sequence[Judged]) -> tuple[Score, Mapping[str, int]] | None:
     return score(runs, calls), unscored
 
 
-def _judge(task: tuple[Log, Detection]) -> Judged:
+def _judge(task: tuple[Log, Thresholds]) -> Judged:
     log, detection = task
     read = log.read()
-    findings = tuple(series(read.samples, detection))
+    findings = tuple(evaluate_series(read.samples, detection))
     return Judged(log, len(read.samples), findings, rows=tuple(read.row(place) for place, _ in findings))

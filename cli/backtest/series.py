@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from bench.logs import BadCorpus
 from rerail.model.sample import Sample
-from rerail.notices.notice import clipped
+from rerail.notices.notice import truncate
 
 # What other people call our columns; compared in small letters, with every run of other characters as one underscore.
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -102,7 +102,7 @@ def _only_loss(named: Mapping[str, str], *, where: str) -> str | None:
 
 def _listed(names: Iterable[str]) -> str:
     """Names of columns, as far as one reads on."""
-    return clipped(", ".join(" ".join(name.split()) for name in names), MOST_LISTED)
+    return truncate(", ".join(" ".join(name.split()) for name in names), MOST_LISTED)
 
 
 def plain(name: str) -> str:

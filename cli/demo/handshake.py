@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rerail.model.mailbox import Told, Wish
+from rerail.model.mailbox import CommandKind, ReportKind
 from rerail.model.run import TimelineEntry
 
 STEP = re.compile(r"emergency checkpoint of step (\d+)")
@@ -19,22 +19,22 @@ def handshakes(timeline: Sequence[TimelineEntry]) -> Iterator[dict[str, Any]]:
 
 def _wishes(entry: TimelineEntry) -> Iterator[Mapping[str, Any]]:
     for action in entry.actions:
-        if action.get("type") == "PostCommand" and action["command"].get("wish") == Wish.CHECKPOINT:
+        if action.get("type") == "PostCommand" and action["command"].get("wish") == CommandKind.CHECKPOINT:
             yield action["command"]
 
 
 def _answered(asked: TimelineEntry, command: Mapping[str, Any], later: Sequence[TimelineEntry]) -> dict[str, Any]:
-    answers = {told: _first(entry for entry in later if _says(entry, told, command)) for told in Told}
-    committed = answers[Told.CHECKPOINT]
+    answers = {told: _first(entry for entry in later if _says(entry, told, command)) for told in ReportKind}
+    committed = answers[ReportKind.CHECKPOINT]
     stopped = _first(entry for entry in later if any(action.get("type") == "StopJob" for action in entry.actions))
     return {
         "attempt": command["attempt"],
         "asked_at": asked.at.isoformat(),
         "reason": command.get("reason", ""),
-        "heard_after_s": _seconds(asked, answers[Told.HEARD]),
+        "heard_after_s": _seconds(asked, answers[ReportKind.HEARD]),
         "committed_after_s": _seconds(asked, committed),
         "step": committed.signal["report"].get("step") if committed else _step_in(stopped),
-        "refused": (answers[Told.REFUSED] or asked).signal.get("report", {}).get("reason", ""),
+        "refused": (answers[ReportKind.REFUSED] or asked).signal.get("report", {}).get("reason", ""),
         "stop_called_after_s": _seconds(asked, stopped),
         "stopped_because": stopped.reason if stopped else "",
     }
@@ -46,7 +46,7 @@ def _step_in(stopped: TimelineEntry | None) -> int | None:
     return int(match[1]) if match else None
 
 
-def _says(entry: TimelineEntry, told: Told, command: Mapping[str, Any]) -> bool:
+def _says(entry: TimelineEntry, told: ReportKind, command: Mapping[str, Any]) -> bool:
     report = entry.signal.get("report", {})
     return (report.get("told"), report.get("command")) == (told, command["id"])
 

@@ -15,9 +15,9 @@ from cli.demo.screen import sparkline
 from cli.demo.stage import Stage
 from cli.runs import attempts_table, timeline_table
 from cli.saves import Save
-from rerail.incident_report.report import Section
+from rerail.incident_report.report import ReportSection
 from rerail.model.finding import Kind
-from rerail.model.run import Attempt, Incident, Order, Run
+from rerail.model.run import Attempt, Incident, InPlaceRestart, Run
 
 ENDED = "the run ended"
 
@@ -95,7 +95,7 @@ def _machines(description: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _order(attempt: Attempt, order: Order) -> dict[str, Any]:
+def _order(attempt: Attempt, order: InPlaceRestart) -> dict[str, Any]:
     """Seconds count from the decision to when the supervisor heard of it."""
     return {
         "attempt": attempt.number,
@@ -194,9 +194,9 @@ def page(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Seq
     )
 
 
-def verdict(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> Section:
+def verdict(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> ReportSection:
     """The same for the run's report page: what the demo alone knows."""
-    return Section("The demo's verdict", tuple(_rows(scenario, stage, report, problems)))
+    return ReportSection("The demo's verdict", tuple(_rows(scenario, stage, report, problems)))
 
 
 def _rows(

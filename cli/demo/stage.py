@@ -16,14 +16,14 @@ from cli.saves import Save, saves_under
 from local.pace import FASTEST_SCALE
 from local.sagemaker.control import inject
 from local.stack import LocalAws
-from rerail.accounting.save_interval import advise, spoken_advice
+from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.decisions.quarantine import PLACE
 from rerail.model.codec import plain
 from rerail.model.policy import Ladder, Mode, Policy, parse_policy, to_toml
 from rerail.model.run import JobStatus, Run, TimelineEntry
-from rerail.model.signals import Verb
-from rerail.model.thresholds import Detection
+from rerail.model.signals import OperatorVerb
+from rerail.model.thresholds import Thresholds
 from rerail.requests.relaunch import POLICY_TAG
 
 CHECKPOINT_EVERY, KEPT_CHECKPOINTS = 25, 30
@@ -116,7 +116,7 @@ def hasty(policy: Policy, scale: float) -> Policy:
     )
 
 
-def told(detection: Detection) -> dict[str, str]:
+def told(detection: Thresholds) -> dict[str, str]:
     """What a job's environment carries so that its agent has these thresholds, and keeps the demo's clock.
 
     The agent's rows are steps, a twelfth of a second each: on a busy machine some of them take twice as long, and a few
@@ -248,7 +248,7 @@ class Stage:
         if datetime.now(UTC) - proposal.asked_at >= THINKS:
             self.answered.append(proposal.id)
             here = Place("the demo", self.aws.outputs)
-            answer(here, self.run_id, Verb.APPROVE, proposal.id, "seen it in the demo")
+            answer(here, self.run_id, OperatorVerb.APPROVE, proposal.id, "seen it in the demo")
 
     def _schedule_faults(self) -> None:
         """Have the SageMaker fake cause the scenario's faults once every job has done the step before the fault's."""
@@ -285,8 +285,8 @@ class Stage:
     def advice(self) -> str:
         """How often this run would best save, from what its saves and failures have shown."""
         checkpoints = [save.checkpoint for save in self.saves() if save.checkpoint]
-        found = advise(self.run, checkpoints, self._policy, at=datetime.now(UTC)) if self.run else None
-        return spoken_advice(found) if found else ""
+        found = advise_interval(self.run, checkpoints, self._policy, at=datetime.now(UTC)) if self.run else None
+        return format_advice(found) if found else ""
 
     def saves(self) -> list[Save]:
         """What the run has saved, as it lies in S3 now."""

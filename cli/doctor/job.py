@@ -9,10 +9,10 @@ from cli.doctor import expressions
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.subject import DAY, Subject
 from cli.place import now
-from rerail.decisions.remedies import spoken
+from rerail.decisions.remedies import format_duration
 from rerail.model.errors import PolicyError
 from rerail.model.mailbox import command_key
-from rerail.model.metrics import expected
+from rerail.model.metrics import select_names
 from rerail.model.policy import MaxRuntime, Mode
 from rerail.model.run import run_id
 from rerail.requests.relaunch import (
@@ -92,7 +92,7 @@ def metrics(subject: Subject) -> Check:
         if problem := _flaw(metric, expression):
             return broken(f"the expression of {metric} {problem}", TESTED)
     wanted = subject.policy.metrics
-    found = expected(wanted, definitions)
+    found = select_names(wanted, definitions)
     if found is None:
         said = f"neither {wanted.step or 'a step'} nor {wanted.loss or 'a loss'} is among its MetricDefinitions"
         if subject.has_agent:
@@ -132,10 +132,10 @@ def agent(subject: Subject) -> Check | None:
         return warn(f"its heartbeat cannot be read: {why}", "look at it in the mailbox bucket")
     beat = beats.heard.get(run)
     if beat and now() - beat.at <= FRESH:
-        return ok(f"its heart beat {spoken(now() - beat.at)} ago, at step {beat.heartbeat.step}")
+        return ok(f"its heart beat {format_duration(now() - beat.at)} ago, at step {beat.heartbeat.step}")
     if beat:
         return warn(
-            f"its heart has not beaten for {spoken(now() - beat.at)}",
+            f"its heart has not beaten for {format_duration(now() - beat.at)}",
             "nothing, if the job has ended; else look at its log",
         )
     reports = subject.client("s3").list_objects_v2(Bucket=bucket, Prefix=f"runs/{run}/reports/", MaxKeys=1)
@@ -226,9 +226,9 @@ def max_runtime(subject: Subject) -> Check:
         return warn("it has no MaxRuntimeInSeconds: SageMaker stops it after a day", "say how long it may run")
     if seconds > LONGEST_RUNTIME_S:
         return broken(f"MaxRuntimeInSeconds is {seconds}", "give at most 28 days (2419200)")
-    said = spoken(timedelta(seconds=seconds))
+    said = format_duration(timedelta(seconds=seconds))
     if timedelta(seconds=seconds) < policy.limits.least_runtime:
-        least = spoken(policy.limits.least_runtime)
+        least = format_duration(policy.limits.least_runtime)
         return broken(f"{said} is less than the policy relaunches for (limits.least_runtime {least})", "give it more")
     if policy.max_runtime is MaxRuntime.PER_RUN:
         return ok(f"{said} for the run with all its relaunches")
@@ -246,7 +246,7 @@ def keep_alive(subject: Subject) -> Check | None:
         return broken("KeepAlivePeriodInSeconds with InstanceGroups: SageMaker refuses it", "leave out one of the two")
     if seconds > WARMEST_S:
         return warn(f"KeepAlivePeriodInSeconds is {seconds}: the guide says at most {WARMEST_S}", f"give {WARMEST_S}")
-    return ok(f"machines are kept for {spoken(timedelta(seconds=seconds))}")
+    return ok(f"machines are kept for {format_duration(timedelta(seconds=seconds))}")
 
 
 def room(subject: Subject) -> Check:

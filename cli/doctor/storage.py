@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.subject import DAY, Subject
 from cli.trouble import code_of, is_missing
-from rerail.decisions.remedies import spoken
+from rerail.decisions.remedies import format_duration
 
 # us-east-1 is where S3 began, and has no name there.
 NAMELESS = "us-east-1"
@@ -50,7 +50,7 @@ def checkpoint_expiry(subject: Subject) -> Check | None:
     said = f"the lifecycle rule {name} deletes" + (f" what is {days} days old" if days else "")
     if days * DAY <= runtime_s:
         return broken(
-            f"{said}, and the job may run for {spoken(timedelta(seconds=runtime_s))}",
+            f"{said}, and the job may run for {format_duration(timedelta(seconds=runtime_s))}",
             f"leave s3://{subject.bucket}/{subject.prefix} out of the rule, or raise its days",
         )
     return warn(said, "leave the folder out of the rule, if runs may be taken up again after that")

@@ -7,20 +7,30 @@ from typing import Any
 from cli.simulate.accounts import Spent
 from cli.simulate.faults import Fault
 from cli.simulate.world import FOLDER, SWEEP_S, Found, Launched, World
-from rerail.decisions.adoption import Enrolled, enrol
+from rerail.decisions.adoption import Adopted, adopt
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
 from rerail.decisions.warm_pools import AVAILABLE, IN_USE, TERMINATED
-from rerail.model.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail.model.actions import Action, CreateJob, Notify, PostCommand, ReleaseWarmPool, Severity, StopJob
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import JobNotFound
 from rerail.model.finding import Finding, Level
 from rerail.model.machines import WarmPool
-from rerail.model.mailbox import Ability, Command, Durability, Report, Told, Wish
+from rerail.model.mailbox import Ability, Command, CommandKind, Durability, Report, ReportKind
 from rerail.model.policy import Policy
 from rerail.model.run import Job, JobStatus, Run, RunState
-from rerail.model.signals import Commanded, CreateRefused, Done, JobSeen, Refusal, Reported, Signal, Tick, Verb
-from rerail.model.signals import Found as FoundSignal
+from rerail.model.signals import (
+    ActionsDone,
+    AgentReported,
+    CreateRefused,
+    JobObserved,
+    OperatorCommand,
+    OperatorVerb,
+    Refusal,
+    Signal,
+    Tick,
+)
+from rerail.model.signals import FindingsObserved as FoundSignal
 from rerail.requests.relaunch import POLICY_TAG
 from rerail.supervisor.observe import observe
 from rerail.supervisor.supervisor import ORDER
@@ -85,8 +95,8 @@ class Supervised:
     def begin(self) -> None:
         self.world.launch(NAME, 1, resume_step=None)
         job, _ = self.describe(NAME)
-        enrolled = enrol(job, {}, {POLICY_TAG: self.policy.name}, self, taken=False, at=self.world.moment())
-        assert isinstance(enrolled, Enrolled)
+        enrolled = adopt(job, {}, {POLICY_TAG: self.policy.name}, self, taken=False, at=self.world.moment())
+        assert isinstance(enrolled, Adopted)
         self.run = enrolled.run
         self.world.after(SWEEP_S, self._sweep)
 
@@ -95,7 +105,7 @@ class Supervised:
         job = self.world.job
         if self.world.way.agent and job and job.secondary == "Training" and not self.run.current.agent:
             restart = (Ability.RESTART,) if self.world.way.in_place else ()
-            self._report(Told.HELLO, abilities=(Ability.SKIP, Ability.RATE, *restart))
+            self._report(ReportKind.HELLO, abilities=(Ability.SKIP, Ability.RATE, *restart))
 
     def struck(self, fault: Fault) -> None:
         """Only detectors tell Rerail."""
@@ -106,40 +116,40 @@ class Supervised:
         finding = Finding(found.kind, found.level, self.world.step, found.onset, text, at, found.at_onset)
         before = self.run.state
         if self.world.way.agent:
-            self._report(Told.FINDINGS, findings=(finding,))
+            self._report(ReportKind.FINDINGS, findings=(finding,))
         else:
             self._visit(FoundSignal(at, self.run.current.job_name, (finding,), self.under("")))
         if found.false and before is RunState.WATCHING and self.run.state is not RunState.WATCHING:
             self.world.counts["wrong_interventions"] += 1
 
     def crashed(self, text: str) -> None:
-        self._report(Told.CRASHED, evidence=text)
+        self._report(ReportKind.CRASHED, evidence=text)
 
     def restarted(self) -> None:
         """Told by the processes themselves, with their first step."""
-        self._report(Told.RESTARTED, step=self.world.step)
+        self._report(ReportKind.RESTARTED, step=self.world.step)
 
     def _sweep(self) -> None:
         self._visit()
         self.world.after(SWEEP_S, self._sweep)
 
-    def _report(self, told: Told, **more: Any) -> None:
+    def _report(self, told: ReportKind, **more: Any) -> None:
         world, attempt = self.world, self.run.current
         id = f"{told}-{world.now}"
         more = {"restart": world.job.restarts if world.job else 0, **more}
         report = Report(id, self.run.mailbox, attempt.number, attempt.job_name, told, world.moment(), **more)
-        grave = told is Told.CRASHED or any(f.level is Level.INTERVENE for f in report.findings)
-        self._visit(Reported(world.moment(), report, self.under("") if grave else None))
+        grave = told is ReportKind.CRASHED or any(f.level is Level.INTERVENE for f in report.findings)
+        self._visit(AgentReported(world.moment(), report, self.under("") if grave else None))
 
     # One turn of the loop.
 
     def _visit(self, heard: Signal | None = None) -> None:
         seen = None
         for signal in observe(self.run, self, self, at=self.world.moment()):  # type: ignore[arg-type]
-            if isinstance(signal, JobSeen):
+            if isinstance(signal, JobObserved):
                 seen = signal.checkpoints
             if isinstance(signal, Tick) and heard:
-                if isinstance(heard, Reported) and heard.checkpoints is None:
+                if isinstance(heard, AgentReported) and heard.checkpoints is None:
                     heard = replace(heard, checkpoints=seen)
                 self._turn(heard)
             self._turn(signal)
@@ -166,9 +176,9 @@ class Supervised:
             assert isinstance(action, CreateJob)
             self._turn(CreateRefused(self.world.moment(), action, Refusal.CAPACITY, NO_ROOM))
         if done := tuple(action for action in actions if action not in refused):
-            self._turn(Done(self.world.moment(), done))
+            self._turn(ActionsDone(self.world.moment(), done))
 
-    def _perform(self, action: Action | Tell) -> bool:
+    def _perform(self, action: Action | Notify) -> bool:
         """Carry it out; False where SageMaker refuses."""
         match action:
             case CreateJob():
@@ -185,7 +195,7 @@ class Supervised:
                 self.world.release_pool()
             case PostCommand():
                 self._post(action.command)
-            case Tell():
+            case Notify():
                 self.world.counts["notices"] += 1
                 self.world.counts["pages"] += action.severity is Severity.PAGE
             case _:
@@ -202,25 +212,25 @@ class Supervised:
         if job is None or job.number != command.attempt or job.status is not JobStatus.IN_PROGRESS:
             return
         match command.wish:
-            case Wish.CHECKPOINT:
+            case CommandKind.CHECKPOINT:
                 self._save(command)
-            case Wish.RESTART if job.secondary == "Training":
+            case CommandKind.RESTART if job.secondary == "Training":
                 self.world.restart(resume_step=command.resume_step, order=command)
-            case Wish.TRAIN:
+            case CommandKind.TRAIN:
                 self.world.lets_end()
 
     def _save(self, command: Command) -> None:
         late = self.world.assumed.event_s + self.world.way.later_s
 
         def durable(step: int) -> None:
-            self.world.after(late, self._answer, command, Told.CHECKPOINT, step)
+            self.world.after(late, self._answer, command, ReportKind.CHECKPOINT, step)
 
         self.world.save_now(durable)
-        self.world.after(late, self._answer, command, Told.HEARD, None)
+        self.world.after(late, self._answer, command, ReportKind.HEARD, None)
 
-    def _answer(self, command: Command, told: Told, step: int | None) -> None:
+    def _answer(self, command: Command, told: ReportKind, step: int | None) -> None:
         if command.attempt == self.run.current.number:
-            durability = Durability.REMOTE if told is Told.CHECKPOINT else None
+            durability = Durability.REMOTE if told is ReportKind.CHECKPOINT else None
             self._report(told, command=command.id, step=step, durability=durability)
 
     # People, when the run is held.
@@ -238,11 +248,11 @@ class Supervised:
         limits = self.policy.limits
         if len(self.run.attempts) >= limits.attempts:
             self.policy = replace(self.policy, limits=replace(limits, attempts=limits.attempts + MORE_ATTEMPTS))
-        self._say(Verb.RELEASE)
+        self._say(OperatorVerb.RELEASE)
         if self.world.onset is not None and self.world.is_live:
-            self._say(Verb.RESTART)
+            self._say(OperatorVerb.RESTART)
 
-    def _say(self, verb: Verb) -> None:
+    def _say(self, verb: OperatorVerb) -> None:
         self.commands += 1
-        said = Commanded(self.world.moment(), f"c{self.commands}", verb, "on-call", "mended", self.under(""))
+        said = OperatorCommand(self.world.moment(), f"c{self.commands}", verb, "on-call", "mended", self.under(""))
         self._visit(said)

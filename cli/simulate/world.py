@@ -15,7 +15,7 @@ from cli.simulate.assumptions import Assumptions
 from cli.simulate.faults import DAY_MS, START_TEXT, Fault, Strike, drawn, mtbf_s, texts
 from cli.simulate.ways import Save, Way
 from rerail.accounting.on_call_times import Delay
-from rerail.accounting.save_interval import advised_interval
+from rerail.accounting.save_interval import optimal_interval
 from rerail.model import skipped_samples as skips
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.finding import Kind, Level
@@ -156,7 +156,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.spares = self.most_spares
-        interval = self.way.interval_s or advised_interval(self.stall_s, mtbf_s(self.gpus, self.factor))
+        interval = self.way.interval_s or optimal_interval(self.stall_s, mtbf_s(self.gpus, self.factor))
         self.interval = _ms(min(interval, 24 * 3600.0))
         for strike in drawn(self.gpus, self.days, self.seed, step_s=self.assumed.step_s, factor=self.factor):
             self._push(strike.at, self._strike, strike)
@@ -219,7 +219,7 @@ class World:
         self.pool_until, self.waiting = -1, Spent.BACKOFF
         if not warm:
             self.bad_gpus, self.slow, self.spares = 0, False, self.most_spares
-        self.job = Launched(name, number, self.now, self._at(resume_step), skipped=skips.read(skip), rate=rate)
+        self.job = Launched(name, number, self.now, self._at(resume_step), skipped=skips.parse_ranges(skip), rate=rate)
         self.job.asked = self.job.skipped, self.job.rate
         self._pass_over()
         self.counts["launches"] += 1
@@ -254,7 +254,7 @@ class World:
         assert self.job and self.is_live
         if order:
             self.job.restarts = order.restart
-            self.job.skipped, self.job.rate = skips.read(order.skip_samples), order.rate
+            self.job.skipped, self.job.rate = skips.parse_ranges(order.skip_samples), order.rate
             self._pass_over()
         place = self.snapshot if resume_step is None else None
         seconds = self.assumed.restart_s + self.assumed.init_s
@@ -301,7 +301,7 @@ class World:
 
     def _sample(self, step: int) -> int:
         """The id of the next sample after so many steps."""
-        return skips.advanced(0, step * self.assumed.batch, self.job.skipped if self.job else ())
+        return skips.advance(0, step * self.assumed.batch, self.job.skipped if self.job else ())
 
     def _push(
         self, at: int, act: Callable[..., None], *given: Any, life: int | None = None, plan: int | None = None

@@ -20,7 +20,7 @@ from cli.submit.problem import Problem
 from cli.submit.request import Wish, seconds, training_request
 from cli.submit.screen import Screen
 from rerail.model.run import run_id
-from rerail.requests.relaunch import seal_key_in, with_seal_key
+from rerail.requests.relaunch import read_signing_key, with_signing_key
 from rerail.requests.supervised import CHANNEL
 
 USUAL_INSTANCE, DAY = "ml.m5.xlarge", "24h"
@@ -130,7 +130,7 @@ def submit(
             return
         where = where or delivery.deployment(screen)
         uploads = {**paths, CHANNEL: wheel} if wish.agent else paths
-        sent = request if seal_key_in(request) else with_seal_key(request, token_hex(32))  # printed nowhere
+        sent = request if read_signing_key(request) else with_signing_key(request, token_hex(32))  # printed nowhere
         delivery.start(account, wish, sent, source, uploads, where, screen)
         told = delivery.followed(job, where, account, download, screen) if follow or download else {}
     except Problem as problem:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rerail.model.mailbox import Report, Told, command_key, heartbeat_key, report_key, write
+from rerail.model.mailbox import Report, ReportKind, command_key, heartbeat_key, report_key, write
 from rerail_agent.harmless import Harmless, tell
 from rerail_agent.post import Letter, Post, Unreachable
 
@@ -80,7 +80,7 @@ class Courier:
         text = write(report)
         with self._lock:
             if len(self._reports) >= QUEUED_REPORTS:
-                findings = (old for old in self._reports if old[0].told is Told.FINDINGS)
+                findings = (old for old in self._reports if old[0].told is ReportKind.FINDINGS)
                 self._reports.remove(next(findings, self._reports[0]))
             self._reports.append((report, text))
             self._idle.clear()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 from rerail_agent import stacks
 from rerail_agent.harmless import Harmless
 from rerail_agent.progress import Progress
@@ -35,7 +35,7 @@ class Limits:
     factor: float
 
     @classmethod
-    def of(cls, detection: Detection, *, hang_s: float) -> "Limits":
+    def of(cls, detection: Thresholds, *, hang_s: float) -> "Limits":
         return cls(
             step_s=hang_s,
             save_s=detection.save_floor.total_seconds(),

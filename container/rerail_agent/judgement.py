@@ -5,16 +5,16 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from rerail.detection.detectors import Judges, Watch, see
-from rerail.detection.onsets import Onsets, dated
-from rerail.detection.recovery import Trouble, followed
+from rerail.detection.detectors import Detectors, DetectorState, evaluate_sample
+from rerail.detection.onsets import Onsets, with_onsets
+from rerail.detection.recovery import OpenFinding, follow_findings
 from rerail.model import codec
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 CLEAN, SUSPECT = "clean", "suspect"
-NAMES = tuple(f.name for f in fields(Judges))
+NAMES = tuple(f.name for f in fields(Detectors))
 TRIAL = Sample(step=1, loss=1.0, grad_norm=1.0, step_time_s=1.0)
 
 
@@ -25,10 +25,10 @@ class Judgement:
     its level now. Where the supervisor acts, it has acted long before that.
     """
 
-    def __init__(self, detection: Detection) -> None:
+    def __init__(self, detection: Thresholds) -> None:
         self._detection = detection
-        self._judges = Judges()
-        self._troubles: tuple[Trouble, ...] = ()
+        self._judges = Detectors()
+        self._troubles: tuple[OpenFinding, ...] = ()
         self._told: set[tuple[Kind, Level, int | None]] = set()
         self._finite = True
         self._rows = 0
@@ -50,8 +50,8 @@ class Judgement:
                 found.append(finding)
         if not found and not self._troubles:
             return found
-        self._onsets, told = dated(self._onsets, found, row=self._rows, detection=self._detection)
-        self._troubles, over = followed(self._troubles, told, self._judges, sample)
+        self._onsets, told = with_onsets(self._onsets, found, row=self._rows, detection=self._detection)
+        self._troubles, over = follow_findings(self._troubles, told, self._judges, sample)
         return [finding for finding in (*told, *over) if self.is_new(finding)]
 
     def is_new(self, finding: Finding) -> bool:
@@ -64,7 +64,7 @@ class Judgement:
     def state(self) -> str:
         """All that was learnt, as JSON text."""
         table = {
-            "watch": json.loads(codec.dumps(Watch(self._judges))),
+            "watch": json.loads(codec.dumps(DetectorState(self._judges))),
             "open": sorted(trouble.kind for trouble in self._troubles),
             "onsets": {trouble.kind: trouble.onset for trouble in self._troubles if trouble.onset is not None},
             "given_up": sorted(trouble.kind for trouble in self._troubles if trouble.given_up),
@@ -76,11 +76,11 @@ class Judgement:
         table: Any = json.loads(text)
         if not isinstance(table, dict):
             raise ValueError("must be a JSON object")
-        watch = codec.loads(Watch, json.dumps(table.get("watch")))
-        see(watch, TRIAL, self._detection)  # on a copy: the codec does not look at what is in the windows
+        watch = codec.loads(DetectorState, json.dumps(table.get("watch")))
+        evaluate_sample(watch, TRIAL, self._detection)  # on a copy: the codec does not look at what is in the windows
         onsets, given_up = table.get("onsets", {}), table.get("given_up", ())
         troubles = tuple(
-            Trouble(Kind(kind), _step(onsets.get(kind)), kind in given_up) for kind in table.get("open", ())
+            OpenFinding(Kind(kind), _step(onsets.get(kind)), kind in given_up) for kind in table.get("open", ())
         )
         self._judges, self._troubles = watch.judges, troubles
 

@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rerail.model.errors import BadMail
+from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding
-from rerail.model.mailbox import LIMITS, SIZE_LIMIT, Command, Durability, Report, Told, Wish, read_command, write
+from rerail.model.mailbox import (
+    LIMITS,
+    SIZE_LIMIT,
+    Command,
+    CommandKind,
+    Durability,
+    Report,
+    ReportKind,
+    read_command,
+    write,
+)
 from rerail_agent.identity import Identity
 
 UNFIT = re.compile(r"[^a-zA-Z0-9._-]")
@@ -41,7 +51,7 @@ class Orders:
         with self._lock:
             try:
                 command = read_command(text, run=self._identity.run)
-            except BadMail as error:
+            except BadMailboxObject as error:
                 return self._refused_once(hashlib.sha256(text).hexdigest()[:16], "", str(error), at=at)
             return self._heard(command, at=at)
 
@@ -50,14 +60,14 @@ class Orders:
             return Heard()
         if command.attempt > self._identity.attempt:
             return self._fenced(command, at=at)
-        if command.wish is not Wish.CHECKPOINT or command.id in self._known:
+        if command.wish is not CommandKind.CHECKPOINT or command.id in self._known:
             return Heard()
         if command.deadline is not None and command.deadline <= at:
             late = (at - command.deadline).total_seconds()
             return self._refused_once(command.id, command.id, f"its deadline passed {late:.0f} s ago", at=at)
         self._known.add(command.id)
         self._waiting, self._agreed = command, None
-        return Heard(save=True, report=self._report(Told.HEARD, command.id, at=at, command=command.id))
+        return Heard(save=True, report=self._report(ReportKind.HEARD, command.id, at=at, command=command.id))
 
     def _fenced(self, command: Command, *, at: datetime) -> Heard:
         if self._fenced_by is not None:
@@ -73,7 +83,7 @@ class Orders:
         if name in self._known:
             return Heard()
         self._known.add(name)
-        return Heard(report=self._report(Told.REFUSED, name, at=at, command=command, reason=reason))
+        return Heard(report=self._report(ReportKind.REFUSED, name, at=at, command=command, reason=reason))
 
     def agreed(self, step: int | None) -> None:
         """The ranks save at this step: what was saved before it does not answer the command."""
@@ -88,7 +98,7 @@ class Orders:
                 return None
             command, self._waiting = self._waiting, None
             step = self._agreed if step is None else step
-        report = self._report(Told.CHECKPOINT, command.id, at=at, command=command.id)
+        report = self._report(ReportKind.CHECKPOINT, command.id, at=at, command=command.id)
         return replace(report, step=step, durability=durability, path=_whole(path, LIMITS["path"]))
 
     def failed(self, reason: str, *, at: datetime) -> Report | None:
@@ -97,30 +107,30 @@ class Orders:
             if self._waiting is None:
                 return None
             command, self._waiting = self._waiting, None
-        return self._report(Told.REFUSED, command.id, at=at, command=command.id, reason=reason)
+        return self._report(ReportKind.REFUSED, command.id, at=at, command=command.id, reason=reason)
 
     def hello(self, *, at: datetime, abilities: Sequence[str] = ()) -> Report:
-        return replace(self._report(Told.HELLO, "", at=at), abilities=tuple(abilities))
+        return replace(self._report(ReportKind.HELLO, "", at=at), abilities=tuple(abilities))
 
     def not_restored(self, step: int, reason: str, *, damaged: bool, saved_by: int | None, at: datetime) -> Report:
         """A checkpoint that could not be loaded; each try is a report of its own."""
-        told = Told.DAMAGED if damaged else Told.UNLOADED
+        told = ReportKind.DAMAGED if damaged else ReportKind.UNLOADED
         report = self._report(told, f"{step}-{at:%Y%m%dT%H%M%S.%f}", at=at, reason=reason)
         return replace(report, step=step, saved_by=saved_by)
 
     def stepped(self, step: int, *, at: datetime) -> Report:
         """The first step since a restart in place is done."""
-        return replace(self._report(Told.RESTARTED, "step", at=at), step=step)
+        return replace(self._report(ReportKind.RESTARTED, "step", at=at), step=step)
 
     def found(self, finding: Finding, *, at: datetime, evidence: str = "") -> Report:
         """One finding's report; `evidence` is text for people, such as stacks, the innermost first."""
         where = finding.onset_step if finding.onset_step is not None else finding.step
         name = f"{finding.kind}-{finding.level}-{'start' if where is None else where}"
-        report = self._report(Told.FINDINGS, name, at=at)
+        report = self._report(ReportKind.FINDINGS, name, at=at)
         said = replace(finding, evidence=_whole(finding.evidence, LIMITS["evidence"]))
         return fitted(replace(report, findings=(said,), evidence=_whole(evidence, LIMITS["evidence"])))
 
-    def _report(self, told: Told, name: str, *, at: datetime, command: str = "", reason: str = "") -> Report:
+    def _report(self, told: ReportKind, name: str, *, at: datetime, command: str = "", reason: str = "") -> Report:
         return Report(
             id="-".join(part for part in (self._place, told.value, _plain(name)) if part),
             run=self._identity.run,

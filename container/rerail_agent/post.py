@@ -8,7 +8,7 @@ import threading
 from typing import Any, NamedTuple
 
 from rerail.model.mailbox import SIZE_LIMIT
-from rerail.model.signatures import sealed
+from rerail.model.signatures import sign
 
 CONNECT_S, READ_S = 3, 10
 FORK_WAIT_S = 15
@@ -68,7 +68,7 @@ class Post:
 
     def write(self, key: str, text: bytes) -> None:
         """Puts an object, over the one that is there. Raises Unreachable."""
-        body = sealed(text, name=key, key=self._seal_key)
+        body = sign(text, name=key, key=self._seal_key)
         try:
             self._s3().put_object(Bucket=self.bucket, Key=key, Body=body, ContentType="application/json")
         except Exception as error:

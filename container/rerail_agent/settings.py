@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 Tell = Callable[[str], None]
 SHORTEST_S = 0.05
@@ -21,7 +21,7 @@ class Settings:
     heartbeat_s: float = 60.0
     hang_s: float = 300.0
     save_on_warning: bool = True
-    detection: Detection = Detection()
+    detection: Thresholds = Thresholds()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], tell: Tell) -> "Settings":
@@ -47,22 +47,22 @@ def _seconds(environment: Mapping[str, str], name: str, default: float, tell: Te
     return seconds
 
 
-def _detection(text: str, tell: Tell) -> Detection:
+def _detection(text: str, tell: Tell) -> Thresholds:
     """The thresholds that a JSON object names, the others as they are; one bad field, and none of it counts."""
     if not text:
-        return Detection()
+        return Thresholds()
     try:
         table = json.loads(text)
         if not isinstance(table, dict):
             raise ValueError('must be a JSON object such as {"patience_rows": 40}')
-        return replace(Detection(), **{name: _field(name, value) for name, value in table.items()})
+        return replace(Thresholds(), **{name: _field(name, value) for name, value in table.items()})
     except (ValueError, RecursionError) as error:
         tell(f"RERAIL_DETECTION: {error}; taking the defaults")
-        return Detection()
+        return Thresholds()
 
 
 def _field(name: str, value: Any) -> Any:
-    known = {f.name: getattr(Detection(), f.name) for f in fields(Detection)}
+    known = {f.name: getattr(Thresholds(), f.name) for f in fields(Thresholds)}
     if name not in known:
         raise ValueError(f"there is no field {name!r}")
     default = known[name]

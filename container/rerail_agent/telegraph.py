@@ -180,12 +180,12 @@ class Telegraph:
         return max(poll_s, min(PATIENCE_S[1], PATIENCE_S[0] * 2.0 ** min(self._failures - 1, 10)))
 
     def _send(self) -> None:
-        from rerail.model.mailbox import LIMITS, Report, Told, report_key, write
+        from rerail.model.mailbox import LIMITS, Report, ReportKind, report_key, write
 
         identity = self._identity
         while self._reports:
             said = dict(self._reports[0])
-            told, restart = Told(said.pop("told")), said["restart"]
+            told, restart = ReportKind(said.pop("told")), said["restart"]
             said |= {name: str(said[name])[: LIMITS[name]] for name in ("reason", "evidence") if name in said}
             name = f"a{identity.attempt:03d}-r{restart}-{told.value}-{self._host}"
             report = Report(
@@ -198,7 +198,7 @@ class Telegraph:
                 self._turn.notify_all()
 
     def _ask(self) -> None:
-        from rerail.model.errors import BadMail
+        from rerail.model.errors import BadMailboxObject
         from rerail.model.mailbox import command_key, read_command
 
         letter = self._post.read(command_key(self._identity.run), unless=self._tag)
@@ -207,7 +207,7 @@ class Telegraph:
         self._tag = letter.tag
         try:
             self._hear(read_command(letter.text, run=self._identity.run))
-        except BadMail as error:
+        except BadMailboxObject as error:
             self._tell(f"a command that cannot be read is passed over: {error}")
 
     def _hear(self, command: Command) -> None:

@@ -13,7 +13,7 @@ import pygal
 from pygal.etree import etree
 from pygal.style import Style
 
-from rerail.incident_report.marks import Mark
+from rerail.incident_report.marks import CurveMark
 from rerail.incident_report.report import Axis, Chart
 
 COLOURS = 6
@@ -54,7 +54,7 @@ class Placed:
     """A mark in a picture, or several that nearly touch: what they say, where the first stands, and the lane and side
     of the label."""
 
-    mark: Mark
+    mark: CurveMark
     says: str
     x: float
     text: str
@@ -62,7 +62,7 @@ class Placed:
     to_the_left: bool
 
 
-def drawn(chart: Chart, marks: Sequence[tuple[int, float, Mark]], size: Size) -> str:
+def drawn(chart: Chart, marks: Sequence[tuple[int, float, CurveMark]], size: Size) -> str:
     """The chart as an SVG element; `marks` are numbers of the key with their place along the axis."""
     lines = [(line, [(x, _scaled(chart, y)) for x, y in line.points]) for line in chart.curve.lines]
     points = [point for _, each in lines for point in each]
@@ -173,7 +173,7 @@ def short(value: float) -> str:
 
 
 def _finished(
-    root: Any, picture: Any, chart: Chart, marks: Sequence[tuple[int, float, Mark]], size: Size, lanes: int
+    root: Any, picture: Any, chart: Chart, marks: Sequence[tuple[int, float, CurveMark]], size: Size, lanes: int
 ) -> Any:
     """pygal's tree with our marks, and without what it has for its scripts."""
     view = picture.view
@@ -203,7 +203,7 @@ def _finished(
     return root
 
 
-def _lanes(marks: Sequence[tuple[int, float, Mark]], axis: tuple[float, float], size: Size) -> int:
+def _lanes(marks: Sequence[tuple[int, float, CurveMark]], axis: tuple[float, float], size: Size) -> int:
     """How many lanes the labels will need: how wide the plot will be is known when its axis is laid out, so that it is
     reckoned here as narrower than it may be."""
     width = size.width - AXIS
@@ -212,7 +212,7 @@ def _lanes(marks: Sequence[tuple[int, float, Mark]], axis: tuple[float, float], 
     return max((placed.lane + 1 for placed in guessed), default=0)
 
 
-def _placed(marks: Sequence[tuple[int, float, Mark]], width: float, size: Size, lanes: int) -> Iterator[Placed]:
+def _placed(marks: Sequence[tuple[int, float, CurveMark]], width: float, size: Size, lanes: int) -> Iterator[Placed]:
     """Each label in the lowest lane where it touches no other, from the right to the left, so that no mark's line goes
     through the label of one before it; where there are many, neighbours share one."""
     taken: list[list[tuple[float, float]]] = [[] for _ in range(lanes)]
@@ -230,9 +230,9 @@ def _placed(marks: Sequence[tuple[int, float, Mark]], width: float, size: Size, 
         yield Placed(mark, says, x, text, lane, to_the_left)
 
 
-def _neighbours(marks: Sequence[tuple[int, float, Mark]]) -> Iterator[list[tuple[int, float, Mark]]]:
+def _neighbours(marks: Sequence[tuple[int, float, CurveMark]]) -> Iterator[list[tuple[int, float, CurveMark]]]:
     """The marks from left to right; of too many for a label each, those that nearly touch are taken together."""
-    group: list[tuple[int, float, Mark]] = []
+    group: list[tuple[int, float, CurveMark]] = []
     for each in sorted(marks, key=lambda mark: (mark[1], mark[0])):
         if group and (len(marks) <= ALL_NAMED or each[1] - group[0][1] > NEAR):
             yield group

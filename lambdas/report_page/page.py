@@ -14,11 +14,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from report_page.charts import NARROW, WIDE, colour, drawn, short
-from rerail.incident_report.costs import spoken_length
-from rerail.incident_report.marks import Mark
-from rerail.incident_report.report import LINE, Axis, Chart, Story, title_of
-from rerail.model.secrets import veiled
-from rerail.notices.notifiers.links import Place
+from rerail.incident_report.costs import format_length
+from rerail.incident_report.marks import CurveMark
+from rerail.incident_report.report import LINE, Axis, Chart, IncidentReport, format_title
+from rerail.model.secrets import redact_patterns
+from rerail.notices.notifiers.links import NoticeOrigin
 
 HERE = Path(__file__).parent
 MARGIN = 500
@@ -37,7 +37,7 @@ class Picture:
     narrow: Markup
 
 
-def drawn_page(story: Story, *, docs_url: str = "", region: str = "") -> str:
+def drawn_page(story: IncidentReport, *, docs_url: str = "", region: str = "") -> str:
     """The page; `docs_url` is where the runbooks are served, "" where they are only in the repository, `region` that of
     the console that jobs are linked to, "" for none."""
     style = (HERE / "style.css").read_text(encoding="utf-8")
@@ -51,21 +51,21 @@ def drawn_page(story: Story, *, docs_url: str = "", region: str = "") -> str:
         drawn_attempts=sorted({line.attempt for chart in story.charts for line in chart.curve.lines}),
         docs_url=docs_url.rstrip("/"),
         region=region,
-        console=Place("", region).console if region else "",
+        console=NoticeOrigin("", region).console if region else "",
         longest=max((seconds for _, seconds in story.seconds), default=1.0) or 1.0,
         total=sum(seconds for _, seconds in story.seconds) or 1.0,
     )
     return html
 
 
-def _picture(story: Story, chart: Chart, numbered: Sequence[tuple[int, Mark]]) -> Picture:
+def _picture(story: IncidentReport, chart: Chart, numbered: Sequence[tuple[int, CurveMark]]) -> Picture:
     told = [(number, replace(mark, says=_shortened(mark.says))) for number, mark in numbered]
     placed = [(number, at, mark) for number, mark in told if (at := _place(story, chart, mark)) is not None]
     # What pygal and ElementTree have written is escaped by them.
     return Picture(chart, Markup(drawn(chart, placed, WIDE)), Markup(drawn(chart, placed, NARROW)))  # nosec B704
 
 
-def _place(story: Story, chart: Chart, mark: Mark) -> float | None:
+def _place(story: IncidentReport, chart: Chart, mark: CurveMark) -> float | None:
     if chart.axis is Axis.STEP:
         inside = mark.step is not None and chart.window[0] <= mark.step <= chart.window[1]
         return float(mark.step) if inside and mark.step is not None else None
@@ -89,10 +89,10 @@ def _template() -> Any:
         "short": short,
         "colour": colour,
         "shortened": _shortened,
-        "named": title_of,
+        "named": format_title,
         "is_loud": LOUD.search,
         "plainly": _plainly,
-        "lasting": spoken_length,
+        "lasting": format_length,
     }
     return environment.get_template("page.html")
 
@@ -114,7 +114,7 @@ def _day(at: datetime) -> str:
 
 def _shortened(text: str, most: int = LINE) -> str:
     """The beginning of a long text without what looks like a secret, and how much more there is."""
-    start = veiled(text[: most + MARGIN])[:most]  # a secret on the edge is hidden before it is cut
+    start = redact_patterns(text[: most + MARGIN])[:most]  # a secret on the edge is hidden before it is cut
     start = _seen(start)
     return start if len(text) <= most else f"{start} ... ({len(text) - most:,} more characters)"
 

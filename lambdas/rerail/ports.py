@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
-from rerail.model.actions import SetAside
+from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import UnknownPolicy
 from rerail.model.mailbox import Command, Heartbeat, Report
@@ -12,7 +12,7 @@ from rerail.model.policy import Policy
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 from rerail.notices.notice import Notice
 from rerail.supervisor.rate_limit import Admission
-from rerail.sweep.shards import PARTS
+from rerail.sweep.shards import PARTITIONS
 
 
 class Runs(Protocol):
@@ -37,7 +37,7 @@ class Runs(Protocol):
     def unheard_of(self, job_names: Collection[str]) -> set[str]:
         """Those jobs that are neither of a run nor ignored."""
 
-    def open_runs(self, parts: Iterable[int] = range(PARTS)) -> Iterable[tuple[str, Run | None]]:
+    def open_runs(self, parts: Iterable[int] = range(PARTITIONS)) -> Iterable[tuple[str, Run | None]]:
         """Name and record of every run, in these parts of the index, that the sweep has to ask about; None where the
         record cannot be read."""
 
@@ -77,10 +77,10 @@ class Checkpoints(Protocol):
     def times(self, uri: str) -> Sequence[datetime]:
         """When the saves below the URI were made, by a listing alone; raises Blind."""
 
-    def set_aside(self, action: SetAside) -> None:
+    def set_aside(self, action: QuarantineCheckpoints) -> None:
         """Move aside what a script must not resume from; nothing is lost, wherever it ends, and repeating it goes on.
 
-        Raises Unfinished where time was up, Throttled, Unanswered, or Unmovable where waiting does not help."""
+        Raises Unfinished where time was up, Throttled, CallFailed, or QuarantineFailed where waiting does not help."""
 
 
 class Policies(Protocol):
@@ -98,7 +98,7 @@ class Pause(Protocol):
         known last."""
 
 
-class Brake(Protocol):
+class RateLimit(Protocol):
     """The count of all relaunches of the account."""
 
     def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
@@ -112,7 +112,7 @@ class Bus(Protocol):
         """Put the notice on the bus; raises where it was not accepted."""
 
 
-class Beat(NamedTuple):
+class ReceivedHeartbeat(NamedTuple):
     """A heartbeat, when it arrived by the mailbox's own clock (the job's may be wrong), and whether the run's key has
     sealed it."""
 
@@ -121,10 +121,10 @@ class Beat(NamedTuple):
     sealed: bool = False
 
 
-class Beats(NamedTuple):
+class ReceivedHeartbeats(NamedTuple):
     """The heartbeats that there are, by folder, and of the others that should be readable why they are not."""
 
-    heard: Mapping[str, Beat]
+    heard: Mapping[str, ReceivedHeartbeat]
     unread: Mapping[str, str]
 
 
@@ -132,13 +132,14 @@ class Mailbox(Protocol):
     """Commands to the agents in running jobs, and what they have to say."""
 
     def post(self, command: Command) -> None:
-        """Leave the command in the folder of its run in place of the one before; raises Throttled or Unposted."""
+        """Replace the command in the folder of its run; raises Throttled or CommandNotStored."""
 
     def report(self, key: str, seal_key: str = "") -> Report | None:
-        """The report in this object, or None where there is none; raises BadMail, also for another key's seal, or Blind
-        where nobody can tell."""
+        """Return the report in this object, or None where there is none.
 
-    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> Beats:
+        Raises BadMailboxObject, also for the signature of another key, and StateUnknown where S3 does not answer."""
+
+    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
         """The newest heartbeat in each of these folders, whose runs have these keys."""
 
 

@@ -5,10 +5,10 @@ from functools import cache, partial
 from rerail.aws.cloudwatch import CloudWatchSeries
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.logs import CloudWatchLogs
-from rerail.aws.report_pages import S3Pages
+from rerail.aws.report_pages import S3ReportPages
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.ssm import SsmPolicies
-from rerail.incident_report.gather import Gathering
+from rerail.incident_report.gather import FactGatherer
 from rerail.incident_report.reporter import Reporter
 from settings import ReportSettings
 from wiring import now
@@ -22,7 +22,7 @@ def reporter() -> Reporter:
 
     settings = ReportSettings.from_environment()
     return Reporter(
-        gathering=Gathering(
+        gathering=FactGatherer(
             runs=DynamoRuns(settings.table),
             policies=SsmPolicies(settings.policy_prefix, now),
             series=CloudWatchSeries(),
@@ -31,5 +31,5 @@ def reporter() -> Reporter:
             clock=now,
         ),
         draws=partial(drawn_page, docs_url=settings.docs_url, region=settings.region),
-        pages=S3Pages(settings.reports),
+        pages=S3ReportPages(settings.reports),
     )

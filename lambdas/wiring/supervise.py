@@ -5,12 +5,12 @@ from secrets import token_hex
 
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
-from rerail.aws.hyperpod import DynamoHyperPods
+from rerail.aws.hyperpod import DynamoClusters
 from rerail.aws.mailbox import S3Mailbox
-from rerail.aws.rate_limit import DynamoBrake
+from rerail.aws.rate_limit import DynamoRateLimit
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
-from rerail.hyperpod.clusters import HyperPodWatch
+from rerail.hyperpod.clusters import ClusterMonitor
 from rerail.supervisor.supervisor import Supervisor
 from settings import SuperviseSettings
 from wiring import now, pausable_policies
@@ -27,18 +27,18 @@ def supervisor() -> Supervisor:
         policies=pausable_policies(settings.policy_prefix, settings.pause_parameter),
         bus=EventBus(settings.bus),
         mailbox=S3Mailbox(settings.mailbox),
-        brake=DynamoBrake(settings.table),
+        brake=DynamoRateLimit(settings.table),
         clock=now,
         new_key=partial(token_hex, 32),
     )
 
 
 @cache
-def hyperpod_watch() -> HyperPodWatch:
+def hyperpod_watch() -> ClusterMonitor:
     """The loop for HyperPod clusters."""
     settings = SuperviseSettings.from_environment()
-    return HyperPodWatch(
-        memories=DynamoHyperPods(settings.table),
+    return ClusterMonitor(
+        memories=DynamoClusters(settings.table),
         runs=DynamoRuns(settings.table),
         policies=pausable_policies(settings.policy_prefix, settings.pause_parameter),
         bus=EventBus(settings.bus),

@@ -3,35 +3,35 @@
 from functools import cache
 
 from rerail.aws.cloudwatch import CloudWatchSeries
-from rerail.aws.detector_states import DynamoMemories
+from rerail.aws.detector_states import DynamoDetections
 from rerail.aws.dynamodb import DynamoRuns
-from rerail.aws.hyperpod import DynamoHyperPods
+from rerail.aws.hyperpod import DynamoClusters
 from rerail.aws.mailbox import S3Mailbox
 from rerail.aws.s3 import S3Checkpoints
 from rerail.aws.sagemaker import SageMakerJobs
-from rerail.aws.shards import InvokedShares
+from rerail.aws.shards import InvokedShards
 from rerail.aws.sqs import SqsQueue
-from rerail.detection.evaluate import Watching
-from rerail.sweep.sweep import Round
+from rerail.detection.evaluate import Monitor
+from rerail.sweep.sweep import Sweep
 from settings import SweepSettings
 from wiring import now, pausable_policies
 
 
 @cache
-def minute_round() -> Round:
+def minute_round() -> Sweep:
     """The round."""
     settings = SweepSettings.from_environment()
     policies = pausable_policies(settings.policy_prefix, settings.pause_parameter)
-    return Round(
+    return Sweep(
         runs=DynamoRuns(settings.table),
         jobs=SageMakerJobs(),
         checkpoints=S3Checkpoints(),
         policies=policies,
-        watching=Watching(CloudWatchSeries(), DynamoMemories(settings.table)),
+        watching=Monitor(CloudWatchSeries(), DynamoDetections(settings.table)),
         mailbox=S3Mailbox(settings.mailbox),
         queue=SqsQueue(settings.queue_url),
         clock=now,
         pause=policies.pause,
-        hyperpods=DynamoHyperPods(settings.table),
-        shares=InvokedShares(settings.table),
+        hyperpods=DynamoClusters(settings.table),
+        shares=InvokedShards(settings.table),
     )

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rerail.model.mailbox import Command, Wish
+from rerail.model.mailbox import Command, CommandKind
 from tests.agent.fake_s3 import HANG_S, Bucket
 
 RUN = "night"
@@ -34,7 +34,7 @@ def environment_of(bucket: Bucket | None, *, base: Path, **variables: str) -> di
 
 
 def command(
-    id: str = "c1", *, attempt: int = 1, wish: Wish = Wish.CHECKPOINT, left_s: float = 60, **fields: Any
+    id: str = "c1", *, attempt: int = 1, wish: CommandKind = CommandKind.CHECKPOINT, left_s: float = 60, **fields: Any
 ) -> Command:
     """A command of now, with so many seconds until its deadline."""
     now = datetime.now(UTC)

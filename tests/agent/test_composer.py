@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from rerail.model.mailbox import Told, Wish
+from rerail.model.mailbox import CommandKind, ReportKind
 from rerail_agent.composer import RerailCallback, resume_from, total
 from tests.agent.jobs import command
 from tests.agent.test_manifests import snippets
@@ -156,10 +156,10 @@ def test_a_checkpoint_is_saved_when_the_supervisor_asks(callback, bucket, tmp_pa
 
     def ask():
         bucket.command(command("c1"))
-        bucket.wait_for_report(Told.HEARD)
+        bucket.wait_for_report(ReportKind.HEARD)
 
     fit(callback(bucket), Each(6, ask))
-    report = bucket.wait_for_report(Told.CHECKPOINT)
+    report = bucket.wait_for_report(ReportKind.CHECKPOINT)
     assert (report.command, report.step, report.path) == ("c1", 6, str(tmp_path / "step-000000006"))
     assert manifest(tmp_path / "step-000000006")["reason"] == "emergency"
     assert manifest(tmp_path / "step-000000006")["consumed_samples"] == 24
@@ -184,8 +184,8 @@ def test_a_fenced_attempt_saves_no_more(callback, bucket, tmp_path):
     """Once a newer attempt owns the run."""
 
     def fence():
-        bucket.command(command("c2", attempt=2, wish=Wish.TRAIN))
-        bucket.wait_for_report(Told.REFUSED)
+        bucket.command(command("c2", attempt=2, wish=CommandKind.TRAIN))
+        bucket.wait_for_report(ReportKind.REFUSED)
 
     fit(callback(bucket, save_every=4), Each(6, fence))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000004"]

@@ -16,7 +16,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from rerail.model import checkpoints
-from rerail.model.mailbox import Told, Wish
+from rerail.model.mailbox import CommandKind, ReportKind
 from rerail_agent import manifests
 from rerail_agent.hf import RerailCallback, resume_from
 from tests.agent.jobs import Ranks, command
@@ -120,11 +120,11 @@ def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_p
 
     def ask():
         bucket.command(command("c1"))
-        bucket.wait_for_report(Told.HEARD)
+        bucket.wait_for_report(ReportKind.HEARD)
 
     trainer = trainer_in(tmp_path, RerailCallback(guard), Each(6, ask), save_strategy="no", logging_steps=logging_steps)
     trainer.train()
-    report = bucket.wait_for_report(Told.CHECKPOINT)
+    report = bucket.wait_for_report(ReportKind.CHECKPOINT)
     assert (report.command, report.step, report.durability) == ("c1", 6, "local")
     assert report.path == str(tmp_path / "checkpoint-6")
     assert as_the_supervisor_sees(tmp_path / "checkpoint-6").is_whole
@@ -138,7 +138,7 @@ def test_a_save_that_another_decision_overrules_is_made_up_for(new_guard, bucket
 
     def ask():
         bucket.command(command("c1"))
-        bucket.wait_for_report(Told.HEARD)
+        bucket.wait_for_report(ReportKind.HEARD)
 
     trainer = trainer_in(
         tmp_path,
@@ -152,7 +152,7 @@ def test_a_save_that_another_decision_overrules_is_made_up_for(new_guard, bucket
         learning_rate=1e-2,
     )
     trainer.train()
-    assert bucket.wait_for_report(Told.CHECKPOINT).step == 7
+    assert bucket.wait_for_report(ReportKind.CHECKPOINT).step == 7
 
 
 def test_sigterm_saves_and_ends_the_training(new_guard, tmp_path):
@@ -218,8 +218,8 @@ def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
     guard = new_guard(bucket)
 
     def fence():
-        bucket.command(command("c2", attempt=2, wish=Wish.TRAIN))
-        bucket.wait_for_report(Told.REFUSED)
+        bucket.command(command("c2", attempt=2, wish=CommandKind.TRAIN))
+        bucket.wait_for_report(ReportKind.REFUSED)
 
     trainer_in(tmp_path, RerailCallback(guard), Each(6, fence)).train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
@@ -233,12 +233,12 @@ def test_a_manifest_that_cannot_be_written_is_refused_and_training_goes_on(new_g
 
     def ask():
         bucket.command(command("c1"))
-        bucket.wait_for_report(Told.HEARD)
+        bucket.wait_for_report(ReportKind.HEARD)
 
     monkeypatch.setattr(manifests, "commit", full)
     trainer = trainer_in(tmp_path, RerailCallback(new_guard(bucket)), Each(6, ask), save_strategy="no")
     trainer.train()
-    report = bucket.wait_for_report(Told.REFUSED)
+    report = bucket.wait_for_report(ReportKind.REFUSED)
     assert "No space left" in report.reason
     assert trainer.state.global_step == STEPS
 

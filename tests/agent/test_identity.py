@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 from rerail_agent.identity import Identity
 from rerail_agent.settings import Settings
 
@@ -105,7 +105,7 @@ def test_settings_have_defaults_and_can_be_overridden():
 def test_a_bad_threshold_is_one_line_and_the_defaults(text, words):
     """None of the object counts then: half of somebody's wish is nobody's."""
     found, told = settings(RERAIL_DETECTION=text)
-    assert found.detection == Detection()
+    assert found.detection == Thresholds()
     assert len(told) == 1
     assert words in told[0]
 

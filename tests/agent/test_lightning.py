@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from rerail.model import checkpoints
-from rerail.model.mailbox import Told, Wish
+from rerail.model.mailbox import CommandKind, ReportKind
 from rerail_agent import manifests
 from rerail_agent.lightning import RerailCallback, resume_from
 from tests.agent.jobs import Ranks, command
@@ -167,10 +167,10 @@ def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_p
 
     def ask():
         bucket.command(command("c1"))
-        bucket.wait_for_report(Told.HEARD)
+        bucket.wait_for_report(ReportKind.HEARD)
 
     model = fit(RerailCallback(tmp_path, guard=new_guard(bucket)), Each(6, ask))
-    report = bucket.wait_for_report(Told.CHECKPOINT)
+    report = bucket.wait_for_report(ReportKind.CHECKPOINT)
     assert (report.command, report.step, report.durability) == ("c1", 6, "local")
     assert report.path == str(tmp_path / "step-000000006")
     assert manifest(tmp_path / "step-000000006")["reason"] == "emergency"
@@ -231,8 +231,8 @@ def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
     """Once a newer attempt owns the run, no checkpoint is written any more."""
 
     def fence():
-        bucket.command(command("c2", attempt=2, wish=Wish.TRAIN))
-        bucket.wait_for_report(Told.REFUSED)
+        bucket.command(command("c2", attempt=2, wish=CommandKind.TRAIN))
+        bucket.wait_for_report(ReportKind.REFUSED)
 
     fit(RerailCallback(tmp_path, guard=new_guard(bucket), save_every=4), Each(6, fence))
     assert names(tmp_path) == ["step-000000004"]
@@ -247,10 +247,10 @@ def test_a_save_that_fails_is_refused_and_training_goes_on(new_guard, bucket, tm
     def ask():
         monkeypatch.setattr(Trainer, "save_checkpoint", full)
         bucket.command(command("c1"))
-        bucket.wait_for_report(Told.HEARD)
+        bucket.wait_for_report(ReportKind.HEARD)
 
     model = fit(RerailCallback(tmp_path, guard=new_guard(bucket)), Each(6, ask))
-    assert "No space left" in bucket.wait_for_report(Told.REFUSED).reason
+    assert "No space left" in bucket.wait_for_report(ReportKind.REFUSED).reason
     assert len(model.seen) == STEPS
     assert resume_from(tmp_path) is None
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Wish
-from rerail.model.signatures import is_sealed
+from rerail.model.mailbox import CommandKind
+from rerail.model.signatures import is_signed
 from rerail_agent.post import Post, Unreachable
 from tests.agent.fake_s3 import BUCKET, HANG_S, Bucket
 from tests.agent.jobs import command, environment_of
@@ -132,13 +132,13 @@ def test_what_an_agent_writes_is_sealed(bucket: Bucket, new_guard, key: str, is_
     bucket.wait_for_report("hello")
     bucket.wait_for(lambda: bucket.heartbeat())
     for name, text in list(bucket.objects.items()):
-        assert is_sealed(text, name=name, key="5ea1" * 16) is is_key
+        assert is_signed(text, name=name, key="5ea1" * 16) is is_key
     assert bucket.reports()["a001-hello"].job == "night"
 
 
 def test_an_unchanged_command_is_not_read_twice(bucket: Bucket, new_guard):
     """The poll is conditional: S3 answers 304."""
-    bucket.command(command(wish=Wish.TRAIN))
+    bucket.command(command(wish=CommandKind.TRAIN))
     new_guard(bucket)
 
     def statuses() -> list[int]:
@@ -244,7 +244,7 @@ def test_a_broken_command_is_refused_once_and_changes_nothing(bucket: Bucket, ne
 def test_a_fenced_attempt_saves_no_more(bucket: Bucket, new_guard):
     """A newer attempt owns the run: no checkpoint is wanted, for whatever reason."""
     guard = new_guard(bucket)
-    bucket.command(command(attempt=2, wish=Wish.TRAIN))
+    bucket.command(command(attempt=2, wish=CommandKind.TRAIN))
     deadline = time.monotonic() + HANG_S
     for step in itertools.count(1):
         guard.step(step=step, loss=2.0, log=False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rerail.model import checkpoints
-from rerail.model.mailbox import Told
+from rerail.model.mailbox import ReportKind
 from rerail_agent import Guard, manifests
 from rerail_agent.manifests import Attempt, commit, resume_from
 from tests.agent.jobs import Ranks, command
@@ -246,12 +246,12 @@ def test_a_plain_loop_answers_the_supervisor(new_guard, bucket, tmp_path):
     """With its own save function: conclude() makes the manifest and reports it."""
     guard = new_guard(bucket)
     bucket.command(command("c1"))
-    bucket.wait_for_report(Told.HEARD)
+    bucket.wait_for_report(ReportKind.HEARD)
     guard.step(step=5, loss=2.0)
     assert guard.wants_checkpoint
     place = folder(tmp_path, "step-5")
     assert manifests.conclude(guard, place, step=5, reason=guard.reason, loss=2.0)
-    report = bucket.wait_for_report(Told.CHECKPOINT)
+    report = bucket.wait_for_report(ReportKind.CHECKPOINT)
     assert (report.step, report.path, manifests.read(place).run) == (5, str(place), "night")
 
 
@@ -277,7 +277,7 @@ def test_the_page_for_users_shows_a_plain_loop_that_works(bucket, new_guard, tmp
         names["done"] = names["done"] + 1
         if names["done"] == 3:
             bucket.command(command("c1"))
-            bucket.wait_for_report(Told.HEARD)
+            bucket.wait_for_report(ReportKind.HEARD)
         if names["done"] == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return torch.tensor(2.0)
@@ -287,7 +287,7 @@ def test_the_page_for_users_shows_a_plain_loop_that_works(bucket, new_guard, tmp
         exec(part, names)
     names["guard"].close(within_s=0.2)
     assert (names["start"], names["step"]) == (0, 5)
-    assert bucket.wait_for_report(Told.CHECKPOINT).step == 3
+    assert bucket.wait_for_report(ReportKind.CHECKPOINT).step == 3
     assert [manifests.read(tmp_path / f"step-{step}").reason for step in (3, 5)] == ["emergency", "sigterm"]
     exec(resume, names)
     assert names["start"] == 5

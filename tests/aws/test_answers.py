@@ -14,20 +14,20 @@ from bench.hostile import answers
 from bench.hostile.targets import ANSWERS, TARGETS, Target
 from rerail.aws import clients
 from rerail.aws.cloudwatch import CloudWatchSeries
-from rerail.aws.detector_states import DynamoMemories
+from rerail.aws.detector_states import DynamoDetections
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.eventbridge import EventBus
-from rerail.aws.hyperpod import DynamoHyperPods
+from rerail.aws.hyperpod import DynamoClusters
 from rerail.aws.logs import CloudWatchLogs
 from rerail.aws.records import write
 from rerail.aws.sagemaker import SageMakerJobs
-from rerail.aws.shards import InvokedShares
+from rerail.aws.shards import InvokedShards
 from rerail.aws.sqs import SqsQueue
 from rerail.aws.ssm import SsmPause, SsmPolicies
-from rerail.aws.validation import Illegible
-from rerail.hyperpod.clusters import HyperPodMemory
+from rerail.aws.validation import InvalidResponse
+from rerail.hyperpod.clusters import ClusterRecord
 from rerail.model.codec import BadRecord
-from rerail.model.errors import Blind, RerailError, Throttled
+from rerail.model.errors import RerailError, StateUnknown, Throttled
 from rerail.model.metrics import MetricNames, queries
 from rerail.model.run import JobStatus
 from rerail.notices.notice import Notice
@@ -86,7 +86,7 @@ def test_a_description_that_is_none_blinds_one_run_alone(body):
     target = TARGETS["DescribeTrainingJob"]
     target.load()(body)
     says("DescribeTrainingJob", body)
-    with pytest.raises(Blind, match="DescribeTrainingJob gpt: "):
+    with pytest.raises(StateUnknown, match="DescribeTrainingJob gpt: "):
         SageMakerJobs().describe("gpt")
 
 
@@ -118,7 +118,7 @@ def test_a_status_that_nobody_knows_reads_as_unknown(status):
 def test_a_member_of_another_type_is_named(member, value, named):
     """A newer service is told from a broken one by its words."""
     says("DescribeTrainingJob", {**DESCRIPTION, member: value})
-    with pytest.raises(Blind, match=named) as told:
+    with pytest.raises(StateUnknown, match=named) as told:
         SageMakerJobs().describe("gpt")
     assert len(str(told.value)) < 500
 
@@ -135,14 +135,14 @@ def test_of_a_list_one_odd_status_hides_no_other_job():
 def test_tags_that_are_none_blind(body):
     """An unread tag must not pass for an absent one."""
     says("ListTags", body)
-    with pytest.raises(Blind, match="ListTags"):
+    with pytest.raises(StateUnknown, match="ListTags"):
         SageMakerJobs().tags("arn")
 
 
 def test_a_refusal_by_a_page_is_told_in_a_line():
     """A proxy in between answers with a whole page: its beginning says enough."""
     says("DescribeTrainingJob", b"<html>\n" + b"x" * 90_000, status=503)
-    with pytest.raises(Blind) as told:
+    with pytest.raises(StateUnknown) as told:
         SageMakerJobs().describe("gpt")
     assert len(str(told.value)) < 2_000 and "\n" not in str(told.value)
     says("CreateTrainingJob", {"__type": "ValidationException", "message": {"why": ["not"]}}, status=400)
@@ -159,7 +159,7 @@ def test_a_parameter_without_a_value_is_not_known(body):
     assert not pause.is_paused()
     says("GetParameter", body)
     assert not pause.is_paused()
-    with pytest.raises(Blind, match="GetParameter of policy 'default'"):
+    with pytest.raises(StateUnknown, match="GetParameter of policy 'default'"):
         SsmPolicies("/rerail/policies", lambda: NOON).get("default")
 
 
@@ -175,7 +175,7 @@ def test_a_parameter_without_a_value_is_not_known(body):
 def test_metrics_that_cannot_be_read_blind(body):
     """Half a series is no series."""
     says("GetMetricData", body)
-    with pytest.raises(Blind, match="GetMetricData"):
+    with pytest.raises(StateUnknown, match="GetMetricData"):
         CloudWatchSeries().read(
             queries("gpt", MetricNames()), NOON, NOON.replace(minute=5), NOON - NOON.replace(hour=11)
         )
@@ -196,7 +196,7 @@ def test_a_row_of_the_table_that_makes_no_sense_is_one_run_that_cannot_be_read()
 def test_a_page_without_rows_is_not_an_empty_table():
     """Else an answer that cannot be read would pass for a night in which nothing has to be watched."""
     says("Query", {"Count": 0})
-    with pytest.raises(Illegible, match="Query"):
+    with pytest.raises(InvalidResponse, match="Query"):
         list(DynamoRuns("Runs").open_runs((0,)))
 
 
@@ -205,7 +205,7 @@ def test_what_is_never_read_is_not_asked_for_ever():
     asked = {"Runs": {"Keys": [{"pk": {"S": "watch#gpt"}, "sk": {"S": "watch"}}]}}
     says("BatchGetItem", {"Responses": {}, "UnprocessedKeys": asked})
     with pytest.raises(Throttled):
-        DynamoMemories("Runs").recall(["gpt"])
+        DynamoDetections("Runs").recall(["gpt"])
     job = {"Keys": [{"pk": {"S": "job#gpt"}, "sk": {"S": "job"}}], "ProjectionExpression": "pk"}
     says("BatchGetItem", {"Responses": {}, "UnprocessedKeys": {"Runs": job}})
     with pytest.raises(Throttled):
@@ -234,14 +234,14 @@ def test_a_log_line_without_a_time_blinds_the_log_alone():
     """What is drawn from it says that it could not be read."""
     says("DescribeLogStreams", {"logStreams": [{"logStreamName": "gpt/algo-1-1"}, {"logStreamName": "gpt/algo-²-1"}]})
     answers.WIRE.says["GetLogEvents"] = b'{"events": [{"message": "x", "timestamp": 1e300}]}'
-    with pytest.raises(Blind, match="the log gpt/algo"):
+    with pytest.raises(StateUnknown, match="the log gpt/algo"):
         CloudWatchLogs().tail("gpt", until=NOON, lines=5)
 
 
 def test_a_log_without_a_name_blinds_the_logs_alone():
     """Of that job."""
     says("DescribeLogStreams", {"logStreams": [{"logStreamName": 1700000000000}]})
-    with pytest.raises(Blind, match="the logs of gpt"):
+    with pytest.raises(StateUnknown, match="the logs of gpt"):
         CloudWatchLogs().tail("gpt", until=NOON, lines=5)
 
 
@@ -264,7 +264,7 @@ def test_a_row_that_is_nothing_is_passed_over():
     says("Query", {"Items": [None]})
     assert list(DynamoRuns("Runs").open_runs((0,))) == []
     says("BatchGetItem", {"Responses": {"Runs": [None]}})
-    assert DynamoMemories("Runs").recall(["gpt"]) == {}
+    assert DynamoDetections("Runs").recall(["gpt"]) == {}
     says("DescribeLogStreams", {"logStreams": [None, {}]})
     assert CloudWatchLogs().tail("gpt", until=NOON, lines=5) == []
     says("SendMessageBatch", {"Failed": [None]})
@@ -282,5 +282,5 @@ def test_an_item_without_its_text_is_no_record(monkeypatch, item):
         monkeypatch.setattr(f"rerail.aws.{module}.client", lambda _: table)
     with pytest.raises(BadRecord):
         DynamoRuns("runs").load("gpt")
-    assert DynamoHyperPods("runs").recall("pod") == HyperPodMemory("pod", version=3)
-    assert InvokedShares("runs").reports() == {}
+    assert DynamoClusters("runs").recall("pod") == ClusterRecord("pod", version=3)
+    assert InvokedShards("runs").reports() == {}

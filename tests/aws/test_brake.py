@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rerail.aws.clients import client
-from rerail.aws.rate_limit import DynamoBrake
+from rerail.aws.rate_limit import DynamoRateLimit
 from rerail.model.errors import Throttled
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -13,7 +13,7 @@ HOUR = timedelta(hours=1)
 
 
 def ask(table: str, name: str, limit: int = 2):
-    return DynamoBrake(table).admit(name, at=NOON, limit=limit, window=HOUR)
+    return DynamoRateLimit(table).admit(name, at=NOON, limit=limit, window=HOUR)
 
 
 def test_launches_are_counted_over_all_functions(table):
@@ -29,7 +29,7 @@ def test_launches_are_counted_over_all_functions(table):
 
 def test_two_at_once_are_not_both_the_last_one(table, monkeypatch):
     """Somebody counts between our look and our write: we look again."""
-    brake, load = DynamoBrake(table), DynamoBrake._load
+    brake, load = DynamoRateLimit(table), DynamoRateLimit._load
     others = iter(["bert-a002"])
 
     def late(self):
@@ -38,21 +38,21 @@ def test_two_at_once_are_not_both_the_last_one(table, monkeypatch):
             ask(table, name, limit=1)
         return before
 
-    monkeypatch.setattr(DynamoBrake, "_load", late)
+    monkeypatch.setattr(DynamoRateLimit, "_load", late)
     answer = brake.admit("gpt-a002", at=NOON, limit=1, window=HOUR)
     assert (answer.granted, answer.count) == (False, 1)
 
 
 def test_a_count_that_never_stands_still_is_asked_for_later(table, monkeypatch):
     """The launch stays owed."""
-    monkeypatch.setattr(DynamoBrake, "_keep", lambda self, launches, version: False)
+    monkeypatch.setattr(DynamoRateLimit, "_keep", lambda self, launches, version: False)
     with pytest.raises(Throttled, match="try later"):
         ask(table, "gpt-a002")
 
 
 def test_an_hour_of_relaunches_fits_into_one_item(table):
     """As many as CreateTrainingJob takes in an hour at two a second would be three times this: 400 KB is the limit."""
-    brake = DynamoBrake(table)
+    brake = DynamoRateLimit(table)
     for number in range(150):
         brake.admit(f"{'x' * 55}-a{number:05d}", at=NOON, limit=1000, window=HOUR)
     (item,) = client("dynamodb").scan(TableName=table)["Items"]

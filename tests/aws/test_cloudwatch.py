@@ -13,15 +13,15 @@ from botocore.stub import ANY, Stubber
 from rerail.aws import cloudwatch
 from rerail.aws.clients import client
 from rerail.aws.cloudwatch import NAMESPACE, CloudWatchSeries
-from rerail.model.errors import Blind, RerailError, Throttled
-from rerail.model.metrics import Cursor, MetricNames, Query, Statistic, Watched, fetch, queries, samples
+from rerail.model.errors import RerailError, StateUnknown, Throttled
+from rerail.model.metrics import Cursor, MetricNames, MetricQuery, MetricsReading, Statistic, fetch, queries, samples
 from rerail.model.sample import Sample
 
 MINUTE = timedelta(minutes=1)
 START = datetime(2026, 1, 31, tzinfo=UTC)
 END = START + 10 * MINUTE
-STEP = Query("gpt", "step", Statistic.MAXIMUM)
-LOSS = Query("gpt", "loss", Statistic.AVERAGE)
+STEP = MetricQuery("gpt", "step", Statistic.MAXIMUM)
+LOSS = MetricQuery("gpt", "loss", Statistic.AVERAGE)
 NAMES = MetricNames()
 
 
@@ -36,7 +36,7 @@ def publish(metric: str, values: Sequence[float], *, minute: int, job: str = "gp
     client("cloudwatch").put_metric_data(Namespace=NAMESPACE, MetricData=data)
 
 
-def read(*asked: Query) -> dict[Query, list[tuple[datetime, float]]]:
+def read(*asked: MetricQuery) -> dict[MetricQuery, list[tuple[datetime, float]]]:
     found = CloudWatchSeries().read(asked, START, END, MINUTE)
     return {query: list(points) for query, points in found.items()}
 
@@ -45,7 +45,7 @@ def test_a_minute_is_read_by_its_statistics():
     """Average, least, greatest and how many; each at the beginning of its minute, and only of this job."""
     publish("loss", [3.0, 2.0, 4.0], minute=2)
     publish("loss", [9.0], minute=2, job="other")
-    asked = [Query("gpt", "loss", statistic) for statistic in Statistic]
+    asked = [MetricQuery("gpt", "loss", statistic) for statistic in Statistic]
     at = START + 2 * MINUTE
     assert list(read(*asked).values()) == [[(at, 3.0)], [(at, 2.0)], [(at, 4.0)], [(at, 3.0)]]
 
@@ -53,9 +53,9 @@ def test_a_minute_is_read_by_its_statistics():
 def test_a_host_is_read_by_its_own_dimension():
     """`<job>/algo-1`, as SageMaker names it."""
     publish("GPUUtilization", [97.0], minute=1, host="algo-1")
-    busy = Query("gpt", "GPUUtilization", Statistic.AVERAGE, "algo-1")
+    busy = MetricQuery("gpt", "GPUUtilization", Statistic.AVERAGE, "algo-1")
     assert read(busy) == {busy: [(START + MINUTE, 97.0)]}
-    assert read(Query("gpt", "GPUUtilization", Statistic.AVERAGE)) != read(busy)
+    assert read(MetricQuery("gpt", "GPUUtilization", Statistic.AVERAGE)) != read(busy)
 
 
 def test_a_silent_metric_is_an_empty_series():
@@ -71,7 +71,7 @@ def test_a_job_becomes_samples():
         publish("loss", [3.0, 2.0], minute=minute)
         publish("nonfinite", [0.0, float(minute == 2)], minute=minute)
     now = START + 5 * MINUTE
-    series = fetch(CloudWatchSeries(), [Watched(Cursor("gpt"), NAMES)], now=now)
+    series = fetch(CloudWatchSeries(), [MetricsReading(Cursor("gpt"), NAMES)], now=now)
     _, found = samples(series, Cursor("gpt"), NAMES, now=now)
     assert [(s.step, s.loss, s.loss_min, s.count, s.step_time_s) for s in found] == [
         (10, 2.5, 2.0, 2, None),
@@ -170,10 +170,10 @@ def test_no_nan_gets_through(api):
     ("code", "error"),
     [
         *((code, Throttled) for code in cloudwatch.THROTTLING),
-        ("AccessDenied", Blind),
-        ("InvalidNextToken", Blind),
-        ("InternalServiceFault", Blind),
-        ("ValidationError", Blind),
+        ("AccessDenied", StateUnknown),
+        ("InvalidNextToken", StateUnknown),
+        ("InternalServiceFault", StateUnknown),
+        ("ValidationError", StateUnknown),
     ],
 )
 def test_a_refusal_is_told_apart(api, code, error):
@@ -201,7 +201,7 @@ def test_no_answer_blinds(impatient, monkeypatch):
     monkeypatch.setattr(cloudwatch, "client", lambda service: impatient)
     impatient.meta.events.register("before-send.cloudwatch", time_out)
     try:
-        with pytest.raises(Blind):
+        with pytest.raises(StateUnknown):
             read(STEP)
     finally:
         impatient.meta.events.unregister("before-send.cloudwatch", time_out)
@@ -246,7 +246,7 @@ def test_five_hundred_series_are_one_request(echo, runs, calls):
 )
 def test_a_request_stays_below_its_datapoints(echo, minutes, most):
     """100,800 at most: the longer the look back, the fewer series at once."""
-    asked = [Query(f"job-{number}", "loss", Statistic.AVERAGE) for number in range(600)][: 2 * most]
+    asked = [MetricQuery(f"job-{number}", "loss", Statistic.AVERAGE) for number in range(600)][: 2 * most]
     CloudWatchSeries().read(asked, START, START + minutes * MINUTE, MINUTE)
     assert max(len(request["MetricDataQueries"]) for request in echo.requests) == most
 

@@ -7,8 +7,8 @@ import pytest
 
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
-from rerail.aws.hyperpod import DynamoHyperPods
-from rerail.hyperpod.clusters import HyperPodMemory, Part
+from rerail.aws.hyperpod import DynamoClusters
+from rerail.hyperpod.clusters import ClusterPart, ClusterRecord
 from rerail.hyperpod.events import Condition
 from rerail.model.actions import Severity
 from rerail.model.errors import Conflict
@@ -17,9 +17,9 @@ from rerail.notices.notice import Notice
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 LATER = NOON + timedelta(days=30)
 NOTICE = Notice(run="", severity=Severity.PAGE, title="a node is broken", body="It is.", key="hyperpod/pod/node/i-1")
-MEMORY = HyperPodMemory(
+MEMORY = ClusterRecord(
     cluster="pod",
-    parts={"node i-1": Part(Condition.BROKEN, NOON, NOON, NOON, paged=True)},
+    parts={"node i-1": ClusterPart(Condition.BROKEN, NOON, NOON, NOON, paged=True)},
     told={Severity.PAGE: (NOON,)},
     pending=(NOTICE,),
     version=1,
@@ -28,18 +28,18 @@ MEMORY = HyperPodMemory(
 
 def test_a_memory_comes_back_as_it_was(table):
     """Times, conditions and notices that are still owed."""
-    DynamoHyperPods(table).keep(MEMORY, until=LATER)
-    assert DynamoHyperPods(table).recall("pod") == MEMORY
+    DynamoClusters(table).keep(MEMORY, until=LATER)
+    assert DynamoClusters(table).recall("pod") == MEMORY
 
 
 def test_of_an_unknown_cluster_nothing_is_known(table):
     """And the first to write begins at version 1."""
-    assert DynamoHyperPods(table).recall("pod") == HyperPodMemory("pod")
+    assert DynamoClusters(table).recall("pod") == ClusterRecord("pod")
 
 
 def test_it_is_forgotten_in_time(table):
     """The table drops it by itself."""
-    DynamoHyperPods(table).keep(MEMORY, until=LATER)
+    DynamoClusters(table).keep(MEMORY, until=LATER)
     (item,) = client("dynamodb").scan(TableName=table)["Items"]
     assert item["pk"] == {"S": "hyperpod#pod"}
     assert item["expires"] == {"N": str(int(LATER.timestamp()))}
@@ -48,7 +48,7 @@ def test_it_is_forgotten_in_time(table):
 @pytest.mark.parametrize("version", [1, 3])
 def test_who_comes_late_is_refused(table, version):
     """Another function has written since: look again."""
-    memories = DynamoHyperPods(table)
+    memories = DynamoClusters(table)
     memories.keep(MEMORY, until=LATER)
     with pytest.raises(Conflict, match="no longer at version"):
         memories.keep(replace(MEMORY, version=version), until=LATER)
@@ -58,7 +58,7 @@ def test_who_comes_late_is_refused(table, version):
 
 def test_the_sweep_finds_what_is_being_mended(table):
     """In the index of open runs, and only for as long as there is something to wait for; it is no open run."""
-    memories, mending = DynamoHyperPods(table), Part(Condition.MENDING, NOON, NOON, NOON)
+    memories, mending = DynamoClusters(table), ClusterPart(Condition.MENDING, NOON, NOON, NOON)
     memories.keep(replace(MEMORY, parts={"node i-1": mending}), until=LATER)
     memories.keep(replace(MEMORY, cluster="well"), until=LATER)
     assert [memory.cluster for memory in memories.waiting()] == ["pod"]
@@ -71,7 +71,7 @@ def test_what_another_version_wrote_is_begun_afresh(table):
     """At worst something is told twice; the item can be written again."""
     item = {"pk": {"S": "hyperpod#pod"}, "sk": {"S": "hyperpod"}, "doc": {"S": '{"schema": 99}'}, "version": {"N": "7"}}
     client("dynamodb").put_item(TableName=table, Item=item)
-    memories = DynamoHyperPods(table)
-    assert memories.recall("pod") == HyperPodMemory("pod", version=7)
+    memories = DynamoClusters(table)
+    assert memories.recall("pod") == ClusterRecord("pod", version=7)
     memories.keep(replace(MEMORY, version=8), until=LATER)
     assert memories.recall("pod").parts == MEMORY.parts

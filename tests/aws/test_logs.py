@@ -9,9 +9,9 @@ from botocore.stub import Stubber
 from rerail.aws import logs
 from rerail.aws.clients import client
 from rerail.aws.logs import GROUP, CloudWatchLogs
-from rerail.aws.report_pages import HTML, S3Pages
+from rerail.aws.report_pages import HTML, S3ReportPages
 from rerail.incident_report.location import bucket_name, page_key
-from rerail.model.errors import Blind, Throttled
+from rerail.model.errors import StateUnknown, Throttled
 
 # Logs take no line that is older than two weeks.
 START = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1)
@@ -75,7 +75,7 @@ def test_a_job_that_has_printed_nothing_is_silent_and_no_error():
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [("ThrottlingException", Throttled), ("AccessDeniedException", Blind), ("InternalFailure", Blind)],
+    [("ThrottlingException", Throttled), ("AccessDeniedException", StateUnknown), ("InternalFailure", StateUnknown)],
 )
 def test_logs_that_cannot_be_read_are_not_taken_for_silence(code, error):
     """The report has to say so."""
@@ -93,7 +93,7 @@ def test_silence_of_the_service_is_blindness(monkeypatch):
             raise ReadTimeoutError(endpoint_url="https://logs")
 
     monkeypatch.setattr(logs, "client", lambda _: Dead())
-    with pytest.raises(Blind):
+    with pytest.raises(StateUnknown):
         CloudWatchLogs().whole("gpt", pages=1)
 
 
@@ -101,7 +101,7 @@ def test_a_page_is_kept_where_notices_link_to_and_opens_in_a_browser():
     """One object a run, in place of the one before."""
     bucket = bucket_name("123456789012", "eu-west-1")
     client("s3").create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
-    pages = S3Pages(bucket)
+    pages = S3ReportPages(bucket)
     pages.keep("gpt", "<p>früher</p>")
     pages.keep("gpt", "<p>jetzt: ü</p>")
     kept = client("s3").get_object(Bucket="rerail-reports-123456789012-eu-west-1", Key=page_key("gpt"))

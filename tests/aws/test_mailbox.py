@@ -8,15 +8,15 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from rerail.aws import mailbox as adapter
 from rerail.aws.clients import client
 from rerail.aws.mailbox import S3Mailbox
-from rerail.model.errors import BadMail, Blind, Throttled, Unposted
+from rerail.model.errors import BadMailboxObject, CommandNotStored, StateUnknown, Throttled
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import (
     SIZE_LIMIT,
     Command,
+    CommandKind,
     Heartbeat,
     Report,
-    Told,
-    Wish,
+    ReportKind,
     command_key,
     heartbeat_key,
     read_command,
@@ -41,7 +41,7 @@ def a_heartbeat(run: str) -> Heartbeat:
 
 
 def a_report() -> Report:
-    return Report("r1", "gpt", 1, "gpt", Told.HELLO, NOON)
+    return Report("r1", "gpt", 1, "gpt", ReportKind.HELLO, NOON)
 
 
 def refusing(monkeypatch, code: str) -> None:
@@ -60,7 +60,7 @@ def refusing(monkeypatch, code: str) -> None:
 def test_a_command_lies_where_the_agent_looks(s3):
     """The newest one only."""
     for number in (1, 2):
-        S3Mailbox(BUCKET).post(Command(f"c{number}", "gpt", number, Wish.TRAIN, NOON))
+        S3Mailbox(BUCKET).post(Command(f"c{number}", "gpt", number, CommandKind.TRAIN, NOON))
     answer = s3.get_object(Bucket=BUCKET, Key=command_key("gpt"))
     assert read_command(answer["Body"].read(), run="gpt").id == "c2"
     assert answer["ContentType"] == "application/json"
@@ -77,7 +77,7 @@ def test_a_report_that_is_not_there_is_none(s3):
 
 @pytest.mark.parametrize("key", [command_key("gpt"), "runs/a/b/reports/x.json"])
 def test_any_other_object_is_no_report(s3, key):
-    with pytest.raises(BadMail):
+    with pytest.raises(BadMailboxObject):
         S3Mailbox(BUCKET).report(key)
 
 
@@ -85,7 +85,7 @@ def test_any_other_object_is_no_report(s3, key):
 def test_no_more_is_read_than_a_report_may_hold(s3, size, defect):
     """Ten gigabytes would cost as much memory as sixty-four kilobytes."""
     s3.put_object(Bucket=BUCKET, Key=report_key("gpt", "r1"), Body=b"x" * size)
-    with pytest.raises(BadMail) as error:
+    with pytest.raises(BadMailboxObject) as error:
         S3Mailbox(BUCKET).report(report_key("gpt", "r1"))
     assert error.value.defect == defect
 
@@ -112,17 +112,17 @@ def test_a_mailbox_that_may_not_be_read_is_no_empty_one(s3, monkeypatch):
     """Each heartbeat says why; a report is asked for again."""
     refusing(monkeypatch, "AccessDenied")
     assert "AccessDenied" in S3Mailbox(BUCKET).heartbeats(["gpt"]).unread["gpt"]
-    with pytest.raises(Blind, match="AccessDenied"):
+    with pytest.raises(StateUnknown, match="AccessDenied"):
         S3Mailbox(BUCKET).report(report_key("gpt", "r1"))
 
 
 @pytest.mark.parametrize(
-    ("code", "error"), [("SlowDown", Throttled), ("AccessDenied", Unposted), ("NoSuchBucket", Unposted)]
+    ("code", "error"), [("SlowDown", Throttled), ("AccessDenied", CommandNotStored), ("NoSuchBucket", CommandNotStored)]
 )
 def test_a_command_that_is_not_taken_is_owed(s3, monkeypatch, code, error):
     refusing(monkeypatch, code)
     with pytest.raises(error, match=r"PutObject runs/gpt/command\.json"):
-        S3Mailbox(BUCKET).post(Command("c1", "gpt", 1, Wish.TRAIN, NOON))
+        S3Mailbox(BUCKET).post(Command("c1", "gpt", 1, CommandKind.TRAIN, NOON))
 
 
 def test_a_connection_that_fails_says_neither_yes_nor_no(s3, monkeypatch):
@@ -134,8 +134,8 @@ def test_a_connection_that_fails_says_neither_yes_nor_no(s3, monkeypatch):
             return fail
 
     monkeypatch.setattr(adapter, "client", lambda service: Dead())
-    with pytest.raises(Unposted):
-        S3Mailbox(BUCKET).post(Command("c1", "gpt", 1, Wish.TRAIN, NOON))
-    with pytest.raises(Blind):
+    with pytest.raises(CommandNotStored):
+        S3Mailbox(BUCKET).post(Command("c1", "gpt", 1, CommandKind.TRAIN, NOON))
+    with pytest.raises(StateUnknown):
         S3Mailbox(BUCKET).report(report_key("gpt", "r1"))
     assert "gpt" in S3Mailbox(BUCKET).heartbeats(["gpt"]).unread

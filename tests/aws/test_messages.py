@@ -15,13 +15,13 @@ from rerail.aws.eventbridge import EventBus, Receiver
 from rerail.aws.report_links import ReportLinks
 from rerail.aws.sns import SnsTopics
 from rerail.aws.sqs import SqsQueue
-from rerail.messages.messages import JobHeard, RunDue, read
+from rerail.messages.messages import JobStateChanged, RunDue, parse_message
 from rerail.model.actions import Severity
 from rerail.model.runbooks import Runbook
 from rerail.notices.notice import Notice, read_detail
 from rerail.notices.notifiers.chat import as_chat
 from rerail.notices.notifiers.email import as_text
-from rerail.notices.notifiers.links import Place, links_of
+from rerail.notices.notifiers.links import NoticeOrigin, links_of
 from rerail.notices.notifiers.pagerduty import as_pagerduty
 from tests.aws.places import ACCOUNT, REGION
 
@@ -42,7 +42,7 @@ NOTICE = Notice(
     job="gpt-a002",
     dollars=12.5,
 )
-PLACE = Place(ACCOUNT, REGION)
+PLACE = NoticeOrigin(ACCOUNT, REGION)
 LINKS = links_of(NOTICE, PLACE)
 
 
@@ -74,13 +74,18 @@ def topic_queue(queue_url) -> tuple[str, str]:
 def test_wakeups_arrive_in_any_number(queue_url, count):
     """Ten a batch, however many there are, and each is one that the supervisor reads."""
     SqsQueue(queue_url).wake([{"run": f"run-{n}"} for n in range(count)], at=NOON)
-    assert sorted(map(str, map(read, received(queue_url)))) == sorted(str(RunDue(f"run-{n}")) for n in range(count))
+    assert sorted(map(str, map(parse_message, received(queue_url)))) == sorted(
+        str(RunDue(f"run-{n}")) for n in range(count)
+    )
 
 
 def test_a_wakeup_for_a_job_and_one_for_a_run_are_told_apart(queue_url):
     """A run that is due is visited; a job is looked up first."""
     SqsQueue(queue_url).wake([{"run": "gpt"}, {"job": "lost"}], at=NOON)
-    assert {str(read(body)) for body in received(queue_url)} == {str(RunDue("gpt")), str(JobHeard("lost"))}
+    assert {str(parse_message(body)) for body in received(queue_url)} == {
+        str(RunDue("gpt")),
+        str(JobStateChanged("lost")),
+    }
 
 
 def test_a_wakeup_that_is_not_accepted_is_an_error(monkeypatch):

@@ -15,11 +15,11 @@ from moto.s3 import models
 
 from rerail.aws import quarantine
 from rerail.aws.clients import client
-from rerail.aws.quarantine import Mover, Sizes
+from rerail.aws.quarantine import ObjectMover, Sizes
 from rerail.aws.s3 import S3Checkpoints
-from rerail.decisions.quarantine import PLACE, Move
-from rerail.model.actions import SetAside
-from rerail.model.errors import RerailError, Throttled, Unanswered, Unfinished, Unmovable
+from rerail.decisions.quarantine import PLACE, QuarantineMove
+from rerail.model.actions import QuarantineCheckpoints
+from rerail.model.errors import ActionUnfinished, CallFailed, QuarantineFailed, RerailError, Throttled
 from tests.aws.places import REGION
 
 URI, FOLDER = "s3://bucket/runs/gpt/", "runs/gpt/"
@@ -46,10 +46,10 @@ def trainer_saves(s3: Any, *steps: int) -> None:
             put(s3, f"checkpoint-{step}/{name}", f"{name} of {step}")
 
 
-def action(resume_step: int | None = 400, **changes: Any) -> SetAside:
+def action(resume_step: int | None = 400, **changes: Any) -> QuarantineCheckpoints:
     later = datetime.now(UTC) + timedelta(minutes=1)
     facts = {"run": "gpt", "attempt": 1, "uri": URI, "resume_step": resume_step, "saved_before": later, **changes}
-    return SetAside(**facts)
+    return QuarantineCheckpoints(**facts)
 
 
 def contents(s3: Any) -> dict[str, bytes]:
@@ -162,7 +162,9 @@ def test_where_nobody_can_tell_the_steps_a_human_is_asked(s3):
     """Until one has looked: then what is left there is meant to be there."""
     put(s3, "model_best.pt")
     put(s3, "last.ckpt")
-    with pytest.raises(Unmovable, match=r"nobody can tell of which step .*model_best\.pt, last\.ckpt.*release the run"):
+    with pytest.raises(
+        QuarantineFailed, match=r"nobody can tell of which step .*model_best\.pt, last\.ckpt.*release the run"
+    ):
         S3Checkpoints().set_aside(action(None))
     S3Checkpoints().set_aside(action(None, strict=False))
     assert left(s3) == {"model_best.pt", "last.ckpt"}
@@ -172,7 +174,7 @@ def test_where_nobody_can_tell_the_steps_a_human_is_asked(s3):
 def test_there_must_be_a_place_outside(s3, uri):
     """A job that saves to the root of its bucket would be given what is set aside."""
     s3.put_object(Bucket="bucket", Key="checkpoint-500/trainer_state.json", Body=b"x")
-    with pytest.raises(Unmovable, match="not outside of"):
+    with pytest.raises(QuarantineFailed, match="not outside of"):
         S3Checkpoints().set_aside(action(uri=uri))
     assert "checkpoint-500/trainer_state.json" in contents(s3)
 
@@ -181,7 +183,7 @@ def test_nothing_is_written_over_what_was_set_aside_by_another(s3):
     """What lies there already and is not the same stays, and so does the source."""
     trainer_saves(s3, 400, 500)
     s3.put_object(Bucket="bucket", Key=f"{PLACE}gpt/a001/checkpoint-500/optimizer.pt", Body=b"older evidence")
-    with pytest.raises(Unmovable, match=r"is not the same as .*optimizer\.pt"):
+    with pytest.raises(QuarantineFailed, match=r"is not the same as .*optimizer\.pt"):
         S3Checkpoints().set_aside(action())
     assert aside(s3)["checkpoint-500/optimizer.pt"] == b"older evidence"
     assert "checkpoint-500/optimizer.pt" in left(s3)
@@ -200,9 +202,9 @@ def upload_in_parts(s3: Any, key: str, *parts: bytes) -> None:
     s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": done})
 
 
-def small_parts(**facts: Any) -> Callable[[str], Mover]:
+def small_parts(**facts: Any) -> Callable[[str], ObjectMover]:
     """As for objects above 5 GiB, in small."""
-    return lambda bucket: Mover(bucket, sizes=Sizes(whole=6 * KiB, part=5 * KiB), **facts)
+    return lambda bucket: ObjectMover(bucket, sizes=Sizes(whole=6 * KiB, part=5 * KiB), **facts)
 
 
 def test_a_large_object_is_copied_in_parts(s3):
@@ -262,7 +264,7 @@ def test_one_object_that_takes_longer_than_a_turn_is_moved_in_several(s3):
         try:
             S3Checkpoints(mover).set_aside(action())
             break
-        except Unfinished:
+        except ActionUnfinished:
             assert "epoch=0-step=500.ckpt" in left(s3), "it is there until its copy is"
             assert turns < 20
     s3.meta.events.unregister("provide-client-params.s3.UploadPartCopy")
@@ -279,9 +281,9 @@ def test_many_objects_take_as_many_turns_as_they_need(s3):
     while True:
         turns += 1
         try:
-            S3Checkpoints(lambda bucket: Mover(bucket, seconds=33.5, clock=Ticking())).set_aside(action())
+            S3Checkpoints(lambda bucket: ObjectMover(bucket, seconds=33.5, clock=Ticking())).set_aside(action())
             break
-        except Unfinished:
+        except ActionUnfinished:
             assert turns < 10
     assert turns in (3, 4)
     assert left(s3) == names(400)
@@ -398,13 +400,13 @@ def refused(code: str) -> Callable[[], ClientError]:
     [
         (
             refused("AccessDenied"),
-            Unmovable,
+            QuarantineFailed,
             r"CopyObject for s3://bucket/runs/gpt/checkpoint-500/.*asideBuckets.*release",
         ),
         (refused("SlowDown"), Throttled, "SlowDown"),
-        (refused("PreconditionFailed"), Unfinished, "looks again"),
-        (refused("InternalError"), Unanswered, "InternalError"),
-        (lambda: EndpointConnectionError(endpoint_url="s3"), Unanswered, "Could not connect"),
+        (refused("PreconditionFailed"), ActionUnfinished, "looks again"),
+        (refused("InternalError"), CallFailed, "InternalError"),
+        (lambda: EndpointConnectionError(endpoint_url="s3"), CallFailed, "Could not connect"),
     ],
 )
 def test_a_refusal_is_told_from_a_delay(s3, one_at_a_time, error, meaning, said):
@@ -435,7 +437,7 @@ def test_a_copy_that_is_not_the_same_deletes_nothing(s3, one_at_a_time):
             return call
 
     one_at_a_time(Damaging())
-    with pytest.raises(Unmovable, match="is not the same"):
+    with pytest.raises(QuarantineFailed, match="is not the same"):
         S3Checkpoints().set_aside(action())
     assert names(500) <= left(s3)
 
@@ -443,16 +445,16 @@ def test_a_copy_that_is_not_the_same_deletes_nothing(s3, one_at_a_time):
 def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
     """It is not what was listed: the next turn decides anew."""
     trainer_saves(s3, 400, 500)
-    moves: list[Move] = []
+    moves: list[QuarantineMove] = []
 
-    class Noting(Mover):
-        def move(self, found: Sequence[Move]) -> None:
+    class Noting(ObjectMover):
+        def move(self, found: Sequence[QuarantineMove]) -> None:
             moves.extend(found)
 
     S3Checkpoints(Noting).set_aside(action())
     put(s3, "checkpoint-500/optimizer.pt", b"another")
-    with pytest.raises(Unfinished, match="has changed"):
-        Mover("bucket").move(moves)
+    with pytest.raises(ActionUnfinished, match="has changed"):
+        ObjectMover("bucket").move(moves)
     assert "checkpoint-500/optimizer.pt" in left(s3)
     S3Checkpoints().set_aside(action())
     assert aside(s3)["checkpoint-500/optimizer.pt"] == b"another"

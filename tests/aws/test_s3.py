@@ -9,7 +9,7 @@ from rerail.aws import s3 as aws_s3
 from rerail.aws.clients import client
 from rerail.aws.s3 import MANIFESTS_READ, S3Checkpoints
 from rerail.model.checkpoints import Health, newest_step
-from rerail.model.errors import Blind
+from rerail.model.errors import StateUnknown
 from tests.aws.places import REGION
 
 URI = "s3://bucket/runs/gpt/"
@@ -227,7 +227,7 @@ def test_a_pointer_is_read_where_it_decides(s3):
 
 def test_a_bucket_that_cannot_be_read_blinds(s3):
     """Not knowing is not the same as knowing that there is nothing."""
-    with pytest.raises(Blind, match="checkpoints under s3://elsewhere/x: .*NoSuchBucket"):
+    with pytest.raises(StateUnknown, match="checkpoints under s3://elsewhere/x: .*NoSuchBucket"):
         S3Checkpoints().under("s3://elsewhere/x")
 
 

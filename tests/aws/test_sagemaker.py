@@ -15,18 +15,18 @@ from botocore.stub import ANY, Stubber
 from rerail.aws import sagemaker
 from rerail.aws.sagemaker import SageMakerJobs, job_from
 from rerail.model.errors import (
-    Blind,
+    CallFailed,
     CapacityRefused,
     JobExists,
     JobNotFound,
     RequestRefused,
     RerailError,
+    StateUnknown,
     Throttled,
-    Unanswered,
 )
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.run import Job, JobStatus
-from rerail.model.self_repairs import Repair, Repaired
+from rerail.model.self_repairs import SelfRepair, SelfRepairs
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DATA = Path(__file__).parents[1] / "core" / "data"
@@ -137,11 +137,11 @@ def test_a_young_job_has_told_little():
     [
         ("ValidationException", NOT_FOUND, JobNotFound),
         ("ResourceNotFound", NOT_FOUND, JobNotFound),
-        ("ValidationException", "1 validation error detected", Blind),
-        ("AccessDeniedException", "not authorized", Blind),
-        ("ExpiredTokenException", "expired", Blind),
-        ("InternalFailure", "", Blind),
-        *((code, "Rate exceeded", Blind) for code in COME_BACK_LATER),
+        ("ValidationException", "1 validation error detected", StateUnknown),
+        ("AccessDeniedException", "not authorized", StateUnknown),
+        ("ExpiredTokenException", "expired", StateUnknown),
+        ("InternalFailure", "", StateUnknown),
+        *((code, "Rate exceeded", StateUnknown) for code in COME_BACK_LATER),
     ],
 )
 def test_only_a_missing_job_is_gone(api, code, message, error):
@@ -163,10 +163,10 @@ def test_only_a_missing_job_is_gone(api, code, message, error):
         ("ValidationException", "training-job/ml.X is not available in this region", RequestRefused),
         ("AccessDeniedException", "not authorized to perform: iam:PassRole", RequestRefused),
         ("ResourceNotFound", NOT_FOUND, RequestRefused),
-        ("InternalFailure", "We are sorry", Unanswered),
-        ("ServiceUnavailable", "later", Unanswered),
-        ("ExpiredTokenException", "expired", Unanswered),
-        ("SomethingNew", "what SageMaker will invent", Unanswered),
+        ("InternalFailure", "We are sorry", CallFailed),
+        ("ServiceUnavailable", "later", CallFailed),
+        ("ExpiredTokenException", "expired", CallFailed),
+        ("SomethingNew", "what SageMaker will invent", CallFailed),
         *((code, "Rate exceeded", Throttled) for code in COME_BACK_LATER),
     ],
 )  # fmt: skip
@@ -194,14 +194,14 @@ def test_a_request_that_the_sdk_refuses_will_never_be_accepted():
 def test_silence_is_no_answer(silent):
     """A time-out says neither yes nor no: looks are blind, and launches stay owed."""
     jobs = SageMakerJobs()
-    with pytest.raises(Unanswered):
+    with pytest.raises(CallFailed):
         jobs.create(REQUEST)
     for look in (
         lambda: jobs.describe("gpt"),
         lambda: jobs.tags(ARN),
         lambda: jobs.changed_since(datetime(2026, 1, 31, tzinfo=UTC)),
     ):
-        with pytest.raises(Blind):
+        with pytest.raises(StateUnknown):
             look()
 
 
@@ -274,14 +274,16 @@ def test_a_stop_by_sagemakers_own_clock_is_no_humans(changes, ran_out):
     assert job_from({**description(), **waited, **changes}).pending_ran_out is ran_out
 
 
-@pytest.mark.parametrize(("retries", "kind"), [({"MaximumRetryAttempts": 2}, Repair.RETRY), (None, Repair.CLUSTER)])
+@pytest.mark.parametrize(
+    ("retries", "kind"), [({"MaximumRetryAttempts": 2}, SelfRepair.RETRY), (None, SelfRepair.CLUSTER)]
+)
 def test_what_sagemaker_mended_itself_is_read_from_the_jobs_history(retries, kind):
     """A restart without a word is a retry where the request asks for retries, and else a repair of the cluster."""
     statuses = ("Starting", "Training", "Starting", "Training", "Interrupted", "Starting", "Training")
     minutes = [NOON + number * timedelta(minutes=1) for number in range(len(statuses))]
     steps = [{"Status": s, "StartTime": at, "StatusMessage": ""} for s, at in zip(statuses, minutes, strict=True)]
     job = job_from({**description(), "SecondaryStatusTransitions": steps, "RetryStrategy": retries})
-    assert job.repaired == Repaired({kind: 1, Repair.SPOT: 1}, 180.0)
+    assert job.repaired == SelfRepairs({kind: 1, SelfRepair.SPOT: 1}, 180.0)
 
 
 def test_a_stop_names_the_job_and_a_release_ends_its_keep_alive(api):
@@ -327,7 +329,7 @@ def test_every_page_of_tags_is_read(api):
 def test_tags_that_cannot_be_read_blind(api):
     """An unread tag must not pass for an absent one: the job would be ignored for an hour."""
     refuse(api, "list_tags", "ThrottlingException")
-    with pytest.raises(Blind, match=f"ListTags {ARN}"):
+    with pytest.raises(StateUnknown, match=f"ListTags {ARN}"):
         SageMakerJobs().tags(ARN)
 
 
@@ -356,7 +358,7 @@ def test_a_list_that_breaks_off_blinds(api):
     """Half a list is no list."""
     api.add_response("list_training_jobs", {"TrainingJobSummaries": [], "NextToken": "more"})
     refuse(api, "list_training_jobs", "ThrottlingException")
-    with pytest.raises(Blind, match="ListTrainingJobs"):
+    with pytest.raises(StateUnknown, match="ListTrainingJobs"):
         SageMakerJobs().changed_since(datetime(2026, 1, 31, tzinfo=UTC))
 
 

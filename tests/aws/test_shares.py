@@ -10,17 +10,17 @@ from botocore.stub import Stubber
 
 from rerail.accounting.goodput import Account, Badput
 from rerail.aws.clients import client
-from rerail.aws.shards import InvokedShares
+from rerail.aws.shards import InvokedShards
 from rerail.model.causes import Cause
-from rerail.model.errors import Unanswered
+from rerail.model.errors import CallFailed
 from rerail.model.run import RunState
 from rerail.sweep.fleet_metrics import Fleet
-from rerail.sweep.shards import Share, as_event, share_in
-from rerail.sweep.sweep import RoundReport
+from rerail.sweep.shards import Shard, as_event, read_shard
+from rerail.sweep.sweep import SweepReport
 from tests.aws.places import TABLE
 from tests.fakes import MIDNIGHT
 
-REPORT = RoundReport(
+REPORT = SweepReport(
     open=2,
     due=1,
     discovered=0,
@@ -41,14 +41,14 @@ REPORT = RoundReport(
 
 def test_a_share_is_asked_for_and_not_waited_for():
     """The event holds all that the other needs; ten thousand jobs that changed are not too many for Lambda."""
-    share = Share((1, 2), MIDNIGHT, 9000, {number: number for number in range(4_000_000_000, 4_000_010_000)})
+    share = Shard((1, 2), MIDNIGHT, 9000, {number: number for number in range(4_000_000_000, 4_000_010_000)})
     event = json.dumps(as_event(share), separators=(",", ":"))
-    assert share_in(json.loads(event)) == share
+    assert read_shard(json.loads(event)) == share
     assert len(event) < 262_144
     with Stubber(client("lambda")) as api:
         asked = {"FunctionName": "sweep", "InvocationType": "Event", "Payload": event.encode()}
         api.add_response("invoke", {"StatusCode": 202}, asked)
-        InvokedShares(TABLE).hand_on(share, to="sweep")
+        InvokedShards(TABLE).hand_on(share, to="sweep")
         api.assert_no_pending_responses()
 
 
@@ -56,16 +56,16 @@ def test_one_that_cannot_be_asked_is_named():
     """Lambda refuses: the round says which parts nobody sweeps."""
     with Stubber(client("lambda")) as api:
         api.add_client_error("invoke", "TooManyRequestsException", "Rate Exceeded.", 429)
-        with pytest.raises(Unanswered, match=r"Invoke of sweep for the parts \(3,\)"):
-            InvokedShares(TABLE).hand_on(Share((3,), MIDNIGHT, 9000), to="sweep")
+        with pytest.raises(CallFailed, match=r"Invoke of sweep for the parts \(3,\)"):
+            InvokedShards(TABLE).hand_on(Shard((3,), MIDNIGHT, 9000), to="sweep")
 
 
 def test_what_was_seen_is_told_whole(table):
     """The newest report of a share takes the place of the one before, and nothing of it is lost on the way."""
-    shares = InvokedShares(table)
+    shares = InvokedShards(table)
     shares.keep((1, 2), replace(REPORT, open=1), at=MIDNIGHT - timedelta(minutes=1))
     shares.keep((1, 2), REPORT, at=MIDNIGHT)
-    shares.keep((7,), RoundReport(5, 0, 0, ()), at=MIDNIGHT)
+    shares.keep((7,), SweepReport(5, 0, 0, ()), at=MIDNIGHT)
     told = shares.reports()
     assert told[1, 2] == (MIDNIGHT, REPORT) and told[1, 2][1].fleet == REPORT.fleet
     assert told[7,][1].open == 5
@@ -73,8 +73,8 @@ def test_what_was_seen_is_told_whole(table):
 
 def test_a_report_of_another_version_is_none(table):
     """It is as if that part were not swept yet: the next report is a minute away."""
-    InvokedShares(table).keep((1,), REPORT, at=MIDNIGHT)
+    InvokedShards(table).keep((1,), REPORT, at=MIDNIGHT)
     item = client("dynamodb").get_item(TableName=table, Key={"pk": {"S": "round#1"}, "sk": {"S": "round"}})["Item"]
     later = zlib.compress(b'{"schema": 99}')
     client("dynamodb").put_item(TableName=table, Item={**item, "doc": {"B": later}})
-    assert InvokedShares(table).reports() == {}
+    assert InvokedShards(table).reports() == {}

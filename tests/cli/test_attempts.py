@@ -7,13 +7,13 @@ from io import StringIO
 from rich.console import Console
 
 from cli.runs import attempts_table
-from rerail.model.run import Attempt, Order, Run, RunState
+from rerail.model.run import Attempt, InPlaceRestart, Run, RunState
 
 NIGHT = datetime(2026, 1, 31, tzinfo=UTC)
-ORDER = Order(1, "c1", "non_finite", asked_at=NIGHT, deadline=NIGHT + timedelta(minutes=5), resume_step=600)
+ORDER = InPlaceRestart(1, "c1", "non_finite", asked_at=NIGHT, deadline=NIGHT + timedelta(minutes=5), resume_step=600)
 
 
-def printed(*orders: Order) -> str:
+def printed(*orders: InPlaceRestart) -> str:
     attempt = Attempt(1, "gpt", orders=orders)
     run = Run("gpt", "default", RunState.WATCHING, created_at=NIGHT, attempts=(attempt,))
     console = Console(file=StringIO(), width=150)

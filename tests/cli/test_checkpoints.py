@@ -16,7 +16,7 @@ from cli.place import Place
 from rerail.aws.clients import client
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
-from rerail.model.run import Attempt, Incident, Label, Run, RunState, TimelineEntry
+from rerail.model.run import Attempt, HealthLabel, Incident, Run, RunState, TimelineEntry
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -168,9 +168,9 @@ def test_what_was_learnt_of_a_save_is_shown_with_its_reason(s3):
     save(s3, 60)
     save(s3, 80)
     labels = (
-        Label(40, 1, Health.CLEAN, "the loss had mended by step 50", "loss_spike", until=50),
-        Label(60, 1, Health.QUARANTINED, "it could not be loaded, twice: bad magic", "r1", until=60),
-        Label(70, 1, Health.SUSPECT, "saved after the loss had gone wrong at step 70", "divergence"),
+        HealthLabel(40, 1, Health.CLEAN, "the loss had mended by step 50", "loss_spike", until=50),
+        HealthLabel(60, 1, Health.QUARANTINED, "it could not be loaded, twice: bad magic", "r1", until=60),
+        HealthLabel(70, 1, Health.SUSPECT, "saved after the loss had gone wrong at step 70", "divergence"),
     )
     keep(replace(RUN, version=1, labels=labels))
     told = facts()

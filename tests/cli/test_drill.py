@@ -16,8 +16,8 @@ from cli.losses import Losses, largest_difference
 from cli.main import app
 from cli.place import Place
 from rerail.aws.clients import client
-from rerail.model.run import Attempt, JobStatus, Plan, Proposal, Run, RunState, TimelineEntry
-from rerail.model.signals import Verb
+from rerail.model.run import Attempt, JobStatus, Proposal, ProposedAction, Run, RunState, TimelineEntry
+from rerail.model.signals import OperatorVerb
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -42,9 +42,9 @@ class Supervised:
         self.again = [(step, 1 / step) for step in range(61, 70)]
         self.refusal, self.reason = "", "emergency"
 
-    def ask(self, where: Place, run: str, verb: Verb, why: str, *, quietly: bool = False, **more: int) -> str:
+    def ask(self, where: Place, run: str, verb: OperatorVerb, why: str, *, quietly: bool = False, **more: int) -> str:
         self.asked.append((verb.value, more.get("step")))
-        if verb is Verb.SAVE:
+        if verb is OperatorVerb.SAVE:
             self.save(60, self.reason)
             self.print("gpt", [(step, 1 / step) for step in range(61, 70)])
         elif self.refusal:
@@ -188,7 +188,7 @@ def test_a_script_without_an_agent_starts_from_its_own_newest_save(supervised):
     assert (status, proof["from_step"], proof["forced"], supervised.asked) == (0, 50, False, [("drill", 50)])
 
 
-ASKED = Proposal("p7", Plan.STOP, 1, "stop the job", "slow", NOW, NOW)
+ASKED = Proposal("p7", ProposedAction.STOP, 1, "stop the job", "slow", NOW, NOW)
 REFUSED = [
     ({"state": RunState.HELD, "hold_reason": "ada said hold"}, "gpt is held: ada said hold"),
     ({"state": RunState.SAVING}, "gpt does not train (saving, Training)"),

@@ -9,7 +9,7 @@ from cli.runs import attempts_table, machines
 from rerail.model.actions import Machines
 from rerail.model.machines import WarmPool
 from rerail.model.run import Attempt, JobStatus, Run, RunState
-from rerail.model.self_repairs import Repair
+from rerail.model.self_repairs import SelfRepair
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -35,5 +35,5 @@ def test_machines_that_are_kept_are_shown_as_long_as_they_may_be_paid_for():
 
 
 def test_what_sagemaker_mended_itself_is_shown():
-    run = a_run(self_repairs=3, repairs={Repair.SPOT: 2, Repair.CLUSTER: 1}, repair_seconds=900.0)
+    run = a_run(self_repairs=3, repairs={SelfRepair.SPOT: 2, SelfRepair.CLUSTER: 1}, repair_seconds=900.0)
     assert list(machines(run)) == ["restarted by SageMaker itself: spot 2, cluster 1; 15 min until it trained again"]

@@ -12,16 +12,16 @@ from cli import place
 from cli.main import app
 from cli.place import Outputs, Place
 from rerail.aws.clients import client
-from rerail.messages.messages import CommandGiven, read
-from rerail.model.run import Attempt, Plan, Proposal, Run, RunState
-from rerail.model.signals import Verb
+from rerail.messages.messages import CommandReceived, parse_message
+from rerail.model.run import Attempt, Proposal, ProposedAction, Run, RunState
+from rerail.model.signals import OperatorVerb
 from rerail.supervisor.pause import parse_pause
 from tests.aws.places import TABLE, make_table, our_own_clients
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OUTPUTS = {"TableName": TABLE, "BusName": "rerail", "PauseParameter": "/rerail/switch"}
 PROPOSAL = Proposal(
-    "p7", Plan.LAUNCH, 2, "create gpt-a002 from step 500", "the node died", NOON, NOON + timedelta(hours=1)
+    "p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 500", "the node died", NOON, NOON + timedelta(hours=1)
 )
 RUN = Run(
     id="gpt",
@@ -64,14 +64,14 @@ def call(*words: str):
     return CliRunner().invoke(app, words)
 
 
-def wakeup(entry: dict) -> CommandGiven:
+def wakeup(entry: dict) -> CommandReceived:
     envelope = {"id": "e1", "source": entry["Source"], "detail": json.loads(entry["Detail"])}
-    given = read(json.dumps(envelope))
-    assert isinstance(given, CommandGiven)
+    given = parse_message(json.dumps(envelope))
+    assert isinstance(given, CommandReceived)
     return given
 
 
-@pytest.mark.parametrize("verb", [Verb.APPROVE, Verb.DENY])
+@pytest.mark.parametrize("verb", [OperatorVerb.APPROVE, OperatorVerb.DENY])
 @pytest.mark.parametrize("named", [(), ("--proposal", "p7")])
 def test_a_word_names_the_proposal_that_stands(heard, verb, named):
     """Without an id it is the one that is shown, and no other."""

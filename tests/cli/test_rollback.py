@@ -12,10 +12,10 @@ from cli import place
 from cli.main import app
 from cli.place import Place
 from rerail.aws.clients import client
-from rerail.messages.messages import CommandGiven, read
+from rerail.messages.messages import CommandReceived, parse_message
 from rerail.model.checkpoints import Health
-from rerail.model.run import Attempt, JobStatus, Label, Run, RunState
-from rerail.model.signals import Verb
+from rerail.model.run import Attempt, HealthLabel, JobStatus, Run, RunState
+from rerail.model.signals import OperatorVerb
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -60,10 +60,10 @@ def call(run: Run, *words: str):
     return CliRunner().invoke(app, [words[0], "gpt", *words[1:]])
 
 
-def given(heard: list[dict]) -> CommandGiven:
+def given(heard: list[dict]) -> CommandReceived:
     envelope = {"id": "e1", "source": heard[0]["Source"], "detail": json.loads(heard[0]["Detail"])}
-    command = read(json.dumps(envelope))
-    assert isinstance(command, CommandGiven)
+    command = parse_message(json.dumps(envelope))
+    assert isinstance(command, CommandReceived)
     return command
 
 
@@ -73,7 +73,7 @@ def test_it_says_where_the_run_will_go_on_and_sends_the_step(heard, to, start):
     answer = call(RUN, "rollback", "--to", str(to), "--why", "bad data")
     assert answer.exit_code == 0, answer.output
     assert f"gpt goes back to step {start};" in answer.stdout
-    assert (given(heard).verb, given(heard).step, given(heard).why) == (Verb.ROLLBACK, to, "bad data")
+    assert (given(heard).verb, given(heard).step, given(heard).why) == (OperatorVerb.ROLLBACK, to, "bad data")
 
 
 def test_for_programs_stdout_is_json_alone(heard):
@@ -90,7 +90,7 @@ def test_where_nothing_was_saved_so_early_the_steps_that_are_there_are_named(hea
 
 def test_what_is_not_trusted_is_not_offered(heard):
     """Saves that a rollback before has labelled are none to go back to."""
-    label = Label(200, 1, Health.QUARANTINED, "saved after step 199, to which ada rolled the run back", "c1")
+    label = HealthLabel(200, 1, Health.QUARANTINED, "saved after step 199, to which ada rolled the run back", "c1")
     answer = call(replace(RUN, labels=(label,)), "rollback", "--to", "300")
     assert "gpt goes back to step 100;" in answer.stdout
 
@@ -120,4 +120,4 @@ def test_a_save_is_asked_of_an_agent_alone(heard):
 
 def test_a_save_is_asked_for(heard):
     assert call(RUN, "save").exit_code == 0
-    assert (given(heard).verb, given(heard).step) == (Verb.SAVE, None)
+    assert (given(heard).verb, given(heard).step) == (OperatorVerb.SAVE, None)

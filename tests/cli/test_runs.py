@@ -13,7 +13,7 @@ from cli.main import app
 from cli.place import Place
 from rerail.aws.clients import client
 from rerail.model.causes import Cause
-from rerail.model.run import Attempt, Incident, JobStatus, Plan, Proposal, Run, RunState
+from rerail.model.run import Attempt, Incident, JobStatus, Proposal, ProposedAction, Run, RunState
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -37,7 +37,9 @@ RUN = Run(
     checkpoint_uri="s3://bucket/gpt/",
     max_runtime_s=86400,
 )
-ASKED = Proposal("p7", Plan.LAUNCH, 2, "create gpt-a002 from step 500", "it died", NOW, NOW + HOURS, dollars=10.55)
+ASKED = Proposal(
+    "p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 500", "it died", NOW, NOW + HOURS, dollars=10.55
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

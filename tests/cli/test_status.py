@@ -16,16 +16,26 @@ from cli.main import app
 from cli.place import Place
 from cli.status import age, picture
 from rerail.aws.clients import client
-from rerail.aws.detector_states import DynamoMemories
+from rerail.aws.detector_states import DynamoDetections
 from rerail.aws.dynamodb import _run_item
-from rerail.detection.detectors import Watch
-from rerail.detection.evaluate import Memory
+from rerail.detection.detectors import DetectorState
+from rerail.detection.evaluate import RunDetection
 from rerail.model.causes import Cause
-from rerail.model.errors import Blind
-from rerail.model.liveness import Phase, Pulse
+from rerail.model.errors import StateUnknown
+from rerail.model.liveness import Liveness, Phase
 from rerail.model.mailbox import Heartbeat, heartbeat_key, write
 from rerail.model.metrics import Cursor
-from rerail.model.run import Attempt, Incident, JobStatus, Plan, Proposal, Run, RunState, Stop, Then
+from rerail.model.run import (
+    AfterStop,
+    Attempt,
+    Incident,
+    JobStatus,
+    PlannedStop,
+    Proposal,
+    ProposedAction,
+    Run,
+    RunState,
+)
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 from tests.timing import cpu_seconds
 
@@ -108,7 +118,7 @@ def told(*words: str, columns: int = 160) -> str:
 
 def test_who_needs_somebody_comes_first_and_is_told_what_to_type(where):
     """A held run and a question before the runs that train, and ended ones last."""
-    asked = Proposal("p7", Plan.LAUNCH, 2, "create gpt-a002 from step 900", "it died", NOW, NOW + HOUR)
+    asked = Proposal("p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 900", "it died", NOW, NOW + HOUR)
     keep(where, a_run("trains", RunState.WATCHING), held("stuck"), a_run("done", RunState.COMPLETED))
     keep(where, a_run("asks", RunState.WAITING, proposal=asked, kept_back="approval"))
     said = told()
@@ -161,9 +171,9 @@ def test_the_newest_step_is_the_heartbeats_or_what_the_sweep_has_noted(where):
     keep(where, beats, noted, silent)
     beat = Heartbeat("beats", 2, "beats-a002", NOW, Phase.STEP, 4321)
     client("s3").put_object(Bucket="mailbox", Key=heartbeat_key("beats"), Body=write(beat))
-    pulse = Pulse(Phase.STEP, NOW, moved_at=NOW - 90 * SECOND, step=1234)
-    stale = Memory("silent", Cursor("silent"), Watch(pulse=pulse))  # of the attempt before
-    DynamoMemories(TABLE).keep([Memory("noted", Cursor("noted-a002"), Watch(pulse=pulse)), stale])
+    pulse = Liveness(Phase.STEP, NOW, moved_at=NOW - 90 * SECOND, step=1234)
+    stale = RunDetection("silent", Cursor("silent"), DetectorState(pulse=pulse))  # of the attempt before
+    DynamoDetections(TABLE).keep([RunDetection("noted", Cursor("noted-a002"), DetectorState(pulse=pulse)), stale])
     rows = {row["id"]: row for row in json.loads(told("--json"))["runs"]}
     assert rows["beats"]["step"] == 4321 and rows["beats"]["step_at"]
     assert (rows["noted"]["step"], rows["noted"]["step_at"]) == (1234, (NOW - 90 * SECOND).isoformat())
@@ -212,7 +222,7 @@ def test_a_log_line_or_a_reason_cannot_paint_the_terminal(where):
 def test_each_state_says_since_when():
     """From what the record holds, without reading a timeline."""
     began = NOW - 10 * HOUR
-    stop = Stop(Then.RELAUNCH, "slow", NOW - 40 * SECOND, NOW)
+    stop = PlannedStop(AfterStop.RELAUNCH, "slow", NOW - 40 * SECOND, NOW)
     assert since(a_run("a", RunState.WATCHING)) == began + HOUR
     assert since(a_run("a", RunState.SAVING, stop=stop)) == NOW - 40 * SECOND
     assert since(a_run("a", RunState.WAITING)) == began + HOUR
@@ -294,7 +304,7 @@ def test_watching_redraws_goes_on_through_trouble_and_ends_with_ctrl_c(where, mo
     def look(self):
         looks.append(1)
         if len(looks) == 2:
-            raise Blind("CloudWatch is not there")
+            raise StateUnknown("CloudWatch is not there")
         return see(self)
 
     def sleep(seconds):

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cli import place
 from cli.main import app
 from cli.trouble import explained, is_missing, permission_of
-from rerail.model.errors import Blind
+from rerail.model.errors import StateUnknown
 from tests.cli.cloud import Cloud, Deployed, denied, refused
 
 NO_STACK = refused("ValidationError", "Stack with id Rerail does not exist", "DescribeStacks")
@@ -60,7 +60,7 @@ def test_the_cores_own_errors_are_told_by_their_cause(monkeypatch):
     """The supervisor's words for not knowing say less than AWS's own."""
 
     def fail(*, local: bool):
-        raise Blind("GetParameter: no") from denied("ssm:GetParameter")
+        raise StateUnknown("GetParameter: no") from denied("ssm:GetParameter")
 
     monkeypatch.setattr(place, "find", fail)
     answer = CliRunner().invoke(app, ["pause"])

@@ -18,7 +18,7 @@ import pytest
 import launch
 from bench import signals
 from job import Cluster
-from rerail.model.mailbox import Command, Durability, Report, Told, Wish, command_key
+from rerail.model.mailbox import Command, CommandKind, Durability, Report, ReportKind, command_key
 from rerail_agent import restarts, telegraph
 from rerail_agent.guard import Guard
 from tests.agent.fake_s3 import HANG_S, Bucket, serving
@@ -128,10 +128,10 @@ NewNode = Callable[..., Node]
 
 
 def order(number: int = 1, **fields: Any) -> Command:
-    return command(f"o{number}", wish=Wish.RESTART, restart=number, reason="non_finite", **fields)
+    return command(f"o{number}", wish=CommandKind.RESTART, restart=number, reason="non_finite", **fields)
 
 
-def told(bucket: Bucket, what: Told) -> list[Report]:
+def told(bucket: Bucket, what: ReportKind) -> list[Report]:
     return [report for report in bucket.reports().values() if report.told is what]
 
 
@@ -148,7 +148,7 @@ def test_an_order_starts_the_ranks_again_with_what_it_says(bucket: Bucket, new_n
     assert node.has("saved-0-0-0"), "they were asked first, and had the time to save"
     assert not Path(f"/proc/{first['PID']}").exists()
     assert node.end() == 0
-    (report,) = told(bucket, Told.RESTARTED)
+    (report,) = told(bucket, ReportKind.RESTARTED)
     assert (report.command, report.restart, report.job, report.attempt) == ("o1", 1, RUN, 1)
     assert "restart 1 in place, by the supervisor's order (non_finite): from step 400" in node.err
 
@@ -166,7 +166,7 @@ def test_orders_follow_one_another(bucket: Bucket, new_node: NewNode) -> None:
     names = ("RERAIL_RESTART", "RERAIL_RESUME_STEP", "RERAIL_ROLLED_BACK", "RERAIL_LR_SCALE")
     assert [second[name] for name in names] == ["2", "400", "1", "0.9"]
     assert node.end() == 0
-    assert [report.restart for report in told(bucket, Told.RESTARTED)] == [1, 2]
+    assert [report.restart for report in told(bucket, ReportKind.RESTARTED)] == [1, 2]
 
 
 def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
@@ -179,7 +179,7 @@ def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
     node.await_note("ready-0-0-0")
     bucket.command(order(2, resume_step=400, skip_samples="10-20", rate=0.9))
     node.await_note("ready-2-0-0")
-    bucket.command(command("asked", wish=Wish.CHECKPOINT))
+    bucket.command(command("asked", wish=CommandKind.CHECKPOINT))
     node.process.kill()
     node.process.communicate()
     (node.folder / "ready-2-0-0").unlink()
@@ -216,9 +216,9 @@ def test_a_crash_waits_for_an_order(bucket: Bucket, new_node: NewNode) -> None:
     crashed = bucket.wait_for_report("crashed")
     assert json.loads(crashed.evidence)["error"] == "ValueError: first"
     bucket.command(order())
-    bucket.wait_for(lambda: len(told(bucket, Told.CRASHED)) == 2)
-    assert [report.restart for report in told(bucket, Told.CRASHED)] == [0, 1]
-    bucket.command(command("no", wish=Wish.TRAIN))
+    bucket.wait_for(lambda: len(told(bucket, ReportKind.CRASHED)) == 2)
+    assert [report.restart for report in told(bucket, ReportKind.CRASHED)] == [0, 1]
+    bucket.command(command("no", wish=CommandKind.TRAIN))
     assert node.end() == 1
     assert node.failure["error"] == "ValueError: second"
     kept = node.base / "output" / "data" / "rerail-failure-before-restart-1"
@@ -230,10 +230,10 @@ def test_what_a_script_does_not_say_init_says(bucket: Bucket, new_node: NewNode)
     node = new_node("raise KeyError('a') if restart == 0 else ValueError('b')")
     assert "KeyError: 'a'" in json.loads(bucket.wait_for_report("crashed").evidence)["error"]
     bucket.command(order())
-    bucket.wait_for(lambda: len(told(bucket, Told.CRASHED)) == 2)
-    last = next(report for report in told(bucket, Told.CRASHED) if report.restart == 1)
+    bucket.wait_for(lambda: len(told(bucket, ReportKind.CRASHED)) == 2)
+    last = next(report for report in told(bucket, ReportKind.CRASHED) if report.restart == 1)
     assert "ValueError: b" in json.loads(last.evidence)["error"]
-    bucket.command(command("no", wish=Wish.TRAIN))
+    bucket.command(command("no", wish=CommandKind.TRAIN))
     assert node.end() == 1
     assert "ValueError: b" in node.failure["error"]
 
@@ -241,7 +241,7 @@ def test_what_a_script_does_not_say_init_says(bucket: Bucket, new_node: NewNode)
 def test_a_word_that_no_order_will_come_ends_the_wait(bucket: Bucket, new_node: NewNode) -> None:
     node = new_node(f"fail('{FAILED % 'x'}')")
     bucket.wait_for_report("crashed")
-    bucket.command(command("no", wish=Wish.TRAIN))
+    bucket.command(command("no", wish=CommandKind.TRAIN))
     assert node.end() == 1
     assert node.failure["error"] == "ValueError: x"
 
@@ -262,7 +262,7 @@ def test_what_nobody_will_restart_ends_at_once(
     """Switched off, hopeless on this machine, or a lost peer where there is no other machine."""
     node = new_node(f"fail('{text}')", **variables)
     assert node.end() == 1
-    assert told(bucket, Told.CRASHED) == []
+    assert told(bucket, ReportKind.CRASHED) == []
 
 
 def test_a_wait_without_an_answer_has_an_end(bucket: Bucket, new_node: NewNode) -> None:
@@ -422,7 +422,7 @@ def test_a_real_run_is_rolled_back_within_its_job(
     assert host.losses == whole, "of a step that was trained twice, the later loss counts"
     hello = bucket.reports()["a001-hello"]
     assert hello.abilities == ("skip", "rate", "restart")
-    assert {(report.command, report.step) for report in told(bucket, Told.RESTARTED)} == {("o1", None), ("", 21)}
+    assert {(report.command, report.step) for report in told(bucket, ReportKind.RESTARTED)} == {("o1", None), ("", 21)}
     aside = {path.name for path in (host.checkpoints / "quarantine").iterdir()}
     assert aside, "what it has saved of the state that was wrong"
     assert all(name.startswith("a1-step-") and int(name[-9:]) > 24 for name in aside)
@@ -448,7 +448,7 @@ def test_the_agent_says_that_it_can_be_restarted_and_that_it_was(
         assert (first.step, first.restart) == (401, 2)
         guard.committed("s3://b/p", 402, Durability.REMOTE)
         bucket.wait_for(lambda: (beat := bucket.heartbeat()) and beat.restart == 2)
-        assert len(told(bucket, Told.RESTARTED)) == 1
+        assert len(told(bucket, ReportKind.RESTARTED)) == 1
     finally:
         guard.close(within_s=0.2)
         signal.signal(signal.SIGTERM, before)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rerail.messages.messages import read
+from rerail.messages.messages import parse_message
 from rerail.model.codec import dumps
 from rerail.model.mailbox import write
 from rerail.model.policy import parse_policy, to_toml
@@ -80,7 +80,7 @@ def _messages() -> Iterator[dict[str, str]]:
     for file in sorted((TESTS / "events").glob("*.json")):
         text = json.dumps(json.loads(file.read_text()))
         if not file.stem.startswith(("other", "notice", "schedule", "sqs")):
-            yield {"name": file.stem, "text": text, "reads_as": type(read(text)).__name__}
+            yield {"name": file.stem, "text": text, "reads_as": type(parse_message(text)).__name__}
 
 
 def _write(file: Path, lines: Any) -> None:

@@ -5,42 +5,42 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import strategies as st
 
 from rerail.model.actions import (
+    ClearedBy,
     CreateJob,
     Machines,
+    Notify,
     PostCommand,
+    QuarantineCheckpoints,
     ReleaseWarmPool,
-    SetAside,
     Severity,
     StopJob,
-    Tell,
-    Until,
 )
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
 from rerail.model.machines import Cluster, WarmPool
-from rerail.model.mailbox import Command, Durability, Heartbeat, Report, Told, Wish
-from rerail.model.policy import Backoff, Capacity, Limits, Mode, OnMaxRuntime, Policy, Retries, Save
+from rerail.model.mailbox import Command, CommandKind, Durability, Heartbeat, Report, ReportKind
+from rerail.model.policy import Backoff, Capacity, Limits, Mode, OnMaxRuntime, Policy, Retries, SaveTimeouts
 from rerail.model.run import (
+    AfterStop,
     Attempt,
-    Climb,
+    HealthLabel,
     Incident,
+    InPlaceRestart,
     JobStatus,
-    Label,
     Ledger,
-    Order,
-    Page,
-    Plan,
+    OpenPage,
+    PlannedStop,
     Proposal,
+    ProposedAction,
     Run,
+    RungTaken,
     RunState,
-    Stop,
-    Then,
     TimelineEntry,
 )
 from rerail.model.runbooks import Runbook
-from rerail.model.self_repairs import Repair
+from rerail.model.self_repairs import SelfRepair
 
 YEAR = timedelta(days=366)
 
@@ -64,7 +64,7 @@ commands = st.builds(
     id=names,
     run=job_names,
     attempt=counts,
-    wish=st.sampled_from(Wish),
+    wish=st.sampled_from(CommandKind),
     asked_at=moments,
     deadline=st.none() | moments,
     reason=words,
@@ -85,7 +85,7 @@ reports = st.builds(
     run=job_names,
     attempt=counts,
     job=job_names,
-    told=st.sampled_from(Told),
+    told=st.sampled_from(ReportKind),
     at=moments,
     command=names | st.just(""),
     step=steps,
@@ -112,7 +112,7 @@ machines = st.builds(Machines, st.lists(words, max_size=2).map(tuple), st.lists(
 pools = st.builds(WarmPool, status=words, billed_s=counts, reused_by=words)
 clusters = st.builds(Cluster, role=words, instance_types=st.lists(words, max_size=2).map(tuple), spot=st.booleans())
 tells = st.builds(
-    Tell,
+    Notify,
     severity=st.sampled_from(Severity),
     title=words,
     body=words,
@@ -123,7 +123,7 @@ tells = st.builds(
     since=st.none() | moments,
     by=st.none() | moments,
     clears=words,
-    until=st.sampled_from(Until),
+    until=st.sampled_from(ClearedBy),
     about=words,
 )
 actions = st.one_of(
@@ -131,7 +131,7 @@ actions = st.one_of(
     st.builds(CreateJob, job_name=words, attempt=counts, resume_step=steps, machines=st.none() | machines),
     st.builds(StopJob, job_name=words),
     st.builds(
-        SetAside,
+        QuarantineCheckpoints,
         run=words,
         attempt=counts,
         uri=words,
@@ -144,7 +144,7 @@ actions = st.one_of(
     tells,
 )
 orders = st.builds(
-    Order,
+    InPlaceRestart,
     number=counts,
     command_id=words,
     reason=words,
@@ -176,13 +176,13 @@ attempts = st.builds(
     keep_alive_seconds=counts,
     machines=st.none() | machines,
     pool=st.none() | pools,
-    repairs=st.dictionaries(st.sampled_from(Repair), counts),
+    repairs=st.dictionaries(st.sampled_from(SelfRepair), counts),
     agent=st.booleans(),
     orders=st.lists(orders, max_size=2).map(tuple),
     drill=st.booleans(),
 )
 labels = st.builds(
-    Label,
+    HealthLabel,
     step=counts,
     attempt=counts,
     health=st.sampled_from(Health),
@@ -193,7 +193,7 @@ labels = st.builds(
     before=st.none() | moments,
 )
 climbs = st.builds(
-    Climb,
+    RungTaken,
     rung=words,
     attempt=counts,
     onset_step=counts,
@@ -205,7 +205,7 @@ climbs = st.builds(
 proposals = st.builds(
     Proposal,
     id=words,
-    plan=st.sampled_from(Plan),
+    plan=st.sampled_from(ProposedAction),
     attempt=counts,
     what=words,
     why=words,
@@ -244,8 +244,8 @@ ledgers = st.builds(
     entries=st.lists(words, max_size=3).map(tuple),
 )
 stops = st.builds(
-    Stop,
-    then=st.sampled_from(Then),
+    PlannedStop,
+    then=st.sampled_from(AfterStop),
     reason=words,
     asked_at=moments,
     deadline=moments,
@@ -285,7 +285,7 @@ runs = st.builds(
     max_runtime_s=st.none() | counts,
     labels=st.lists(labels, max_size=3).map(tuple),
     climbs=st.lists(climbs, max_size=3).map(tuple),
-    pages=st.lists(st.builds(Page, tells, attempt=counts, told_at=moments), max_size=2).map(tuple),
+    pages=st.lists(st.builds(OpenPage, tells, attempt=counts, told_at=moments), max_size=2).map(tuple),
     version=counts,
 )
 timeline_entries = st.builds(
@@ -326,5 +326,5 @@ policies = st.builds(
         fallback_after=durations,
         fallbacks=st.lists(st.sampled_from(["ml.p4de.24xlarge", "subnet-1"]), max_size=2).map(tuple),
     ),
-    save=st.builds(Save, answer=durations, deadline=durations),
+    save=st.builds(SaveTimeouts, answer=durations, deadline=durations),
 )

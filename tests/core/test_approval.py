@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.messages.messages import CommandGiven, TroubleFound
+from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Approval, Mode, OnExpiry, Policy
-from rerail.model.run import Plan, RunState
-from rerail.model.signals import Verb
+from rerail.model.run import ProposedAction, RunState
+from rerail.model.signals import OperatorVerb
 from rerail.notices.notice import Notice
 from tests.fakes import World
 
@@ -31,15 +31,15 @@ def chosen(world: World, **approval) -> None:
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE, approval=Approval(**approval))
 
 
-def say(world: World, verb: Verb, proposal: str | None = None, number: int = 1) -> None:
+def say(world: World, verb: OperatorVerb, proposal: str | None = None, number: int = 1) -> None:
     standing = world.run().proposal
     named = (standing.id if standing else "") if proposal is None else proposal
-    world.supervisor().handle(CommandGiven(f"c{number}", "gpt", verb, "ada", "", named))
+    world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", "", named))
 
 
 def finds(world: World, kind: Kind = Kind.DIVERGENCE, onset: int = 350) -> None:
     finding = Finding(kind, Level.INTERVENE, 480, onset, f"{kind} since step {onset}")
-    world.supervisor().handle(TroubleFound("gpt", world.run().current.job_name, (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", world.run().current.job_name, (finding,)))
 
 
 def pages(world: World) -> list[Notice]:
@@ -56,7 +56,7 @@ def test_a_dead_run_is_relaunched_when_a_human_says_so(world):
     world.minutes(5)
     proposal = world.run().proposal
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WAITING, ["gpt"])
-    assert (proposal.plan, proposal.what) == (Plan.LAUNCH, "create gpt-a002 from step 500")
+    assert (proposal.plan, proposal.what) == (ProposedAction.LAUNCH, "create gpt-a002 from step 500")
     (page,) = pages(world)
     assert page.title == "gpt: your word is needed: create gpt-a002 from step 500"
     assert page.todo.splitlines() == [
@@ -67,7 +67,7 @@ def test_a_dead_run_is_relaunched_when_a_human_says_so(world):
     assert (page.by, page.runbook) == (proposal.expires_at, "approval")
     assert "attempt 1 failed: infrastructure" in page.body
     assert "for about $" in page.did
-    say(world, Verb.APPROVE)
+    say(world, OperatorVerb.APPROVE)
     world.minutes(1)
     assert world.sagemaker.live() == ["gpt-a002"]
     assert world.run().current.approved_by == "ada"
@@ -79,7 +79,7 @@ def test_a_running_job_is_stopped_only_when_a_human_says_so(world):
     world.minutes(20)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
     assert not world.run().ledger.charges
-    say(world, Verb.APPROVE)
+    say(world, OperatorVerb.APPROVE)
     world.minutes(3)
     assert world.sagemaker.live() == ["gpt-a002"]
     assert world.run().current.resumed_from_step < 350
@@ -92,10 +92,10 @@ def test_a_word_is_heard_once(world):
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
     granted = world.run().proposal.id
-    say(world, Verb.APPROVE)
-    say(world, Verb.APPROVE, granted)
+    say(world, OperatorVerb.APPROVE)
+    say(world, OperatorVerb.APPROVE, granted)
     world.minutes(3)
-    say(world, Verb.APPROVE, granted, number=2)
+    say(world, OperatorVerb.APPROVE, granted, number=2)
     assert "nothing waits for approval" in last(world)
     world.sagemaker.fail("gpt-a002", NODE_LOST)
     world.minutes(3)
@@ -107,7 +107,7 @@ def test_a_word_that_comes_late_never_grants_a_newer_proposal(world, named):
     """It has to name the one that stands."""
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
-    say(world, Verb.APPROVE, named)
+    say(world, OperatorVerb.APPROVE, named)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WAITING, ["gpt"])
     assert f"but what stands is {world.run().proposal.id}: nothing is done" in last(world)
 
@@ -115,16 +115,16 @@ def test_a_word_that_comes_late_never_grants_a_newer_proposal(world, named):
 def test_no_means_held_where_nothing_runs_and_hands_off_where_something_does(world):
     """A job that runs is never stopped by a no."""
     finds(world)
-    say(world, Verb.DENY)
+    say(world, OperatorVerb.DENY)
     world.minutes(60)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
     assert "the job goes on" in [entry.reason for entry in world.runs.timeline][-1]
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
-    say(world, Verb.DENY, number=2)
+    say(world, OperatorVerb.DENY, number=2)
     world.minutes(60)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
-    say(world, Verb.RELEASE, number=3)
+    say(world, OperatorVerb.RELEASE, number=3)
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"], "a release is a human's word already"
 
@@ -161,8 +161,8 @@ def test_a_proposal_falls_with_what_it_was_about(world):
     first = world.run().proposal
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
-    assert world.run().proposal.plan is Plan.LAUNCH
-    say(world, Verb.APPROVE, first.id)
+    assert world.run().proposal.plan is ProposedAction.LAUNCH
+    say(world, OperatorVerb.APPROVE, first.id)
     assert list(world.sagemaker.jobs) == ["gpt"]
 
 
@@ -177,7 +177,7 @@ def test_a_newer_finding_takes_the_place_of_an_older_one(world):
 
 def test_an_operators_own_wish_needs_no_approval(world):
     """Whoever says restart has decided."""
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RESTART, "ada", ""))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RESTART, "ada", ""))
     world.minutes(20)
     assert world.sagemaker.live() == ["gpt-a002"]
 
@@ -186,13 +186,13 @@ def test_a_word_while_paused(world):
     """The pause goes before: a launch that was granted waits for it, a running job is left alone."""
     finds(world)
     world.pause.paused = True
-    say(world, Verb.APPROVE)
+    say(world, OperatorVerb.APPROVE)
     assert "Rerail is paused for this account: repeat the command after `rerail resume`" in last(world)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.pause.paused = False
     world.minutes(1)
     world.pause.paused = True
-    say(world, Verb.APPROVE, number=2)
+    say(world, OperatorVerb.APPROVE, number=2)
     world.minutes(10)
     assert (world.run().kept_back, list(world.sagemaker.jobs)) == ("pause", ["gpt"])
     world.pause.paused = False

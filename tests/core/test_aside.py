@@ -4,13 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.decisions.decision import known
-from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
-from rerail.model.actions import CreateJob, SetAside
+from rerail.decisions.decision import select_known
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
+from rerail.model.actions import CreateJob, QuarantineCheckpoints
 from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.run import JobStatus, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.core.test_loop_crashes import Crash, Saboteur
 from tests.fakes import BUCKET, Agent, World
 
@@ -33,7 +33,7 @@ def world() -> World:
 
 def diverged(world: World, *, onset: int = 350, job: str = "gpt") -> None:
     finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 480, onset, "9.1 for 80 rows")
-    world.supervisor().handle(TroubleFound("gpt", job, (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", job, (finding,)))
 
 
 def lies(world: World) -> list[int]:
@@ -41,8 +41,8 @@ def lies(world: World) -> list[int]:
     return sorted(checkpoint.step for checkpoint in world.checkpoints.saved[BUCKET])
 
 
-def tell(world: World, verb: Verb, id: str) -> None:
-    world.supervisor().handle(CommandGiven(id, "gpt", verb, "ada", ""))
+def tell(world: World, verb: OperatorVerb, id: str) -> None:
+    world.supervisor().handle(CommandReceived(id, "gpt", verb, "ada", ""))
 
 
 def test_what_is_tainted_is_out_of_the_way_before_the_job_is_launched(world):
@@ -66,7 +66,7 @@ def test_a_job_waits_for_as_many_turns_as_moving_takes(world):
     world.minutes(5)
     run = world.run()
     assert (run.state, sorted(world.sagemaker.jobs)) == (RunState.STARTING, ["gpt"])
-    assert [type(action) for action in run.pending] == [SetAside, CreateJob]
+    assert [type(action) for action in run.pending] == [QuarantineCheckpoints, CreateJob]
     world.checkpoints.moves_at_once = 1
     world.minutes(5)
     assert (world.run().state, lies(world)) == (RunState.WATCHING, [100, 200, 300])
@@ -82,11 +82,11 @@ def test_without_the_permission_the_run_is_held_and_the_message_names_it(world):
     assert "asideBuckets" in run.hold_reason
     assert any("asideBuckets" in notice.todo and notice.severity == "page" for notice in world.bus.told)
     assert lies(world) == [100, 200, 300, 400, 500]
-    tell(world, Verb.RELEASE, "too early")
+    tell(world, OperatorVerb.RELEASE, "too early")
     world.minutes(2)
     assert (world.run().state, sorted(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
     world.checkpoints.forbidden = ""
-    tell(world, Verb.RELEASE, "in time")
+    tell(world, OperatorVerb.RELEASE, "in time")
     world.minutes(2)
     run = world.run()
     assert (run.state, run.current.job_name, run.current.resumed_from_step) == (RunState.WATCHING, "gpt-a002", 300)
@@ -101,7 +101,7 @@ def test_when_a_human_has_looked_what_nobody_can_date_is_left_alone(world):
     world.checkpoints.forbidden = "nobody can tell of which step the saves are"
     diverged(world)
     world.minutes(2)
-    tell(world, Verb.RELEASE, "looked")
+    tell(world, OperatorVerb.RELEASE, "looked")
     world.minutes(1)
     assert asked[0] is True
     assert asked[-1] is False
@@ -111,12 +111,12 @@ def test_a_hold_calls_the_moving_off_and_a_release_takes_it_up_again(world):
     world.checkpoints.moves_at_once = 0
     diverged(world)
     world.minutes(2)
-    tell(world, Verb.HOLD, "wait")
+    tell(world, OperatorVerb.HOLD, "wait")
     assert world.run().pending == ()
     world.checkpoints.moves_at_once = 1000
     world.minutes(3)
     assert lies(world) == [100, 200, 300, 400, 500]
-    tell(world, Verb.RELEASE, "go")
+    tell(world, OperatorVerb.RELEASE, "go")
     world.minutes(2)
     assert (world.run().state, lies(world)) == (RunState.WATCHING, [100, 200, 300])
 
@@ -144,7 +144,7 @@ def test_an_onset_is_known_even_where_an_older_incident_is_open(world):
     world.minutes(3)
     run = world.run()
     assert (run.current.number, run.current.resumed_from_step, lies(world)) == (3, 400, [100, 200, 300, 400])
-    assert [c.step for c in known(run, world.checkpoints.aside) if c.health is not Health.CLEAN] == [500]
+    assert [c.step for c in select_known(run, world.checkpoints.aside) if c.health is not Health.CLEAN] == [500]
 
 
 def test_a_job_that_fails_while_it_is_being_stopped_is_rolled_back_all_the_same(world):
@@ -180,7 +180,7 @@ def test_with_an_agent_nothing_is_moved_and_only_manifests_count(world):
 def test_a_stop_without_an_onset_moves_nothing(world):
     """A hang, a lost node, a human's wish: what was saved is sound."""
     finding = Finding(Kind.STALL, Level.INTERVENE, 500, 500, "no step")
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
     world.minutes(5)
     assert (world.run().current.resumed_from_step, world.checkpoints.aside) == (500, [])
 
@@ -191,7 +191,7 @@ def test_saves_from_before_the_run_are_nobody_s(world):
     (old,) = [c for c in world.checkpoints.saved[BUCKET] if c.step == 100]
     world.clock.pass_by(timedelta(days=-2))
     save(world, 50)
-    assert [(c.step, c.attempt) for c in known(run, world.checkpoints.saved[BUCKET]) if c.step <= 100] == [
+    assert [(c.step, c.attempt) for c in select_known(run, world.checkpoints.saved[BUCKET]) if c.step <= 100] == [
         (50, 0),
         (100, 1),
     ]
@@ -242,15 +242,15 @@ def a_rollback(saboteur: Saboteur) -> World:
     world = World()
     world.checkpoints.moves_at_once = 1
     world.sagemaker.submit("gpt")
-    deliver(world, saboteur, JobHeard("gpt"))
+    deliver(world, saboteur, JobStateChanged("gpt"))
     for step in (100, 200, 300):
         world.clock.pass_by(timedelta(minutes=1))
         save(world, step)
     finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 290, 150, "9.1 for 80 rows")
-    deliver(world, saboteur, TroubleFound("gpt", "gpt", (finding,)))
+    deliver(world, saboteur, FindingsReceived("gpt", "gpt", (finding,)))
     for _ in range(4):
         world.clock.pass_by(timedelta(minutes=1))
-        deliver(world, saboteur, JobHeard("gpt"))
+        deliver(world, saboteur, JobStateChanged("gpt"))
     return world
 
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.detection.evaluate import Memory, Watchable, beaten, remember
-from rerail.messages.messages import JobHeard
+from rerail.detection.evaluate import MonitoredRun, RunDetection, evaluate_heartbeat, resume_detection
+from rerail.messages.messages import JobStateChanged
 from rerail.model.codec import dumps, loads
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import heartbeat_key, read_heartbeat, write
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, JobStatus, Run, RunState
-from rerail.ports import Beat
+from rerail.ports import ReceivedHeartbeat
 from tests.core.strategies import heartbeats
 from tests.fakes import MIDNIGHT, Agent, World
 
@@ -27,7 +27,7 @@ def world() -> World:
     world = World()
     world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     return world
 
 
@@ -100,7 +100,7 @@ def test_a_heart_that_stops_beating_hands_over_to_the_metrics(world, agent, aske
 def test_no_step_is_judged_twice_and_none_is_passed_over(world, agent, monkeypatch):
     """To and fro: the agent judges what its heartbeats tell of, we the rest, each row once and in order."""
     rows: list[int] = []
-    monkeypatch.setattr("rerail.detection.evaluate.see", _noting(rows))
+    monkeypatch.setattr("rerail.detection.evaluate.evaluate_sample", _noting(rows))
     step = train(world, 20)
     step = train(world, 20, agent, first=step)
     step = train(world, 20, first=step)
@@ -114,12 +114,12 @@ def test_no_step_is_judged_twice_and_none_is_passed_over(world, agent, monkeypat
 
 
 def _noting(rows: list[int]):
-    from rerail.detection.detectors import see
+    from rerail.detection.detectors import evaluate_sample
 
     def noted(watch, sample, detection):
         if sample.at:  # others are what the heartbeats teach
             rows.append(sample.step)
-        return see(watch, sample, detection)
+        return evaluate_sample(watch, sample, detection)
 
     return noted
 
@@ -199,7 +199,7 @@ def test_heartbeats_are_heard_though_no_metrics_can_be_read(world, agent, monkey
     from rerail.model.errors import Throttled
 
     world.sagemaker.submit("plain")
-    world.supervisor().handle(JobHeard("plain"))
+    world.supervisor().handle(JobStateChanged("plain"))
 
     def refuse(*_):
         raise Throttled("GetMetricData: rate exceeded")
@@ -263,7 +263,7 @@ def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.sagemaker.defined_metrics = ()
     world.sagemaker.submit("plain")
-    world.supervisor().handle(JobHeard("plain"))
+    world.supervisor().handle(JobStateChanged("plain"))
     agent = Agent(world, run="plain", job="plain")
     agent.hello()
     for minute in range(20):
@@ -279,12 +279,12 @@ def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
 def test_no_heartbeat_whatever_it_holds_ends_a_round(beats, lags):
     """One job's nonsense must not blind us to all the others."""
     run = Run("gpt", "default", RunState.WATCHING, MIDNIGHT, (Attempt(1, "gpt", agent=True),))
-    watchable = Watchable(run, Policy(), None, trains=True)
-    memory, now = remember(None, watchable, at=MIDNIGHT), MIDNIGHT
+    watchable = MonitoredRun(run, Policy(), None, trains=True)
+    memory, now = resume_detection(None, watchable, at=MIDNIGHT), MIDNIGHT
     for heartbeat, lag in zip(beats, lags, strict=False):
         now += MINUTE
-        beat = Beat(read_heartbeat(write(heartbeat), run=heartbeat.run), now + timedelta(seconds=lag))
-        memory = loads(Memory, dumps(beaten(memory, watchable, beat, at=now).memory))
+        beat = ReceivedHeartbeat(read_heartbeat(write(heartbeat), run=heartbeat.run), now + timedelta(seconds=lag))
+        memory = loads(RunDetection, dumps(evaluate_heartbeat(memory, watchable, beat, at=now).memory))
         assert memory.watch.pulse.heard_at <= now
         assert memory.watch.pulse.moved_at is None or memory.watch.pulse.moved_at <= now
         assert memory.cursor.read_to <= now

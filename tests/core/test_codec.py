@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.model.actions import CreateJob, ReleaseWarmPool, Severity, StopJob, Tell
+from rerail.model.actions import CreateJob, Notify, ReleaseWarmPool, Severity, StopJob
 from rerail.model.causes import Cause
 from rerail.model.codec import BadRecord, dumps, loads, plain
 from rerail.model.policy import Policy
-from rerail.model.run import Attempt, Incident, JobStatus, Ledger, Run, RunState, Stop, Then, TimelineEntry
+from rerail.model.run import AfterStop, Attempt, Incident, JobStatus, Ledger, PlannedStop, Run, RunState, TimelineEntry
 from tests.core.strategies import json_values, runs, timeline_entries
 
 STORED = Path(__file__).parent / "data" / "run-schema-1.json"
@@ -74,9 +74,11 @@ FULL = Run(
         CreateJob("gpt-7b-a002", 2, 1000),
         StopJob("gpt-7b-a002"),
         ReleaseWarmPool("gpt-7b"),
-        Tell(Severity.INFORM, "gpt-7b: hardware: relaunching", "…", "gpt-7b/failed-1"),
+        Notify(Severity.INFORM, "gpt-7b: hardware: relaunching", "…", "gpt-7b/failed-1"),
     ),
-    stop=Stop(Then.RELAUNCH, "ada said restart", START + timedelta(hours=3), START + timedelta(hours=3, minutes=15)),
+    stop=PlannedStop(
+        AfterStop.RELAUNCH, "ada said restart", START + timedelta(hours=3), START + timedelta(hours=3, minutes=15)
+    ),
     wake_at=START + timedelta(hours=4),
     hold_reason="",
     observe_only=True,

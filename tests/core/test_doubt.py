@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.detection.clock_skew import FRESH, JUMP, doubted
-from rerail.messages.messages import JobHeard
+from rerail.detection.clock_skew import FRESH, JUMP, find_silence_start
+from rerail.messages.messages import JobStateChanged
 from rerail.model.run import RunState
 from tests.fakes import MIDNIGHT, Clock, World
 
@@ -33,7 +33,7 @@ def world() -> World:
     world = World()
     world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     world.clock = Skewed(world.clock)
     return world
 
@@ -84,13 +84,13 @@ def test_a_job_that_stood_still_while_nobody_looked_is_found_after_all(world):
 
 def test_doubt_begins_with_a_jump_and_ends_with_a_row_of_now():
     at = MIDNIGHT
-    assert doubted(None, at, heard=False, newest=None, at=at + JUMP) is None
+    assert find_silence_start(None, at, heard=False, newest=None, at=at + JUMP) is None
     since = at + 2 * JUMP
-    assert doubted(None, at, heard=True, newest=at, at=since) == since
+    assert find_silence_start(None, at, heard=True, newest=at, at=since) == since
     later = since + MINUTE
-    assert doubted(since, since, heard=False, newest=at, at=later) == since
-    assert doubted(since, since, heard=True, newest=later - FRESH - MINUTE, at=later) == later
-    assert doubted(since, since, heard=True, newest=later - MINUTE, at=later) is None
+    assert find_silence_start(since, since, heard=False, newest=at, at=later) == since
+    assert find_silence_start(since, since, heard=True, newest=later - FRESH - MINUTE, at=later) == later
+    assert find_silence_start(since, since, heard=True, newest=later - MINUTE, at=later) is None
 
 
 @pytest.mark.parametrize("saves_every", [10, 30])

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 
-from rerail.decisions.adoption import Enrolled, Refused, enrol
+from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt
 from rerail.model.actions import Severity
 from rerail.model.errors import PolicyError, UnknownPolicy
 from rerail.model.policy import Policy
-from rerail.model.run import Attempt, Job, JobStatus, Ledger, RunState, run_id, successor_name
+from rerail.model.run import Attempt, Job, JobStatus, Ledger, RunState, make_job_name, run_id
 from tests.core.strategies import job_names
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -32,14 +32,16 @@ class Policies:
         return Policy(name=name)
 
 
-def heard(job: Job = JOB, tags=SUPERVISED, *, description=None, taken: bool = False, at=NOON) -> Enrolled | Refused:
-    return enrol(job, description or {}, tags, Policies(), taken=taken, at=at)
+def heard(
+    job: Job = JOB, tags=SUPERVISED, *, description=None, taken: bool = False, at=NOON
+) -> Adopted | AdoptionRefused:
+    return adopt(job, description or {}, tags, Policies(), taken=taken, at=at)
 
 
 def test_a_tagged_job_becomes_the_first_attempt_of_a_run():
     """The run has the job's name, its checkpoints and its policy, and its launch counts as a start."""
     enrolled = heard()
-    assert isinstance(enrolled, Enrolled)
+    assert isinstance(enrolled, Adopted)
     assert enrolled.reason == "adopted gpt under policy 'night'"
     run = enrolled.run
     assert (run.id, run.policy, run.state, run.created_at) == ("gpt", "night", RunState.STARTING, NOON)
@@ -52,7 +54,7 @@ def test_a_tagged_job_becomes_the_first_attempt_of_a_run():
 @pytest.mark.parametrize("tags", [{}, {"team": "nlp"}, {"rerail:run": "gpt"}, {"rerail:Policy": "night"}])
 def test_an_untagged_job_is_never_touched(tags):
     """No tag, no run and no notice: whoever did not ask is not spoken to."""
-    assert heard(tags=tags) == Refused("it has no tag rerail:policy")
+    assert heard(tags=tags) == AdoptionRefused("it has no tag rerail:policy")
 
 
 def test_a_job_that_copied_our_tags_is_refused_aloud():
@@ -86,20 +88,20 @@ def test_a_job_that_cannot_be_relaunched_is_refused_aloud(description, reason):
 @pytest.mark.parametrize("status", [JobStatus.COMPLETED, JobStatus.STOPPED, JobStatus.DELETING])
 def test_a_job_that_had_ended_is_left_alone(status):
     """What ended well, or by somebody's will, before it was heard of needs nobody; nobody is told either."""
-    assert heard(replace(JOB, status=status)) == Refused(f"it had ended ({status}) before it was heard of")
+    assert heard(replace(JOB, status=status)) == AdoptionRefused(f"it had ended ({status}) before it was heard of")
 
 
 @pytest.mark.parametrize("status", [JobStatus.IN_PROGRESS, JobStatus.STOPPING, JobStatus.FAILED, JobStatus.UNKNOWN])
 def test_a_job_that_may_still_need_us_is_adopted(status):
     """Also one that failed a moment ago: its events may have been lost."""
     ended = NOON - timedelta(minutes=59) if status is JobStatus.FAILED else None
-    assert isinstance(heard(replace(JOB, status=status, ended_at=ended)), Enrolled)
+    assert isinstance(heard(replace(JOB, status=status, ended_at=ended)), Adopted)
 
 
 def test_an_old_failure_is_not_dug_up():
     """A job that failed more than an hour ago was not failing on our watch."""
     old = replace(JOB, status=JobStatus.FAILED, ended_at=NOON - timedelta(minutes=61))
-    assert heard(old) == Refused("it failed too long before it was heard of")
+    assert heard(old) == AdoptionRefused("it failed too long before it was heard of")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_an_old_failure_is_not_dug_up():
 def test_a_policy_that_cannot_be_had_makes_an_observer(asked, problem):
     """The default's thresholds, no action, and one notice that says what to mend."""
     enrolled = heard(tags={"rerail:policy": asked})
-    assert isinstance(enrolled, Enrolled)
+    assert isinstance(enrolled, Adopted)
     assert (enrolled.run.policy, enrolled.run.observe_only) == ("default", True)
     assert enrolled.reason == f"adopted gpt under policy 'default', observing only: {problem}"
     (notice,) = enrolled.run.pending
@@ -135,6 +137,6 @@ def test_names_leave_room_for_successors(name):
     """However long the job's name is, taken or not, every attempt's name fits SageMaker's 63 characters."""
     for taken in (False, True):
         run = heard(replace(JOB, name=name), taken=taken).run
-        assert len(successor_name(run.id, 999)) <= 63
+        assert len(make_job_name(run.id, 999)) <= 63
         assert run.current.job_name == name
         assert (run.id == run_id(name)) == (not taken)

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail.decisions.fallback_machines import Quota, lacking_quota, moved, passed_over, untried
+from rerail.decisions.fallback_machines import Quota, find_missing_quota, format_unsuitable, list_untried, with_machines
 from rerail.decisions.remedies import Hold, Relaunch, capacity_verdict
-from rerail.messages.messages import CommandGiven, JobHeard
+from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.actions import Machines, Severity
 from rerail.model.causes import Cause
 from rerail.model.errors import PolicyError
-from rerail.model.machines import TYPES, Cluster, WarmPool, misfit, spoken_machines
+from rerail.model.machines import TYPES, Cluster, WarmPool, find_misfit, format_instance_types
 from rerail.model.policy import Capacity, Mode, Policy, parse_policy, to_toml
 from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -87,8 +87,8 @@ def test_fall_backs_are_tried_in_the_policys_order_each_once():
     for _ in range(5):
         verdict = capacity_verdict(run, rules, at=NOON)
         assert isinstance(verdict, Relaunch)
-        order.append(spoken_machines(verdict.machines) if verdict.machines else "its own")
-        run = moved(run, verdict.machines) if verdict.moves else run
+        order.append(format_instance_types(verdict.machines) if verdict.machines else "its own")
+        run = with_machines(run, verdict.machines) if verdict.moves else run
     assert order == ["subnet-9", P4DE, f"{P4DE} in subnet-9", "its own", "its own"]
 
 
@@ -145,14 +145,14 @@ def test_a_fall_backs_own_quota_only_rules_out_the_fall_back():
 )
 def test_a_quota_is_read_from_sagemakers_own_words(text, quota):
     """One that is large enough for the job alone is used by others now, and may be free later."""
-    assert lacking_quota(text) == quota
+    assert find_missing_quota(text) == quota
 
 
 def test_what_does_not_fit_is_passed_over_and_said():
     rules = policy("ml.g5.12xlarge", P5)
     run = a_run(waited=40 * MINUTE)
-    assert untried(run, rules) == ()
-    assert "4 GPUs, not 8" in passed_over(run, rules)
+    assert list_untried(run, rules) == ()
+    assert "4 GPUs, not 8" in format_unsuitable(run, rules)
     verdict = capacity_verdict(run, rules, at=NOON)
     assert isinstance(verdict, Relaunch)
     assert not verdict.moves
@@ -170,17 +170,17 @@ def test_whatever_is_refused_the_order_is_the_policys_and_each_is_tried_once(fal
     """Never on machines that do not fit, never twice in one wait, never before their time, never out of order."""
     rules = policy(*fallbacks, wait=timedelta(days=300))
     run = replace(a_run(), cluster=Cluster(instance_types=(kind,), subnets=("subnet-1",)))
-    in_order = [spoken_machines(each) for each in untried(run, rules)]
+    in_order = [format_instance_types(each) for each in list_untried(run, rules)]
     at, gone_to = NOON, []
     for pause in minutes:
         verdict = capacity_verdict(run, rules, at=at)
         assert isinstance(verdict, Relaunch)
         if verdict.moves:
-            run = moved(run, verdict.machines)
+            run = with_machines(run, verdict.machines)
         if verdict.moves and verdict.machines:
             assert at - NOON >= rules.capacity.fallback_after
-            assert misfit(run.cluster, verdict.machines) == ""
-            gone_to.append(spoken_machines(verdict.machines))
+            assert find_misfit(run.cluster, verdict.machines) == ""
+            gone_to.append(format_instance_types(verdict.machines))
         at += pause * MINUTE
     assert gone_to == in_order[: len(gone_to)]
     assert len(gone_to) == len(set(gone_to))
@@ -197,7 +197,7 @@ def world() -> World:
 def adopted(world: World, *fallbacks: str, **facts) -> World:
     world.policies.by_name["default"] = policy(*fallbacks)
     world.sagemaker.submit("gpt", request=MACHINES | facts.pop("request", {}), **facts)
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     world.checkpoints.save(step=100)
     return world
 
@@ -317,7 +317,7 @@ def test_a_wait_that_sagemaker_ends_by_its_own_clock_is_a_want_of_machines(world
 
 def test_the_runs_own_machines_are_no_fall_back():
     """An entry that changes nothing would only use up its turn."""
-    assert untried(a_run(), policy(P4D, "subnet-1", P4DE)) == (Machines((P4DE,)),)
+    assert list_untried(a_run(), policy(P4D, "subnet-1", P4DE)) == (Machines((P4DE,)),)
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.APPROVE, Mode.PAUSE])
@@ -363,7 +363,7 @@ def test_a_quota_of_nothing_is_a_matter_for_people_at_once(world):
     assert f"the quota '{P4D} for training job usage' is 0" in world.run().hold_reason
     assert world.sagemaker.released == ["gpt"]
     world.sagemaker.lacking = {}
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RELEASE, "ada", "raised"))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "raised"))
     assert world.run().current.job_name == "gpt-a002"
     assert "gpt-a002" in world.sagemaker.jobs
 

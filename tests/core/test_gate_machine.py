@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from rerail.messages.messages import CommandGiven
+from rerail.messages.messages import CommandReceived
 from rerail.model.policy import Mode
 from rerail.model.run import RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.core.test_machine import Nights
 
 HOUR = timedelta(hours=1)
@@ -35,14 +35,14 @@ class GatedNights(Nights):
     def somebody_pauses_or_resumes(self) -> None:
         self.world.pause.paused = not self.world.pause.paused
 
-    @rule(verb=st.sampled_from([Verb.APPROVE, Verb.DENY]), late=st.booleans(), twice=st.booleans())
-    def somebody_answers(self, verb: Verb, late: bool, twice: bool) -> None:
+    @rule(verb=st.sampled_from([OperatorVerb.APPROVE, OperatorVerb.DENY]), late=st.booleans(), twice=st.booleans())
+    def somebody_answers(self, verb: OperatorVerb, late: bool, twice: bool) -> None:
         """To what stands, or to what stood before."""
         standing = self.world.run().proposal
         named = "p1" if late or standing is None else standing.id
         self.commands += 1
         for _ in range(2 if twice else 1):
-            self._handle(CommandGiven(f"c{self.commands}", "gpt", verb, "ada", "", named))
+            self._handle(CommandReceived(f"c{self.commands}", "gpt", verb, "ada", "", named))
 
     def _pass_on(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if method.__name__ in ("create", "stop"):

@@ -17,12 +17,23 @@ from cli.simulate.supervised import Supervised
 from cli.simulate.ways import AGENT, DEFAULT, IN_PLACE
 from cli.simulate.world import World
 from rerail.accounting import on_call_times as people
-from rerail.accounting.goodput import Account, Badput, account, total
+from rerail.accounting.goodput import Account, Badput, make_account, sum_accounts
 from rerail.model.causes import Cause
 from rerail.model.codec import loads
 from rerail.model.finding import Kind
 from rerail.model.policy import Policy
-from rerail.model.run import Attempt, Incident, JobStatus, Order, Plan, Proposal, Run, RunState, Stop, Then
+from rerail.model.run import (
+    AfterStop,
+    Attempt,
+    Incident,
+    InPlaceRestart,
+    JobStatus,
+    PlannedStop,
+    Proposal,
+    ProposedAction,
+    Run,
+    RunState,
+)
 from tests.core import strategies
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -62,7 +73,7 @@ def minutes(told: Account) -> dict[str, float]:
 
 def test_a_run_that_only_trains_has_but_waited_for_machines():
     """From its job's creation on, although Rerail adopted it a minute later."""
-    told = account(a_run(an_attempt(1, 0, 5, None)), at(65), PRICED)
+    told = make_account(a_run(an_attempt(1, 0, 5, None)), at(65), PRICED)
     assert minutes(told) == {"GOOD": 60, "MACHINES": 5}
     assert told.share == 60 / 65
     assert (told.dollars, told.lost_dollars, told.saved_s) == (60, 0, 0)
@@ -78,7 +89,7 @@ DIED = (
 def test_a_relaunch_costs_steps_and_the_time_until_machines_are_there_again():
     """A third of 600 steps are trained again; two minutes to notice, three of backoff, five for machines."""
     run = a_run(*DIED, incidents=[an_incident(65, 67, 85, step=600, resume_step=400)])
-    told = account(run, at(105), PRICED)
+    told = make_account(run, at(105), PRICED)
     assert minutes(told) == {"GOOD": 40 + 30, "LOST": 20, "UNNOTICED": 2, "BACKOFF": 3, "MACHINES": 10}
     assert (told.dollars, told.lost_dollars) == (90, pytest.approx(20))
     assert (told.mttd_s, told.mttr_s, told.decided, told.mended, told.relaunches) == (120, 1200, 1, 1, 1)
@@ -86,14 +97,14 @@ def test_a_relaunch_costs_steps_and_the_time_until_machines_are_there_again():
 
 def test_what_people_would_have_taken_longer_is_saved():
     """A crash: their median of twenty minutes but for the five that we took; no machine was billed meanwhile."""
-    told = account(a_run(*DIED, incidents=[an_incident(65, 67, 85)]), at(105), PRICED)
+    told = make_account(a_run(*DIED, incidents=[an_incident(65, 67, 85)]), at(105), PRICED)
     assert (told.saved_s / 60, told.saved_dollars) == (people.CRASH.median - 5, 0)
 
 
 @pytest.mark.parametrize("closed", [None, 200])
 def test_nothing_is_saved_before_it_is_proven(closed):
     """An incident that is open, or mended later than now, has saved nothing yet."""
-    told = account(a_run(*DIED, incidents=[an_incident(65, 67, closed)]), at(105), PRICED)
+    told = make_account(a_run(*DIED, incidents=[an_incident(65, 67, closed)]), at(105), PRICED)
     assert (told.saved_s, told.mended, told.mttr_s, told.decided) == (0, 0, None, 1)
 
 
@@ -108,21 +119,21 @@ def test_nothing_is_saved_before_it_is_proven(closed):
 )
 def test_a_job_that_would_have_gone_on_for_nothing_saves_money_too(kind, cause, saved, dollars):
     """Until people had seen it its machines would have been billed: a dollar a minute."""
-    told = account(a_run(*DIED, incidents=[an_incident(65, 67, 85, kind=kind, cause=cause)]), at(105), PRICED)
+    told = make_account(a_run(*DIED, incidents=[an_incident(65, 67, 85, kind=kind, cause=cause)]), at(105), PRICED)
     assert (told.saved_s / 60, told.saved_dollars) == (pytest.approx(saved), pytest.approx(dollars))
 
 
 def test_who_is_slower_than_people_saves_nothing():
     """No capacity for an hour: they would have waited as well."""
     late = (DIED[0], an_attempt(2, 125, 130, None, resumed_from_step=400))
-    told = account(a_run(*late, incidents=[an_incident(65, 67, 140)]), at(150), PRICED)
+    told = make_account(a_run(*late, incidents=[an_incident(65, 67, 140)]), at(150), PRICED)
     assert told.saved_s == 0
 
 
 def test_a_rollback_beyond_an_attempt_loses_all_of_it_and_part_of_the_one_before():
     """The third attempt resumes from step 200: of 600 steps of the first, 400 are lost, and all of the second's."""
     run = a_run(*replace_ended(DIED, 95, 800), an_attempt(3, 95, 95, None, resumed_from_step=200))
-    assert minutes(account(run, at(105), PRICED))["LOST"] == 40 + 20
+    assert minutes(make_account(run, at(105), PRICED))["LOST"] == 40 + 20
 
 
 def replace_ended(attempts: Sequence[Attempt], ended: float, step: int) -> list[Attempt]:
@@ -134,7 +145,7 @@ def replace_ended(attempts: Sequence[Attempt], ended: float, step: int) -> list[
 def test_where_no_step_is_known_all_is_lost_or_nothing_can_be_told(resumed, lost):
     """Started anew, the whole attempt was for nothing; resumed from somewhere within, nobody knows how far it came."""
     run = a_run(an_attempt(1, 0, 5, 65), an_attempt(2, 65, 65, None, resumed_from_step=resumed))
-    assert minutes(account(run, at(70), PRICED)).get("LOST", 0) == lost
+    assert minutes(make_account(run, at(70), PRICED)).get("LOST", 0) == lost
 
 
 def test_a_hang_is_badput_from_its_onset():
@@ -142,19 +153,19 @@ def test_a_hang_is_badput_from_its_onset():
     hung = an_incident(45, 65, cause=Cause.HANG, kind=Kind.STALL, actions=("stop", "relaunch"))
     first = an_attempt(1, 0, 5, 66, last_step=400)
     run = a_run(first, an_attempt(2, 66, 70, None, resumed_from_step=400), incidents=[hung])
-    told = account(run, at(70), PRICED)
+    told = make_account(run, at(70), PRICED)
     assert minutes(told) == {"GOOD": 40, "UNNOTICED": 20, "STOPPING": 1, "MACHINES": 9}
     assert told.lost_dollars == pytest.approx(21)
 
 
 def test_a_restart_in_place_is_booked_to_its_first_step():
     """Ten minutes of steps go back with it: from step 600 to 500 of a hundred minutes' work."""
-    order = Order(
+    order = InPlaceRestart(
         1, "c", "crashed", at(65), at(70), resume_step=500, last_step=600, restarted_at=at(66), stepped_at=at(68)
     )
     crashed = an_incident(65, 65, 70, kind="crashed", cause=Cause.USER_CODE, actions=("restart",))
     run = a_run(an_attempt(1, 0, 5, None, orders=(order,)), incidents=[crashed])
-    told = account(run, at(78), PRICED)
+    told = make_account(run, at(78), PRICED)
     assert minutes(told) == {"GOOD": 50 + 10, "LOST": 10, "RESTART": 3, "MACHINES": 5}
     assert (told.restarts, told.relaunches) == (1, 0)
     assert told.saved_s / 60 == people.CRASH.median - 1  # until its processes ran again
@@ -162,15 +173,15 @@ def test_a_restart_in_place_is_booked_to_its_first_step():
 
 def test_a_restart_that_came_to_nothing_lasts_until_the_job_ends():
     """Nothing trained any more."""
-    order = Order(1, "c", "diverged", at(65), at(70), failed="nothing was heard")
-    told = account(a_run(an_attempt(1, 0, 5, None, orders=(order,))), at(75), PRICED)
+    order = InPlaceRestart(1, "c", "diverged", at(65), at(70), failed="nothing was heard")
+    told = make_account(a_run(an_attempt(1, 0, 5, None, orders=(order,))), at(75), PRICED)
     assert minutes(told) == {"GOOD": 60, "RESTART": 10, "MACHINES": 5}
 
 
 def test_what_sagemaker_repairs_is_no_goodput_and_not_billed():
     """By the history of the job's own statuses."""
     run = a_run(an_attempt(1, 0, 5, 65, repair_seconds=600, billable_s=3000), state=RunState.COMPLETED)
-    told = account(run, at(65), PRICED)
+    told = make_account(run, at(65), PRICED)
     assert minutes(told) == {"GOOD": 50, "REPAIR": 10, "MACHINES": 5}
     assert (told.dollars, told.lost_dollars) == (50, 0)
 
@@ -178,17 +189,17 @@ def test_what_sagemaker_repairs_is_no_goodput_and_not_billed():
 def test_a_run_that_is_over_spends_no_more_time():
     """Its wall time ends with its last job."""
     run = a_run(an_attempt(1, 0, 5, 65), state=RunState.COMPLETED)
-    assert account(run, at(65), PRICED) == account(run, at(6500), PRICED)
+    assert make_account(run, at(65), PRICED) == make_account(run, at(6500), PRICED)
 
 
 def test_a_held_run_waits_for_people():
     """From the decision on; after their release, the wait stays theirs."""
     dead = an_attempt(1, 0, 5, 65, last_step=600)
     held = an_incident(65, 66, 66, mended=False, actions=("hold",))
-    told = account(a_run(dead, incidents=[held], state=RunState.HELD), at(126), PRICED)
+    told = make_account(a_run(dead, incidents=[held], state=RunState.HELD), at(126), PRICED)
     assert minutes(told) == {"GOOD": 60, "UNNOTICED": 1, "HUMAN": 60, "MACHINES": 5}
     released = an_attempt(2, 126, 130, None, resumed_from_step=600, approved_by="ada")
-    told = account(a_run(dead, released, incidents=[held]), at(130), PRICED)
+    told = make_account(a_run(dead, released, incidents=[held]), at(130), PRICED)
     assert minutes(told) == {"GOOD": 60, "UNNOTICED": 1, "HUMAN": 60, "MACHINES": 9}
 
 
@@ -196,15 +207,15 @@ def test_a_job_that_is_left_running_while_people_are_asked_earns_nothing():
     """Held with the job alive: nobody knows whether its steps are worth anything."""
     held = an_incident(45, 50, 50, mended=False, cause=Cause.DIVERGED, kind=Kind.DIVERGENCE, actions=("hold",))
     run = a_run(an_attempt(1, 0, 5, None), incidents=[held], state=RunState.HELD)
-    assert minutes(account(run, at(65), PRICED)) == {"GOOD": 45, "HUMAN": 15, "MACHINES": 5}
+    assert minutes(make_account(run, at(65), PRICED)) == {"GOOD": 45, "HUMAN": 15, "MACHINES": 5}
 
 
 def test_a_proposal_waits_for_people():
     """The launch is decided after two minutes, and asked for; nobody has answered yet."""
-    proposal = Proposal("p1", Plan.LAUNCH, 2, "launch", "", at(67), at(97))
+    proposal = Proposal("p1", ProposedAction.LAUNCH, 2, "launch", "", at(67), at(97))
     waiting = an_attempt(2, None, None, None)
     run = a_run(DIED[0], waiting, incidents=[an_incident(65, 66)], proposal=proposal, state=RunState.WAITING)
-    assert minutes(account(run, at(77), PRICED)) == {
+    assert minutes(make_account(run, at(77), PRICED)) == {
         "GOOD": 60,
         "UNNOTICED": 1,
         "BACKOFF": 1,
@@ -215,24 +226,26 @@ def test_a_proposal_waits_for_people():
 
 def test_a_stop_under_way_is_badput():
     """From the moment it was asked for."""
-    run = a_run(an_attempt(1, 0, 5, None), stop=Stop(Then.RELAUNCH, "", at(65), at(80)), state=RunState.SAVING)
-    assert minutes(account(run, at(70), PRICED)) == {"GOOD": 60, "STOPPING": 5, "MACHINES": 5}
+    run = a_run(
+        an_attempt(1, 0, 5, None), stop=PlannedStop(AfterStop.RELAUNCH, "", at(65), at(80)), state=RunState.SAVING
+    )
+    assert minutes(make_account(run, at(70), PRICED)) == {"GOOD": 60, "STOPPING": 5, "MACHINES": 5}
 
 
 def test_an_unknown_price_keeps_money_untold():
     """Time is told all the same, and in a sum the other runs' money."""
-    told = account(a_run(an_attempt(1, 0, 5, None)), at(65), Policy())
+    told = make_account(a_run(an_attempt(1, 0, 5, None)), at(65), Policy())
     assert (told.dollars, told.lost_dollars, told.goodput_s) == (None, None, 3600)
-    assert total([told, account(a_run(an_attempt(1, 0, 5, None)), at(65), PRICED)]).dollars == 60
+    assert sum_accounts([told, make_account(a_run(an_attempt(1, 0, 5, None)), at(65), PRICED)]).dollars == 60
 
 
 def test_a_sum_weighs_its_means_by_incidents():
     """Two incidents of one run count twice."""
-    one = account(a_run(*DIED, incidents=[an_incident(65, 67, 85)]), at(105), PRICED)
-    both = total([one, one, Account()])
+    one = make_account(a_run(*DIED, incidents=[an_incident(65, 67, 85)]), at(105), PRICED)
+    both = sum_accounts([one, one, Account()])
     assert (both.mttd_s, both.mttr_s, both.decided, both.relaunches) == (one.mttd_s, one.mttr_s, 2, 2)
     assert both.wall_s == 2 * one.wall_s
-    assert total([]).share is None
+    assert sum_accounts([]).share is None
 
 
 def test_a_run_that_was_recorded():
@@ -240,7 +253,7 @@ def test_a_run_that_was_recorded():
     kill that came right after a save."""
     run = loads(Run, (Path(__file__).parent / "data" / "run-recorded.json").read_text())
     jobs = [(a.created_at, a.training_started_at, a.ended_at) for a in run.attempts]
-    told = account(run, run.attempts[-1].ended_at + timedelta(days=1), PRICED)
+    told = make_account(run, run.attempts[-1].ended_at + timedelta(days=1), PRICED)
     trained = [(ended - began).total_seconds() for _, began, ended in jobs]
     assert told.wall_s == pytest.approx((jobs[-1][2] - jobs[0][0]).total_seconds())
     assert told.badput_s[Badput.LOST] == pytest.approx(trained[0] * 10 / 80)
@@ -257,7 +270,7 @@ def test_a_run_that_was_recorded():
 @given(strategies.runs, strategies.moments, st.timedeltas(timedelta(0), timedelta(days=400)))
 def test_whatever_a_record_claims_its_account_is_sound(run, moment, later):
     """Nothing negative, the share within 0 and 1, and nothing smaller at a later time."""
-    early, late = account(run, moment, PRICED), account(run, moment + later, PRICED)
+    early, late = make_account(run, moment, PRICED), make_account(run, moment + later, PRICED)
     for told in (early, late):
         assert all(part >= 0 for part in (told.goodput_s, *told.badput_s.values(), told.saved_s))
         assert told.share is None or 0 <= told.share <= 1
@@ -296,7 +309,7 @@ def test_the_parts_add_up_to_the_wall_time(run, later):
     over = run.state in (RunState.COMPLETED, RunState.STOPPED)
     until = min(now, end) if over and end else now
     wall_s = max(0.0, (until - run.attempts[0].created_at).total_seconds())
-    assert account(run, now, PRICED).wall_s == pytest.approx(wall_s, abs=1e-3)
+    assert make_account(run, now, PRICED).wall_s == pytest.approx(wall_s, abs=1e-3)
 
 
 def test_the_words_are_the_simulations():
@@ -318,7 +331,7 @@ def test_the_record_tells_what_really_happened(way, gpus, days):
     supervised = Supervised(world, Policy())
     world.watch = supervised
     world.run()
-    told, true = account(supervised.run, world.moment(), PRICED), world.accounts
+    told, true = make_account(supervised.run, world.moment(), PRICED), world.accounts
     allowed = 0.02 * true.wall_ms / 1000
     assert told.wall_s == pytest.approx(true.wall_ms / 1000)
     assert told.goodput_s == pytest.approx(sum(true.spent[what] for what in UNTOLD) / 1000, abs=allowed)

@@ -6,15 +6,22 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.messages.messages import CommandGiven, JobHeard, Post, ReportFiled, RunDue, TroubleFound
+from rerail.messages.messages import (
+    CommandReceived,
+    FindingsReceived,
+    JobStateChanged,
+    QueueMessage,
+    ReportFiled,
+    RunDue,
+)
 from rerail.model.actions import PostCommand, Severity
 from rerail.model.checkpoints import EMERGENCY, Health
-from rerail.model.errors import Blind, Unposted
+from rerail.model.errors import CommandNotStored, StateUnknown
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Durability, Told, Wish, report_key, run_of_report
-from rerail.model.policy import Policy, Save
+from rerail.model.mailbox import CommandKind, Durability, ReportKind, report_key, run_of_report
+from rerail.model.policy import Policy, SaveTimeouts
 from rerail.model.run import JobStatus, Run, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.fakes import Agent, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
@@ -31,7 +38,7 @@ def agent(world) -> Agent:
 
 def found(world: World, kind: Kind = Kind.THROUGHPUT_DROP, *, onset: int = 450, step: int = 510) -> None:
     finding = Finding(kind, Level.INTERVENE, step, onset, f"{kind} since step {onset}")
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
 
 
 def said(world: World) -> list[str]:
@@ -67,7 +74,7 @@ def test_a_hello_is_a_fact_and_no_news(world):
 def test_whatever_an_agent_says_it_is_there(world):
     """Its hello may have been lost."""
     agent = Agent(world)
-    agent.hear(agent.files(Told.CHECKPOINT, step=510, durability=Durability.REMOTE))
+    agent.hear(agent.files(ReportKind.CHECKPOINT, step=510, durability=Durability.REMOTE))
     assert world.run().current.agent
 
 
@@ -104,9 +111,11 @@ def test_the_incident_of_a_job_that_was_moved_is_open_until_it_has_come_further(
     assert world.run().open_incident is None
 
 
-@pytest.mark.parametrize(("verb", "ends"), [(Verb.STOP, RunState.STOPPED), (Verb.RESTART, RunState.WATCHING)])
+@pytest.mark.parametrize(
+    ("verb", "ends"), [(OperatorVerb.STOP, RunState.STOPPED), (OperatorVerb.RESTART, RunState.WATCHING)]
+)
 def test_an_operator_gets_a_checkpoint_first(world, agent, verb, ends):
-    world.supervisor().handle(CommandGiven("c1", "gpt", verb, "ada", "moving house"))
+    world.supervisor().handle(CommandReceived("c1", "gpt", verb, "ada", "moving house"))
     world.checkpoints.save(step=515, reason=EMERGENCY)
     agent.commits(515)
     world.minutes(3)
@@ -134,7 +143,7 @@ def test_a_wish_that_comes_while_the_job_is_being_stopped_changes_what_follows(w
     found(world, Kind.DIVERGENCE, onset=350)
     end, world.sagemaker.stop = world.sagemaker.stop, lambda job: None  # it takes its time
     agent.commits(520)
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RESTART, "ada", ""))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RESTART, "ada", ""))
     assert (world.run().state, world.run().stop.reason) == (RunState.STOPPING, "ada said restart")
     world.sagemaker.stop = end
     assert relaunched(world).current.resumed_from_step == 300
@@ -235,7 +244,7 @@ def test_on_a_file_system_that_only_the_jobs_see_the_agents_word_is_taken(durabi
     """There is nothing to list. What was local is gone with the machine."""
     world = World()
     world.sagemaker.submit("gpt", uri="")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     agent = Agent(world)
     agent.hello()
     world.sagemaker.request_members = lambda: {"TrainingJobName", "Tags"}
@@ -271,13 +280,13 @@ def test_a_lost_hello_means_that_nobody_is_asked(world):
 
 def test_a_report_that_comes_again_changes_nothing(world, agent):
     found(world)
-    heard = agent.files(Told.HEARD, command=agent.asked.id)
+    heard = agent.files(ReportKind.HEARD, command=agent.asked.id)
     agent.hear(heard)
     before = world.run()
     world.clock.pass_by(timedelta(seconds=5))
     agent.hear(heard)
     assert world.run() == before
-    committed = agent.files(Told.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
+    committed = agent.files(ReportKind.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
     world.checkpoints.save(step=520, reason=EMERGENCY)
     for _ in range(3):
         agent.hear(committed)
@@ -292,7 +301,7 @@ def test_a_report_that_comes_again_changes_nothing(world, agent):
 def test_words_out_of_order(world, agent):
     """Committed comes before heard."""
     found(world)
-    heard = agent.files(Told.HEARD, command=agent.asked.id)
+    heard = agent.files(ReportKind.HEARD, command=agent.asked.id)
     agent.commits(520, Durability.LOCAL)
     before = world.run()
     agent.hear(heard)
@@ -312,7 +321,7 @@ def test_a_late_answer_is_an_answer(world, agent):
 
 def test_an_answer_after_the_job_was_stopped_changes_nothing(world, agent):
     found(world)
-    late = agent.files(Told.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
+    late = agent.files(ReportKind.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
     world.minutes(20)
     before = world.run()
     assert before.current.number == 2
@@ -325,9 +334,9 @@ def test_a_report_of_another_attempt_changes_nothing(world, agent, facts):
     found(world)
     before = world.run()
     stranger = replace(agent, **facts)
-    stranger.hear(stranger.files(Told.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE))
-    stranger.hear(stranger.files(Told.REFUSED, command=agent.asked.id, reason="x"))
-    stranger.hear(stranger.files(Told.FINDINGS, findings=(Finding(Kind.STALL, Level.INTERVENE, 5, 5, "x"),)))
+    stranger.hear(stranger.files(ReportKind.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE))
+    stranger.hear(stranger.files(ReportKind.REFUSED, command=agent.asked.id, reason="x"))
+    stranger.hear(stranger.files(ReportKind.FINDINGS, findings=(Finding(Kind.STALL, Level.INTERVENE, 5, 5, "x"),)))
     assert world.run() == before
 
 
@@ -345,15 +354,15 @@ def test_a_report_of_an_older_attempt_changes_nothing(world, agent):
 def test_an_answer_to_another_wish_changes_nothing(world, agent, command):
     found(world)
     before = world.run()
-    agent.hear(agent.files(Told.CHECKPOINT, command=command, step=520, durability=Durability.REMOTE))
-    agent.hear(agent.files(Told.REFUSED, command=command, reason="x"))
+    agent.hear(agent.files(ReportKind.CHECKPOINT, command=command, step=520, durability=Durability.REMOTE))
+    agent.hear(agent.files(ReportKind.REFUSED, command=command, reason="x"))
     assert world.run() == before
 
 
 def test_a_checkpoint_of_the_agents_own_is_only_a_fact(world, agent):
     """It saves at a SIGTERM or a warning without being asked."""
     before = world.run()
-    agent.hear(agent.files(Told.CHECKPOINT, step=520, durability=Durability.REMOTE))
+    agent.hear(agent.files(ReportKind.CHECKPOINT, step=520, durability=Durability.REMOTE))
     assert world.run() == before
 
 
@@ -368,18 +377,18 @@ def test_a_report_that_is_not_there_is_asked_for_again_until_it_is_gone(world, a
     """The queue brings word of it three times; the fourth time it is nobody's business any more, and no dead letter."""
     before, sent = world.run(), world.clock() - timedelta(minutes=minutes)
     filed = ReportFiled("gpt", "r9", report_key("gpt", "r9"))
-    with pytest.raises(Blind, match="r9") if asked_again else nullcontext():
-        world.supervisor().handle(filed, Post(sent, sent))
+    with pytest.raises(StateUnknown, match="r9") if asked_again else nullcontext():
+        world.supervisor().handle(filed, QueueMessage(sent, sent))
     assert world.run() == before
 
 
 def test_a_report_that_comes_to_light_is_heard(world):
     """A hello that was denied at first."""
     agent = Agent(world)
-    key = agent.files(Told.HELLO)
+    key = agent.files(ReportKind.HELLO)
     hidden = world.mailbox.objects.pop(key)
-    filed, post = ReportFiled(*run_of_report(key), key), Post(world.clock(), world.clock())
-    with pytest.raises(Blind):
+    filed, post = ReportFiled(*run_of_report(key), key), QueueMessage(world.clock(), world.clock())
+    with pytest.raises(StateUnknown):
         world.supervisor().handle(filed, post)
     world.mailbox.objects[key] = hidden
     world.supervisor().handle(filed, post)
@@ -453,7 +462,7 @@ def test_an_agent_that_heard_and_never_saves_is_waited_for_until_the_deadline(wo
 
 
 def test_the_policy_says_how_long(world, agent):
-    save = Save(answer=timedelta(minutes=4), deadline=timedelta(minutes=8))
+    save = SaveTimeouts(answer=timedelta(minutes=4), deadline=timedelta(minutes=8))
     world.policies.by_name["default"] = Policy(save=save)
     found(world)
     world.minutes(3)
@@ -469,7 +478,7 @@ def test_the_policy_says_how_long(world, agent):
 
 def test_a_mailbox_that_is_closed_for_a_minute_gets_the_wish_later(world, agent):
     world.mailbox.closed = True
-    with pytest.raises(Unposted):
+    with pytest.raises(CommandNotStored):
         found(world)
     assert world.run().state is RunState.SAVING
     assert any(isinstance(action, PostCommand) for action in world.run().pending)
@@ -485,13 +494,13 @@ def test_a_mailbox_that_is_closed_for_a_minute_gets_the_wish_later(world, agent)
 def test_a_mailbox_that_stays_closed_is_an_agent_that_does_not_answer(world, agent, kind, step):
     """The same end of the first leg; each message fails in the end, and so says why."""
     world.mailbox.closed = True
-    with pytest.raises(Unposted):
+    with pytest.raises(CommandNotStored):
         found(world, kind)
     for minute in range(12):
         world.clock.pass_by(timedelta(minutes=1))
         if minute == 5:
             world.checkpoints.save(step=600)
-        with suppress(Unposted):
+        with suppress(CommandNotStored):
             world.supervisor().handle(RunDue("gpt"))
     run = world.run()
     assert (run.current.number, run.current.resumed_from_step) == (2, step)
@@ -500,13 +509,13 @@ def test_a_mailbox_that_stays_closed_is_an_agent_that_does_not_answer(world, age
 
 def test_an_operator_is_heard_though_the_mailbox_is_closed(world, agent):
     world.mailbox.closed = True
-    with pytest.raises(Unposted):
+    with pytest.raises(CommandNotStored):
         found(world)
-    with pytest.raises(Unposted):
-        world.supervisor().handle(CommandGiven("c1", "gpt", Verb.STOP, "ada", ""))
+    with pytest.raises(CommandNotStored):
+        world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.STOP, "ada", ""))
     assert world.run().stop.reason == "ada said stop"
-    with pytest.raises(Unposted):
-        world.supervisor().handle(CommandGiven("c2", "gpt", Verb.HOLD, "ada", ""))
+    with pytest.raises(CommandNotStored):
+        world.supervisor().handle(CommandReceived("c2", "gpt", OperatorVerb.HOLD, "ada", ""))
     assert (world.run().state, world.run().pending) == (RunState.HELD, ())
 
 
@@ -521,7 +530,7 @@ def test_a_successor_is_announced_before_it_is_created(world, agent):
     world.mailbox.post = lambda command: (order.append((command.wish, command.attempt)), post(command))
     world.sagemaker.fail("gpt", NODE_LOST)
     relaunched(world)
-    assert order == [(Wish.TRAIN, 2), "create"]
+    assert order == [(CommandKind.TRAIN, 2), "create"]
 
 
 def test_a_successor_is_created_though_nobody_can_be_told(world, agent):
@@ -531,7 +540,7 @@ def test_a_successor_is_created_though_nobody_can_be_told(world, agent):
     world.supervisor().handle(RunDue("gpt"))
     for _ in range(2):
         world.clock.pass_by(timedelta(minutes=1))
-        with pytest.raises(Unposted):
+        with pytest.raises(CommandNotStored):
             world.supervisor().handle(RunDue("gpt"))
     run = world.run()
     assert (run.state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt-a002"])
@@ -548,7 +557,7 @@ def test_a_launch_that_is_tried_again_owes_one_announcement(world):
     world.mailbox.closed, world.sagemaker.no_capacity = True, 2
     for _ in range(20):
         world.clock.pass_by(timedelta(minutes=1))
-        with suppress(Unposted):
+        with suppress(CommandNotStored):
             world.supervisor().handle(RunDue("gpt"))
     assert world.sagemaker.live() == ["gpt-a002"]
     assert [type(action) for action in world.run().pending] == [PostCommand]
@@ -559,16 +568,16 @@ def test_an_announcement_that_is_owed_never_overwrites_a_newer_wish(world):
     world.mailbox.closed = True
     for _ in range(2):
         world.clock.pass_by(timedelta(minutes=1))
-        with suppress(Unposted):
+        with suppress(CommandNotStored):
             world.supervisor().handle(RunDue("gpt"))
     agent = Agent(world, attempt=2, job="gpt-a002")
-    with pytest.raises(Unposted):
+    with pytest.raises(CommandNotStored):
         agent.hello()
-    with pytest.raises(Unposted):
-        world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RESTART, "ada", ""))
+    with pytest.raises(CommandNotStored):
+        world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RESTART, "ada", ""))
     world.mailbox.closed = False
     world.minutes(1)
-    assert [command.wish for command in world.mailbox.commands] == [Wish.CHECKPOINT]
+    assert [command.wish for command in world.mailbox.commands] == [CommandKind.CHECKPOINT]
 
 
 def test_a_long_name_is_shortened_for_the_run_and_the_first_agent_knows_only_its_own():
@@ -576,13 +585,13 @@ def test_a_long_name_is_shortened_for_the_run_and_the_first_agent_knows_only_its
     name = "g" * 63
     world = World()
     world.sagemaker.submit(name)
-    world.supervisor().handle(JobHeard(name))
+    world.supervisor().handle(JobStateChanged(name))
     run_id = world.runs.run_of(name)
     assert run_id != name
     agent = Agent(world, run=name, job=name)
     agent.hello()
     assert world.run(run_id).current.agent
-    world.supervisor().handle(CommandGiven("c1", run_id, Verb.RESTART, "ada", ""))
+    world.supervisor().handle(CommandReceived("c1", run_id, OperatorVerb.RESTART, "ada", ""))
     agent.commits(10)
     world.minutes(3)
     assert world.mailbox.commands[-1].run == run_id
@@ -600,7 +609,7 @@ def test_a_name_used_again_is_freed_of_what_was_asked_under_it(world, agent):
     del world.sagemaker.jobs["gpt"]
     world.clock.pass_by(timedelta(hours=1))
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     assert (world.mailbox.commands[-1].run, world.mailbox.commands[-1].attempt) == ("gpt", 1)
     Agent(world).hello()
     (name,) = [name for name in world.runs.records if name != "gpt"]
@@ -635,7 +644,7 @@ def test_a_clock_that_is_wrong_dates_nothing_before_the_attempt_or_after_now(wor
     for onset, expected in ((begun - timedelta(days=900), begun), (begun + timedelta(days=900), None)):
         fresh = World()
         fresh.sagemaker.submit("gpt")
-        fresh.supervisor().handle(JobHeard("gpt"))
+        fresh.supervisor().handle(JobStateChanged("gpt"))
         fresh.minutes(10)
         Agent(fresh).finds(Finding(Kind.STALL, Level.INTERVENE, 5, 5, "still", onset, onset))
         incident = fresh.run().incidents[0]
@@ -666,7 +675,7 @@ def test_a_report_that_cannot_be_read_is_said_once_for_each_defect(world, agent)
 @pytest.mark.parametrize("swap", [{"run": "other"}, {"id": "other"}])
 def test_a_report_that_belongs_elsewhere_is_refused(world, agent, swap):
     """It says of itself that it is another run's, or another report."""
-    key = agent.files(Told.HELLO)
+    key = agent.files(ReportKind.HELLO)
     text, _ = world.mailbox.objects[key]
     old = {"run": b'"run":"gpt"', "id": b'"id":"r1-'}
     ((name, value),) = swap.items()

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rerail.decisions import checkpoint_health as health
-from rerail.decisions.checkpoint_health import judged, labelled, newest_resumable
-from rerail.messages.messages import JobHeard, TroubleFound
+from rerail.decisions.checkpoint_health import assess_health, newest_resumable, with_health
+from rerail.messages.messages import FindingsReceived, JobStateChanged
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Told
+from rerail.model.mailbox import ReportKind
 from rerail.model.run import Attempt, Run, RunState
 from tests.fakes import BUCKET, MIDNIGHT, Agent, World
 
@@ -28,7 +28,7 @@ def world() -> World:
     """A run that has trained for an hour, with clean checkpoints at steps 100 to 500, and an agent in it."""
     world = World()
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     Agent(world).hello()
     for step in range(100, 501, 100):
         world.minutes(10)
@@ -38,13 +38,13 @@ def world() -> World:
 
 def found(world: World, level: Level, *, onset: int | None, step: int | None, kind: Kind = SPIKE) -> None:
     finding = Finding(kind, level, step, onset, "the loss jumped")
-    world.supervisor().handle(TroubleFound("gpt", world.run().current.job_name, (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", world.run().current.job_name, (finding,)))
 
 
 def health_of(world: World, step: int) -> tuple[Health, str]:
     run = world.run()
     (checkpoint,) = (c for c in world.checkpoints.under(run.checkpoint_uri) if c.step == step)
-    return judged(run, checkpoint)
+    return assess_health(run, checkpoint)
 
 
 def dies(world: World) -> int | None:
@@ -122,7 +122,7 @@ def test_what_is_rolled_back_is_never_resumed_from(world):
     assert dies(world) is None
 
 
-def refuses(world: World, told: Told, step: int, *, saved_by: int | None = 1, reason: str = "bad magic") -> str:
+def refuses(world: World, told: ReportKind, step: int, *, saved_by: int | None = 1, reason: str = "bad magic") -> str:
     """The agent of the current attempt could not restore a checkpoint; the report's key."""
     run = world.run()
     agent = Agent(world, attempt=run.current.number, job=run.current.job_name, told=len(world.mailbox.objects))
@@ -133,12 +133,12 @@ def refuses(world: World, told: Told, step: int, *, saved_by: int | None = 1, re
 
 def test_what_cannot_be_loaded_once_is_suspect_and_twice_is_quarantined(world):
     """The same report heard again is no second failure."""
-    key = refuses(world, Told.UNLOADED, 500)
+    key = refuses(world, ReportKind.UNLOADED, 500)
     for _ in range(2):
         Agent(world).hear(key)
     assert health_of(world, 500)[0] is Health.SUSPECT
     assert dies(world) == 400
-    refuses(world, Told.UNLOADED, 500)
+    refuses(world, ReportKind.UNLOADED, 500)
     assert health_of(world, 500) == (Health.QUARANTINED, "it could not be loaded, twice: bad magic")
     assert health_of(world, 400)[0] is Health.CLEAN
     assert [n.title for n in world.bus.told if "checkpoint" in n.title] == [
@@ -150,10 +150,10 @@ def test_what_cannot_be_loaded_once_is_suspect_and_twice_is_quarantined(world):
 def test_files_that_do_not_match_their_manifest_are_quarantined_at_once(world):
     """And what a later attempt saves at that step is another checkpoint."""
     assert dies(world) == 500
-    refuses(world, Told.DAMAGED, 500)
+    refuses(world, ReportKind.DAMAGED, 500)
     assert health_of(world, 500)[0] is Health.QUARANTINED
     again = save(500, attempt=2)
-    assert judged(world.run(), again) == (Health.CLEAN, "")
+    assert assess_health(world.run(), again) == (Health.CLEAN, "")
 
 
 def test_what_a_job_saves_after_sagemaker_restarted_it_is_another_matter(world):
@@ -174,9 +174,9 @@ def test_a_report_that_comes_after_the_jobs_end_counts_too(world):
     """The job that could not load it is over by then, and its successor waits with the same step."""
     agent = Agent(world, told=500)
     world.sagemaker.fail("gpt", NODE_LOST)
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     assert world.run().current.resumed_from_step == 500
-    agent.hear(agent.files(Told.DAMAGED, step=500, saved_by=1, reason="x"))
+    agent.hear(agent.files(ReportKind.DAMAGED, step=500, saved_by=1, reason="x"))
     world.minutes(5)
     assert world.sagemaker.requests["gpt-a002"]["Environment"]["RERAIL_RESUME_STEP"] == "400"
 
@@ -184,7 +184,7 @@ def test_a_report_that_comes_after_the_jobs_end_counts_too(world):
 def test_a_report_of_a_job_that_is_none_of_the_runs_changes_nothing(world):
     before = world.run()
     agent = Agent(world, attempt=7, job="gpt-a007")
-    agent.hear(agent.files(Told.DAMAGED, step=500, saved_by=1))
+    agent.hear(agent.files(ReportKind.DAMAGED, step=500, saved_by=1))
     assert world.run().labels == before.labels
 
 
@@ -220,7 +220,7 @@ def test_however_much_is_said_little_is_kept_and_nothing_bad_is_forgotten(story,
     run, open_since = run_of(1), {}
     for kind, level, onset, length in story:
         finding = Finding(kind, level, onset + length, onset, "said")
-        run = health.heard(run, [finding])
+        run = health.with_findings(run, [finding])
         if level in health.OVER:
             open_since = {k: s for k, s in open_since.items() if k is not kind or s > onset + length}
         elif kind is not Kind.STALL:
@@ -228,9 +228,9 @@ def test_however_much_is_said_little_is_kept_and_nothing_bad_is_forgotten(story,
     assert len(run.labels) <= health.KEPT_LABELS
     for step in saved:
         is_open = any(since <= step for since in open_since.values())
-        assert not is_open or judged(run, save(step))[0] is not Health.CLEAN
+        assert not is_open or assess_health(run, save(step))[0] is not Health.CLEAN
     checkpoints = [save(step) for step in saved]
-    assert labelled(run, labelled(run, checkpoints)) == labelled(run, checkpoints)
+    assert with_health(run, with_health(run, checkpoints)) == with_health(run, checkpoints)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(Health), st.booleans()), max_size=8))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.hyperpod.events import HyperPodHeard, Sign, words
-from rerail.messages.messages import JobHeard, read
+from rerail.hyperpod.events import ClusterEventReceived, ConditionChange, clean_text
+from rerail.messages.messages import JobStateChanged, parse_message
 from rerail.model.actions import Severity
 from rerail.model.errors import BadMessage, Conflict
-from rerail.model.policy import HyperPod, Policy, WhichClusters
+from rerail.model.policy import ClusterPolicy, Policy, WhichClusters
 from rerail.model.run import JobStatus
 from rerail.model.runbooks import Runbook
 from rerail.notices.notice import Notice
@@ -34,13 +34,15 @@ def sample(name: str) -> dict[str, Any]:
     return event
 
 
-def heard(event: dict[str, Any]) -> HyperPodHeard:
-    wakeup = read(json.dumps(event))
-    assert isinstance(wakeup, HyperPodHeard)
+def heard(event: dict[str, Any]) -> ClusterEventReceived:
+    wakeup = parse_message(json.dumps(event))
+    assert isinstance(wakeup, ClusterEventReceived)
     return wakeup
 
 
-def health(status: str, repair: str = "None", *, minute: float = 0, node: str = "i-0123456789abcdef0") -> HyperPodHeard:
+def health(
+    status: str, repair: str = "None", *, minute: float = 0, node: str = "i-0123456789abcdef0"
+) -> ClusterEventReceived:
     event = sample("node_unhealthy")
     event["time"] = (datetime(2026, 1, 31, tzinfo=UTC) + minute * MINUTE).isoformat()
     event["detail"]["InstanceId"] = node
@@ -51,7 +53,7 @@ def health(status: str, repair: str = "None", *, minute: float = 0, node: str = 
 class Told(World):
     """A world that hears clusters."""
 
-    def hear(self, *events: HyperPodHeard) -> list[Notice]:
+    def hear(self, *events: ClusterEventReceived) -> list[Notice]:
         """What people are told of these, in order."""
         before = len(self.bus.told)
         for event in events:
@@ -59,13 +61,13 @@ class Told(World):
         return self.bus.told[before:]
 
     def with_policy(self, **hyperpod: Any) -> "Told":
-        self.policies.by_name["default"] = Policy(hyperpod=HyperPod(**hyperpod))
+        self.policies.by_name["default"] = Policy(hyperpod=ClusterPolicy(**hyperpod))
         return self
 
     def with_run(self, name: str = "gpt", cluster: str = CLUSTER) -> "Told":
         self.sagemaker.submit(name)
         self.sagemaker.job_tags[name][CLUSTER_TAG] = cluster
-        self.supervisor().handle(JobHeard(name))
+        self.supervisor().handle(JobStateChanged(name))
         return self
 
 
@@ -147,8 +149,8 @@ def test_whatever_a_field_holds_it_is_read_or_refused(value, name, data):
 @given(st.text(max_size=2000))
 def test_words_are_one_line_of_bounded_length(text):
     """Nothing of it can break out of a notice."""
-    assert len(words(text)) <= 500
-    assert words(text).isprintable()
+    assert len(clean_text(text)) <= 500
+    assert clean_text(text).isprintable()
 
 
 @pytest.mark.parametrize("status", ["Creating", "Updating", "SystemUpdating", "SomethingNew"])
@@ -185,7 +187,7 @@ def test_a_run_that_has_ended_depends_on_nothing():
     """Only open runs are named."""
     world = Told().with_run("gpt")
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     (notice,) = world.hear(heard(sample("node_unhealthy")))
     assert "No open run" in notice.body
 
@@ -492,7 +494,7 @@ def test_a_notice_names_ten_runs_at_most():
 
 def test_signs_are_plain_data():
     """They are logged with the wake-up."""
-    assert heard(sample("node_healthy")).signs[0].__class__ is Sign
+    assert heard(sample("node_healthy")).signs[0].__class__ is ConditionChange
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1970-01-01T00:00:00Z", 7])

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from rerail.decisions import rollback_ladder as ladder
 from rerail.decisions.remedies import Hold
-from rerail.decisions.rollback_ladder import Plan, Rung, climbed, plan
-from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
+from rerail.decisions.rollback_ladder import RollbackPlan, Rung, plan_rollback, with_rung_taken
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model import skipped_samples as skips
 from rerail.model.actions import Severity
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Told
+from rerail.model.mailbox import ReportKind
 from rerail.model.policy import Ladder, Mode, Policy, PolicyError, Retries, parse_policy
 from rerail.model.run import Attempt, Run, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.fakes import BUCKET, MIDNIGHT, Agent, World
 
 BATCH = 16
@@ -42,17 +42,17 @@ def run_at(attempt: int = 1, *, abilities: tuple[str, ...] = BOTH, resumed: int 
     return Run("gpt", "default", RunState.WATCHING, MIDNIGHT, tuple(attempts), BUCKET)
 
 
-def again(run: Run, planned: Plan, onset: int) -> Run:
+def again(run: Run, planned: RollbackPlan, onset: int) -> Run:
     """The next attempt, launched on this rung; it says what it can do as the one before did."""
     before = run.current
     attempt = Attempt(before.number + 1, "gpt-next", abilities=before.abilities, resumed_from_step=planned.resume_step)
-    return climbed(replace(run, attempts=(*run.attempts, attempt)), planned, onset, at=MIDNIGHT)
+    return with_rung_taken(replace(run, attempts=(*run.attempts, attempt)), planned, onset, at=MIDNIGHT)
 
 
-def climb_all(run: Run, onset: int, checkpoints: list[Checkpoint], policy: Policy) -> tuple[list[Plan], Hold]:
+def climb_all(run: Run, onset: int, checkpoints: list[Checkpoint], policy: Policy) -> tuple[list[RollbackPlan], Hold]:
     """The trouble comes again at the same step whatever is done."""
-    plans: list[Plan] = []
-    while isinstance(planned := plan(run, onset, checkpoints, policy), Plan):
+    plans: list[RollbackPlan] = []
+    while isinstance(planned := plan_rollback(run, onset, checkpoints, policy), RollbackPlan):
         plans.append(planned)
         run = again(run, planned, onset)
     return plans, planned
@@ -70,17 +70,17 @@ def test_the_rungs_come_in_their_order_and_then_a_human():
 
 def test_the_skipped_batches_lie_around_the_onset():
     """The samples of 200 steps: the 100 before step 1000, and the 100 from it on."""
-    planned = again(run_at(), plan(run_at(), 1_000, saves(500, 800, 850), Policy()), 1_000)
-    skip = plan(planned, 1_000, saves(500, 800, 850), Policy())
-    ((first, last),) = skips.read(skip.skip_samples)
+    planned = again(run_at(), plan_rollback(run_at(), 1_000, saves(500, 800, 850), Policy()), 1_000)
+    skip = plan_rollback(planned, 1_000, saves(500, 800, 850), Policy())
+    ((first, last),) = skips.parse_ranges(skip.skip_samples)
     assert (first, last + 1) == ((1_000 - 1 - 100) * BATCH, (1_000 - 1 + 100) * BATCH)
 
 
 def test_nothing_is_skipped_that_lies_before_the_checkpoint():
     """It has been trained on: as many batches are skipped behind it instead."""
     near = Policy(ladder=Ladder(margin_steps=10))
-    run = again(run_at(), plan(run_at(), 1_000, saves(980), near), 1_000)
-    ((first, last),) = skips.read(plan(run, 1_000, saves(980), near).skip_samples)
+    run = again(run_at(), plan_rollback(run_at(), 1_000, saves(980), near), 1_000)
+    ((first, last),) = skips.parse_ranges(plan_rollback(run, 1_000, saves(980), near).skip_samples)
     assert (first, last + 1 - first) == (980 * BATCH, 200 * BATCH)
 
 
@@ -89,11 +89,11 @@ def test_a_trouble_far_beyond_starts_with_a_replay_and_keeps_what_is_skipped():
     saved = saves(*range(100, 3_001, 100))
     run = run_at()
     for _ in RUNGS:
-        run = again(run, plan(run, 1_000, saved, Policy()), 1_000)
-    fresh = plan(run, 2_000, saved, Policy())
+        run = again(run, plan_rollback(run, 1_000, saved, Policy()), 1_000)
+    fresh = plan_rollback(run, 2_000, saved, Policy())
     assert (fresh.rung, fresh.resume_step) == (Rung.REPLAY, 1_900)
     assert (fresh.skip_samples, fresh.rate) == (run.current.skip_samples, 0.9)
-    within = plan(run, 1_500, saved, Policy())
+    within = plan_rollback(run, 1_500, saved, Policy())
     assert isinstance(within, Hold), "500 steps beyond it is the same trouble"
 
 
@@ -102,10 +102,10 @@ def test_a_trouble_in_the_same_data_is_counted_on_from_what_was_skipped():
     saved = saves(*range(100, 1_001, 100))
     run = run_at()
     for _ in range(2):
-        run = again(run, plan(run, 1_000, saved, Policy()), 1_000)
-    skipped = skips.read(run.current.skip_samples)
-    far = plan(run, 1_150, saved, Policy())
-    ranges = skips.read(far.skip_samples)
+        run = again(run, plan_rollback(run, 1_000, saved, Policy()), 1_000)
+    skipped = skips.parse_ranges(run.current.skip_samples)
+    far = plan_rollback(run, 1_150, saved, Policy())
+    ranges = skips.parse_ranges(far.skip_samples)
     assert skipped == ((900 * BATCH, 1_100 * BATCH - 1),)
     # Step 1150 has the samples of step 1350 before: 250 batches before them and as many after, and those from before.
     assert ranges == ((900 * BATCH, (1_349 + 250) * BATCH - 1),)
@@ -131,7 +131,7 @@ def test_what_a_script_cannot_do_is_passed_over_and_said(abilities, batch, rungs
 
 def test_where_retention_has_left_nothing_a_margin_before_the_newest_before_the_onset_has_to_do():
     """And it is said, with the remedy."""
-    planned = plan(run_at(), 1_000, saves(950, 975, 1_000), Policy())
+    planned = plan_rollback(run_at(), 1_000, saves(950, 975, 1_000), Policy())
     assert planned.resume_step == 975
     assert (
         "no clean checkpoint from at least 100 steps before it is left; have the job keep more of them" in planned.why
@@ -142,21 +142,21 @@ def test_where_retention_has_left_nothing_a_margin_before_the_newest_before_the_
     ("saved", "said"), [([], "nothing was saved"), (saves(1_000), "no clean checkpoint from before")]
 )
 def test_with_nothing_before_the_onset_the_run_starts_over(saved, said):
-    planned = plan(run_at(), 1_000, saved, Policy())
+    planned = plan_rollback(run_at(), 1_000, saved, Policy())
     assert planned.resume_step is None
     assert said in planned.why
 
 
 def test_a_trouble_right_at_the_beginning_is_nobodys_retention():
-    planned = plan(run_at(), 60, saves(25, 50, 75), Policy())
+    planned = plan_rollback(run_at(), 60, saves(25, 50, 75), Policy())
     assert (planned.resume_step, "keep more" in planned.why) == (50, False)
 
 
 def test_what_the_script_can_do_is_known_from_any_attempt():
     """The newest one's hello may be lost."""
-    run = again(run_at(), plan(run_at(), 1_000, saves(800, 900), Policy()), 1_000)
+    run = again(run_at(), plan_rollback(run_at(), 1_000, saves(800, 900), Policy()), 1_000)
     run = replace(run, attempts=(run.attempts[0], replace(run.current, abilities=())))
-    assert plan(run, 1_000, saves(800, 900), Policy()).rung is Rung.SKIP
+    assert plan_rollback(run, 1_000, saves(800, 900), Policy()).rung is Rung.SKIP
 
 
 def test_farther_back_there_may_be_nothing():
@@ -168,7 +168,7 @@ def test_farther_back_there_may_be_nothing():
 
 def test_on_a_file_system_that_only_the_job_sees_it_is_told_a_bound():
     run = replace(run_at(), checkpoint_uri="")
-    assert plan(run, 1_000, (), Policy()).resume_step == 999
+    assert plan_rollback(run, 1_000, (), Policy()).resume_step == 999
 
 
 def test_the_learning_rate_has_a_floor():
@@ -191,8 +191,8 @@ def test_a_pair_of_checkpoints_with_a_skip_between_them_does_not_count():
         replace(c, consumed_samples=(c.consumed_samples or 0) + 3_200 * (c.step > 500))
         for c in saves(*range(100, 1_000, 100))
     ]
-    run = again(run_at(), plan(run_at(), 900, saved, Policy()), 900)
-    ((first, last),) = skips.read(plan(run, 900, saved, Policy()).skip_samples)
+    run = again(run_at(), plan_rollback(run_at(), 900, saved, Policy()), 900)
+    ((first, last),) = skips.parse_ranges(plan_rollback(run, 900, saved, Policy()).skip_samples)
     assert last + 1 - first == 200 * BATCH
 
 
@@ -230,19 +230,19 @@ def test_whatever_comes_the_ladder_keeps_its_promises(history):
     run = run_at(abilities=tuple(sorted(abilities)))
     for onset, saved in troubles:
         checkpoints = [c for step, health, batch in saved for c in saves(step, batch=batch, health=health)]
-        planned = plan(run, onset, checkpoints, policy)
-        assert planned == plan(run, onset, tuple(reversed(checkpoints)), policy)
+        planned = plan_rollback(run, onset, checkpoints, policy)
+        assert planned == plan_rollback(run, onset, tuple(reversed(checkpoints)), policy)
         if isinstance(planned, Hold):
             continue
         clean = {c.step for c in checkpoints if c.health is Health.CLEAN}
         assert planned.resume_step is None or (planned.resume_step < onset and planned.resume_step in clean)
         assert planned.resume_step is not None or not [step for step in clean if step < onset]
-        before, after = skips.read(run.current.skip_samples), skips.read(planned.skip_samples)
-        assert skips.joined((*before, *after)) == after
+        before, after = skips.parse_ranges(run.current.skip_samples), skips.parse_ranges(planned.skip_samples)
+        assert skips.merge_ranges((*before, *after)) == after
         assert len(planned.skip_samples) <= skips.LIMIT
         assert planned.rate <= run.current.rate
         run = again(run, planned, onset)
-        tried = ladder.of_this_trouble(run, onset, policy)
+        tried = ladder.select_rungs_taken(run, onset, policy)
         assert all(sum(climb.rung == rung for climb in tried) <= tries[rung] for rung in Rung)
         order = [RUNGS.index(Rung(climb.rung)) for climb in tried]
         assert order == sorted(order)
@@ -252,22 +252,22 @@ def test_whatever_comes_the_ladder_keeps_its_promises(history):
 def test_ranges_of_samples_only_grow_however_long_their_text(pairs):
     """What does not fit is joined with its neighbour: more is skipped, never less."""
     ranges = [(first, min(first + length, 10**15 - 1)) for first, length in pairs]
-    text = skips.write(tuple(ranges))
+    text = skips.format_ranges(tuple(ranges))
     assert len(text) <= skips.LIMIT
-    assert skips.joined((*skips.read(text), *ranges)) == skips.read(text)
+    assert skips.merge_ranges((*skips.parse_ranges(text), *ranges)) == skips.parse_ranges(text)
 
 
 @given(st.integers(0, 60), st.integers(0, 40), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 6)), max_size=5))
 def test_counting_on_passes_over_what_is_skipped(position, samples, pairs):
-    ranges = skips.joined([(first, first + more) for first, more in pairs])
+    ranges = skips.merge_ranges([(first, first + more) for first, more in pairs])
     left = (i for i in range(position, 1_000) if not any(first <= i <= last for first, last in ranges))
-    assert skips.advanced(position, samples, ranges) == [*zip(range(samples + 1), left, strict=False)][-1][1]
+    assert skips.advance(position, samples, ranges) == [*zip(range(samples + 1), left, strict=False)][-1][1]
 
 
 @pytest.mark.parametrize("text", ["5", "7-3", "a-b", "1-2;3-4", "-1-3"])
 def test_what_is_no_range_is_refused(text):
     with pytest.raises(ValueError, match="is no range of sample ids; write first-last"):
-        skips.read(text)
+        skips.parse_ranges(text)
 
 
 # ---------------------------------------------------------------------- through the loop
@@ -279,7 +279,7 @@ def world() -> World:
     world = World()
     world.policies.by_name["default"] = Policy(ladder=Ladder(margin_steps=100))
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     hello(world)
     for step in range(100, 1_001, 100):
         world.minutes(6)
@@ -290,7 +290,7 @@ def world() -> World:
 def hello(world: World) -> None:
     current = world.run().current
     agent = Agent(world, attempt=current.number, job=current.job_name)
-    agent.hear(agent.files(Told.HELLO, abilities=BOTH))
+    agent.hear(agent.files(ReportKind.HELLO, abilities=BOTH))
 
 
 def save(world: World, step: int, **facts) -> None:
@@ -301,7 +301,7 @@ def save(world: World, step: int, **facts) -> None:
 def goes_wrong(world: World, *, onset: int = 950, level: Level = Level.INTERVENE, minutes: float = 25) -> None:
     """The detectors say so; nobody answers the wish to save, the job is stopped, and the next one says hello."""
     finding = Finding(Kind.DIVERGENCE, level, onset + 64, onset, f"divergence since step {onset}", world.clock())
-    world.supervisor().handle(TroubleFound("gpt", world.run().current.job_name, (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", world.run().current.job_name, (finding,)))
     world.minutes(minutes)
     if world.sagemaker.live():
         hello(world)
@@ -371,7 +371,7 @@ def test_what_vanished_before_the_launch_is_not_resumed_from(world):
 def test_what_vanishes_during_a_wait_is_not_resumed_from_either(world):
     """A backoff may be long."""
     world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     assert world.run().current.resumed_from_step == 1_000
     world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.under(BUCKET) if c.step < 900]
     world.minutes(5)
@@ -429,7 +429,7 @@ def test_a_human_who_releases_the_run_starts_the_ladder_anew(world):
     for _ in range(5):
         goes_wrong(world)
     skipped = world.run().current.skip_samples
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RELEASE, "ada", ""))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", ""))
     assert (world.run().climbs, world.run().current.skip_samples) == ((), skipped)
 
 

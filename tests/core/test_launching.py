@@ -9,13 +9,13 @@ import pytest
 
 import rerail
 from rerail.decisions.launch_checks import CHECKS
-from rerail.messages.messages import CommandGiven, JobHeard, RunDue, TroubleFound
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
-from rerail.model.errors import Blind, Throttled
+from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Limits, MaxRuntime, Mode, OnMaxRuntime, Policy
 from rerail.model.run import JobStatus, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.fakes import World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
@@ -28,7 +28,7 @@ def world() -> World:
     world = World()
     world.sagemaker.instance_type, world.sagemaker.instance_count = "ml.p5.48xlarge", 2
     world.sagemaker.submit("gpt", max_runtime_s=86400)
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     world.checkpoints.save(step=100)
     return world
 
@@ -38,13 +38,13 @@ def under(world: World, **fields) -> World:
     return world
 
 
-def say(world: World, verb: Verb, number: int = 1) -> None:
-    world.supervisor().handle(CommandGiven(f"c{number}", "gpt", verb, "ada", ""))
+def say(world: World, verb: OperatorVerb, number: int = 1) -> None:
+    world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", ""))
 
 
 def finds(world: World, kind: Kind, onset: int | None = 90) -> None:
     finding = Finding(kind, Level.INTERVENE, 120, onset, f"{kind} since step {onset}")
-    world.supervisor().handle(TroubleFound("gpt", world.run().current.job_name, (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", world.run().current.job_name, (finding,)))
 
 
 def told(world: World, severity: Severity) -> list[str]:
@@ -59,17 +59,17 @@ def test_the_checks_are_asked_in_this_order():
     """Order is policy: nobody is asked to approve what could not be launched anyway."""
     assert [check.__name__ for check in CHECKS] == [
         "is_not_paused",
-        "time_is_left",
-        "run_money_is_left",
-        "incident_money_is_left",
-        "somebody_agrees",
+        "has_time_left",
+        "has_run_budget_left",
+        "has_incident_budget_left",
+        "is_approved",
     ]
 
 
 def test_there_is_one_way_to_a_launch():
-    """A CreateJob is made in one place, by `decision.launched`, behind the gate."""
+    """A CreateJob is made in one place, by `decision.with_launch`, behind the gate."""
     makers = set()
-    for path in Path(rerail.__file__).parent.glob("*.py"):
+    for path in Path(rerail.__file__).parent.rglob("*.py"):
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         if any(isinstance(made, ast.Name) and made.id == "CreateJob" for made in calls):
             makers.add(path.stem)
@@ -140,7 +140,7 @@ def test_a_stop_that_a_pause_put_off_is_not_ours_when_a_human_stops_the_job(worl
 
 def test_a_stop_that_was_put_off_is_called_when_the_pause_is_lifted(world):
     """The deadline of the save passes during the pause."""
-    say(world, Verb.RESTART)
+    say(world, OperatorVerb.RESTART)
     world.pause.paused = True
     world.minutes(40)
     assert (world.run().state, world.sagemaker.live()) == (RunState.SAVING, ["gpt"])
@@ -185,7 +185,7 @@ def test_a_release_waits_while_paused_too(world):
     world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
     world.minutes(1)
     world.pause.paused = True
-    say(world, Verb.RELEASE)
+    say(world, OperatorVerb.RELEASE)
     assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "pause")
     world.pause.paused = False
     world.minutes(2)
@@ -199,10 +199,10 @@ def test_a_policy_that_cannot_be_read_holds_back_what_is_owed(world, monkeypatch
     monkeypatch.undo()
 
     def blind(name: str) -> Policy:
-        raise Blind("GetParameter timed out")
+        raise StateUnknown("GetParameter timed out")
 
     monkeypatch.setattr(world.policies, "get", blind)
-    with pytest.raises(Blind):
+    with pytest.raises(StateUnknown):
         world.supervisor().handle(RunDue("gpt"))
     assert world.sagemaker.live() == ["gpt"]
 
@@ -219,7 +219,7 @@ def test_a_run_that_has_cost_enough_is_held(world):
     spent = f"${4 * P5_HOUR:,.0f}"
     assert world.run().state is RunState.HELD
     assert f"the run has cost {spent}, of at most $200 (limits.run_dollars)" in world.run().hold_reason
-    say(world, Verb.RELEASE)
+    say(world, OperatorVerb.RELEASE)
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"]
     world.sagemaker.fail("gpt-a002", NODE_LOST)
@@ -332,7 +332,7 @@ def test_more_relaunches_than_the_account_may_have_wait_and_page_once(world):
     names = ["gpt", "bert", "llama", "moe"]
     for name in names[1:]:
         world.sagemaker.submit(name, uri=f"s3://bucket/{name}/")
-        world.supervisor().handle(JobHeard(name))
+        world.supervisor().handle(JobStateChanged(name))
     world.minutes(1)
     for name in names:
         world.sagemaker.fail(name, NODE_LOST)

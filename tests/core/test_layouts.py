@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from rerail.model.checkpoint_layouts import (
     Layout,
-    Save,
-    Stored,
-    copies,
-    named_step,
-    pointer_files,
-    pointing_at,
-    saves,
-    undated,
+    LayoutCheckpoint,
+    StoredObject,
+    find_checkpoints,
+    find_copies,
+    find_pointers,
+    find_undated,
+    format_pointer,
+    parse_pointer,
 )
 
 START = datetime(2026, 1, 31, 3, tzinfo=UTC)
@@ -69,25 +69,25 @@ FOLDERS: list[tuple[Layout, str, Mapping[str, int]]] = [
 FILES = ["epoch=0-step={step}.ckpt", "lightning_logs/version_0/checkpoints/gpt-step={step}-val_loss=2.31.ckpt"]
 
 
-def save(place: str, step: int, files: Mapping[str, int], *, at: datetime | None = None) -> list[Stored]:
+def save(place: str, step: int, files: Mapping[str, int], *, at: datetime | None = None) -> list[StoredObject]:
     """The objects of one save; each step takes a minute."""
     at = at or START + timedelta(minutes=step)
     folder = place.format(step=step)
-    return [Stored(f"{folder}{name.format(step=step)}", size, at) for name, size in files.items()]
+    return [StoredObject(f"{folder}{name.format(step=step)}", size, at) for name, size in files.items()]
 
 
-def history(place: str, files: Mapping[str, int], *steps: int) -> list[Stored]:
+def history(place: str, files: Mapping[str, int], *steps: int) -> list[StoredObject]:
     return [each for step in steps for each in save(place, step, files)]
 
 
-def whole(found: list[Save]) -> list[int]:
+def whole(found: list[LayoutCheckpoint]) -> list[int]:
     return [each.step for each in found if each.is_whole]
 
 
 @pytest.mark.parametrize(("layout", "place", "files"), FOLDERS)
 def test_a_script_s_saves_are_known_by_their_layout(layout, place, files):
     """Three of them: newest first, each with its own layout, step and age."""
-    found = saves(history(place, files, 500, 1500, 1000))
+    found = find_checkpoints(history(place, files, 500, 1500, 1000))
     assert [(each.layout, each.step, each.is_whole) for each in found] == [
         (layout, step, True) for step in (1500, 1000, 500)
     ]
@@ -98,11 +98,11 @@ def test_a_script_s_saves_are_known_by_their_layout(layout, place, files):
 @pytest.mark.parametrize("place", FILES)
 def test_a_single_file_is_a_save(place):
     """Lightning's: it appears when all of it is uploaded."""
-    found = saves(history(place, {"": 12 * BIG}, 500, 1000))
+    found = find_checkpoints(history(place, {"": 12 * BIG}, 500, 1000))
     assert [(each.layout, each.step, each.is_whole) for each in found] == [
         (Layout.LIGHTNING, step, True) for step in (1000, 500)
     ]
-    assert whole(saves(history(place, {"": 12 * BIG}, 500))) == [500]
+    assert whole(find_checkpoints(history(place, {"": 12 * BIG}, 500))) == [500]
 
 
 @pytest.mark.parametrize(("layout", "place", "files"), FOLDERS)
@@ -110,9 +110,11 @@ def test_a_first_save_counts_where_something_says_that_it_is_whole(layout, place
     """The Trainer's own state, DCP's metadata, or a pointer that names it; a bare folder needs one more beside it."""
     listed = history(place, files, 500)
     expected = [500] if layout in (Layout.HUGGING_FACE, Layout.TORCHTITAN) else []
-    assert whole(saves(listed)) == expected
+    assert whole(find_checkpoints(listed)) == expected
     pointers = {"latest": "global_step500\n", "latest_checkpointed_iteration.txt": "500"}
-    assert whole(saves(listed, pointers)) == ([500] if layout in (Layout.MEGATRON, Layout.DEEPSPEED) else expected)
+    assert whole(find_checkpoints(listed, pointers)) == (
+        [500] if layout in (Layout.MEGATRON, Layout.DEEPSPEED) else expected
+    )
 
 
 torn = st.data()
@@ -137,7 +139,7 @@ def test_an_unfinished_save_is_never_taken_as_whole(data, layout, steps):
                 for name in data.draw(st.sets(st.sampled_from(sorted(mine)), min_size=1)):
                     del mine[name]
         listed += save(place, step, mine)
-    found = saves(data.draw(st.permutations(listed)))
+    found = find_checkpoints(data.draw(st.permutations(listed)))
     assert whole(found) == sorted(steps - broken, reverse=True)
 
 
@@ -147,7 +149,7 @@ def test_of_the_trainer_s_saves_even_the_first_is_not_taken_as_whole_before_its_
     needed = [n for n in files if n.startswith(("model-", "model.safetensors", "optimizer", "global_step", "trainer_"))]
     needed = [n for n in needed if not n.endswith("index.json")]
     gone = data.draw(st.sampled_from(needed if files is not DEEPSPEED_TRAINER else ["trainer_state.json"]))
-    assert whole(saves(save("checkpoint-{step}/", 500, {n: s for n, s in files.items() if n != gone}))) == []
+    assert whole(find_checkpoints(save("checkpoint-{step}/", 500, {n: s for n, s in files.items() if n != gone}))) == []
 
 
 key_parts = st.sampled_from(
@@ -167,7 +169,7 @@ key_parts = st.sampled_from(
 )
 listings = st.lists(
     st.builds(
-        Stored,
+        StoredObject,
         key=st.lists(key_parts, min_size=1, max_size=4).map("/".join),
         bytes=st.integers(0, 1 << 40),
         at=st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),
@@ -180,20 +182,20 @@ listings = st.lists(
 @given(listings, st.dictionaries(st.text(max_size=9), st.text(max_size=9)))
 def test_any_listing_can_be_read(listed, pointers):
     """Each object belongs to one save at most, and a save has something in it."""
-    found = saves(listed, pointers)
+    found = find_checkpoints(listed, pointers)
     keys = [stored.key for each in found for stored in each.files.values()]
     assert len(keys) == len(set(keys))
     assert all(each.files for each in found)
-    others = {each.key for each in (*pointer_files(listed), *copies(listed))}
+    others = {each.key for each in (*find_pointers(listed), *find_copies(listed))}
     assert not others & set(keys)
-    assert not {each.key for each in undated(listed)} & set(keys)
+    assert not {each.key for each in find_undated(listed)} & set(keys)
 
 
 def test_what_an_uploader_leaves_is_no_file_of_a_save():
     """Its marks are neither needed nor missed."""
     listed = history("checkpoint-{step}/", HUGGING_FACE, 500, 1000)
     listed += save("checkpoint-{step}/", 500, {"model.safetensors.sagemaker-uploading": 0, "x.tmp": 3})
-    found = saves(listed)
+    found = find_checkpoints(listed)
     assert whole(found) == [1000, 500]
     assert all("sagemaker" not in name for each in found for name in each.files)
 
@@ -202,16 +204,16 @@ def test_where_one_has_a_manifest_nothing_without_one_counts():
     """A save of such a script that is under way is not taken for one of a script that knows no manifests."""
     listed = history("checkpoint-{step}/", HUGGING_FACE, 500, 1000)
     listed += save("checkpoint-{step}/", 500, {"manifest.json": 400})
-    assert saves(listed) == []
+    assert find_checkpoints(listed) == []
     moved = history("checkpoint-{step}/", HUGGING_FACE, 500)
-    assert saves([*moved, Stored("quarantine/a001-checkpoint-400/manifest.json", 400, START)]) == []
+    assert find_checkpoints([*moved, StoredObject("quarantine/a001-checkpoint-400/manifest.json", 400, START)]) == []
 
 
 def test_a_trainer_that_never_saves_its_optimizer_is_believed():
     """`save_only_model`: what all the others lack is nobody's loss."""
     files = {name: size for name, size in HUGGING_FACE.items() if name != "optimizer.pt"}
-    assert whole(saves(history("checkpoint-{step}/", files, 100, 200))) == []
-    assert whole(saves(history("checkpoint-{step}/", files, 100, 200, 300))) == [300, 200, 100]
+    assert whole(find_checkpoints(history("checkpoint-{step}/", files, 100, 200))) == []
+    assert whole(find_checkpoints(history("checkpoint-{step}/", files, 100, 200, 300))) == [300, 200, 100]
 
 
 def test_saves_of_another_folder_are_not_compared():
@@ -219,15 +221,22 @@ def test_saves_of_another_folder_are_not_compared():
     small = {name: size // 8 for name, size in HUGGING_FACE.items()}
     listed = history("teacher/checkpoint-{step}/", HUGGING_FACE, 500, 1000)
     listed += history("student/checkpoint-{step}/", small, 500, 1000)
-    assert whole(saves(listed)) == [1000, 1000, 500, 500]
+    assert whole(find_checkpoints(listed)) == [1000, 1000, 500, 500]
 
 
 def test_fewer_ranks_than_before_are_believed_when_most_saves_are_of_them():
     """A relaunch on fewer machines writes fewer shards; while most are of before, in doubt they are not whole."""
     few = {name: size for name, size in SHARDS.items() if name != "__1_0.distcp"}
     before = history("step-{step}/", SHARDS, 100, 200)
-    assert whole(saves([*before, *history("step-{step}/", few, 300)])) == [200, 100]
-    assert whole(saves([*before, *history("step-{step}/", few, 300, 400, 500, 600)])) == [600, 500, 400, 300, 200, 100]
+    assert whole(find_checkpoints([*before, *history("step-{step}/", few, 300)])) == [200, 100]
+    assert whole(find_checkpoints([*before, *history("step-{step}/", few, 300, 400, 500, 600)])) == [
+        600,
+        500,
+        400,
+        300,
+        200,
+        100,
+    ]
 
 
 def test_pointers_and_copies_are_told_from_other_files():
@@ -235,15 +244,15 @@ def test_pointers_and_copies_are_told_from_other_files():
     listed = history("zero/global_step{step}/", ZERO, 500)
     listed += history("mega/iter_{step:07d}/", MEGATRON, 500)
     for key in ("zero/latest", "mega/latest_checkpointed_iteration.txt", "latest", "mega/latest", "run/last-v1.ckpt"):
-        listed.append(Stored(key, 9, START))
+        listed.append(StoredObject(key, 9, START))
     listed += [
-        Stored("runs/events.out.tfevents.17", 9, START),
-        Stored("best.pt", 9, START),
-        Stored("epoch=3.ckpt", 9, START),
+        StoredObject("runs/events.out.tfevents.17", 9, START),
+        StoredObject("best.pt", 9, START),
+        StoredObject("epoch=3.ckpt", 9, START),
     ]
-    assert [each.key for each in pointer_files(listed)] == ["zero/latest", "mega/latest_checkpointed_iteration.txt"]
-    assert [each.key for each in copies(listed)] == ["run/last-v1.ckpt"]
-    assert [each.key for each in undated(listed)] == ["run/last-v1.ckpt", "best.pt", "epoch=3.ckpt"]
+    assert [each.key for each in find_pointers(listed)] == ["zero/latest", "mega/latest_checkpointed_iteration.txt"]
+    assert [each.key for each in find_copies(listed)] == ["run/last-v1.ckpt"]
+    assert [each.key for each in find_undated(listed)] == ["run/last-v1.ckpt", "best.pt", "epoch=3.ckpt"]
 
 
 @pytest.mark.parametrize(
@@ -258,6 +267,6 @@ def test_pointers_and_copies_are_told_from_other_files():
     ],
 )
 def test_a_pointer_names_a_step(key, text, step):
-    assert named_step(key, text) == step
+    assert parse_pointer(key, text) == step
     if step is not None:
-        assert named_step(key, pointing_at(key, 300)) == 300
+        assert parse_pointer(key, format_pointer(key, 300)) == 300

@@ -5,7 +5,15 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.decisions.budgets import KEPT_ENTRIES, charged, forgotten, left, pardoned, refunded, started
+from rerail.decisions.budgets import (
+    KEPT_ENTRIES,
+    remaining_retries,
+    with_charge,
+    with_fresh_budgets,
+    with_recent_charges,
+    with_refund,
+    with_start,
+)
 from rerail.model.causes import Cause
 from rerail.model.policy import Limits, Policy, Retries
 from rerail.model.run import Ledger
@@ -17,7 +25,7 @@ causes = st.sampled_from(Cause)
 
 
 def failed(ledger: Ledger, cause: Cause, *, trained: bool = True, progressed: bool = False, at=NOON) -> Ledger:
-    return charged(ledger, cause, trained=trained, progressed=progressed, at=at)
+    return with_charge(ledger, cause, trained=trained, progressed=progressed, at=at)
 
 
 def test_each_cause_has_its_own_account():
@@ -37,9 +45,9 @@ def test_what_is_older_than_the_window_no_longer_counts():
     ledger = failed(failed(Ledger(), Cause.HARDWARE), Cause.OOM)
     ledger = failed(ledger, Cause.HARDWARE, at=wednesday - MINUTE)
     day = timedelta(hours=24)
-    assert forgotten(ledger, window=day, at=monday + MINUTE) == ledger
-    assert forgotten(ledger, window=timedelta(0), at=wednesday) == ledger
-    now = forgotten(ledger, window=day, at=wednesday)
+    assert with_recent_charges(ledger, window=day, at=monday + MINUTE) == ledger
+    assert with_recent_charges(ledger, window=timedelta(0), at=wednesday) == ledger
+    now = with_recent_charges(ledger, window=day, at=wednesday)
     assert now.charges == {Cause.HARDWARE: 1}
     assert now.without_progress == ledger.without_progress
     assert now.entries[-1] == "2026-02-02T12:00:00Z older than the window, no longer counted: hardware: 1, oom: 1"
@@ -51,7 +59,7 @@ def test_a_charge_counts_for_as_long_as_its_window(failures, window):
     ledger, at, charges = Ledger(), NOON, []
     for cause, minutes in failures:
         at += minutes * MINUTE
-        ledger = forgotten(ledger, window=window * MINUTE, at=at)
+        ledger = with_recent_charges(ledger, window=window * MINUTE, at=at)
         if cause is not Cause.CAPACITY:
             ledger = failed(ledger, cause, at=at)
             charges.append((cause, at))
@@ -62,7 +70,7 @@ def test_a_charge_counts_for_as_long_as_its_window(failures, window):
 def test_charges_of_an_older_version_count_until_progress():
     """Their times were not kept."""
     ledger = failed(Ledger(charges={Cause.HANG: 2}), Cause.HANG)
-    assert forgotten(ledger, window=MINUTE, at=NOON + MINUTE).charges == {Cause.HANG: 2}
+    assert with_recent_charges(ledger, window=MINUTE, at=NOON + MINUTE).charges == {Cause.HANG: 2}
 
 
 def test_an_attempt_is_without_progress_when_it_trained_and_left_nothing():
@@ -75,7 +83,7 @@ def test_an_attempt_is_without_progress_when_it_trained_and_left_nothing():
 def test_a_newer_checkpoint_refunds_everything():
     """Progress is proof: every charge, the count of fruitless attempts and the wait for capacity are cleared."""
     spent = Ledger(charges={Cause.OOM: 3}, without_progress=2, progress_step=100, capacity_since=NOON, starts=(NOON,))
-    ledger = refunded(spent, newest_step=101, at=NOON)
+    ledger = with_refund(spent, newest_step=101, at=NOON)
     assert (ledger.charges, ledger.without_progress, ledger.capacity_since) == ({}, 0, None)
     assert ledger.progress_step == 101
     assert ledger.starts == (NOON,), "a restart storm is a storm even if it makes progress"
@@ -85,7 +93,7 @@ def test_a_newer_checkpoint_refunds_everything():
 @given(ledgers, counts)
 def test_budgets_never_grow_without_progress(ledger, step):
     """The same or an older checkpoint changes nothing, and no checkpoint at all (step 0) is no progress."""
-    after = refunded(ledger, newest_step=step, at=NOON)
+    after = with_refund(ledger, newest_step=step, at=NOON)
     assert (after == ledger) == (step <= (ledger.progress_step or 0))
 
 
@@ -118,13 +126,13 @@ def test_starts_are_remembered_as_long_as_the_storm_window():
     """A launch exactly as old as the window is forgotten."""
     limits = Limits(starts_window=10 * MINUTE)
     ledger = Ledger(starts=(NOON - 10 * MINUTE, NOON - 9 * MINUTE))
-    assert started(ledger, at=NOON, limits=limits).starts == (NOON - 9 * MINUTE, NOON)
+    assert with_start(ledger, at=NOON, limits=limits).starts == (NOON - 9 * MINUTE, NOON)
 
 
 def test_a_human_pardons_everything_but_the_past():
     """Whoever releases a run has looked: budgets start afresh, what was proven stays proven."""
     spent = Ledger({Cause.OOM: 1}, 3, 100, (NOON,), NOON, ("before",))
-    assert pardoned(spent, who="ada", at=NOON) == Ledger(
+    assert with_fresh_budgets(spent, who="ada", at=NOON) == Ledger(
         progress_step=100, entries=("before", "2026-01-31T12:00:00Z released by ada: every charge forgiven")
     )
 
@@ -133,7 +141,7 @@ def test_what_is_left_is_never_less_than_nothing():
     """A policy that was tightened under a running run leaves nothing, not a debt."""
     policy = Policy(retries=Retries(hardware=3, oom=0, hang=1))
     ledger = Ledger(charges={Cause.HARDWARE: 1, Cause.HANG: 5, Cause.UNKNOWN: 9})
-    rest = left(ledger, policy)
+    rest = remaining_retries(ledger, policy)
     assert (rest[Cause.HARDWARE], rest[Cause.HANG], rest[Cause.OOM]) == (2, 0, 0)
     assert not {Cause.UNKNOWN, Cause.CAPACITY} & set(rest)
 

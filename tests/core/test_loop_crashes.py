@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rerail.messages.messages import JobHeard, ReportFiled, RunDue, TroubleFound, Wakeup
+from rerail.messages.messages import FindingsReceived, JobStateChanged, Message, ReportFiled, RunDue
 from rerail.model.checkpoints import EMERGENCY
-from rerail.model.errors import Throttled, Unposted
+from rerail.model.errors import CommandNotStored, Throttled
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Durability, Told
+from rerail.model.mailbox import Durability, ReportKind
 from rerail.model.run import JobStatus, RunState
 from tests.fakes import Agent, World
 
@@ -56,18 +56,18 @@ def a_night(saboteur: Saboteur) -> World:
     """A run is adopted, its node dies, it is relaunched and completes; each message is delivered until it succeeds."""
     world = World()
     world.sagemaker.submit("gpt")
-    deliver(world, saboteur, JobHeard("gpt"))
+    deliver(world, saboteur, JobStateChanged("gpt"))
     world.checkpoints.save(step=100)
     world.sagemaker.fail("gpt", NODE_LOST, keep_alive_seconds=600)
     for _ in range(6):
         world.clock.pass_by(timedelta(minutes=1))
-        deliver(world, saboteur, JobHeard("gpt"))
+        deliver(world, saboteur, JobStateChanged("gpt"))
     world.clock.pass_by(timedelta(minutes=1))
     world.checkpoints.save(step=200, attempt=2)
     deliver(world, saboteur, RunDue("gpt"))
     world.sagemaker.end("gpt-a002", JobStatus.COMPLETED)
-    deliver(world, saboteur, JobHeard("gpt-a002"))
-    deliver(world, saboteur, JobHeard("gpt-a002"))
+    deliver(world, saboteur, JobStateChanged("gpt-a002"))
+    deliver(world, saboteur, JobStateChanged("gpt-a002"))
     return world
 
 
@@ -75,22 +75,22 @@ def a_handshake(saboteur: Saboteur) -> World:
     """A job is slow, its agent saves it, it is moved; then its loss diverges, and the agent's report tells."""
     world = World()
     world.sagemaker.submit("gpt")
-    deliver(world, saboteur, JobHeard("gpt"))
+    deliver(world, saboteur, JobStateChanged("gpt"))
     agent = Agent(world)
-    deliver(world, saboteur, filed(agent, Told.HELLO))
+    deliver(world, saboteur, filed(agent, ReportKind.HELLO))
     world.checkpoints.save(step=100)
     world.clock.pass_by(timedelta(minutes=1))
     slow = Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 110, 105, "slow")
-    deliver(world, saboteur, TroubleFound("gpt", "gpt", (slow,)))
-    deliver(world, saboteur, filed(agent, Told.HEARD, command=agent.asked.id))
+    deliver(world, saboteur, FindingsReceived("gpt", "gpt", (slow,)))
+    deliver(world, saboteur, filed(agent, ReportKind.HEARD, command=agent.asked.id))
     world.clock.pass_by(timedelta(seconds=20))
     world.checkpoints.save(step=120, reason=EMERGENCY)
     deliver(world, saboteur, saved(agent, 120))
     a_minute(world, saboteur, "gpt")
     successor = Agent(world, attempt=2, job="gpt-a002")
-    deliver(world, saboteur, filed(successor, Told.HELLO))
+    deliver(world, saboteur, filed(successor, ReportKind.HELLO))
     diverged = Finding(Kind.DIVERGENCE, Level.INTERVENE, 150, 115, "9.1 for 80 rows")
-    deliver(world, saboteur, filed(successor, Told.FINDINGS, findings=(diverged,)))
+    deliver(world, saboteur, filed(successor, ReportKind.FINDINGS, findings=(diverged,)))
     world.clock.pass_by(timedelta(seconds=20))
     deliver(world, saboteur, saved(successor, 155))
     a_minute(world, saboteur, "gpt-a002")
@@ -98,26 +98,26 @@ def a_handshake(saboteur: Saboteur) -> World:
     return world
 
 
-def filed(agent: Agent, told: Told, **facts: Any) -> ReportFiled:
+def filed(agent: Agent, told: ReportKind, **facts: Any) -> ReportFiled:
     key = agent.files(told, **facts)
     return ReportFiled(agent.run, f"r{agent.attempt}-{agent.told}", key)
 
 
 def saved(agent: Agent, step: int) -> ReportFiled:
-    return filed(agent, Told.CHECKPOINT, command=agent.asked.id, step=step, durability=Durability.REMOTE)
+    return filed(agent, ReportKind.CHECKPOINT, command=agent.asked.id, step=step, durability=Durability.REMOTE)
 
 
 def a_minute(world: World, saboteur: Saboteur, job: str) -> None:
     world.clock.pass_by(timedelta(minutes=1))
-    deliver(world, saboteur, JobHeard(job))
+    deliver(world, saboteur, JobStateChanged(job))
 
 
-def deliver(world: World, saboteur: Saboteur, wakeup: Wakeup) -> None:
+def deliver(world: World, saboteur: Saboteur, wakeup: Message) -> None:
     """As the queue does: again, until the function returns."""
     for _ in range(3):
         try:
             world.supervisor(saboteur.wrap).handle(wakeup)
-        except (Crash, Unposted):
+        except (Crash, CommandNotStored):
             continue
         return
     raise AssertionError("one strike must not fail a message three times")
@@ -175,7 +175,7 @@ def test_a_crash_at_any_call_of_a_handshake_changes_nothing_in_the_end(call, aft
 @pytest.mark.parametrize("call", range(1, A_CALM_HANDSHAKE.calls + 1))
 def test_an_error_at_any_call_of_a_handshake_changes_nothing_in_the_end(call):
     """The service says no once, and the rest is done before the message goes back."""
-    saboteur = Saboteur(call, after=False, error=lambda: Unposted("PutObject: refused"))
+    saboteur = Saboteur(call, after=False, error=lambda: CommandNotStored("PutObject: refused"))
     assert outcome(a_handshake(saboteur)) == SHAKEN
 
 
@@ -188,17 +188,17 @@ def test_a_second_instance_that_works_at_the_same_time_changes_nothing_in_the_en
         def pass_on(self, method, args, kwargs):
             self.calls += 1
             if self.calls == self.strike_at:
-                world.supervisor().handle(JobHeard("gpt"))
+                world.supervisor().handle(JobStateChanged("gpt"))
             return method(*args, **kwargs)
 
     first = Meddler(call, after=False)
     world.sagemaker.submit("gpt")
-    deliver(world, first, JobHeard("gpt"))
+    deliver(world, first, JobStateChanged("gpt"))
     world.checkpoints.save(step=100)
     world.sagemaker.fail("gpt", NODE_LOST)
     for _ in range(6):
         world.clock.pass_by(timedelta(minutes=1))
-        deliver(world, first, JobHeard("gpt"))
+        deliver(world, first, JobStateChanged("gpt"))
     assert world.run().state is RunState.WATCHING
     assert sorted(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
     assert world.sagemaker.most_live_at_once == 1
@@ -207,7 +207,7 @@ def test_a_second_instance_that_works_at_the_same_time_changes_nothing_in_the_en
 def test_throttling_leaves_the_action_pending_for_the_next_sweep():
     world = World()
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     world.sagemaker.fail("gpt", NODE_LOST)
     create = world.sagemaker.create
     world.sagemaker.create = lambda request: (_ for _ in ()).throw(Throttled("Rate exceeded"))

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.messages.messages import AlarmHeard, TroubleFound
+from rerail.messages.messages import AlarmStateChanged, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode, OnAlarm, Policy, Retries
@@ -22,7 +22,7 @@ def world() -> World:
 
 def found(world: World, kind: Kind, level: Level, *, onset: int | None = 350, step: int | None = 480, job: str = "gpt"):
     finding = Finding(kind, level, step, onset, f"{kind} since step {onset}")
-    world.supervisor().handle(TroubleFound("gpt", job, (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", job, (finding,)))
 
 
 def told(world: World, severity: Severity) -> list[str]:
@@ -154,7 +154,7 @@ def test_a_finding_while_the_job_is_being_stopped_changes_nothing(world):
 def test_a_users_own_alarm_informs_or_restarts_as_the_policy_says(world, choice, jobs):
     world.policies.by_name["default"] = Policy(on_alarm=choice)
     for state in ("OK", "ALARM", "ALARM"):
-        world.supervisor().handle(AlarmHeard("gpt", "gpu-idle", state, "GPUUtilization below 10"))
+        world.supervisor().handle(AlarmStateChanged("gpt", "gpu-idle", state, "GPUUtilization below 10"))
     world.minutes(1)
     world.checkpoints.save(step=520)
     world.minutes(3)
@@ -164,5 +164,5 @@ def test_a_users_own_alarm_informs_or_restarts_as_the_policy_says(world, choice,
 
 def test_an_alarm_on_somebody_elses_job_is_nobodys_business(world):
     world.sagemaker.submit("mine", policy=None)
-    assert world.supervisor().handle(AlarmHeard("mine", "gpu-idle", "ALARM", "")) is None
+    assert world.supervisor().handle(AlarmStateChanged("mine", "gpu-idle", "ALARM", "")) is None
     assert world.sagemaker.live() == ["gpt", "mine"]

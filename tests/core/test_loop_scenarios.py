@@ -5,15 +5,15 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.messages.messages import CommandGiven, JobHeard, RunDue
+from rerail.messages.messages import CommandReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.codec import dumps, loads
-from rerail.model.errors import Blind
+from rerail.model.errors import StateUnknown
 from rerail.model.policy import Limits, Mode, OnMaxRuntime, Policy
 from rerail.model.run import JobStatus, Run, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.fakes import RUN_TAG, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
@@ -32,7 +32,7 @@ def world() -> World:
 
 def adopted(world: World, **facts) -> World:
     world.sagemaker.submit("gpt", **facts)
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     return world
 
 
@@ -40,8 +40,8 @@ def said(world: World, severity: Severity) -> list[str]:
     return [notice.title for notice in world.bus.told if notice.severity is severity]
 
 
-def command(world: World, verb: Verb, number: int = 1) -> None:
-    world.supervisor().handle(CommandGiven(f"c{number}", "gpt", verb, "ada", "testing"))
+def command(world: World, verb: OperatorVerb, number: int = 1) -> None:
+    world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", "testing"))
 
 
 def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world):
@@ -207,7 +207,7 @@ def test_a_script_without_manifests_proves_its_progress_by_getting_farther(world
 def test_a_humans_stop_while_we_wait_for_a_checkpoint_is_still_a_humans(world):
     """A restart was asked for, and before we stopped the job somebody else did: the run is over."""
     adopted(world)
-    command(world, Verb.RESTART)
+    command(world, OperatorVerb.RESTART)
     world.sagemaker.end("gpt", JobStatus.STOPPED)
     world.minutes(30)
     assert world.run().state is RunState.STOPPED
@@ -218,12 +218,12 @@ def test_a_release_resumes_from_the_newest_checkpoint_there_is(world):
     """Not from the one of the last incident: a job that was held alive may have saved more."""
     adopted(world)
     world.checkpoints.save(step=10)
-    command(world, Verb.HOLD)
+    command(world, OperatorVerb.HOLD)
     world.checkpoints.save(step=90)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     world.checkpoints.save(step=95)
-    command(world, Verb.RELEASE, 2)
+    command(world, OperatorVerb.RELEASE, 2)
     assert world.run().current.resumed_from_step == 95
 
 
@@ -275,9 +275,9 @@ def test_an_unknown_policy_is_one_notice_and_observe_mode(world):
 
 def test_a_job_without_the_tag_is_never_touched(world):
     world.sagemaker.submit("mine", policy=None)
-    world.supervisor().handle(JobHeard("mine"))
+    world.supervisor().handle(JobStateChanged("mine"))
     world.sagemaker.fail("mine", NODE_LOST)
-    world.supervisor().handle(JobHeard("mine"))
+    world.supervisor().handle(JobStateChanged("mine"))
     world.minutes(30)
     assert world.runs.records == {}
     assert world.bus.told == []
@@ -289,7 +289,7 @@ def test_a_forged_run_tag_steers_nobody(world):
     adopted(world)
     world.sagemaker.submit("cuckoo")
     world.sagemaker.job_tags["cuckoo"][RUN_TAG] = "gpt"
-    world.supervisor().handle(JobHeard("cuckoo"))
+    world.supervisor().handle(JobStateChanged("cuckoo"))
     world.sagemaker.fail("cuckoo", NODE_LOST)
     world.minutes(5)
     assert world.run().state is RunState.WATCHING
@@ -303,7 +303,7 @@ def test_a_name_used_again_after_a_delete_is_another_run(world):
     del world.sagemaker.jobs["gpt"]
     world.clock.pass_by(timedelta(hours=1))
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(3)
     assert world.run().state is RunState.COMPLETED
@@ -318,7 +318,7 @@ def test_a_job_whose_events_were_all_lost_is_found_by_the_sweep(world):
 
 def asked(world, id, verb, at):
     """An operator's wish arrives that was spoken then."""
-    world.supervisor().handle(CommandGiven(id, "gpt", verb, "ada", "", asked_at=at))
+    world.supervisor().handle(CommandReceived(id, "gpt", verb, "ada", "", asked_at=at))
 
 
 def test_of_what_operators_say_the_last_word_counts_in_whatever_order_it_arrives(world):
@@ -326,12 +326,12 @@ def test_of_what_operators_say_the_last_word_counts_in_whatever_order_it_arrives
     adopted(world)
     early, late = world.clock(), world.clock() + timedelta(minutes=2)
     world.minutes(6)
-    asked(world, "c2", Verb.HOLD, late)
-    asked(world, "c1", Verb.RESTART, early)
+    asked(world, "c2", OperatorVerb.HOLD, late)
+    asked(world, "c1", OperatorVerb.RESTART, early)
     world.minutes(2)
     assert (world.run().state, world.run().held_by) == (RunState.HELD, "ada")
     assert world.runs.timeline[-1].reason == "ada said restart, but something else was said after that: nothing is done"
-    asked(world, "c3", Verb.RESTART, late + timedelta(minutes=1))
+    asked(world, "c3", OperatorVerb.RESTART, late + timedelta(minutes=1))
     assert world.run().state is not RunState.HELD
     assert world.run().held_by == ""
 
@@ -339,20 +339,20 @@ def test_of_what_operators_say_the_last_word_counts_in_whatever_order_it_arrives
 def test_a_wish_that_says_it_was_spoken_tomorrow_silences_nobody(world):
     """Whoever puts an event on the bus may date it: it is of now at the latest."""
     adopted(world)
-    asked(world, "c1", Verb.HOLD, world.clock() + timedelta(days=9000))
+    asked(world, "c1", OperatorVerb.HOLD, world.clock() + timedelta(days=9000))
     world.minutes(1)
-    asked(world, "c2", Verb.RELEASE, world.clock())
+    asked(world, "c2", OperatorVerb.RELEASE, world.clock())
     assert world.run().state is RunState.WATCHING
 
 
 def test_a_hold_lets_the_job_run_and_a_release_takes_it_back(world):
     adopted(world)
-    command(world, Verb.HOLD)
+    command(world, OperatorVerb.HOLD)
     world.checkpoints.save(step=10)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(30)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
-    command(world, Verb.RELEASE, 2)
+    command(world, OperatorVerb.RELEASE, 2)
     assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
     assert world.run().current.resumed_from_step == 10
 
@@ -360,12 +360,12 @@ def test_a_hold_lets_the_job_run_and_a_release_takes_it_back(world):
 def test_a_command_that_arrives_twice_is_granted_once(world):
     adopted(world)
     world.checkpoints.save(step=10)
-    command(world, Verb.RESTART)
+    command(world, OperatorVerb.RESTART)
     world.clock.pass_by(timedelta(minutes=1))
     world.checkpoints.save(step=20)
     world.minutes(5)
     assert world.run().current.number == 2
-    command(world, Verb.RESTART)
+    command(world, OperatorVerb.RESTART)
     world.minutes(60)
     assert world.run().current.number == 2
 
@@ -374,7 +374,7 @@ def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
     adopted(world)
     world.checkpoints.save(step=10)
     world.minutes(2)
-    command(world, Verb.RESTART)
+    command(world, OperatorVerb.RESTART)
     world.minutes(3)
     assert world.run().state is RunState.SAVING
     assert world.sagemaker.live() == ["gpt"], "an old checkpoint is not what we wait for"
@@ -386,7 +386,7 @@ def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
 
 def test_a_stop_does_not_wait_for_ever(world):
     adopted(world)
-    command(world, Verb.STOP)
+    command(world, OperatorVerb.STOP)
     world.minutes(14)
     assert world.sagemaker.live() == ["gpt"]
     world.minutes(4)
@@ -398,7 +398,7 @@ def test_a_describe_that_fails_for_an_hour_stops_nothing(world):
     """Blind is not healthy, and no reason to act: the round counts it, and carries on when it sees again."""
     adopted(world)
     describe = world.sagemaker.describe
-    world.sagemaker.describe = lambda name: (_ for _ in ()).throw(Blind("DescribeTrainingJob: timed out"))
+    world.sagemaker.describe = lambda name: (_ for _ in ()).throw(StateUnknown("DescribeTrainingJob: timed out"))
     for _ in range(60):
         world.clock.pass_by(timedelta(minutes=1))
         assert world.round().make().blind == ("gpt",)
@@ -429,7 +429,7 @@ def test_every_decision_is_kept_with_its_reason_and_inputs(world):
     assert failed.before is RunState.WATCHING
     assert failed.after is RunState.WAITING
     assert failed.inputs["resume_step"] == 10
-    assert failed.signal["type"] == "JobSeen"
+    assert failed.signal["type"] == "JobObserved"
     assert all(entry.reason for entry in world.runs.timeline)
 
 
@@ -447,7 +447,7 @@ def test_a_step_that_is_none_loses_no_run(world, step):
     """A script may print any number; a record that holds it could not be read again."""
     adopted(world)
     world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": step})
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     run = world.run()
     assert run.attempts[0].last_step is None
     assert loads(Run, dumps(run)) == run

@@ -10,19 +10,27 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rerail.decisions.budgets import forgotten
-from rerail.decisions.decision import attributed
-from rerail.messages.messages import SWEEP, CommandGiven, JobHeard, ReportFiled, TroubleFound, Wakeup, read
+from rerail.decisions.budgets import with_recent_charges
+from rerail.decisions.decision import with_attempt_number
+from rerail.messages.messages import (
+    SWEEP,
+    CommandReceived,
+    FindingsReceived,
+    JobStateChanged,
+    Message,
+    ReportFiled,
+    parse_message,
+)
 from rerail.model import skipped_samples as skips
-from rerail.model.actions import ReleaseWarmPool, SetAside, Severity, Until
+from rerail.model.actions import ClearedBy, QuarantineCheckpoints, ReleaseWarmPool, Severity
 from rerail.model.checkpoints import EMERGENCY
-from rerail.model.errors import Blind, Throttled, Unposted
+from rerail.model.errors import CommandNotStored, StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.machines import TYPES
-from rerail.model.mailbox import Ability, Command, Durability, Told, Wish, report_key
+from rerail.model.mailbox import Ability, Command, CommandKind, Durability, ReportKind, report_key
 from rerail.model.policy import Capacity, Policy
 from rerail.model.run import JobStatus, Run, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.fakes import Agent, World
 
 REASONS = [
@@ -66,14 +74,14 @@ class Nights(RuleBasedStateMachine):
         self.standing: dict[str, datetime] = {}
         self.world.policies.by_name["default"] = Policy(capacity=Capacity(fallbacks=FALLBACKS))
         self.world.sagemaker.submit("gpt", request=MACHINES)
-        self.world.supervisor().handle(JobHeard("gpt"))
+        self.world.supervisor().handle(JobStateChanged("gpt"))
         self.before = self.world.run()
 
-    def _handle(self, wakeup: Wakeup) -> None:
+    def _handle(self, wakeup: Message) -> None:
         self.struck = False
         try:
             self.world.supervisor(self._wrap).handle(wakeup)
-        except (Crash, Blind, Throttled, Unposted):
+        except (Crash, StateUnknown, Throttled, CommandNotStored):
             self.strikes.clear()
 
     def _wrap(self, port: Any) -> Any:
@@ -133,13 +141,13 @@ class Nights(RuleBasedStateMachine):
     def _is_rid_of_tainted_saves(self) -> None:
         """Never a launch while a script that takes what it finds would find what was rolled back."""
         for action in self.world.run().pending:
-            if isinstance(action, SetAside) and action.is_vital:
+            if isinstance(action, QuarantineCheckpoints) and action.is_vital:
                 assert not self.world.checkpoints.tainted(action)
 
     def _is_for_the_living(self, command: Command) -> None:
         """Never an order to restart but to the current attempt, while nobody stops its job."""
         run = self.world.run()
-        if command.wish is Wish.RESTART:
+        if command.wish is CommandKind.RESTART:
             assert (command.attempt, run.state) == (run.current.number, RunState.RESTARTING)
             assert run.current.may_be_live and run.stop is None
             assert command.id == run.current.orders[-1].command_id
@@ -156,7 +164,7 @@ class Nights(RuleBasedStateMachine):
         resumed = int(request["Environment"].get("RERAIL_RESUME_STEP", "0"))
         saved = [c for c in self.world.checkpoints.all(self.world.run().checkpoint_uri) if c.step == resumed]
         for step, attempt in self.rollbacks:
-            assert resumed <= step or any(attributed(self.world.run(), c).attempt > attempt for c in saved)
+            assert resumed <= step or any(with_attempt_number(self.world.run(), c).attempt > attempt for c in saved)
 
     def _live(self) -> str | None:
         live = self.world.sagemaker.live()
@@ -243,27 +251,27 @@ class Nights(RuleBasedStateMachine):
     def an_event_arrives(self, attempt: int) -> None:
         name = "gpt" if attempt == 1 else f"gpt-a{attempt:03d}"
         if name in self.world.sagemaker.jobs:
-            self._handle(JobHeard(name))
+            self._handle(JobStateChanged(name))
 
     @rule()
     def the_sweep_comes_round(self) -> None:
         self.world.round().make()
         waiting, self.world.queue.waiting = self.world.queue.waiting, []
         for wakeup in waiting:
-            self._handle(read(json.dumps({"source": SWEEP, "detail": wakeup})))
+            self._handle(parse_message(json.dumps({"source": SWEEP, "detail": wakeup})))
 
     @rule(kind=st.sampled_from(Kind), level=st.sampled_from(Level), onset=st.integers(0, 40), late=st.booleans())
     def the_detectors_speak(self, kind: Kind, level: Level, onset: int, late: bool) -> None:
         """Of the current job, or late, of the first."""
         job = "gpt" if late else self.world.run().current.job_name
-        self._handle(TroubleFound("gpt", job, (Finding(kind, level, onset + 5, onset, "told so"),)))
+        self._handle(FindingsReceived("gpt", job, (Finding(kind, level, onset + 5, onset, "told so"),)))
 
     @rule(onset=st.integers(0, 40), over=st.booleans())
     def nobody_sees_the_metrics(self, onset: int, over: bool) -> None:
         """Of the job that runs now; or they are back."""
         level = Level.MENDED if over else Level.INTERVENE
         finding = Finding(Kind.BLIND, level, onset, onset, "silence")
-        self._handle(TroubleFound("gpt", self.world.run().current.job_name, (finding,)))
+        self._handle(FindingsReceived("gpt", self.world.run().current.job_name, (finding,)))
 
     @rule(count=st.integers(1, 3))
     def the_bus_is_full(self, count: int) -> None:
@@ -273,20 +281,20 @@ class Nights(RuleBasedStateMachine):
     def the_loss_is_no_number(self, since: int) -> None:
         """For some steps already, in the job that runs now."""
         finding = Finding(Kind.NON_FINITE, Level.INTERVENE, self.step, max(0, self.step - since), "nan")
-        self._handle(TroubleFound("gpt", self.world.run().current.job_name, (finding,)))
+        self._handle(FindingsReceived("gpt", self.world.run().current.job_name, (finding,)))
 
     @rule()
     def the_agent_says_what_it_can(self) -> None:
-        self._says(Told.HELLO, abilities=tuple(Ability))
+        self._says(ReportKind.HELLO, abilities=tuple(Ability))
 
     @rule(step=st.none() | st.integers(1, 60))
     def the_processes_are_restarted(self, step: int | None) -> None:
         """As they were ordered to."""
         orders = self.world.run().current.orders
         if orders and self._live():
-            self._says(Told.RESTARTED, command=orders[-1].command_id, restart=orders[-1].number, step=step)
+            self._says(ReportKind.RESTARTED, command=orders[-1].command_id, restart=orders[-1].number, step=step)
 
-    def _says(self, told: Told, **facts: Any) -> None:
+    def _says(self, told: ReportKind, **facts: Any) -> None:
         if not self.has_agent:
             return
         attempt = self.world.run().current
@@ -297,7 +305,7 @@ class Nights(RuleBasedStateMachine):
         self._hear(key)
 
     @rule(
-        told=st.sampled_from(Told),
+        told=st.sampled_from(ReportKind),
         late=st.booleans(),
         asked=st.booleans(),
         lost=st.booleans(),
@@ -310,7 +318,7 @@ class Nights(RuleBasedStateMachine):
     )
     def an_agent_reports(
         self,
-        told: Told,
+        told: ReportKind,
         late: bool,
         asked: bool,
         lost: bool,
@@ -330,9 +338,9 @@ class Nights(RuleBasedStateMachine):
         agent = Agent(self.world, attempt=attempt.number, job=attempt.job_name, told=self.reports)
         wishes = [run.stop.command_id] if run.stop else [order.command_id for order in attempt.orders[-1:]]
         command = wishes[0] if asked and wishes else ""
-        findings = (Finding(kind, level, step, step, "seen"),) if told is Told.FINDINGS else ()
+        findings = (Finding(kind, level, step, step, "seen"),) if told is ReportKind.FINDINGS else ()
         facts = {"command": command, "step": step, "durability": durability, "findings": findings}
-        facts |= {"abilities": tuple(sorted(able))} if told is Told.HELLO else {}
+        facts |= {"abilities": tuple(sorted(able))} if told is ReportKind.HELLO else {}
         facts |= {"restart": max(0, attempt.restart + 1 - restarts), "evidence": REASONS[3] if asked else ""}
         key = agent.files(told, **facts)
         self.filed.append(key)
@@ -353,11 +361,11 @@ class Nights(RuleBasedStateMachine):
     def _hear(self, key: str) -> None:
         self._handle(ReportFiled("gpt", key.rpartition("/")[2].removesuffix(".json"), key))
 
-    @rule(verb=st.sampled_from(Verb), twice=st.booleans())
-    def an_operator_speaks(self, verb: Verb, twice: bool) -> None:
+    @rule(verb=st.sampled_from(OperatorVerb), twice=st.booleans())
+    def an_operator_speaks(self, verb: OperatorVerb, twice: bool) -> None:
         self.commands += 1
         for _ in range(2 if twice else 1):
-            self._handle(CommandGiven(f"c{self.commands}", "gpt", verb, "ada", ""))
+            self._handle(CommandReceived(f"c{self.commands}", "gpt", verb, "ada", ""))
 
     @rule(back=st.integers(0, 60), twice=st.booleans())
     def an_operator_rolls_back(self, back: int, twice: bool) -> None:
@@ -365,20 +373,20 @@ class Nights(RuleBasedStateMachine):
         self.commands += 1
         name, step = f"c{self.commands}", max(0, self.step - back)
         for _ in range(2 if twice else 1):
-            self._handle(CommandGiven(name, "gpt", Verb.ROLLBACK, "ada", "", step=step))
+            self._handle(CommandReceived(name, "gpt", OperatorVerb.ROLLBACK, "ada", "", step=step))
         self.rollbacks += [(step, label.attempt) for label in self.world.run().labels if label.source == name]
 
     @rule(back=st.integers(0, 30), steps=st.integers(0, 30))
     def an_operator_drills(self, back: int, steps: int) -> None:
         """From a step that is there, or from none; meanwhile it saves again."""
         self.commands += 2
-        self._handle(CommandGiven(f"c{self.commands - 1}", "gpt", Verb.SAVE, "ada", ""))
+        self._handle(CommandReceived(f"c{self.commands - 1}", "gpt", OperatorVerb.SAVE, "ada", ""))
         named = max(0, self.step - back) if back else None
         if steps and self._live():
             self.step += steps
             self._save()
         before = self.world.run()
-        self._handle(CommandGiven(f"c{self.commands}", "gpt", Verb.DRILL, "ada", "", step=named))
+        self._handle(CommandReceived(f"c{self.commands}", "gpt", OperatorVerb.DRILL, "ada", "", step=named))
         after = self.world.run()
         assert after.labels == before.labels or len(after.attempts) > len(before.attempts)
         assert before.ledger.charges == after.ledger.charges or not (after.stop and after.stop.drill)
@@ -386,7 +394,7 @@ class Nights(RuleBasedStateMachine):
     @rule(
         calls=st.integers(1, 12),
         after=st.booleans(),
-        error=st.sampled_from([Crash, lambda: Throttled("Rate exceeded"), lambda: Blind("timed out")]),
+        error=st.sampled_from([Crash, lambda: Throttled("Rate exceeded"), lambda: StateUnknown("timed out")]),
     )
     def the_supervisor_will_be_struck(self, calls: int, after: bool, error: Callable[[], Exception]) -> None:
         self.strikes.append((self.calls + calls, after, error))
@@ -411,7 +419,7 @@ class Nights(RuleBasedStateMachine):
         pardoned = run.commands != before.commands
         if not (refunded or pardoned):
             window = self.world.policies.get("default").retries.window
-            kept = forgotten(before.ledger, window=window, at=self.world.clock())
+            kept = with_recent_charges(before.ledger, window=window, at=self.world.clock())
             for cause, count in kept.charges.items():
                 assert run.ledger.charges.get(cause, 0) >= count
             assert run.ledger.without_progress >= before.ledger.without_progress
@@ -427,8 +435,8 @@ class Nights(RuleBasedStateMachine):
     def a_rollback_reaches_behind_the_onset_and_what_is_skipped_stays_skipped(self) -> None:
         run = self.world.run()
         assert all((climb.resume_step or 0) < max(1, climb.onset_step) for climb in run.climbs)
-        skipped = [skips.read(attempt.skip_samples) for attempt in run.attempts]
-        assert all(skips.joined((*before, *after)) == after for before, after in pairwise(skipped))
+        skipped = [skips.parse_ranges(attempt.skip_samples) for attempt in run.attempts]
+        assert all(skips.merge_ranges((*before, *after)) == after for before, after in pairwise(skipped))
         assert [attempt.rate for attempt in run.attempts] == sorted((a.rate for a in run.attempts), reverse=True)
 
     @invariant()
@@ -455,9 +463,9 @@ class Nights(RuleBasedStateMachine):
         for entry in self.world.runs.timeline[self.read :]:
             for action in entry.actions:
                 if action.get("severity") == Severity.PAGE:
-                    key, until = action["key"], action.get("until", Until.RELEASED)
+                    key, until = action["key"], action.get("until", ClearedBy.RELEASED)
                     since = entry.at - self.standing.get(key, entry.at - timedelta(days=1))
-                    assert until == Until.RELEASED or since >= Policy().notices.refire, f"{key} was told already"
+                    assert until == ClearedBy.RELEASED or since >= Policy().notices.refire, f"{key} was told already"
                     self.standing[key] = entry.at
                 elif action.get("severity") == Severity.CLEAR:
                     assert self.standing.pop(action["clears"], None), f"{action['clears']} was never paged"

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.model.actions import Machines
-from rerail.model.machines import TYPES, Cluster, WarmPool, cluster_of, misfit, pool_of, read_fallback, spoken_machines
+from rerail.model.machines import (
+    TYPES,
+    Cluster,
+    WarmPool,
+    cluster_of,
+    find_misfit,
+    format_instance_types,
+    pool_of,
+    read_fallback,
+)
 
 SAGEMAKERS = set(
     botocore.session.get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum  # type: ignore[attr-defined]
@@ -21,7 +30,7 @@ def of(kind: str, **facts) -> Cluster:
 
 
 def why_not(before: str, after: str, **facts) -> str:
-    return misfit(of(before, **facts), Machines((after,)))
+    return find_misfit(of(before, **facts), Machines((after,)))
 
 
 def test_every_type_in_the_table_is_one_that_trains():
@@ -79,18 +88,18 @@ def test_what_would_change_the_run_is_no_place_to_go(before, after, why):
 )
 def test_what_ties_a_run_to_its_machines_is_respected(cluster, machines, why):
     """A training plan is never left silently, nor is the owner's own choice overruled."""
-    assert why in misfit(cluster, machines)
+    assert why in find_misfit(cluster, machines)
 
 
 def test_other_subnets_suit_any_job_that_has_a_network():
     """Even one that takes spot instances or names its own preferences."""
-    assert misfit(of("ml.trn2.48xlarge", spot=True, grouped=True), Machines(subnets=("subnet-2",))) == ""
+    assert find_misfit(of("ml.trn2.48xlarge", spot=True, grouped=True), Machines(subnets=("subnet-2",))) == ""
 
 
 @given(st.sampled_from(sorted(TYPES)), st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=5))
 def test_nothing_that_fits_is_less_in_any_way(before, kinds):
     """Never fewer GPUs, never smaller ones, never another generation, never less memory."""
-    if misfit(of(before), Machines(tuple(kinds))):
+    if find_misfit(of(before), Machines(tuple(kinds))):
         return
     for kind in kinds:
         was, now = TYPES[before], TYPES[kind]
@@ -114,7 +123,7 @@ def test_nothing_that_fits_is_less_in_any_way(before, kinds):
 def test_a_fall_back_names_types_and_subnets(text, machines, spoken):
     """Apart by blanks, in any order."""
     assert read_fallback(text) == machines
-    assert spoken_machines(machines) == spoken
+    assert format_instance_types(machines) == spoken
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rerail.model.codec import dumps
-from rerail.model.errors import BadMail
+from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import (
@@ -18,11 +18,11 @@ from rerail.model.mailbox import (
     QUOTED,
     SIZE_LIMIT,
     Command,
+    CommandKind,
     Durability,
     Heartbeat,
     Report,
-    Told,
-    Wish,
+    ReportKind,
     bucket_name,
     command_key,
     heartbeat_key,
@@ -37,9 +37,21 @@ from tests.core.strategies import commands, heartbeats, job_names, json_values, 
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 FINDING = Finding(Kind.STALL, Level.INTERVENE, 60, 50, "no step for 300 s", NOON, NOON)
-COMMAND = Command("c1", "gpt", 1, Wish.CHECKPOINT, NOON, NOON, "throughput_drop")
+COMMAND = Command("c1", "gpt", 1, CommandKind.CHECKPOINT, NOON, NOON, "throughput_drop")
 REPORT = Report(
-    "r1", "gpt", 1, "gpt", Told.CHECKPOINT, NOON, "c1", 60, Durability.LOCAL, "/opt/x", "why", (FINDING,), "stacks"
+    "r1",
+    "gpt",
+    1,
+    "gpt",
+    ReportKind.CHECKPOINT,
+    NOON,
+    "c1",
+    60,
+    Durability.LOCAL,
+    "/opt/x",
+    "why",
+    (FINDING,),
+    "stacks",
 )
 HEARTBEAT = Heartbeat("gpt", 1, "gpt", NOON, Phase.STEP, 60, NOON, 2.5, 0.1, 1000)
 
@@ -79,7 +91,7 @@ def test_a_reports_key_tells_its_run_and_its_id(run, id):
     if id[0].isalnum():
         assert run_of_report(report_key(run, id)) == (run, id)
     for key in (command_key(run), heartbeat_key(run)):
-        with pytest.raises(BadMail):
+        with pytest.raises(BadMailboxObject):
             run_of_report(key)
 
 
@@ -98,7 +110,7 @@ def test_a_reports_key_tells_its_run_and_its_id(run, id):
     ],
 )
 def test_any_other_key_is_no_report(key):
-    with pytest.raises(BadMail):
+    with pytest.raises(BadMailboxObject):
         run_of_report(key)
 
 
@@ -135,11 +147,11 @@ values = json_values | st.sampled_from(
 @example(REPORT, {"findings": "x"})
 @example(REPORT, {"findings": {"a": 1}})
 def test_any_field_is_read_or_refused(mail, changes):
-    """Nothing but BadMail is raised, and what is read is of the types that it claims."""
+    """Nothing but BadMailboxObject is raised, and what is read is of the types that it claims."""
     text = json.dumps({**json.loads(write(mail)), **changes}).encode()
     try:
         again = read(text, type(mail))
-    except BadMail as error:
+    except BadMailboxObject as error:
         assert str(error).startswith("mail for run gpt: ")
         assert len(str(error)) < 700
         str(error).encode()
@@ -158,7 +170,7 @@ def test_any_finding_is_read_or_refused(changes):
     table["findings"][0] |= changes
     try:
         (finding,) = read(json.dumps(table).encode(), Report).findings
-    except BadMail:
+    except BadMailboxObject:
         return
     assert all(each is None or type(each) is int for each in (finding.step, finding.onset_step))
     assert all(each is None or each.tzinfo for each in (finding.at, finding.onset_at))
@@ -172,7 +184,7 @@ def test_any_finding_is_read_or_refused(changes):
 @example(Report, b"[" * 60_000)
 @example(Report, b'{"schema":' + b"1" * 5_000 + b"}")
 def test_any_bytes_are_refused(kind, text):
-    with pytest.raises(BadMail):
+    with pytest.raises(BadMailboxObject):
         read(text, kind)
 
 
@@ -190,22 +202,26 @@ def test_any_bytes_are_refused(kind, text):
 )
 def test_each_kind_of_defect_has_its_name(text, defect):
     """There are few of them, so that people can be told once of each."""
-    with pytest.raises(BadMail) as error:
+    with pytest.raises(BadMailboxObject) as error:
         read(text, Report)
     assert error.value.defect == defect
 
 
 def test_there_is_an_end_to_what_one_report_may_say():
-    many = Report("r1", "gpt", 1, "gpt", Told.FINDINGS, NOON, findings=(FINDING,) * (FINDINGS_LIMIT + 1))
-    with pytest.raises(BadMail, match="'findings' has 21 entries; at most 20 are read"):
+    many = Report("r1", "gpt", 1, "gpt", ReportKind.FINDINGS, NOON, findings=(FINDING,) * (FINDINGS_LIMIT + 1))
+    with pytest.raises(BadMailboxObject, match="'findings' has 21 entries; at most 20 are read"):
         read(write(many), Report)
     wordy = Finding(Kind.STALL, Level.WARN, 1, 1, "stack\n" * 1000)
-    (finding,) = read(write(Report("r1", "gpt", 1, "gpt", Told.FINDINGS, NOON, findings=(wordy,))), Report).findings
+    (finding,) = read(
+        write(Report("r1", "gpt", 1, "gpt", ReportKind.FINDINGS, NOON, findings=(wordy,))), Report
+    ).findings
     assert len(finding.evidence) == QUOTED
 
 
 def test_what_a_terminal_would_obey_is_taken_out():
-    loud = Report("r1", "gpt", 1, "gpt", Told.REFUSED, NOON, reason="\x1b[2Jgone\x07 \u009b1m", evidence="a\tb\nc")
+    loud = Report(
+        "r1", "gpt", 1, "gpt", ReportKind.REFUSED, NOON, reason="\x1b[2Jgone\x07 \u009b1m", evidence="a\tb\nc"
+    )
     again = read(write(loud), Report)
     assert again.reason == " [2Jgone   1m"
     assert again.evidence == "a\tb\nc"

@@ -4,20 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.accounting.goodput import account
+from rerail.accounting.goodput import make_account
 from rerail.decisions.decision import Decision
 from rerail.messages import service_metrics as measures
 from rerail.messages.messages import RunDue
-from rerail.messages.service_metrics import ALL, Measured
+from rerail.messages.service_metrics import ALL, MetricValue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
 from rerail.model.policy import Policy
 from rerail.model.run import RunState
 from rerail.supervisor import decision_metrics as turns
-from rerail.supervisor.decision_metrics import Turn
+from rerail.supervisor.decision_metrics import RecordedDecision
 from rerail.sweep import fleet_metrics as fleet
 from rerail.sweep import sweep as rounds
-from rerail.sweep.sweep import RoundReport
+from rerail.sweep.sweep import SweepReport
 from tests.core import strategies
 
 # CloudWatch's list price of a custom metric, in dollars a month (the first 10,000); each hour is paid for by itself.
@@ -31,7 +31,7 @@ DECLARED = {
 }
 
 
-def told(said: Measured) -> tuple[str, str, str, str]:
+def told(said: MetricValue) -> tuple[str, str, str, str]:
     return said.name, said.unit, said.dimension, said.of
 
 
@@ -61,9 +61,9 @@ def test_a_word_of_another_kind_is_refused(word):
 @given(st.lists(strategies.runs, max_size=8), strategies.moments)
 def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
     """No run and no job ever becomes a dimension, and nothing is published twice."""
-    accounts = [account(run, at, Policy()) for run in runs]
-    report = RoundReport(len(runs), 0, 0, (), fleet=fleet.fleet(runs, accounts), paused=False)
-    said = [told(each) for each in rounds.measured(report)]
+    accounts = [make_account(run, at, Policy()) for run in runs]
+    report = SweepReport(len(runs), 0, 0, (), fleet=fleet.make_fleet(runs, accounts), paused=False)
+    said = [told(each) for each in rounds.list_metrics(report)]
     assert set(said) <= DECLARED
     assert len(said) == len(set(said))
 
@@ -71,16 +71,16 @@ def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
 @given(strategies.runs, strategies.runs, st.lists(strategies.actions, max_size=6), st.floats(-10, 1e6))
 def test_whatever_is_decided_a_message_publishes_what_is_declared(before, after, actions, waited_s):
     """Neither does a decision's."""
-    turn = Turn(before, Decision(after, tuple(actions), reason="so it is"))
-    said = list(turns.measured([turn, turn], waited_s=waited_s))
+    turn = RecordedDecision(before, Decision(after, tuple(actions), reason="so it is"))
+    said = list(turns.list_metrics([turn, turn], waited_s=waited_s))
     assert {told(each) for each in said} <= DECLARED
     assert all(each.value >= 0 for each in said)
 
 
 def test_a_decision_without_a_reason_is_not_counted(world):
     """It only notes facts: a message that decides nothing publishes nothing."""
-    turn = Turn(world.run(), Decision(world.run()))
-    assert list(turns.measured([turn], waited_s=1)) == []
+    turn = RecordedDecision(world.run(), Decision(world.run()))
+    assert list(turns.list_metrics([turn], waited_s=1)) == []
 
 
 def test_a_failure_is_one_decision_with_its_incident(world):
@@ -88,7 +88,7 @@ def test_a_failure_is_one_decision_with_its_incident(world):
     supervisor = world.supervisor()
     world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
     supervisor.handle(RunDue("gpt"))
-    said = {(each.name, each.of): each.value for each in turns.measured(supervisor.turns, waited_s=2)}
+    said = {(each.name, each.of): each.value for each in turns.list_metrics(supervisor.turns, waited_s=2)}
     assert said == {
         ("Decisions", ""): 1,
         ("SignalToDecision", ""): 2,
@@ -97,13 +97,13 @@ def test_a_failure_is_one_decision_with_its_incident(world):
         ("NoticesDecided", "inform"): 1,
     }
     supervisor.handle(RunDue("gpt"))
-    assert list(turns.measured(supervisor.turns, waited_s=2)) == []  # and not again with the next message
+    assert list(turns.list_metrics(supervisor.turns, waited_s=2)) == []  # and not again with the next message
 
 
 @pytest.mark.parametrize(("unread", "told_of"), [("", 0), ("CloudWatch refuses", 1)])
 def test_a_round_that_could_read_no_metrics_says_so(unread, told_of):
     """An alarm watches it: nobody is judged meanwhile."""
-    said = {each.name: each.value for each in rounds.measured(RoundReport(1, 0, 0, (), unread=unread))}
+    said = {each.name: each.value for each in rounds.list_metrics(SweepReport(1, 0, 0, (), unread=unread))}
     assert said["UnreadRounds"] == told_of
 
 
@@ -112,7 +112,7 @@ def test_a_held_run_is_counted_as_long_as_its_page_stands(world):
     supervisor = world.supervisor()
     world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
     supervisor.handle(RunDue("gpt"))
-    said = {(each.name, each.of): each.value for each in rounds.measured(world.round().make())}
+    said = {(each.name, each.of): each.value for each in rounds.list_metrics(world.round().make())}
     assert said[("HeldRuns", "")] == said[("Runs", "held")] == 1
     assert said[("SweepsCompleted", "")] == 1
     assert said[("OpenIncidents", "")] == 0

@@ -14,19 +14,19 @@ from rerail.model.codec import dumps, loads
 from rerail.model.metrics import (
     Cursor,
     Load,
+    LossSilence,
     MetricNames,
+    MetricQuery,
+    MetricsReading,
     Points,
-    Query,
-    Silence,
     Statistic,
-    Watched,
     definitions,
     fetch,
-    follow,
     load,
     queries,
     resolution,
     samples,
+    with_next_attempt,
 )
 from rerail.model.sample import Sample
 from tests.timing import growth
@@ -110,11 +110,11 @@ def test_definitions_fit_the_api_and_the_policy():
 def test_a_run_is_asked_five_things():
     """At $0.01 per 1,000 a metric each minute is $0.43 a month; five are $2.16, and are enough to judge a run."""
     assert queries("gpt", NAMES) == (
-        Query("gpt", "step", Statistic.MAXIMUM),
-        Query("gpt", "loss", Statistic.AVERAGE),
-        Query("gpt", "loss", Statistic.MINIMUM),
-        Query("gpt", "loss", Statistic.COUNT),
-        Query("gpt", "nonfinite", Statistic.MAXIMUM),
+        MetricQuery("gpt", "step", Statistic.MAXIMUM),
+        MetricQuery("gpt", "loss", Statistic.AVERAGE),
+        MetricQuery("gpt", "loss", Statistic.MINIMUM),
+        MetricQuery("gpt", "loss", Statistic.COUNT),
+        MetricQuery("gpt", "nonfinite", Statistic.MAXIMUM),
     )
 
 
@@ -131,8 +131,8 @@ def test_the_load_of_a_host_is_asked_where_a_stall_is_suspected():
     extra = set(queries("gpt", NAMES, stall_suspected=True)) - set(queries("gpt", NAMES))
     gpu, cpu = sorted(extra, key=lambda query: query.metric, reverse=True)
     assert (gpu, cpu) == (
-        Query("gpt", "GPUUtilization", Statistic.AVERAGE, "algo-1"),
-        Query("gpt", "CPUUtilization", Statistic.AVERAGE, "algo-1"),
+        MetricQuery("gpt", "GPUUtilization", Statistic.AVERAGE, "algo-1"),
+        MetricQuery("gpt", "CPUUtilization", Statistic.AVERAGE, "algo-1"),
     )
     assert load({gpu: [(START, 99.0), (START + MINUTE, 1.5)], cpu: []}, "gpt") == Load(1.5, None)
 
@@ -141,7 +141,7 @@ def test_the_load_of_a_host_is_asked_where_a_stall_is_suspected():
 class Told:
     """The series of jobs as they were published, and how often someone asked."""
 
-    values: dict[Query, dict[datetime, float]] = field(default_factory=dict)
+    values: dict[MetricQuery, dict[datetime, float]] = field(default_factory=dict)
     readings: list[tuple[int, timedelta]] = field(default_factory=list)
 
     def minute(self, number: int, job: str = "gpt", **row: float) -> None:
@@ -150,13 +150,15 @@ class Told:
             row = {"loss_min": row["loss"], "count": 6.0} | row
         for metric, statistic, column in metrics._columns(replace(NAMES, detailed=True)):
             if column in row:
-                self.values.setdefault(Query(job, metric, statistic), {})[START + number * MINUTE] = row[column]
+                self.values.setdefault(MetricQuery(job, metric, statistic), {})[START + number * MINUTE] = row[column]
 
     def minutes(self, numbers: Sequence[int], job: str = "gpt", *, first_step: int = 10, pace: int = 10) -> None:
         for count, number in enumerate(numbers):
             self.minute(number, job, step=first_step + pace * count, loss=3.0, nonfinite=0.0)
 
-    def read(self, asked: Sequence[Query], start: datetime, end: datetime, period: timedelta) -> Mapping[Query, Points]:
+    def read(
+        self, asked: Sequence[MetricQuery], start: datetime, end: datetime, period: timedelta
+    ) -> Mapping[MetricQuery, Points]:
         self.readings.append((len(asked), end - start))
         values = {query: self.values.get(query, {}) for query in asked}
         return {query: [(at, v) for at, v in points.items() if start <= at < end] for query, points in values.items()}
@@ -187,7 +189,7 @@ def test_a_minute_becomes_a_sample():
         loss_min=2.7,
         loss_max=3.1,
     )
-    silence = Silence(loss_heard=True, sound_to=10)
+    silence = LossSilence(loss_heard=True, sound_to=10)
     assert cursor == Cursor(
         "gpt", START + 2 * MINUTE, step=22, seen_step=22, seen_at=START + 2 * MINUTE, silence=silence
     )
@@ -227,7 +229,7 @@ def test_a_relaunch_repeats_steps_that_are_not_judged_again():
     told = Told()
     told.minutes(range(5))
     cursor, _ = see(told, Cursor("gpt"))
-    cursor = follow(cursor, "gpt-a002")
+    cursor = with_next_attempt(cursor, "gpt-a002")
     told.minutes(range(10, 13), "gpt-a002", first_step=30)
     cursor, found = see(told, cursor, now=START + 14 * MINUTE)
     assert (found, cursor.behind, cursor.read_to) == ((), True, START + 13 * MINUTE)
@@ -243,7 +245,7 @@ def test_steps_that_we_threw_away_are_new_when_they_come_again():
     told.minutes(range(5))
     cursor, _ = see(told, Cursor("gpt"))
     told.minutes(range(10, 14), "gpt-a002", first_step=20)
-    _, found = see(told, follow(cursor, "gpt-a002", judged_to=30))
+    _, found = see(told, with_next_attempt(cursor, "gpt-a002", judged_to=30))
     assert [s.step for s in found] == [40, 50]
 
 
@@ -264,7 +266,7 @@ def test_a_minute_without_its_step_counts_as_the_one_before():
     cursor, found = see(told, Cursor("gpt"))
     assert [(s.step, s.loss) for s in found] == [(10, 3.0), (None, 3.1)]
     told.minute(10, "gpt-a002", loss=3.0)
-    assert not see(told, follow(cursor, "gpt-a002"))[1]
+    assert not see(told, with_next_attempt(cursor, "gpt-a002"))[1]
 
 
 def test_a_job_without_steps_is_judged_by_its_lines():
@@ -275,7 +277,7 @@ def test_a_job_without_steps_is_judged_by_its_lines():
     cursor, (first,) = see(told, Cursor("gpt"), names=names)
     assert (first.step, first.step_time_s, first.tokens_per_s) == (None, 5.0, 900.0)
     told.minute(9, "gpt-a002", loss=3.0)
-    assert len(see(told, follow(cursor, "gpt-a002"), names=names)[1]) == 1
+    assert len(see(told, with_next_attempt(cursor, "gpt-a002"), names=names)[1]) == 1
 
 
 def test_the_flag_tells_of_a_nan():
@@ -310,7 +312,7 @@ def test_a_missing_loss_is_dated_to_before_the_last_minute_with_one():
     told.minute(5, "gpt-a002", step=45.0, loss=3.0)
     for number in (6, 7):
         told.minute(number, "gpt-a002", step=45.0 + number)
-    _, found = see(told, follow(cursor, "gpt-a002", judged_to=40), names=names)
+    _, found = see(told, with_next_attempt(cursor, "gpt-a002", judged_to=40), names=names)
     assert [s.sound_to for s in found] == [None, None, 40]
 
 
@@ -350,7 +352,7 @@ def test_a_cursor_survives_as_text():
     told = Told()
     told.minutes(range(5))
     cursor, _ = see(told, Cursor("gpt"))
-    for each in (Cursor("gpt"), cursor, follow(cursor, "gpt-a002")):
+    for each in (Cursor("gpt"), cursor, with_next_attempt(cursor, "gpt-a002")):
         assert loads(Cursor, dumps(each)) == each
 
 
@@ -363,7 +365,7 @@ def test_a_period_is_one_that_cloudwatch_takes(seconds, read):
 
 
 def a_round(told: Told, cursors: list[Cursor], now: datetime) -> tuple[list[Cursor], list[Sample]]:
-    series = fetch(told, [Watched(cursor, NAMES) for cursor in cursors], now=now)
+    series = fetch(told, [MetricsReading(cursor, NAMES) for cursor in cursors], now=now)
     seen = [samples(series, cursor, NAMES, now=now) for cursor in cursors]
     return [cursor for cursor, _ in seen], [sample for _, found in seen for sample in found]
 
@@ -398,7 +400,7 @@ def test_a_longer_period_is_read_less_often():
     names = replace(NAMES, period=5 * MINUTE)
     cursor = Cursor("gpt", read_to=START)
     for minute in range(15):
-        fetch(told, [Watched(cursor, names)], now=START + minute * MINUTE)
+        fetch(told, [MetricsReading(cursor, names)], now=START + minute * MINUTE)
     assert [length for _, length in told.readings] == [5 * MINUTE] * 5
 
 
@@ -424,13 +426,13 @@ def test_no_step_is_judged_twice(history, names):
         cursor, found = see(told, cursor, now=START + now * MINUTE, names=names)
         assert [s.at for s in found] == sorted({s.at for s in found})
         judged += found
-        cursor = follow(cursor, cursor.job + "+") if relaunch else cursor
+        cursor = with_next_attempt(cursor, cursor.job + "+") if relaunch else cursor
         assert loads(Cursor, dumps(cursor)) == cursor
     steps = [s.step for s in judged if s.step is not None]
     assert steps == sorted(set(steps))
 
 
-def points_of(told: Told, cursor: Cursor, order: Sequence[int]) -> dict[Query, Points]:
+def points_of(told: Told, cursor: Cursor, order: Sequence[int]) -> dict[MetricQuery, Points]:
     whole = told.read(queries(cursor.job, NAMES), START, LATER, MINUTE)
     return {query: [points[i % len(points)] for i in order] if points else [] for query, points in whole.items()}
 
@@ -452,7 +454,7 @@ def test_reading_in_parts_is_reading_at_once(waits):
     now, cursor, parts = START, Cursor("gpt"), []
     for wait in waits:
         now += wait * MINUTE
-        series = fetch(told, [Watched(cursor, NAMES)], now=now)
+        series = fetch(told, [MetricsReading(cursor, NAMES)], now=now)
         cursor, found = samples(series, cursor, NAMES, now=now)
         parts += found
     assert parts == list(see(told, Cursor("gpt"), now=now)[1])
@@ -467,7 +469,7 @@ def test_a_run_costs_no_more_among_a_thousand():
             told.minutes(range(3), f"job-{number}")
         cursors, _ = a_round(told, [Cursor(f"job-{number}") for number in range(runs)], START + 3 * MINUTE)
         now = START + 4 * MINUTE
-        series = fetch(told, [Watched(cursor, NAMES) for cursor in cursors], now=now)
+        series = fetch(told, [MetricsReading(cursor, NAMES) for cursor in cursors], now=now)
         return lambda: [row for cursor in cursors for row in samples(series, cursor, NAMES, now=now)[1]]
 
     hundred, thousand = prepare(100), prepare(1000)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.model.actions import Severity, StopJob, Tell
+from rerail.model.actions import Notify, Severity, StopJob
 from rerail.model.causes import Cause
-from rerail.model.run import Attempt, Incident, Job, JobStatus, Page, Run, RunState, run_id, successor_name
+from rerail.model.run import Attempt, Incident, Job, JobStatus, OpenPage, Run, RunState, make_job_name, run_id
 from tests.core.strategies import job_names
 
 # The pattern of TrainingJobName in CreateTrainingJob.
@@ -23,7 +23,7 @@ INCIDENT = Incident(1, "job_failed", 1, Cause.HARDWARE, "why", "evidence", NOON,
 @given(job_names, st.integers(2, 999))
 def test_every_name_of_ours_is_a_name_to_sagemaker(job_name, attempt):
     """Whatever valid name the user's job has, the run's and each successor's are valid and within 63 characters."""
-    for name in (run_id(job_name), successor_name(run_id(job_name), attempt)):
+    for name in (run_id(job_name), make_job_name(run_id(job_name), attempt)):
         assert len(name) <= 63
         assert SAGEMAKER.fullmatch(name)
 
@@ -45,7 +45,7 @@ def test_a_short_name_is_the_runs_name():
     """Up to 56 characters the run is called as its first job, so that people find it."""
     assert run_id("a" * 56) == "a" * 56
     assert run_id("a" * 57) == "a" * 47 + "-" + run_id("a" * 57)[-8:]
-    assert successor_name("gpt", 2) == "gpt-a002"
+    assert make_job_name("gpt", 2) == "gpt-a002"
 
 
 def test_a_name_of_ours_is_stable():
@@ -94,7 +94,7 @@ def test_an_open_run_is_one_that_the_sweep_must_ask_about():
 def test_a_held_run_is_swept_while_its_page_stands():
     """Nothing comes of it by itself, but the page is to be told again some time."""
     over = replace(RUN, state=RunState.HELD, attempts=(replace(RUN.current, status=JobStatus.FAILED),))
-    page = Page(Tell(Severity.PAGE, "gpt: held", "why", "gpt/held-1"), attempt=1, told_at=NOON)
+    page = OpenPage(Notify(Severity.PAGE, "gpt: held", "why", "gpt/held-1"), attempt=1, told_at=NOON)
     paged = replace(over, pages=(page,))
     assert (over.is_swept, paged.is_swept, paged.is_open) == (False, True, False)
     assert RUN.is_swept

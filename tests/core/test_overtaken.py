@@ -4,11 +4,11 @@ from copy import deepcopy
 
 import pytest
 
-from rerail.decisions.reconcile import claimed
-from rerail.messages.messages import CommandGiven, JobHeard
+from rerail.decisions.reconcile import read_claim
+from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.run import JobStatus, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
 from tests.fakes import World
 
@@ -86,7 +86,7 @@ def test_a_human_s_stop_is_final_for_a_restored_record_too():
 )
 def test_tags_alone_make_no_attempt(name, tags):
     """Tags are copied by hand; only a name and tags that belong together are ours."""
-    assert claimed(name, tags) is None
+    assert read_claim(name, tags) is None
 
 
 def test_an_attempt_that_cannot_be_is_refused():
@@ -94,7 +94,7 @@ def test_an_attempt_that_cannot_be_is_refused():
     world = World().with_saves()
     world.sagemaker.submit("gpt-a9999")
     world.sagemaker.job_tags["gpt-a9999"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "9999"}
-    world.supervisor().handle(JobHeard("gpt-a9999"))
+    world.supervisor().handle(JobStateChanged("gpt-a9999"))
     assert world.run().current.job_name == "gpt"
     assert "names a run that did not launch it" in world.bus.told[-1].body
 
@@ -102,7 +102,7 @@ def test_an_attempt_that_cannot_be_is_refused():
 def test_a_hold_of_a_human_outlives_a_job_that_the_record_does_not_know():
     """Somebody else has launched it, a second deployment for one: a human said hold, and hears that it runs."""
     world = World().with_saves()
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.HOLD, "ann", "a look at the data"))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ann", "a look at the data"))
     world.sagemaker.fail("gpt", NODE)
     world.sagemaker.submit("gpt-a002", policy="default")
     world.sagemaker.job_tags["gpt-a002"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "2"}
@@ -115,5 +115,5 @@ def test_a_hold_of_a_human_outlives_a_job_that_the_record_does_not_know():
     world.sagemaker.fail("gpt-a002", NODE)
     world.minutes(60)
     assert world.sagemaker.live() == []
-    world.supervisor().handle(CommandGiven("c2", "gpt", Verb.RELEASE, "ann", ""))
+    world.supervisor().handle(CommandReceived("c2", "gpt", OperatorVerb.RELEASE, "ann", ""))
     assert world.sagemaker.live() == ["gpt-a003"] and not world.run().held_by

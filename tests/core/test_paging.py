@@ -5,15 +5,15 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
-from rerail.model.actions import Severity, Tell
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
+from rerail.model.actions import Notify, Severity
 from rerail.model.codec import loads
 from rerail.model.errors import PolicyError
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Approval, Limits, Mode, Notices, OnExpiry, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from rerail.notices.notice import Notice
 from tests.fakes import World
 
@@ -22,14 +22,14 @@ NODE_LOST = "InternalServerError: We encountered an internal error.  Please try 
 HOUR = timedelta(hours=1)
 
 
-def say(world: World, verb: Verb, number: int = 1, proposal: str = "") -> None:
-    world.supervisor().handle(CommandGiven(f"c{number}", "gpt", verb, "ada", "", proposal))
+def say(world: World, verb: OperatorVerb, number: int = 1, proposal: str = "") -> None:
+    world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", "", proposal))
 
 
 def finds(world: World, kind: Kind, level: Level = Level.INTERVENE, onset: int | None = 480) -> None:
     job = world.run().current.job_name
     finding = Finding(kind, level, 480, onset, f"{kind} {level}", world.clock(), world.clock())
-    world.supervisor().handle(TroubleFound("gpt", job, (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", job, (finding,)))
 
 
 def told(world: World, severity: Severity) -> list[Notice]:
@@ -55,7 +55,7 @@ def held(world) -> World:
 
 def test_a_release_ends_the_page_of_a_held_run(held):
     """Who was paged hears that somebody has seen to it, and who."""
-    say(held, Verb.RELEASE)
+    say(held, OperatorVerb.RELEASE)
     held.minutes(60)
     (clear,) = told(held, Severity.CLEAR)
     assert (clear.clears, clear.runbook) == ("gpt/held-1", Runbook.OUT_OF_MEMORY)
@@ -66,7 +66,7 @@ def test_a_release_ends_the_page_of_a_held_run(held):
 
 def test_a_stop_ends_it_too(held):
     """Somebody has decided that the run is over."""
-    say(held, Verb.STOP)
+    say(held, OperatorVerb.STOP)
     assert (held.run().state, cleared(held)) == (RunState.STOPPED, ["gpt/held-1"])
 
 
@@ -89,7 +89,7 @@ def test_a_page_that_stands_is_told_again_after_its_time_and_never_sooner(held):
     assert held.runs.timeline[-1].reason == "still so: gpt: held: oom is not retried"
     held.minutes(8 * 60, every=timedelta(minutes=10))
     assert len(pages(held)) == 4
-    say(held, Verb.RELEASE)
+    say(held, OperatorVerb.RELEASE)
     held.minutes(10)
     assert (cleared(held), held.run().pages) == (["gpt/held-1"], ())
 
@@ -108,7 +108,9 @@ def test_an_ended_run_whose_page_stands_costs_no_call_to_sagemaker(held, monkeyp
     assert asked == []
 
 
-@pytest.mark.parametrize(("verb", "after"), [(Verb.APPROVE, RunState.WATCHING), (Verb.DENY, RunState.HELD)])
+@pytest.mark.parametrize(
+    ("verb", "after"), [(OperatorVerb.APPROVE, RunState.WATCHING), (OperatorVerb.DENY, RunState.HELD)]
+)
 def test_an_answer_ends_the_page_that_asked_for_it(world, verb, after):
     """What was denied is held, of which nobody is paged: somebody has just said so."""
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
@@ -167,7 +169,7 @@ def test_who_was_blind_sees_again_and_says_so():
     world = World()
     world.sagemaker.defined_metrics = ("step", "loss")
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     step = _prints(world, 0, minutes=20)
     for _ in range(8):
         world.minutes(5)
@@ -214,7 +216,7 @@ def test_the_brake_is_over_when_the_launch_that_paged_goes_ahead(world):
     """While it only asks again, it is not."""
     world.policies.by_name["default"] = Policy(limits=Limits(account_relaunches=1))
     world.sagemaker.submit("bert", uri="s3://bucket/bert/")
-    world.supervisor().handle(JobHeard("bert"))
+    world.supervisor().handle(JobStateChanged("bert"))
     world.minutes(1)
     for name in ("bert", "gpt"):
         world.sagemaker.fail(name, NODE_LOST)
@@ -239,7 +241,7 @@ def test_a_bus_that_refuses_notices_keeps_no_recovery_waiting(world, monkeypatch
         with pytest.raises(RuntimeError, match="the bus is full"):
             world.minutes(1)
     assert world.sagemaker.live() == ["gpt-a002"]
-    assert [type(action) for action in world.run().pending] == [Tell]
+    assert [type(action) for action in world.run().pending] == [Notify]
     monkeypatch.undo()
     world.minutes(1)
     assert [notice.title for notice in world.bus.told] == ["gpt: infrastructure: relaunching"]
@@ -281,7 +283,7 @@ def test_an_all_clear_waits_for_its_page(world, monkeypatch):
     with pytest.raises(RuntimeError):
         world.minutes(1)
     with pytest.raises(RuntimeError):
-        say(world, Verb.RELEASE)
+        say(world, OperatorVerb.RELEASE)
     assert world.bus.told == []
     monkeypatch.undo()
     world.minutes(2)
@@ -301,5 +303,5 @@ def test_a_run_that_was_recorded_before_pages_were_is_read_and_told_of(world):
     world.minutes(1)
     (page,) = told(world, Severity.PAGE)
     assert (page.title, page.runbook, page.todo) == ("gpt: held", Runbook.INFORMED, "")
-    say(world, Verb.STOP)
+    say(world, OperatorVerb.STOP)
     assert cleared(world) == []

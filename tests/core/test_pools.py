@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.decisions import warm_pools as pools
-from rerail.messages.messages import CommandGiven, JobHeard, RunDue, TroubleFound
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.actions import CreateJob, Machines, ReleaseWarmPool
-from rerail.model.errors import Blind, Throttled, Unanswered, Unposted
+from rerail.model.errors import CallFailed, CommandNotStored, StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, JobStatus, Run, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.core.test_loop_crashes import Crash, Saboteur, a_minute, deliver
 from tests.fakes import World
 
@@ -54,7 +54,7 @@ def a_run(attempt: Attempt, **facts) -> Run:
 
 
 def said(attempt: Attempt, *, at: datetime = NOON, **facts) -> str:
-    return pools.forecast(a_run(attempt, **facts), at)
+    return pools.format_forecast(a_run(attempt, **facts), at)
 
 
 def test_an_unchanged_successor_goes_into_the_pool():
@@ -69,7 +69,7 @@ def test_nothing_is_said_of_a_pool_that_nobody_asked_for():
 def test_a_job_that_never_had_machines_left_none():
     attempt = before(pool=None, training_started_at=None)
     assert said(attempt) == ""
-    assert pools.release(a_run(attempt)) == ()
+    assert pools.make_release(a_run(attempt)) == ()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_successor_that_does_not_get_the_pool_is_told_why(attempt, facts, why)
 )
 def test_every_rule_of_the_match_is_asked(change, why):
     """Those of SageMaker's guide; what it does not match by makes no difference."""
-    assert pools.differences(CLUSTER, replace(CLUSTER, **change)) == ((why,) if why else ())
+    assert pools.find_differences(CLUSTER, replace(CLUSTER, **change)) == ((why,) if why else ())
 
 
 @given(st.sampled_from(["", "Available", "InUse", "Reused", "Terminated", "New"]), st.integers(-60, 60), st.booleans())
@@ -123,10 +123,10 @@ def test_what_is_said_of_a_pool_is_what_is_done_about_it(status, minutes, moved)
     run = a_run(
         before(pool=WarmPool(status) if status else None), machines=Machines(subnets=("subnet-2",)) if moved else None
     )
-    text = pools.forecast(run, NOON + timedelta(minutes=minutes))
-    if pools.release(run) == ():
+    text = pools.format_forecast(run, NOON + timedelta(minutes=minutes))
+    if pools.make_release(run) == ():
         assert "will not get" in text
-    assert pools.unmatched(run) == (moved and status not in ("Reused", "Terminated"))
+    assert pools.is_unmatched(run) == (moved and status not in ("Reused", "Terminated"))
     assert ("goes into" in text) <= (not moved)
 
 
@@ -140,7 +140,7 @@ def world() -> World:
 
 def adopted(world: World, **facts) -> World:
     world.sagemaker.submit("gpt", **(WARM | facts))
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     return world
 
 
@@ -148,8 +148,8 @@ def reasons(world: World) -> str:
     return "\n".join(entry.reason for entry in world.runs.timeline)
 
 
-def command(world: World, verb: Verb) -> None:
-    world.supervisor().handle(CommandGiven(f"c-{verb}", "gpt", verb, "ada", "testing"))
+def command(world: World, verb: OperatorVerb) -> None:
+    world.supervisor().handle(CommandReceived(f"c-{verb}", "gpt", verb, "ada", "testing"))
 
 
 def test_a_crash_of_the_script_keeps_the_machines_warm(world):
@@ -166,7 +166,7 @@ def test_what_became_of_the_pool_is_asked_when_the_successor_is_due(world):
     """Another job took it while we waited: no promise is made."""
     adopted(world)
     world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     job = world.sagemaker.jobs["gpt"]
     world.sagemaker.jobs["gpt"] = replace(job, pool=WarmPool("Reused", 20, "another"))
     world.minutes(3)
@@ -179,13 +179,13 @@ def test_a_description_that_fails_does_not_keep_the_successor_waiting(world, mon
     """What the pool is like is worth a sentence, not a delay."""
     adopted(world)
     world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     world.clock.pass_by(timedelta(minutes=2))
     describe = world.sagemaker.describe
 
     def unseen(name: str):
         if name == "gpt":
-            raise Blind("timed out")
+            raise StateUnknown("timed out")
         return describe(name)
 
     monkeypatch.setattr(world.sagemaker, "describe", unseen)
@@ -193,7 +193,7 @@ def test_a_description_that_fails_does_not_keep_the_successor_waiting(world, mon
     assert "gpt-a002" in world.sagemaker.jobs
 
 
-@pytest.mark.parametrize("error", [Throttled("Rate exceeded"), Unanswered("timed out")])
+@pytest.mark.parametrize("error", [Throttled("Rate exceeded"), CallFailed("timed out")])
 def test_no_job_is_created_while_the_bad_machines_are_still_kept(world, monkeypatch, error):
     """The release fails for five minutes, and so long nothing is launched, though its time has come."""
     adopted(world)
@@ -208,7 +208,7 @@ def test_no_job_is_created_while_the_bad_machines_are_still_kept(world, monkeypa
     for _ in range(5):
         try:
             world.minutes(1)
-        except Unanswered:
+        except CallFailed:
             world.queue.waiting.clear()
     assert list(world.sagemaker.jobs) == ["gpt"]
     assert refused
@@ -258,8 +258,8 @@ def test_a_hold_gives_the_machines_back_at_once(world, reason):
             lambda world: world.sagemaker.end("gpt", JobStatus.STOPPED, secondary="MaxRuntimeExceeded", pool=AVAILABLE),
             RunState.STOPPED,
         ),
-        (lambda world: command(world, Verb.STOP), RunState.STOPPED),
-        (lambda world: command(world, Verb.HOLD), RunState.HELD),
+        (lambda world: command(world, OperatorVerb.STOP), RunState.STOPPED),
+        (lambda world: command(world, OperatorVerb.HOLD), RunState.HELD),
     ],
     ids=["stopped by its owner", "completed", "out of time", "stopped by command", "held by command"],
 )
@@ -307,7 +307,7 @@ def test_a_job_that_became_slow_is_moved_off_its_machines(world):
     """A lasting slowness is the machines': they go before the successor comes."""
     adopted(world)
     slow = Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 110, 105, "slow")
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (slow,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (slow,)))
     world.minutes(20)
     assert world.sagemaker.released == ["gpt"]
     assert world.run().current.number == 2
@@ -317,7 +317,7 @@ def test_a_job_that_became_slow_is_moved_off_its_machines(world):
 def test_the_record_of_a_pool_survives_as_text(world):
     adopted(world)
     world.sagemaker.fail("gpt", NODE_LOST, pool=WarmPool("Available", 7))
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     assert json.loads(world.runs.records["gpt"])["attempts"][0]["pool"]["billed_s"] == 7
     assert world.run().attempts[0].pool == WarmPool("Available", 7)
     assert world.run().cluster.instance_types == ("ml.p4d.24xlarge",)
@@ -337,7 +337,7 @@ def a_bad_night(saboteur: Saboteur) -> World:
         create(request)
 
     world.sagemaker.create = watched  # type: ignore[method-assign]
-    deliver(world, saboteur, JobHeard("gpt"))
+    deliver(world, saboteur, JobStateChanged("gpt"))
     world.sagemaker.fail("gpt", ECC, pool=AVAILABLE)
     for _ in range(6):
         a_minute(world, saboteur, "gpt")
@@ -348,7 +348,7 @@ CALM = Saboteur(strike_at=0, after=False)
 a_bad_night(CALM)
 
 
-@pytest.mark.parametrize("error", [Crash, lambda: Unposted("refused")], ids=["killed", "refused"])
+@pytest.mark.parametrize("error", [Crash, lambda: CommandNotStored("refused")], ids=["killed", "refused"])
 @pytest.mark.parametrize("call", range(1, CALM.calls + 1))
 def test_whatever_fails_the_bad_machines_go_first(call, error):
     """At any call of the night: the release is done before the launch, and the launch is done."""

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.messages.messages import CommandGiven, JobHeard, Post, RunDue
+from rerail.messages.messages import CommandReceived, JobStateChanged, QueueMessage, RunDue
 from rerail.model.run import JobStatus, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from rerail.supervisor.observe import SEEN_AFTER
 from tests.fakes import MIDNIGHT, World
 
@@ -19,7 +19,7 @@ def watched() -> World:
     """A run whose job trains, heard of at midnight."""
     world = World()
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"), Post(MIDNIGHT, MIDNIGHT))
+    world.supervisor().handle(JobStateChanged("gpt"), QueueMessage(MIDNIGHT, MIDNIGHT))
     return world
 
 
@@ -35,25 +35,25 @@ def looks(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return described
 
 
-def died(world: World) -> Post:
+def died(world: World) -> QueueMessage:
     """The job dies, and the supervisor hears of it five seconds later; when it did."""
     world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
     sent = world.clock()
     world.clock.pass_by(A_MOMENT)
-    post = Post(sent, world.clock())
-    world.supervisor().handle(JobHeard("gpt"), post)
+    post = QueueMessage(sent, world.clock())
+    world.supervisor().handle(JobStateChanged("gpt"), post)
     assert world.run().state is RunState.WAITING and world.run().looked_at == post.received_at
     return post
 
 
-@pytest.mark.parametrize("wakeup", [JobHeard("gpt"), RunDue("gpt")])
+@pytest.mark.parametrize("wakeup", [JobStateChanged("gpt"), RunDue("gpt")])
 def test_what_was_seen_since_it_was_sent_is_not_looked_at_again(monkeypatch, wakeup):
     """The same death told twice, minutes ago: one look has seen it."""
     world = watched()
     post = died(world)
     world.clock.pass_by(timedelta(minutes=3))
     described, before = looks(world, monkeypatch), world.run()
-    world.supervisor().handle(wakeup, Post(post.sent_at, world.clock()))
+    world.supervisor().handle(wakeup, QueueMessage(post.sent_at, world.clock()))
     assert (described, world.run()) == ([], before)
 
 
@@ -62,7 +62,7 @@ def test_what_was_sent_after_the_look_is_looked_at():
     world = watched()
     died(world)
     world.clock.pass_by(timedelta(minutes=2))
-    world.supervisor().handle(RunDue("gpt"), Post(world.clock(), world.clock()))
+    world.supervisor().handle(RunDue("gpt"), QueueMessage(world.clock(), world.clock()))
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
@@ -71,7 +71,7 @@ def test_what_the_look_may_just_have_missed_is_looked_at_again():
     world = watched()
     post = died(world)
     world.clock.pass_by(timedelta(minutes=2))
-    late = Post(post.received_at - SEEN_AFTER + timedelta(milliseconds=1), world.clock())
+    late = QueueMessage(post.received_at - SEEN_AFTER + timedelta(milliseconds=1), world.clock())
     world.supervisor().handle(RunDue("gpt"), late)
     assert world.sagemaker.live() == ["gpt-a002"]
 
@@ -87,7 +87,7 @@ def test_what_is_owed_is_done_whenever_it_was_asked_for(monkeypatch):
 
     with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
         broken.setattr(world.sagemaker, "create", dies)
-        world.supervisor().handle(RunDue("gpt"), Post(world.clock(), world.clock()))
+        world.supervisor().handle(RunDue("gpt"), QueueMessage(world.clock(), world.clock()))
     assert world.run().pending
     world.supervisor().handle(RunDue("gpt"), post)
     assert world.sagemaker.live() == ["gpt-a002"] and not world.run().pending
@@ -97,7 +97,7 @@ def test_an_operator_is_heard_however_late():
     """A wish is no hint: that somebody looked since says nothing of it."""
     world = watched()
     post = died(world)
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.HOLD, "ada", "", asked_at=post.sent_at), post)
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ada", "", asked_at=post.sent_at), post)
     assert world.run().state is RunState.HELD
 
 
@@ -110,9 +110,9 @@ def test_our_own_clock_has_no_say(ahead, wait):
     world = watched()
     world.clock.pass_by(ahead)
     queue = MIDNIGHT + timedelta(hours=1)
-    world.supervisor().handle(RunDue("gpt"), Post(queue, queue))
+    world.supervisor().handle(RunDue("gpt"), QueueMessage(queue, queue))
     world.clock.pass_by(-ahead)
     world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
     told = queue + timedelta(seconds=2)
-    world.supervisor().handle(JobHeard("gpt"), Post(told, told + wait))
+    world.supervisor().handle(JobStateChanged("gpt"), QueueMessage(told, told + wait))
     assert world.run().attempts[0].status is JobStatus.FAILED

@@ -11,7 +11,7 @@ from botocore.validate import ParamValidator
 
 from rerail.model.actions import CreateJob, Machines
 from rerail.model.errors import RequestRefused
-from rerail.requests.relaunch import checkpoint_uri, reason_to_refuse, rebuild, successor
+from rerail.requests.relaunch import checkpoint_uri, make_request, reason_to_refuse, rebuild
 
 DATA = Path(__file__).parent / "data"
 OPERATION = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
@@ -29,7 +29,7 @@ def rebuilt(name: str = "full", **changes) -> dict:
 
 
 def second(action: CreateJob = SECOND, **changes) -> dict:
-    return successor({**rebuilt(), **changes}, action, run="gpt-7b")
+    return make_request({**rebuilt(), **changes}, action, run="gpt-7b")
 
 
 def complaints(request: dict) -> str:
@@ -40,7 +40,7 @@ def complaints(request: dict) -> str:
 def test_sagemaker_would_take_it(name):
     """What is rebuilt, and what is made of it, passes the SDK's own validation of CreateTrainingJob."""
     assert complaints(rebuilt(name)) == ""
-    assert complaints(successor(rebuilt(name), SECOND, run="gpt-7b")) == ""
+    assert complaints(make_request(rebuilt(name), SECOND, run="gpt-7b")) == ""
 
 
 def test_the_samples_hold_what_sagemaker_tells():
@@ -116,7 +116,7 @@ def test_nothing_that_was_given_is_changed():
     request = rebuild(description, TAGS, members=MEMBERS)
     assert description == described()
     before = copy.deepcopy(request)
-    successor(request, SECOND, run="gpt-7b")
+    make_request(request, SECOND, run="gpt-7b")
     assert request == before
 
 
@@ -162,7 +162,7 @@ def test_an_attempt_whose_checkpoints_nobody_else_can_see_looks_for_itself(place
     request["Environment"] = {"RERAIL_RESUME_STEP": "40", "RERAIL_CHECKPOINTS": place}
     if not place:
         del request["CheckpointConfig"]
-    launched = successor(request, CreateJob("gpt-7b-a002", 2, None), run="gpt-7b")
+    launched = make_request(request, CreateJob("gpt-7b-a002", 2, None), run="gpt-7b")
     assert "RERAIL_RESUME_STEP" not in launched["Environment"]
 
 
@@ -189,7 +189,7 @@ def test_no_hyperparameter_is_invented():
     plain = second(HyperParameters={"epochs": "3"})
     assert plain["HyperParameters"] == {"epochs": "3"}
     without = {name: value for name, value in rebuilt().items() if name != "HyperParameters"}
-    assert "HyperParameters" not in successor(without, SECOND, run="gpt-7b")
+    assert "HyperParameters" not in make_request(without, SECOND, run="gpt-7b")
 
 
 def test_checkpoints_are_a_folder_not_a_prefix():
@@ -199,7 +199,7 @@ def test_checkpoints_are_a_folder_not_a_prefix():
         "LocalPath": "/opt/ml/checkpoints",
     }
     assert second(CheckpointConfig={"S3Uri": "s3://bucket/x/"})["CheckpointConfig"] == {"S3Uri": "s3://bucket/x/"}
-    assert "CheckpointConfig" not in successor(rebuilt("script_mode"), SECOND, run="gpt-7b")
+    assert "CheckpointConfig" not in make_request(rebuilt("script_mode"), SECOND, run="gpt-7b")
 
 
 def test_an_environment_has_room_for_a_hundred():

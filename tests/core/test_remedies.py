@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.decisions import remedies
-from rerail.decisions.remedies import RULES, Failure, Hold, Relaunch, capacity_verdict, jittered, remedy, spoken
+from rerail.decisions.remedies import (
+    RULES,
+    Failure,
+    Hold,
+    Relaunch,
+    capacity_verdict,
+    draw_delay,
+    format_duration,
+    remedy,
+)
 from rerail.diagnosis.classify import Diagnosis
 from rerail.model.causes import Cause
 from rerail.model.policy import Backoff, Capacity, Limits, Policy, Retries
@@ -224,15 +233,15 @@ def test_waits_grow_with_the_failures():
 @given(durations, st.text(max_size=20), st.floats(0, 1))
 def test_chance_is_repeatable(longest, seed, least):
     """The same seed waits alike on every machine: a repeated decision is the same decision."""
-    wait = jittered(longest, seed=seed, least=least)
-    assert wait == jittered(longest, seed=seed, least=least)
+    wait = draw_delay(longest, seed=seed, least=least)
+    assert wait == draw_delay(longest, seed=seed, least=least)
     # A microsecond of grace: a timedelta times a float is rounded.
     assert longest * least - timedelta(microseconds=1) <= wait <= longest + timedelta(microseconds=1)
 
 
 def test_runs_do_not_wait_in_step():
     """A thousand jobs that die at once do not come back at once."""
-    waits = {jittered(HOUR, seed=f"run-{number}:1") for number in range(100)}
+    waits = {draw_delay(HOUR, seed=f"run-{number}:1") for number in range(100)}
     assert len(waits) == 100
 
 
@@ -275,7 +284,7 @@ def test_pauses_between_tries_for_capacity_are_bounded(waited, version):
 )
 def test_durations_are_said_as_people_say_them(duration, words):
     """In one unit, as coarse as it is useful at night."""
-    assert spoken(duration) == words
+    assert format_duration(duration) == words
 
 
 def test_every_advice_belongs_to_a_cause_with_a_budget():

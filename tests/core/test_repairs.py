@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.messages.messages import JobHeard
+from rerail.messages.messages import JobStateChanged
 from rerail.model.causes import Cause
-from rerail.model.self_repairs import ON_THE_WAY, Repair, Repaired, repaired, spoken_repairs
+from rerail.model.self_repairs import ON_THE_WAY, SelfRepair, SelfRepairs, count_repairs, format_repairs
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -29,32 +29,37 @@ def history(*steps: str | tuple[str, str]) -> list[dict]:
     ("steps", "retries", "counts", "seconds"),
     [
         (("Starting", "Pending", "Starting", "Downloading", "Training", "Uploading", "Completed"), True, {}, 0),
-        (("Starting", "Training", "Interrupted", "Starting", "Training"), False, {Repair.SPOT: 1}, 120),
-        (("Starting", "Training", "Interrupted", "Starting", "Downloading"), False, {Repair.SPOT: 1}, 0),
-        (("Training", "Restarting", "Starting", "Training"), True, {Repair.RETRY: 1}, 120),
-        (("Training", "Starting", "Training"), True, {Repair.RETRY: 1}, 60),
-        (("Training", "Starting", "Training"), False, {Repair.CLUSTER: 1}, 60),
-        (("Training", ("Starting", REPAIRING), "Training"), True, {Repair.CLUSTER: 1}, 60),
-        (("Training", "Pending", ("Starting", REPAIRING), "Training"), True, {Repair.CLUSTER: 1}, 120),
-        (("Training", "Interrupted", "Starting", "Interrupted", "Starting", "Training"), False, {Repair.SPOT: 1}, 240),
+        (("Starting", "Training", "Interrupted", "Starting", "Training"), False, {SelfRepair.SPOT: 1}, 120),
+        (("Starting", "Training", "Interrupted", "Starting", "Downloading"), False, {SelfRepair.SPOT: 1}, 0),
+        (("Training", "Restarting", "Starting", "Training"), True, {SelfRepair.RETRY: 1}, 120),
+        (("Training", "Starting", "Training"), True, {SelfRepair.RETRY: 1}, 60),
+        (("Training", "Starting", "Training"), False, {SelfRepair.CLUSTER: 1}, 60),
+        (("Training", ("Starting", REPAIRING), "Training"), True, {SelfRepair.CLUSTER: 1}, 60),
+        (("Training", "Pending", ("Starting", REPAIRING), "Training"), True, {SelfRepair.CLUSTER: 1}, 120),
+        (
+            ("Training", "Interrupted", "Starting", "Interrupted", "Starting", "Training"),
+            False,
+            {SelfRepair.SPOT: 1},
+            240,
+        ),
         (
             ("Training", "Interrupted", "Training", "Restarting", "Training", "Interrupted", "Training"),
             True,
-            {Repair.SPOT: 2, Repair.RETRY: 1},
+            {SelfRepair.SPOT: 2, SelfRepair.RETRY: 1},
             180,
         ),
-        (("Starting", "Downloading", "Interrupted", "Starting", "Training"), False, {Repair.SPOT: 1}, 120),
+        (("Starting", "Downloading", "Interrupted", "Starting", "Training"), False, {SelfRepair.SPOT: 1}, 120),
         ((), True, {}, 0),
     ],
 )
 def test_a_restart_is_told_by_what_the_job_went_through(steps, retries, counts, seconds):
     """The spot market, a repair of the cluster, or a retry after an internal error."""
-    assert repaired(history(*steps), retries=retries) == Repaired(counts, seconds)
+    assert count_repairs(history(*steps), retries=retries) == SelfRepairs(counts, seconds)
 
 
 def test_the_counts_are_spoken_in_one_order():
-    assert spoken_repairs({Repair.RETRY: 1, Repair.SPOT: 2}) == "spot 2, retry 1"
-    assert spoken_repairs({}) == ""
+    assert format_repairs({SelfRepair.RETRY: 1, SelfRepair.SPOT: 2}) == "spot 2, retry 1"
+    assert format_repairs({}) == ""
 
 
 statuses = st.sampled_from([*ON_THE_WAY, "Training", "Downloading", "Uploading", "Stopping", "SomethingNew"])
@@ -63,7 +68,7 @@ statuses = st.sampled_from([*ON_THE_WAY, "Training", "Downloading", "Uploading",
 @given(st.lists(statuses | st.tuples(statuses, st.just(REPAIRING)), max_size=20), st.booleans())
 def test_no_history_counts_more_restarts_than_it_has_ways_back(steps, retries):
     """Each restart ends in Training or is the last thing that happened; time never runs backwards."""
-    told = repaired(history(*steps), retries=retries)
+    told = count_repairs(history(*steps), retries=retries)
     trained = [step for step in steps if (step if isinstance(step, str) else step[0]) == "Training"]
     assert told.total <= len(trained) + 1
     assert 0 <= told.seconds <= 60 * len(steps)
@@ -72,25 +77,28 @@ def test_no_history_counts_more_restarts_than_it_has_ways_back(steps, retries):
 @given(st.lists(statuses, max_size=12), st.lists(statuses, max_size=6), st.booleans())
 def test_what_was_counted_stays_counted(before, more, retries):
     """A longer history of the same job never tells of fewer restarts."""
-    assert repaired(history(*before, *more), retries=retries).total >= repaired(history(*before), retries=retries).total
+    assert (
+        count_repairs(history(*before, *more), retries=retries).total
+        >= count_repairs(history(*before), retries=retries).total
+    )
 
 
 def test_what_sagemaker_mends_is_counted_told_apart_and_charged_to_nobody():
     """A retry and a spot interruption within the job: no attempt, no incident, no budget."""
     world = World()
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     job = world.sagemaker.jobs["gpt"]
     mended = {}
-    for kind, secondary in ((Repair.RETRY, "Restarting"), (Repair.SPOT, "Interrupted")):
+    for kind, secondary in ((SelfRepair.RETRY, "Restarting"), (SelfRepair.SPOT, "Interrupted")):
         mended = {**mended, kind: 1}
-        world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary, repaired=Repaired(mended, 90.0))
+        world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary, repaired=SelfRepairs(mended, 90.0))
         world.minutes(2)
-        world.sagemaker.jobs["gpt"] = replace(job, repaired=Repaired(mended, 90.0 * len(mended)))
+        world.sagemaker.jobs["gpt"] = replace(job, repaired=SelfRepairs(mended, 90.0 * len(mended)))
         world.minutes(2)
     run = world.run()
     assert (run.current.number, run.current.self_repairs, run.current.repair_seconds) == (1, 2, 180.0)
-    assert dict(run.current.repairs) == {Repair.RETRY: 1, Repair.SPOT: 1}
+    assert dict(run.current.repairs) == {SelfRepair.RETRY: 1, SelfRepair.SPOT: 1}
     assert (run.incidents, dict(run.ledger.charges)) == ((), {})
     assert "SageMaker itself restarts the job (Interrupted): keeping still; so far: spot 1, retry 1" in [
         entry.reason for entry in world.runs.timeline
@@ -100,8 +108,10 @@ def test_what_sagemaker_mends_is_counted_told_apart_and_charged_to_nobody():
 def test_a_restart_between_two_looks_is_counted_by_the_jobs_own_history():
     world = World()
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
-    world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], repaired=Repaired({Repair.CLUSTER: 2}, 600.0))
+    world.supervisor().handle(JobStateChanged("gpt"))
+    world.sagemaker.jobs["gpt"] = replace(
+        world.sagemaker.jobs["gpt"], repaired=SelfRepairs({SelfRepair.CLUSTER: 2}, 600.0)
+    )
     world.minutes(1)
     assert world.run().current.self_repairs == 2
 
@@ -110,10 +120,10 @@ def test_when_sagemaker_has_given_up_it_is_our_turn_and_only_then():
     """With a RetryStrategy the job restarts itself: one live job all the time, and one successor at last."""
     world = World()
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     job = world.sagemaker.jobs["gpt"]
     for secondary in ("Restarting", "Starting", "Training", "Restarting", "Starting"):
-        world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary, repaired=Repaired({Repair.RETRY: 1}))
+        world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary, repaired=SelfRepairs({SelfRepair.RETRY: 1}))
         world.minutes(3)
         assert list(world.sagemaker.jobs) == ["gpt"]
     world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail.decisions.decision import known
-from rerail.messages.messages import CommandGiven, JobHeard, RunDue, TroubleFound
+from rerail.decisions.decision import select_known
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Ability, Command, Told, Wish, read_command, write
-from rerail.model.policy import Mode, Policy, Restart
+from rerail.model.mailbox import Ability, Command, CommandKind, ReportKind, read_command, write
+from rerail.model.policy import InPlacePolicy, Mode, Policy
 from rerail.model.run import JobStatus, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.fakes import BUCKET, Agent, World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
@@ -45,30 +45,30 @@ class Job:
     @property
     def order(self) -> Command:
         command = self.world.mailbox.commands[-1]
-        assert (command.wish, command.attempt) == (Wish.RESTART, self.attempt)
+        assert (command.wish, command.attempt) == (CommandKind.RESTART, self.attempt)
         return command
 
-    def says(self, told: Told, **facts) -> None:
+    def says(self, told: ReportKind, **facts) -> None:
         self.agent.hear(self.agent.files(told, restart=self.restart, **facts))
 
     def hello(self, *abilities: Ability) -> None:
-        self.says(Told.HELLO, abilities=tuple(abilities or sorted(SAID)))
+        self.says(ReportKind.HELLO, abilities=tuple(abilities or sorted(SAID)))
 
     def finds(self, kind: Kind = Kind.NON_FINITE, *, onset: int = 450, step: int = 510) -> None:
-        self.says(Told.FINDINGS, findings=(Finding(kind, Level.INTERVENE, step, onset, f"{kind} since {onset}"),))
+        self.says(ReportKind.FINDINGS, findings=(Finding(kind, Level.INTERVENE, step, onset, f"{kind} since {onset}"),))
 
     def crashes(self, text: str = "") -> None:
-        self.says(Told.CRASHED, evidence=text or report_of())
+        self.says(ReportKind.CRASHED, evidence=text or report_of())
 
     def obeys(self) -> "Job":
         """The old processes are gone, the new ones run."""
         order = self.order
         new = Job(self.world, restart=order.restart, attempt=self.attempt, name=self.name)
-        new.says(Told.RESTARTED, command=order.id)
+        new.says(ReportKind.RESTARTED, command=order.id)
         return new
 
     def steps(self, step: int) -> None:
-        self.says(Told.RESTARTED, step=step)
+        self.says(ReportKind.RESTARTED, step=step)
 
     def saves(self, step: int, **facts) -> None:
         self.world.checkpoints.save(step=step, attempt=self.attempt, restart=self.restart, **facts)
@@ -158,7 +158,7 @@ def test_nothing_before_the_onset_is_a_start_from_scratch(world, job):
 def test_what_may_be_the_machines_fault_wants_other_machines(world, job, kind):
     job.finds(kind)
     assert world.run().state in (RunState.SAVING, RunState.STOPPING)
-    assert not [c for c in world.mailbox.commands if c.wish is Wish.RESTART]
+    assert not [c for c in world.mailbox.commands if c.wish is CommandKind.RESTART]
 
 
 def test_a_job_whose_init_cannot_is_relaunched(world):
@@ -170,7 +170,7 @@ def test_a_job_whose_init_cannot_is_relaunched(world):
 
 
 def test_a_policy_may_forbid_it(world, job):
-    world.policies.by_name["default"] = Policy(restart=Restart(in_place=False))
+    world.policies.by_name["default"] = Policy(restart=InPlacePolicy(in_place=False))
     job.finds()
     assert world.run().state is RunState.SAVING
 
@@ -180,7 +180,9 @@ def test_an_observer_orders_nothing(world, job):
     job.finds()
     job.crashes()
     assert (world.run().state, world.run().current.orders) == (RunState.WATCHING, ())
-    assert [c.wish for c in world.mailbox.commands] == [Wish.TRAIN], "nobody waits for an order that will not come"
+    assert [c.wish for c in world.mailbox.commands] == [CommandKind.TRAIN], (
+        "nobody waits for an order that will not come"
+    )
 
 
 # When it does not help
@@ -225,7 +227,7 @@ def test_the_same_trouble_after_progress_is_another_incident(world, job):
 
 
 def test_an_attempt_has_only_so_many(world, job):
-    world.policies.by_name["default"] = Policy(restart=Restart(per_attempt=2))
+    world.policies.by_name["default"] = Policy(restart=InPlacePolicy(per_attempt=2))
     for step in (500, 5000):
         job.finds(onset=step - 50, step=step)
         job = job.obeys()
@@ -240,7 +242,7 @@ def test_an_attempt_has_only_so_many(world, job):
 def test_an_order_that_nobody_obeys_has_an_end(world, job, hears):
     job.finds()
     if hears:
-        job.says(Told.HEARD, command=job.order.id)
+        job.says(ReportKind.HEARD, command=job.order.id)
     world.minutes(4)
     assert world.run().state is RunState.RESTARTING
     world.minutes(4)
@@ -257,7 +259,7 @@ def test_one_init_that_cannot_is_enough(world, job):
     job.obeys()
     other = Job(world)
     other.agent.told = 50
-    other.says(Told.REFUSED, command=asked.id, reason="2 processes do not end")
+    other.says(ReportKind.REFUSED, command=asked.id, reason="2 processes do not end")
     assert "cannot restart it in place (2 processes do not end)" in said(world)[-1]
     world.minutes(2)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 400)
@@ -268,7 +270,7 @@ def test_a_refusal_after_the_first_step_comes_too_late(world, job):
     asked = job.order
     new = job.obeys()
     new.steps(401)
-    job.says(Told.REFUSED, command=asked.id, reason="late")
+    job.says(ReportKind.REFUSED, command=asked.id, reason="late")
     assert world.run().state is RunState.WATCHING
 
 
@@ -299,7 +301,7 @@ def test_what_the_old_processes_found_is_no_news_of_the_new_ones(world, job):
     before = world.run()
     job.finds(Kind.DIVERGENCE)
     found = Finding(Kind.FROZEN_LOSS, Level.INTERVENE, 510, 450, "by the metrics", at=order(world).restarted_at)
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (found,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (found,)))
     assert world.run() == before
 
 
@@ -334,7 +336,7 @@ def test_what_a_container_saves_after_sagemaker_restarted_it_is_sound(world, job
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 600)
-    assert [c.health for c in known(world.run(), world.checkpoints.under(BUCKET)) if c.step == 500] == [
+    assert [c.health for c in select_known(world.run(), world.checkpoints.under(BUCKET)) if c.step == 500] == [
         Health.QUARANTINED
     ]
 
@@ -393,12 +395,14 @@ def test_a_stop_that_is_under_way_is_not_taken_for_ours(world, job):
     assert world.run().state is RunState.STOPPED
 
 
-@pytest.mark.parametrize(("verb", "ends"), [(Verb.STOP, RunState.STOPPED), (Verb.RESTART, RunState.WATCHING)])
+@pytest.mark.parametrize(
+    ("verb", "ends"), [(OperatorVerb.STOP, RunState.STOPPED), (OperatorVerb.RESTART, RunState.WATCHING)]
+)
 def test_an_operator_wins(world, job, verb, ends):
     """Nothing has been heard yet; the wish takes the order's place in the mailbox, and an answer comes too late."""
     job.finds()
-    world.supervisor().handle(CommandGiven("c1", "gpt", verb, "ada", ""))
-    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.SAVING, Wish.CHECKPOINT)
+    world.supervisor().handle(CommandReceived("c1", "gpt", verb, "ada", ""))
+    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.SAVING, CommandKind.CHECKPOINT)
     Job(world, restart=1).hello()
     assert world.run().state is RunState.SAVING
     world.minutes(18)
@@ -408,8 +412,8 @@ def test_an_operator_wins(world, job, verb, ends):
 
 def test_a_hold_calls_the_order_off(world, job):
     job.finds()
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.HOLD, "ada", ""))
-    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.HELD, Wish.TRAIN)
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ada", ""))
+    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.HELD, CommandKind.TRAIN)
     world.minutes(10)
     assert world.sagemaker.live() == ["gpt"]
 
@@ -448,7 +452,7 @@ def test_a_script_with_manifests_of_its_own_makes_progress_too(world):
 def test_a_crash_that_no_restart_mends_is_left_to_end(world, job, cause):
     """Who waits is told at once; the failure of the job is judged as ever, and charged once."""
     job.crashes(report_of(cause, "Killed" if cause == "unknown" else cause))
-    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.WATCHING, Wish.TRAIN)
+    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.WATCHING, CommandKind.TRAIN)
     assert world.run().ledger.charges == {}
     world.sagemaker.fail("gpt", f"AlgorithmError: {report_of(cause, cause)}")
     world.minutes(3)
@@ -476,7 +480,7 @@ def test_the_same_error_at_the_same_step_again_is_for_a_human(world, job):
     job.crashes()
     job = job.obeys()
     job.crashes()
-    assert world.mailbox.commands[-1].wish is Wish.TRAIN
+    assert world.mailbox.commands[-1].wish is CommandKind.TRAIN
     assert "the same error at step 510 before and after a restart in place" in said(world)[-1]
     world.sagemaker.fail("gpt", f"AlgorithmError: {report_of()}")
     world.minutes(1)
@@ -514,7 +518,7 @@ def test_a_crash_is_no_agent(world):
 
 
 def test_a_crash_while_the_job_is_being_stopped_changes_nothing(world, job):
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.STOP, "ada", ""))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.STOP, "ada", ""))
     job.crashes()
     assert world.run().state is RunState.SAVING
     world.sagemaker.fail("gpt", f"AlgorithmError: {report_of()}")
@@ -532,7 +536,7 @@ def test_a_crash_while_the_job_is_being_stopped_changes_nothing(world, job):
     rate=st.floats(0.001, 10),
 )
 def test_an_order_is_read_as_it_was_written(restart, step, skip, rate):
-    order = Command("c", "gpt", 1, Wish.RESTART, World().clock(), None, "", restart, step, skip, rate)
+    order = Command("c", "gpt", 1, CommandKind.RESTART, World().clock(), None, "", restart, step, skip, rate)
     assert read_command(write(order), run="gpt") == order
 
 
@@ -560,9 +564,9 @@ EVENTS = (
 def test_whatever_happens_orders_are_few_and_for_the_living(events, per_attempt):
     """One order at a time, never to an attempt that is over or not the run's own, never against a hold, bounded."""
     world = World()
-    world.policies.by_name["default"] = Policy(restart=Restart(per_attempt=per_attempt))
+    world.policies.by_name["default"] = Policy(restart=InPlacePolicy(per_attempt=per_attempt))
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     job, step, words = Job(world), 10, 0
     job.hello()
     for number, event in enumerate(events):
@@ -585,7 +589,7 @@ def test_whatever_happens_orders_are_few_and_for_the_living(events, per_attempt)
             case "obeys" if pending and current.orders:
                 job = Job(world, current.orders[-1].number, current.number, current.job_name)
                 job.agent.told = words
-                job.says(Told.RESTARTED, command=current.orders[-1].command_id)
+                job.says(ReportKind.RESTARTED, command=current.orders[-1].command_id)
             case "steps":
                 job.steps(step)
             case "saves" if world.sagemaker.live():
@@ -594,14 +598,14 @@ def test_whatever_happens_orders_are_few_and_for_the_living(events, per_attempt)
             case "minutes":
                 world.minutes(number % 4 + 1)
             case "refuses" if current.orders:
-                job.says(Told.REFUSED, command=current.orders[-1].command_id, reason="no")
+                job.says(ReportKind.REFUSED, command=current.orders[-1].command_id, reason="no")
             case "fails" if world.sagemaker.live():
                 world.sagemaker.fail(world.sagemaker.live()[0], NODE_LOST)
             case "hold" | "release":
-                world.supervisor().handle(CommandGiven(f"c{number}", "gpt", Verb(event), "ada", ""))
+                world.supervisor().handle(CommandReceived(f"c{number}", "gpt", OperatorVerb(event), "ada", ""))
             case _:
                 world.supervisor().handle(RunDue("gpt"))
-        given_now = [c for c in world.mailbox.commands[known:] if c.wish is Wish.RESTART]
+        given_now = [c for c in world.mailbox.commands[known:] if c.wish is CommandKind.RESTART]
         after = world.run()
         assert len(given_now) <= 1
         if given_now:

@@ -5,16 +5,16 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.decisions.checkpoint_health import judged
+from rerail.decisions.checkpoint_health import assess_health
 from rerail.detection.evaluate import _rolled_back
-from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
-from rerail.model.actions import SetAside
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
+from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoints import EMERGENCY, Health
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Told, Wish
+from rerail.model.mailbox import CommandKind, ReportKind
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import JobStatus, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.fakes import BUCKET, Agent, World
 
 SECOND = "gpt-a002"
@@ -22,7 +22,7 @@ SECOND = "gpt-a002"
 
 def roll_back(world: World, step: int | None, *, id: str = "c1", why: str = "the data was wrong") -> str:
     """The operator says so; what the timeline says to it."""
-    world.supervisor().handle(CommandGiven(id, "gpt", Verb.ROLLBACK, "ada", why, step=step))
+    world.supervisor().handle(CommandReceived(id, "gpt", OperatorVerb.ROLLBACK, "ada", why, step=step))
     return world.runs.timeline[-1].reason
 
 
@@ -50,7 +50,7 @@ def test_a_job_with_an_agent_saves_its_evidence_and_goes_back():
     assert relaunched(world) == "300"
     run = world.run()
     assert (run.current.approved_by, run.ledger.charges, run.incidents, run.climbs) == ("ada", {}, (), ())
-    healths = {c.step: judged(run, c) for c in world.checkpoints.under(BUCKET)}
+    healths = {c.step: assess_health(run, c) for c in world.checkpoints.under(BUCKET)}
     assert {step for step, (health, _) in healths.items() if health is Health.QUARANTINED} == {400, 500, 510}
     assert "saved after step 320, to which ada rolled the run back: the data was wrong" in healths[400][1]
 
@@ -75,7 +75,7 @@ def test_of_a_script_without_an_agent_what_is_newer_is_set_aside():
     assert relaunched(world) == "200"
     assert [c.step for c in world.checkpoints.under(BUCKET)] == [200, 100]
     assert sorted(c.step for c in world.checkpoints.aside) == [300, 400, 500]
-    assert not any(isinstance(action, SetAside) for action in world.run().pending)
+    assert not any(isinstance(action, QuarantineCheckpoints) for action in world.run().pending)
 
 
 def test_step_0_is_the_beginning():
@@ -100,7 +100,7 @@ def test_a_held_run_is_released_there():
 
 def test_a_held_run_whose_job_goes_on_is_stopped_and_goes_back():
     world = World().with_saves()
-    world.supervisor().handle(CommandGiven("c0", "gpt", Verb.HOLD, "ada", ""))
+    world.supervisor().handle(CommandReceived("c0", "gpt", OperatorVerb.HOLD, "ada", ""))
     roll_back(world, 300)
     assert relaunched(world) == "300"
     assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
@@ -110,7 +110,7 @@ def test_a_run_that_waits_to_be_relaunched_starts_there_at_once():
     """Whatever it waited for: an operator has waited long enough."""
     world = World().with_saves()
     world.sagemaker.fail("gpt", "InternalServerError: x")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     assert world.run().state is RunState.WAITING
     assert "creating gpt-a002 from step 300" in roll_back(world, 399)
     assert relaunched(world, minutes=0) == "300"
@@ -139,7 +139,7 @@ def test_the_ladder_has_no_say():
     world = World().with_saves()
     Agent(world).hello()
     finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 510, 450, "ten times the usual loss")
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
     assert world.run().state is RunState.SAVING
     roll_back(world, 200)
     world.minutes(17)
@@ -185,7 +185,7 @@ def test_an_ended_run_is_let_be():
 def test_a_script_that_saves_nowhere_is_let_be():
     world = World()
     world.sagemaker.submit("gpt", uri="")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     assert "but its jobs save nowhere that Rerail knows of" in roll_back(world, 300)
     assert world.sagemaker.live() == ["gpt"]
 
@@ -194,7 +194,7 @@ def test_what_the_job_alone_can_see_is_bounded():
     """With an agent and without a CheckpointConfig, the job is told what it may take at most."""
     world = World()
     world.sagemaker.submit("gpt", uri="")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     Agent(world).hello()
     roll_back(world, 300)
     world.minutes(17)
@@ -225,11 +225,11 @@ def test_a_stop_that_is_under_way_goes_where_the_last_wish_says():
     world = World().with_saves()
     agent = Agent(world)
     agent.hello()
-    world.supervisor().handle(CommandGiven("c0", "gpt", Verb.STOP, "ada", ""))
+    world.supervisor().handle(CommandReceived("c0", "gpt", OperatorVerb.STOP, "ada", ""))
     first = agent.asked.id
     world.clock.pass_by(timedelta(seconds=1))
     roll_back(world, 300)
-    assert agent.asked.id != first and agent.asked.wish is Wish.CHECKPOINT
+    assert agent.asked.id != first and agent.asked.wish is CommandKind.CHECKPOINT
     agent.hears()
     agent.commits(505)
     assert relaunched(world) == "300"
@@ -240,7 +240,7 @@ def test_a_job_that_is_being_stopped_is_relaunched_where_the_last_wish_says():
     world = World().with_saves(layout="huggingface")
     world.sagemaker.stop = lambda job_name: None  # it takes its time
     finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 510, 450, "ten times the usual loss")
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
     assert world.run().state is RunState.STOPPING
     assert roll_back(world, 200).endswith("the job is being stopped already, to be relaunched from there")
     world.sagemaker.end("gpt", JobStatus.STOPPED)
@@ -252,9 +252,9 @@ def test_a_job_whose_restart_in_place_is_called_off_by_a_failure_goes_as_far_bac
     """The processes died of what the restart was to mend: the rollback that came since holds."""
     world = World().with_saves()
     agent = Agent(world)
-    agent.hear(agent.files(Told.HELLO, abilities=("restart",)))
+    agent.hear(agent.files(ReportKind.HELLO, abilities=("restart",)))
     bug = 'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: x","step":507,"rank":0}, exit code: 1'
-    agent.hear(agent.files(Told.CRASHED, evidence=bug))
+    agent.hear(agent.files(ReportKind.CRASHED, evidence=bug))
     assert world.run().state is RunState.RESTARTING
     world.clock.pass_by(timedelta(seconds=1))
     roll_back(world, 300)
@@ -279,5 +279,5 @@ def test_a_loss_that_went_wrong_unseen_for_long_goes_back_all_the_same():
     for step in range(510, 600, 10):
         world.checkpoints.save(step=step)
     gone = Finding(Kind.NON_FINITE, Level.INTERVENE, 599, 501, "loss is no number since step 501")
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (gone,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (gone,)))
     assert relaunched(world, minutes=20) == "500", "the newest before the onset"

@@ -5,11 +5,11 @@ from datetime import timedelta
 import pytest
 
 from rerail.accounting import goodput
-from rerail.messages.messages import JobHeard
-from rerail.model.errors import Blind, PolicyError
+from rerail.messages.messages import JobStateChanged
+from rerail.model.errors import PolicyError, StateUnknown
 from rerail.model.run import JobStatus, RunState
 from rerail.sweep import sweep as rounds
-from rerail.sweep.sweep import RoundReport
+from rerail.sweep.sweep import SweepReport
 from tests.fakes import BUCKET, World
 
 
@@ -21,7 +21,7 @@ def world() -> World:
 def adopted(world: World, *names: str) -> World:
     for name in names:
         world.sagemaker.submit(name, uri=f"{BUCKET}{name}/")
-        world.supervisor().handle(JobHeard(name))
+        world.supervisor().handle(JobStateChanged(name))
     return world
 
 
@@ -31,7 +31,7 @@ def blind(world: World, monkeypatch, *names: str) -> None:
 
     def describe(name):
         if name in names:
-            raise Blind(f"DescribeTrainingJob {name}: throttled")
+            raise StateUnknown(f"DescribeTrainingJob {name}: throttled")
         return see(name)
 
     monkeypatch.setattr(world.sagemaker, "describe", describe)
@@ -40,7 +40,7 @@ def blind(world: World, monkeypatch, *names: str) -> None:
 def test_runs_that_go_well_are_let_sleep(world):
     """Three healthy runs: asked about, none woken, nothing sent."""
     adopted(world, "a", "b", "c")
-    assert world.round().make() == RoundReport(open=3, due=0, discovered=0, blind=())
+    assert world.round().make() == SweepReport(open=3, due=0, discovered=0, blind=())
     assert world.queue.waiting == []
 
 
@@ -48,7 +48,7 @@ def test_only_due_runs_are_woken(world):
     """Of three runs, the one whose job died is woken, by its run's name."""
     adopted(world, "a", "b", "c")
     world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
-    assert world.round().make() == RoundReport(open=3, due=1, discovered=0, blind=())
+    assert world.round().make() == SweepReport(open=3, due=1, discovered=0, blind=())
     assert world.queue.waiting == [{"run": "b"}]
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_waits_is_woken_when_its_time_has_come(world):
     """A backoff is nobody's timer: the round finds that the time has come."""
     adopted(world, "a")
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
-    world.supervisor().handle(JobHeard("a"))
+    world.supervisor().handle(JobStateChanged("a"))
     assert world.run("a").state is RunState.WAITING
     world.clock.now = world.run("a").wake_at - timedelta(seconds=1)
     assert world.round().make().due == 0
@@ -70,10 +70,10 @@ def test_a_run_that_owes_an_action_is_due_whatever_it_looks_like(world, monkeypa
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
     monkeypatch.setattr(world.bus, "publish", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        world.supervisor().handle(JobHeard("a"))
+        world.supervisor().handle(JobStateChanged("a"))
     assert world.run("a").pending
     blind(world, monkeypatch, "a", "a-a002")
-    assert world.round().make() == RoundReport(open=1, due=1, discovered=0, blind=())
+    assert world.round().make() == SweepReport(open=1, due=1, discovered=0, blind=())
 
 
 def test_a_blind_run_is_counted_and_never_acted_on(world, monkeypatch):
@@ -82,7 +82,7 @@ def test_a_blind_run_is_counted_and_never_acted_on(world, monkeypatch):
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
     world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
     blind(world, monkeypatch, "a")
-    assert world.round().make() == RoundReport(open=2, due=1, discovered=0, blind=("a",))
+    assert world.round().make() == SweepReport(open=2, due=1, discovered=0, blind=("a",))
     assert world.queue.waiting == [{"run": "b"}]
 
 
@@ -111,7 +111,7 @@ def test_a_job_whose_events_were_lost_is_discovered(world):
     """Tagged, running and unheard of: the round names the job, and the supervisor adopts it."""
     adopted(world, "a")
     world.sagemaker.submit("lost")
-    assert world.round().make() == RoundReport(open=1, due=0, discovered=1, blind=())
+    assert world.round().make() == SweepReport(open=1, due=0, discovered=1, blind=())
     assert world.queue.waiting == [{"job": "lost"}]
     world.minutes(1)
     assert world.run("lost").state is RunState.WATCHING
@@ -123,7 +123,7 @@ def test_an_untagged_job_is_asked_about_once(world):
     world.sagemaker.submit("stranger", policy=None)
     assert world.round().make().discovered == 1
     world.minutes(1)
-    assert world.round().make() == RoundReport(open=0, due=0, discovered=0, blind=())
+    assert world.round().make() == SweepReport(open=0, due=0, discovered=0, blind=())
     assert world.runs.load("stranger") is None
 
 
@@ -133,7 +133,7 @@ def test_our_own_jobs_are_no_strangers(world):
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
     world.minutes(20)
     assert [attempt.job_name for attempt in world.run("a").attempts] == ["a", "a-a002"]
-    assert world.round().make() == RoundReport(open=1, due=0, discovered=0, blind=())
+    assert world.round().make() == SweepReport(open=1, due=0, discovered=0, blind=())
 
 
 def test_runs_that_have_ended_are_not_asked_about(world):
@@ -151,10 +151,10 @@ def test_due_runs_are_woken_even_if_no_list_can_be_had(world, monkeypatch):
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
 
     def mute(time):
-        raise Blind("ListTrainingJobs: throttled")
+        raise StateUnknown("ListTrainingJobs: throttled")
 
     monkeypatch.setattr(world.sagemaker, "changed_since", mute)
-    with pytest.raises(Blind):
+    with pytest.raises(StateUnknown):
         world.round().make()
     assert world.queue.waiting == [{"run": "a"}]
 
@@ -189,9 +189,9 @@ def test_figures_that_make_no_sense_are_of_one_run_alone(world, monkeypatch):
     def account(run, at, policy):
         if run.id == "a":
             raise OverflowError("integer division result too large for a float")
-        return goodput.account(run, at, policy)
+        return goodput.make_account(run, at, policy)
 
-    monkeypatch.setattr(rounds, "account", account)
+    monkeypatch.setattr(rounds, "make_account", account)
     report = world.round().make()
     assert "OverflowError" in report.broken["a"] and report.blind == ()
     assert world.queue.waiting == [{"run": "a"}] and sum(report.fleet.runs.values()) == 2

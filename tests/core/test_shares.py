@@ -10,16 +10,26 @@ from hypothesis import strategies as st
 
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import with_facts
-from rerail.messages.messages import JobHeard
+from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import CreateJob
-from rerail.model.errors import BadMessage, Blind, Unanswered
+from rerail.model.errors import BadMessage, CallFailed, StateUnknown
 from rerail.model.run import JobStatus, RunState
-from rerail.model.signals import JobSeen
+from rerail.model.signals import JobObserved
 from rerail.sweep import sweep as rounds
-from rerail.sweep.describe_schedule import EACH_MINUTE, is_known, job_of, own_minutes
-from rerail.sweep.launch_order import BY_TURNS, IN_ORDER, Launch, chosen
-from rerail.sweep.shards import ENOUGH, PARTS, Share, as_event, handed_on, mark, newest, part_of, share_in
-from rerail.sweep.sweep import Round, measured
+from rerail.sweep.describe_schedule import EACH_MINUTE, describe_period, is_known, job_of
+from rerail.sweep.launch_order import BY_TURNS, IN_ORDER, WaitingLaunch, choose_launches
+from rerail.sweep.shards import (
+    ENOUGH,
+    PARTITIONS,
+    Shard,
+    as_event,
+    fan_out,
+    hash_name,
+    partition_of,
+    read_shard,
+    select_newest,
+)
+from rerail.sweep.sweep import Sweep, list_metrics
 from tests.fakes import BUCKET, MIDNIGHT, World
 
 
@@ -27,14 +37,14 @@ from tests.fakes import BUCKET, MIDNIGHT, World
 class FakeShares:
     """Other invocations, which sweep when they are told to; `deaf` is one that cannot be asked."""
 
-    asked: list[Share] = field(default_factory=list)
+    asked: list[Shard] = field(default_factory=list)
     told: dict[tuple[int, ...], tuple] = field(default_factory=dict)
     deaf: int | None = None
 
     def hand_on(self, share, *, to):
         if self.deaf in share.parts:
-            raise Unanswered("Invoke: throttled")
-        self.asked.append(share_in(json.loads(json.dumps(as_event(share)))))
+            raise CallFailed("Invoke: throttled")
+        self.asked.append(read_shard(json.loads(json.dumps(as_event(share)))))
 
     def keep(self, parts, report, *, at):
         self.told[tuple(parts)] = (at, report)
@@ -51,12 +61,12 @@ def fleet(monkeypatch, count: int = 24, *, enough: int = 4) -> tuple[World, Fake
     world = World()
     for number in range(count):
         world.sagemaker.submit(f"run-{number}", uri=f"{BUCKET}run-{number}/")
-        world.supervisor().handle(JobHeard(f"run-{number}"))
+        world.supervisor().handle(JobStateChanged(f"run-{number}"))
     world.clock.pass_by(timedelta(hours=1))
     return world, FakeShares()
 
 
-def the_round(world: World, shares: FakeShares) -> Round:
+def the_round(world: World, shares: FakeShares) -> Sweep:
     return replace(world.round(), shares=shares)
 
 
@@ -98,13 +108,13 @@ def test_every_part_of_a_large_fleet_is_swept_by_somebody(monkeypatch):
     world, shares = fleet(monkeypatch)
     the_round(world, shares).make(name="sweep")
     handed = [part for share in shares.asked for part in share.parts]
-    assert handed == sorted(set(handed)) and handed[-1] == PARTS - 1
+    assert handed == sorted(set(handed)) and handed[-1] == PARTITIONS - 1
     whole(world, shares)
     world.clock.pass_by(timedelta(minutes=1))
     report = whole(world, shares)
     assert (report.open, report.unswept) == (24, ())
     assert report.fleet.runs == {RunState.WATCHING: 24}
-    assert {each.name: each.value for each in measured(report)}["SweepsCompleted"] == 1
+    assert {each.name: each.value for each in list_metrics(report)}["SweepsCompleted"] == 1
 
 
 def test_a_part_that_nobody_sweeps_is_seen_by_the_dead_man(monkeypatch):
@@ -121,16 +131,16 @@ def test_a_part_that_nobody_sweeps_is_seen_by_the_dead_man(monkeypatch):
                 the_round(world, shares).make_share(share, name="sweep")
     report = the_round(world, shares).make(name="sweep")
     assert report.unswept == gone
-    assert {each.name: each.value for each in measured(report)}["SweepsCompleted"] == 0
+    assert {each.name: each.value for each in list_metrics(report)}["SweepsCompleted"] == 0
 
 
 def test_one_that_cannot_be_asked_keeps_none_of_the_others_waiting(monkeypatch):
     """Its error is raised last, when all the others were asked and the own part was swept."""
     world, shares = fleet(monkeypatch)
-    shares.deaf = PARTS - 1
-    name = next(name for name in world.runs.records if part_of(name) == 0)
+    shares.deaf = PARTITIONS - 1
+    name = next(name for name in world.runs.records if partition_of(name) == 0)
     world.sagemaker.fail(name, "InternalServerError: We encountered an internal error.")
-    with pytest.raises(Unanswered):
+    with pytest.raises(CallFailed):
         the_round(world, shares).make(name="sweep")
     assert shares.asked and {"run": name} in world.queue.waiting
 
@@ -138,7 +148,7 @@ def test_one_that_cannot_be_asked_keeps_none_of_the_others_waiting(monkeypatch):
 def test_a_share_that_comes_too_late_does_nothing(monkeypatch):
     """Lambda tries again after minutes: the next round's share is there already."""
     world, shares = fleet(monkeypatch)
-    share = Share((0,), world.clock(), 24)
+    share = Shard((0,), world.clock(), 24)
     world.clock.pass_by(timedelta(minutes=2))
     report = the_round(world, shares).make_share(share, name="sweep")
     assert (report.open, shares.told) == (0, {})
@@ -172,10 +182,10 @@ def test_a_list_that_is_refused_is_said_after_all_else(monkeypatch):
     world, shares = fleet(monkeypatch, 24, enough=1000)
 
     def mute(time):
-        raise Blind("ListTrainingJobs: throttled")
+        raise StateUnknown("ListTrainingJobs: throttled")
 
     monkeypatch.setattr(world.sagemaker, "changed_since", mute)
-    with pytest.raises(Blind):
+    with pytest.raises(StateUnknown):
         the_round(world, shares).make(name="sweep")
     assert world.queue.waiting == []
 
@@ -185,7 +195,7 @@ def test_a_job_as_it_is_recorded_tells_nothing_new():
     world = World().with_saves()
     run = world.run()
     assert is_known(run, {}, fleet=10**6, at=MIDNIGHT)
-    decision = decide(run, JobSeen(world.clock(), job_of(run)), world.policies.get("default"))
+    decision = decide(run, JobObserved(world.clock(), job_of(run)), world.policies.get("default"))
     assert (decision.run, decision.actions, decision.reason) == (run, (), "")
 
 
@@ -211,25 +221,27 @@ def test_a_job_that_trains_no_more_is_asked_about():
         replace(run.current, status=JobStatus.STOPPING),
     ):
         assert not is_known(replace(run, attempts=(attempt,)), {}, fleet=10**6, at=MIDNIGHT)
-    assert not is_known(run, {mark("gpt"): mark("gpt", "Failed", "Failed")}, fleet=10**6, at=MIDNIGHT)
+    assert not is_known(run, {hash_name("gpt"): hash_name("gpt", "Failed", "Failed")}, fleet=10**6, at=MIDNIGHT)
 
 
 def test_a_job_that_is_listed_as_it_is_recorded_is_not_asked_about():
     """Its successor began to train minutes ago, and that is recorded: it stays in SageMaker's list for a while."""
     run = World().with_saves().run()
-    assert is_known(run, {mark("gpt"): mark("gpt", "InProgress", "Training")}, fleet=10**6, at=MIDNIGHT)
+    assert is_known(run, {hash_name("gpt"): hash_name("gpt", "InProgress", "Training")}, fleet=10**6, at=MIDNIGHT)
 
 
 def test_a_job_that_starts_is_as_it_was_until_it_is_listed_as_something_else():
     """Machines take minutes to come; a thousand that wait for theirs are not asked about each minute."""
     world = World()
     world.sagemaker.submit("gpt", secondary="Starting")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     run = world.run()
     assert run.state is RunState.STARTING
     assert is_known(run, {}, fleet=10**6, at=MIDNIGHT)
-    assert is_known(run, {mark("gpt"): mark("gpt", "InProgress", run.current.secondary)}, fleet=10**6, at=MIDNIGHT)
-    assert not is_known(run, {mark("gpt"): mark("gpt", "InProgress", "Training")}, fleet=10**6, at=MIDNIGHT)
+    assert is_known(
+        run, {hash_name("gpt"): hash_name("gpt", "InProgress", run.current.secondary)}, fleet=10**6, at=MIDNIGHT
+    )
+    assert not is_known(run, {hash_name("gpt"): hash_name("gpt", "InProgress", "Training")}, fleet=10**6, at=MIDNIGHT)
 
 
 def test_what_is_taken_for_known_is_what_is_recorded():
@@ -242,14 +254,14 @@ def test_what_is_taken_for_known_is_what_is_recorded():
 @given(st.integers(1, 200_000))
 def test_jobs_are_described_at_a_bounded_rate(count):
     """Whatever the fleet, over time no more than so many a minute need be asked about for nothing."""
-    assert count / own_minutes(count) <= EACH_MINUTE
+    assert count / describe_period(count) <= EACH_MINUTE
 
 
-@given(st.integers(0, 10**6), st.integers(1, PARTS))
+@given(st.integers(0, 10**6), st.integers(1, PARTITIONS))
 def test_no_part_is_lost_and_none_is_swept_twice(runs, read):
     """However many were found, and in however many parts."""
-    left = tuple(range(read, PARTS))
-    groups = list(handed_on(runs=runs, read=read, left=left))
+    left = tuple(range(read, PARTITIONS))
+    groups = list(fan_out(runs=runs, read=read, left=left))
     assert tuple(part for group in groups for part in group) == left
     if runs >= read * ENOUGH:
         assert all(len(group) == 1 for group in groups)
@@ -260,7 +272,7 @@ def test_reports_are_told_once_and_only_while_they_are_fresh():
     at = MIDNIGHT
     early, late = at - timedelta(minutes=1), at - timedelta(minutes=4)
     told = {(1, 2): (early, "both"), (2,): (at, "two"), (3,): (late, "old"), (4,): (at, "four")}
-    assert newest(told, (1, 2, 3), at=at) == (["two"], (1, 3))
+    assert select_newest(told, (1, 2, 3), at=at) == (["two"], (1, 3))
 
 
 @pytest.mark.parametrize(
@@ -278,28 +290,32 @@ def test_reports_are_told_once_and_only_while_they_are_fresh():
 def test_a_share_that_cannot_be_read_is_refused_by_name(share):
     """Whoever may invoke the function may send it anything."""
     with pytest.raises(BadMessage, match="field 'share'"):
-        share_in({"share": share})
+        read_shard({"share": share})
 
 
 def test_the_schedule_asks_for_no_share():
     """Its event is anything else."""
-    assert share_in({"source": "aws.scheduler", "detail": {}}) is None
+    assert read_shard({"source": "aws.scheduler", "detail": {}}) is None
 
 
 def test_the_urgent_go_first_and_then_those_who_have_waited_longest():
     """Priority, then time; more than a minute can bring are left for the next ones."""
-    launches = [Launch(f"late-{n}", 50, MIDNIGHT + timedelta(seconds=n)) for n in range(IN_ORDER + BY_TURNS + 50)]
-    launches += [Launch("urgent", 90, MIDNIGHT + timedelta(hours=1)), Launch("whenever", 10, MIDNIGHT)]
-    order = chosen(launches, parts=PARTS, at=MIDNIGHT)
+    launches = [
+        WaitingLaunch(f"late-{n}", 50, MIDNIGHT + timedelta(seconds=n)) for n in range(IN_ORDER + BY_TURNS + 50)
+    ]
+    launches += [WaitingLaunch("urgent", 90, MIDNIGHT + timedelta(hours=1)), WaitingLaunch("whenever", 10, MIDNIGHT)]
+    order = choose_launches(launches, parts=PARTITIONS, at=MIDNIGHT)
     assert order[:3] == ["urgent", "late-0", "late-1"]
     assert len(order) == len(set(order)) == IN_ORDER + BY_TURNS
 
 
 def test_launches_that_never_succeed_do_not_keep_the_last_from_theirs():
     """A hundred and fifty that are refused each minute go first each minute: the one behind them has its turn too."""
-    launches = [Launch(f"stuck-{n}", 90, MIDNIGHT) for n in range(IN_ORDER + BY_TURNS)] + [Launch("last", 10, MIDNIGHT)]
+    launches = [WaitingLaunch(f"stuck-{n}", 90, MIDNIGHT) for n in range(IN_ORDER + BY_TURNS)] + [
+        WaitingLaunch("last", 10, MIDNIGHT)
+    ]
     minutes = (MIDNIGHT + timedelta(minutes=n) for n in range(30))
-    assert any("last" in chosen(launches, parts=PARTS, at=at) for at in minutes)
+    assert any("last" in choose_launches(launches, parts=PARTITIONS, at=at) for at in minutes)
 
 
 def test_many_deaths_wake_no_more_launches_than_a_minute_can_bring(monkeypatch):
@@ -310,9 +326,9 @@ def test_many_deaths_wake_no_more_launches_than_a_minute_can_bring(monkeypatch):
     for number in range(200):
         name = f"run-{number}"
         world.sagemaker.submit(name, uri=f"{BUCKET}{name}/", policy="urgent" if number >= 190 else "default")
-        world.supervisor().handle(JobHeard(name))
+        world.supervisor().handle(JobStateChanged(name))
         world.sagemaker.fail(name, "InternalServerError: We encountered an internal error.")
-        world.supervisor().handle(JobHeard(name))
+        world.supervisor().handle(JobStateChanged(name))
     world.clock.pass_by(timedelta(minutes=2))
     report = world.round().make()
     assert report.due == 200

@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from rerail.messages.messages import (
     SOURCES,
-    AlarmHeard,
-    CommandGiven,
-    JobHeard,
+    AlarmStateChanged,
+    CommandReceived,
+    FindingsReceived,
+    JobStateChanged,
+    Message,
     ReportFiled,
     RunDue,
-    Stray,
-    TroubleFound,
-    Wakeup,
-    read,
+    UnrelatedObject,
+    parse_message,
 )
 from rerail.model.codec import plain
 from rerail.model.errors import BadMessage
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.core.strategies import job_names, json_values
 
 EVENTS = Path(__file__).parents[1] / "events"
@@ -36,24 +36,24 @@ def sample(name: str) -> str:
 
 def refusal(message: object) -> str:
     with pytest.raises(BadMessage) as error:
-        read(message if isinstance(message, str) else json.dumps(message))
+        parse_message(message if isinstance(message, str) else json.dumps(message))
     return str(error.value)
 
 
 @pytest.mark.parametrize(
     ("name", "wakeup"),
     [
-        ("training_job_state_change", JobHeard("gpt-7b")),
-        ("training_job_state_change_documented", JobHeard("kmeans-1")),
-        ("training_job_failed", JobHeard("gpt-7b")),
+        ("training_job_state_change", JobStateChanged("gpt-7b")),
+        ("training_job_state_change_documented", JobStateChanged("kmeans-1")),
+        ("training_job_failed", JobStateChanged("gpt-7b")),
         ("sweep_run_due", RunDue("gpt-7b")),
-        ("sweep_job_heard", JobHeard("gpt-7b-a002")),
+        ("sweep_job_heard", JobStateChanged("gpt-7b-a002")),
         (
             "operator_command",
-            CommandGiven(
+            CommandReceived(
                 "1f0e9a52-0f0b-4a1c-9d57-3a0a7c1b2d3e",
                 "gpt-7b",
-                Verb.RELEASE,
+                OperatorVerb.RELEASE,
                 "ada",
                 "the node is out of the pool",
                 asked_at=datetime(2026, 1, 31, 3, 0, 2, tzinfo=UTC),
@@ -63,7 +63,7 @@ def refusal(message: object) -> str:
 )
 def test_every_sample_is_read_right(name, wakeup):
     """What each source really sends, from the samples in tests/events."""
-    assert read(sample(name)) == wakeup
+    assert parse_message(sample(name)) == wakeup
 
 
 @pytest.mark.threat("T10")
@@ -71,13 +71,13 @@ def test_an_event_is_believed_in_nothing_but_the_name():
     """A status in an event may be hours old: it is not even read."""
     event = json.loads(sample("training_job_failed"))
     event["detail"] = {"TrainingJobName": "gpt-7b", "TrainingJobStatus": ["nonsense"], "Tags": [{"Key": 1}]}
-    assert read(json.dumps(event)) == JobHeard("gpt-7b")
+    assert parse_message(json.dumps(event)) == JobStateChanged("gpt-7b")
 
 
 @given(job_names)
 def test_every_name_that_sagemaker_allows_is_heard(name):
     """Job names are those of SageMaker's own pattern."""
-    assert read(json.dumps({"source": "rerail.sweep", "detail": {"job": name}})) == JobHeard(name)
+    assert parse_message(json.dumps({"source": "rerail.sweep", "detail": {"job": name}})) == JobStateChanged(name)
 
 
 @pytest.mark.threat("T6")
@@ -138,14 +138,14 @@ def test_a_command_that_is_not_one_names_its_field(change, complaint):
 def test_a_command_needs_an_id_and_no_reason():
     """Without its id a repetition could not be told from a second wish; a reason is welcome, not demanded."""
     assert refusal({**COMMAND, "id": None}).startswith("field 'id' must be text")
-    assert read(json.dumps(COMMAND)) == CommandGiven("c1", "gpt", Verb.HOLD, "ada", "")
+    assert parse_message(json.dumps(COMMAND)) == CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ada", "")
 
 
 def test_a_rollback_names_its_step_and_a_drill_may():
     """The step to go back to; 0 is the start."""
     for verb, step in (("rollback", 0), ("rollback", 300), ("drill", 300), ("drill", None)):
-        given = read(json.dumps({**COMMAND, "detail": {**COMMAND["detail"], "verb": verb, "step": step}}))
-        assert isinstance(given, CommandGiven) and (given.verb, given.step) == (verb, step)
+        given = parse_message(json.dumps({**COMMAND, "detail": {**COMMAND["detail"], "verb": verb, "step": step}}))
+        assert isinstance(given, CommandReceived) and (given.verb, given.step) == (verb, step)
 
 
 envelopes = st.fixed_dictionaries(
@@ -169,7 +169,7 @@ envelopes = st.fixed_dictionaries(
 def test_any_message_is_a_wakeup_or_a_bad_message(body):
     """Nothing but BadMessage is ever raised, whatever is on the queue."""
     try:
-        assert isinstance(read(body), Wakeup)
+        assert isinstance(parse_message(body), Message)
     except BadMessage as error:
         assert str(error)
 
@@ -177,7 +177,7 @@ def test_any_message_is_a_wakeup_or_a_bad_message(body):
 def test_a_report_is_named_by_its_key():
     """Which bucket is the mailbox we know ourselves; nothing else in the event is read."""
     key = "runs/gpt-7b/reports/a001-000003-checkpoint.json"
-    assert read(sample("report_filed")) == ReportFiled("gpt-7b", "a001-000003-checkpoint", key)
+    assert parse_message(sample("report_filed")) == ReportFiled("gpt-7b", "a001-000003-checkpoint", key)
 
 
 @pytest.mark.threat("T8")
@@ -186,8 +186,8 @@ def test_an_object_that_is_no_report_is_let_lie(key):
     """Whoever may write into the bucket must not be able to fill the dead-letter queue."""
     event = json.loads(sample("report_filed"))
     event["detail"]["object"]["key"] = key
-    stray = read(json.dumps(event))
-    assert isinstance(stray, Stray) and repr(key) in stray.why
+    stray = parse_message(json.dumps(event))
+    assert isinstance(stray, UnrelatedObject) and repr(key) in stray.why
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def test_an_event_of_s3_that_is_no_new_object_is_refused(change, complaint):
 
 def test_an_alarm_names_its_job_in_a_dimension():
     """Custom metrics carry TrainingJobName, machine metrics Host, which is the job and its machine."""
-    heard = read((EVENTS / "alarm_on_a_job.json").read_text())
-    assert heard == AlarmHeard("gpt", "gpu-idle", "ALARM", heard.reason)
+    heard = parse_message((EVENTS / "alarm_on_a_job.json").read_text())
+    assert heard == AlarmStateChanged("gpt", "gpu-idle", "ALARM", heard.reason)
     assert "less than the threshold" in heard.reason
     with pytest.raises(BadMessage, match="names no training job"):
-        read((EVENTS / "other_alarm.json").read_text())
+        parse_message((EVENTS / "other_alarm.json").read_text())
 
 
 def test_what_the_detectors_found_travels_whole():
@@ -216,8 +216,8 @@ def test_what_the_detectors_found_travels_whole():
     finding = Finding(Kind.STALL, Level.INTERVENE, 70, 60, "no step for 12 minutes")
     detail = {"run": "gpt", "job": "gpt-a002", "findings": [plain(finding)]}
     body = {"source": "rerail.sweep", "detail-type": "Rerail Wake", "detail": detail}
-    assert read(json.dumps(body)) == TroubleFound("gpt", "gpt-a002", (finding,))
+    assert parse_message(json.dumps(body)) == FindingsReceived("gpt", "gpt-a002", (finding,))
     torn_ones = [{**plain(finding), "step": "70"}], [{**plain(finding), "onset_at": "2026-01-31T03:00:00"}]
     for torn in ("x", [1], [{"kind": "melting"}], [{}], None, *torn_ones):
         with pytest.raises(BadMessage, match=r"detail\.findings"):
-            read(json.dumps({**body, "detail": {**detail, "findings": torn}}))
+            parse_message(json.dumps({**body, "detail": {**detail, "findings": torn}}))

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from rerail.decisions.checkpoint_health import labelled
-from rerail.messages.messages import JobHeard, TroubleFound
+from rerail.decisions.checkpoint_health import with_health
+from rerail.messages.messages import FindingsReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.checkpoints import Health
 from rerail.model.errors import Throttled
@@ -25,7 +25,7 @@ def world() -> World:
     world = World()
     world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
     world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     return world
 
 
@@ -153,7 +153,7 @@ def test_a_job_without_metric_definitions_is_not_watched_and_its_silence_means_n
     """Somebody only added the tag: two days without a metric cost nothing, warn of nothing, stop nothing."""
     world.sagemaker.defined_metrics = ()
     world.sagemaker.submit("plain")
-    world.supervisor().handle(JobHeard("plain"))
+    world.supervisor().handle(JobStateChanged("plain"))
     train(world, 3)
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.minutes(48 * 60, every=timedelta(minutes=20))
@@ -216,9 +216,9 @@ def test_a_spike_that_mends_leaves_its_checkpoints_clean(world):
     last = train(world, 122, loss=spikes)
     world.checkpoints.save(step=last)
     checkpoints = world.checkpoints.under("s3://bucket/checkpoints/")
-    assert labelled(world.run(), checkpoints)[0].health is Health.SUSPECT
+    assert with_health(world.run(), checkpoints)[0].health is Health.SUSPECT
     train(world, 20, first=last, loss=spikes)
-    assert {c.health for c in labelled(world.run(), checkpoints)} == {Health.CLEAN}
+    assert {c.health for c in with_health(world.run(), checkpoints)} == {Health.CLEAN}
     assert world.run().state is RunState.WATCHING
     told = [notice.title for notice in world.bus.told]
     assert told.index("gpt: loss_spike (warning)") < told.index("gpt: loss_spike (over)")
@@ -256,7 +256,7 @@ def test_a_job_that_sagemaker_restarts_does_not_stand_still(world):
     last = train(world, 95)
     for secondary, minutes in (("Interrupted", 25), ("Starting", 2), ("Downloading", 1), ("Training", 3)):
         world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
-        world.supervisor().handle(JobHeard("gpt"))
+        world.supervisor().handle(JobStateChanged("gpt"))
         world.minutes(minutes)
     train(world, 10, first=last - 50)
     train(world, 10, first=last + 50)
@@ -270,7 +270,7 @@ def test_a_hang_that_is_told_while_sagemaker_restarts_the_job_stops_nothing(worl
     train(world, 30)
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary="Interrupted")
     stall = Finding(Kind.STALL, Level.INTERVENE, 300, 300, "no step for 5 min", world.clock(), world.clock())
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (stall,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (stall,)))
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
 

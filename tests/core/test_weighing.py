@@ -7,16 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.decisions.cost_benefit import ASSUMED_START, NEVER_MENDS, never_mends, start_up, weighed
-from rerail.messages.messages import JobHeard, TroubleFound
+from rerail.decisions.cost_benefit import (
+    ASSUMED_START,
+    NEVER_MENDS,
+    chance_of_no_recovery,
+    estimate_start_up,
+    with_cost_estimate,
+)
+from rerail.messages.messages import FindingsReceived, JobStateChanged
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.policy import Policy, Weighing
+from rerail.model.policy import CostBenefit, Policy
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-ON = Policy(weighing=Weighing(enabled=True))
+ON = Policy(weighing=CostBenefit(enabled=True))
 
 
 def a_run(*, step_s: float = 20.0, step: int = 1000, kind: str = "ml.p5.48xlarge", count: int = 100) -> Run:
@@ -41,7 +47,7 @@ def a_spike(lasted: int, *, step_s: float = 20.0, kind: Kind = Kind.LOSS_SPIKE, 
 
 def test_slow_steps_make_waiting_the_dearer():
     """20 s a step: 48 rows ahead with chance 0.3 are 4.8 minutes; a start takes two, and one step is trained again."""
-    found = weighed(a_run(), a_spike(32), 999, at=NOON, policy=ON)
+    found = with_cost_estimate(a_run(), a_spike(32), 999, at=NOON, policy=ON)
     assert found.level is Level.INTERVENE
     assert found.evidence == (
         "loss 9.1, usual 2.3; waiting is expected to cost $506.37 (4.8 min), a relaunch $246.15 (2.3 min): acting"
@@ -50,7 +56,7 @@ def test_slow_steps_make_waiting_the_dearer():
 
 def test_fast_steps_make_a_relaunch_the_dearer():
     """Half a second a step: the patience is over before a job would have started."""
-    found = weighed(a_run(step_s=0.5), a_spike(32, step_s=0.5), 999, at=NOON, policy=ON)
+    found = with_cost_estimate(a_run(step_s=0.5), a_spike(32, step_s=0.5), 999, at=NOON, policy=ON)
     assert found.level is Level.WARN
     assert found.evidence.endswith(": waiting")
     assert "a relaunch $" in found.evidence
@@ -58,7 +64,7 @@ def test_fast_steps_make_a_relaunch_the_dearer():
 
 def test_far_from_a_checkpoint_a_relaunch_is_dear():
     """A thousand steps would have to be trained again."""
-    assert weighed(a_run(), a_spike(32), 100, at=NOON, policy=ON).level is Level.WARN
+    assert with_cost_estimate(a_run(), a_spike(32), 100, at=NOON, policy=ON).level is Level.WARN
 
 
 @pytest.mark.parametrize(
@@ -74,12 +80,12 @@ def test_far_from_a_checkpoint_a_relaunch_is_dear():
 )
 def test_what_is_not_to_be_weighed_is_left_as_it_is(finding, policy):
     """The default policy weighs nothing."""
-    assert weighed(a_run(), finding, 999, at=NOON, policy=policy) == finding
+    assert with_cost_estimate(a_run(), finding, 999, at=NOON, policy=policy) == finding
 
 
 def test_without_a_price_time_is_compared():
     """The price of an hour stands on both sides."""
-    found = weighed(a_run(kind="ml.x9.huge"), a_spike(32), 999, at=NOON, policy=ON)
+    found = with_cost_estimate(a_run(kind="ml.x9.huge"), a_spike(32), 999, at=NOON, policy=ON)
     assert found.level is Level.INTERVENE
     assert "waiting is expected to cost 5 min, a relaunch 2 min: acting" in found.evidence
 
@@ -87,8 +93,8 @@ def test_without_a_price_time_is_compared():
 @given(st.integers(1, 200), st.floats(0.1, 600), st.integers(0, 999))
 def test_never_before_it_has_lasted_as_long_as_the_policy_demands(lasted, step_s, resume):
     """Whatever the figures say."""
-    policy = replace(ON, weighing=Weighing(enabled=True, least=30 * MINUTE, least_rows=20))
-    found = weighed(a_run(step_s=step_s), a_spike(lasted, step_s=step_s), resume, at=NOON, policy=policy)
+    policy = replace(ON, weighing=CostBenefit(enabled=True, least=30 * MINUTE, least_rows=20))
+    found = with_cost_estimate(a_run(step_s=step_s), a_spike(lasted, step_s=step_s), resume, at=NOON, policy=policy)
     if found.level is Level.INTERVENE:
         assert lasted >= 20
         assert step_s * lasted >= 30 * 60 * 0.999
@@ -98,13 +104,13 @@ def test_the_longer_it_lasts_the_less_likely_it_mends():
     """Rows and chances rise together, and every duration has one."""
     assert list(NEVER_MENDS) == sorted(NEVER_MENDS)
     assert [chance for _, chance in NEVER_MENDS] == sorted(chance for _, chance in NEVER_MENDS)
-    assert (never_mends(0), never_mends(31), never_mends(10_000)) == (0.07, 0.16, 0.65)
+    assert (chance_of_no_recovery(0), chance_of_no_recovery(31), chance_of_no_recovery(10_000)) == (0.07, 0.16, 0.65)
 
 
 def test_a_start_is_what_this_runs_own_have_taken():
     """The median of its attempts; before there is one, an assumption."""
-    assert start_up(a_run()) == 2 * MINUTE
-    assert start_up(Run("gpt", "d", RunState.STARTING, NOON, (Attempt(1, "gpt"),))) == ASSUMED_START
+    assert estimate_start_up(a_run()) == 2 * MINUTE
+    assert estimate_start_up(Run("gpt", "d", RunState.STARTING, NOON, (Attempt(1, "gpt"),))) == ASSUMED_START
 
 
 def test_a_warning_is_acted_upon_where_waiting_is_dearer():
@@ -113,12 +119,12 @@ def test_a_warning_is_acted_upon_where_waiting_is_dearer():
     world.policies.by_name["default"] = ON
     world.sagemaker.instance_type = "ml.p5.48xlarge"
     world.sagemaker.submit("gpt", created_at=world.clock() - 2 * MINUTE)
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     world.minutes(100)
     world.checkpoints.save(step=295)
     onset_at = world.clock() - 6 * MINUTE
     spike = Finding(Kind.LOSS_SPIKE, Level.WARN, 331, 300, "loss 9.1", at=world.clock(), onset_at=onset_at)
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (spike,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (spike,)))
     assert world.run().state is RunState.WATCHING, "thirty steps again are dearer than to wait"
     world.checkpoints.saved.clear()
     world.checkpoints.save(step=328)
@@ -127,7 +133,7 @@ def test_a_warning_is_acted_upon_where_waiting_is_dearer():
     world.policies.by_name["default"] = replace(
         ON, detection=replace(ON.detection, patience_rows=2000, patience_steps=2000)
     )
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (later,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (later,)))
     world.minutes(20)
     assert world.sagemaker.live() == ["gpt-a002"]
     assert any("waiting is expected to cost $" in entry.reason for entry in world.runs.timeline)

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from cli.demo.handshake import handshakes
 from rerail.model.actions import PostCommand, StopJob
 from rerail.model.codec import plain
-from rerail.model.mailbox import Command, Report, Told, Wish
+from rerail.model.mailbox import Command, CommandKind, Report, ReportKind
 from rerail.model.run import RunState, TimelineEntry
-from rerail.model.signals import Reported, Tick
+from rerail.model.signals import AgentReported, Tick
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -17,28 +17,28 @@ def at(seconds: float) -> datetime:
 
 
 def entry(
-    seconds: float, *actions, told: Told | None = None, command: str = "save-1", why: str = "", **said
+    seconds: float, *actions, told: ReportKind | None = None, command: str = "save-1", why: str = "", **said
 ) -> TimelineEntry:
     """A decision at this second, with these actions; on a report, if `told` is given."""
     signal = Tick(at(seconds))
     if told:
-        signal = Reported(at(seconds), Report("r", "gpt", 1, "gpt", told, at(seconds), command=command, **said))
+        signal = AgentReported(at(seconds), Report("r", "gpt", 1, "gpt", told, at(seconds), command=command, **said))
     state, asked = RunState.WATCHING, tuple(plain(action) for action in actions)
     return TimelineEntry("gpt", 1, at(seconds), state, state, why, signal=plain(signal), actions=asked)
 
 
-def wish(id: str = "save-1", kind: Wish = Wish.CHECKPOINT) -> PostCommand:
+def wish(id: str = "save-1", kind: CommandKind = CommandKind.CHECKPOINT) -> PostCommand:
     return PostCommand(Command(id, "gpt", 1, kind, NOON, reason="throughput_drop"))
 
 
 def test_each_leg_is_timed_from_the_wish():
     """Asked, heard, committed with its step, and only then the stop."""
     timeline = [
-        entry(0, wish(kind=Wish.TRAIN)),
+        entry(0, wish(kind=CommandKind.TRAIN)),
         entry(10, wish()),
-        entry(11.5, told=Told.HEARD),
-        entry(12, told=Told.CHECKPOINT, command="another", step=7),
-        entry(13, StopJob("gpt"), told=Told.CHECKPOINT, step=640, why="it is committed"),
+        entry(11.5, told=ReportKind.HEARD),
+        entry(12, told=ReportKind.CHECKPOINT, command="another", step=7),
+        entry(13, StopJob("gpt"), told=ReportKind.CHECKPOINT, step=640, why="it is committed"),
     ]
     (asked,) = handshakes(timeline)
     assert asked == {
@@ -58,7 +58,7 @@ def test_what_never_came_is_none():
     """An agent that is silent, or refuses: the job is stopped all the same."""
     (silent,) = handshakes([entry(0, wish()), entry(6, StopJob("gpt"))])
     assert (silent["heard_after_s"], silent["committed_after_s"], silent["stop_called_after_s"]) == (None, None, 6.0)
-    (refused,) = handshakes([entry(0, wish()), entry(2, StopJob("gpt"), told=Told.REFUSED, reason="no room")])
+    (refused,) = handshakes([entry(0, wish()), entry(2, StopJob("gpt"), told=ReportKind.REFUSED, reason="no room")])
     assert (refused["refused"], refused["step"]) == ("no room", None)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.demo.scripts import HUGGING_FACE, OURS
-from rerail.model.checkpoint_layouts import Layout, Stored, saves
+from rerail.model.checkpoint_layouts import Layout, StoredObject, find_checkpoints
 
 EXAMPLE = Path(__file__).parents[2] / "local" / "examples" / "huggingface"
 STEPS = 9
@@ -31,11 +31,12 @@ def train(base: Path, **environment: str) -> str:
     return ran.stdout.decode()
 
 
-def listed(base: Path) -> list[Stored]:
+def listed(base: Path) -> list[StoredObject]:
     found = [path for path in (base / "checkpoints").rglob("*") if path.is_file()]
     at = datetime.fromtimestamp
     return [
-        Stored(str(p.relative_to(base / "checkpoints")), p.stat().st_size, at(p.stat().st_mtime, UTC)) for p in found
+        StoredObject(str(p.relative_to(base / "checkpoints")), p.stat().st_size, at(p.stat().st_mtime, UTC))
+        for p in found
     ]
 
 
@@ -67,11 +68,11 @@ def test_its_lines_are_read_and_its_saves_are_known(tmp_path):
     assert [float(loss) for loss in re.findall(HUGGING_FACE.loss, printed)] == list(rounded.values())
     assert len(read) >= STEPS - 2, "after a save the bar may stand in a line of its own"
     assert all(loss in (rounded.get(step), rounded.get(step + 1)) for step, loss in read), "or be one step late"
-    assert [(s.layout, s.step, s.is_whole) for s in saves(listed(sound))] == [
+    assert [(s.layout, s.step, s.is_whole) for s in find_checkpoints(listed(sound))] == [
         (Layout.HUGGING_FACE, step, True) for step in (9, 6, 3)
     ]
     torn = [each for each in listed(sound) if each.key != "checkpoint-9/optimizer.pt"]
-    assert [s.step for s in saves(torn) if s.is_whole] == [6, 3]
+    assert [s.step for s in find_checkpoints(torn) if s.is_whole] == [6, 3]
 
     assert len(re.findall(HUGGING_FACE.loss, train(broken, BREAK_AT="4"))) == 4, "from step 5 on there is none"
     for step in (6, 9):  # as the supervisor moves them

@@ -12,7 +12,16 @@ import boto3
 from counting_script import ATTEMPT, BASE, SLOWDOWN, save
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Durability, Report, Told, Wish, command_key, read_command, report_key, write
+from rerail.model.mailbox import (
+    CommandKind,
+    Durability,
+    Report,
+    ReportKind,
+    command_key,
+    read_command,
+    report_key,
+    write,
+)
 
 RUN = os.environ.get("RERAIL_RUN") or os.environ["TRAINING_JOB_NAME"]
 SLOW_AT, STEPS, SECONDS = 20, int(os.environ["STEPS"]), 0.1 * SLOWDOWN
@@ -22,7 +31,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 known: set[str] = set()
 
 
-def tell(told: Told, **said) -> None:
+def tell(told: ReportKind, **said) -> None:
     job, id = os.environ["TRAINING_JOB_NAME"], f"a{ATTEMPT}-{told}"
     report = Report(id, RUN, ATTEMPT, job, told, datetime.now(UTC), **said)
     s3.put_object(Bucket=mailbox, Key=report_key(RUN, id), Body=write(report))
@@ -35,7 +44,7 @@ def asked() -> str:
     except s3.exceptions.NoSuchKey:
         return ""
     command = read_command(text, run=RUN)
-    news = command.attempt == ATTEMPT and command.wish is Wish.CHECKPOINT and command.id not in known
+    news = command.attempt == ATTEMPT and command.wish is CommandKind.CHECKPOINT and command.id not in known
     known.add(command.id)
     return command.id if news else ""
 
@@ -46,18 +55,21 @@ def upload(folder: Path) -> None:
         s3.upload_file(str(file), os.environ["BUCKET"], f"{RUN}/{folder.name}/{file.name}")
 
 
-tell(Told.HELLO)
+tell(ReportKind.HELLO)
 for step in count(int(os.environ.get("RERAIL_RESUME_STEP", "0")) + 1):
     time.sleep(SECONDS)
     print(f"rerail step={step} loss={1 / step:.9g}", flush=True)
     if ATTEMPT == 1 and step == SLOW_AT:
-        tell(Told.FINDINGS, findings=(Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, step, step, "four times slower"),))
+        tell(
+            ReportKind.FINDINGS,
+            findings=(Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, step, step, "four times slower"),),
+        )
     if command := asked():
-        tell(Told.HEARD, command=command)
+        tell(ReportKind.HEARD, command=command)
         save(step, reason="emergency")
         folder = BASE / "checkpoints" / f"step-{step:09d}"
         if DURABILITY is Durability.REMOTE:
             upload(folder)
-        tell(Told.CHECKPOINT, command=command, step=step, durability=DURABILITY, path=str(folder))
+        tell(ReportKind.CHECKPOINT, command=command, step=step, durability=DURABILITY, path=str(folder))
     if step >= STEPS and ATTEMPT > 1:  # the first attempt is to be stopped, however slow the machine
         break

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cli import place
 from cli.main import app
-from rerail.model.run import Plan, Proposal
+from rerail.model.run import Proposal, ProposedAction
 from tests.deployed.jobs import ROOT, Account, checks, rerail
 from tests.deployed.still import RUN, heed
 from tests.docs.commands import Shown, blocks, leaf, options, pages
@@ -89,7 +89,7 @@ def _prepare(account: Account, path: list[str], words: list[str]) -> None:
     if path in (["approve"], ["deny"]):
         name = words[words.index("--proposal") + 1] if "--proposal" in words else "p7"
         until = at + timedelta(days=1)
-        proposal = Proposal(name, Plan.STOP, 1, "stop the job and relaunch it", "the loss is NaN", at, until)
+        proposal = Proposal(name, ProposedAction.STOP, 1, "stop the job and relaunch it", "the loss is NaN", at, until)
     account.runs.save(replace(run, proposal=proposal, version=run.version + 1))
 
 

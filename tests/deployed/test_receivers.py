@@ -15,7 +15,7 @@ from local.stack import ROOT, LocalAws
 from rerail.model.actions import Severity
 from rerail.model.runbooks import Runbook
 from rerail.notices.notice import Notice, as_detail
-from rerail.notices.notifiers.links import Place, links_of
+from rerail.notices.notifiers.links import NoticeOrigin, links_of
 from rerail.notices.notifiers.pagerduty import as_pagerduty
 from rerail.notices.notifiers.webhook import as_webhook
 from tests.deployed.conftest import ASSEMBLIES
@@ -115,7 +115,7 @@ def notice(severity: Severity, key: str, **more: Any) -> Notice:
 
 
 def links(of: Notice) -> Any:
-    return links_of(of, Place(ACCOUNT, REGION, DOCS))
+    return links_of(of, NoticeOrigin(ACCOUNT, REGION, DOCS))
 
 
 def test_a_page_reaches_pagerduty_as_it_was_rendered(told: Told):

@@ -5,13 +5,13 @@ import random
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from rerail.detection.detectors import series
+from rerail.detection.detectors import evaluate_series
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
-DETECTION = Detection()
+DETECTION = Thresholds()
 
 
 def falling(rows: int = 400, *, noise: float = 0.01, seed: int = 7) -> list[float]:
@@ -35,9 +35,9 @@ def slow(seconds: Iterable[float]) -> list[Sample]:
     return [Sample(step=row + 1, step_time_s=value) for row, value in enumerate(seconds)]
 
 
-def said(rows: Iterable[Sample], *kinds: Kind, detection: Detection = DETECTION) -> list[tuple[int, Finding]]:
+def said(rows: Iterable[Sample], *kinds: Kind, detection: Thresholds = DETECTION) -> list[tuple[int, Finding]]:
     """What was said of these kinds (all kinds without any), with the rows."""
-    return [(row, finding) for row, finding in series(rows, detection) if not kinds or finding.kind in kinds]
+    return [(row, finding) for row, finding in evaluate_series(rows, detection) if not kinds or finding.kind in kinds]
 
 
 def levels(findings: Iterable[tuple[int, Finding]]) -> list[Level]:

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail.detection.detectors import Watch, see, series
+from rerail.detection.detectors import DetectorState, evaluate_sample, evaluate_series
 from rerail.model.codec import dumps, loads
 from rerail.model.finding import Kind
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 from tests.detectors.runs import falling, lifted, minutes, said, samples
 from tests.timing import growth
 
-DETECTION = Detection(plateau=True)
+DETECTION = Thresholds(plateau=True)
 NUMBERS = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, 1e-300, 1e300])
 ROWS = st.lists(
     st.builds(
@@ -32,11 +32,11 @@ ROWS = st.lists(
 )
 
 
-def watched(watch: Watch, rows: list[Sample]) -> tuple[Watch, list[object]]:
+def watched(watch: DetectorState, rows: list[Sample]) -> tuple[DetectorState, list[object]]:
     """The watch after the rows, and all that was said."""
     findings: list[object] = []
     for sample in rows:
-        watch, found = see(watch, sample, DETECTION)
+        watch, found = evaluate_sample(watch, sample, DETECTION)
         findings.extend(found)
     return watch, findings
 
@@ -62,15 +62,15 @@ def troubled(seed: int) -> list[Sample]:
 @settings(deadline=None, max_examples=60)
 def test_no_series_makes_a_detector_raise(rows: list[Sample]) -> None:
     """Logs hold anything: nan, inf, nothing at all, steps that go back."""
-    list(series(rows, DETECTION))
+    list(evaluate_series(rows, DETECTION))
 
 
 @given(ROWS)
 @settings(deadline=None, max_examples=30)
 def test_any_state_survives_the_way_through_json(rows: list[Sample]) -> None:
     """What is stored is what is read, whatever came before."""
-    watch, _ = watched(Watch(), rows)
-    assert dumps(loads(Watch, dumps(watch))) == dumps(watch)
+    watch, _ = watched(DetectorState(), rows)
+    assert dumps(loads(DetectorState, dumps(watch))) == dumps(watch)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -78,15 +78,15 @@ def test_any_state_survives_the_way_through_json(rows: list[Sample]) -> None:
 def test_a_relaunch_at_any_row_changes_no_later_finding(seed: int, cut: int) -> None:
     """State stored at any row and read again says the same as one that was never stored."""
     rows = troubled(seed)
-    watch, before = watched(Watch(), rows[:cut])
-    _, after = watched(loads(Watch, dumps(watch)), rows[cut:])
-    assert before + after == [finding for _, finding in series(rows, DETECTION)]
+    watch, before = watched(DetectorState(), rows[:cut])
+    _, after = watched(loads(DetectorState, dumps(watch)), rows[cut:])
+    assert before + after == [finding for _, finding in evaluate_series(rows, DETECTION)]
     assert before + after
 
 
 def test_seeing_leaves_the_old_watch_as_it_was() -> None:
     """A turn that is done again from the stored state must find it unchanged."""
-    watch, _ = watched(Watch(), troubled(3)[:250])
+    watch, _ = watched(DetectorState(), troubled(3)[:250])
     stored = dumps(watch)
     watched(watch, troubled(3)[250:])
     assert dumps(watch) == stored
@@ -95,10 +95,10 @@ def test_seeing_leaves_the_old_watch_as_it_was() -> None:
 def test_the_state_does_not_grow_with_the_run() -> None:
     """What is remembered after 20,000 rows is no more than after 5,000, and fits a DynamoDB item many times."""
     dice = random.Random(4)
-    sizes, watch = [], Watch()
+    sizes, watch = [], DetectorState()
     for row in range(6000):
         sample = Sample(step=row, loss=dice.lognormvariate(1, 0.05), grad_norm=dice.random(), step_time_s=dice.random())
-        watch, _ = see(watch, sample, DETECTION)
+        watch, _ = evaluate_sample(watch, sample, DETECTION)
         if row in (2000, 5999):
             sizes.append(len(dumps(watch)))
     assert sizes[1] < 1.1 * sizes[0] < 110_000
@@ -129,12 +129,13 @@ def test_what_is_not_finite_is_told_in_every_field(value: float) -> None:
     """Loss or gradient, and whatever the sign."""
     for name in ("loss", "grad_norm"):
         rows = [replace(Sample(step=row, loss=1.0 + row % 3), **{name: value} if row >= 5 else {}) for row in range(9)]
-        assert {f.kind for _, f in series(rows, DETECTION)} == {Kind.NON_FINITE}
+        assert {f.kind for _, f in evaluate_series(rows, DETECTION)} == {Kind.NON_FINITE}
 
 
 def test_a_row_costs_a_bounded_multiple_of_a_trivial_loop() -> None:
     """All detectors together stay within a fixed multiple of one square root a row, so any machine can judge it."""
     rows = samples(falling(4000))
     assert (
-        growth(lambda: [math.sqrt(sample.loss or 0) for sample in rows], lambda: list(series(rows, DETECTION))) < 1500
+        growth(lambda: [math.sqrt(sample.loss or 0) for sample in rows], lambda: list(evaluate_series(rows, DETECTION)))
+        < 1500
     )

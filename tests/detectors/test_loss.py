@@ -6,7 +6,7 @@ import pytest
 
 from rerail.model.finding import Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 from tests.detectors.runs import DETECTION, falling, levels, lifted, said, samples
 
 LOSS = (Kind.LOSS_SPIKE, Kind.DIVERGENCE)
@@ -140,12 +140,12 @@ def test_a_plateau_is_told_only_where_the_policy_asks() -> None:
     dice = random.Random(2)
     flat = samples([5.4 * math_noise for math_noise in (1 + dice.gauss(0, 0.003) for _ in range(600))], every=100)
     assert said(flat, Kind.PLATEAU) == []
-    assert levels(said(flat, Kind.PLATEAU, detection=Detection(plateau=True))) == [Level.WARN]
+    assert levels(said(flat, Kind.PLATEAU, detection=Thresholds(plateau=True))) == [Level.WARN]
 
 
 def test_a_run_that_learns_is_no_plateau() -> None:
     """A power law that still gains with every doubling is none."""
-    assert said(samples(falling(3000, noise=0.003)), Kind.PLATEAU, detection=Detection(plateau=True)) == []
+    assert said(samples(falling(3000, noise=0.003)), Kind.PLATEAU, detection=Thresholds(plateau=True)) == []
 
 
 def test_a_jump_of_the_gradient_norm_warns_once() -> None:

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from rerail.detection.detectors import Watch, see
+from rerail.detection.detectors import DetectorState, evaluate_sample
 from rerail.detection.onsets import OF_THE_LOSS
-from rerail.detection.recovery import Trouble, followed
+from rerail.detection.recovery import OpenFinding, follow_findings
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 
 def losses(count: int, *, seed: int = 1, level: float = 2.0) -> list[float]:
@@ -18,13 +18,13 @@ def losses(count: int, *, seed: int = 1, level: float = 2.0) -> list[float]:
     return [level * math.exp(chance.gauss(0, 0.01)) for _ in range(count)]
 
 
-def ends(values: list[float], detection: Detection | None = None) -> list[tuple[Kind, Level, int | None, int | None]]:
+def ends(values: list[float], detection: Thresholds | None = None) -> list[tuple[Kind, Level, int | None, int | None]]:
     """Every end that is told of the series, with its onset and its step."""
-    watch, troubles, told = Watch(), (), []
+    watch, troubles, told = DetectorState(), (), []
     for step, loss in enumerate(values, 1):
         sample = Sample(step=step, loss=loss)
-        watch, said = see(watch, sample, detection or Detection())
-        troubles, over = followed(troubles, said, watch.judges, sample)
+        watch, said = evaluate_sample(watch, sample, detection or Thresholds())
+        troubles, over = follow_findings(troubles, said, watch.judges, sample)
         told += over
         assert {trouble.kind for trouble in troubles} <= OF_THE_LOSS
     return [(f.kind, f.level, f.onset_step, f.step) for f in told]
@@ -59,7 +59,7 @@ def test_a_level_that_stays_is_accepted_in_the_end_and_the_spike_with_it():
     level, step = kinds[Kind.DIVERGENCE]
     assert level is Level.ACCEPTED
     assert step is not None
-    assert step > 300 + Detection().spike_cap_rows
+    assert step > 300 + Thresholds().spike_cap_rows
 
 
 def test_nothing_is_told_of_a_run_without_trouble():
@@ -68,14 +68,14 @@ def test_nothing_is_told_of_a_run_without_trouble():
 
 def test_the_earliest_onset_that_was_told_is_the_troubles():
     """And the newer finding of the same kind is the same trouble."""
-    watch, _ = see(Watch(), Sample(step=1, loss=math.nan), Detection())
+    watch, _ = evaluate_sample(DetectorState(), Sample(step=1, loss=math.nan), Thresholds())
     told = [Finding(Kind.NON_FINITE, Level.WARN, 9, onset, "x") for onset in (None, 7, 5, 8)]
-    assert followed((), told, watch.judges, Sample(step=9)) == ((Trouble(Kind.NON_FINITE, 5),), ())
+    assert follow_findings((), told, watch.judges, Sample(step=9)) == ((OpenFinding(Kind.NON_FINITE, 5),), ())
 
 
 def test_only_troubles_with_the_loss_have_an_end():
     told = [Finding(Kind.STALL, Level.WARN, 9, 5, "x"), Finding(Kind.GRAD_NORM, Level.WARN, 9, 5, "x")]
-    assert followed((), told, Watch().judges, Sample(step=9)) == ((), ())
+    assert follow_findings((), told, DetectorState().judges, Sample(step=9)) == ((), ())
 
 
 @pytest.mark.parametrize("seed", range(3))

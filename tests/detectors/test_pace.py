@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 
 from rerail.detection import checkpoint_stall
-from rerail.detection.detectors import QUESTIONS, Watch, due, see
+from rerail.detection.detectors import QUESTIONS, DetectorState, evaluate_sample, find_overdue
 from rerail.model.finding import Kind, Level
-from rerail.model.liveness import Phase, Pulse, entered, heard, relaunched
+from rerail.model.liveness import Liveness, Phase, with_phase, with_relaunch, with_row
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 from tests.detectors.runs import DETECTION, START, levels, minutes, said, slow
 
 DICE = random.Random(5)
@@ -83,11 +83,11 @@ def test_the_first_long_pause_of_its_kind_may_be_a_save() -> None:
     assert said(slow(rows), *PACE) == []
 
 
-def stepping(step_s: float = 10.0) -> Pulse:
+def stepping(step_s: float = 10.0) -> Liveness:
     """A run that has logged a row every ten seconds for five minutes."""
-    pulse = entered(Pulse(Phase.CAPACITY, START), Phase.STARTUP, START)
+    pulse = with_phase(Liveness(Phase.CAPACITY, START), Phase.STARTUP, START)
     for row in range(30):
-        pulse = heard(pulse, minutes(row * step_s / 60), step=row + 1)
+        pulse = with_row(pulse, minutes(row * step_s / 60), step=row + 1)
     return pulse
 
 
@@ -102,8 +102,8 @@ def stepping(step_s: float = 10.0) -> Pulse:
 )
 def test_silence_is_a_stall_when_it_is_longer_than_the_run_ever_paused(minute, idle, expected) -> None:
     """The floor of five minutes holds for short steps; a second signal or double the time confirms."""
-    watch = Watch(pulse=replace(stepping(), idle=idle))
-    found = [f.level for f in due(watch, minutes(minute), DETECTION) if f.kind is Kind.STALL]
+    watch = DetectorState(pulse=replace(stepping(), idle=idle))
+    found = [f.level for f in find_overdue(watch, minutes(minute), DETECTION) if f.kind is Kind.STALL]
     assert found == expected
 
 
@@ -111,30 +111,33 @@ def test_a_long_gap_that_came_before_raises_the_limit() -> None:
     """Four minutes between rows is how this run is: five times that is the limit."""
     pulse = stepping(240.0)
     assert (
-        due(Watch(pulse=pulse), minutes(29 * 4 + 15), replace(DETECTION, blind_after=10 * DETECTION.blind_after)) == ()
+        find_overdue(
+            DetectorState(pulse=pulse), minutes(29 * 4 + 15), replace(DETECTION, blind_after=10 * DETECTION.blind_after)
+        )
+        == ()
     )
 
 
 def test_the_first_step_may_take_its_time_but_not_for_ever() -> None:
     """Start-up has a limit of its own, and the stall of steps says nothing in it."""
-    watch = Watch(pulse=entered(Pulse(Phase.CAPACITY, START), Phase.STARTUP, START))
-    assert due(watch, minutes(29), DETECTION) == ()
-    assert Kind.STARTUP_STALL in {f.kind for f in due(watch, minutes(31), DETECTION)}
-    assert Kind.STALL not in {f.kind for f in due(watch, minutes(90), DETECTION)}
+    watch = DetectorState(pulse=with_phase(Liveness(Phase.CAPACITY, START), Phase.STARTUP, START))
+    assert find_overdue(watch, minutes(29), DETECTION) == ()
+    assert Kind.STARTUP_STALL in {f.kind for f in find_overdue(watch, minutes(31), DETECTION)}
+    assert Kind.STALL not in {f.kind for f in find_overdue(watch, minutes(90), DETECTION)}
 
 
 def test_a_save_has_a_limit_learnt_from_the_saves_before() -> None:
     """A save of four minutes makes twenty the limit, not ten; the second one is judged by it."""
-    pulse = entered(entered(stepping(), Phase.SAVE, minutes(5)), Phase.STEP, minutes(9))
-    saving = Watch(pulse=entered(pulse, Phase.SAVE, minutes(20)))
-    kinds = {minute: {f.kind for f in due(saving, minutes(20 + minute), DETECTION)} for minute in (15, 25)}
+    pulse = with_phase(with_phase(stepping(), Phase.SAVE, minutes(5)), Phase.STEP, minutes(9))
+    saving = DetectorState(pulse=with_phase(pulse, Phase.SAVE, minutes(20)))
+    kinds = {minute: {f.kind for f in find_overdue(saving, minutes(20 + minute), DETECTION)} for minute in (15, 25)}
     assert Kind.CHECKPOINT_STALL not in kinds[15]
     assert Kind.CHECKPOINT_STALL in kinds[25]
 
 
 def test_blind_is_told_and_never_intervened_on() -> None:
     """Metrics that stop while the job trains page; they are no reason to stop it."""
-    found = [f for f in due(Watch(pulse=stepping()), minutes(60), DETECTION) if f.kind is Kind.BLIND]
+    found = [f for f in find_overdue(DetectorState(pulse=stepping()), minutes(60), DETECTION) if f.kind is Kind.BLIND]
     assert [f.level for f in found] == [Level.WARN]
 
 
@@ -142,37 +145,37 @@ def test_rows_without_steps_are_heard() -> None:
     """A run whose step stands still but whose rows come is stalled, not blind."""
     pulse = stepping()
     for minute in range(5, 30):
-        pulse = heard(pulse, minutes(minute), step=30)
-    assert {f.kind for f in due(Watch(pulse=pulse), minutes(30), DETECTION)} == {Kind.STALL}
+        pulse = with_row(pulse, minutes(minute), step=30)
+    assert {f.kind for f in find_overdue(DetectorState(pulse=pulse), minutes(30), DETECTION)} == {Kind.STALL}
 
 
 def test_waiting_for_machines_is_told_after_hours() -> None:
     """A successor that waits keeps what was learnt of its run, and is told of after two hours."""
-    pulse = relaunched(stepping(), minutes(10))
-    assert due(Watch(pulse=pulse), minutes(100), DETECTION) == ()
-    assert [f.kind for f in due(Watch(pulse=pulse), minutes(140), DETECTION)] == [Kind.CAPACITY_WAIT]
+    pulse = with_relaunch(stepping(), minutes(10))
+    assert find_overdue(DetectorState(pulse=pulse), minutes(100), DETECTION) == ()
+    assert [f.kind for f in find_overdue(DetectorState(pulse=pulse), minutes(140), DETECTION)] == [Kind.CAPACITY_WAIT]
     assert pulse.step_s == stepping().step_s
 
 
 def test_samples_with_a_time_feed_the_pulse() -> None:
     """The watch learns the gaps from the rows themselves."""
-    watch = Watch()
+    watch = DetectorState()
     for row in range(30):
-        watch, _ = see(watch, Sample(step=row, at=minutes(row), loss=2.0 + row % 3), Detection())
+        watch, _ = evaluate_sample(watch, Sample(step=row, at=minutes(row), loss=2.0 + row % 3), Thresholds())
     assert watch.pulse.step == 29 and watch.pulse.step_s == 60 and watch.pulse.phase is Phase.STEP
 
 
 def test_every_question_is_silent_about_a_run_that_has_not_begun() -> None:
     """A pulse without a single time answers nothing."""
-    assert [question(Pulse(), START, DETECTION) for question in QUESTIONS] == [None] * len(QUESTIONS)
+    assert [question(Liveness(), START, DETECTION) for question in QUESTIONS] == [None] * len(QUESTIONS)
 
 
 def test_saves_are_overdue_by_their_own_intervals() -> None:
     """Three of the longest interval, and never less than the floor; two saves are too few to know an interval."""
     saves = [START + timedelta(minutes=20 * n) for n in range(4)]
-    assert checkpoint_stall.overdue(saves, saves[-1] + timedelta(minutes=60), Detection()) is None
-    late = checkpoint_stall.overdue(saves[::-1], saves[-1] + timedelta(minutes=61), Detection())
+    assert checkpoint_stall.find_missing_checkpoint(saves, saves[-1] + timedelta(minutes=60), Thresholds()) is None
+    late = checkpoint_stall.find_missing_checkpoint(saves[::-1], saves[-1] + timedelta(minutes=61), Thresholds())
     assert (late.kind, late.level, late.onset_at) == (Kind.CHECKPOINT_STALL, Level.WARN, saves[-1])
-    assert checkpoint_stall.overdue(saves[:2], saves[-1] + timedelta(days=9), Detection()) is None
+    assert checkpoint_stall.find_missing_checkpoint(saves[:2], saves[-1] + timedelta(days=9), Thresholds()) is None
     often = [START + timedelta(seconds=n) for n in range(4)]
-    assert checkpoint_stall.overdue(often, often[-1] + timedelta(minutes=9), Detection()) is None
+    assert checkpoint_stall.find_missing_checkpoint(often, often[-1] + timedelta(minutes=9), Thresholds()) is None

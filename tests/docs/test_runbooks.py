@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from bench.quotations import DOCS
-from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Capacity, Limits, Mode, Policy, Retries
 from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from rerail.notices.notice import Notice
 from tests.fakes import World
 
@@ -40,7 +40,7 @@ def a_world(policy: Policy | None = None, *, layout: str = "manifest", **facts: 
     world.sagemaker.instance_type = "ml.p5.48xlarge"
     world.policies.by_name["default"] = policy or Policy()
     world.sagemaker.submit("gpt", **facts)
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     for step in range(100, 501, 100):
         world.minutes(10)
         world.checkpoints.save(step=step, layout=layout)
@@ -96,7 +96,7 @@ def not_set_aside() -> World:
     world = a_world(layout="huggingface")
     world.checkpoints.forbidden = "AccessDenied. To do: name the bucket in asideBuckets"
     finding = Finding(Kind.NON_FINITE, Level.INTERVENE, 410, 401, "loss is nan", world.clock(), world.clock())
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
     world.minutes(30)
     return world
 
@@ -104,7 +104,7 @@ def not_set_aside() -> World:
 def found(kind: Kind, evidence: str, level: Level = Level.WARN) -> World:
     world = a_world()
     finding = Finding(kind, level, 480, 480, evidence, world.clock(), world.clock())
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
     return world
 
 
@@ -183,7 +183,7 @@ def test_a_release_starts_the_next_attempt_as_the_page_says(runbook: Runbook):
     assert world.run().state is RunState.HELD
     before = world.run().current
     next_one = before.number + 1 if before.exists else before.number
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RELEASE, "ada", "mended"))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "mended"))
     run = world.run()
     assert (run.state, run.current.number, run.current.resumed_from_step) == (RunState.STARTING, next_one, 500)
     assert "release" in page(runbook)
@@ -192,7 +192,7 @@ def test_a_release_starts_the_next_attempt_as_the_page_says(runbook: Runbook):
 def test_a_second_failure_of_the_same_kind_is_held_at_once_after_a_release():
     """As the page about the same error has it: the memory of the last error stays."""
     world = same_error()
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RELEASE, "ada", "mended"))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "mended"))
     world.minutes(5)
     world.sagemaker.fail("gpt-a003", BUG, metrics={"step": 517.0})
     world.minutes(2)
@@ -202,7 +202,7 @@ def test_a_second_failure_of_the_same_kind_is_held_at_once_after_a_release():
 def test_a_release_grants_one_attempt_where_all_are_spent():
     """As its page has it: the number of attempts is never reset."""
     world = NIGHTS[Runbook.ATTEMPTS_SPENT]()
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RELEASE, "ada", "once more"))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "once more"))
     world.minutes(5)
     world.sagemaker.fail("gpt-a002", NODE_LOST, metrics={"step": 700.0})
     world.minutes(2)
@@ -212,7 +212,7 @@ def test_a_release_grants_one_attempt_where_all_are_spent():
 def test_a_run_whose_time_is_spent_cannot_be_released():
     """As its page has it: the run has ended, and nobody was paged."""
     world = out_of_time()
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RELEASE, "ada", "go on"))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "go on"))
     assert world.run().state is RunState.STOPPED
     assert Severity.PAGE not in {notice.severity for notice in world.bus.told}
 

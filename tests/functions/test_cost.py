@@ -15,7 +15,7 @@ from bench import cost
 from cli.simulate import pages
 from rerail.aws import clients
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
+from rerail.model.mailbox import Heartbeat, Report, ReportKind, heartbeat_key, report_key, write
 from rerail.model.metrics import definitions
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch
@@ -33,7 +33,7 @@ def train(account, name, *, agent):
     supervise.handler(batch({"source": "rerail.sweep", "detail": {"job": name}}), Context())
     if agent:
         at = datetime.now(UTC)
-        account.leave(report_key(name, "r1"), write(Report("r1", name, 1, name, Told.HELLO, at)))
+        account.leave(report_key(name, "r1"), write(Report("r1", name, 1, name, ReportKind.HELLO, at)))
         filed = sample("report_filed")
         filed["detail"]["object"]["key"] = report_key(name, "r1")
         supervise.handler(batch(filed), Context())

@@ -9,7 +9,7 @@ from moto.sagemaker.models import sagemaker_backends
 import supervise
 import wiring.supervise
 from rerail.aws.clients import client
-from rerail.model.mailbox import Report, Told, write
+from rerail.model.mailbox import Report, ReportKind, write
 from rerail.model.run import RunState
 from tests.functions.account import Context, sample
 
@@ -69,7 +69,7 @@ def test_an_agent_is_heard(account):
     event = sample("report_filed")
     key = event["detail"]["object"]["key"]
     id = key.rpartition("/")[2].removesuffix(".json")
-    hello = Report(id, "gpt-7b", 1, "gpt-7b", Told.HELLO, datetime(2026, 1, 31, 3, tzinfo=UTC))
+    hello = Report(id, "gpt-7b", 1, "gpt-7b", ReportKind.HELLO, datetime(2026, 1, 31, 3, tzinfo=UTC))
     account.leave(key, write(hello))
     assert failed(batch(sample("training_job_state_change"), event)) == []
     assert account.runs.load("gpt-7b").current.agent

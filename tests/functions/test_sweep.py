@@ -8,7 +8,7 @@ import supervise
 import sweep
 from rerail.aws.clients import client
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Heartbeat, Report, Told, heartbeat_key, report_key, write
+from rerail.model.mailbox import Heartbeat, Report, ReportKind, heartbeat_key, report_key, write
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch
 
@@ -52,7 +52,7 @@ def test_hearts_that_beat_are_counted(account, text, counted):
     account.submit("gpt-7b")
     supervise.handler(batch({"source": "rerail.sweep", "detail": {"job": "gpt-7b"}}), Context())
     at = datetime.now(UTC)
-    account.leave(report_key("gpt-7b", "r1"), write(Report("r1", "gpt-7b", 1, "gpt-7b", Told.HELLO, at)))
+    account.leave(report_key("gpt-7b", "r1"), write(Report("r1", "gpt-7b", 1, "gpt-7b", ReportKind.HELLO, at)))
     event = sample("report_filed")
     event["detail"]["object"]["key"] = report_key("gpt-7b", "r1")
     assert supervise.handler(batch(event), Context()) == {"batchItemFailures": []}

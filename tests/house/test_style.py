@@ -117,5 +117,5 @@ def test_a_tree_is_read_as_it_is_drawn():
     )
     assert named(block) == [
         *("app.py", "cdk.json", "docs/", "docs/decisions.md", "lambdas/", "lambdas/sweep.py", "lambdas/notify.py"),
-        *("lambdas/rerail/", "lambdas/rerail/model/run.py"),
+        *("lambdas/rerail/", "lambdas/rerail/model.py"),
     ]

@@ -4,19 +4,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from rerail.messages.messages import CommandGiven, JobHeard, TroubleFound
+from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode, Policy
-from rerail.model.signals import Verb
-from rerail.notices.notice import TEXT_LIMIT, TITLE_LIMIT, Notice, clipped
-from rerail.notices.notifiers.links import Links, Place, links_of
+from rerail.model.signals import OperatorVerb
+from rerail.notices.notice import TEXT_LIMIT, TITLE_LIMIT, Notice, truncate
+from rerail.notices.notifiers.links import Links, NoticeOrigin, links_of
 from tests.fakes import World
 
 START_UP = timedelta(minutes=6)
 OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
-PLACE = Place("111122223333", "eu-west-1", "https://docs.example.com/rerail")
+PLACE = NoticeOrigin("111122223333", "eu-west-1", "https://docs.example.com/rerail")
 REPORT = "https://rerail-reports-111122223333-eu-west-1.s3.eu-west-1.amazonaws.com/runs/gpt/report.html?X-Amz-Expires=1"
 
 
@@ -26,7 +26,7 @@ def a_world(mode: Mode = Mode.ACT) -> World:
     world.sagemaker.instance_type = "ml.p5.48xlarge"
     world.policies.by_name["default"] = Policy(mode=mode)
     world.sagemaker.submit("gpt", created_at=world.clock() - START_UP)
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     for step in range(100, 501, 100):
         world.minutes(10)
         world.checkpoints.save(step=step)
@@ -51,7 +51,7 @@ def blind() -> Notice:
     world = a_world()
     evidence = "no step for 1200 s, yet a checkpoint was saved at step 500: its metrics are missing"
     finding = Finding(Kind.BLIND, Level.INTERVENE, 480, 480, evidence, world.clock(), world.clock())
-    world.supervisor().handle(TroubleFound("gpt", "gpt", (finding,)))
+    world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
     return _last(world, Severity.PAGE)
 
 
@@ -68,7 +68,7 @@ def all_clear() -> Notice:
     world = a_world()
     _held(world)
     world.minutes(12)
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RELEASE, "ada", "a smaller batch"))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "a smaller batch"))
     return _last(world, Severity.CLEAR)
 
 
@@ -90,7 +90,7 @@ def nasty(notice: Notice, name: str, evidence: str) -> Notice:
     """The same notice, with a name and evidence that somebody else has chosen."""
     limits = {"title": TITLE_LIMIT, "body": TEXT_LIMIT, "did": TEXT_LIMIT, "todo": TEXT_LIMIT}
     said = {field: f"{text} {evidence}" for field in limits if (text := getattr(notice, field))}
-    texts = {field: clipped(text, limits[field]) for field, text in said.items()}
+    texts = {field: truncate(text, limits[field]) for field, text in said.items()}
     return replace(notice, run=name, thread=name, job=name, key=f"{name}/{notice.key}", **texts)
 
 

@@ -7,7 +7,7 @@ import pytest
 from rerail.model.runbooks import Runbook
 from rerail.notices.notifiers.chat import as_chat
 from rerail.notices.notifiers.email import as_text
-from rerail.notices.notifiers.links import Place, links_of, runbook_page
+from rerail.notices.notifiers.links import NoticeOrigin, links_of, runbook_page
 from rerail.notices.notifiers.pagerduty import as_pagerduty
 from tests.notices.nights import PLACE, held
 
@@ -23,7 +23,7 @@ from tests.notices.nights import PLACE, held
 )
 def test_the_console_and_the_arn_are_those_of_the_regions_partition(region, host, partition):
     """A link into another partition asks for a login that nobody has."""
-    links = links_of(held(), Place("111122223333", region))
+    links = links_of(held(), NoticeOrigin("111122223333", region))
     assert links.console == f"https://{host}/sagemaker/home?region={region}#/jobs/gpt"
     assert links.job_arn == f"arn:{partition}:sagemaker:{region}:111122223333:training-job/gpt"
 

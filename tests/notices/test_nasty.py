@@ -12,8 +12,8 @@ from rerail.model.actions import Severity
 from rerail.model.codec import BadRecord
 from rerail.model.policy import Policy
 from rerail.model.runbooks import Runbook
-from rerail.notices.notice import as_detail, notice_of, read_detail
-from rerail.notices.notifiers.chat import as_chat, escaped
+from rerail.notices.notice import as_detail, make_run_notice, read_detail
+from rerail.notices.notifiers.chat import as_chat, escape
 from rerail.notices.notifiers.email import SUBJECT_LIMIT, TEXT_LIMIT_BYTES, as_subject, as_text
 from rerail.notices.notifiers.links import Links
 from rerail.notices.notifiers.pagerduty import as_pagerduty
@@ -81,13 +81,13 @@ def test_in_mail_what_is_quoted_does_not_look_like_a_part_of_ours(notice, eviden
 )
 def test_what_is_escaped_can_still_be_read(text, shown):
     """Characters that look the same: people read names aloud to each other."""
-    assert escaped(text) == shown
+    assert escape(text) == shown
 
 
 @given(tells.filter(lambda tell: tell.severity is not Severity.CLEAR or tell.clears), runs)
 def test_any_notice_of_any_run_is_one_that_the_published_schema_allows(tell, run):
     """Whatever the core has to say, and wherever the run is."""
-    notice = notice_of(tell, run, at=NOON, policy=Policy())
+    notice = make_run_notice(tell, run, at=NOON, policy=Policy())
     validator("webhook").validate(as_webhook(notice, links(notice)))
     assert read_detail(json.loads(json.dumps(as_detail(notice)))) == notice
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rerail.incident_report.facts import Known, LogLine
-from rerail.model.actions import Severity, Tell
+from rerail.incident_report.facts import Facts, LogLine
+from rerail.model.actions import Notify, Severity
 from rerail.model.causes import Cause
 from rerail.model.codec import loads
-from rerail.model.run import Attempt, Incident, JobStatus, Page, Run, RunState, TimelineEntry
+from rerail.model.run import Attempt, Incident, JobStatus, OpenPage, Run, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
 from rerail.model.sample import Sample
 
@@ -20,10 +20,10 @@ HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>{{ 7 * 7 }}<
 
 
 @pytest.fixture(scope="session")
-def recorded() -> Known:
+def recorded() -> Facts:
     """The demo's scenario `spike`, as `python -m bench.screenshots --record` has written it down."""
     text = gzip.decompress((Path(__file__).parent / "data" / "spike.json.gz").read_bytes()).decode()
-    return loads(Known, text)
+    return loads(Facts, text)
 
 
 def attempt(number: int, *, start: int | None = None, last: int | None = None, **fields: object) -> Attempt:
@@ -51,11 +51,11 @@ def rows(number: int, first: int, last: int, *, every: int = 10) -> tuple[Sample
     )
 
 
-def held() -> Known:
+def held() -> Facts:
     """A run that ran out of memory, and waits for somebody."""
     when = BEGAN + timedelta(minutes=52)
     reason = "attempt 1 failed: oom (CUDA out of memory); held: the same batch needs the same memory"
-    tell = Tell(
+    tell = Notify(
         Severity.PAGE,
         "gpt: held",
         reason,
@@ -75,16 +75,16 @@ def held() -> Known:
         (failed,),
         incidents=(replace(incident, closed_at=when, resolution="the run was held"),),
         hold_reason=reason,
-        pages=(Page(tell, 1, when),),
+        pages=(OpenPage(tell, 1, when),),
     )
     entry = TimelineEntry(
         "gpt", 3, when, RunState.WATCHING, RunState.HELD, reason, "job_failed", inputs={"rule": "oom", "last_step": 700}
     )
     lines = (LogLine(when, "algo-1-1", "torch.OutOfMemoryError: CUDA out of memory."),)
-    return Known(run, when, timeline=(entry,), series={1: rows(1, 10, 700)}, lines={1: lines})
+    return Facts(run, when, timeline=(entry,), series={1: rows(1, 10, 700)}, lines={1: lines})
 
 
-def hostile() -> Known:
+def hostile() -> Facts:
     """Every text of it is somebody else's, and means no good; one line of its log is 10 kB long."""
     known = held()
     run, (entry,), (incident,) = known.run, known.timeline, known.run.incidents
@@ -104,7 +104,7 @@ def hostile() -> Known:
     return replace(known, run=bad, timeline=entries, lines={1: lines}, unread=(HOSTILE,))
 
 
-def immense(*, every: int = 1, tries: int = 500) -> Known:
+def immense(*, every: int = 1, tries: int = 500) -> Facts:
     """Return five hundred attempts with two thousand rows each: a million points, and a timeline to match.
 
     With `every`, only one row of so many steps; with `tries`, another number of attempts.
@@ -122,4 +122,4 @@ def immense(*, every: int = 1, tries: int = 500) -> Known:
     series = {n: rows(n, (n - 1) * 1000, n * 1000 + 999, every=every) for n in numbers}
     lines = {n: tuple(LogLine(BEGAN, "algo-1-1", "y" * 5000) for _ in range(120)) for n in numbers[:-1]}
     run = Run("gpt", "default", RunState.WATCHING, BEGAN, tuple(attempts), incidents=tuple(incidents))
-    return Known(run, BEGAN + timedelta(days=21), timeline=timeline, series=series, lines=lines)
+    return Facts(run, BEGAN + timedelta(days=21), timeline=timeline, series=series, lines=lines)

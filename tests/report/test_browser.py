@@ -9,8 +9,8 @@ from playwright.sync_api import Browser, Page
 
 from bench.browser import browser
 from report_page.page import drawn_page
-from rerail.incident_report.facts import Known
-from rerail.incident_report.report import tell
+from rerail.incident_report.facts import Facts
+from rerail.incident_report.report import make_report
 from tests.report.conftest import HOSTILE, held, hostile, immense
 
 pytestmark = pytest.mark.slow
@@ -78,9 +78,9 @@ def opens(chromium: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     """Opens what is known of a run, as a report."""
     tabs = []
 
-    def opened(known: Known, size: tuple[int, int] = DESK, scheme: str = "light") -> Opened:
+    def opened(known: Facts, size: tuple[int, int] = DESK, scheme: str = "light") -> Opened:
         file = tmp_path / f"page-{len(tabs)}.html"
-        file.write_text(drawn_page(tell(known)), encoding="utf-8")
+        file.write_text(drawn_page(make_report(known)), encoding="utf-8")
         tab = chromium.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
         page = Opened(tab)
         tab.on("console", lambda message: page.said.append(message.text))
@@ -96,7 +96,7 @@ def opens(chromium: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         tab.close()
 
 
-def each_of(recorded: Known) -> tuple[Known, ...]:
+def each_of(recorded: Facts) -> tuple[Facts, ...]:
     return recorded, held(), hostile()
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_said_and_nothing_is_asked_of_anybody(opens, recorded):
 def test_what_the_browser_reads_is_what_was_written(opens, recorded):
     """It has had to mend nothing: each tag of the text is an element, and there is no other."""
     for known in each_of(recorded):
-        html = drawn_page(tell(known))
+        html = drawn_page(make_report(known))
         tags = html.count("<") - html.count("</") - html.count("<!")
         assert opens(known).tab.evaluate("document.querySelectorAll('*').length") == tags
 

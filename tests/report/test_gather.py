@@ -9,9 +9,9 @@ import pytest
 
 from rerail.incident_report import gather
 from rerail.incident_report.facts import LogLine
-from rerail.incident_report.gather import Gathering, printed
-from rerail.model.errors import Blind, Throttled
-from rerail.model.metrics import Points, Query
+from rerail.incident_report.gather import FactGatherer, parse_metric_lines
+from rerail.model.errors import StateUnknown, Throttled
+from rerail.model.metrics import MetricQuery, Points
 from rerail.model.run import Run, TimelineEntry
 from tests.fakes import Clock, FakeCheckpoints, FakePolicies, FakeSeries
 from tests.report.conftest import BEGAN, attempt, held
@@ -63,11 +63,13 @@ class BrokenSeries:
 
     error: Exception
 
-    def read(self, asked: Sequence[Query], start: datetime, end: datetime, period: timedelta) -> Mapping[Query, Points]:
+    def read(
+        self, asked: Sequence[MetricQuery], start: datetime, end: datetime, period: timedelta
+    ) -> Mapping[MetricQuery, Points]:
         raise self.error
 
 
-def gathering(run: Run, **ports: object) -> Gathering:
+def gathering(run: Run, **ports: object) -> FactGatherer:
     clock = Clock(BEGAN + timedelta(days=1))
     made = {
         "series": FakeSeries(),
@@ -75,7 +77,7 @@ def gathering(run: Run, **ports: object) -> Gathering:
         "checkpoints": FakeCheckpoints(clock),
         "policies": FakePolicies(),
     }
-    return Gathering(runs=Records(run), clock=clock, **(made | ports))  # type: ignore[arg-type]
+    return FactGatherer(runs=Records(run), clock=clock, **(made | ports))  # type: ignore[arg-type]
 
 
 def lines(job: str, count: int) -> dict[str, list[LogLine]]:
@@ -112,7 +114,7 @@ def test_the_metrics_are_kept_where_the_log_says_less():
 def test_what_cannot_be_read_is_named_and_the_rest_is_there():
     """Without metrics and logs, and with the policy gone, the record and its timeline still make a report."""
     broken = {
-        "series": BrokenSeries(Blind("GetMetricData: AccessDenied")),
+        "series": BrokenSeries(StateUnknown("GetMetricData: AccessDenied")),
         "logs": FakeLogs(error=Throttled("get_log_events: slow down")),
     }
     known = gathering(held().run, **broken).gather("gpt")
@@ -179,7 +181,7 @@ def test_a_metric_line_is_read_and_nothing_else():
         "rerail step=",
         "rerail step=" + "9" * 5000,
     )
-    found = list(printed([LogLine(BEGAN, "algo-1-1", text) for text in texts]))
+    found = list(parse_metric_lines([LogLine(BEGAN, "algo-1-1", text) for text in texts]))
     assert [(row.step, row.loss, row.nonfinite) for row in found] == [
         (5, 2.5, False),
         (6, None, True),

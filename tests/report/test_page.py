@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from report_page.page import drawn_page
-from rerail.incident_report.facts import Known, LogLine
-from rerail.incident_report.report import Section, tell
+from rerail.incident_report.facts import Facts, LogLine
+from rerail.incident_report.report import ReportSection, make_report
 from rerail.model.runbooks import Runbook
-from rerail.model.secrets import veiled
+from rerail.model.secrets import redact_patterns
 from stacks.parts.report_layer import fill
 from tests.report.conftest import HOSTILE, held, hostile
 from tests.timing import growth
@@ -29,10 +29,10 @@ import time
 sys.path[:0] = [{layer!r}, {lambdas!r}]
 import gzip
 from rerail.model.codec import loads
-from rerail.incident_report.facts import Known, LogLine
-from rerail.incident_report.report import tell
+from rerail.incident_report.facts import Facts, LogLine
+from rerail.incident_report.report import make_report
 from report_page.page import drawn_page
-page = drawn_page(tell(loads(Known, gzip.open({record!r}).read().decode())))
+page = drawn_page(make_report(loads(Facts, gzip.open({record!r}).read().decode())))
 places = {{name: module.__file__ for name, module in sys.modules.items() if getattr(module, "__file__", None)}}
 ours = [name for name, place in places.items() if "site-packages" in place]
 assert not ours, ours
@@ -78,10 +78,10 @@ def parsed(page: str) -> Tags:
 
 
 @pytest.fixture(params=["recorded", "held", "hostile"])
-def page(request: pytest.FixtureRequest, recorded: Known) -> str:
+def page(request: pytest.FixtureRequest, recorded: Facts) -> str:
     """A page of each sort."""
     known = {"recorded": lambda: recorded, "held": held, "hostile": hostile}[request.param]()
-    return drawn_page(tell(known), docs_url="https://docs.example.com/", region="eu-west-1")
+    return drawn_page(make_report(known), docs_url="https://docs.example.com/", region="eu-west-1")
 
 
 def test_the_page_is_well_formed_and_brings_all_that_it_needs(page: str):
@@ -110,7 +110,7 @@ def test_the_policy_of_the_page_forbids_all_but_its_own_style(page: str):
 
 def test_hostile_texts_are_text_and_long_lines_are_cut():
     """Whatever a name, a reason or a log line holds, no tag of it survives, and nothing of it is a template."""
-    page = drawn_page(tell(hostile(), sections=(Section(HOSTILE, ((HOSTILE, HOSTILE),), HOSTILE),)))
+    page = drawn_page(make_report(hostile(), sections=(ReportSection(HOSTILE, ((HOSTILE, HOSTILE),), HOSTILE),)))
     parsed(page)
     assert "<script" not in page
     assert "<img" not in page
@@ -121,28 +121,28 @@ def test_hostile_texts_are_text_and_long_lines_are_cut():
     assert "\u202e" not in page
 
 
-def test_facts_that_somebody_adds_are_shown(recorded: Known):
+def test_facts_that_somebody_adds_are_shown(recorded: Facts):
     """The demo's verdict, with its twin."""
-    section = Section("The demo's verdict", (("against its undisturbed twin", "0.0"),))
-    assert "The demo&#39;s verdict" in drawn_page(tell(recorded, sections=(section,)))
+    section = ReportSection("The demo's verdict", (("against its undisturbed twin", "0.0"),))
+    assert "The demo&#39;s verdict" in drawn_page(make_report(recorded, sections=(section,)))
 
 
 def test_jobs_are_linked_to_the_console_and_runbooks_to_the_docs():
     """Where region and docs are known; where not, names and paths are there as text."""
-    linked = drawn_page(tell(held()), docs_url="https://docs.example.com", region="eu-west-1")
+    linked = drawn_page(make_report(held()), docs_url="https://docs.example.com", region="eu-west-1")
     assert 'href="https://docs.example.com/runbooks/out-of-memory/"' in linked
     assert "https://eu-west-1.console.aws.amazon.com/sagemaker/home?region=eu-west-1#/jobs/gpt" in linked
-    plain = drawn_page(tell(held()))
+    plain = drawn_page(make_report(held()))
     assert "<a " not in plain
     assert "docs/runbooks/out-of-memory.md" in plain
 
 
-def test_the_same_run_makes_the_same_page(recorded: Known):
+def test_the_same_run_makes_the_same_page(recorded: Facts):
     """To the letter: a page that is drawn again differs only where the run does."""
-    assert drawn_page(tell(recorded)) == drawn_page(tell(recorded))
+    assert drawn_page(make_report(recorded)) == drawn_page(make_report(recorded))
 
 
-def test_the_layer_alone_draws_the_page(tmp_path: Path, recorded: Known):
+def test_the_layer_alone_draws_the_page(tmp_path: Path, recorded: Facts):
     """With nothing else on the path than the layer and the functions' code, as in Lambda; and the same page."""
     fill(tmp_path / "python")
     assert not [file for file in tmp_path.rglob("*") if file.suffix in (".so", ".pyc", ".pyd")]
@@ -151,7 +151,7 @@ def test_the_layer_alone_draws_the_page(tmp_path: Path, recorded: Known):
     command = [sys.executable, "-I", "-S", "-B", "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, env={"PATH": os.defpath})
     assert run.returncode == 0, run.stderr
-    assert run.stdout == drawn_page(tell(recorded))
+    assert run.stdout == drawn_page(make_report(recorded))
 
 
 def test_the_layer_is_the_same_each_time(tmp_path: Path):
@@ -181,7 +181,7 @@ def test_the_layer_is_the_same_each_time(tmp_path: Path):
 def test_what_looks_like_a_secret_is_hidden(text: str, seen: str):
     """A signed link may be read by whoever has it; what is no secret stays as it is."""
     known = held()
-    page = unescape(drawn_page(tell(replace(known, lines={1: (LogLine(known.at, "algo-1-1", text),)}))))
+    page = unescape(drawn_page(make_report(replace(known, lines={1: (LogLine(known.at, "algo-1-1", text),)}))))
     assert seen in page
     hidden = set(re.findall(r"\S{12,}", text)) - set(re.findall(r"\S{12,}", seen))
     assert not [word for word in hidden if "[hidden]" in seen and word in page]
@@ -191,4 +191,4 @@ def test_what_looks_like_a_secret_is_hidden(text: str, seen: str):
 def test_hiding_costs_time_in_proportion_to_the_text(start: str, unit: str):
     """Each expression is bounded: ten times the text costs about ten times the time, where a square would cost 100."""
     small, large = (start + unit * (length // len(unit)) for length in (4_000, 40_000))
-    assert growth(lambda: veiled(small), lambda: veiled(large)) < 40
+    assert growth(lambda: redact_patterns(small), lambda: redact_patterns(large)) < 40

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report_page.page import drawn_page
-from rerail.incident_report.curves import POINTS, POINTS_OF_A_CHART, loss, thinned
-from rerail.incident_report.facts import Known
-from rerail.incident_report.marks import Sort, marks
-from rerail.incident_report.report import INCIDENTS, Story, tell
-from rerail.incident_report.summary import Tone
-from rerail.model.run import Attempt, Order, Proposal, RunState
-from rerail.model.run import Plan as Planned
+from rerail.incident_report.curves import POINTS, POINTS_OF_A_CHART, loss, thin_points
+from rerail.incident_report.facts import Facts
+from rerail.incident_report.marks import MarkKind, list_marks
+from rerail.incident_report.report import INCIDENTS, IncidentReport, make_report
+from rerail.incident_report.summary import Urgency
+from rerail.model.run import Attempt, InPlaceRestart, Proposal, RunState
+from rerail.model.run import ProposedAction as Planned
 from rerail.model.runbooks import Runbook
 from rerail.model.sample import Sample
 from tests.report.conftest import BEGAN, attempt, held, immense, rows
@@ -30,8 +30,8 @@ points = st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1e6, 1e6, allow_nan=Fa
 
 def test_a_held_run_asks_for_a_human_with_what_to_do_and_by_when():
     """The page that stands is what is quoted, with its runbook, its deadline and the words for a terminal."""
-    story = tell(held())
-    assert (story.tone, story.headline) == (Tone.NEEDED, "Held: it waits for you")
+    story = make_report(held())
+    assert (story.tone, story.headline) == (Urgency.NEEDED, "Held: it waits for you")
     assert story.todo == ("Make the batch smaller.", "Then release the run.")
     assert story.runbook is Runbook.OUT_OF_MEMORY
     assert story.by == held().at + timedelta(hours=4)
@@ -42,8 +42,8 @@ def test_a_held_run_asks_for_a_human_with_what_to_do_and_by_when():
 def test_a_held_run_of_an_older_version_asks_all_the_same():
     """Its record knows no pages: the reason for the hold is quoted."""
     known = held()
-    story = tell(replace(known, run=replace(known.run, pages=())))
-    assert story.tone is Tone.NEEDED
+    story = make_report(replace(known, run=replace(known.run, pages=())))
+    assert story.tone is Urgency.NEEDED
     assert story.happened.startswith("attempt 1 failed: oom")
     assert story.todo == ("Mend what is named above, then release the run.",)
 
@@ -53,16 +53,16 @@ def test_a_proposal_is_put_with_both_words_and_its_deadline():
     known = held()
     proposal = Proposal("p1", Planned.LAUNCH, 2, "launch attempt 2", "it failed", BEGAN, BEGAN + timedelta(hours=1))
     run = replace(known.run, state=RunState.WAITING, pages=(), proposal=proposal)
-    story = tell(replace(known, run=run))
-    assert (story.tone, story.headline) == (Tone.NEEDED, "Asks for your word")
+    story = make_report(replace(known, run=run))
+    assert (story.tone, story.headline) == (Urgency.NEEDED, "Asks for your word")
     assert story.by == BEGAN + timedelta(hours=1)
     assert story.commands[:2] == ("rerail approve gpt --proposal p1", "rerail deny gpt --proposal p1")
 
 
-def test_a_run_that_was_mended_asks_for_nothing(recorded: Known):
+def test_a_run_that_was_mended_asks_for_nothing(recorded: Facts):
     """The recorded run: the notice's own words, and how it ended."""
-    story = tell(recorded)
-    assert (story.tone, story.headline) == (Tone.WELL, "Completed after 1 incident: nothing to do")
+    story = make_report(recorded)
+    assert (story.tone, story.headline) == (Urgency.WELL, "Completed after 1 incident: nothing to do")
     assert story.todo == ("Nothing.",)
     assert "loss has been" in story.happened
     assert "recovered: attempt 2 committed a new checkpoint" in story.did
@@ -71,36 +71,38 @@ def test_a_run_that_was_mended_asks_for_nothing(recorded: Known):
 def test_a_run_without_any_trouble_has_a_report_too():
     """Somebody may ask before anything has happened, even before the first job trains."""
     run = replace(held().run, state=RunState.STARTING, incidents=(), pages=(), attempts=(Attempt(1, "gpt"),))
-    story = tell(Known(run, BEGAN))
+    story = make_report(Facts(run, BEGAN))
     assert story.happened == "No incident so far."
     assert story.charts == ()
     assert "No incident so far." in drawn_page(story)
 
 
-def test_the_recorded_rollback_is_marked_where_it_happened(recorded: Known):
+def test_the_recorded_rollback_is_marked_where_it_happened(recorded: Facts):
     """Saved before the onset, found after it, stopped, relaunched from the save: in the order in which it happened."""
-    found = {mark.sort: mark for mark in marks(recorded)}
-    assert [mark.sort for mark in marks(recorded)] == [
-        *(Sort.SAVED, Sort.ONSET, Sort.FINDING, Sort.STOP, Sort.RELAUNCH),
+    found = {mark.sort: mark for mark in list_marks(recorded)}
+    assert [mark.sort for mark in list_marks(recorded)] == [
+        *(MarkKind.SAVED, MarkKind.ONSET, MarkKind.FINDING, MarkKind.STOP, MarkKind.RELAUNCH),
     ]
-    assert found[Sort.SAVED].step == found[Sort.RELAUNCH].step == recorded.run.attempts[1].resumed_from_step
-    steps = [found[sort].step or 0 for sort in (Sort.SAVED, Sort.ONSET, Sort.FINDING, Sort.STOP)]
+    assert found[MarkKind.SAVED].step == found[MarkKind.RELAUNCH].step == recorded.run.attempts[1].resumed_from_step
+    steps = [found[sort].step or 0 for sort in (MarkKind.SAVED, MarkKind.ONSET, MarkKind.FINDING, MarkKind.STOP)]
     assert steps == sorted(steps)
-    times = [mark.at for mark in marks(recorded)]
+    times = [mark.at for mark in list_marks(recorded)]
     assert None not in times
 
 
 def test_skipped_data_and_a_restart_in_place_are_marked():
     """What the next attempt passes over, and processes that began again within their job."""
     known = held()
-    order = Order(1, "c", "r", known.at, known.at, resume_step=600, restarted_at=known.at + timedelta(minutes=1))
+    order = InPlaceRestart(
+        1, "c", "r", known.at, known.at, resume_step=600, restarted_at=known.at + timedelta(minutes=1)
+    )
     first = replace(known.run.current, orders=(order,), onset_step=640)
     run = replace(known.run, attempts=(first, attempt(2, start=600, skip_samples="10240-13439")))
-    sorts = {mark.sort: mark for mark in marks(replace(known, run=run))}
-    assert sorts[Sort.SKIPPED].step == 640
-    assert "10240-13439" in sorts[Sort.SKIPPED].says
-    assert sorts[Sort.RESTART].step == 600
-    assert "Look at the samples 10240-13439" in " ".join(tell(replace(known, run=run)).changes)
+    sorts = {mark.sort: mark for mark in list_marks(replace(known, run=run))}
+    assert sorts[MarkKind.SKIPPED].step == 640
+    assert "10240-13439" in sorts[MarkKind.SKIPPED].says
+    assert sorts[MarkKind.RESTART].step == 600
+    assert "Look at the samples 10240-13439" in " ".join(make_report(replace(known, run=run)).changes)
 
 
 def test_stacks_that_the_agent_wrote_down_are_evidence():
@@ -109,19 +111,19 @@ def test_stacks_that_the_agent_wrote_down_are_evidence():
     (entry,) = known.timeline
     report = {"report": {"told": "findings", "evidence": "rank 0: all_reduce (train.py:88)"}}
     entries = tuple(replace(entry, version=n, signal=report) for n in range(3))
-    story = tell(replace(known, timeline=entries))
+    story = make_report(replace(known, timeline=entries))
     assert story.cases[0].stacks == ("rank 0: all_reduce (train.py:88)",)
     assert drawn_page(story).count("rank 0: all_reduce") == 1
 
 
-def test_a_warning_is_marked_where_it_came_to_nothing(recorded: Known):
+def test_a_warning_is_marked_where_it_came_to_nothing(recorded: Facts):
     """One that led to the incident is in the incident; a run that mended itself, or was held, shows that too."""
-    assert Sort.WARNED not in {mark.sort for mark in marks(recorded)}
+    assert MarkKind.WARNED not in {mark.sort for mark in list_marks(recorded)}
     alone = replace(recorded, run=replace(recorded.run, incidents=()))
-    warned = [mark for mark in marks(alone) if mark.sort is Sort.WARNED]
+    warned = [mark for mark in list_marks(alone) if mark.sort is MarkKind.WARNED]
     assert 0 < len(warned) <= 3
     assert all(mark.step and 600 < mark.step < 720 and mark.says.startswith("warning: ") for mark in warned)
-    assert [mark.sort for mark in marks(held())] == [Sort.FAILED, Sort.HELD]
+    assert [mark.sort for mark in list_marks(held())] == [MarkKind.FAILED, MarkKind.HELD]
 
 
 def test_what_was_tried_is_told_rung_by_rung():
@@ -129,12 +131,12 @@ def test_what_was_tried_is_told_rung_by_rung():
     known = held()
     tries = (attempt(2, start=600, last=710, rung="replay"), attempt(3, start=600, rung="skip"))
     run = replace(known.run, attempts=(known.run.current, *tries), state=RunState.WATCHING, pages=())
-    story = tell(replace(known, run=run))
+    story = make_report(replace(known, run=run))
     assert "relaunched 2 times: attempt 2 from step 600 (replay), then 3 from step 600 (skip)" in story.did
-    assert [mark.step for mark in story.marks if mark.sort is Sort.SAVED] == [600]
+    assert [mark.step for mark in story.marks if mark.sort is MarkKind.SAVED] == [600]
 
 
-def test_what_the_run_went_back_behind_is_told_from_what_it_stands_on(recorded: Known):
+def test_what_the_run_went_back_behind_is_told_from_what_it_stands_on(recorded: Facts):
     """The first attempt's curve is kept up to the resumed step, and given up beyond it."""
     back = recorded.run.attempts[1].resumed_from_step
     lines = loss(recorded).lines
@@ -154,7 +156,7 @@ def test_a_loss_that_is_not_a_number_is_a_gap_and_no_point():
 @given(points=points, most=st.integers(4, 60))
 def test_thinning_keeps_the_ends_and_the_extremes(points: list[tuple[float, float]], most: int):
     """However many points: no more than asked for, in order, none made up, the greatest and the least among them."""
-    kept = thinned(points, most)
+    kept = thin_points(points, most)
     assert len(kept) <= most
     assert set(kept) <= set(points)
     assert kept[0] == points[0]
@@ -167,10 +169,10 @@ def test_five_hundred_attempts_and_a_million_points_stay_one_small_page():
     """Bounded in points and in bytes; what is left out is counted. The cost grows with the points, not their square."""
     known, tenth = immense(), immense(tries=50)
     assert sum(len(rows) for rows in known.series.values()) == 1_000_000
-    drawn: list[tuple[Story, str]] = []
+    drawn: list[tuple[IncidentReport, str]] = []
 
-    def draw(known: Known) -> None:
-        story = tell(known)
+    def draw(known: Facts) -> None:
+        story = make_report(known)
         drawn.append((story, drawn_page(story)))
 
     cost_of_tenth = cpu_seconds(lambda: draw(tenth), repeats=2)
@@ -189,7 +191,7 @@ def test_every_state_has_its_headline_and_its_page(state: RunState):
     """No state of a run, with or without an open incident, is without words."""
     known = held()
     for incidents in ((), known.run.incidents, tuple(replace(i, closed_at=None) for i in known.run.incidents)):
-        story = tell(replace(known, run=replace(known.run, state=state, incidents=incidents, pages=())))
+        story = make_report(replace(known, run=replace(known.run, state=state, incidents=incidents, pages=())))
         assert story.headline
         assert story.todo
         assert story.headline in drawn_page(story)
@@ -199,6 +201,6 @@ def test_a_job_that_logs_no_steps_is_drawn_over_time():
     """There is no step axis then; the loss over time tells as much."""
     known = held()
     timed = tuple(replace(row, step=None) for row in rows(1, 10, 700))
-    story = tell(replace(known, series={1: timed}))
+    story = make_report(replace(known, series={1: timed}))
     assert [(chart.name, chart.title) for chart in story.charts] == [("loss", "Loss over time")]
     assert "Loss over time" in drawn_page(story)

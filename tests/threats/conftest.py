@@ -2,7 +2,7 @@
 
 import pytest
 
-from rerail.messages.messages import JobHeard
+from rerail.messages.messages import JobStateChanged
 from rerail.model.signatures import VARIABLE
 from tests.fakes import Agent, World
 
@@ -15,7 +15,7 @@ def world() -> World:
     world = World(new_key=lambda: KEY)
     world.sagemaker.defined_metrics = ("step", "loss", "nonfinite")
     world.sagemaker.submit("gpt", request={"Environment": {VARIABLE: KEY, "STEPS": "100"}})
-    world.supervisor().handle(JobHeard("gpt"))
+    world.supervisor().handle(JobStateChanged("gpt"))
     return world
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.messages.messages import JobHeard
-from rerail.model.errors import BadMail
+from rerail.messages.messages import JobStateChanged
+from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.liveness import Pulse
-from rerail.model.mailbox import Told, heartbeat_key, read_report, report_key, write
-from rerail.model.policy import Mailbox
+from rerail.model.liveness import Liveness
+from rerail.model.mailbox import ReportKind, heartbeat_key, read_report, report_key, write
+from rerail.model.policy import MailboxPolicy
 from rerail.model.run import RunState
-from rerail.model.signatures import VARIABLE, is_sealed, sealed
+from rerail.model.signatures import VARIABLE, is_signed, sign
 from tests.core.strategies import reports
 from tests.fakes import DEFAULT, Agent, World
 from tests.threats.conftest import ANOTHER, KEY
@@ -32,7 +32,7 @@ def beating(world: World, agent: Agent, minutes: int) -> None:
         world.minutes(1)
 
 
-def pulse_of(world: World) -> Pulse:
+def pulse_of(world: World) -> Liveness:
     """When the run was last heard, as the sweep remembers it."""
     return world.memories.recall(["gpt"])["gpt"].watch.pulse
 
@@ -64,7 +64,17 @@ def test_the_runs_own_agent_is_heard(world, agent):
 
 
 @pytest.mark.threat("T1")
-@pytest.mark.parametrize("told", [Told.DAMAGED, Told.UNLOADED, Told.CRASHED, Told.HELLO, Told.REFUSED, Told.CHECKPOINT])
+@pytest.mark.parametrize(
+    "told",
+    [
+        ReportKind.DAMAGED,
+        ReportKind.UNLOADED,
+        ReportKind.CRASHED,
+        ReportKind.HELLO,
+        ReportKind.REFUSED,
+        ReportKind.CHECKPOINT,
+    ],
+)
 def test_whatever_a_forged_report_says_the_run_stays_as_it_was(world, agent, stranger, told):
     """No checkpoint is called damaged, no crash is answered, nothing is believed to be saved."""
     before = world.run()
@@ -78,17 +88,17 @@ def test_whatever_a_forged_report_says_the_run_stays_as_it_was(world, agent, str
 def test_a_seal_is_of_every_byte_and_of_the_name(report, more):
     """A sealed report that is changed, cut, given another name or another key is refused, or has no seal any more."""
     name = report_key(report.run, report.id)
-    text = sealed(write(report), name=name, key=KEY)
-    assert is_sealed(text, name=name, key=KEY)
-    with pytest.raises(BadMail):
-        is_sealed(text, name=report_key(report.run, report.id + "x"), key=KEY)
-    with pytest.raises(BadMail):
-        is_sealed(text, name=name, key=ANOTHER)
+    text = sign(write(report), name=name, key=KEY)
+    assert is_signed(text, name=name, key=KEY)
+    with pytest.raises(BadMailboxObject):
+        is_signed(text, name=report_key(report.run, report.id + "x"), key=KEY)
+    with pytest.raises(BadMailboxObject):
+        is_signed(text, name=name, key=ANOTHER)
     middle = len(text) // 3
     changed = text[:middle] + more + text[middle:]
     try:
-        assert changed == text or not is_sealed(changed, name=name, key=KEY)
-    except BadMail as error:
+        assert changed == text or not is_signed(changed, name=name, key=KEY)
+    except BadMailboxObject as error:
         assert error.defect == "seal"
 
 
@@ -96,7 +106,7 @@ def test_a_seal_is_of_every_byte_and_of_the_name(report, more):
 def test_nobody_can_write_that_a_report_is_sealed(world):
     """What the object says of itself counts for nothing."""
     agent = Agent(world)
-    name = agent.files(Told.HELLO)
+    name = agent.files(ReportKind.HELLO)
     text = json.dumps({**json.loads(world.mailbox.objects[name][0]), "sealed": True}).encode()
     run, id = "gpt", name.rpartition("/")[2].removesuffix(".json")
     assert not read_report(text, run=run, id=id, seal_key=KEY).sealed
@@ -140,7 +150,7 @@ def test_a_clock_that_is_set_back_silences_no_job_that_moves(world, agent):
 def test_a_job_that_was_handed_no_key_is_heard_until_its_successor_seals(world):
     """A first job that somebody started without one, or an agent of an older version: as before, and no longer."""
     world.sagemaker.submit("old")
-    world.supervisor().handle(JobHeard("old"))
+    world.supervisor().handle(JobStateChanged("old"))
     first = Agent(world, run="old", job="old")
     first.hello()
     assert world.run("old").current.agent and not world.run("old").seals
@@ -159,7 +169,7 @@ def test_a_job_that_was_handed_no_key_is_heard_until_its_successor_seals(world):
 @pytest.mark.threat("T3")
 def test_a_policy_can_ask_for_seals_from_the_first_word(world):
     """`mailbox.sealed_only`: what comes without one is passed over, although no agent has sealed anything yet."""
-    world.policies.by_name["default"] = replace(DEFAULT, mailbox=Mailbox(sealed_only=True))
+    world.policies.by_name["default"] = replace(DEFAULT, mailbox=MailboxPolicy(sealed_only=True))
     Agent(world).hello()
     assert not world.run().current.agent
     Agent(world, told=7, seal_key=KEY).hello()

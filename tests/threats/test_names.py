@@ -2,11 +2,11 @@
 
 import pytest
 
-from rerail.messages.messages import CommandGiven, JobHeard
+from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.errors import Throttled
 from rerail.model.run import Job, JobStatus, RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from rerail.model.signatures import VARIABLE
 from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
 from tests.fakes import World
@@ -29,7 +29,7 @@ def impostor(world: World, name: str = "gpt-a002", *, key: str = "", policy: str
 def test_a_job_that_calls_itself_an_attempt_is_not_taken_up(world, name, key):
     """The run goes on with its own job, which is not thought over; the stranger's is refused, and that is told."""
     impostor(world, name, key=key)
-    world.supervisor().handle(JobHeard(name))
+    world.supervisor().handle(JobStateChanged(name))
     world.minutes(5)
     run = world.run()
     assert (run.state, [attempt.job_name for attempt in run.attempts]) == (RunState.WATCHING, ["gpt"])
@@ -41,7 +41,7 @@ def test_a_job_that_calls_itself_an_attempt_is_not_taken_up(world, name, key):
 def test_a_job_of_ours_that_the_record_has_forgotten_is_taken_up(world):
     """The same name and tags with the run's key: a table restored from a backup catches up with the world."""
     impostor(world, key=KEY)
-    world.supervisor().handle(JobHeard("gpt-a002"))
+    world.supervisor().handle(JobStateChanged("gpt-a002"))
     assert world.run().current.job_name == "gpt-a002"
 
 
@@ -61,7 +61,9 @@ def test_a_name_that_is_taken_holds_the_run_and_adopts_nobody(world, status):
     assert [notice.severity for notice in world.bus.told].count(Severity.PAGE) == 1
     assert not run.current.exists
     del world.sagemaker.jobs["gpt-a002"]
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.RELEASE, "ada", "the stranger's job is deleted"))
+    world.supervisor().handle(
+        CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", "the stranger's job is deleted")
+    )
     world.minutes(10)
     assert (world.run().state, world.run().current.job_name) == (RunState.WATCHING, "gpt-a002")
     assert world.sagemaker.requests["gpt-a002"]["Environment"][VARIABLE] == KEY
@@ -93,7 +95,7 @@ def test_a_tag_that_names_a_run_adopts_a_job_into_no_run(world):
     """A job of any other name with the run's tags: refused, with the remedy, and the run knows nothing of it."""
     before = world.run()
     impostor(world, "finetune-002")
-    world.supervisor().handle(JobHeard("finetune-002"))
+    world.supervisor().handle(JobStateChanged("finetune-002"))
     assert world.run() == before
     (notice,) = world.bus.told
     assert "names a run that did not launch it; remove the tag" in notice.body
@@ -103,7 +105,7 @@ def test_a_tag_that_names_a_run_adopts_a_job_into_no_run(world):
 def test_a_run_may_be_called_like_anothers_attempt(world):
     """A stranger's own run `gpt-a002`: a run of its own, and the name is not free for ours. Neither knows the other."""
     world.sagemaker.submit("gpt-a002", uri="s3://strangers/elsewhere/")
-    world.supervisor().handle(JobHeard("gpt-a002"))
+    world.supervisor().handle(JobStateChanged("gpt-a002"))
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(10)
     assert world.run().state is RunState.HELD

@@ -8,8 +8,8 @@ from botocore.exceptions import ClientError
 from rerail.aws import sagemaker
 from rerail.aws.sagemaker import SageMakerJobs, job_from
 from rerail.model.errors import RequestRefused
-from rerail.model.redaction import hidden
-from rerail.notices.notifiers.links import Place, links_of
+from rerail.model.redaction import redact_values
+from rerail.notices.notifiers.links import NoticeOrigin, links_of
 from tests.fakes import MIDNIGHT
 from tests.hostile import HOSTILE
 from tests.notices.nights import NIGHTS
@@ -55,8 +55,8 @@ def test_what_sagemaker_quotes_is_told_without_secrets(monkeypatch):
 )
 def test_what_is_no_secret_stays_as_it_is(text):
     """Numbers, and values whose names say nothing: a failure must be told apart from another."""
-    assert hidden(text, REQUEST) == text
-    assert hidden(text, {}) == text
+    assert redact_values(text, REQUEST) == text
+    assert redact_values(text, {}) == text
 
 
 @pytest.mark.threat("T12")
@@ -64,6 +64,6 @@ def test_what_is_no_secret_stays_as_it_is(text):
 def test_a_link_is_made_of_names(text):
     """A notice on the bus may be anybody's: what is no name of a run or a job leads nowhere, and is typed nowhere."""
     notice = replace(next(iter(NIGHTS.values()))(), run=text, job=text)
-    found = links_of(notice, Place("111122223333", "eu-west-1", "https://docs.example.com"))
+    found = links_of(notice, NoticeOrigin("111122223333", "eu-west-1", "https://docs.example.com"))
     assert (found.show, found.console, found.job_arn) == ("rerail status", "", "")
     assert found.runbook.startswith("https://docs.example.com/runbooks/")

@@ -16,10 +16,10 @@ from cli.main import app
 from cli.place import Place
 from report_page.page import drawn_page
 from rerail.aws.clients import client
-from rerail.incident_report.report import Section, tell
+from rerail.incident_report.report import ReportSection, make_report
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
-from rerail.model.run import Attempt, Incident, JobStatus, Label, Run, RunState, TimelineEntry
+from rerail.model.run import Attempt, HealthLabel, Incident, JobStatus, Run, RunState, TimelineEntry
 from rerail.notices.notice import as_detail, read_detail
 from rerail.notices.notifiers.chat import as_chat
 from rerail.notices.notifiers.email import as_subject, as_text
@@ -79,7 +79,7 @@ def page_of(text: str) -> str:
     """A report all of whose texts are this one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stories, "HOSTILE", text)
-        return drawn_page(tell(stories.hostile(), sections=(Section(text, ((text, text),), text),)))
+        return drawn_page(make_report(stories.hostile(), sections=(ReportSection(text, ((text, text),), text),)))
 
 
 @pytest.mark.threat("T13")
@@ -108,7 +108,7 @@ def run_of(text: str) -> Run:
         (attempt,),
         incidents=(incident,),
         hold_reason=text,
-        labels=(Label(3, 1, Health.SUSPECT, text),),
+        labels=(HealthLabel(3, 1, Health.SUSPECT, text),),
         version=1,
     )
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from rerail.decisions.quarantine import plan
-from rerail.messages.messages import CommandGiven, JobHeard, read
-from rerail.model.actions import SetAside
-from rerail.model.checkpoint_layouts import Stored
+from rerail.decisions.quarantine import plan_moves
+from rerail.messages.messages import CommandReceived, JobStateChanged, parse_message
+from rerail.model.actions import QuarantineCheckpoints
+from rerail.model.checkpoint_layouts import StoredObject
 from rerail.model.checkpoints import read_manifest
-from rerail.model.errors import BadManifest, BadMessage, Unmovable
-from rerail.model.mailbox import Told
+from rerail.model.errors import BadManifest, BadMessage, QuarantineFailed
+from rerail.model.mailbox import ReportKind
 from rerail.model.policy import Mode
 from rerail.model.run import RunState
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 from tests.fakes import BUCKET, DEFAULT, MIDNIGHT, Agent
 from tests.threats.conftest import KEY
 from tests.threats.test_mailbox import MINUTE, beating, titles
@@ -60,7 +60,7 @@ def test_who_tags_a_job_chooses_a_policy_and_nothing_else(world):
     world.policies.by_name["careful"] = replace(DEFAULT, name="careful", mode=Mode.APPROVE)
     for name, tag in (("mine", "careful"), ("odd", "../../switch"), ("long", "x" * 256)):
         world.sagemaker.submit(name, policy=tag)
-        world.supervisor().handle(JobHeard(name))
+        world.supervisor().handle(JobStateChanged(name))
     assert [world.run(name).policy for name in ("mine", "odd", "long")] == ["careful", "default", "default"]
     assert [world.run(name).observe_only for name in ("mine", "odd", "long")] == [False, True, True]
 
@@ -87,9 +87,11 @@ def test_what_is_moved_aside_comes_from_the_runs_own_folder():
         "checkpoint-900/model.pt",
         "checkpoint-901/%2e%2e/y",
     ]
-    stored = [Stored(key, 10, MIDNIGHT, '"e"') for key in [*strange, "checkpoint-100/model.pt"]]
-    action = SetAside("gpt", 1, "s3://bucket/teams/a/", 100, MIDNIGHT + MINUTE, strict=False, is_vital=True)
-    moves = plan(stored, {}, action)
+    stored = [StoredObject(key, 10, MIDNIGHT, '"e"') for key in [*strange, "checkpoint-100/model.pt"]]
+    action = QuarantineCheckpoints(
+        "gpt", 1, "s3://bucket/teams/a/", 100, MIDNIGHT + MINUTE, strict=False, is_vital=True
+    )
+    moves = plan_moves(stored, {}, action)
     assert moves
     for move in moves:
         assert move.source.key.startswith("teams/a/")
@@ -101,9 +103,9 @@ def test_what_is_moved_aside_comes_from_the_runs_own_folder():
 @pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/", "s3://bucket/rerail-quarantine/gpt/"])
 def test_a_folder_that_holds_the_quarantine_is_not_moved_from(uri):
     """A job that names the whole bucket, or another run's quarantine, as its folder: nothing of it is touched."""
-    action = SetAside("gpt", 1, uri, 100, MIDNIGHT + MINUTE, strict=False, is_vital=True)
-    with pytest.raises(Unmovable):
-        plan([Stored("checkpoint-900/model.pt", 10, MIDNIGHT, '"e"')], {}, action)
+    action = QuarantineCheckpoints("gpt", 1, uri, 100, MIDNIGHT + MINUTE, strict=False, is_vital=True)
+    with pytest.raises(QuarantineFailed):
+        plan_moves([StoredObject("checkpoint-900/model.pt", 10, MIDNIGHT, '"e"')], {}, action)
 
 
 @pytest.mark.threat("T19")
@@ -113,7 +115,7 @@ def test_a_job_in_anothers_folder_changes_no_other_run(world, agent):
     world.checkpoints.save(step=50)
     before = world.run()
     world.sagemaker.submit("parasite", uri=BUCKET)
-    world.supervisor().handle(JobHeard("parasite"))
+    world.supervisor().handle(JobStateChanged("parasite"))
     world.sagemaker.fail("parasite", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
     beating(world, agent, 10)
     after = world.run()
@@ -131,13 +133,13 @@ def test_a_job_in_anothers_folder_changes_no_other_run(world, agent):
 def test_a_job_spends_its_own_budgets_only(world, agent):
     """An agent that cries wolf: its run is relaunched within its policy, held at the end, and no other run notices."""
     world.sagemaker.submit("calm", uri="s3://bucket/calm/")
-    world.supervisor().handle(JobHeard("calm"))
+    world.supervisor().handle(JobStateChanged("calm"))
     for _ in range(12):
         run = world.run()
         if run.state.is_end:
             break
         crier = Agent(world, attempt=run.current.number, job=run.current.job_name, told=300, seal_key=KEY)
-        crier.hear(crier.files(Told.HELLO))
+        crier.hear(crier.files(ReportKind.HELLO))
         world.sagemaker.fail(run.current.job_name, "InternalServerError: We encountered an internal error.")
         world.minutes(30)
     assert world.run().state is RunState.HELD
@@ -150,9 +152,9 @@ def test_a_command_says_no_more_than_a_verb_of_ours(world):
     """Whoever may put events on our bus can hold and stop; he can name no job, no role, no request and no file."""
     with pytest.raises(BadMessage):
         detail = {"verb": "create", "run": "gpt", "who": "eve", "request": {"RoleArn": "x"}}
-        read(json.dumps({"source": "rerail.operator", "id": "1", "detail": detail}))
+        parse_message(json.dumps({"source": "rerail.operator", "id": "1", "detail": detail}))
     before = world.runs.request("gpt")
-    world.supervisor().handle(CommandGiven("c1", "gpt", Verb.HOLD, "eve", "because"))
+    world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.HOLD, "eve", "because"))
     assert world.run().state is RunState.HELD
     assert "eve said hold" in world.run().hold_reason
     assert world.runs.request("gpt") == before

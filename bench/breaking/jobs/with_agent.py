@@ -25,11 +25,11 @@ from marks import (  # type: ignore[import-not-found]
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import (
+    CommandKind,
     Durability,
     Heartbeat,
     Report,
-    Told,
-    Wish,
+    ReportKind,
     command_key,
     heartbeat_key,
     read_command,
@@ -52,7 +52,7 @@ def s3(verb: str, key: str, body: bytes | None = None) -> bytes | None:
     return content if answer.status == 200 else None
 
 
-def tell(what: Told, **said: Any) -> None:
+def tell(what: ReportKind, **said: Any) -> None:
     id = f"a{ATTEMPT}-{what}"
     s3("PUT", report_key(RUN, id), write(Report(id, RUN, ATTEMPT, JOB, what, datetime.now(UTC), **said)))
 
@@ -68,7 +68,7 @@ def asked() -> str:
     if text is None:
         return ""
     command = read_command(text, run=RUN)
-    news = command.attempt == ATTEMPT and command.wish is Wish.CHECKPOINT and command.id not in known
+    news = command.attempt == ATTEMPT and command.wish is CommandKind.CHECKPOINT and command.id not in known
     known.add(command.id)
     return command.id if news else ""
 
@@ -92,7 +92,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     step, found = int(os.environ.get("RERAIL_RESUME_STEP", "0")), False
     mark("from", step)
-    tell(Told.HELLO)
+    tell(ReportKind.HELLO)
     while not told("finish"):
         step += 1
         time.sleep(SECONDS)
@@ -103,12 +103,15 @@ def main() -> None:
         if not found and told("trouble"):
             found = True
             mark("found", step)
-            tell(Told.FINDINGS, findings=(Finding(Kind.NON_FINITE, Level.INTERVENE, step, step, "the loss is nan"),))
+            tell(
+                ReportKind.FINDINGS,
+                findings=(Finding(Kind.NON_FINITE, Level.INTERVENE, step, step, "the loss is nan"),),
+            )
         if step % LOOK_EVERY == 0 and (command := asked()):
-            tell(Told.HEARD, command=command)
+            tell(ReportKind.HEARD, command=command)
             save(step, reason="emergency")
             path = str(BASE / "checkpoints" / f"step-{step:09d}")
-            tell(Told.CHECKPOINT, command=command, step=step, durability=Durability.LOCAL, path=path)
+            tell(ReportKind.CHECKPOINT, command=command, step=step, durability=Durability.LOCAL, path=path)
     mark("finished", step)
 
 

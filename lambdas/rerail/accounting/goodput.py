@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from rerail.accounting import costs as money
-from rerail.accounting.on_call_times import unattended
+from rerail.accounting.on_call_times import estimate_unattended
 from rerail.accounting.wall_time import Badput as Badput  # whoever reads an account needs its words
-from rerail.accounting.wall_time import spent
+from rerail.accounting.wall_time import split_wall_time
 from rerail.model.policy import Policy
 from rerail.model.prices import price
 from rerail.model.run import Attempt, Incident, Run
@@ -23,7 +23,7 @@ class Account:
 
     `goodput_s` and `badput_s` add up to the wall time, from the run's first job to its end. `dollars` are what the
     attempts have cost, `lost_dollars` those of them that paid for badput; warm pools are not counted. `saved_s` and
-    `saved_dollars` are against people on call, as `rerail.accounting.on_call_times` assumes them: the time that they would have taken
+    `saved_dollars` are against people on call, as `on_call_times` assumes them: the time that they would have taken
     longer over the incidents that Rerail mended, and what the machines would have cost in it. `mttd_s` is from a
     trouble's onset to the decision, `mttr_s` to the progress that proved it mended: means in seconds, over `decided`
     and `mended` incidents. None is what cannot be told, for want of a price or of an incident.
@@ -53,9 +53,9 @@ class Account:
         return min(1.0, self.goodput_s / self.wall_s) if self.wall_s > 0 else None
 
 
-def account(run: Run, at: datetime, policy: Policy) -> Account:
+def make_account(run: Run, at: datetime, policy: Policy) -> Account:
     """The run's account until then. Of one record, none of its seconds, dollars and counts is smaller later."""
-    time = spent(run, at)
+    time = split_wall_time(run, at)
     costs = [_cost(attempt, at, policy.prices) for attempt in run.attempts]
     wasted = [time.wasted[each.number] for each in run.attempts]
     orders = [order for attempt in run.attempts for order in attempt.orders]
@@ -70,7 +70,7 @@ def account(run: Run, at: datetime, policy: Policy) -> Account:
     return _with_incidents(told, run, at, policy.prices)
 
 
-def total(accounts: Iterable[Account]) -> Account:
+def sum_accounts(accounts: Iterable[Account]) -> Account:
     """Several runs' accounts as one; what the price of one run's machines keeps from being told is left out."""
     badput = dict.fromkeys(Badput, 0.0)
     goodput = saved_s = dollars = lost = saved = found_s = mended_s = 0.0
@@ -95,7 +95,7 @@ def _cost(attempt: Attempt, at: datetime, prices: Mapping[str, float]) -> float 
     begun, ended = attempt.training_started_at, attempt.ended_at
     if begun is None or at <= begun:
         return 0.0
-    cost = money.dollars(attempt, at, prices)
+    cost = money.attempt_dollars(attempt, at, prices)
     if cost is None or ended is None or at >= ended:
         return cost
     return cost * ((at - begun) / (ended - begun))
@@ -122,7 +122,7 @@ def _saved(run: Run, incident: Incident, prices: Mapping[str, float]) -> tuple[f
     """Seconds, and dollars of machines, that people on call would have taken more than we did until the run was on its
     way again. Where that took us longer than them (no capacity, say), nothing: they would have waited as well."""
     took_s = _between(incident.happened_at, _answered(run, incident))
-    theirs = unattended(incident.kind)
+    theirs = estimate_unattended(incident.kind)
     billed_s = theirs.share * max(0.0, theirs.billed_s - took_s)
     dollars_an_hour = _hourly(run, incident.attempt, prices) if billed_s else 0.0
     dollars = None if dollars_an_hour is None else billed_s / money.HOUR_S * dollars_an_hour

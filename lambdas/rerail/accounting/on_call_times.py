@@ -43,7 +43,7 @@ class Unattended:
     share: float = 1.0
 
 
-def unattended(kind: str) -> Unattended:
+def estimate_unattended(kind: str) -> Unattended:
     """For an incident of that kind, the median; the mean is twice as long and more, since some troubles are found in
     the morning. Whoever's job has ended is called at once, whatever it has ended of."""
     crash_s = CRASH.median * MINUTE_S

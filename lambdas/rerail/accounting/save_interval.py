@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from math import sqrt
 from statistics import median
 
-from rerail.accounting.costs import HOUR_S, trained_s
-from rerail.decisions.remedies import spoken
+from rerail.accounting.costs import HOUR_S, training_seconds
+from rerail.decisions.remedies import format_duration
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.policy import Policy
@@ -30,7 +30,7 @@ class Advice:
     bound: bool = False
 
 
-def advised_interval(stall_s: float, mtbf_s: float) -> float:
+def optimal_interval(stall_s: float, mtbf_s: float) -> float:
     """Seconds of training between two saves, Daly's second order of Young's optimum (J. T. Daly, FGCS 22, 2006).
 
     `stall_s` is what one save keeps the training waiting, `mtbf_s` the mean time between failures."""
@@ -42,30 +42,30 @@ def advised_interval(stall_s: float, mtbf_s: float) -> float:
     return sqrt(2 * stall_s * mtbf_s) * (1 + sqrt(share) / 3 + share / 9) - stall_s
 
 
-def advise(run: Run, checkpoints: Sequence[Checkpoint], policy: Policy, *, at: datetime) -> Advice | None:
+def advise_interval(run: Run, checkpoints: Sequence[Checkpoint], policy: Policy, *, at: datetime) -> Advice | None:
     """What this run's own saves and failures say; None where no save has been measured yet."""
     stalls = [each.stall_s for each in checkpoints if each.stall_s]
     if not stalls:
         return None
-    stall_s, (mtbf_s, failures) = median(stalls), mtbf(run, policy, at=at)
-    interval_s = advised_interval(stall_s, mtbf_s)
+    stall_s, (mtbf_s, failures) = median(stalls), mean_time_between_failures(run, policy, at=at)
+    interval_s = optimal_interval(stall_s, mtbf_s)
     whole_s = max((each.write_s for each in checkpoints if each.write_s), default=0.0)
     return Advice(max(interval_s, whole_s), stall_s, mtbf_s, failures, _actual(checkpoints), whole_s > interval_s)
 
 
-def mtbf(run: Run, policy: Policy, *, at: datetime) -> tuple[float, int]:
+def mean_time_between_failures(run: Run, policy: Policy, *, at: datetime) -> tuple[float, int]:
     """The run's mean time between failures in seconds, and how many it has had.
 
     Its own figure leans on the policy's for so many machines, which counts as one failure."""
     failures = sum(attempt.cause not in (None, Cause.CAPACITY) for attempt in run.attempts)
     failures += sum(attempt.self_repairs for attempt in run.attempts)
-    hours = sum(trained_s(attempt, at) for attempt in run.attempts) / HOUR_S
+    hours = sum(training_seconds(attempt, at) for attempt in run.attempts) / HOUR_S
     machines = max(1, max(attempt.instance_count for attempt in run.attempts))
     expected_h = policy.advice.machine_mtbf.total_seconds() / HOUR_S / machines
     return (expected_h + hours) / (1 + failures) * HOUR_S, failures
 
 
-def spoken_advice(advice: Advice) -> str:
+def format_advice(advice: Advice) -> str:
     """One sentence, for people."""
     best = _time(advice.interval_s)
     why = (
@@ -91,4 +91,4 @@ def _actual(checkpoints: Sequence[Checkpoint]) -> float | None:
 
 
 def _time(seconds: float) -> str:
-    return spoken(timedelta(seconds=seconds))
+    return format_duration(timedelta(seconds=seconds))

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from rerail.model.causes import Cause
-from rerail.model.run import Attempt, Incident, JobStatus, Order, Plan, Run, RunState
+from rerail.model.run import Attempt, Incident, InPlaceRestart, JobStatus, ProposedAction, Run, RunState
 
 # An incident's kind where a job has ended; the others are findings about one that runs.
 JOB_FAILED = "job_failed"
@@ -46,7 +46,7 @@ class WallTime:
     wasted: Mapping[int, float]
 
 
-def spent(run: Run, at: datetime) -> WallTime:
+def split_wall_time(run: Run, at: datetime) -> WallTime:
     """Until then, from the creation of the run's first job; to the end of its last one where the run is over."""
     books = _Books(min(run.attempts[0].created_at or run.created_at, at), at)
     before: Attempt | None = None
@@ -135,7 +135,9 @@ def _wait(books: _Books, run: Run, before: Attempt | None, attempt: Attempt) -> 
     if before is None or (launched is None and run.state in OVER):
         return
     _notice(books, run, before)
-    proposal = run.proposal if launched is None and run.proposal and run.proposal.plan is Plan.LAUNCH else None
+    proposal = (
+        run.proposal if launched is None and run.proposal and run.proposal.plan is ProposedAction.LAUNCH else None
+    )
     hold = _hold(run, books.pointer, launched or books.until)
     if proposal or hold:
         books.book(Badput.BACKOFF, proposal.asked_at if proposal else hold)
@@ -193,7 +195,7 @@ class _Mark(NamedTuple):
 
     at: datetime
     doing: Badput | None
-    order: Order | None = None
+    order: InPlaceRestart | None = None
 
 
 def _marks(run: Run, attempt: Attempt, incidents: Iterable[Incident]) -> Iterator[_Mark]:
@@ -218,7 +220,7 @@ def _reached(attempt: Attempt, incidents: Iterable[Incident]) -> int | None:
     return max((step for step in steps if step is not None), default=None)
 
 
-def _taken_up(order: Order, incidents: Iterable[Incident]) -> int:
+def _taken_up(order: InPlaceRestart, incidents: Iterable[Incident]) -> int:
     """The step from which a restart in place went on: its own, else the newest checkpoint known when it was ordered."""
     if order.resume_step is not None:
         return order.resume_step

@@ -6,7 +6,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from rerail.aws.validation import read_legibly
+from rerail.aws.validation import install_validation
 
 # The control plane of SageMaker throttles at one or two calls a second: adaptive mode slows down instead of failing.
 CONFIG = Config(retries={"mode": "adaptive", "max_attempts": 5}, connect_timeout=3, read_timeout=20)
@@ -15,7 +15,7 @@ CONFIG = Config(retries={"mode": "adaptive", "max_attempts": 5}, connect_timeout
 @cache
 def _session() -> boto3.Session:
     session = boto3.Session()
-    session.events.register("creating-client-class", read_legibly)
+    session.events.register("creating-client-class", install_validation)
     return session
 
 

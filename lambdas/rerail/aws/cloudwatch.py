@@ -12,9 +12,9 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.validation import legible
-from rerail.model.errors import Blind, Throttled
-from rerail.model.metrics import Points, Query
+from rerail.aws.validation import validated
+from rerail.model.errors import StateUnknown, Throttled
+from rerail.model.metrics import MetricQuery, Points
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 QUERIES = 500  # a request's most
@@ -25,7 +25,7 @@ THROTTLING = ("Throttling", "ThrottlingException", "RequestLimitExceeded", "Limi
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    points: Mapping[Query, Points]
+    points: Mapping[MetricQuery, Points]
     calls: int
 
 
@@ -39,7 +39,9 @@ class CloudWatchSeries:
         self.calls = 0
         self.metrics = 0
 
-    def read(self, asked: Sequence[Query], start: datetime, end: datetime, period: timedelta) -> Mapping[Query, Points]:
+    def read(
+        self, asked: Sequence[MetricQuery], start: datetime, end: datetime, period: timedelta
+    ) -> Mapping[MetricQuery, Points]:
         size = _batch_size(start, end, period)
         batches = [asked[first : first + size] for first in range(0, len(asked), size)]
         with ThreadPoolExecutor(READERS) as readers:
@@ -54,7 +56,7 @@ def _batch_size(start: datetime, end: datetime, period: timedelta) -> int:
     return max(1, min(QUERIES, DATAPOINTS // points))
 
 
-def _read(batch: Sequence[Query], *, start: datetime, end: datetime, period: timedelta) -> _Answer:
+def _read(batch: Sequence[MetricQuery], *, start: datetime, end: datetime, period: timedelta) -> _Answer:
     queries = {f"q{number}": query for number, query in enumerate(batch)}
     pages = (
         client("cloudwatch")
@@ -71,15 +73,15 @@ def _read(batch: Sequence[Query], *, start: datetime, end: datetime, period: tim
     calls = 0
     try:
         for calls, page in enumerate(pages, start=1):  # noqa: B007
-            with legible("GetMetricData"):
+            with validated("GetMetricData"):
                 for result in page["MetricDataResults"]:
                     status[result["Id"]] = result.get("StatusCode", "Complete")
                     found[result["Id"]] |= _points(result)
     except ClientError as error:
         throttled = error.response["Error"]["Code"] in THROTTLING
-        raise (Throttled if throttled else Blind)(f"GetMetricData: {error}") from error
+        raise (Throttled if throttled else StateUnknown)(f"GetMetricData: {error}") from error
     except BotoCoreError as error:
-        raise Blind(f"GetMetricData: {error}") from error
+        raise StateUnknown(f"GetMetricData: {error}") from error
     # PartialData on the last page, InternalError, Forbidden, or no word at all: not known, which is not empty.
     whole = {queries[name]: sorted(found[name].items()) for name in queries if status.get(name) == "Complete"}
     return _Answer(whole, calls)
@@ -90,7 +92,7 @@ def _points(result: Mapping[str, Any]) -> dict[datetime, float]:
     return {at.astimezone(UTC): float(value) for at, value in pairs if isfinite(value)}
 
 
-def _wire(name: str, query: Query, period: timedelta) -> dict[str, Any]:
+def _wire(name: str, query: MetricQuery, period: timedelta) -> dict[str, Any]:
     owner = ("Host", f"{query.job}/{query.host}") if query.host else ("TrainingJobName", query.job)
     dimensions = [{"Name": owner[0], "Value": owner[1]}]
     metric = {"Namespace": NAMESPACE, "MetricName": query.metric, "Dimensions": dimensions}

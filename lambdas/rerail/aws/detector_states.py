@@ -3,29 +3,29 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rerail.aws.records import packed, read, record, write
-from rerail.detection.evaluate import Memory
+from rerail.aws.records import pack, read, record, write
+from rerail.detection.evaluate import RunDetection
 from rerail.model.codec import BadRecord, dumps
 
 
-class DynamoMemories:
-    """The port `Memories` on one table."""
+class DynamoDetections:
+    """The port `RunDetections` on one table."""
 
     def __init__(self, table: str) -> None:
         self._table = table
 
-    def recall(self, run_ids: Sequence[str]) -> Mapping[str, Memory]:
+    def recall(self, run_ids: Sequence[str]) -> Mapping[str, RunDetection]:
         found = map(_memory, read(self._table, [_key(run) for run in sorted(set(run_ids))]))
         return {memory.run: memory for memory in found if memory}
 
-    def keep(self, memories: Sequence[Memory]) -> None:
-        write(self._table, [{**_key(memory.run), "doc": packed(dumps(memory))} for memory in memories])
+    def keep(self, memories: Sequence[RunDetection]) -> None:
+        write(self._table, [{**_key(memory.run), "doc": pack(dumps(memory))} for memory in memories])
 
 
-def _memory(item: Mapping[str, Any]) -> Memory | None:
+def _memory(item: Mapping[str, Any]) -> RunDetection | None:
     """One that another version wrote is begun afresh: detectors learn again within some rows."""
     try:
-        return record(Memory, item)
+        return record(RunDetection, item)
     except BadRecord:
         return None
 

@@ -11,12 +11,12 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.records import packed, read, record
-from rerail.aws.validation import legible
+from rerail.aws.records import pack, read, record
+from rerail.aws.validation import validated
 from rerail.model.codec import BadRecord, dumps
 from rerail.model.errors import Conflict, RequestRefused
 from rerail.model.run import Run, TimelineEntry
-from rerail.sweep.shards import PARTS, part_of
+from rerail.sweep.shards import PARTITIONS, partition_of
 
 INDEX = "open"
 PLAIN_CHARACTERS = 50_000
@@ -56,13 +56,13 @@ class DynamoRuns:
         item = self._get(f"run#{run_id}", "request")
         if item is None:
             raise RequestRefused(f"no request is stored for run {run_id!r}; start the job again by hand")
-        with legible(f"the stored request of {run_id}"):
+        with validated(f"the stored request of {run_id}"):
             request: dict[str, Any] = json.loads(item["doc"]["S"])
         return request
 
     def run_of(self, job_name: str) -> str | None:
         item = self._get(f"job#{job_name}", "job")
-        with legible("GetItem"):
+        with validated("GetItem"):
             return str(item["run"]["S"]) if item and "run" in item else None
 
     def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
@@ -78,11 +78,11 @@ class DynamoRuns:
 
     def unheard_of(self, job_names: Collection[str]) -> set[str]:
         names = set(job_names)
-        with legible("BatchGetItem"):
+        with validated("BatchGetItem"):
             found = read(self._table, [_key(f"job#{name}", "job") for name in sorted(names)], only="pk")
             return names - {item["pk"]["S"].removeprefix("job#") for item in found}
 
-    def open_runs(self, parts: Iterable[int] = range(PARTS)) -> Iterator[tuple[str, Run | None]]:
+    def open_runs(self, parts: Iterable[int] = range(PARTITIONS)) -> Iterator[tuple[str, Run | None]]:
         for part in parts:
             pages = (
                 client("dynamodb")
@@ -143,7 +143,7 @@ def _run_item(run: Run) -> dict[str, Any]:
         "state": {"S": run.state.value},
     }
     if run.is_swept:
-        item[INDEX] = {"S": f"open#{part_of(run.id)}"}
+        item[INDEX] = {"S": f"open#{partition_of(run.id)}"}
     return item
 
 
@@ -167,12 +167,12 @@ def _run(item: Mapping[str, Any]) -> Run:
 def run_doc(run: Run) -> dict[str, Any]:
     """A long record is packed: a long life is a thousand and more bytes an attempt."""
     text = dumps(run)
-    return {"S": text} if len(text) <= PLAIN_CHARACTERS else packed(text)
+    return {"S": text} if len(text) <= PLAIN_CHARACTERS else pack(text)
 
 
 def _items(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """A page's items; a page without any list of them tells nothing, which is not the same as none."""
-    with legible("Query"):
+    with validated("Query"):
         return [item for item in page["Items"] if item is not None]
 
 

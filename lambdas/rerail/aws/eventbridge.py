@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rerail.aws.clients import client
-from rerail.aws.validation import sayable
+from rerail.aws.validation import truncate
 from rerail.messages.messages import NOTICE, RERAIL
 from rerail.notices.notice import Notice, as_detail
 from rerail.notices.notifiers.links import Links
@@ -34,7 +34,7 @@ class EventBus:
         entries = answer.get("Entries") or [{}]
         first: Mapping[str, Any] = entries[0] or {}
         if answer.get("FailedEntryCount") or not first.get("EventId"):
-            why = sayable(str(first.get("ErrorMessage")))
+            why = truncate(str(first.get("ErrorMessage")))
             raise RuntimeError(f"the notice {of.key} was not accepted: {why}")
 
 

@@ -11,8 +11,8 @@ from botocore.exceptions import ClientError
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import INDEX
 from rerail.aws.records import record
-from rerail.aws.validation import legible
-from rerail.hyperpod.clusters import HyperPodMemory
+from rerail.aws.validation import validated
+from rerail.hyperpod.clusters import ClusterRecord
 from rerail.model.codec import BadRecord, dumps
 from rerail.model.errors import Conflict
 
@@ -20,24 +20,24 @@ from rerail.model.errors import Conflict
 WAITING = "open#hyperpod"
 
 
-class DynamoHyperPods:
-    """The port `HyperPods` on one table: one item a cluster, changed under a condition."""
+class DynamoClusters:
+    """The port `ClusterRecords` on one table: one item a cluster, changed under a condition."""
 
     def __init__(self, table: str) -> None:
         self._table = table
 
-    def recall(self, cluster: str) -> HyperPodMemory:
+    def recall(self, cluster: str) -> ClusterRecord:
         """One that another version wrote is begun afresh: at worst something is told twice."""
         item = client("dynamodb").get_item(TableName=self._table, Key=_key(cluster), ConsistentRead=True).get("Item")
         if item is None:
-            return HyperPodMemory(cluster)
+            return ClusterRecord(cluster)
         try:
-            return record(HyperPodMemory, item)
+            return record(ClusterRecord, item)
         except BadRecord:
-            with legible("GetItem"):
-                return HyperPodMemory(cluster, version=int(item["version"]["N"]))
+            with validated("GetItem"):
+                return ClusterRecord(cluster, version=int(item["version"]["N"]))
 
-    def waiting(self) -> Iterator[HyperPodMemory]:
+    def waiting(self) -> Iterator[ClusterRecord]:
         """Those that another version wrote wait for the cluster's next event."""
         pages = (
             client("dynamodb")
@@ -52,11 +52,11 @@ class DynamoHyperPods:
         )
         for item in (item for page in pages for item in page.get("Items", ())):
             try:
-                yield record(HyperPodMemory, item)
+                yield record(ClusterRecord, item)
             except BadRecord:
                 continue
 
-    def keep(self, memory: HyperPodMemory, *, until: datetime) -> None:
+    def keep(self, memory: ClusterRecord, *, until: datetime) -> None:
         before = memory.version - 1
         item = {
             **_key(memory.cluster),

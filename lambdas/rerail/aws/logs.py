@@ -8,9 +8,9 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.validation import Illegible, legible
+from rerail.aws.validation import InvalidResponse, validated
 from rerail.incident_report.facts import LogLine
-from rerail.model.errors import Blind, Throttled
+from rerail.model.errors import StateUnknown, Throttled
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 # Of a job on a thousand machines the first few speak for all.
@@ -74,10 +74,10 @@ def _lines(stream: str, events: Sequence[dict[str, Any]]) -> Iterator[LogLine]:
 @contextmanager
 def _readable(what: str) -> Iterator[None]:
     try:
-        with legible("CloudWatch Logs"):
+        with validated("CloudWatch Logs"):
             yield
-    except Illegible as error:
-        raise Blind(f"{what}: {error}") from error
+    except InvalidResponse as error:
+        raise StateUnknown(f"{what}: {error}") from error
 
 
 def _ask(call: str, **request: Any) -> dict[str, Any]:
@@ -89,6 +89,6 @@ def _ask(call: str, **request: Any) -> dict[str, Any]:
         code = error.response["Error"]["Code"]
         if code == "ResourceNotFoundException":
             return {}
-        raise (Throttled if code in THROTTLING else Blind)(f"{call}: {error}") from error
+        raise (Throttled if code in THROTTLING else StateUnknown)(f"{call}: {error}") from error
     except BotoCoreError as error:
-        raise Blind(f"{call}: {error}") from error
+        raise StateUnknown(f"{call}: {error}") from error

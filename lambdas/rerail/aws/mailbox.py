@@ -8,7 +8,7 @@ from functools import partial
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.model.errors import BadMail, Blind, Throttled, Unposted
+from rerail.model.errors import BadMailboxObject, CommandNotStored, StateUnknown, Throttled
 from rerail.model.mailbox import (
     SIZE_LIMIT,
     Command,
@@ -20,8 +20,8 @@ from rerail.model.mailbox import (
     run_of_report,
     write,
 )
-from rerail.model.signatures import is_sealed
-from rerail.ports import Beat, Beats
+from rerail.model.signatures import is_signed
+from rerail.ports import ReceivedHeartbeat, ReceivedHeartbeats
 
 MISSING = ("NoSuchKey", "404")
 THROTTLING = ("SlowDown", "503", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded")
@@ -29,7 +29,7 @@ READERS = 10  # as many connections as the SDK keeps open
 
 
 class S3Mailbox:
-    """The port `Mailbox` on one bucket."""
+    """The port `MailboxPolicy` on one bucket."""
 
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket
@@ -41,32 +41,32 @@ class S3Mailbox:
         except ClientError as error:
             if error.response["Error"]["Code"] in THROTTLING:
                 raise Throttled(f"PutObject {key}: {error}") from error
-            raise Unposted(f"PutObject {key} in {self._bucket}: {error}") from error
+            raise CommandNotStored(f"PutObject {key} in {self._bucket}: {error}") from error
         except BotoCoreError as error:
-            raise Unposted(f"PutObject {key} in {self._bucket}: {error}") from error
+            raise CommandNotStored(f"PutObject {key} in {self._bucket}: {error}") from error
 
     def report(self, key: str, seal_key: str = "") -> Report | None:
         run, id = run_of_report(key)
         found = self._get(key)
         return read_report(found[0], run=run, id=id, seal_key=seal_key) if found else None
 
-    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> Beats:
+    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
         names = sorted(set(folders))
         read = partial(self._heartbeat, seal_keys or {})
         with ThreadPoolExecutor(READERS) as readers:
             answers = dict(zip(names, readers.map(read, names), strict=True))
-        heard = {name: answer for name, answer in answers.items() if isinstance(answer, Beat)}
-        return Beats(heard, {name: answer for name, answer in answers.items() if isinstance(answer, str)})
+        heard = {name: answer for name, answer in answers.items() if isinstance(answer, ReceivedHeartbeat)}
+        return ReceivedHeartbeats(heard, {name: answer for name, answer in answers.items() if isinstance(answer, str)})
 
-    def _heartbeat(self, seal_keys: Mapping[str, str], folder: str) -> Beat | str | None:
+    def _heartbeat(self, seal_keys: Mapping[str, str], folder: str) -> ReceivedHeartbeat | str | None:
         """The heartbeat, or why it cannot be read; None where there is none."""
         name = heartbeat_key(folder)
         try:
             if (found := self._get(name)) is None:
                 return None
-            is_of_the_run = is_sealed(found[0], name=name, key=seal_keys.get(folder, ""))
-            return Beat(read_heartbeat(found[0], run=folder), found[1], is_of_the_run)
-        except (BadMail, Blind) as error:
+            is_of_the_run = is_signed(found[0], name=name, key=seal_keys.get(folder, ""))
+            return ReceivedHeartbeat(read_heartbeat(found[0], run=folder), found[1], is_of_the_run)
+        except (BadMailboxObject, StateUnknown) as error:
             return str(error)
 
     def _get(self, key: str) -> tuple[bytes, datetime] | None:
@@ -78,6 +78,6 @@ class S3Mailbox:
         except ClientError as error:
             if error.response["Error"]["Code"] in MISSING:
                 return None
-            raise Blind(f"GetObject {key} in {self._bucket}: {error}") from error
+            raise StateUnknown(f"GetObject {key} in {self._bucket}: {error}") from error
         except (BotoCoreError, OSError) as error:
-            raise Blind(f"GetObject {key} in {self._bucket}: {error}") from error
+            raise StateUnknown(f"GetObject {key} in {self._bucket}: {error}") from error

@@ -13,8 +13,8 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.decisions.quarantine import Move
-from rerail.model.errors import Throttled, Unanswered, Unfinished, Unmovable
+from rerail.decisions.quarantine import QuarantineMove
+from rerail.model.errors import ActionUnfinished, CallFailed, QuarantineFailed, Throttled
 
 # Of the minute that the supervisor has for ten messages; a turn may look at the same action twice.
 BUDGET_S = 15.0
@@ -37,7 +37,7 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Mover:
+class ObjectMover:
     """Moves within one bucket, as far as it gets in `seconds`; `clock` counts seconds."""
 
     bucket: str
@@ -46,8 +46,10 @@ class Mover:
     sizes: Sizes = field(default_factory=Sizes)
     _end: float = field(default=0.0, init=False)
 
-    def move(self, moves: Sequence[Move]) -> None:
-        """All of it; raises Unfinished, Throttled, Unanswered or Unmovable. What it raises for, it has not deleted."""
+    def move(self, moves: Sequence[QuarantineMove]) -> None:
+        """Carry out every move; an object whose move raises is not deleted.
+
+        Raises ActionUnfinished, Throttled, CallFailed or QuarantineFailed."""
         self._end = self.clock() + self.seconds
         # One after the other: when a pointer is replaced, what it is to point at must be there still.
         for move in (m for m in moves if m.is_replaced):
@@ -56,9 +58,9 @@ class Mover:
             for _ in movers.map(self._in_time, [m for m in moves if not m.is_replaced]):
                 pass
 
-    def _in_time(self, move: Move) -> None:
+    def _in_time(self, move: QuarantineMove) -> None:
         if self.clock() >= self._end:
-            raise Unfinished("there is more to move than time: the next turn goes on")
+            raise ActionUnfinished("there is more to move than time: the next turn goes on")
         try:
             self._move(move)
         except ClientError as error:
@@ -66,14 +68,14 @@ class Mover:
             raise self._meaning(error, move) from error
         except BotoCoreError as error:
             self._end = 0.0
-            raise Unanswered(f"setting aside s3://{self.bucket}/{move.source.key}: {error}") from error
+            raise CallFailed(f"setting aside s3://{self.bucket}/{move.source.key}: {error}") from error
 
-    def _move(self, move: Move) -> None:
+    def _move(self, move: QuarantineMove) -> None:
         source = self._head(move.source.key)
         if source is None:
             return  # it was moved before, or its owner has deleted it
         if source["ETag"].strip('"') != move.source.etag.strip('"'):
-            raise Unfinished(f"{move.source.key} has changed since it was listed: the next turn looks again")
+            raise ActionUnfinished(f"{move.source.key} has changed since it was listed: the next turn looks again")
         kept = self._head(move.target)
         if kept is None:
             self._copy(source, move.source.key, move.target)
@@ -82,18 +84,18 @@ class Mover:
             # What was set aside first is the evidence: it is never written over by what took its place.
             self._replace(move)
         elif kept is None or not _is_same(source, kept):
-            raise Unmovable(
+            raise QuarantineFailed(
                 f"s3://{self.bucket}/{move.target} is not the same as {move.source.key}. To do: find out who wrote it, "
                 "move it elsewhere, then release the run"
             )
         else:
             client("s3").delete_object(Bucket=self.bucket, Key=move.source.key)
 
-    def _replace(self, move: Move) -> None:
+    def _replace(self, move: QuarantineMove) -> None:
         if move.twin:
             twin = self._head(move.twin)
             if twin is None:
-                raise Unfinished(f"{move.twin} is gone since it was listed: the next turn looks again")
+                raise ActionUnfinished(f"{move.twin} is gone since it was listed: the next turn looks again")
             self._copy(twin, move.twin, move.source.key)
         else:
             client("s3").put_object(Bucket=self.bucket, Key=move.source.key, Body=move.text.encode())
@@ -134,7 +136,7 @@ class Mover:
 
         def copy(number: int) -> None:
             if self.clock() >= self._end:
-                raise Unfinished(f"{key} is copied in part: the next turn goes on")
+                raise ActionUnfinished(f"{key} is copied in part: the next turn goes on")
             first, last = (number - 1) * part, min(number * part, size) - 1
             answer = s3.upload_part_copy(
                 **place,
@@ -165,10 +167,10 @@ class Mover:
         usable = [e for e in found if e["Size"] == min(part, size - (e["PartNumber"] - 1) * part)]
         return uploads[0], {each["PartNumber"]: each["ETag"] for each in usable}
 
-    def _meaning(self, error: ClientError, move: Move) -> Exception:
+    def _meaning(self, error: ClientError, move: QuarantineMove) -> Exception:
         code, what = error.response["Error"]["Code"], f"{error.operation_name} for s3://{self.bucket}/{move.source.key}"
         if code in FORBIDDEN:
-            return Unmovable(
+            return QuarantineFailed(
                 f"{what} is not allowed ({code}). To do: deploy with {self.bucket} in the context value asideBuckets, "
                 "which gives the supervisor s3:PutObject and s3:DeleteObject there (and see checkpointBuckets and "
                 "checkpointKeyArns), or move aside by hand what must not be resumed from; then release the run"
@@ -176,8 +178,8 @@ class Mover:
         if code in THROTTLING:
             return Throttled(f"{what}: {error}")
         if code in (*CHANGED, *MISSING):
-            return Unfinished(f"{what}: it has changed since it was listed, the next turn looks again")
-        return Unanswered(f"{what}: {error}")
+            return ActionUnfinished(f"{what}: it has changed since it was listed, the next turn looks again")
+        return CallFailed(f"{what}: {error}")
 
 
 def _is_of_parts(head: dict[str, Any]) -> bool:

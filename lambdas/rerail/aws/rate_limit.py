@@ -9,7 +9,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.validation import legible
+from rerail.aws.validation import validated
 from rerail.model.codec import dumps, loads
 from rerail.model.errors import Throttled
 from rerail.supervisor.rate_limit import Admission, Launches, admit
@@ -18,8 +18,8 @@ KEY = {"pk": {"S": "account"}, "sk": {"S": "launches"}}
 TRIES = 8
 
 
-class DynamoBrake:
-    """The port `Brake` on one item of the table of runs."""
+class DynamoRateLimit:
+    """The port `RateLimit` on one item of the table of runs."""
 
     def __init__(self, table: str) -> None:
         self._table = table
@@ -34,7 +34,7 @@ class DynamoBrake:
 
     def _load(self) -> tuple[int, Launches]:
         item = client("dynamodb").get_item(TableName=self._table, Key=KEY, ConsistentRead=True).get("Item")
-        with legible("GetItem"):
+        with validated("GetItem"):
             return (int(item["version"]["N"]), loads(Launches, item["doc"]["S"])) if item else (0, Launches())
 
     def _keep(self, launches: Launches, version: int) -> bool:

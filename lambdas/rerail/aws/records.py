@@ -13,7 +13,7 @@ READ_BATCH, WRITE_BATCH = 100, 25
 T = TypeVar("T")
 
 
-def packed(text: str) -> dict[str, Any]:
+def pack(text: str) -> dict[str, Any]:
     """The text as an attribute, at a third of its length: a write is paid for by the kilobyte."""
     return {"B": zlib.compress(text.encode())}
 

@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError
 from rerail.aws.clients import client_as
 from rerail.incident_report.location import page_key
 from rerail.notices.notice import Notice
-from rerail.notices.notifiers.links import Place, console_of_report
+from rerail.notices.notifiers.links import NoticeOrigin, console_of_report
 
 # As long as a night; a function's own credentials may end sooner, and what they have signed with them.
 VALID_S = 12 * 3600
@@ -22,7 +22,7 @@ class ReportLinks:
         self._bucket = bucket
         self._signed = signed
 
-    def of(self, notice: Notice, place: Place) -> str:
+    def of(self, notice: Notice, place: NoticeOrigin) -> str:
         """Good for some hours where it is signed; nothing is asked of S3 for it. Where it cannot be signed it is the
         console's: people are told all the same."""
         if not self._bucket or not notice.state:

@@ -6,8 +6,8 @@ from rerail.incident_report.location import page_key
 HTML = "text/html; charset=utf-8"
 
 
-class S3Pages:
-    """The port `Pages` on one bucket."""
+class S3ReportPages:
+    """The port `ReportPages` on one bucket."""
 
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket

@@ -9,12 +9,18 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.quarantine import Mover
-from rerail.decisions.quarantine import plan
-from rerail.model.actions import SetAside
-from rerail.model.checkpoint_layouts import Stored, checkpoint_of, has_manifests, pointer_files, saves
+from rerail.aws.quarantine import ObjectMover
+from rerail.decisions.quarantine import plan_moves
+from rerail.model.actions import QuarantineCheckpoints
+from rerail.model.checkpoint_layouts import (
+    StoredObject,
+    find_checkpoints,
+    find_pointers,
+    has_manifests,
+    make_checkpoint,
+)
 from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, bucket_and_folder, newest_usable, read_manifest
-from rerail.model.errors import BadManifest, Blind, Unanswered
+from rerail.model.errors import BadManifest, CallFailed, StateUnknown
 
 # The newest is nearly always whole and clean; the rest is for the rare night when it is not. Where none of so many is,
 # older ones are read, up to the most: a loss that went wrong unseen has spoilt all that was saved since.
@@ -29,7 +35,7 @@ POINTER_BYTES = 200
 class S3Checkpoints:
     """The port `Checkpoints` on S3; `mover` is made for a bucket."""
 
-    def __init__(self, mover: Callable[[str], Mover] = Mover) -> None:
+    def __init__(self, mover: Callable[[str], ObjectMover] = ObjectMover) -> None:
         self._mover = mover
         # A run that proves its progress is looked at each minute, and none of its manifests ever changes.
         self._read = lru_cache(maxsize=MANIFESTS_KEPT)(_read)
@@ -40,8 +46,8 @@ class S3Checkpoints:
             stored = _stored(bucket, prefix)
             folders = _folders(stored, prefix)
             if not has_manifests(stored):
-                found_saves = saves(stored, _pointers(bucket, prefix, stored))
-                return [checkpoint_of(save, uri=f"s3://{bucket}/{prefix}") for save in found_saves]
+                found_saves = find_checkpoints(stored, _pointers(bucket, prefix, stored))
+                return [make_checkpoint(save, uri=f"s3://{bucket}/{prefix}") for save in found_saves]
             wanted = (folder for folder in folders if upto is None or _step(folder) <= upto)
             newest = sorted(wanted, key=_step, reverse=True)[:MOST_MANIFESTS_READ]
             etags = {f"{prefix}{each.key}": each.etag for each in stored}
@@ -52,7 +58,7 @@ class S3Checkpoints:
                 if newest_usable(found):
                     break
         except (ClientError, BotoCoreError) as error:
-            raise Blind(f"checkpoints under {uri}: {error}") from error
+            raise StateUnknown(f"checkpoints under {uri}: {error}") from error
         return found
 
     def _known(self, bucket: str, folder: str, sizes: dict[str, int], etags: dict[str, str]) -> Checkpoint | None:
@@ -68,44 +74,44 @@ class S3Checkpoints:
         try:
             stored = _stored(bucket, prefix)
         except (ClientError, BotoCoreError) as error:
-            raise Blind(f"checkpoints under {uri}: {error}") from error
+            raise StateUnknown(f"checkpoints under {uri}: {error}") from error
         if not has_manifests(stored):
-            return [save.saved_at for save in saves(stored)]
+            return [save.saved_at for save in find_checkpoints(stored)]
         whole = [each for each in stored if each.key.rpartition("/")[2] == MANIFEST]
         return sorted(each.at for each in whole if STEP_FOLDER.fullmatch(each.key.partition("/")[0]))[-MANIFESTS_READ:]
 
-    def set_aside(self, action: SetAside) -> None:
+    def set_aside(self, action: QuarantineCheckpoints) -> None:
         bucket, prefix = bucket_and_folder(action.uri)
         try:
             stored = _stored(bucket, prefix)
-            moves = [] if has_manifests(stored) else plan(stored, _pointers(bucket, prefix, stored), action)
+            moves = [] if has_manifests(stored) else plan_moves(stored, _pointers(bucket, prefix, stored), action)
         except (ClientError, BotoCoreError) as error:
-            raise Unanswered(f"what is to be set aside under {action.uri}: {error}") from error
+            raise CallFailed(f"what is to be set aside under {action.uri}: {error}") from error
         if moves:
             self._mover(bucket).move(moves)
 
 
-def _stored(bucket: str, prefix: str) -> list[Stored]:
+def _stored(bucket: str, prefix: str) -> list[StoredObject]:
     """Every object below the prefix, by its key from there on."""
     pages = client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     return [
-        Stored(item["Key"].removeprefix(prefix), item["Size"], item["LastModified"].astimezone(UTC), item["ETag"])
+        StoredObject(item["Key"].removeprefix(prefix), item["Size"], item["LastModified"].astimezone(UTC), item["ETag"])
         for page in pages
         for item in page.get("Contents", [])
         if item.keys() >= LISTED
     ]
 
 
-def _pointers(bucket: str, prefix: str, stored: Sequence[Stored]) -> dict[str, str]:
+def _pointers(bucket: str, prefix: str, stored: Sequence[StoredObject]) -> dict[str, str]:
     """The texts of the files that name the newest save."""
     texts = {}
-    for each in pointer_files(stored):
+    for each in find_pointers(stored):
         body: Any = client("s3").get_object(Bucket=bucket, Key=f"{prefix}{each.key}")["Body"]
         texts[each.key] = body.read(POINTER_BYTES).decode(errors="replace")
     return texts
 
 
-def _folders(stored: Sequence[Stored], prefix: str) -> dict[str, dict[str, int]]:
+def _folders(stored: Sequence[StoredObject], prefix: str) -> dict[str, dict[str, int]]:
     """Folder prefix to the sizes in bytes of the objects in it, for folders that look like a checkpoint."""
     folders: dict[str, dict[str, int]] = defaultdict(dict)
     for each in stored:

@@ -7,13 +7,21 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from rerail.aws.clients import client
-from rerail.aws.validation import legible
+from rerail.aws.validation import validated
 from rerail.decisions.warm_pools import GONE
-from rerail.model.errors import Blind, CapacityRefused, JobExists, JobNotFound, RequestRefused, Throttled, Unanswered
+from rerail.model.errors import (
+    CallFailed,
+    CapacityRefused,
+    JobExists,
+    JobNotFound,
+    RequestRefused,
+    StateUnknown,
+    Throttled,
+)
 from rerail.model.machines import cluster_of, pool_of
-from rerail.model.redaction import hidden
+from rerail.model.redaction import redact_values
 from rerail.model.run import Job, JobStatus
-from rerail.model.self_repairs import repaired
+from rerail.model.self_repairs import count_repairs
 from rerail.requests.relaunch import checkpoint_uri
 
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
@@ -28,22 +36,22 @@ class SageMakerJobs:
     def describe(self, job_name: str) -> tuple[Job, Mapping[str, Any]]:
         try:
             description = client("sagemaker").describe_training_job(TrainingJobName=job_name)
-            with legible("DescribeTrainingJob"):
+            with validated("DescribeTrainingJob"):
                 return job_from(description), description
         except ClientError as error:
             if _is_missing(error):
                 raise JobNotFound(f"SageMaker knows no training job {job_name!r}") from error
-            raise Blind(f"DescribeTrainingJob {job_name}: {error}") from error
+            raise StateUnknown(f"DescribeTrainingJob {job_name}: {error}") from error
         except BotoCoreError as error:
-            raise Blind(f"DescribeTrainingJob {job_name}: {error}") from error
+            raise StateUnknown(f"DescribeTrainingJob {job_name}: {error}") from error
 
     def tags(self, arn: str) -> Mapping[str, str]:
         try:
             pages = client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
-            with legible("ListTags"):
+            with validated("ListTags"):
                 return {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
         except (ClientError, BotoCoreError) as error:
-            raise Blind(f"ListTags {arn}: {error}") from error
+            raise StateUnknown(f"ListTags {arn}: {error}") from error
 
     def request_members(self) -> Collection[str]:
         operation = client("sagemaker").meta.service_model.operation_model("CreateTrainingJob")
@@ -57,7 +65,7 @@ class SageMakerJobs:
             .paginate(LastModifiedTimeAfter=time, PaginationConfig={"PageSize": PAGE})
         )
         try:
-            with legible("ListTrainingJobs"):
+            with validated("ListTrainingJobs"):
                 return {
                     summary["TrainingJobName"]: (
                         JobStatus(summary.get("TrainingJobStatus")),
@@ -67,7 +75,7 @@ class SageMakerJobs:
                     for summary in page["TrainingJobSummaries"]
                 }
         except (ClientError, BotoCoreError) as error:
-            raise Blind(f"ListTrainingJobs: {error}") from error
+            raise StateUnknown(f"ListTrainingJobs: {error}") from error
 
     def create(self, request: Mapping[str, Any]) -> None:
         try:
@@ -75,9 +83,9 @@ class SageMakerJobs:
         except ClientError as error:
             raise _refusal(error, request) from error
         except ParamValidationError as error:  # never sent, and it never will be
-            raise RequestRefused(hidden(str(error), request)) from error
+            raise RequestRefused(redact_values(str(error), request)) from error
         except BotoCoreError as error:
-            raise Unanswered(f"CreateTrainingJob: {error}") from error
+            raise CallFailed(f"CreateTrainingJob: {error}") from error
 
     def stop(self, job_name: str) -> None:
         try:
@@ -117,7 +125,7 @@ def job_from(description: Mapping[str, Any]) -> Job:
         created_at=description["CreationTime"],
         training_started_at=description.get("TrainingStartTime"),
         ended_at=description.get("TrainingEndTime"),
-        failure_reason=hidden(description.get("FailureReason", ""), description),
+        failure_reason=redact_values(description.get("FailureReason", ""), description),
         checkpoint_uri=checkpoint_uri(description),
         keep_alive_seconds=description.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0),
         defined_metrics=tuple(
@@ -132,7 +140,7 @@ def job_from(description: Mapping[str, Any]) -> Job:
         pool=pool_of(description),
         lacks_machines=_lacks_machines(description),
         pending_ran_out=_pending_ran_out(description),
-        repaired=repaired(
+        repaired=count_repairs(
             description.get("SecondaryStatusTransitions", []), retries=bool(description.get("RetryStrategy"))
         ),
     )
@@ -180,7 +188,7 @@ def _is_missing(error: ClientError) -> bool:
 
 
 def _refusal(error: ClientError, request: Mapping[str, Any]) -> Exception:
-    code, message = error.response["Error"]["Code"], hidden(error.response["Error"]["Message"], request)
+    code, message = error.response["Error"]["Code"], redact_values(error.response["Error"]["Message"], request)
     if code == "ResourceInUse":
         return JobExists(message)
     if code in NO_ROOM:
@@ -189,4 +197,4 @@ def _refusal(error: ClientError, request: Mapping[str, Any]) -> Exception:
         return Throttled(message)
     if code in NEVER:
         return RequestRefused(f"{code}: {message}")
-    return Unanswered(f"CreateTrainingJob: {code}: {message}")
+    return CallFailed(f"CreateTrainingJob: {code}: {message}")

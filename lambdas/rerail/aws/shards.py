@@ -11,51 +11,51 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.records import packed, read, record, write
+from rerail.aws.records import pack, read, record, write
 from rerail.model.codec import BadRecord, dumps
-from rerail.model.errors import Unanswered
-from rerail.sweep.shards import PARTS, Share, as_event
-from rerail.sweep.sweep import RoundReport
+from rerail.model.errors import CallFailed
+from rerail.sweep.shards import PARTITIONS, Shard, as_event
+from rerail.sweep.sweep import SweepReport
 
 KEPT_FOR = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ShardReport:
     """What one invocation saw of its parts, and when."""
 
     parts: tuple[int, ...]
     at: datetime
-    report: RoundReport
+    report: SweepReport
 
 
-class InvokedShares:
-    """The port `Shares` on Lambda's asynchronous invocations and one table."""
+class InvokedShards:
+    """The port `Shards` on Lambda's asynchronous invocations and one table."""
 
     def __init__(self, table: str) -> None:
         self._table = table
 
-    def hand_on(self, share: Share, *, to: str) -> None:
+    def hand_on(self, share: Shard, *, to: str) -> None:
         event = json.dumps(as_event(share), separators=(",", ":")).encode()
         try:
             client("lambda").invoke(FunctionName=to, InvocationType="Event", Payload=event)
         except (ClientError, BotoCoreError) as error:
-            raise Unanswered(f"Invoke of {to} for the parts {share.parts}: {error}") from error
+            raise CallFailed(f"Invoke of {to} for the parts {share.parts}: {error}") from error
 
-    def keep(self, parts: Sequence[int], report: RoundReport, *, at: datetime) -> None:
+    def keep(self, parts: Sequence[int], report: SweepReport, *, at: datetime) -> None:
         expires = {"N": str(int((at + KEPT_FOR).timestamp()))}
-        told = Told(tuple(parts), at, report)
-        write(self._table, [{**_key(parts[0]), "doc": packed(dumps(told)), "expires": expires}])
+        told = ShardReport(tuple(parts), at, report)
+        write(self._table, [{**_key(parts[0]), "doc": pack(dumps(told)), "expires": expires}])
 
-    def reports(self) -> Mapping[tuple[int, ...], tuple[datetime, RoundReport]]:
-        found = map(_told, read(self._table, [_key(part) for part in range(PARTS)]))
+    def reports(self) -> Mapping[tuple[int, ...], tuple[datetime, SweepReport]]:
+        found = map(_told, read(self._table, [_key(part) for part in range(PARTITIONS)]))
         return {told.parts: (told.at, told.report) for told in found if told}
 
 
-def _told(item: Mapping[str, Any]) -> Told | None:
+def _told(item: Mapping[str, Any]) -> ShardReport | None:
     """One that another version wrote is as good as none: the next is a minute away."""
     try:
-        return record(Told, item)
+        return record(ShardReport, item)
     except BadRecord:
         return None
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from rerail.aws.clients import client
-from rerail.aws.validation import sayable
+from rerail.aws.validation import truncate
 from rerail.messages.messages import SWEEP, WAKE
 
 BATCH = 10
@@ -27,7 +27,7 @@ class SqsQueue:
             answer = client("sqs").send_message_batch(QueueUrl=self._url, Entries=entries)
             if failed := answer.get("Failed"):
                 told = str((failed[0] or {}).get("Message", "of what nobody says"))
-                why = sayable(told)
+                why = truncate(told)
                 raise RuntimeError(f"{len(failed)} wake-ups were not accepted, the first because {why}")
 
 

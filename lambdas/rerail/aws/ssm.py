@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.validation import legible
-from rerail.model.errors import Blind, UnknownPolicy
+from rerail.aws.validation import validated
+from rerail.model.errors import StateUnknown, UnknownPolicy
 from rerail.model.policy import NAME, Policy, parse_policy
 from rerail.supervisor.pause import parse_pause
 
@@ -38,14 +38,14 @@ class SsmPolicies:
         if not NAME.fullmatch(name):
             raise UnknownPolicy(f"{name!r} cannot be the name of a policy")
         try:
-            with legible("GetParameter"):
+            with validated("GetParameter"):
                 return str(client("ssm").get_parameter(Name=f"{self._prefix}/{name}")["Parameter"]["Value"])
         except ClientError as error:
             if error.response["Error"]["Code"] == "ParameterNotFound":
                 raise UnknownPolicy(f"no policy {name!r} is deployed") from error
-            raise Blind(f"GetParameter of policy {name!r}: {error}") from error
+            raise StateUnknown(f"GetParameter of policy {name!r}: {error}") from error
         except BotoCoreError as error:
-            raise Blind(f"GetParameter of policy {name!r}: {error}") from error
+            raise StateUnknown(f"GetParameter of policy {name!r}: {error}") from error
 
 
 class SsmPause:
@@ -70,7 +70,7 @@ class SsmPause:
     def _look(self) -> bool | None:
         """None where nobody can tell."""
         try:
-            with legible("GetParameter"):
+            with validated("GetParameter"):
                 text = str(client("ssm").get_parameter(Name=self._name)["Parameter"]["Value"])
         except ClientError as error:
             return False if error.response["Error"]["Code"] == "ParameterNotFound" else None

@@ -32,19 +32,19 @@ KINDS: Mapping[str, Any] = {
 UNREAD = (ResponseParserError, LookupError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
 
 
-class Illegible(BotoCoreError):  # type: ignore[misc]
+class InvalidResponse(BotoCoreError):  # type: ignore[misc]
     """AWS has answered, and nobody can tell what."""
 
     fmt = "{what}: the answer cannot be read ({problem}); if it lasts, deploy a newer version"
 
 
-def sayable(text: str, most: int = PROBLEM_LIMIT) -> str:
+def truncate(text: str, most: int = PROBLEM_LIMIT) -> str:
     """A beginning of the text, without half characters, which no log and no message takes."""
     return text[:most].encode(errors="replace").decode()
 
 
 @contextmanager
-def legible(what: str) -> Iterator[None]:
+def validated(what: str) -> Iterator[None]:
     """Whatever goes wrong while an answer is read is the answer's fault: raises Illegible, which says of what."""
     try:
         yield
@@ -52,10 +52,10 @@ def legible(what: str) -> Iterator[None]:
         raise
     except UNREAD as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())
-        raise Illegible(what=what, problem=sayable(problem)) from error
+        raise InvalidResponse(what=what, problem=truncate(problem)) from error
 
 
-def misshapen(value: Any, shape: Any, path: str = "") -> str:
+def find_wrong_type(value: Any, shape: Any, path: str = "") -> str:
     """The first member of an answer that is not of the type that the service's model says; "" where all are."""
     kinds = KINDS.get(shape.type_name)
     if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and shape.type_name != "boolean")):
@@ -71,14 +71,14 @@ def misshapen(value: Any, shape: Any, path: str = "") -> str:
         inner = ((each, shape.member, f"{path}[{number}]") for number, each in enumerate(value))
     elif shape.type_name == "map":
         inner = ((each, shape.value, f"{path}.{key!s:.60}") for key, each in value.items())
-    return next(filter(None, (misshapen(each, member, where) for each, member, where in inner)), "")
+    return next(filter(None, (find_wrong_type(each, member, where) for each, member, where in inner)), "")
 
 
 def _said_briefly(error: ClientError) -> ClientError | None:
     """The refusal in words that can be shown, where it is not: what stands before a service may answer with a page."""
     told = error.response.get("Error", {})
     code, message = (" ".join(str(told.get(name, "Unknown")).split()) for name in ("Code", "Message"))
-    code, message = (sayable(text, WORDS_LIMIT) for text in (code, message))
+    code, message = (truncate(text, WORDS_LIMIT) for text in (code, message))
     if (code, message) == (told.get("Code"), told.get("Message")):
         return None
     brief = {**error.response, "Error": {**told, "Code": code, "Message": message}}
@@ -89,7 +89,7 @@ class Reader:
     """What every client inherits: the SDK's own parsers trust that an answer is as its model says."""
 
     def _make_api_call(self, operation_name: str, api_params: Any) -> Any:
-        with legible(operation_name):
+        with validated(operation_name):
             try:
                 answer = super()._make_api_call(operation_name, api_params)  # type: ignore[misc]
             except ClientError as error:
@@ -98,11 +98,11 @@ class Reader:
                 raise
             if operation_name in CHECKED:
                 model = self.meta.service_model.operation_model(operation_name)  # type: ignore[attr-defined]
-                if problem := misshapen(answer, model.output_shape):
+                if problem := find_wrong_type(answer, model.output_shape):
                     raise TypeError(problem)
             return answer
 
 
-def read_legibly(base_classes: list[type], **_: Any) -> None:
+def install_validation(base_classes: list[type], **_: Any) -> None:
     """The SDK's event `creating-client-class`: its client becomes a Reader."""
     base_classes.insert(0, Reader)

@@ -10,7 +10,7 @@ from rerail.model.run import Ledger
 KEPT_ENTRIES = 20
 
 
-def refunded(ledger: Ledger, *, newest_step: int, at: datetime) -> Ledger:
+def with_refund(ledger: Ledger, *, newest_step: int, at: datetime) -> Ledger:
     """The ledger after looking at how far the run has come: farther than ever before clears every charge."""
     if newest_step <= (ledger.progress_step or 0):
         return ledger
@@ -25,7 +25,7 @@ def refunded(ledger: Ledger, *, newest_step: int, at: datetime) -> Ledger:
     )
 
 
-def charged(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool, at: datetime) -> Ledger:
+def with_charge(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool, at: datetime) -> Ledger:
     """The ledger after one more failure of this cause; capacity is charged in time, from the first refusal on."""
     if cause is Cause.CAPACITY:
         since = ledger.capacity_since or at
@@ -44,7 +44,7 @@ def charged(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool, at
     )
 
 
-def forgotten(ledger: Ledger, *, window: timedelta, at: datetime) -> Ledger:
+def with_recent_charges(ledger: Ledger, *, window: timedelta, at: datetime) -> Ledger:
     """The ledger without the charges that are older than the window; 0 forgets none."""
     recent = {cause: tuple(t for t in times if at - t < window) for cause, times in ledger.charged_at.items()}
     if not window or recent == ledger.charged_at:
@@ -58,13 +58,13 @@ def forgotten(ledger: Ledger, *, window: timedelta, at: datetime) -> Ledger:
     )
 
 
-def started(ledger: Ledger, *, at: datetime, limits: Limits) -> Ledger:
+def with_start(ledger: Ledger, *, at: datetime, limits: Limits) -> Ledger:
     """The ledger after one more launch; launches older than the storm window are forgotten."""
     recent = tuple(start for start in ledger.starts if at - start < limits.starts_window)
     return replace(ledger, starts=(*recent, at))
 
 
-def pardoned(ledger: Ledger, *, who: str, at: datetime) -> Ledger:
+def with_fresh_budgets(ledger: Ledger, *, who: str, at: datetime) -> Ledger:
     """The ledger after a human released the run: they have looked, so every budget starts afresh."""
     return replace(
         _noted(ledger, at, f"released by {who}: every charge forgiven"),
@@ -77,7 +77,7 @@ def pardoned(ledger: Ledger, *, who: str, at: datetime) -> Ledger:
     )
 
 
-def left(ledger: Ledger, policy: Policy) -> dict[Cause, int]:
+def remaining_retries(ledger: Ledger, policy: Policy) -> dict[Cause, int]:
     """Failures of each cause that the run can still afford."""
     budgets = {cause: policy.retries.of(cause) for cause in Cause}
     return {c: max(0, b - ledger.charges.get(c, 0)) for c, b in budgets.items() if b is not None}

@@ -11,8 +11,8 @@ from datetime import datetime
 from rerail.detection.onsets import OF_THE_LOSS
 from rerail.model.checkpoints import Checkpoint, Health, newest_usable
 from rerail.model.finding import Finding, Level
-from rerail.model.mailbox import Report, Told
-from rerail.model.run import Label, Run
+from rerail.model.mailbox import Report, ReportKind
+from rerail.model.run import HealthLabel, Run
 
 KEPT_LABELS = 60
 # Of each rollback: the attempt and the restart in place that were rolled back, and the step at which the trouble began.
@@ -24,7 +24,7 @@ ROLLED_BACK = "saved after the loss had gone wrong, by the attempt that was roll
 TROUBLED = "its health is suspect: there was trouble with the loss when it was saved"
 
 
-def labelled(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+def with_health(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """The checkpoints with their health as it is known now; to judge them twice changes nothing."""
     onsets = _onsets(run)
     if not onsets and not run.labels:
@@ -36,7 +36,7 @@ def labelled(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, .
     )
 
 
-def judged(run: Run, checkpoint: Checkpoint) -> tuple[Health, str]:
+def assess_health(run: Run, checkpoint: Checkpoint) -> tuple[Health, str]:
     """The health of a save, and why it is not clean, or why it is clean again; the worst that is known counts."""
     return _judged(run, checkpoint, _onsets(run))
 
@@ -67,7 +67,7 @@ def newest_resumable(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     return newest_usable(checkpoints) or newest_usable(checkpoints, health=Health.SUSPECT)
 
 
-def heard(run: Run, findings: Sequence[Finding]) -> Run:
+def with_findings(run: Run, findings: Sequence[Finding]) -> Run:
     """The run after its current attempt's detectors have spoken: of a trouble with the loss, or that one is over."""
     for finding in findings:
         if finding.kind not in OF_THE_LOSS:
@@ -76,28 +76,28 @@ def heard(run: Run, findings: Sequence[Finding]) -> Run:
     return run
 
 
-def condemned(run: Run, finding: Finding) -> Run:
+def with_rollback_labels(run: Run, finding: Finding) -> Run:
     """The run that is being rolled back to before a finding's onset: nobody resumes from what was saved since then."""
     return _troubled(run, finding, Health.QUARANTINED)
 
 
-def rolled_back(run: Run, step: int, *, why: str, source: str) -> Run:
+def with_operator_rollback(run: Run, step: int, *, why: str, source: str) -> Run:
     """The run that an operator rolls back to a step: nobody resumes from what was saved after it until now."""
     last = next((each for each in reversed(run.attempts) if each.exists), run.attempts[0])
-    label = Label(step + 1, last.number, Health.QUARANTINED, why[:WHY_LIMIT], source, restart=last.restart)
+    label = HealthLabel(step + 1, last.number, Health.QUARANTINED, why[:WHY_LIMIT], source, restart=last.restart)
     onset = min(step + 1, last.onset_step) if last.onset_step is not None else step + 1
     attempts = tuple(replace(each, onset_step=onset) if each is last else each for each in run.attempts)
     return _with(replace(run, attempts=attempts), label)
 
 
-def onset(run: Run) -> int | None:
+def find_open_onset(run: Run) -> int | None:
     """Where the trouble with the current attempt's loss began, of which nobody has said that it is over."""
     own = (run.current.number, run.current.restart)
     open_ = [each for each in run.labels if each.health is not Health.CLEAN and _is_open(each)]
     return min((each.step for each in open_ if (each.attempt, each.restart) == own), default=None)
 
 
-def restarted(run: Run, at: datetime) -> Run:
+def with_sagemaker_restart(run: Run, at: datetime) -> Run:
     """The run whose job SageMaker itself has restarted: it goes on from a clean checkpoint, and what it saves from now
     on is not what it saved in the trouble before."""
     attempt = run.current
@@ -112,12 +112,12 @@ def restarted(run: Run, at: datetime) -> Run:
     )
 
 
-def refused(run: Run, report: Report) -> Run:
+def with_unrestorable(run: Run, report: Report) -> Run:
     """The run after an agent reported a save that it could not restore; the same report again changes nothing."""
     if report.step is None or any(label.source == report.id for label in run.labels):
         return run
     saver = report.attempt if report.saved_by is None else min(report.saved_by, report.attempt)
-    found = Label(
+    found = HealthLabel(
         step=report.step,
         attempt=saver,
         health=Health.QUARANTINED,
@@ -126,7 +126,7 @@ def refused(run: Run, report: Report) -> Run:
         until=report.step,
         restart=report.restart if saver == report.attempt else ANY_RESTART,
     )
-    if report.told is not Told.DAMAGED:
+    if report.told is not ReportKind.DAMAGED:
         known = (found.step, found.until, found.attempt)
         before = [each for each in run.labels if (each.step, each.until, each.attempt) == known]
         twice = f"it could not be loaded, twice: {report.reason}"
@@ -142,14 +142,14 @@ def _troubled(run: Run, finding: Finding, health: Health) -> Run:
     if onset is None:
         return run
     why = f"saved after the loss had gone wrong at step {onset} ({finding.kind}: {finding.evidence})"
-    label = Label(onset, attempt.number, health, why[:WHY_LIMIT], finding.kind, restart=attempt.restart)
+    label = HealthLabel(onset, attempt.number, health, why[:WHY_LIMIT], finding.kind, restart=attempt.restart)
     known = (each for each in run.labels if _is_open(each) and each.health is health)
     if any(_reaches(each, label) and each.source == label.source for each in known):
         return run
     return _with(run, label)
 
 
-def _reaches(one: Label, other: Label) -> bool:
+def _reaches(one: HealthLabel, other: HealthLabel) -> bool:
     return one.step <= other.step and (one.attempt, one.restart) >= (other.attempt, other.restart)
 
 
@@ -158,7 +158,7 @@ def _over(run: Run, finding: Finding) -> Run:
     return replace(run, labels=tuple(each for label in run.labels for each in _closed(run, label, finding)))
 
 
-def _closed(run: Run, label: Label, finding: Finding) -> Iterator[Label]:
+def _closed(run: Run, label: HealthLabel, finding: Finding) -> Iterator[HealthLabel]:
     is_over = label.health is not Health.SUSPECT or not _is_open(label) or not _is_carried(run, label)
     if is_over or label.source != finding.kind or (finding.step is not None and finding.step < label.step):
         yield label
@@ -171,18 +171,18 @@ def _closed(run: Run, label: Label, finding: Finding) -> Iterator[Label]:
         yield replace(label, until=finding.step)
 
 
-def _is_open(label: Label) -> bool:
+def _is_open(label: HealthLabel) -> bool:
     """What is still to be saved is meant, too."""
     return label.until is None and label.before is None
 
 
-def _is_carried(run: Run, label: Label) -> bool:
+def _is_carried(run: Run, label: HealthLabel) -> bool:
     """The trouble befell the current attempt, or it has resumed from what was saved in it."""
     own = (label.attempt, label.restart) == (run.current.number, run.current.restart)
     return own or label.step <= (run.current.resumed_from_step or -1)
 
 
-def _covers(label: Label, checkpoint: Checkpoint) -> bool:
+def _covers(label: HealthLabel, checkpoint: Checkpoint) -> bool:
     upto = label.until is None or checkpoint.step <= label.until
     upto = upto and (label.before is None or checkpoint.saved_at <= label.before)
     saved_by = (checkpoint.attempt, checkpoint.restart)
@@ -206,11 +206,11 @@ def _was_rolled_back(run: Run, checkpoint: Checkpoint, onsets: Onsets) -> bool:
     )
 
 
-def _first(labels: Sequence[Label], health: Health) -> Label | None:
+def _first(labels: Sequence[HealthLabel], health: Health) -> HealthLabel | None:
     return next((label for label in labels if label.health is health), None)
 
 
-def _with(run: Run, label: Label) -> Run:
+def _with(run: Run, label: HealthLabel) -> Run:
     """One more label. Of too many the oldest that clears goes first: without it a save is suspect, which is safe; two
     that accuse become one that says at least as much."""
     labels = [*run.labels, label]
@@ -220,7 +220,7 @@ def _with(run: Run, label: Label) -> Run:
     return replace(run, labels=tuple(labels))
 
 
-def _both(one: Label, other: Label) -> Label:
+def _both(one: HealthLabel, other: HealthLabel) -> HealthLabel:
     newest = max(one, other, key=lambda each: (each.attempt, each.restart))
     ends = None if one.until is None or other.until is None else max(one.until, other.until)
     before = None if one.before is None or other.before is None else max(one.before, other.before)

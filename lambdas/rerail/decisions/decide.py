@@ -5,61 +5,61 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from rerail.decisions import warm_pools as pools
-from rerail.decisions.approvals import expired
-from rerail.decisions.budgets import forgotten
-from rerail.decisions.checkpoint_health import restarted
+from rerail.decisions.approvals import on_expired
+from rerail.decisions.budgets import with_recent_charges
+from rerail.decisions.checkpoint_health import with_sagemaker_restart
 from rerail.decisions.decision import (
     Decision,
-    chosen_again,
-    closed,
-    creation,
-    ended,
+    choose_resume_step_again,
+    find_proving_step,
     finish_stopped,
-    held,
-    known,
-    launched,
+    format_machines,
+    format_start,
+    has_pending,
+    hold_run,
+    make_create_job,
+    make_notice,
     may_act,
-    notice,
-    owes,
-    proving_step,
     relaunch_now,
-    spoken_place,
-    spoken_start,
+    select_known,
     stop_now,
     with_attempt,
+    with_end,
     with_facts,
-    without,
+    with_incident_closed,
+    with_launch,
+    without_pending,
 )
-from rerail.decisions.deferrals import on_braked, on_paused, resumed_stop, with_waits
-from rerail.decisions.drills import drilled, spoken_drill
-from rerail.decisions.emergency_checkpoint import on_checkpoints, on_time
-from rerail.decisions.in_place_restart import on_failed_instead, on_restart_due, saved_since
+from rerail.decisions.deferrals import is_deferred_stop_due, on_paused, on_rate_limited, with_deferrals
+from rerail.decisions.drills import format_drill, with_drill_done
+from rerail.decisions.emergency_checkpoint import on_checkpoints, on_save_deadline
+from rerail.decisions.in_place_restart import is_saved_since_restart, on_failed_instead, on_restart_due
 from rerail.decisions.on_command import on_command
-from rerail.decisions.on_failure import on_aside_refused, on_failed, on_pending, on_refusal
-from rerail.decisions.on_finding import on_found, on_proposal
-from rerail.decisions.on_report import on_bad_mail, on_report
+from rerail.decisions.on_failure import on_failed, on_pending, on_quarantine_refused, on_refusal
+from rerail.decisions.on_finding import on_findings, on_proposal
+from rerail.decisions.on_report import on_invalid_report, on_report
 from rerail.decisions.open_pages import with_pages
-from rerail.decisions.reconcile import on_overtaken
+from rerail.decisions.reconcile import on_outdated_record
 from rerail.model.actions import CreateJob, ReleaseWarmPool, Severity, StopJob
 from rerail.model.checkpoints import newest_step
 from rerail.model.machines import WarmPool
 from rerail.model.policy import Mode, OnMaxRuntime, Policy
-from rerail.model.run import Attempt, Job, JobStatus, Run, RunState, Then
+from rerail.model.run import AfterStop, Attempt, Job, JobStatus, Run, RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.self_repairs import spoken_repairs
+from rerail.model.self_repairs import format_repairs
 from rerail.model.signals import (
-    AsideRefused,
-    Commanded,
+    ActionsDone,
+    AgentReported,
     CreateRefused,
-    Done,
-    Found,
+    FindingsObserved,
     JobGone,
-    JobSeen,
-    MailRefused,
-    Overtaken,
+    JobObserved,
+    OperatorCommand,
     Paused,
+    QuarantineRefused,
+    RecordOutdated,
     Refusal,
-    Reported,
+    ReportInvalid,
     Signal,
     Tick,
 )
@@ -71,54 +71,57 @@ NEW_JOB_GRACE = timedelta(minutes=5)
 
 def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
     """Pure: no clock, no I/O. The new run carries the actions as pending; recording it is what makes them owed."""
-    if isinstance(signal, JobSeen | Found | Reported | Commanded | Tick) and signal.checkpoints:
-        signal = replace(signal, checkpoints=known(run, signal.checkpoints))
+    if (
+        isinstance(signal, JobObserved | FindingsObserved | AgentReported | OperatorCommand | Tick)
+        and signal.checkpoints
+    ):
+        signal = replace(signal, checkpoints=select_known(run, signal.checkpoints))
     before = run
-    run = replace(run, ledger=forgotten(run.ledger, window=policy.retries.window, at=signal.at))
+    run = replace(run, ledger=with_recent_charges(run.ledger, window=policy.retries.window, at=signal.at))
     match signal:
-        case JobSeen():
+        case JobObserved():
             decision = _on_job(run, signal, policy)
         case JobGone():
             decision = _on_gone(run, signal)
         case Tick():
             decision = _on_tick(run, signal, policy)
-        case Commanded():
+        case OperatorCommand():
             decision = on_command(run, signal, policy)
-        case Found():
-            decision = on_found(run, signal, policy)
-        case Reported():
+        case FindingsObserved():
+            decision = on_findings(run, signal, policy)
+        case AgentReported():
             decision = on_report(run, signal, policy)
-        case MailRefused():
-            decision = on_bad_mail(run, signal)
-        case Done():
+        case ReportInvalid():
+            decision = on_invalid_report(run, signal)
+        case ActionsDone():
             decision = Decision(_settled_actions(run, signal))
         case CreateRefused(refusal=Refusal.BRAKE):
-            decision = on_braked(run, signal)
+            decision = on_rate_limited(run, signal)
         case CreateRefused():
             decision = on_refusal(run, signal, policy)
         case Paused():
             decision = on_paused(run, signal)
-        case AsideRefused():
-            decision = on_aside_refused(run, signal)
-        case Overtaken():
-            decision = on_overtaken(run, signal)
+        case QuarantineRefused():
+            decision = on_quarantine_refused(run, signal)
+        case RecordOutdated():
+            decision = on_outdated_record(run, signal)
         case _ as unreachable:
             assert_never(unreachable)
-    decision = with_waits(before, decision, at=signal.at, policy=policy)
+    decision = with_deferrals(before, decision, at=signal.at, policy=policy)
     decision = with_pages(decision, at=signal.at, policy=policy, ticks=isinstance(signal, Tick))
     return replace(decision, run=replace(decision.run, pending=(*decision.run.pending, *decision.actions)))
 
 
-def _on_job(run: Run, seen: JobSeen, policy: Policy) -> Decision:
+def _on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     attempt, job = run.current, seen.job
     if job.name != attempt.job_name or (attempt.created_at and job.created_at != attempt.created_at):
         return Decision(_with_pool(run, job))  # an older attempt, or another job that took the name: not our concern
     if attempt.exists and not attempt.may_be_live:
         return Decision(run)  # this end was judged already; a repeated or late event changes nothing
-    run = without(run, CreateJob)
+    run = without_pending(run, CreateJob)
     noted = with_attempt(run, with_facts(attempt, job, seen.at))
     if noted.current.self_repairs > attempt.self_repairs:
-        noted = restarted(noted, seen.at)
+        noted = with_sagemaker_restart(noted, seen.at)
     if attempt.number == 1 and run.cluster != job.cluster:
         noted = replace(noted, cluster=job.cluster)
     if run.defined_metrics != job.defined_metrics:
@@ -138,16 +141,16 @@ def _on_job(run: Run, seen: JobSeen, policy: Policy) -> Decision:
             assert_never(unreachable)
 
 
-def _on_progress(run: Run, before: Attempt, seen: JobSeen, policy: Policy) -> Decision:
+def _on_progress(run: Run, before: Attempt, seen: JobObserved, policy: Policy) -> Decision:
     """The job lives: keep still, but for a stop that we are in the middle of."""
     if run.state is RunState.SAVING and run.stop and (saved := on_checkpoints(run, run.stop, seen.checkpoints or ())):
         return saved
-    if run.state is RunState.STOPPING and not owes(run, StopJob):
+    if run.state is RunState.STOPPING and not has_pending(run, StopJob):
         return stop_now(run, "the job still runs although it was asked to stop: asking again")
     if run.state is RunState.STARTING and seen.job.is_training:
         ledger = replace(run.ledger, capacity_since=None, fallbacks=())
-        run = drilled(replace(run, state=RunState.WATCHING, ledger=ledger))
-        reason = f"{spoken_drill(run)}attempt {run.current.number} trains: watching it"
+        run = with_drill_done(replace(run, state=RunState.WATCHING, ledger=ledger))
+        reason = f"{format_drill(run)}attempt {run.current.number} trains: watching it"
         return Decision(run, reason=reason, finding="training")
     if run.state is RunState.WAITING:
         # A launch of ours that we had given up on came to life after all: it is the one live attempt.
@@ -156,7 +159,7 @@ def _on_progress(run: Run, before: Attempt, seen: JobSeen, policy: Policy) -> De
     if run.proposal and (answer := on_proposal(run, run.proposal, seen, policy)):
         return answer
     if run.current.self_repairs > before.self_repairs:
-        so_far = spoken_repairs(run.current.repairs)
+        so_far = format_repairs(run.current.repairs)
         reason = f"SageMaker itself restarts the job ({seen.job.secondary}): keeping still"
         return Decision(run, reason=reason + (f"; so far: {so_far}" if so_far else ""), finding="self_repair")
     if run.state is RunState.STARTING and (called_back := on_pending(run, seen, policy)):
@@ -164,37 +167,37 @@ def _on_progress(run: Run, before: Attempt, seen: JobSeen, policy: Policy) -> De
     return _on_recovery(run, seen)
 
 
-def _on_recovery(run: Run, seen: JobSeen) -> Decision:
+def _on_recovery(run: Run, seen: JobObserved) -> Decision:
     """Close the open incident once a checkpoint newer than the one resumed from is committed."""
     incident, attempt = run.open_incident, run.current
     if incident is None or (attempt.number, attempt.restart) <= (incident.attempt, incident.restart):
         return Decision(run)
-    newest = newest_step([c for c in seen.checkpoints or () if saved_since(run, incident, c)])
-    if newest <= proving_step(run, incident):
+    newest = newest_step([c for c in seen.checkpoints or () if is_saved_since_restart(run, incident, c)])
+    if newest <= find_proving_step(run, incident):
         return Decision(run)
     reason = f"recovered: attempt {run.current.number} committed a new checkpoint at step {newest}"
     key, did, since = f"recovered-{incident.number}", "watching on", incident.happened_at
-    tell = notice(run, Severity.INFORM, "recovered", reason, key=key, did=did, since=since)
-    return Decision(closed(run, reason, seen.at, mended=True), (tell,), reason, finding="recovered")
+    tell = make_notice(run, Severity.INFORM, "recovered", reason, key=key, did=did, since=since)
+    return Decision(with_incident_closed(run, reason, seen.at, mended=True), (tell,), reason, finding="recovered")
 
 
-def _on_completed(run: Run, seen: JobSeen, policy: Policy) -> Decision:
+def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     if run.stop and run.stop.is_rollback:
         # What it has come to is what the operator does not want.
         what = f"attempt {run.current.number} completed while it was to be rolled back ({run.stop.reason})"
         return relaunch_now(run, seen, policy, what)
-    run = closed(ended(run, RunState.COMPLETED), "the run completed", seen.at, mended=True)
+    run = with_incident_closed(with_end(run, RunState.COMPLETED), "the run completed", seen.at, mended=True)
     reason = f"attempt {run.current.number} completed: the run is done"
-    tell = notice(run, Severity.INFORM, "completed", reason, key="completed")
+    tell = make_notice(run, Severity.INFORM, "completed", reason, key="completed")
     return Decision(run, (tell,), reason, finding="completed")
 
 
-def _on_stopped(run: Run, seen: JobSeen, policy: Policy) -> Decision:
+def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     """Ours, SageMaker's own clock, or a human: only a stop that we recorded before we called for it is ours."""
     stopped = f"attempt {run.current.number}"
     if run.state is RunState.STOPPING and run.stop:
         stopped += f" has stopped as asked ({run.stop.reason})"
-        if run.stop.then is Then.RELAUNCH:
+        if run.stop.then is AfterStop.RELAUNCH:
             return relaunch_now(run, seen, policy, stopped)
         return finish_stopped(run, seen, stopped)
     if seen.job.secondary in TIME_RAN_OUT:
@@ -208,26 +211,26 @@ def _on_stopped(run: Run, seen: JobSeen, policy: Policy) -> Decision:
 
 
 def _on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
-    if answer := expired(run, at=tick.at, policy=policy):
+    if answer := on_expired(run, at=tick.at, policy=policy):
         return answer
-    if resumed_stop(run) and policy.mode is not Mode.PAUSE and run.current.status is not JobStatus.STOPPING:
+    if is_deferred_stop_due(run) and policy.mode is not Mode.PAUSE and run.current.status is not JobStatus.STOPPING:
         return stop_now(run, "the pause was lifted: stopping the job")
     run = _without_ended_pools(run, tick.at)
     if run.state is RunState.WAITING and run.wake_at and tick.at >= run.wake_at:
-        pool = spoken_place(run, tick.at)
-        run, gone = chosen_again(run, tick.checkpoints)
-        run, actions = launched(run, tick.at, policy)
+        pool = format_machines(run, tick.at)
+        run, gone = choose_resume_step_again(run, tick.checkpoints)
+        run, actions = with_launch(run, tick.at, policy)
         attempt = run.current
-        start = f"{spoken_start(attempt.resumed_from_step)}{gone}"
+        start = f"{format_start(attempt.resumed_from_step)}{gone}"
         return Decision(run, actions, f"the wait is over: creating {attempt.job_name} {start}{pool}")
     if run.state is RunState.SAVING and run.stop:
-        return on_time(run, run.stop, tick.at)
+        return on_save_deadline(run, run.stop, tick.at)
     return on_restart_due(run, tick.at, policy) if run.state is RunState.RESTARTING else Decision(run)
 
 
 def _without_ended_pools(run: Run, at: datetime) -> Run:
     """What has ended by itself need not be given back, and holds no launch back."""
-    past = [a for a in run.pending if isinstance(a, ReleaseWarmPool) and pools.ended_by_itself(run, a, at)]
+    past = [a for a in run.pending if isinstance(a, ReleaseWarmPool) and pools.has_ended(run, a, at)]
     return replace(run, pending=tuple(a for a in run.pending if a not in past)) if past else run
 
 
@@ -254,15 +257,15 @@ def _on_gone(run: Run, gone: JobGone) -> Decision:
     run = with_attempt(run, replace(attempt, status=JobStatus.STOPPED, ended_at=gone.at))
     what = f"SageMaker no longer knows {attempt.job_name}"
     todo = "find out who deleted it, then release the run"
-    return held(run, gone.at, what, because="its job is gone", todo=todo, runbook=Runbook.JOB_GONE)
+    return hold_run(run, gone.at, what, because="its job is gone", todo=todo, runbook=Runbook.JOB_GONE)
 
 
-def _settled_actions(run: Run, done: Done) -> Run:
+def _settled_actions(run: Run, done: ActionsDone) -> Run:
     """What was carried out is owed no more; a job that was created exists from now on, a pool given back does not."""
     run = replace(run, pending=tuple(action for action in run.pending if action not in done.actions))
     released = {action.job_name for action in done.actions if isinstance(action, ReleaseWarmPool)}
     run = replace(run, attempts=tuple(_given_back(a) if a.job_name in released else a for a in run.attempts))
-    if creation(run) in done.actions and not run.current.exists:
+    if make_create_job(run) in done.actions and not run.current.exists:
         run = with_attempt(run, replace(run.current, status=JobStatus.IN_PROGRESS, secondary="Starting"))
     return run
 

@@ -6,22 +6,31 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rerail.decisions import warm_pools as pools
-from rerail.decisions.budgets import pardoned, started
-from rerail.decisions.checkpoint_health import is_resumable, labelled, newest_resumable
-from rerail.decisions.fallback_machines import moved
-from rerail.decisions.launch_checks import allotted, kept_back, obstacle
+from rerail.decisions.budgets import with_fresh_budgets, with_start
+from rerail.decisions.checkpoint_health import is_resumable, newest_resumable, with_health
+from rerail.decisions.fallback_machines import with_machines
+from rerail.decisions.launch_checks import find_obstacle, with_launch_blocked, with_runtime_left
 from rerail.decisions.remedies import Hold
-from rerail.decisions.rollback_ladder import Plan, climbed, plan
-from rerail.model.actions import Action, CreateJob, PostCommand, SetAside, Severity, StopJob, Tell, Until
+from rerail.decisions.rollback_ladder import RollbackPlan, plan_rollback, with_rung_taken
+from rerail.model.actions import (
+    Action,
+    ClearedBy,
+    CreateJob,
+    Notify,
+    PostCommand,
+    QuarantineCheckpoints,
+    Severity,
+    StopJob,
+)
 from rerail.model.checkpoint_layouts import UNLOADABLE
 from rerail.model.checkpoints import Checkpoint, Health, newest_usable
-from rerail.model.machines import spoken_machines
-from rerail.model.mailbox import LIMITS, Command, Wish
+from rerail.model.machines import format_instance_types
+from rerail.model.mailbox import LIMITS, Command, CommandKind
 from rerail.model.policy import Mode, Policy
-from rerail.model.run import Attempt, Incident, Job, Run, RunState, Stop, step_in, successor_name
+from rerail.model.run import Attempt, Incident, Job, PlannedStop, Run, RunState, make_job_name, parse_step
 from rerail.model.runbooks import Runbook
 from rerail.model.self_repairs import ON_THE_WAY
-from rerail.model.signals import JobSeen
+from rerail.model.signals import JobObserved
 
 A_MOMENT = timedelta(seconds=5)
 KEPT_WARNINGS = 20
@@ -35,7 +44,7 @@ class Decision:
     """
 
     run: Run
-    actions: tuple[Action | Tell, ...] = ()
+    actions: tuple[Action | Notify, ...] = ()
     reason: str = ""
     finding: str = ""
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -47,12 +56,12 @@ def may_act(run: Run, policy: Policy) -> bool:
     return policy.mode is not Mode.OBSERVE and not run.observe_only
 
 
-def owes(run: Run, kind: type[Action]) -> bool:
+def has_pending(run: Run, kind: type[Action]) -> bool:
     """An action of this kind is pending."""
     return any(isinstance(action, kind) for action in run.pending)
 
 
-def without(run: Run, *kinds: type[Action]) -> Run:
+def without_pending(run: Run, *kinds: type[Action]) -> Run:
     """The run, owing no action of these kinds."""
     return replace(run, pending=tuple(action for action in run.pending if not isinstance(action, kinds)))
 
@@ -65,7 +74,7 @@ def with_attempt(run: Run, attempt: Attempt) -> Run:
 def with_facts(attempt: Attempt, job: Job, at: datetime) -> Attempt:
     """The attempt with the facts of the description; what SageMaker no longer says is kept."""
     repaired = attempt.secondary == "Training" and job.secondary in ON_THE_WAY
-    step = step_in(job.metrics)
+    step = parse_step(job.metrics)
     return replace(
         attempt,
         status=job.status,
@@ -88,18 +97,18 @@ def with_facts(attempt: Attempt, job: Job, at: datetime) -> Attempt:
     )
 
 
-def warned(run: Run, *keys: str) -> Run:
+def with_warnings(run: Run, *keys: str) -> Run:
     """The run, which remembers that people were told of these; of too many the oldest are forgotten."""
     return replace(run, warnings=(*run.warnings, *keys)[-KEPT_WARNINGS:])
 
 
-def ended(run: Run, state: RunState) -> Run:
+def with_end(run: Run, state: RunState) -> Run:
     """The run at an end: nothing is waited for any more, and nothing asked of its agent."""
-    run = without(run, PostCommand, SetAside)
+    run = without_pending(run, PostCommand, QuarantineCheckpoints)
     return replace(run, state=state, wake_at=None, stop=None, kept_back="", proposal=None)
 
 
-def closed(run: Run, resolution: str, at: datetime, *, mended: bool = False) -> Run:
+def with_incident_closed(run: Run, resolution: str, at: datetime, *, mended: bool = False) -> Run:
     """The run with its open incident closed, if it has one."""
     if run.open_incident is None:
         return run
@@ -107,14 +116,14 @@ def closed(run: Run, resolution: str, at: datetime, *, mended: bool = False) -> 
     return replace(run, incidents=(*run.incidents[:-1], incident))
 
 
-def next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run:
+def with_next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run:
     """The run with its next attempt named: only ever called when the current one is known to have ended."""
     assert not run.current.may_be_live
     number = run.current.number + 1
     before = run.current
     attempt = Attempt(
         number=number,
-        job_name=successor_name(run.id, number),
+        job_name=make_job_name(run.id, number),
         resumed_from_step=resume_step,
         skip_samples=before.skip_samples,
         rate=before.rate,
@@ -122,29 +131,29 @@ def next_attempt(run: Run, resume_step: int | None, *, wake_at: datetime) -> Run
         max_runtime_s=before.max_runtime_s,
         approved_by=run.stop.approved_by if run.stop else "",
     )
-    run = without(run, PostCommand)
+    run = without_pending(run, PostCommand)
     return replace(run, state=RunState.WAITING, attempts=(*run.attempts, attempt), wake_at=wake_at, stop=None)
 
 
-def launched(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Action, ...]]:
+def with_launch(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Action, ...]]:
     """The run with its current attempt being created, and the actions that create it: first of all the agents of older
     attempts, should one be alive against all evidence, are told that the run is not theirs any more.
 
     Where the gate does not let it pass, the run with its launch kept back, and no action."""
-    if found := obstacle(run, at, policy):
-        return kept_back(run, found, at), ()
-    ledger = started(run.ledger, at=at, limits=policy.limits)
+    if found := find_obstacle(run, at, policy):
+        return with_launch_blocked(run, found, at), ()
+    ledger = with_start(run.ledger, at=at, limits=policy.limits)
     run = replace(run, state=RunState.STARTING, wake_at=None, ledger=ledger, kept_back="", proposal=None)
-    run = allotted(run, at, policy)
+    run = with_runtime_left(run, at, policy)
     attempt = run.current
-    create = creation(run)
+    create = make_create_job(run)
     if attempt.number == 1:
         return run, (create,)
-    first = (PostCommand(command_for(run, Wish.TRAIN, at=at)), *set_aside(run, at))
-    return without(run, PostCommand, SetAside), (*first, create)
+    first = (PostCommand(make_command(run, CommandKind.TRAIN, at=at)), *make_quarantine_actions(run, at))
+    return without_pending(run, PostCommand, QuarantineCheckpoints), (*first, create)
 
 
-def set_aside(run: Run, at: datetime) -> tuple[Action, ...]:
+def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
     """What must be out of the way before the current attempt is created: the attempt before was rolled back, or left
     something behind, and no agent in the job will look away from that."""
     rolled_back = run.attempts[-2].onset_step is not None
@@ -153,10 +162,10 @@ def set_aside(run: Run, at: datetime) -> tuple[Action, ...]:
     # The job may have ended, with its last upload, a moment after we began to look.
     saved_before = at + A_MOMENT
     place, step, number = run.checkpoint_uri, run.current.resumed_from_step, run.attempts[-2].number
-    return (SetAside(run.id, number, place, step, saved_before, strict=rolled_back, is_vital=rolled_back),)
+    return (QuarantineCheckpoints(run.id, number, place, step, saved_before, strict=rolled_back, is_vital=rolled_back),)
 
 
-def littered(run: Run, checkpoints: Sequence[Checkpoint] | None) -> Run:
+def with_stale_checkpoints_noted(run: Run, checkpoints: Sequence[Checkpoint] | None) -> Run:
     """The run with its next attempt named, which knows whether a script that takes the newest save would take a wrong
     one: one that is not trusted, or that lacks what it cannot be loaded without."""
     newer = [c for c in checkpoints or () if not c.has_manifest and c.step > (run.current.resumed_from_step or 0)]
@@ -169,7 +178,7 @@ def has_agent(run: Run) -> bool:
     return any(attempt.agent for attempt in run.attempts)
 
 
-def creation(run: Run) -> CreateJob:
+def make_create_job(run: Run) -> CreateJob:
     """The launch of the run's current attempt."""
     attempt = run.current
     return CreateJob(
@@ -184,7 +193,9 @@ def creation(run: Run) -> CreateJob:
     )
 
 
-def command_for(run: Run, wish: Wish, *, at: datetime, deadline: datetime | None = None, reason: str = "") -> Command:
+def make_command(
+    run: Run, wish: CommandKind, *, at: datetime, deadline: datetime | None = None, reason: str = ""
+) -> Command:
     """A wish to the current attempt's agent. Its id is made of what it says, so that a repetition is the same command;
     there is one at a time, and a newer one takes its place."""
     number = run.current.number
@@ -192,40 +203,42 @@ def command_for(run: Run, wish: Wish, *, at: datetime, deadline: datetime | None
     return Command(name, run.mailbox, number, wish, asked_at=at, deadline=deadline, reason=reason[: LIMITS["reason"]])
 
 
-def relaunch_now(run: Run, seen: JobSeen, policy: Policy, what: str) -> Decision:
+def relaunch_now(run: Run, seen: JobObserved, policy: Policy, what: str) -> Decision:
     """Launch the next attempt without a wait, from the newest usable checkpoint that our stop allows, or on the rung of
     the ladder that is due."""
     stop, rung = run.stop, _rung(run, seen, policy)
     if isinstance(rung, Hold):
-        return given_up(run, seen.at, what, rung)
-    step = resume_step(seen.checkpoints, before_step=stop.before_step if stop else None)
+        return hold_as_ruled(run, seen.at, what, rung)
+    step = choose_resume_step(seen.checkpoints, before_step=stop.before_step if stop else None)
     if stop and stop.drill:
-        step = resume_step(_no_newer(seen.checkpoints, stop.to_step)) or step
+        step = choose_resume_step(_no_newer(seen.checkpoints, stop.to_step)) or step
     if step is None and stop and not run.checkpoint_uri:
         step = _unseen_step(stop)
     if step is None and stop and stop.is_rollback and stop.to_step:
         lost = f"nothing clean is left that was saved at or before step {stop.to_step}"
         todo = f"see what there is with `rerail checkpoints {run.id}`, and roll back to a step that is there"
-        return given_up(run, seen.at, what, Hold(lost, todo, Runbook.DIVERGED))
+        return hold_as_ruled(run, seen.at, what, Hold(lost, todo, Runbook.DIVERGED))
     step = rung.resume_step if rung else step
     before = run.current
     run = _resumed(run, step) if stop else run
-    run = littered(next_attempt(run, step, wake_at=seen.at), seen.checkpoints)
+    run = with_stale_checkpoints_noted(with_next_attempt(run, step, wake_at=seen.at), seen.checkpoints)
     run = with_attempt(run, replace(run.current, drill=bool(stop and stop.drill)))
     if rung and stop and stop.before_step is not None:
-        run = climbed(run, rung, stop.before_step, at=seen.at)
+        run = with_rung_taken(run, rung, stop.before_step, at=seen.at)
         what = f"{what}; {rung.why}"
     elif stop and stop.is_tainted and not stop.is_rollback:  # what could not be done in place is done by a new job
         run = with_attempt(run, replace(run.current, rung=before.rung))
-    run = moved(run, stop.machines) if stop and stop.moves else run
-    release = pools.release(run) if (stop and stop.fresh_machines) or pools.unmatched(run) else ()
-    pool = spoken_place(replace(run, pending=(*run.pending, *release)), seen.at)
-    run, actions = launched(run, seen.at, policy)
-    aside = ", once what was saved since is set aside" if any(isinstance(a, SetAside) for a in actions) else ""
-    return Decision(run, (*release, *actions), f"{what}: relaunching {spoken_start(step)}{aside}{pool}")
+    run = with_machines(run, stop.machines) if stop and stop.moves else run
+    release = pools.make_release(run) if (stop and stop.fresh_machines) or pools.is_unmatched(run) else ()
+    pool = format_machines(replace(run, pending=(*run.pending, *release)), seen.at)
+    run, actions = with_launch(run, seen.at, policy)
+    aside = (
+        ", once what was saved since is set aside" if any(isinstance(a, QuarantineCheckpoints) for a in actions) else ""
+    )
+    return Decision(run, (*release, *actions), f"{what}: relaunching {format_start(step)}{aside}{pool}")
 
 
-def _rung(run: Run, seen: JobSeen, policy: Policy) -> Plan | Hold | None:
+def _rung(run: Run, seen: JobObserved, policy: Policy) -> RollbackPlan | Hold | None:
     """What the ladder says to a stop that rolls the run back, on the checkpoints as they are now; nothing where a
     restart in place has come to nothing: the rung that it was to climb is kept."""
     order = run.current.orders[-1] if run.current.orders else None
@@ -233,7 +246,7 @@ def _rung(run: Run, seen: JobSeen, policy: Policy) -> Plan | Hold | None:
         return None
     if run.stop.is_rollback:
         return None  # an operator has chosen
-    rung = plan(run, run.stop.before_step, seen.checkpoints or (), policy)
+    rung = plan_rollback(run, run.stop.before_step, seen.checkpoints or (), policy)
     return None if isinstance(rung, Hold) and is_untried_elsewhere(run) else rung
 
 
@@ -250,7 +263,7 @@ def _no_newer(checkpoints: Sequence[Checkpoint] | None, step: int | None) -> Seq
     return [each for each in checkpoints or () if step is None or each.step <= step]
 
 
-def _unseen_step(stop: Stop) -> int | None:
+def _unseen_step(stop: PlannedStop) -> int | None:
     """On a file system that only the jobs can see: the agent's word is all there is, or a bound for a rollback."""
     return stop.committed_step if stop.before_step is None else max(0, stop.before_step - 1)
 
@@ -263,14 +276,14 @@ def _resumed(run: Run, step: int | None) -> Run:
     return replace(run, incidents=(*run.incidents[:-1], replace(incident, resume_step=step)))
 
 
-def spoken_place(run: Run, at: datetime) -> str:
+def format_machines(run: Run, at: datetime) -> str:
     """Where the run's next attempt goes, if not to the request's own machines, and whether it gets the warm pool of the
     one before: to be added to a reason."""
-    there, said = run.current.machines, pools.forecast(run, at)
-    return (f" on {spoken_machines(there)}" if there else "") + (f"; {said}" if said else "")
+    there, said = run.current.machines, pools.format_forecast(run, at)
+    return (f" on {format_instance_types(there)}" if there else "") + (f"; {said}" if said else "")
 
 
-def resume_step(checkpoints: Sequence[Checkpoint] | None, *, before_step: int | None = None) -> int | None:
+def choose_resume_step(checkpoints: Sequence[Checkpoint] | None, *, before_step: int | None = None) -> int | None:
     """The step to resume from; None where there is no usable checkpoint. A suspect one is taken where nothing is clean,
     unless it is a matter of what came before a step."""
     found = checkpoints or ()
@@ -278,7 +291,7 @@ def resume_step(checkpoints: Sequence[Checkpoint] | None, *, before_step: int | 
     return newest.step if newest else None
 
 
-def chosen_again(run: Run, checkpoints: Sequence[Checkpoint] | None) -> tuple[Run, str]:
+def choose_resume_step_again(run: Run, checkpoints: Sequence[Checkpoint] | None) -> tuple[Run, str]:
     """The run whose next attempt resumes from what is still there, never from anything newer than was chosen before;
     and what there is to say about it."""
     wanted = run.current.resumed_from_step
@@ -293,20 +306,20 @@ def chosen_again(run: Run, checkpoints: Sequence[Checkpoint] | None) -> tuple[Ru
 
 def stop_now(run: Run, reason: str) -> Decision:
     """Stop the current job; the intent is recorded with the action, before anything is called."""
-    run = replace(without(run, PostCommand), state=RunState.STOPPING)
+    run = replace(without_pending(run, PostCommand), state=RunState.STOPPING)
     return Decision(run, (StopJob(run.current.job_name),), reason)
 
 
-def finish_stopped(run: Run, seen: JobSeen, reason: str) -> Decision:
+def finish_stopped(run: Run, seen: JobObserved, reason: str) -> Decision:
     """The run ends because its job was stopped."""
-    run = closed(ended(run, RunState.STOPPED), "the run was stopped", seen.at)
-    tell = notice(run, Severity.INFORM, "stopped", reason, key="stopped", did="nothing more: the run has ended")
+    run = with_incident_closed(with_end(run, RunState.STOPPED), "the run was stopped", seen.at)
+    tell = make_notice(run, Severity.INFORM, "stopped", reason, key="stopped", did="nothing more: the run has ended")
     return Decision(run, (tell,), reason, finding="stopped")
 
 
-def given_up(run: Run, at: datetime, what: str, hold: Hold, *, gives_back: bool = True) -> Decision:
+def hold_as_ruled(run: Run, at: datetime, what: str, hold: Hold, *, gives_back: bool = True) -> Decision:
     """Stop trying, as the rules say, after what has happened."""
-    return held(
+    return hold_run(
         run,
         at,
         f"{what}; held: {hold.why}",
@@ -317,16 +330,16 @@ def given_up(run: Run, at: datetime, what: str, hold: Hold, *, gives_back: bool 
     )
 
 
-def let_go(run: Run, *, who: str, at: datetime) -> Run:
+def with_release(run: Run, *, who: str, at: datetime) -> Run:
     """A held run that somebody has looked at: every budget starts afresh, and what is over is forgiven in money and
     time."""
     over = run.current.exists and not run.current.may_be_live
-    ledger = pardoned(run.ledger, who=who, at=at)
+    ledger = with_fresh_budgets(run.ledger, who=who, at=at)
     ledger = replace(ledger, forgiven=run.current.number if over else run.current.number - 1)
     return replace(run, hold_reason="", held_by="", ledger=ledger, climbs=())
 
 
-def held(
+def hold_run(
     run: Run,
     at: datetime,
     what: str,
@@ -344,13 +357,15 @@ def held(
     `because` are the few words for the title, `happened` is for people where `what` says too much, `todo` is what comes
     before the run is released.
     """
-    release = pools.release(run) if gives_back and not run.observe_only else ()
+    release = pools.make_release(run) if gives_back and not run.observe_only else ()
     reason = f"{what}. To do: {todo}" if todo else what
     since = run.open_incident.happened_at if run.open_incident else at
-    run = replace(closed(ended(run, RunState.HELD), "the run was held", at), hold_reason=reason, held_by="")
+    run = replace(
+        with_incident_closed(with_end(run, RunState.HELD), "the run was held", at), hold_reason=reason, held_by=""
+    )
     did = "the job that runs goes on, unsupervised" if run.current.may_be_live else "no other job is launched"
     did += ", until you release the run" + ("; the machines kept for it are given back" if release else "")
-    tell = notice(
+    tell = make_notice(
         run,
         severity,
         f"held: {because}" if because else "held",
@@ -358,13 +373,13 @@ def held(
         key=f"held-{run.current.number}",
         runbook=runbook,
         did=did,
-        todo="\n".join(filter(None, (imperative(todo), f"When that is done: rerail release {run.id}"))),
+        todo="\n".join(filter(None, (format_instruction(todo), f"When that is done: rerail release {run.id}"))),
         since=since,
     )
     return Decision(run, (*release, tell), reason)
 
 
-def notice(
+def make_notice(
     run: Run,
     severity: Severity,
     title: str,
@@ -376,11 +391,11 @@ def notice(
     todo: str = "",
     since: datetime | None = None,
     by: datetime | None = None,
-    until: Until = Until.RELEASED,
+    until: ClearedBy = ClearedBy.RELEASED,
     about: str = "",
-) -> Tell:
+) -> Notify:
     """A notice about the run; `key` is unique within it."""
-    return Tell(
+    return Notify(
         severity=severity,
         title=f"{run.id}: {title}",
         body=body,
@@ -395,18 +410,18 @@ def notice(
     )
 
 
-def imperative(advice: str) -> str:
+def format_instruction(advice: str) -> str:
     """A remedy as a sentence of its own, to begin a line with."""
     return advice[:1].upper() + advice[1:]
 
 
-def known(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+def select_known(run: Run, checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """The checkpoints that the run may reckon with, and their health as it is known now: where there is an agent, it
     resumes from nothing without a manifest."""
-    return labelled(run, [attributed(run, c) for c in checkpoints if c.has_manifest or not has_agent(run)])
+    return with_health(run, [with_attempt_number(run, c) for c in checkpoints if c.has_manifest or not has_agent(run)])
 
 
-def attributed(run: Run, checkpoint: Checkpoint) -> Checkpoint:
+def with_attempt_number(run: Run, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with its attempt, where it does not say that itself: jobs of a run follow one another."""
     if checkpoint.has_manifest:
         return checkpoint
@@ -414,7 +429,7 @@ def attributed(run: Run, checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, attempt=max(begun, default=0))
 
 
-def proving_step(run: Run, incident: Incident) -> int:
+def find_proving_step(run: Run, incident: Incident) -> int:
     """A clean checkpoint beyond this step proves that an incident is over: the run had resumed from before it, and it
     got past the place where the loss had gone wrong."""
     steps = [incident.resume_step or 0, incident.onset_step or 0]
@@ -423,6 +438,6 @@ def proving_step(run: Run, incident: Incident) -> int:
     return max(steps)
 
 
-def spoken_start(step: int | None) -> str:
+def format_start(step: int | None) -> str:
     """Where an attempt begins, as people say it."""
     return "from the start" if step is None else f"from step {step}"

@@ -6,38 +6,45 @@ not the supervisor's business: it sees no single step. Nothing is charged, label
 
 from dataclasses import replace
 
-from rerail.decisions.decision import Decision, command_for, resume_step, spoken_start, stop_now, without
+from rerail.decisions.decision import (
+    Decision,
+    choose_resume_step,
+    format_start,
+    make_command,
+    stop_now,
+    without_pending,
+)
 from rerail.decisions.launch_checks import PAUSED
-from rerail.decisions.remedies import spoken
+from rerail.decisions.remedies import format_duration
 from rerail.model.actions import PostCommand
 from rerail.model.checkpoints import Health
-from rerail.model.mailbox import Wish
+from rerail.model.mailbox import CommandKind
 from rerail.model.policy import Mode, Policy
-from rerail.model.run import JobStatus, Run, RunState, Stop, Then
-from rerail.model.signals import Commanded
+from rerail.model.run import AfterStop, JobStatus, PlannedStop, Run, RunState
+from rerail.model.signals import OperatorCommand
 
 
-def on_save(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
+def on_save(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
     """Have the agent save; the job goes on."""
     if refusal := _not_training(run):
         return Decision(run, reason=f"{said}, but {refusal}")
     if not run.current.agent:
         return Decision(run, reason=f"{said}, but no agent works in the job: nobody can be asked")
     deadline = command.at + policy.save.deadline
-    wish = command_for(run, Wish.CHECKPOINT, at=command.at, deadline=deadline, reason=said)
+    wish = make_command(run, CommandKind.CHECKPOINT, at=command.at, deadline=deadline, reason=said)
     return Decision(
-        without(run, PostCommand), (PostCommand(wish),), f"{said}: asking the agent to save, the job goes on"
+        without_pending(run, PostCommand), (PostCommand(wish),), f"{said}: asking the agent to save, the job goes on"
     )
 
 
-def on_drill(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
+def on_drill(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
     """Stop the job at once and relaunch it: from the step that was named where an agent takes it up, else from the
     newest that the script finds."""
     if refusal := _not_training(run) or _not_possible(run, command, policy):
         return Decision(run, reason=f"{said}, but {refusal}")
     step = command.step if run.current.agent else None
-    stop = Stop(
-        then=Then.RELAUNCH,
+    stop = PlannedStop(
+        then=AfterStop.RELAUNCH,
         reason=f"restart drill of {command.who}",
         asked_at=command.at,
         deadline=command.at,
@@ -45,24 +52,24 @@ def on_drill(run: Run, command: Commanded, policy: Policy, said: str) -> Decisio
         to_step=step,
         drill=True,
     )
-    start = spoken_start(step) if step is not None else "from its newest save"
+    start = format_start(step) if step is not None else "from its newest save"
     return stop_now(replace(run, stop=stop), f"restart drill: {said}: stopping the job, to relaunch it {start}")
 
 
-def drilled(run: Run) -> Run:
+def with_drill_done(run: Run) -> Run:
     """The run whose job trains again: a start that was a drill counts towards no restart storm."""
     if not run.current.drill:
         return run
     return replace(run, ledger=replace(run.ledger, starts=run.ledger.starts[:-1]))
 
 
-def spoken_drill(run: Run) -> str:
+def format_drill(run: Run) -> str:
     """That it was one, and how long it took: to be put before a reason."""
     before = run.attempts[-2] if run.current.drill and len(run.attempts) > 1 else None
     if before is None or before.ended_at is None:
         return ""
     at = run.current.training_started_at or before.ended_at
-    return f"restart drill, {spoken(max(at - before.ended_at, at - at))} after its job had ended: "
+    return f"restart drill, {format_duration(max(at - before.ended_at, at - at))} after its job had ended: "
 
 
 def _not_training(run: Run) -> str:
@@ -76,7 +83,7 @@ def _not_training(run: Run) -> str:
     return f"the run does not train ({run.state}): say it again when it does"
 
 
-def _not_possible(run: Run, command: Commanded, policy: Policy) -> str:
+def _not_possible(run: Run, command: OperatorCommand, policy: Policy) -> str:
     if policy.mode is Mode.PAUSE:
         return f"{PAUSED}: repeat the command after `rerail resume`"
     if run.proposal:
@@ -84,6 +91,6 @@ def _not_possible(run: Run, command: Commanded, policy: Policy) -> str:
     clean = [each.step for each in command.checkpoints or () if each.is_whole and each.health is Health.CLEAN]
     if run.current.agent and command.step is not None and command.step not in clean:
         return f"no clean checkpoint of step {command.step} is there: `rerail checkpoints {run.id}` lists what there is"
-    if resume_step(command.checkpoints) is None:
+    if choose_resume_step(command.checkpoints) is None:
         return "nothing is saved that it could be relaunched from"
     return ""

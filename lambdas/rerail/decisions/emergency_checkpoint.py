@@ -7,40 +7,40 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from rerail.decisions.decision import Decision, command_for, stop_now, without
-from rerail.decisions.remedies import spoken
-from rerail.model.actions import Action, PostCommand, StopJob, Tell
+from rerail.decisions.decision import Decision, make_command, stop_now, without_pending
+from rerail.decisions.remedies import format_duration
+from rerail.model.actions import Action, Notify, PostCommand, StopJob
 from rerail.model.checkpoints import EMERGENCY, Checkpoint, newest_usable
-from rerail.model.mailbox import Durability, Told, Wish
+from rerail.model.mailbox import CommandKind, Durability, ReportKind
 from rerail.model.policy import Policy
-from rerail.model.run import JobStatus, Run, RunState, Stop
-from rerail.model.signals import Reported
+from rerail.model.run import JobStatus, PlannedStop, Run, RunState
+from rerail.model.signals import AgentReported
 
 
-def save_first(run: Run, stop: Stop, policy: Policy, reason: str, *tells: Tell) -> Decision:
+def checkpoint_then_stop(run: Run, stop: PlannedStop, policy: Policy, reason: str, *tells: Notify) -> Decision:
     """Stop the job once its state is saved; at once, where nobody can be asked and nothing is worth waiting for."""
-    run = replace(without(run, StopJob, PostCommand), state=RunState.SAVING, stop=stop)
+    run = replace(without_pending(run, StopJob, PostCommand), state=RunState.SAVING, stop=stop)
     if run.current.agent:
         return _asked(run, stop, policy, reason, tells)
     if stop.is_tainted or not run.checkpoint_uri:
         nowhere = "" if run.checkpoint_uri else ": the job has no checkpoints to wait for, stopping it"
         decision = stop_now(run, f"{reason}{nowhere}")
         return replace(decision, actions=(*decision.actions, *tells))
-    wait = spoken(stop.deadline - stop.asked_at)
+    wait = format_duration(stop.deadline - stop.asked_at)
     return Decision(run, tells, f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job")
 
 
-def _asked(run: Run, stop: Stop, policy: Policy, reason: str, tells: tuple[Tell, ...]) -> Decision:
+def _asked(run: Run, stop: PlannedStop, policy: Policy, reason: str, tells: tuple[Notify, ...]) -> Decision:
     at = stop.asked_at
-    command = command_for(run, Wish.CHECKPOINT, at=at, deadline=stop.deadline, reason=stop.reason)
+    command = make_command(run, CommandKind.CHECKPOINT, at=at, deadline=stop.deadline, reason=stop.reason)
     asked = replace(stop, command_id=command.id, answer_by=min(at + policy.save.answer, stop.deadline))
-    actions: tuple[Action | Tell, ...] = (PostCommand(command), *tells)
-    wait = spoken(stop.deadline - at)
+    actions: tuple[Action | Notify, ...] = (PostCommand(command), *tells)
+    wait = format_duration(stop.deadline - at)
     reason = f"{reason}: asking the agent to save first, then stopping the job, after {wait} at the latest"
     return Decision(replace(run, stop=asked), actions, reason)
 
 
-def on_checkpoints(run: Run, stop: Stop, checkpoints: Sequence[Checkpoint]) -> Decision | None:
+def on_checkpoints(run: Run, stop: PlannedStop, checkpoints: Sequence[Checkpoint]) -> Decision | None:
     """Stop the job if what is waited for lies in S3 now.
 
     While the agent is expected to answer, only its own checkpoint will do: the script's own may be some steps older."""
@@ -53,7 +53,7 @@ def on_checkpoints(run: Run, stop: Stop, checkpoints: Sequence[Checkpoint]) -> D
     return stop_now(run, f"the checkpoint of step {newest.step} is newer than the wish to stop: stopping the job")
 
 
-def _answers(stop: Stop, checkpoint: Checkpoint) -> bool:
+def _answers(stop: PlannedStop, checkpoint: Checkpoint) -> bool:
     """The one that was reported, or one saved for the reason for which nobody else saves: the report may be lost.
 
     It may well be suspect, where the state was: then it is evidence, and the wait is over all the same."""
@@ -61,11 +61,11 @@ def _answers(stop: Stop, checkpoint: Checkpoint) -> bool:
     return asked or checkpoint.step == stop.committed_step
 
 
-def _expects_the_agent(stop: Stop) -> bool:
+def _expects_the_agent(stop: PlannedStop) -> bool:
     return stop.heard_at is not None or stop.answer_by is not None
 
 
-def on_time(run: Run, stop: Stop, at: datetime) -> Decision:
+def on_save_deadline(run: Run, stop: PlannedStop, at: datetime) -> Decision:
     """Each leg of the wait has its end: the agent has to hear of it soon, and the whole of it ends at the deadline."""
     if run.current.status is JobStatus.STOPPING:
         return Decision(run)  # somebody else stops it: to call that ours would relaunch against a human
@@ -73,24 +73,24 @@ def on_time(run: Run, stop: Stop, at: datetime) -> Decision:
         return stop_now(run, "no newer checkpoint came before the deadline: stopping the job all the same")
     if stop.heard_at or stop.answer_by is None or at < stop.answer_by:
         return Decision(run)
-    silent = f"the agent has not answered within {spoken(stop.answer_by - stop.asked_at)}"
+    silent = f"the agent has not answered within {format_duration(stop.answer_by - stop.asked_at)}"
     if stop.is_tainted or not run.checkpoint_uri:
         return stop_now(run, f"{silent}: stopping the job, there is no other checkpoint to wait for")
     run = replace(run, stop=replace(stop, answer_by=None))
-    wait = spoken(stop.deadline - at)
+    wait = format_duration(stop.deadline - at)
     return Decision(run, reason=f"{silent}: waiting up to {wait} more for a checkpoint of the script's own")
 
 
-def on_answer(run: Run, reported: Reported) -> Decision:
+def on_agent_answer(run: Run, reported: AgentReported) -> Decision:
     """What the agent says to our wish; said twice, late or to another wish it changes nothing."""
     report, stop = reported.report, run.stop
     if run.state is not RunState.SAVING or stop is None or not stop.command_id or report.command != stop.command_id:
         return Decision(run)
     if run.current.status is JobStatus.STOPPING:
         return Decision(run)
-    if report.told is Told.CHECKPOINT:
+    if report.told is ReportKind.CHECKPOINT:
         return _on_committed(run, stop, reported)
-    if report.told is Told.REFUSED:
+    if report.told is ReportKind.REFUSED:
         why = report.reason or "it does not say why"
         return stop_now(run, f"the agent cannot save ({why}): stopping the job, its newest clean checkpoint must do")
     if stop.heard_at:
@@ -99,7 +99,7 @@ def on_answer(run: Run, reported: Reported) -> Decision:
     return Decision(run, reason="the agent has heard the wish for a checkpoint: all ranks save at one step")
 
 
-def _on_committed(run: Run, stop: Stop, reported: Reported) -> Decision:
+def _on_committed(run: Run, stop: PlannedStop, reported: AgentReported) -> Decision:
     """Where it survives the machine, or nobody will resume from it, it need not be looked for."""
     step, what = reported.report.step, _the_save(reported.report.step)
     known = replace(stop, heard_at=stop.heard_at or reported.at, answer_by=None, committed_step=step)

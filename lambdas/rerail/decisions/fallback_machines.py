@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rerail.model.actions import Machines
-from rerail.model.machines import misfit, read_fallback, spoken_machines
+from rerail.model.machines import find_misfit, format_instance_types, read_fallback
 from rerail.model.policy import Policy
 from rerail.model.run import Run
 
@@ -28,7 +28,7 @@ class Quota:
         return f"the quota '{self.name}' is {self.limit}, and the job needs {self.needed}"
 
 
-def lacking_quota(refusal: str) -> Quota | None:
+def find_missing_quota(refusal: str) -> Quota | None:
     """The quota in SageMaker's words that is too small for the job even if nothing else runs: waiting does not mend
     it."""
     found = QUOTA.search(refusal)
@@ -38,19 +38,19 @@ def lacking_quota(refusal: str) -> Quota | None:
     return quota if quota.limit < quota.needed else None
 
 
-def untried(run: Run, policy: Policy) -> tuple[Machines, ...]:
+def list_untried(run: Run, policy: Policy) -> tuple[Machines, ...]:
     """The policy's fall-backs that fit the run and were not tried since capacity was missed first, in its order."""
     gone = {*run.ledger.fallbacks, *_names(run.current.machines)}
-    return tuple(each for each in _listed(policy) if _suits(run, each) and spoken_machines(each) not in gone)
+    return tuple(each for each in _listed(policy) if _suits(run, each) and format_instance_types(each) not in gone)
 
 
-def passed_over(run: Run, policy: Policy) -> str:
+def format_unsuitable(run: Run, policy: Policy) -> str:
     """Why fall-backs of the policy are not used for this run, in words, or nothing."""
-    reasons = (misfit(run.cluster, each) for each in _listed(policy))
+    reasons = (find_misfit(run.cluster, each) for each in _listed(policy))
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
-def moved(run: Run, machines: Machines | None) -> Run:
+def with_machines(run: Run, machines: Machines | None) -> Run:
     """The run with its next launch on these machines, None being its request's own. What it leaves for want of capacity
     and what it goes to both count as tried."""
     names = (*run.ledger.fallbacks, *_names(run.current.machines), *_names(machines))
@@ -61,7 +61,7 @@ def moved(run: Run, machines: Machines | None) -> Run:
 
 def _suits(run: Run, machines: Machines) -> bool:
     """They are others than the run's own, and the run fits them."""
-    return run.cluster.on(machines) != run.cluster and not misfit(run.cluster, machines)
+    return run.cluster.on(machines) != run.cluster and not find_misfit(run.cluster, machines)
 
 
 def _listed(policy: Policy) -> Iterator[Machines]:
@@ -69,4 +69,4 @@ def _listed(policy: Policy) -> Iterator[Machines]:
 
 
 def _names(machines: Machines | None) -> tuple[str, ...]:
-    return (spoken_machines(machines),) if machines else ()
+    return (format_instance_types(machines),) if machines else ()

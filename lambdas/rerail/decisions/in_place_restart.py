@@ -8,28 +8,28 @@ from datetime import datetime
 
 from rerail.decisions.decision import (
     Decision,
-    command_for,
+    choose_resume_step,
+    format_start,
+    make_command,
+    make_notice,
     may_act,
-    notice,
     relaunch_now,
-    resume_step,
-    spoken_start,
     stop_now,
-    warned,
     with_attempt,
-    without,
+    with_warnings,
+    without_pending,
 )
-from rerail.decisions.on_failure import judged, opened, settled
-from rerail.decisions.remedies import Failure, Hold, remedy, spoken
+from rerail.decisions.on_failure import with_diagnosis, with_failure_charged, with_incident
+from rerail.decisions.remedies import Failure, Hold, format_duration, remedy
 from rerail.diagnosis.classify import Diagnosis, diagnose
 from rerail.model.actions import Action, PostCommand, Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.finding import Finding
-from rerail.model.mailbox import LIMITS, Ability, Report, Told, Wish
+from rerail.model.mailbox import LIMITS, Ability, CommandKind, Report, ReportKind
 from rerail.model.policy import Mode, Policy
-from rerail.model.run import Incident, JobStatus, Order, Run, RunState, Stop, Then
-from rerail.model.signals import JobSeen, Reported
+from rerail.model.run import AfterStop, Incident, InPlaceRestart, JobStatus, PlannedStop, Run, RunState
+from rerail.model.signals import AgentReported, JobObserved
 
 # What says nothing against the machines.
 IN_PLACE = (Cause.DIVERGED, Cause.USER_CODE, Cause.DATA)
@@ -39,7 +39,7 @@ LIVE = (RunState.WATCHING, RunState.STARTING)
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class RestartTarget:
     """What the training processes shall begin with; `resume_step` None is the newest checkpoint that they find, 0 the
     start. `before_step` is the onset of what went wrong, if the run goes back to before that."""
 
@@ -49,15 +49,15 @@ class Aim:
     rate: float = 1.0
 
 
-def rollback(run: Run, failure: Failure, before_step: int | None) -> Aim:
+def choose_target(run: Run, failure: Failure, before_step: int | None) -> RestartTarget:
     """Back to the newest clean checkpoint older than the onset; on a file system that only the job sees, to any."""
     step = failure.resume_step or 0
     if failure.resume_step is None and not run.checkpoint_uri and before_step is not None:
         step = max(0, before_step - 1)
-    return Aim(step, before_step, run.current.skip_samples, run.current.rate)
+    return RestartTarget(step, before_step, run.current.skip_samples, run.current.rate)
 
 
-def obstacle(run: Run, failure: Failure, aim: Aim, policy: Policy) -> str:
+def find_obstacle(run: Run, failure: Failure, aim: RestartTarget, policy: Policy) -> str:
     """Why the training processes cannot be restarted in place; nothing where they can."""
     orders, incident, cause = run.current.orders, run.open_incident, failure.diagnosis.cause
     if not policy.restart.in_place:
@@ -74,7 +74,7 @@ def obstacle(run: Run, failure: Failure, aim: Aim, policy: Policy) -> str:
         return ""  # there was progress since: it is another incident
     if orders[-1].failed:
         return f"the restart in place before this one came to nothing ({orders[-1].failed})"
-    asked = Aim(orders[-1].resume_step, orders[-1].before_step, orders[-1].skip_samples, orders[-1].rate)
+    asked = RestartTarget(orders[-1].resume_step, orders[-1].before_step, orders[-1].skip_samples, orders[-1].rate)
     return "the same restart in place has not helped" if replace(asked, before_step=aim.before_step) == aim else ""
 
 
@@ -84,23 +84,32 @@ def can_restart(run: Run) -> bool:
 
 
 def restart(
-    run: Run, failure: Failure, aim: Aim, policy: Policy, what: str, *, kind: str, began: datetime | None = None
+    run: Run,
+    failure: Failure,
+    aim: RestartTarget,
+    policy: Policy,
+    what: str,
+    *,
+    kind: str,
+    began: datetime | None = None,
 ) -> Decision:
     """Order the restart. The failure is charged already; to be called only where there is no obstacle."""
     number = 1 + max((order.number for order in run.current.orders), default=0)
-    start = spoken_start(aim.resume_step or None) if aim.resume_step is not None else "from the newest checkpoint"
+    start = format_start(aim.resume_step or None) if aim.resume_step is not None else "from the newest checkpoint"
     did = f"restarting the training processes in place, {start} (restart {number} of this attempt)"
     reason = f"{what}; {did}"
-    run = _marked(opened(run, failure, reason, ("restart",), kind=kind, onset_step=aim.before_step, began=began), aim)
+    run = _marked(
+        with_incident(run, failure, reason, ("restart",), kind=kind, onset_step=aim.before_step, began=began), aim
+    )
     deadline = failure.at + policy.restart.deadline
     command = replace(
-        command_for(run, Wish.RESTART, at=failure.at, deadline=deadline, reason=kind),
+        make_command(run, CommandKind.RESTART, at=failure.at, deadline=deadline, reason=kind),
         restart=number,
         resume_step=aim.resume_step,
         skip_samples=aim.skip_samples,
         rate=aim.rate,
     )
-    order = Order(
+    order = InPlaceRestart(
         number=number,
         command_id=command.id,
         reason=kind,
@@ -115,13 +124,13 @@ def restart(
         repairs=run.current.self_repairs,
     )
     attempt = replace(run.current, orders=(*run.current.orders, order), skip_samples=aim.skip_samples, rate=aim.rate)
-    run = replace(with_attempt(without(run, PostCommand), attempt), state=RunState.RESTARTING)
+    run = replace(with_attempt(without_pending(run, PostCommand), attempt), state=RunState.RESTARTING)
     key = f"restart-{attempt.number}-{number}"
-    tell = notice(run, Severity.INFORM, f"{kind}: restarting in place", what, key=key, did=did, since=began)
+    tell = make_notice(run, Severity.INFORM, f"{kind}: restarting in place", what, key=key, did=did, since=began)
     return Decision(run, (PostCommand(command), tell), reason)
 
 
-def _marked(run: Run, aim: Aim) -> Run:
+def _marked(run: Run, aim: RestartTarget) -> Run:
     """The run whose incident knows what is rolled back: what this attempt saved since the onset, until now."""
     incident = run.open_incident
     if incident is None or aim.before_step is None:
@@ -146,10 +155,10 @@ def _with_incident(run: Run, incident: Incident) -> Run:
 # What is heard of it
 
 
-def saved_since(run: Run, incident: Incident, checkpoint: Checkpoint) -> bool:
+def is_saved_since_restart(run: Run, incident: Incident, checkpoint: Checkpoint) -> bool:
     """By processes that were started after the incident: what the attempt has saved before is no progress. A script
     that keeps manifests of its own does not say which processes saved it; there its time has to do."""
-    order = newest_order(run)
+    order = find_newest_restart(run)
     if run.current.number != incident.attempt or order is None or checkpoint.restart > incident.restart:
         return True
     if run.current.counted_anew(incident.restart, checkpoint.saved_at):
@@ -157,17 +166,17 @@ def saved_since(run: Run, incident: Incident, checkpoint: Checkpoint) -> bool:
     return incident.onset_step is None and order.restarted_at is not None and checkpoint.saved_at > order.restarted_at
 
 
-def newest_order(run: Run) -> Order | None:
+def find_newest_restart(run: Run) -> InPlaceRestart | None:
     """The attempt's last order, however far it has come."""
     return run.current.orders[-1] if run.current.orders else None
 
 
-def revived(run: Run, report: Report, *, at: datetime) -> Decision:
+def on_processes_restarted(run: Run, report: Report, *, at: datetime) -> Decision:
     """Whoever speaks as one of the processes that an order has started proves that they run again."""
-    order = newest_order(run)
-    if order is None or report.restart != order.number or order.failed or report.told is Told.REFUSED:
+    order = find_newest_restart(run)
+    if order is None or report.restart != order.number or order.failed or report.told is ReportKind.REFUSED:
         return Decision(run)
-    steps = report.told is Told.RESTARTED and report.step is not None
+    steps = report.told is ReportKind.RESTARTED and report.step is not None
     known = replace(
         order,
         restarted_at=order.restarted_at or at,
@@ -175,10 +184,10 @@ def revived(run: Run, report: Report, *, at: datetime) -> Decision:
     )
     if known == order:
         return Decision(run)
-    after = spoken(at - order.asked_at)
+    after = format_duration(at - order.asked_at)
     run = _with_order(run, known)
     if run.state is RunState.RESTARTING:
-        run = replace(without(run, PostCommand), state=RunState.WATCHING)
+        run = replace(without_pending(run, PostCommand), state=RunState.WATCHING)
     if known.stepped_at and not order.stepped_at:
         return Decision(
             run, reason=f"restart {order.number} in place: step {report.step} is done, {after} after the order"
@@ -186,21 +195,21 @@ def revived(run: Run, report: Report, *, at: datetime) -> Decision:
     return Decision(run, reason=f"restart {order.number} in place: the training processes run again, after {after}")
 
 
-def is_of_the_past(run: Run, finding: Finding) -> bool:
+def is_from_before_restart(run: Run, finding: Finding) -> bool:
     """It was seen before the training processes were restarted in place."""
-    order = newest_order(run)
+    order = find_newest_restart(run)
     return bool(order and order.restarted_at and finding.at and finding.at <= order.restarted_at)
 
 
-def answers_the_order(run: Run, report: Report) -> bool:
+def is_about_newest_restart(run: Run, report: Report) -> bool:
     """It is about the attempt's newest order."""
-    order = newest_order(run)
+    order = find_newest_restart(run)
     return order is not None and report.command == order.command_id
 
 
-def on_refused(run: Run, reported: Reported) -> Decision:
+def on_refused(run: Run, reported: AgentReported) -> Decision:
     """One machine whose init cannot obey is enough: the others would wait for its ranks."""
-    order = newest_order(run)
+    order = find_newest_restart(run)
     waiting = run.state in (RunState.RESTARTING, *LIVE)
     if order is None or order.stepped_at or order.failed or not waiting or _is_being_stopped(run):
         return Decision(run)
@@ -211,12 +220,12 @@ def on_refused(run: Run, reported: Reported) -> Decision:
 def on_restart_due(run: Run, at: datetime, policy: Policy) -> Decision:
     """An order has its end; then the job is stopped, to be relaunched. Not while SageMaker itself restarts the job: the
     new container's init finds the order, and is given as long."""
-    order = newest_order(run)
+    order = find_newest_restart(run)
     if order is None or at < order.deadline or _is_being_stopped(run):
         return Decision(run)
     if run.current.secondary not in ("", "Training"):
         return Decision(_with_order(run, replace(order, deadline=at + policy.restart.deadline)))
-    waited = spoken(at - order.asked_at)
+    waited = format_duration(at - order.asked_at)
     return _given_up(run, order, f"nothing was heard of the restart in place in {waited}", at=at)
 
 
@@ -225,27 +234,27 @@ def _is_being_stopped(run: Run) -> bool:
     return run.current.status is JobStatus.STOPPING
 
 
-def _given_up(run: Run, order: Order, why: str, *, at: datetime) -> Decision:
+def _given_up(run: Run, order: InPlaceRestart, why: str, *, at: datetime) -> Decision:
     run = _with_order(run, replace(order, failed=why[:200]))
     run = with_attempt(run, replace(run.current, onset_step=order.before_step))
-    stop = Stop(Then.RELAUNCH, order.reason, asked_at=at, deadline=at, before_step=_bound(order))
+    stop = PlannedStop(AfterStop.RELAUNCH, order.reason, asked_at=at, deadline=at, before_step=_bound(order))
     return stop_now(replace(run, stop=stop), f"{why}: stopping the job, to relaunch it")
 
 
-def _bound(order: Order) -> int | None:
+def _bound(order: InPlaceRestart) -> int | None:
     """The successor takes up what the restart should have."""
     return order.before_step if order.resume_step is None else order.resume_step + 1
 
 
-def _with_order(run: Run, order: Order) -> Run:
+def _with_order(run: Run, order: InPlaceRestart) -> Run:
     return with_attempt(run, replace(run.current, orders=(*run.current.orders[:-1], order)))
 
 
-def on_failed_instead(run: Run, seen: JobSeen, policy: Policy) -> Decision | None:
+def on_failed_instead(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:
     """The job ended of the very failure that the order was to mend: that is charged already, and the next rung is a
     relaunch. None for every other end."""
-    order = newest_order(run)
-    ours = run.state is RunState.RESTARTING or (run.stop is not None and run.stop.then is Then.RELAUNCH)
+    order = find_newest_restart(run)
+    ours = run.state is RunState.RESTARTING or (run.stop is not None and run.stop.then is AfterStop.RELAUNCH)
     if order is None or order.restarted_at or not ours or not may_act(run, policy):
         return None
     if run.stop and run.stop.is_rollback:
@@ -255,14 +264,14 @@ def on_failed_instead(run: Run, seen: JobSeen, policy: Policy) -> Decision | Non
         return None
     why = order.failed or "the job ended before it could be restarted in place"
     run = _with_order(run, replace(order, failed=why))
-    stop = Stop(Then.RELAUNCH, order.reason, asked_at=seen.at, deadline=seen.at, before_step=_bound(order))
+    stop = PlannedStop(AfterStop.RELAUNCH, order.reason, asked_at=seen.at, deadline=seen.at, before_step=_bound(order))
     return replace(relaunch_now(replace(run, stop=stop), seen, policy, why), finding="job_failed")
 
 
 # A crash that the container outlives for a while
 
 
-def on_crash(run: Run, reported: Reported, policy: Policy) -> Decision:
+def on_crash(run: Run, reported: AgentReported, policy: Policy) -> Decision:
     """Judged as the job's failure would be; where the rules relaunch and no other machine is needed, in place."""
     report = reported.report
     diagnosis = diagnose(report.evidence or report.reason)
@@ -272,17 +281,17 @@ def on_crash(run: Run, reported: Reported, policy: Policy) -> Decision:
     failure = Failure(
         diagnosis=diagnosis,
         last_step=diagnosis.step if diagnosis.step is not None else run.current.last_step,
-        resume_step=resume_step(reported.checkpoints),
+        resume_step=choose_resume_step(reported.checkpoints),
         at=reported.at,
     )
     what = _spoken_crash(run, diagnosis)
-    charged = settled(with_attempt(run, judged(run.current, failure)), failure)
-    aim = Aim(skip_samples=run.current.skip_samples, rate=run.current.rate)
+    charged = with_failure_charged(with_attempt(run, with_diagnosis(run.current, failure)), failure)
+    aim = RestartTarget(skip_samples=run.current.skip_samples, rate=run.current.rate)
     verdict = remedy(charged, failure, policy)
-    against = verdict.why if isinstance(verdict, Hold) else obstacle(charged, failure, aim, policy)
+    against = verdict.why if isinstance(verdict, Hold) else find_obstacle(charged, failure, aim, policy)
     if policy.mode is not Mode.ACT or not may_act(run, policy):
         against = "nothing is done without a human" if may_act(run, policy) else "observing only"
-    run = warned(run, key)
+    run = with_warnings(run, key)
     if against:
         return _left_to_end(run, f"{what}: not restarted in place ({against}), the job ends", reported.at)
     charged = replace(charged, warnings=run.warnings)
@@ -296,12 +305,12 @@ def _spoken_crash(run: Run, diagnosis: Diagnosis) -> str:
 
 def _left_to_end(run: Run, reason: str, at: datetime) -> Decision:
     """Nothing is charged: the job's own failure will be. Who waits for an order is told that none will come."""
-    command = command_for(run, Wish.TRAIN, at=at, reason="no restart in place")
-    return Decision(without(run, PostCommand), (PostCommand(command),), reason, finding="crashed")
+    command = make_command(run, CommandKind.TRAIN, at=at, reason="no restart in place")
+    return Decision(without_pending(run, PostCommand), (PostCommand(command),), reason, finding="crashed")
 
 
-def withdrawal(run: Run, at: datetime) -> Sequence[Action]:
+def make_withdrawal(run: Run, at: datetime) -> Sequence[Action]:
     """The order is taken back, for an init that has not obeyed it yet."""
     if run.state is not RunState.RESTARTING:
         return ()
-    return (PostCommand(command_for(run, Wish.TRAIN, at=at, reason="the restart in place is called off")),)
+    return (PostCommand(make_command(run, CommandKind.TRAIN, at=at, reason="the restart in place is called off")),)

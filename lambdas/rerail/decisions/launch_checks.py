@@ -23,7 +23,7 @@ PAUSE, TIME, RUN_MONEY, INCIDENT_MONEY, APPROVAL, BRAKE = (
 PAUSED = "Rerail is paused for this account"
 
 
-class Means(StrEnum):
+class Consequence(StrEnum):
     """What becomes of a launch that may not go ahead: it waits, the run is held, or the run ends."""
 
     WAIT = "wait"
@@ -36,7 +36,7 @@ class Obstacle:
     """Why a launch may not go ahead now: the check that says so, a sentence, the remedy, and where more is said."""
 
     check: str
-    means: Means
+    means: Consequence
     why: str
     advice: str
     runbook: Runbook
@@ -45,7 +45,7 @@ class Obstacle:
 Check = Callable[[Run, datetime, Policy], Obstacle | None]
 
 
-def obstacle(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+def find_obstacle(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """The first check of the current attempt's launch that fails."""
     return next(filter(None, (check(run, at, policy) for check in CHECKS)), None)
 
@@ -56,28 +56,28 @@ def is_not_paused(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
         return None
     return Obstacle(
         PAUSE,
-        Means.WAIT,
+        Consequence.WAIT,
         f"{run.current.job_name} waits: {PAUSED}, or policy '{policy.name}' pauses",
         "`rerail resume` lifts the pause of the account",
         Runbook.OBSERVING,
     )
 
 
-def time_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+def has_time_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """The request's MaxRuntimeInSeconds is a budget for the whole run."""
     left = runtime_left(run, at, policy)
     if left is None or left > 0:
         return None
     return Obstacle(
         TIME,
-        Means.END,
+        Consequence.END,
         f"the run's MaxRuntimeInSeconds of {run.max_runtime_s} s is spent over {run.current.number - 1} attempts",
         "start the job again with a longer one, or give each attempt its own with max_runtime = 'per_attempt'",
         Runbook.TIME_SPENT,
     )
 
 
-def run_money_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+def has_run_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """A run may cost only so much, where the policy says so and the price is known."""
     cap = policy.limits.run_dollars
     spent = run_dollars(run, at, policy.prices) if cap else None
@@ -85,7 +85,7 @@ def run_money_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None
     return _overspent(RUN_MONEY, spent, cap, "the run has cost", "limits.run_dollars", advice)
 
 
-def incident_money_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+def has_incident_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """What mending one incident may cost, where the policy says so and the price is known."""
     cap = policy.limits.incident_dollars
     spent = incident_dollars(run, at, policy.prices) if cap else None
@@ -96,34 +96,34 @@ def incident_money_is_left(run: Run, at: datetime, policy: Policy) -> Obstacle |
 def _overspent(check: str, spent: float | None, cap: float, what: str, field: str, advice: str) -> Obstacle | None:
     if spent is None or spent < cap:
         return None
-    why = f"{what} {spoken_dollars(spent)}, of at most {spoken_dollars(cap)} ({field})"
-    return Obstacle(check, Means.HOLD, why, advice, Runbook.MONEY_SPENT)
+    why = f"{what} {format_dollars(spent)}, of at most {format_dollars(cap)} ({field})"
+    return Obstacle(check, Consequence.HOLD, why, advice, Runbook.MONEY_SPENT)
 
 
-def somebody_agrees(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
+def is_approved(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """In the mode `approve` a human is asked first."""
     if policy.mode is not Mode.APPROVE or run.current.approved_by:
         return None
     why = f"{run.current.job_name} waits for approval"
-    return Obstacle(APPROVAL, Means.WAIT, why, f"`rerail approve {run.id}`", Runbook.APPROVAL)
+    return Obstacle(APPROVAL, Consequence.WAIT, why, f"`rerail approve {run.id}`", Runbook.APPROVAL)
 
 
 # Order is policy: nobody is asked to approve what could not be launched anyway.
 CHECKS: tuple[Check, ...] = (
     is_not_paused,
-    time_is_left,
-    run_money_is_left,
-    incident_money_is_left,
-    somebody_agrees,
+    has_time_left,
+    has_run_budget_left,
+    has_incident_budget_left,
+    is_approved,
 )
 
 
-def kept_back(run: Run, obstacle: Obstacle, at: datetime) -> Run:
+def with_launch_blocked(run: Run, obstacle: Obstacle, at: datetime) -> Run:
     """The run with its launch put off: the minute's tick tries again."""
     return replace(run, state=RunState.WAITING, kept_back=obstacle.check, wake_at=run.wake_at or at)
 
 
-def allotted(run: Run, at: datetime, policy: Policy) -> Run:
+def with_runtime_left(run: Run, at: datetime, policy: Policy) -> Run:
     """The run whose current attempt is given what is left of the run's time; whole seconds, and never next to none."""
     left = runtime_left(run, at, policy)
     if left is None or run.current.number == 1 or run.max_runtime_s is None:
@@ -133,7 +133,7 @@ def allotted(run: Run, at: datetime, policy: Policy) -> Run:
     return replace(run, attempts=(*run.attempts[:-1], attempt))
 
 
-def spoken_dollars(amount: float) -> str:
+def format_dollars(amount: float) -> str:
     """Money as people say it."""
     if 0 < amount < 0.01:
         return "less than a cent"

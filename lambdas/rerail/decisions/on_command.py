@@ -3,37 +3,37 @@
 from dataclasses import replace
 from typing import assert_never
 
-from rerail.decisions.approvals import denied, launch_granted
+from rerail.decisions.approvals import on_denied, on_launch_approved
 from rerail.decisions.decision import (
     Decision,
-    ended,
-    launched,
-    let_go,
-    next_attempt,
-    resume_step,
-    spoken_place,
-    spoken_start,
+    choose_resume_step,
+    format_machines,
+    format_start,
     with_attempt,
-    without,
+    with_end,
+    with_launch,
+    with_next_attempt,
+    with_release,
+    without_pending,
 )
 from rerail.decisions.drills import on_drill, on_save
-from rerail.decisions.emergency_checkpoint import save_first
-from rerail.decisions.in_place_restart import withdrawal
+from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
+from rerail.decisions.in_place_restart import make_withdrawal
 from rerail.decisions.launch_checks import PAUSED
 from rerail.decisions.on_failure import NOT_ASIDE
-from rerail.decisions.on_finding import on_granted
+from rerail.decisions.on_finding import on_stop_approved
 from rerail.decisions.operator_rollback import on_rollback
-from rerail.model.actions import CreateJob, PostCommand, SetAside, StopJob
+from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, StopJob
 from rerail.model.policy import Mode, Policy
-from rerail.model.run import Plan, Run, RunState, Stop, Then
-from rerail.model.signals import Commanded, Verb
+from rerail.model.run import AfterStop, PlannedStop, ProposedAction, Run, RunState
+from rerail.model.signals import OperatorCommand, OperatorVerb
 
 KEPT_COMMANDS = 10
 # Of these the one that was spoken last counts, in whatever order they arrive.
-LAST_WORD = (Verb.HOLD, Verb.RELEASE, Verb.STOP, Verb.RESTART, Verb.ROLLBACK)
+LAST_WORD = (OperatorVerb.HOLD, OperatorVerb.RELEASE, OperatorVerb.STOP, OperatorVerb.RESTART, OperatorVerb.ROLLBACK)
 
 
-def on_command(run: Run, command: Commanded, policy: Policy) -> Decision:
+def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
     """Grant the wish, or say why there is nothing to grant; one that arrives twice is granted once."""
     if command.id in run.commands:
         return Decision(run)
@@ -45,25 +45,25 @@ def on_command(run: Run, command: Commanded, policy: Policy) -> Decision:
             return Decision(run, reason=f"{said}, but something else was said after that: nothing is done")
         run = replace(run, commanded_at=asked_at or run.commanded_at)
     match command.verb:
-        case Verb.HOLD:
+        case OperatorVerb.HOLD:
             return _on_hold(run, command, said)
-        case Verb.RELEASE:
+        case OperatorVerb.RELEASE:
             return _on_release(run, command, policy, said)
-        case Verb.STOP | Verb.RESTART:
+        case OperatorVerb.STOP | OperatorVerb.RESTART:
             return _on_stop(run, command, policy, said)
-        case Verb.APPROVE | Verb.DENY:
+        case OperatorVerb.APPROVE | OperatorVerb.DENY:
             return _on_word(run, command, policy, said)
-        case Verb.ROLLBACK:
+        case OperatorVerb.ROLLBACK:
             return on_rollback(run, command, policy)
-        case Verb.SAVE:
+        case OperatorVerb.SAVE:
             return on_save(run, command, policy, said)
-        case Verb.DRILL:
+        case OperatorVerb.DRILL:
             return on_drill(run, command, policy, said)
         case _ as unreachable:
             assert_never(unreachable)
 
 
-def _on_word(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
+def _on_word(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
     """Yes or no to the proposal that stands, and to no other."""
     proposal = run.proposal
     if proposal is None:
@@ -71,48 +71,48 @@ def _on_word(run: Run, command: Commanded, policy: Policy, said: str) -> Decisio
     if command.proposal != proposal.id:
         named = f"of {command.proposal}" if command.proposal else "without the id of a proposal"
         return Decision(run, reason=f"{said} {named}, but what stands is {proposal.id}: nothing is done")
-    if command.verb is Verb.DENY:
-        return denied(run, said, at=command.at)
-    if proposal.plan is Plan.LAUNCH:
-        return launch_granted(run, command.who, said, at=command.at, policy=policy)
+    if command.verb is OperatorVerb.DENY:
+        return on_denied(run, said, at=command.at)
+    if proposal.plan is ProposedAction.LAUNCH:
+        return on_launch_approved(run, command.who, said, at=command.at, policy=policy)
     if policy.mode is Mode.PAUSE:
         return Decision(run, reason=f"{said}, but {PAUSED}: repeat the command after `rerail resume`")
-    decision = on_granted(run, proposal, command.checkpoints, at=command.at, policy=policy, who=command.who)
+    decision = on_stop_approved(run, proposal, command.checkpoints, at=command.at, policy=policy, who=command.who)
     return replace(decision, reason=f"{said}: {decision.reason}")
 
 
-def _on_hold(run: Run, command: Commanded, said: str) -> Decision:
+def _on_hold(run: Run, command: OperatorCommand, said: str) -> Decision:
     if run.state.is_end:
         return Decision(run, reason=f"{said}, but the run has ended ({run.state}): nothing to hold")
-    withdrawn = tuple(withdrawal(run, command.at))
-    run = without(run, CreateJob, StopJob, PostCommand, SetAside)
+    withdrawn = tuple(make_withdrawal(run, command.at))
+    run = without_pending(run, CreateJob, StopJob, PostCommand, QuarantineCheckpoints)
     run = replace(run, state=RunState.HELD, hold_reason=said, held_by=command.who, wake_at=None, stop=None)
     return Decision(run, withdrawn, f"{said}: held, a job that runs goes on unsupervised")
 
 
-def _on_release(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
+def _on_release(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
     if run.state is not RunState.HELD:
         return Decision(run, reason=f"{said}, but the run is not held ({run.state}): nothing to release")
     looked = run.hold_reason.startswith(NOT_ASIDE)
-    run = let_go(run, who=command.who, at=command.at)
-    attempt, step = run.current, resume_step(command.checkpoints)
+    run = with_release(run, who=command.who, at=command.at)
+    attempt, step = run.current, choose_resume_step(command.checkpoints)
     if attempt.may_be_live:
         run = replace(run, state=RunState.WATCHING)
         return Decision(run, reason=f"{said}: watching attempt {attempt.number} again")
     if attempt.exists:
-        run = next_attempt(run, step, wake_at=command.at)
+        run = with_next_attempt(run, step, wake_at=command.at)
     else:  # its creation was refused or called off: the same attempt, once more
         run = with_attempt(run, replace(attempt, resumed_from_step=step))
     run = with_attempt(run, replace(run.current, approved_by=command.who))
-    pool = spoken_place(run, command.at)
-    run, actions = launched(run, command.at, policy)
+    pool = format_machines(run, command.at)
+    run, actions = with_launch(run, command.at, policy)
     if looked:
-        actions = tuple(replace(a, strict=False) if isinstance(a, SetAside) else a for a in actions)
-    return Decision(run, actions, f"{said}: creating {run.current.job_name} {spoken_start(step)}{pool}")
+        actions = tuple(replace(a, strict=False) if isinstance(a, QuarantineCheckpoints) else a for a in actions)
+    return Decision(run, actions, f"{said}: creating {run.current.job_name} {format_start(step)}{pool}")
 
 
-def _on_stop(run: Run, command: Commanded, policy: Policy, said: str) -> Decision:
-    then = Then.END if command.verb is Verb.STOP else Then.RELAUNCH
+def _on_stop(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+    then = AfterStop.END if command.verb is OperatorVerb.STOP else AfterStop.RELAUNCH
     if not run.current.may_be_live:
         return _on_stop_without_job(run, then, said)
     if run.state is RunState.STOPPING and run.stop:
@@ -122,12 +122,12 @@ def _on_stop(run: Run, command: Commanded, policy: Policy, said: str) -> Decisio
     if run.state is RunState.HELD:
         run = replace(run, hold_reason="", held_by="")
     deadline = command.at + policy.save.deadline
-    stop = Stop(then=then, reason=said, asked_at=command.at, deadline=deadline, approved_by=command.who)
-    return save_first(run, stop, policy, said)
+    stop = PlannedStop(then=then, reason=said, asked_at=command.at, deadline=deadline, approved_by=command.who)
+    return checkpoint_then_stop(run, stop, policy, said)
 
 
-def _on_stop_without_job(run: Run, then: Then, said: str) -> Decision:
-    if then is Then.RELAUNCH or run.state in (RunState.COMPLETED, RunState.STOPPED):
+def _on_stop_without_job(run: Run, then: AfterStop, said: str) -> Decision:
+    if then is AfterStop.RELAUNCH or run.state in (RunState.COMPLETED, RunState.STOPPED):
         return Decision(run, reason=f"{said}, but no job of this run is live ({run.state}): nothing to stop")
-    run = ended(without(run, CreateJob), RunState.STOPPED)
+    run = with_end(without_pending(run, CreateJob), RunState.STOPPED)
     return Decision(run, reason=f"{said}: no job is live, the run ends here")

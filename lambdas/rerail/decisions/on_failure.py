@@ -7,58 +7,58 @@ from typing import Any, assert_never
 from rerail.decisions import checkpoint_health as health
 from rerail.decisions import rollback_ladder as ladder
 from rerail.decisions import warm_pools as pools
-from rerail.decisions.budgets import charged, refunded
+from rerail.decisions.budgets import with_charge, with_refund
 from rerail.decisions.decision import (
     Decision,
-    closed,
+    choose_resume_step,
+    find_proving_step,
     finish_stopped,
-    given_up,
-    held,
-    imperative,
-    littered,
+    format_instruction,
+    format_start,
+    has_pending,
+    hold_as_ruled,
+    hold_run,
+    make_notice,
     may_act,
-    next_attempt,
-    notice,
-    owes,
-    proving_step,
     relaunch_now,
-    resume_step,
-    spoken_start,
     stop_now,
     with_attempt,
-    without,
+    with_incident_closed,
+    with_next_attempt,
+    with_stale_checkpoints_noted,
+    without_pending,
 )
-from rerail.decisions.fallback_machines import moved, untried
-from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, capacity_verdict, remedy, spoken
+from rerail.decisions.fallback_machines import list_untried, with_machines
+from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, capacity_verdict, format_duration, remedy
 from rerail.diagnosis.classify import diagnose
-from rerail.model.actions import CreateJob, SetAside, Severity
+from rerail.model.actions import CreateJob, QuarantineCheckpoints, Severity
 from rerail.model.causes import Cause
-from rerail.model.machines import spoken_machines
+from rerail.model.machines import format_instance_types
 from rerail.model.policy import Mode, Policy
-from rerail.model.run import Attempt, Incident, Run, RunState, Stop, Then
+from rerail.model.run import AfterStop, Attempt, Incident, PlannedStop, Run, RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import AsideRefused, CreateRefused, JobSeen, Refusal
+from rerail.model.signals import CreateRefused, JobObserved, QuarantineRefused, Refusal
 
 # An incident quotes its decisions, the newest in full: one record must hold it, whatever a night brings.
 REASONS_LIMIT, ACTIONS_LIMIT = 4_000, 50
 NOT_ASIDE = "what must not be resumed from cannot be set aside"
 
 
-def on_failed(run: Run, seen: JobSeen, policy: Policy) -> Decision:
+def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     """Diagnose, settle the ledger, ask the rules, and open an incident."""
     diagnosis = diagnose(seen.job.failure_reason, secondary_status=seen.job.secondary)
     failure = Failure(
         diagnosis=diagnosis,
         last_step=diagnosis.step if diagnosis.step is not None else run.current.last_step,
-        resume_step=resume_step(seen.checkpoints),
+        resume_step=choose_resume_step(seen.checkpoints),
         at=seen.at,
         checkpoints=tuple(seen.checkpoints or ()),
     )
-    run = settled(with_attempt(run, judged(run.current, failure)), failure)
+    run = with_failure_charged(with_attempt(run, with_diagnosis(run.current, failure)), failure)
     what = f"attempt {run.current.number} failed: {diagnosis.cause} ({diagnosis.evidence or 'no reason given'})"
     if run.state is RunState.HELD:
         reason = f"{what}; the run stays held"
-        tell = notice(
+        tell = make_notice(
             run,
             Severity.INFORM,
             "failed while held",
@@ -68,31 +68,31 @@ def on_failed(run: Run, seen: JobSeen, policy: Policy) -> Decision:
             todo=f"When it may go on: rerail release {run.id}",
             since=run.current.ended_at,
         )
-        return Decision(opened(run, failure, reason, ()), (tell,), reason, finding="job_failed")
-    if run.stop and run.stop.then is Then.END:
+        return Decision(with_incident(run, failure, reason, ()), (tell,), reason, finding="job_failed")
+    if run.stop and run.stop.then is AfterStop.END:
         return finish_stopped(run, seen, f"{what}, while it was being stopped ({run.stop.reason})")
     if run.stop and run.stop.is_tainted and (may_act(run, policy) or run.stop.is_rollback):
         # What was to be rolled back has ended by itself.
         decision = relaunch_now(run, seen, policy, f"{what}, while it was being stopped ({run.stop.reason})")
         return replace(decision, finding="job_failed", inputs=_inputs(run, failure, seen))
     verdict = remedy(run, failure, policy)
-    if isinstance(verdict, Relaunch) and is_for_the_ladder(failure):
+    if isinstance(verdict, Relaunch) and is_loss_rollback(failure):
         decision = _climbed(run, verdict, failure, seen, policy, what)
     else:
         decision = _applied(run, verdict, failure, policy, what)
     return replace(decision, finding="job_failed", inputs=_inputs(run, failure, seen))
 
 
-def is_for_the_ladder(failure: Failure) -> bool:
+def is_loss_rollback(failure: Failure) -> bool:
     """The loss went wrong, and it is known where: how often what is tried, the ladder says."""
     return failure.diagnosis.cause is Cause.DIVERGED and failure.last_step is not None
 
 
-def _climbed(run: Run, verdict: Relaunch, failure: Failure, seen: JobSeen, policy: Policy, what: str) -> Decision:
+def _climbed(run: Run, verdict: Relaunch, failure: Failure, seen: JobObserved, policy: Policy, what: str) -> Decision:
     """The script itself gave its loss up: back to before the trouble that was told, or before its last step."""
-    onset = health.onset(run)
+    onset = health.find_open_onset(run)
     onset = (failure.last_step or 0) if onset is None else onset
-    rung = ladder.plan(run, onset, seen.checkpoints or (), policy)
+    rung = ladder.plan_rollback(run, onset, seen.checkpoints or (), policy)
     if isinstance(rung, Hold):
         return _applied(run, rung, failure, policy, what)
     run = with_attempt(run, replace(run.current, onset_step=onset)) if may_act(run, policy) else run
@@ -100,10 +100,10 @@ def _climbed(run: Run, verdict: Relaunch, failure: Failure, seen: JobSeen, polic
     decision = _applied(run, verdict, failure, policy, what, onset_step=onset)
     if decision.run.state is not RunState.WAITING:
         return decision
-    return replace(decision, run=ladder.climbed(decision.run, rung, onset, at=failure.at))
+    return replace(decision, run=ladder.with_rung_taken(decision.run, rung, onset, at=failure.at))
 
 
-def judged(attempt: Attempt, failure: Failure) -> Attempt:
+def with_diagnosis(attempt: Attempt, failure: Failure) -> Attempt:
     """The attempt with what it failed of."""
     return replace(
         attempt,
@@ -113,19 +113,19 @@ def judged(attempt: Attempt, failure: Failure) -> Attempt:
     )
 
 
-def settled(run: Run, failure: Failure) -> Run:
+def with_failure_charged(run: Run, failure: Failure) -> Run:
     """The run's ledger with this failure charged. A script that keeps no manifests proves its progress by getting
     farther than any attempt before it."""
     before = run.ledger
     farthest = failure.resume_step if failure.resume_step is not None else failure.last_step
-    ledger = refunded(before, newest_step=farthest or 0, at=failure.at)
+    ledger = with_refund(before, newest_step=farthest or 0, at=failure.at)
     return replace(
         run,
-        ledger=charged(
+        ledger=with_charge(
             ledger,
             failure.diagnosis.cause,
             # The ladder goes back again and again on purpose, and has bounds of its own.
-            trained=run.current.training_started_at is not None and not is_for_the_ladder(failure),
+            trained=run.current.training_started_at is not None and not is_loss_rollback(failure),
             progressed=ledger.progress_step != before.progress_step,
             at=failure.at,
         ),
@@ -139,13 +139,13 @@ def _applied(
     match verdict:
         case Hold():
             reason = f"{what}; held: {verdict.why}. To do: {verdict.advice}"
-            run = opened(run, failure, reason, ("hold",))
-            return given_up(run, failure.at, what, verdict, gives_back=may_act(run, policy))
+            run = with_incident(run, failure, reason, ("hold",))
+            return hold_as_ruled(run, failure.at, what, verdict, gives_back=may_act(run, policy))
         case Relaunch() if not may_act(run, policy):
-            plan = f"{spoken_start(failure.resume_step)} in {spoken(verdict.delay)} ({verdict.why})"
+            plan = f"{format_start(failure.resume_step)} in {format_duration(verdict.delay)} ({verdict.why})"
             reason = f"{what}; observing only: would relaunch {plan}"
-            run = opened(run, failure, reason, ())
-            return held(
+            run = with_incident(run, failure, reason, ())
+            return hold_run(
                 run,
                 failure.at,
                 reason,
@@ -156,11 +156,11 @@ def _applied(
             )
         case Relaunch():
             leaves = verdict.fresh_machines or (verdict.moves and verdict.machines != run.current.machines)
-            release = pools.release(run) if leaves else ()
-            did = f"relaunching {spoken_start(failure.resume_step)} in {spoken(verdict.delay)} ({verdict.why})"
+            release = pools.make_release(run) if leaves else ()
+            did = f"relaunching {format_start(failure.resume_step)} in {format_duration(verdict.delay)} ({verdict.why})"
             did += "; the warm pool is given back first" if release else ""
             reason = f"{what}; {did}"
-            tell = notice(
+            tell = make_notice(
                 run,
                 Severity.INFORM,
                 f"{failure.diagnosis.cause}: relaunching",
@@ -170,16 +170,16 @@ def _applied(
                 since=run.current.ended_at,
             )
             actions = (*("release_warm_pool" for _ in release), "relaunch")
-            run = opened(run, failure, reason, actions, onset_step=onset_step)
-            run = next_attempt(run, failure.resume_step, wake_at=failure.at + verdict.delay)
-            run = littered(run, failure.checkpoints)
-            run = moved(run, verdict.machines) if verdict.moves else run
+            run = with_incident(run, failure, reason, actions, onset_step=onset_step)
+            run = with_next_attempt(run, failure.resume_step, wake_at=failure.at + verdict.delay)
+            run = with_stale_checkpoints_noted(run, failure.checkpoints)
+            run = with_machines(run, verdict.machines) if verdict.moves else run
             return Decision(run, (*release, tell), reason)
         case _ as unreachable:
             assert_never(unreachable)
 
 
-def _inputs(run: Run, failure: Failure, seen: JobSeen) -> dict[str, Any]:
+def _inputs(run: Run, failure: Failure, seen: JobObserved) -> dict[str, Any]:
     return {
         "failure_reason": seen.job.failure_reason,
         "rule": failure.diagnosis.rule,
@@ -191,7 +191,7 @@ def _inputs(run: Run, failure: Failure, seen: JobSeen) -> dict[str, Any]:
     }
 
 
-def opened(
+def with_incident(
     run: Run,
     failure: Failure,
     reason: str,
@@ -203,8 +203,10 @@ def opened(
 ) -> Run:
     """The run with this failure in its open incident, or in a new one where there was progress since."""
     before = run.open_incident
-    if before and (failure.resume_step or 0) > proving_step(run, before):
-        run = closed(run, f"recovered: a new checkpoint at step {failure.resume_step}", failure.at, mended=True)
+    if before and (failure.resume_step or 0) > find_proving_step(run, before):
+        run = with_incident_closed(
+            run, f"recovered: a new checkpoint at step {failure.resume_step}", failure.at, mended=True
+        )
     elif before:
         quoted = f"{before.reason}\n{reason}"[-REASONS_LIMIT:]
         longer = replace(before, reason=quoted, actions=(*before.actions, *actions)[-ACTIONS_LIMIT:])
@@ -231,12 +233,12 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
     """SageMaker did not create the job: wait for capacity, or hold where it never will."""
     if run.state is not RunState.STARTING or refused.action.job_name != run.current.job_name or run.current.exists:
         return Decision(run)
-    run = without(run, CreateJob)
+    run = without_pending(run, CreateJob)
     what = f"SageMaker has no room for {run.current.job_name} ({refused.message})"
     if refused.refusal is Refusal.INVALID:
         what = f"SageMaker refuses to create {run.current.job_name}: {refused.message}"
         if run.current.machines is None:
-            return held(
+            return hold_run(
                 run,
                 refused.at,
                 what,
@@ -245,64 +247,66 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
                 runbook=Runbook.REQUEST_REFUSED,
             )
         # What it refuses may be our choice of machines, and not the owner's request.
-    run = replace(run, ledger=charged(run.ledger, Cause.CAPACITY, trained=False, progressed=False, at=refused.at))
+    run = replace(run, ledger=with_charge(run.ledger, Cause.CAPACITY, trained=False, progressed=False, at=refused.at))
     verdict = capacity_verdict(run, policy, at=refused.at, refusal=refused.message)
     if isinstance(verdict, Hold):
-        return given_up(run, refused.at, what, verdict)
+        return hold_as_ruled(run, refused.at, what, verdict)
     return _waiting_for_room(run, verdict, refused.at, what)
 
 
 def _waiting_for_room(run: Run, verdict: Relaunch, at: datetime, what: str) -> Decision:
     """Another try later, on the machines that the verdict names; people are told where those are others."""
-    did = f"trying again in {spoken(verdict.delay)} ({verdict.why})"
+    did = f"trying again in {format_duration(verdict.delay)} ({verdict.why})"
     reason = f"{what}; {did}"
     run = replace(run, state=RunState.WAITING, wake_at=at + verdict.delay)
     if not verdict.moves:
         return Decision(run, reason=reason, finding="capacity_wait")
-    run = moved(run, verdict.machines)
-    release = pools.release(run) if pools.unmatched(run) else ()
-    there = spoken_machines(verdict.machines) if verdict.machines else "its own machines"
+    run = with_machines(run, verdict.machines)
+    release = pools.make_release(run) if pools.is_unmatched(run) else ()
+    there = format_instance_types(verdict.machines) if verdict.machines else "its own machines"
     key = f"moved-{run.current.number}-{len(run.ledger.fallbacks)}-{verdict.machines is None}"
     since = run.ledger.capacity_since
-    tell = notice(run, Severity.INFORM, f"no capacity: going to {there}", what, key=key, did=did, since=since)
+    tell = make_notice(run, Severity.INFORM, f"no capacity: going to {there}", what, key=key, did=did, since=since)
     return Decision(run, (*release, tell), reason, finding="capacity_wait")
 
 
-def on_pending(run: Run, seen: JobSeen, policy: Policy) -> Decision | None:
+def on_pending(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:
     """SageMaker accepted the job and has no machines for it: after the policy's wait it is called back for the next
     fall-back, if there is one. It has never trained, so nothing is lost; without a fall-back it keeps its place."""
-    since, others = seen.job.created_at, untried(run, policy)
+    since, others = seen.job.created_at, list_untried(run, policy)
     if not seen.job.lacks_machines or run.current.training_started_at or run.cluster.spot or not others:
         return None
     if seen.at - since < policy.capacity.fallback_after or not may_act(run, policy) or policy.mode is not Mode.ACT:
         return None  # where a human has to agree first, the job keeps its place meanwhile
     ledger = replace(run.ledger, capacity_since=run.ledger.capacity_since or since)
-    ledger = charged(ledger, Cause.CAPACITY, trained=False, progressed=False, at=seen.at)
+    ledger = with_charge(ledger, Cause.CAPACITY, trained=False, progressed=False, at=seen.at)
     run = with_attempt(replace(run, ledger=ledger), replace(run.current, cause=Cause.CAPACITY))
-    there, waited = spoken_machines(others[0]), spoken(seen.at - since)
+    there, waited = format_instance_types(others[0]), format_duration(seen.at - since)
     what, did = f"{run.current.job_name} has waited {waited} for machines", f"calling it back, to go to {there}"
     reason = f"{what}: {did}"
-    stop = Stop(Then.RELAUNCH, f"no capacity for {waited}", seen.at, seen.at, moves=True, machines=others[0])
+    stop = PlannedStop(
+        AfterStop.RELAUNCH, f"no capacity for {waited}", seen.at, seen.at, moves=True, machines=others[0]
+    )
     decision = stop_now(replace(run, stop=stop), reason)
     key = f"moved-{run.current.number}"
-    tell = notice(run, Severity.INFORM, f"no capacity: going to {there}", what, key=key, did=did, since=since)
+    tell = make_notice(run, Severity.INFORM, f"no capacity: going to {there}", what, key=key, did=did, since=since)
     return replace(decision, actions=(*decision.actions, tell), finding="capacity_wait")
 
 
-def advised(message: str) -> tuple[str, str]:
+def split_advice(message: str) -> tuple[str, str]:
     """What a message says, and the remedy at its end: names within it are other people's text."""
     what, found, todo = message.rpartition(". To do: ")
     return (what, todo) if found else (message, "")
 
 
-def on_aside_refused(run: Run, refused: AsideRefused) -> Decision:
+def on_quarantine_refused(run: Run, refused: QuarantineRefused) -> Decision:
     """A job without an agent would resume from what went wrong: it is not launched, and people are asked."""
-    if not owes(run, SetAside):
+    if not has_pending(run, QuarantineCheckpoints):
         return Decision(run)
     if not refused.action.is_vital:
         body = f"{run.current.job_name} may stumble over a save that is not finished: {refused.message}"
-        what, todo = advised(body)
-        tell = notice(
+        what, todo = split_advice(body)
+        tell = make_notice(
             run,
             Severity.INFORM,
             "not set aside",
@@ -310,11 +314,16 @@ def on_aside_refused(run: Run, refused: AsideRefused) -> Decision:
             key=f"not-aside-{run.current.number}",
             runbook=Runbook.NOT_SET_ASIDE,
             did="launched all the same",
-            todo=imperative(todo),
+            todo=format_instruction(todo),
         )
-        return Decision(without(run, SetAside), (tell,), f"launched all the same: {body}", finding="not_set_aside")
-    run = without(run, SetAside, CreateJob)
-    why, todo = advised(refused.message)
+        return Decision(
+            without_pending(run, QuarantineCheckpoints),
+            (tell,),
+            f"launched all the same: {body}",
+            finding="not_set_aside",
+        )
+    run = without_pending(run, QuarantineCheckpoints, CreateJob)
+    why, todo = split_advice(refused.message)
     what = f"{NOT_ASIDE}, and {run.current.job_name} would resume from it: {why}"
-    decision = held(run, refused.at, what, because=NOT_ASIDE, todo=todo, runbook=Runbook.NOT_SET_ASIDE)
+    decision = hold_run(run, refused.at, what, because=NOT_ASIDE, todo=todo, runbook=Runbook.NOT_SET_ASIDE)
     return replace(decision, finding="not_set_aside")

@@ -5,37 +5,37 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail.decisions import rollback_ladder as ladder
-from rerail.decisions.approvals import asked_again, left_alone, proposed_stop, unanswered
-from rerail.decisions.checkpoint_health import OVER, condemned, heard
-from rerail.decisions.cost_benefit import weighed
+from rerail.decisions.approvals import format_unanswered, leave_job_running, propose_again, propose_stop
+from rerail.decisions.checkpoint_health import OVER, with_findings, with_rollback_labels
+from rerail.decisions.cost_benefit import with_cost_estimate
 from rerail.decisions.decision import (
     Decision,
-    given_up,
+    choose_resume_step,
+    format_start,
+    hold_as_ruled,
     is_untried_elsewhere,
+    make_notice,
     may_act,
-    notice,
-    resume_step,
-    spoken_start,
     stop_now,
-    warned,
     with_attempt,
+    with_warnings,
 )
-from rerail.decisions.emergency_checkpoint import save_first
-from rerail.decisions.in_place_restart import can_restart, is_of_the_past, obstacle, restart, rollback
+from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
+from rerail.decisions.in_place_restart import can_restart, choose_target, find_obstacle, is_from_before_restart, restart
 from rerail.decisions.launch_checks import PAUSE
-from rerail.decisions.on_failure import opened, settled
-from rerail.decisions.open_pages import mended
+from rerail.decisions.on_failure import with_failure_charged, with_incident
+from rerail.decisions.open_pages import clear_pages
 from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, remedy
-from rerail.decisions.rollback_ladder import climbed
+from rerail.decisions.rollback_ladder import with_rung_taken
 from rerail.diagnosis.classify import Diagnosis
-from rerail.model.actions import Severity, Tell, Until
+from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint, newest_usable
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode, OnExpiry, Policy
-from rerail.model.run import Plan, Proposal, Run, RunState, Stop, Then
+from rerail.model.run import AfterStop, PlannedStop, Proposal, ProposedAction, Run, RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import Found, JobSeen
+from rerail.model.signals import FindingsObserved, JobObserved
 
 # What stopping the job can mend, and the cause that its budget is charged to. Anything else is for people.
 CAUSES = {
@@ -64,15 +64,15 @@ LATE, UNKNOWN = 1.5, 6
 LIVE = (RunState.WATCHING, RunState.STARTING)
 
 
-def on_found(run: Run, found: Found, policy: Policy) -> Decision:
+def on_findings(run: Run, found: FindingsObserved, policy: Policy) -> Decision:
     """The gravest finding decides; each is told once."""
     if found.job_name != run.current.job_name or not run.current.may_be_live:
         return Decision(run)  # it speaks of an attempt that is over
-    run = heard(run, [finding for finding in found.findings if not is_of_the_past(run, finding)])
+    run = with_findings(run, [finding for finding in found.findings if not is_from_before_restart(run, finding)])
     if run.state not in LIVE:
         return Decision(run)  # it is being dealt with already
     away = run.current.secondary not in ("", "Training")  # SageMaker restarts it: nothing moves, and nothing is wrong
-    findings = tuple(f for f in found.findings if not (away and f.kind in HANGS) and not is_of_the_past(run, f))
+    findings = tuple(f for f in found.findings if not (away and f.kind in HANGS) and not is_from_before_restart(run, f))
     findings = findings if found.witnessed else tuple(_borne_out(f, found, policy) for f in findings)
     findings = tuple(_weighed(run, finding, found, policy) for finding in findings)
     paged = _paged(run)
@@ -87,20 +87,20 @@ def on_found(run: Run, found: Found, policy: Policy) -> Decision:
 
 def _withdrawn(run: Run, over: Sequence[Finding]) -> Run:
     """Nobody is asked any more whether to stop a job for what has mended."""
-    asked = run.proposal.finding if run.proposal and run.proposal.plan is Plan.STOP else None
+    asked = run.proposal.finding if run.proposal and run.proposal.plan is ProposedAction.STOP else None
     mended = {finding.kind for finding in over if finding.level is Level.MENDED}
     return replace(run, proposal=None) if asked and asked.kind in mended else run
 
 
-def _weighed(run: Run, finding: Finding, found: Found, policy: Policy) -> Finding:
+def _weighed(run: Run, finding: Finding, found: FindingsObserved, policy: Policy) -> Finding:
     """Where nobody has looked at the checkpoints, nothing is weighed: a relaunch might begin from nothing."""
     if found.checkpoints is None and run.checkpoint_uri:
         return finding
-    step = resume_step(found.checkpoints, before_step=finding.onset_step)
-    return weighed(run, finding, step, at=found.at, policy=policy)
+    step = choose_resume_step(found.checkpoints, before_step=finding.onset_step)
+    return with_cost_estimate(run, finding, step, at=found.at, policy=policy)
 
 
-def _borne_out(finding: Finding, found: Found, policy: Policy) -> Finding:
+def _borne_out(finding: Finding, found: FindingsObserved, policy: Policy) -> Finding:
     """A job that saves does not stand still: then it is we who are blind, and that stops no job."""
     newest = newest_usable(found.checkpoints or ())
     if finding.kind is not Kind.STALL or finding.onset_at is None:
@@ -111,7 +111,7 @@ def _borne_out(finding: Finding, found: Found, policy: Policy) -> Finding:
     return replace(finding, kind=Kind.BLIND, evidence=text)
 
 
-def _is_due(finding: Finding, found: Found, policy: Policy) -> bool:
+def _is_due(finding: Finding, found: FindingsObserved, policy: Policy) -> bool:
     """By the longest time between two saves of late the next one should be there by now: only then does an empty folder
     tell of a job that stands still. Before two saves nobody knows, and it takes a long silence. A clock in doubt
     measures from then on."""
@@ -128,9 +128,9 @@ def _on_warning(run: Run, warnings: tuple[Finding, ...], over: tuple[Finding, ..
     findings = (*warnings, *over)
     why = "; ".join(finding.evidence for finding in over)
     paged = _paged(run)
-    run, clears = mended(run, {finding.kind for finding in over}, why)
+    run, clears = clear_pages(run, {finding.kind for finding in over}, why)
     tells = tuple(
-        notice(
+        make_notice(
             run,
             Severity.INFORM,
             f"{f.kind} ({word})",
@@ -153,10 +153,10 @@ def _on_warning(run: Run, warnings: tuple[Finding, ...], over: tuple[Finding, ..
 
 def _paged(run: Run) -> set[str]:
     """The kinds of findings about which a page stands."""
-    return {page.tell.about for page in run.pages if page.tell.until is Until.MENDED}
+    return {page.tell.about for page in run.pages if page.tell.until is ClearedBy.MENDED}
 
 
-def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decision:
+def _on_grave(run: Run, finding: Finding, found: FindingsObserved, policy: Policy) -> Decision:
     cause = CAUSES.get(finding.kind)
     what = f"{finding.kind}: {finding.evidence}"
     if cause is None:
@@ -164,7 +164,9 @@ def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decis
         return Decision(run, (_page(run, finding),), reason, finding=finding.kind)
     before_step = finding.onset_step if cause is Cause.DIVERGED else None
     failure = _failure(run, finding, cause, found, before_step)
-    charged = settled(with_attempt(run, replace(run.current, cause=cause, fingerprint=finding.kind)), failure)
+    charged = with_failure_charged(
+        with_attempt(run, replace(run.current, cause=cause, fingerprint=finding.kind)), failure
+    )
     verdict = remedy(charged, failure, policy)
     rung = _rung(charged, before_step, verdict, found, policy)
     elsewhere = False
@@ -178,7 +180,7 @@ def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decis
     if not may_act(run, policy):  # nothing is done, so nothing is charged, and the job has not failed
         did = f"observing only: it would be {_plan(verdict, failure)}"
         reason = f"{what}; {did}"
-        tell = notice(
+        tell = make_notice(
             run,
             Severity.INFORM,
             f"{finding.kind}: observing only",
@@ -193,15 +195,15 @@ def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decis
         advice = f"{verdict.advice}; the job goes on until you stop it"
         reason = f"{what}; {_plan(verdict, failure)}. To do: {advice}"
         began = finding.onset_at or finding.at
-        kept = opened(charged, failure, reason, ("hold",), kind=finding.kind, began=began)
-        return _named(given_up(kept, found.at, what, replace(verdict, advice=advice)), finding)
+        kept = with_incident(charged, failure, reason, ("hold",), kind=finding.kind, began=began)
+        return _named(hold_as_ruled(kept, found.at, what, replace(verdict, advice=advice)), finding)
     if policy.mode is not Mode.ACT:  # somebody is asked first, or Rerail is paused
-        plan = f"stop the job and relaunch it {spoken_start(failure.resume_step)}"
-        return _named(proposed_stop(run, finding, what, plan, at=found.at, policy=policy), finding)
-    charged = condemned(charged, finding) if before_step is not None else charged
-    lifted = climbed(charged, rung, before_step, at=found.at) if rung and before_step is not None else charged
-    aim = rollback(lifted, failure, before_step)
-    if not elsewhere and can_restart(run) and not obstacle(lifted, failure, aim, policy):
+        plan = f"stop the job and relaunch it {format_start(failure.resume_step)}"
+        return _named(propose_stop(run, finding, what, plan, at=found.at, policy=policy), finding)
+    charged = with_rollback_labels(charged, finding) if before_step is not None else charged
+    lifted = with_rung_taken(charged, rung, before_step, at=found.at) if rung and before_step is not None else charged
+    aim = choose_target(lifted, failure, before_step)
+    if not elsewhere and can_restart(run) and not find_obstacle(lifted, failure, aim, policy):
         began = finding.onset_at or finding.at
         said = f"{what}; {rung.why}" if rung else what
         decision = restart(lifted, failure, aim, policy, said, kind=finding.kind, began=began)
@@ -210,9 +212,9 @@ def _on_grave(run: Run, finding: Finding, found: Found, policy: Policy) -> Decis
     return _named(_stopping(charged, failure, finding, policy, what, did, before_step), finding)
 
 
-def _page(run: Run, finding: Finding) -> Tell:
+def _page(run: Run, finding: Finding) -> Notify:
     """What stopping the job cannot mend; one page for each kind of trouble, however often it is found anew."""
-    return notice(
+    return make_notice(
         run,
         Severity.PAGE,
         f"{finding.kind}: {finding.evidence}",
@@ -222,61 +224,66 @@ def _page(run: Run, finding: Finding) -> Tell:
         did="nothing: the job goes on, stopping it would not mend this",
         todo=f"See whether the job should go on: nobody but you can tell\nIf not: rerail stop {run.id}",
         since=finding.onset_at or finding.at,
-        until=Until.MENDED,
+        until=ClearedBy.MENDED,
         about=finding.kind,
     )
 
 
 def _rung(
-    run: Run, before_step: int | None, verdict: Verdict, found: Found, policy: Policy
-) -> ladder.Plan | Hold | None:
+    run: Run, before_step: int | None, verdict: Verdict, found: FindingsObserved, policy: Policy
+) -> ladder.RollbackPlan | Hold | None:
     """What the ladder says where the loss went wrong at a known step and the rules let the run go on."""
     if before_step is None or isinstance(verdict, Hold):
         return None
-    return ladder.plan(run, before_step, found.checkpoints or (), policy)
+    return ladder.plan_rollback(run, before_step, found.checkpoints or (), policy)
 
 
-def on_granted(
+def on_stop_approved(
     run: Run, proposal: Proposal, checkpoints: Sequence[Checkpoint] | None, *, at: datetime, policy: Policy, who: str
 ) -> Decision:
     """Do what was proposed, on the world as it is now; `who` has agreed to it, "" where nobody had to."""
     assert proposal.finding is not None
-    found = Found(at, run.current.job_name, (proposal.finding,), checkpoints, witnessed=True)
+    found = FindingsObserved(at, run.current.job_name, (proposal.finding,), checkpoints, witnessed=True)
     decision = _on_grave(replace(run, proposal=None), proposal.finding, found, replace(policy, mode=Mode.ACT))
     stop = decision.run.stop
     return replace(decision, run=replace(decision.run, stop=stop and replace(stop, approved_by=who)))
 
 
-def on_proposal(run: Run, proposal: Proposal, seen: JobSeen, policy: Policy) -> Decision | None:
+def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy) -> Decision | None:
     """The job that would be stopped still runs: act where the time has come, or the pause was lifted."""
-    if proposal.plan is not Plan.STOP or policy.mode is Mode.PAUSE or run.state not in LIVE or not seen.job.is_training:
+    if (
+        proposal.plan is not ProposedAction.STOP
+        or policy.mode is Mode.PAUSE
+        or run.state not in LIVE
+        or not seen.job.is_training
+    ):
         return None
     if proposal.awaits == PAUSE:
         return _on_resumed(run, proposal, seen, policy)
     if seen.at < proposal.expires_at:
         return None
     if policy.approval.on_expiry is OnExpiry.HOLD:
-        return left_alone(run, proposal)
-    decision = on_granted(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="the policy")
-    return replace(decision, reason=f"{unanswered(proposal)}, and the policy acts then: {decision.reason}")
+        return leave_job_running(run, proposal)
+    decision = on_stop_approved(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="the policy")
+    return replace(decision, reason=f"{format_unanswered(proposal)}, and the policy acts then: {decision.reason}")
 
 
-def _on_resumed(run: Run, proposal: Proposal, seen: JobSeen, policy: Policy) -> Decision:
+def _on_resumed(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy) -> Decision:
     """What was found during a pause; what is old by now may have mended, and a human has to say so."""
     assert proposal.finding is not None
-    heard = Found(seen.at, run.current.job_name, (proposal.finding,), seen.checkpoints)
+    heard = FindingsObserved(seen.at, run.current.job_name, (proposal.finding,), seen.checkpoints)
     if _borne_out(proposal.finding, heard, policy).kind is not proposal.finding.kind:
         return Decision(replace(run, proposal=None), reason=f"{proposal.why}: no longer so, the job saves")
     if policy.mode is Mode.APPROVE or seen.at >= proposal.expires_at:
-        return asked_again(run, proposal, "the pause was lifted", at=seen.at, policy=policy)
-    decision = on_granted(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="")
+        return propose_again(run, proposal, "the pause was lifted", at=seen.at, policy=policy)
+    decision = on_stop_approved(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="")
     return replace(decision, reason=f"the pause was lifted: {decision.reason}")
 
 
 def _plan(verdict: Verdict, failure: Failure) -> str:
     if isinstance(verdict, Hold):
         return f"held: {verdict.why}"
-    return f"stopping the job, to relaunch {spoken_start(failure.resume_step)} ({verdict.why})"
+    return f"stopping the job, to relaunch {format_start(failure.resume_step)} ({verdict.why})"
 
 
 def _stopping(
@@ -285,10 +292,10 @@ def _stopping(
     """Stop at once where no checkpoint would ever come; else have one saved first."""
     began = finding.onset_at or finding.at or failure.at
     actions, reason = ("stop", "relaunch"), f"{what}; {did}"
-    run = opened(run, failure, reason, actions, kind=finding.kind, onset_step=before_step, began=began)
+    run = with_incident(run, failure, reason, actions, kind=finding.kind, onset_step=before_step, began=began)
     run = with_attempt(run, replace(run.current, onset_step=before_step))
-    stop = Stop(
-        then=Then.RELAUNCH,
+    stop = PlannedStop(
+        then=AfterStop.RELAUNCH,
         reason=finding.kind,
         asked_at=failure.at,
         deadline=failure.at + policy.save.deadline,
@@ -296,18 +303,18 @@ def _stopping(
         fresh_machines=failure.diagnosis.cause is Cause.HARDWARE,
     )
     title, key = f"{finding.kind}: relaunching", _key(run, finding)
-    tell = notice(run, Severity.INFORM, title, what, key=key, did=did, since=began)
+    tell = make_notice(run, Severity.INFORM, title, what, key=key, did=did, since=began)
     if finding.kind not in HANGS:
-        return save_first(run, stop, policy, reason, tell)
+        return checkpoint_then_stop(run, stop, policy, reason, tell)
     decision = stop_now(replace(run, stop=stop), reason)
     return replace(decision, actions=(*decision.actions, tell))
 
 
-def _failure(run: Run, finding: Finding, cause: Cause, found: Found, before_step: int | None) -> Failure:
+def _failure(run: Run, finding: Finding, cause: Cause, found: FindingsObserved, before_step: int | None) -> Failure:
     return Failure(
         diagnosis=Diagnosis(cause, finding.evidence, finding.kind, finding.kind, step=finding.onset_step),
         last_step=finding.step if finding.step is not None else run.current.last_step,
-        resume_step=resume_step(found.checkpoints, before_step=before_step),
+        resume_step=choose_resume_step(found.checkpoints, before_step=before_step),
         at=found.at,
     )
 
@@ -317,7 +324,7 @@ def _named(decision: Decision, finding: Finding) -> Decision:
 
 
 def _told(run: Run, findings: tuple[Finding, ...] | list[Finding]) -> Run:
-    return warned(run, *(_key(run, finding) for finding in findings))
+    return with_warnings(run, *(_key(run, finding) for finding in findings))
 
 
 def _key(run: Run, finding: Finding) -> str:

@@ -5,23 +5,23 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from rerail.decisions.checkpoint_health import refused
-from rerail.decisions.decision import Decision, notice, with_attempt
-from rerail.decisions.emergency_checkpoint import on_answer
-from rerail.decisions.in_place_restart import answers_the_order, on_crash, on_refused, revived
-from rerail.decisions.on_finding import on_found
+from rerail.decisions.checkpoint_health import with_unrestorable
+from rerail.decisions.decision import Decision, make_notice, with_attempt
+from rerail.decisions.emergency_checkpoint import on_agent_answer
+from rerail.decisions.in_place_restart import is_about_newest_restart, on_crash, on_processes_restarted, on_refused
+from rerail.decisions.on_finding import on_findings
 from rerail.model.actions import Severity
-from rerail.model.mailbox import Report, Told
+from rerail.model.mailbox import Report, ReportKind
 from rerail.model.policy import Policy
-from rerail.model.redaction import hidden
+from rerail.model.redaction import redact_values
 from rerail.model.run import Run
-from rerail.model.signals import Found, MailRefused, Reported
+from rerail.model.signals import AgentReported, FindingsObserved, ReportInvalid
 from rerail.model.signatures import UNSEALED
 
-REFUSED_SAVES = (Told.DAMAGED, Told.UNLOADED)
+REFUSED_SAVES = (ReportKind.DAMAGED, ReportKind.UNLOADED)
 
 
-def on_report(run: Run, reported: Reported, policy: Policy) -> Decision:
+def on_report(run: Run, reported: AgentReported, policy: Policy) -> Decision:
     """Whoever reports is there, whatever it says: an agent works in this attempt."""
     report, attempt = reported.report, run.current
     if report.told in REFUSED_SAVES:
@@ -33,45 +33,45 @@ def on_report(run: Run, reported: Reported, policy: Policy) -> Decision:
     run = replace(run, seals=run.seals or report.sealed)
     if not _is_of_init(report):
         run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
-    if attempt.is_outdated(report.restart) and report.told is not Told.REFUSED:
+    if attempt.is_outdated(report.restart) and report.told is not ReportKind.REFUSED:
         return Decision(run)
-    alive = revived(run, report, at=reported.at)
+    alive = on_processes_restarted(run, report, at=reported.at)
     decision = _on_words(alive.run, reported, policy)
     return decision if decision.reason else replace(decision, reason=alive.reason)
 
 
-def _on_refused_save(run: Run, reported: Reported) -> Decision:
+def _on_refused_save(run: Run, reported: AgentReported) -> Decision:
     """Said of a file that lies there, so it is true also when the attempt is over."""
     report = reported.report
     known = any((a.number, a.job_name) == (report.attempt, report.job) for a in run.attempts)
-    after = refused(run, report) if known else run
+    after = with_unrestorable(run, report) if known else run
     if after == run:
         return Decision(run)
     label = after.labels[-1]
     reason = f"the checkpoint of step {label.step} is {label.health}: {label.why}"
     key = f"{label.health}-{label.step}-{label.attempt}"
     did = "no later attempt resumes from it"
-    tell = notice(after, Severity.INFORM, f"a checkpoint is {label.health}", reason, key=key, did=did)
+    tell = make_notice(after, Severity.INFORM, f"a checkpoint is {label.health}", reason, key=key, did=did)
     return Decision(after, (tell,), reason, finding="damaged_checkpoint")
 
 
 def _is_of_init(report: Report) -> bool:
     """PID 1 speaks for the processes that it starts: it is no agent in the script, which could save."""
-    return report.told is Told.CRASHED or (report.told is Told.RESTARTED and report.step is None)
+    return report.told is ReportKind.CRASHED or (report.told is ReportKind.RESTARTED and report.step is None)
 
 
-def _on_words(run: Run, reported: Reported, policy: Policy) -> Decision:
+def _on_words(run: Run, reported: AgentReported, policy: Policy) -> Decision:
     told = reported.report.told
-    if told is Told.FINDINGS:
-        return on_found(run, _found(run, reported), policy)
-    if told is Told.CRASHED:
+    if told is ReportKind.FINDINGS:
+        return on_findings(run, _found(run, reported), policy)
+    if told is ReportKind.CRASHED:
         return on_crash(run, reported, policy)
-    if told is Told.REFUSED and answers_the_order(run, reported.report):
+    if told is ReportKind.REFUSED and is_about_newest_restart(run, reported.report):
         return on_refused(run, reported)
-    return Decision(run) if told is Told.RESTARTED else on_answer(run, reported)
+    return Decision(run) if told is ReportKind.RESTARTED else on_agent_answer(run, reported)
 
 
-def _found(run: Run, reported: Reported) -> Found:
+def _found(run: Run, reported: AgentReported) -> FindingsObserved:
     """The findings, dated within the attempt by our clock: the agent's may be wrong."""
     attempt = run.current
     begin = attempt.training_started_at or attempt.created_at or run.created_at
@@ -79,21 +79,21 @@ def _found(run: Run, reported: Reported) -> Found:
         replace(f, at=_within(f.at, begin, reported.at), onset_at=_within(f.onset_at, begin, reported.at))
         for f in reported.report.findings
     )
-    return Found(reported.at, attempt.job_name, findings, reported.checkpoints, witnessed=True)
+    return FindingsObserved(reported.at, attempt.job_name, findings, reported.checkpoints, witnessed=True)
 
 
 def _within(at: datetime | None, begin: datetime, end: datetime) -> datetime | None:
     return at and min(max(at, begin), end)
 
 
-def without_secrets(report: Report, request: Mapping[str, Any]) -> Report:
+def redact_report(report: Report, request: Mapping[str, Any]) -> Report:
     """The report with its texts as everybody may read them, who is told of it."""
-    findings = tuple(replace(finding, evidence=hidden(finding.evidence, request)) for finding in report.findings)
-    reason, evidence = hidden(report.reason, request), hidden(report.evidence, request)
+    findings = tuple(replace(finding, evidence=redact_values(finding.evidence, request)) for finding in report.findings)
+    reason, evidence = redact_values(report.reason, request), redact_values(report.evidence, request)
     return replace(report, findings=findings, reason=reason, evidence=evidence)
 
 
-def on_bad_mail(run: Run, refused: MailRefused) -> Decision:
+def on_invalid_report(run: Run, refused: ReportInvalid) -> Decision:
     """Said once for each kind of defect; nothing else comes of it."""
     if refused.defect in run.defects:
         return Decision(run)
@@ -104,5 +104,7 @@ def on_bad_mail(run: Run, refused: MailRefused) -> Decision:
         reason = f"a report does not show that this run's job has written it, and is passed over: {refused.why}"
         todo = "Find out who else writes into the mailbox, or whether the job's image has several versions of the agent"
     key = f"mail-{refused.defect}"
-    tell = notice(run, Severity.INFORM, "a report cannot be read", reason, key=key, did="it is passed over", todo=todo)
+    tell = make_notice(
+        run, Severity.INFORM, "a report cannot be read", reason, key=key, did="it is passed over", todo=todo
+    )
     return Decision(run, (tell,), reason, finding="bad_mail")

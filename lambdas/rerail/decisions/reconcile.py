@@ -9,11 +9,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 
-from rerail.decisions.decision import Decision, notice, with_facts
-from rerail.model.actions import Severity, Tell
-from rerail.model.run import Attempt, Job, Run, RunState, successor_name
+from rerail.decisions.decision import Decision, make_notice, with_facts
+from rerail.model.actions import Notify, Severity
+from rerail.model.run import Attempt, Job, Run, RunState, make_job_name
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import Overtaken
+from rerail.model.signals import RecordOutdated
 from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
 
 # Of so many older jobs at most SageMaker is asked what has become of them.
@@ -29,12 +29,12 @@ class Claim(NamedTuple):
     number: int
 
 
-def claimed(job_name: str, tags: Mapping[str, str]) -> Claim | None:
+def read_claim(job_name: str, tags: Mapping[str, str]) -> Claim | None:
     """What we have launched as a later attempt; None for any other job, whatever its tags say."""
     run, number = tags.get(RUN_TAG, ""), tags.get(ATTEMPT_TAG, "")
     if not run or not NUMBER.fullmatch(number) or int(number) < 2:
         return None
-    return Claim(run, int(number)) if job_name == successor_name(run, int(number)) else None
+    return Claim(run, int(number)) if job_name == make_job_name(run, int(number)) else None
 
 
 def is_believable(claim: Claim, run: Run | None) -> bool:
@@ -42,7 +42,7 @@ def is_believable(claim: Claim, run: Run | None) -> bool:
     return claim.number - (run.current.number if run else 0) <= MOST_MISSED
 
 
-def on_overtaken(run: Run, signal: Overtaken) -> Decision:
+def on_outdated_record(run: Run, signal: RecordOutdated) -> Decision:
     """Take up the newest attempt that there is. What the record still owes is owed no more, but for words to people.
 
     What Rerail has held is let go: somebody has released it since. What a human has held only a human lets go."""
@@ -50,7 +50,7 @@ def on_overtaken(run: Run, signal: Overtaken) -> Decision:
     if number <= run.current.number:
         return Decision(run)
     jobs = {job.name: job for job in signal.jobs}
-    missing = [Attempt(n, successor_name(run.id, n)) for n in range(run.current.number + 1, number + 1)]
+    missing = [Attempt(n, make_job_name(run.id, n)) for n in range(run.current.number + 1, number + 1)]
     over = [_over(attempt, jobs.get(attempt.job_name), signal.at) for attempt in (run.current, *missing)]
     attempts = [*run.attempts[:-1], *over]
     newest = jobs[missing[-1].job_name]
@@ -72,11 +72,11 @@ def on_overtaken(run: Run, signal: Overtaken) -> Decision:
         hold_reason=run.hold_reason if stays_held else "",
         proposal=None,
         kept_back="",
-        pending=tuple(action for action in run.pending if isinstance(action, Tell)),
+        pending=tuple(action for action in run.pending if isinstance(action, Notify)),
     )
     if stays_held:
         reason += f"; {run.held_by} holds the run, so it goes on unsupervised"
-    tell = notice(
+    tell = make_notice(
         run,
         Severity.PAGE if stays_held else Severity.INFORM,
         "its job runs, and it is held" if stays_held else "its record was older than the world",
@@ -88,10 +88,10 @@ def on_overtaken(run: Run, signal: Overtaken) -> Decision:
     return Decision(run, (tell,), reason, finding="overtaken")
 
 
-def recalled(run: Run, number: int, job: Job) -> Run:
+def rebuild_run(run: Run, number: int, job: Job) -> Run:
     """A run whose record is lost, as far as its newest job tells: enrolled under its own name, with attempts of which
     nothing but their names is known."""
-    known = [Attempt(1, run.id), *(Attempt(n, successor_name(run.id, n)) for n in range(2, number))]
+    known = [Attempt(1, run.id), *(Attempt(n, make_job_name(run.id, n)) for n in range(2, number))]
     return replace(run, attempts=(*known, Attempt(number, job.name, created_at=job.created_at)))
 
 
@@ -102,8 +102,8 @@ def _over(attempt: Attempt, job: Job | None, at: datetime) -> Attempt:
     return with_facts(attempt, job, at)
 
 
-def followed(run: Run, number: int) -> list[str]:
+def find_missed_jobs(run: Run, number: int) -> list[str]:
     """The names of the jobs that the attempt has followed and the record knows nothing of, or believes to be alive: of
     very many the newest."""
-    names = [run.current.job_name, *(successor_name(run.id, n) for n in range(run.current.number + 1, number))]
+    names = [run.current.job_name, *(make_job_name(run.id, n) for n in range(run.current.number + 1, number))]
     return names[-MOST_ASKED:]

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from rerail.decisions.budgets import left
-from rerail.decisions.fallback_machines import lacking_quota, passed_over, untried
+from rerail.decisions.budgets import remaining_retries
+from rerail.decisions.fallback_machines import find_missing_quota, format_unsuitable, list_untried
 from rerail.diagnosis.classify import Diagnosis
 from rerail.model.actions import Machines
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
-from rerail.model.machines import spoken_machines
+from rerail.model.machines import format_instance_types
 from rerail.model.policy import Policy
 from rerail.model.run import Run
 from rerail.model.runbooks import Runbook
@@ -118,7 +118,7 @@ def restart_storm(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
     if failure.diagnosis.cause is Cause.CAPACITY or len(recent) < policy.limits.starts:
         return None
     return Hold(
-        f"restart storm: {len(recent)} starts within {spoken(window)}",
+        f"restart storm: {len(recent)} starts within {format_duration(window)}",
         "find out why the job dies so soon after its start, then release the run",
         Runbook.RESTART_STORM,
     )
@@ -194,20 +194,23 @@ def capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "
     """Wait for machines, with growing pauses, until the policy's patience is at an end; after a part of it, or at once
     where a quota keeps the run from its own machines for ever, try the policy's fall-backs."""
     waited = at - (run.ledger.capacity_since or at)
-    quota, others = lacking_quota(refusal), untried(run, policy)
+    quota, others = find_missing_quota(refusal), list_untried(run, policy)
     if waited >= policy.capacity.wait:
         return Hold(
-            f"no capacity for {spoken(waited)}, as long as the policy waits",
+            f"no capacity for {format_duration(waited)}, as long as the policy waits",
             "choose another instance type or region, or release the run to wait again",
             Runbook.NO_CAPACITY,
         )
-    given_up = f", {spoken_machines(run.current.machines)} is given up" if run.current.machines else ""
+    given_up = f", {format_instance_types(run.current.machines)} is given up" if run.current.machines else ""
     seed = f"{run.id}:{run.version}"
     if others and (quota or waited >= policy.capacity.fallback_after):
-        why = str(quota) if quota else f"no capacity for {spoken(waited)}"
-        pause = jittered(policy.capacity.base, seed=seed, least=0.5)
+        why = str(quota) if quota else f"no capacity for {format_duration(waited)}"
+        pause = draw_delay(policy.capacity.base, seed=seed, least=0.5)
         return Relaunch(
-            pause, f"{why}{given_up}: falling back to {spoken_machines(others[0])}", moves=True, machines=others[0]
+            pause,
+            f"{why}{given_up}: falling back to {format_instance_types(others[0])}",
+            moves=True,
+            machines=others[0],
         )
     if quota and not run.current.machines:
         return Hold(
@@ -219,21 +222,21 @@ def capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "
     pause = min(policy.capacity.cap, max(policy.capacity.base, waited / 2))
     if others:  # their time has come before a long pause would be over
         pause = min(pause, max(policy.capacity.base, policy.capacity.fallback_after - waited))
-    unused = passed_over(run, policy) if waited >= policy.capacity.fallback_after and not others else ""
+    unused = format_unsuitable(run, policy) if waited >= policy.capacity.fallback_after and not others else ""
     return Relaunch(
-        jittered(pause, seed=seed, least=0.5),
-        f"no capacity for {spoken(waited)} of at most {spoken(policy.capacity.wait)}{given_up}"
+        draw_delay(pause, seed=seed, least=0.5),
+        f"no capacity for {format_duration(waited)} of at most {format_duration(policy.capacity.wait)}{given_up}"
         + (f"; fall-backs passed over: {unused}" if unused else ""),
         moves=run.current.machines is not None,
     )
 
 
-def jittered(longest: timedelta, *, seed: str, least: float = 0.0) -> timedelta:
+def draw_delay(longest: timedelta, *, seed: str, least: float = 0.0) -> timedelta:
     """Uniform between `least` x longest and longest; the same for the same seed, so that a repetition decides alike."""
     return longest * random.Random(seed).uniform(least, 1.0)
 
 
-def spoken(duration: timedelta) -> str:
+def format_duration(duration: timedelta) -> str:
     """A duration as people say it."""
     seconds = duration.total_seconds()
     if seconds < 90:
@@ -244,7 +247,7 @@ def spoken(duration: timedelta) -> str:
 def _backoff(run: Run, failure: Failure, policy: Policy) -> timedelta:
     failures = max(1, run.ledger.charges.get(failure.diagnosis.cause, 1))
     longest = min(policy.backoff.cap, policy.backoff.base * 2 ** min(failures - 1, 20))
-    return jittered(longest, seed=f"{run.id}:{run.current.number}")
+    return draw_delay(longest, seed=f"{run.id}:{run.current.number}")
 
 
 def _spending(run: Run, failure: Failure, policy: Policy) -> str:
@@ -252,4 +255,4 @@ def _spending(run: Run, failure: Failure, policy: Policy) -> str:
     budget = policy.retries.of(cause)
     if budget is None:
         return f"{cause}: bounded by progress alone"
-    return f"{cause}: {left(run.ledger, policy)[cause]} of {budget} retries left"
+    return f"{cause}: {remaining_retries(run.ledger, policy)[cause]} of {budget} retries left"

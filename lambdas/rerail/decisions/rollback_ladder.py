@@ -10,13 +10,13 @@ from datetime import datetime
 from enum import StrEnum
 from itertools import groupby, pairwise
 
-from rerail.decisions.checkpoint_health import labelled
+from rerail.decisions.checkpoint_health import with_health
 from rerail.decisions.remedies import Hold
 from rerail.model import skipped_samples as skips
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.mailbox import Ability
 from rerail.model.policy import Ladder, Policy
-from rerail.model.run import Climb, Run
+from rerail.model.run import Run, RungTaken
 from rerail.model.runbooks import Runbook
 
 KEPT_CLIMBS = 30
@@ -33,7 +33,7 @@ class Rung(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RollbackPlan:
     """One rung for one trouble: where to resume (None: from the start), all samples to pass over, the factor on the
     learning rate, and why in words."""
 
@@ -45,14 +45,14 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LadderPosition:
     """Where a trouble began, what there is to go back to (newest first), and what was tried for it before."""
 
     run: Run
     onset: int
     ladder: Ladder
     saves: tuple[Checkpoint, ...]
-    tried: tuple[Climb, ...]
+    tried: tuple[RungTaken, ...]
 
     @property
     def clean(self) -> list[int]:
@@ -66,10 +66,10 @@ class Place:
         return self.onset - self.ladder.margin_steps
 
 
-def plan(run: Run, onset_step: int, checkpoints: Sequence[Checkpoint], policy: Policy) -> Plan | Hold:
+def plan_rollback(run: Run, onset_step: int, checkpoints: Sequence[Checkpoint], policy: Policy) -> RollbackPlan | Hold:
     """The next rung for a loss that went wrong at a step, or why there is none; the same input has the same answer."""
-    tried = of_this_trouble(run, onset_step, policy)
-    place = Place(run, onset_step, policy.ladder, labelled(run, checkpoints), tried)
+    tried = select_rungs_taken(run, onset_step, policy)
+    place = LadderPosition(run, onset_step, policy.ladder, with_health(run, checkpoints), tried)
     reached = max((_number(climb.rung) for climb in tried), default=0)
     passed_over: list[str] = []
     for rung in list(Rung)[reached:]:
@@ -87,12 +87,12 @@ def plan(run: Run, onset_step: int, checkpoints: Sequence[Checkpoint], policy: P
     return Hold(why, advice, Runbook.DIVERGED)
 
 
-def climbed(run: Run, planned: Plan, onset_step: int, *, at: datetime) -> Run:
+def with_rung_taken(run: Run, planned: RollbackPlan, onset_step: int, *, at: datetime) -> Run:
     """The run whose current attempt goes on from a rung; it remembers the climb."""
     attempt = replace(
         run.current, skip_samples=planned.skip_samples, rate=planned.rate, rung=planned.rung.value
     )  # fmt: skip
-    climb = Climb(
+    climb = RungTaken(
         rung=planned.rung.value,
         attempt=attempt.number,
         onset_step=onset_step,
@@ -105,9 +105,9 @@ def climbed(run: Run, planned: Plan, onset_step: int, *, at: datetime) -> Run:
     return replace(run, attempts=attempts, climbs=(*run.climbs, climb)[-KEPT_CLIMBS:])
 
 
-def of_this_trouble(run: Run, onset_step: int, policy: Policy) -> tuple[Climb, ...]:
+def select_rungs_taken(run: Run, onset_step: int, policy: Policy) -> tuple[RungTaken, ...]:
     """The rungs climbed for it so far, oldest first: each time it began no more than `near_steps` beyond the last."""
-    found: list[Climb] = []
+    found: list[RungTaken] = []
     for climb in reversed(run.climbs):
         if onset_step > climb.onset_step + policy.ladder.near_steps:
             break
@@ -129,7 +129,7 @@ def _tries(ladder: Ladder) -> dict[Rung, int]:
     }
 
 
-def _obstacle(place: Place, rung: Rung) -> str:
+def _obstacle(place: LadderPosition, rung: Rung) -> str:
     """Why a rung cannot be climbed, or nothing."""
     attempt, ladder = place.run.current, place.ladder
     # The same script in each attempt: one hello may be lost.
@@ -148,17 +148,17 @@ def _obstacle(place: Place, rung: Rung) -> str:
             return f"the learning rate is at {attempt.rate:g} of the schedule already" if lowest else ""
 
 
-def _planned(place: Place, rung: Rung) -> Plan:
+def _planned(place: LadderPosition, rung: Rung) -> RollbackPlan:
     attempt, ladder = place.run.current, place.ladder
     step, whence = _resume(place, rung)
-    calm = Plan(rung, step, attempt.skip_samples, attempt.rate, whence)
+    calm = RollbackPlan(rung, step, attempt.skip_samples, attempt.rate, whence)
     match rung:
         case Rung.REPLAY:
             return calm
         case Rung.SKIP | Rung.FAR_SKIP:
             batches = ladder.skip_batches if rung is Rung.SKIP else ladder.far_skip_batches
             first, last = _window(place, step, batches)
-            skipped = skips.write((*skips.read(attempt.skip_samples), (first, last)))
+            skipped = skips.format_ranges((*skips.parse_ranges(attempt.skip_samples), (first, last)))
             why = f"{whence}, skipping samples {first}-{last} ({batches} batches around the onset)"
             return replace(calm, skip_samples=skipped, why=why)
         case Rung.RATE:
@@ -167,7 +167,7 @@ def _planned(place: Place, rung: Rung) -> Plan:
             return replace(calm, rate=rate, why=why)
 
 
-def _resume(place: Place, rung: Rung) -> tuple[int | None, str]:
+def _resume(place: LadderPosition, rung: Rung) -> tuple[int | None, str]:
     """The step to go back to, and in words how that was chosen."""
     onset, last = place.onset, place.tried[-1].resume_step if place.tried else None
     if not place.run.checkpoint_uri:
@@ -181,7 +181,7 @@ def _resume(place: Place, rung: Rung) -> tuple[int | None, str]:
     return _newest(place, ceiling)
 
 
-def _newest(place: Place, ceiling: int) -> tuple[int | None, str]:
+def _newest(place: LadderPosition, ceiling: int) -> tuple[int | None, str]:
     onset, margin = place.onset, place.ladder.margin_steps
     clean = place.clean
     if not clean:
@@ -196,7 +196,7 @@ def _newest(place: Place, ceiling: int) -> tuple[int | None, str]:
     return clean[0], f"{back} ({lost})"
 
 
-def _window(place: Place, resume_step: int | None, batches: int) -> tuple[int, int]:
+def _window(place: LadderPosition, resume_step: int | None, batches: int) -> tuple[int, int]:
     """First and last id of so many batches around the onset, none of them from before the checkpoint."""
     batch = _samples_a_step(place)
     earliest = max((c.consumed_samples or 0 for c in place.saves if c.step == resume_step), default=0)
@@ -204,17 +204,17 @@ def _window(place: Place, resume_step: int | None, batches: int) -> tuple[int, i
     return first, first + max(1, batches) * batch - 1
 
 
-def _position(place: Place, batch: int) -> int:
+def _position(place: LadderPosition, batch: int) -> int:
     """The id of the first sample of the step at which the trouble began, counted on from a checkpoint on its way."""
     attempt, onset = place.run.current, place.onset
     behind = [c for c in place.saves if c.step < onset and c.consumed_samples]
     own = [c for c in behind if c.attempt == attempt.number or c.step <= (attempt.resumed_from_step or 0)]
     anchor = max(own or behind, key=lambda c: (c.step, c.attempt, c.consumed_samples or 0), default=None)
     at, consumed = (anchor.step, anchor.consumed_samples or 0) if anchor else (0, 0)
-    return skips.advanced(consumed, (max(1, onset) - 1 - at) * batch, skips.read(attempt.skip_samples))
+    return skips.advance(consumed, (max(1, onset) - 1 - at) * batch, skips.parse_ranges(attempt.skip_samples))
 
 
-def _samples_a_step(place: Place) -> int:
+def _samples_a_step(place: LadderPosition) -> int:
     """By the data positions of checkpoints that one attempt saved one after the other; 0 where nobody can tell.
 
     The most frequent answer of those nearest to the onset: a pair with a skip between them says too much."""
@@ -223,7 +223,7 @@ def _samples_a_step(place: Place) -> int:
     return min(counted, key=lambda samples: (-counted[samples], samples), default=0)
 
 
-def _steps_between(place: Place) -> Iterator[tuple[int, int]]:
+def _steps_between(place: LadderPosition) -> Iterator[tuple[int, int]]:
     """The later step of each pair, and how many samples were consumed a step since the earlier."""
     known = sorted((c.attempt, c.step, c.consumed_samples) for c in place.saves if c.consumed_samples is not None)
     for number, saves in groupby(known, key=lambda save: save[0]):

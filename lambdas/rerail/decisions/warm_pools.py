@@ -24,7 +24,7 @@ MATCHED = {
 }
 
 
-def keeper(run: Run) -> Attempt | None:
+def find_pool_attempt(run: Run) -> Attempt | None:
     """The attempt after which a pool may still be kept: the newest that SageMaker has accepted, once it has ended."""
     attempt = _newest(run)
     if attempt is None or attempt.may_be_live or not attempt.keep_alive_seconds:
@@ -34,31 +34,31 @@ def keeper(run: Run) -> Attempt | None:
     return None if attempt.pool.status in GONE else attempt
 
 
-def kept_until(attempt: Attempt) -> datetime | None:
+def find_pool_end(attempt: Attempt) -> datetime | None:
     """When the pool ends by itself, as far as its keep-alive period tells."""
     ended = attempt.ended_at
     return ended + timedelta(seconds=attempt.keep_alive_seconds) if ended and attempt.keep_alive_seconds else None
 
 
-def release(run: Run) -> tuple[ReleaseWarmPool, ...]:
+def make_release(run: Run) -> tuple[ReleaseWarmPool, ...]:
     """Give back the machines kept after the run's newest job, if any are."""
-    attempt = keeper(run)
+    attempt = find_pool_attempt(run)
     return (ReleaseWarmPool(attempt.job_name),) if attempt else ()
 
 
-def ended_by_itself(run: Run, action: ReleaseWarmPool, at: datetime) -> bool:
+def has_ended(run: Run, action: ReleaseWarmPool, at: datetime) -> bool:
     """The pool that is to be given back is past its period: there is nothing left to give back."""
-    until = next((kept_until(attempt) for attempt in run.attempts if attempt.job_name == action.job_name), None)
+    until = next((find_pool_end(attempt) for attempt in run.attempts if attempt.job_name == action.job_name), None)
     return until is not None and at >= until
 
 
-def unmatched(run: Run) -> bool:
+def is_unmatched(run: Run) -> bool:
     """Machines are kept that the run's next job will not match: nobody would use them."""
-    attempt = keeper(run)
+    attempt = find_pool_attempt(run)
     return attempt is not None and not run.current.exists and any(_differences(run, attempt))
 
 
-def forecast(run: Run, at: datetime) -> str:
+def format_forecast(run: Run, at: datetime) -> str:
     """Whether the run's next attempt, about to be launched, gets the machines of the one before, in words; nothing
     where none were to be kept."""
     attempt, following = _newest(run), run.current
@@ -74,7 +74,7 @@ def forecast(run: Run, at: datetime) -> str:
     return f"attempt {following.number} goes into the warm pool of {attempt.job_name}, if one is kept"
 
 
-def differences(before: Cluster, after: Cluster) -> tuple[str, ...]:
+def find_differences(before: Cluster, after: Cluster) -> tuple[str, ...]:
     """What keeps the second from the first's pool."""
     unequal = tuple(text for name, text in MATCHED.items() if getattr(before, name) != getattr(after, name))
     kinds = {"spot jobs use no pool": after.spot, "mixed clusters use no pool": after.grouped}
@@ -86,7 +86,7 @@ def _newest(run: Run) -> Attempt | None:
 
 
 def _problems(run: Run, attempt: Attempt, at: datetime) -> Iterator[str]:
-    pool, until = attempt.pool, kept_until(attempt)
+    pool, until = attempt.pool, find_pool_end(attempt)
     if ReleaseWarmPool(attempt.job_name) in run.pending:
         yield "it is given back first"
     elif pool and pool.status == REUSED:
@@ -103,4 +103,4 @@ def _problems(run: Run, attempt: Attempt, at: datetime) -> Iterator[str]:
 
 
 def _differences(run: Run, attempt: Attempt) -> tuple[str, ...]:
-    return differences(run.cluster.on(attempt.machines), run.cluster.on(run.current.machines))
+    return find_differences(run.cluster.on(attempt.machines), run.cluster.on(run.current.machines))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from rerail.detection.window import Window
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 LEVEL_ROWS = 12  # short enough to follow a steep start, long enough to shrug off a spike of the median width, 5 rows
 LEVEL_NEEDS = 6
@@ -48,7 +48,7 @@ class Baseline:
         """Another one with the same memory."""
         return Baseline(self.level, self.residuals, self.history, self.increments)
 
-    def read(self, value: float, detection: Detection) -> Reading | None:
+    def read(self, value: float, detection: Thresholds) -> Reading | None:
         """Judge a value against the rows before it; None while they are too few."""
         if len(self.residuals) < NOISE_NEEDS:
             return None

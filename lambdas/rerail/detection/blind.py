@@ -3,11 +3,11 @@
 from datetime import datetime
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.liveness import Phase, Pulse
-from rerail.model.thresholds import Detection
+from rerail.model.liveness import Liveness, Phase
+from rerail.model.thresholds import Thresholds
 
 
-def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:
+def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
     """Steps are due, and nothing has been heard: blind is not healthy, but it is no reason to stop a job either."""
     if pulse.phase is Phase.CAPACITY or pulse.since is None:
         return None

@@ -3,11 +3,11 @@
 from datetime import datetime
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.liveness import Phase, Pulse
-from rerail.model.thresholds import Detection
+from rerail.model.liveness import Liveness, Phase
+from rerail.model.thresholds import Thresholds
 
 
-def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:
+def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
     """Warn only: waiting costs time, and stopping a job that waits would cost its place in the queue."""
     if pulse.phase is not Phase.CAPACITY or pulse.since is None or now - pulse.since <= detection.capacity_wait_after:
         return None

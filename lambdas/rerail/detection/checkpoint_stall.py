@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.liveness import Phase, Pulse
-from rerail.model.thresholds import Detection
+from rerail.model.liveness import Liveness, Phase
+from rerail.model.thresholds import Thresholds
 
 SAVES_NEEDED = 3  # two intervals: one alone may be the odd one
 
 
-def overdue(
-    saves: Sequence[datetime], now: datetime, detection: Detection, *, started_at: datetime | None = None
+def find_missing_checkpoint(
+    saves: Sequence[datetime], now: datetime, detection: Thresholds, *, started_at: datetime | None = None
 ) -> Finding | None:
     """The next save should have come long ago, by the longest interval between the saves that there are.
 
@@ -33,7 +33,7 @@ def _format(duration: timedelta) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:
+def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
     """A save is running beyond the floor and a multiple of the longest one; intervene when it doubles."""
     if pulse.phase is not Phase.SAVE or pulse.since is None:
         return None

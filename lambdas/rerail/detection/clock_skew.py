@@ -3,14 +3,14 @@
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from rerail.model.liveness import Pulse
+from rerail.model.liveness import Liveness
 
 # A round a minute, and now and then one that is missed: more than this between two is a clock that jumped, or an outage
 # of ours. A row that is younger than the second says that the clock is right.
 JUMP, FRESH = timedelta(minutes=3), timedelta(minutes=5)
 
 
-def doubted(
+def find_silence_start(
     doubt: datetime | None, looked_at: datetime | None, *, heard: bool, newest: datetime | None, at: datetime
 ) -> datetime | None:
     """Since when silence counts, or None where there is no doubt.
@@ -25,7 +25,7 @@ def doubted(
     return None if is_right else at
 
 
-def excused(pulse: Pulse, doubt: datetime | None) -> Pulse:
+def with_silence_excused(pulse: Liveness, doubt: datetime | None) -> Liveness:
     """The pulse as though the run had been heard, and had moved, when the doubt began."""
     if doubt is None:
         return pulse

@@ -16,13 +16,13 @@ from rerail.detection.stall import Stall
 from rerail.detection.throughput_drop import ThroughputDrop
 from rerail.model import liveness as pulse
 from rerail.model.finding import Finding
-from rerail.model.liveness import Pulse
+from rerail.model.liveness import Liveness
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 
 @dataclass(slots=True)
-class Judges:
+class Detectors:
     """What each detector of a series remembers; the order of the fields is the order in which they are asked."""
 
     non_finite: NonFinite = field(default_factory=NonFinite)
@@ -36,22 +36,30 @@ class Judges:
 
 
 # The questions that silence answers, and no sample: asked at a time, of the pulse.
-QUESTIONS = (stall.due, startup_stall.due, checkpoint_stall.due, blind.due, capacity_wait.due)
+QUESTIONS = (
+    stall.find_overdue,
+    startup_stall.find_overdue,
+    checkpoint_stall.find_overdue,
+    blind.find_overdue,
+    capacity_wait.find_overdue,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class DetectorState:
     """All that is remembered of one run's metrics, from attempt to attempt."""
 
-    judges: Judges = field(default_factory=Judges)
-    pulse: Pulse = field(default_factory=Pulse)
+    judges: Detectors = field(default_factory=Detectors)
+    pulse: Liveness = field(default_factory=Liveness)
 
 
-def see(watch: Watch, sample: Sample, detection: Detection) -> tuple[Watch, tuple[Finding, ...]]:
+def evaluate_sample(
+    watch: DetectorState, sample: Sample, detection: Thresholds
+) -> tuple[DetectorState, tuple[Finding, ...]]:
     """The watch after one more sample, and what it makes the detectors say; the old watch stays as it was."""
-    judges = Judges(*(_twin(getattr(watch.judges, name)) for name in _ORDER))
-    beat = pulse.heard(watch.pulse, sample.at, step=sample.step) if sample.at else watch.pulse
-    return Watch(judges, beat), tuple(_judged(judges, sample, detection))
+    judges = Detectors(*(_twin(getattr(watch.judges, name)) for name in _ORDER))
+    beat = pulse.with_row(watch.pulse, sample.at, step=sample.step) if sample.at else watch.pulse
+    return DetectorState(judges, beat), tuple(_judged(judges, sample, detection))
 
 
 def _twin(judge: Any) -> Any:
@@ -64,25 +72,25 @@ def _twin(judge: Any) -> Any:
     return twin
 
 
-def due(watch: Watch, now: datetime, detection: Detection) -> tuple[Finding, ...]:
+def find_overdue(watch: DetectorState, now: datetime, detection: Thresholds) -> tuple[Finding, ...]:
     """What is overdue at this moment: the findings that silence makes."""
     answers = (question(watch.pulse, now, detection) for question in QUESTIONS)
     return tuple(answer for answer in answers if answer is not None)
 
 
-def series(samples: Iterable[Sample], detection: Detection) -> Iterator[tuple[int, Finding]]:
+def evaluate_series(samples: Iterable[Sample], detection: Thresholds) -> Iterator[tuple[int, Finding]]:
     """Every finding of a whole series with the 0-based row at which it was spoken."""
-    judges = Judges()
+    judges = Detectors()
     for row, sample in enumerate(samples):
         for finding in _judged(judges, sample, detection):
             yield row, finding
 
 
-def _judged(judges: Judges, sample: Sample, detection: Detection) -> Iterator[Finding]:
+def _judged(judges: Detectors, sample: Sample, detection: Thresholds) -> Iterator[Finding]:
     for name in _ORDER:
         finding: Finding | None = getattr(judges, name).see(sample, detection)
         if finding is not None:
             yield finding
 
 
-_ORDER = tuple(f.name for f in fields(Judges))
+_ORDER = tuple(f.name for f in fields(Detectors))

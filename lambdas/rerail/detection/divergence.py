@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass, field
 
 from rerail.detection.cadence import Cadence
-from rerail.detection.lowest import Lowest
-from rerail.detection.rise import Rise
+from rerail.detection.lowest import RunningMinimum
+from rerail.detection.rise import LossRise
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 NOW_ROWS = 8
 LEVEL_ROWS = 48
@@ -37,8 +37,8 @@ class Divergence:
     strays: Window = field(default_factory=lambda: Window(HISTORY_ROWS))
     rises: Window = field(default_factory=lambda: Window(HISTORY_ROWS))
     lagged: list[float] = field(default_factory=list)
-    best: Lowest = field(default_factory=lambda: Lowest(BEST_ROWS))
-    rise: Rise | None = None
+    best: RunningMinimum = field(default_factory=lambda: RunningMinimum(BEST_ROWS))
+    rise: LossRise | None = None
     mended: float = 0.0
     mended_row: int = 0
 
@@ -49,7 +49,7 @@ class Divergence:
         )
         self.rise = self.rise.copy() if self.rise else None
 
-    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
         """Warn when the level of some rows is too high, intervene when it neither mends nor is mending in time."""
         if sample.loss is None or not 0 < sample.loss < math.inf:
             return None
@@ -67,7 +67,7 @@ class Divergence:
         if self.rows == NOW_ROWS:
             self.start = self.recent.median()
 
-    def _level(self, now: float, sample: Sample, detection: Detection) -> Finding | None:
+    def _level(self, now: float, sample: Sample, detection: Thresholds) -> Finding | None:
         if len(self.level) >= NOW_ROWS:
             self.lagged.append(self.level.median())
         if len(self.lagged) <= NOW_ROWS:
@@ -79,12 +79,12 @@ class Divergence:
         if len(self.rises) < HISTORY_NEEDS or rise <= (allowed := self._allowed(detection)):
             self.rises.push(rise)
             return None
-        self.rise = Rise(self.best.value(), allowed, peak=rise, trough=rise, onset=sample.step, since=sample.at)
+        self.rise = LossRise(self.best.value(), allowed, peak=rise, trough=rise, onset=sample.step, since=sample.at)
         # What this run mended by itself before is no news; whether it lasts is judged all the same.
         known = self.mended * 0.5 ** ((self.rows - self.mended_row) / FORGIVEN_ROWS)
         return self._finding(Level.WARN, sample, rise) if rise > detection.rise_tolerated * known else None
 
-    def _allowed(self, detection: Detection) -> float:
+    def _allowed(self, detection: Thresholds) -> float:
         noise = max(NORMAL_MAD * self.strays.median(), detection.rise_tail * self.strays.quantile(0.9))
         within_noise = detection.rise_noise * max(noise, detection.noise_floor)
         # A slow rise must not become a habit while it goes on. But where nothing was learnt yet there is nothing to
@@ -93,7 +93,7 @@ class Divergence:
         habit = detection.rise_history * self.rises.quantile(detection.rise_quantile)
         return max(detection.rise_gate, within_noise, min(habit, detection.rise_history_cap) if learnt else habit)
 
-    def _rising(self, now: float, sample: Sample, detection: Detection) -> Finding | None:
+    def _rising(self, now: float, sample: Sample, detection: Thresholds) -> Finding | None:
         assert self.rise is not None
         rise, going = now - self.rise.base, self.rise
         if rise < detection.rise_mended * going.allowed:
@@ -110,7 +110,7 @@ class Divergence:
         fresh = Divergence()
         self.recent, self.level, self.strays, self.rises = fresh.recent, fresh.level, fresh.strays, fresh.rises
         self.lagged, self.rise = [], None
-        self.best = Lowest(BEST_ROWS)
+        self.best = RunningMinimum(BEST_ROWS)
 
     def _finding(self, level: Level, sample: Sample, rise: float) -> Finding:
         assert self.rise is not None

@@ -6,34 +6,41 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from rerail.detection import checkpoint_stall, stall
-from rerail.detection.clock_skew import doubted, excused
-from rerail.detection.detectors import Watch, due, see
-from rerail.detection.heartbeats import LastBeat, felt, heard_anew, is_believed, judged_by_the_agent, last_beat
-from rerail.detection.onsets import OF_THE_LOSS, dated
-from rerail.detection.recovery import Trouble, followed
-from rerail.model.actions import Until
+from rerail.detection.clock_skew import find_silence_start, with_silence_excused
+from rerail.detection.detectors import DetectorState, evaluate_sample, find_overdue
+from rerail.detection.heartbeats import (
+    LastHeartbeat,
+    is_credible,
+    make_last_heartbeat,
+    select_new,
+    update_liveness,
+    with_agent_cursor,
+)
+from rerail.detection.onsets import OF_THE_LOSS, with_onsets
+from rerail.detection.recovery import OpenFinding, follow_findings
+from rerail.model.actions import ClearedBy
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.liveness import Phase, Pulse, entered, relaunched
+from rerail.model.liveness import Liveness, Phase, with_phase, with_relaunch
 from rerail.model.mailbox import Heartbeat
 from rerail.model.metrics import (
     Cursor,
     MetricNames,
+    MetricQuery,
+    MetricsReading,
     Points,
-    Query,
     Series,
-    Watched,
     fetch,
-    follow,
-    handed_over,
     load,
     samples,
+    with_agent_progress,
+    with_next_attempt,
 )
 from rerail.model.policy import Policy
-from rerail.model.run import Attempt, Order, Run
+from rerail.model.run import Attempt, InPlaceRestart, Run
 from rerail.model.sample import Sample
-from rerail.model.signatures import must_be_sealed
-from rerail.model.thresholds import Detection
-from rerail.ports import Beat
+from rerail.model.signatures import must_be_signed
+from rerail.model.thresholds import Thresholds
+from rerail.ports import ReceivedHeartbeat
 
 STALLS = (Kind.STALL, Kind.STARTUP_STALL)
 # The findings that silence makes, and which of them have to be over for it: who is blind sees no steps either.
@@ -56,7 +63,7 @@ IDLE_BELOW = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class RunDetection:
     """What is known of a run's series: how far it was read, and the state of the detectors; outlives its jobs.
 
     `rows` counts what was judged, `step` is the last row's; `onsets` are the rows in which trouble with the loss was
@@ -67,28 +74,28 @@ class Memory:
 
     run: str
     cursor: Cursor
-    watch: Watch = field(default_factory=Watch)
+    watch: DetectorState = field(default_factory=DetectorState)
     rows: int = 0
     step: int | None = None
     onsets: tuple[tuple[int, int], ...] = ()
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[OpenFinding, ...] = ()
     restart: int = 0
-    beat: LastBeat | None = None
+    beat: LastHeartbeat | None = None
     looked_at: datetime | None = None
     doubt: datetime | None = None
 
 
-class Memories(Protocol):
+class RunDetections(Protocol):
     """Where memories are kept."""
 
-    def recall(self, run_ids: Sequence[str]) -> Mapping[str, Memory]:
+    def recall(self, run_ids: Sequence[str]) -> Mapping[str, RunDetection]:
         """The memories of those runs that have one."""
 
-    def keep(self, memories: Sequence[Memory]) -> None:
+    def keep(self, memories: Sequence[RunDetection]) -> None:
         """Remember them; the last one kept of a run wins."""
 
 
-class Watchable(NamedTuple):
+class MonitoredRun(NamedTuple):
     """A run whose job is in progress, what its metrics are called (None: it has none), whether the user's code is
     running, when its checkpoints were saved, where somebody looked, and the heartbeat that its agent gives, if any."""
 
@@ -97,7 +104,7 @@ class Watchable(NamedTuple):
     names: MetricNames | None
     trains: bool
     saves: tuple[datetime, ...] = ()
-    beat: Beat | None = None
+    beat: ReceivedHeartbeat | None = None
 
     @property
     def is_watched(self) -> bool:
@@ -105,46 +112,50 @@ class Watchable(NamedTuple):
         return self.beat is not None or self.names is not None
 
 
-class Judged(NamedTuple):
+class Evaluation(NamedTuple):
     """What the detectors made of one run's news."""
 
-    memory: Memory
+    memory: RunDetection
     findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Watching:
+class Monitor:
     """Over its ports: the series, and the memories."""
 
     series: Series
-    memories: Memories
+    memories: RunDetections
 
-    def judge(self, watchable: Sequence[Watchable], *, at: datetime) -> list[Judged]:
+    def judge(self, watchable: Sequence[MonitoredRun], *, at: datetime) -> list[Evaluation]:
         """Read all runs' news together and judge each. Nothing is kept yet: what was found has to be told first."""
         known = self.memories.recall([each.run.id for each in watchable])
         remembered = [
-            (remember(memory, each, at=at), with_beat(each, _anew(each, memory), at=at))
+            (resume_detection(memory, each, at=at), with_heartbeat(each, _anew(each, memory), at=at))
             for each in watchable
             for memory in [known.get(each.run.id)]
         ]
         watched = [
-            Watched(memory.cursor, each.names, stall_suspected=_suspicious(memory, each.policy, at))
+            MetricsReading(memory.cursor, each.names, stall_suspected=_suspicious(memory, each.policy, at))
             for memory, each in remembered
             # Before it trains a series says nothing, and would be paid for in vain.
             if each.trains and each.names and each.beat is None
         ]
         answers = fetch(self.series, watched, now=at)
         return [
-            beaten(memory, each, each.beat, at=at) if each.beat else judged(memory, each, answers, at=at)
+            evaluate_heartbeat(memory, each, each.beat, at=at)
+            if each.beat
+            else evaluate_run(memory, each, answers, at=at)
             for memory, each in remembered
         ]
 
-    def keep(self, judgements: Sequence[Judged]) -> None:
+    def keep(self, judgements: Sequence[Evaluation]) -> None:
         """Remember what was judged, now that it was told."""
         self.memories.keep([judgement.memory for judgement in judgements])
 
 
-def judged(memory: Memory, watchable: Watchable, answers: Mapping[Query, Points], *, at: datetime) -> Judged:
+def evaluate_run(
+    memory: RunDetection, watchable: MonitoredRun, answers: Mapping[MetricQuery, Points], *, at: datetime
+) -> Evaluation:
     """One run's news, sample by sample, and then what is overdue."""
     policy = watchable.policy
     cursor, news = samples(answers, memory.cursor, watchable.names or policy.metrics, now=at)
@@ -155,83 +166,87 @@ def judged(memory: Memory, watchable: Watchable, answers: Mapping[Query, Points]
     pulse = replace(_heard(memory.watch.pulse, cursor), idle=_idle(answers, cursor.job))
     watch = replace(memory.watch, pulse=pulse)
     memory = _looked(replace(memory, watch=watch), cursor, at=at)
-    excuse = excused(pulse, memory.doubt)
-    overdue = due(replace(watch, pulse=excuse), at, policy.detection)
+    excuse = with_silence_excused(pulse, memory.doubt)
+    overdue = find_overdue(replace(watch, pulse=excuse), at, policy.detection)
     findings += (_witnessed(_undoubted(finding, memory), excuse, watchable.run) for finding in overdue)
     findings += _unsaved(watchable, excuse, at)
-    findings += no_longer_due(watchable, findings, at)
-    return Judged(memory, tuple(findings))
+    findings += find_resolved(watchable, findings, at)
+    return Evaluation(memory, tuple(findings))
 
 
-def _looked(memory: Memory, cursor: Cursor, *, at: datetime) -> Memory:
+def _looked(memory: RunDetection, cursor: Cursor, *, at: datetime) -> RunDetection:
     heard = cursor.read_to != memory.cursor.read_to
-    doubt = doubted(memory.doubt, memory.looked_at, heard=heard, newest=cursor.read_to, at=at)
+    doubt = find_silence_start(memory.doubt, memory.looked_at, heard=heard, newest=cursor.read_to, at=at)
     return replace(memory, cursor=cursor, looked_at=at, doubt=doubt)
 
 
-def with_beat(watchable: Watchable, beat: Beat | None, *, at: datetime) -> Watchable:
+def with_heartbeat(watchable: MonitoredRun, beat: ReceivedHeartbeat | None, *, at: datetime) -> MonitoredRun:
     """The run with its agent's heartbeat, if that can be believed: it takes the place of the metrics."""
     every = watchable.policy.metrics.heartbeat
-    believed = beat is not None and is_believed(beat, watchable.run.current, every=every, at=at)
-    if beat and not beat.sealed and must_be_sealed(watchable.run, watchable.policy):
+    believed = beat is not None and is_credible(beat, watchable.run.current, every=every, at=at)
+    if beat and not beat.sealed and must_be_signed(watchable.run, watchable.policy):
         believed = False  # it may be anybody's
     return watchable._replace(beat=beat if believed else None)
 
 
-def _anew(watchable: Watchable, memory: Memory | None) -> Beat | None:
-    return heard_anew(watchable.beat, memory.beat if memory else None) if watchable.beat else None
+def _anew(watchable: MonitoredRun, memory: RunDetection | None) -> ReceivedHeartbeat | None:
+    return select_new(watchable.beat, memory.beat if memory else None) if watchable.beat else None
 
 
-def beaten(memory: Memory, watchable: Watchable, beat: Beat, *, at: datetime) -> Judged:
+def evaluate_heartbeat(
+    memory: RunDetection, watchable: MonitoredRun, beat: ReceivedHeartbeat, *, at: datetime
+) -> Evaluation:
     """What is overdue by the heartbeat. The rows are the agent's business: it judges each step, and reports.
 
     It sees the main thread stand still, too: from here a stall is only told."""
     detection = watchable.policy.detection
     memory = _taught(memory, beat.heartbeat, detection)
-    watch = replace(memory.watch, pulse=felt(memory.watch.pulse, beat, at=at))
-    cursor = judged_by_the_agent(memory.cursor, beat, period=watchable.policy.metrics.period, at=at)
-    memory = replace(memory, cursor=cursor, watch=watch, onsets=(), troubles=(), beat=last_beat(beat))
+    watch = replace(memory.watch, pulse=update_liveness(memory.watch.pulse, beat, at=at))
+    cursor = with_agent_cursor(memory.cursor, beat, period=watchable.policy.metrics.period, at=at)
+    memory = replace(memory, cursor=cursor, watch=watch, onsets=(), troubles=(), beat=make_last_heartbeat(beat))
     memory = replace(memory, looked_at=at, doubt=None)  # a heartbeat is believed by the mailbox's clock
-    overdue = (replace(f, level=Level.WARN) if f.kind in STALLS else f for f in due(watch, at, detection))
+    overdue = (replace(f, level=Level.WARN) if f.kind in STALLS else f for f in find_overdue(watch, at, detection))
     findings = (*overdue, *_unsaved(watchable, watch.pulse, at))
-    return Judged(memory, (*findings, *no_longer_due(watchable, findings, at)))
+    return Evaluation(memory, (*findings, *find_resolved(watchable, findings, at)))
 
 
-def _taught(memory: Memory, heartbeat: Heartbeat, detection: Detection) -> Memory:
+def _taught(memory: RunDetection, heartbeat: Heartbeat, detection: Thresholds) -> RunDetection:
     """The detectors learn one row a heartbeat, so that they know the run should they have to judge it again; what they
     say to it the agent has said, and sooner."""
     step = heartbeat.step
     if step is None or (memory.step is not None and step <= memory.step):
         return memory
     row = Sample(step=step, loss=heartbeat.loss, step_time_s=heartbeat.step_seconds)
-    return replace(memory, watch=see(memory.watch, row, detection)[0], step=step)
+    return replace(memory, watch=evaluate_sample(memory.watch, row, detection)[0], step=step)
 
 
-def no_longer_due(watchable: Watchable, findings: Sequence[Finding], at: datetime) -> tuple[Finding, ...]:
+def find_resolved(watchable: MonitoredRun, findings: Sequence[Finding], at: datetime) -> tuple[Finding, ...]:
     """What people were paged for and silence said, and it says so no more: asked of each page that stands, so that one
     which was missed is found the next minute."""
     if not watchable.trains:
         return ()
     due_now = {finding.kind for finding in findings}
-    paged = [page.tell.about for page in watchable.run.pages if page.tell.until is Until.MENDED]
+    paged = [page.tell.about for page in watchable.run.pages if page.tell.until is ClearedBy.MENDED]
     over = [kind for kind, said_by in SAID_BY.items() if kind in paged and not due_now & said_by]
     return tuple(Finding(kind, Level.MENDED, None, None, f"{AGAIN[kind]} again", at, at) for kind in over)
 
 
-def _unsaved(watchable: Watchable, pulse: Pulse, at: datetime) -> tuple[Finding, ...]:
+def _unsaved(watchable: MonitoredRun, pulse: Liveness, at: datetime) -> tuple[Finding, ...]:
     if not watchable.trains:
         return ()
-    late = checkpoint_stall.overdue(watchable.saves, at, watchable.policy.detection, started_at=pulse.started_at)
+    late = checkpoint_stall.find_missing_checkpoint(
+        watchable.saves, at, watchable.policy.detection, started_at=pulse.started_at
+    )
     return (late,) if late else ()
 
 
-def _seen(memory: Memory, sample: Sample, detection: Detection) -> tuple[Memory, tuple[Finding, ...]]:
+def _seen(memory: RunDetection, sample: Sample, detection: Thresholds) -> tuple[RunDetection, tuple[Finding, ...]]:
     """One row judged, and each finding dated to the earliest step at which the trouble can have begun.
 
     A row stands for all the steps since the one before it. And what does not mend was a spike first: the spike's onset
     is the one that a rollback has to reach behind.
     """
-    watch, said = see(memory.watch, sample, detection)
+    watch, said = evaluate_sample(memory.watch, sample, detection)
     span = 0 if sample.step is None or memory.step is None else max(0, sample.step - memory.step - 1)
     found = [
         replace(f, onset_step=max(0, f.onset_step - _span(f, sample, span)))
@@ -240,8 +255,8 @@ def _seen(memory: Memory, sample: Sample, detection: Detection) -> tuple[Memory,
         for f in said
     ]
     rows = memory.rows + 1
-    onsets, told = dated(memory.onsets, found, row=rows, detection=detection)
-    troubles, over = followed(memory.troubles, told, watch.judges, sample)
+    onsets, told = with_onsets(memory.onsets, found, row=rows, detection=detection)
+    troubles, over = follow_findings(memory.troubles, told, watch.judges, sample)
     step = sample.step if sample.step is not None else memory.step
     memory = replace(memory, watch=watch, rows=rows, step=step, onsets=onsets, troubles=troubles)
     return memory, (*told, *over)
@@ -252,32 +267,32 @@ def _span(finding: Finding, sample: Sample, span: int) -> int:
     return 0 if finding.kind is Kind.NON_FINITE and sample.sound_to is not None else span
 
 
-def _heard(pulse: Pulse, cursor: Cursor) -> Pulse:
+def _heard(pulse: Liveness, cursor: Cursor) -> Liveness:
     """Replayed steps make no samples, but they are signs of life."""
     if cursor.read_to is None or _is_older(cursor.read_to, pulse):
         return pulse
-    pulse = entered(pulse, Phase.STEP, cursor.read_to) if pulse.phase is Phase.STARTUP else pulse
+    pulse = with_phase(pulse, Phase.STEP, cursor.read_to) if pulse.phase is Phase.STARTUP else pulse
     moved = max(filter(None, (pulse.moved_at, cursor.seen_at)), default=None)
     return replace(pulse, heard_at=cursor.read_to, moved_at=moved)
 
 
-def _is_older(read_to: datetime, pulse: Pulse) -> bool:
+def _is_older(read_to: datetime, pulse: Liveness) -> bool:
     """What was read last was said before the start that is under way."""
     starts = pulse.phase in (Phase.CAPACITY, Phase.STARTUP)
     return starts and pulse.since is not None and read_to <= pulse.since
 
 
-def _suspicious(memory: Memory, policy: Policy, at: datetime) -> bool:
+def _suspicious(memory: RunDetection, policy: Policy, at: datetime) -> bool:
     """A stall wants a second witness: only then is the load of the machines asked for, which costs more series."""
-    return stall.due(memory.watch.pulse, at, policy.detection) is not None
+    return stall.find_overdue(memory.watch.pulse, at, policy.detection) is not None
 
 
-def _idle(answers: Mapping[Query, Points], job: str) -> bool | None:
+def _idle(answers: Mapping[MetricQuery, Points], job: str) -> bool | None:
     busy = [percent for percent in load(answers, job) if percent is not None]
     return max(busy) < IDLE_BELOW if busy else None
 
 
-def _undoubted(finding: Finding, memory: Memory) -> Finding:
+def _undoubted(finding: Finding, memory: RunDetection) -> Finding:
     """A stall in doubt: when the run moved last is told by the clock of its metrics, not by ours, since its saves are
     held against that; what should have come meanwhile counts from the doubt on."""
     moved_at = memory.watch.pulse.moved_at
@@ -286,7 +301,7 @@ def _undoubted(finding: Finding, memory: Memory) -> Finding:
     return replace(finding, onset_at=moved_at, doubt=memory.doubt)
 
 
-def _witnessed(finding: Finding, pulse: Pulse, run: Run) -> Finding:
+def _witnessed(finding: Finding, pulse: Liveness, run: Run) -> Finding:
     """Silence alone stops no job: machines that do nothing must bear it out, or the checkpoint folder, which is looked
     into before anything is done. A start may take its time on busy machines."""
     if pulse.idle:
@@ -297,11 +312,11 @@ def _witnessed(finding: Finding, pulse: Pulse, run: Run) -> Finding:
     return finding
 
 
-def remember(memory: Memory | None, watchable: Watchable, *, at: datetime) -> Memory:
+def resume_detection(memory: RunDetection | None, watchable: MonitoredRun, *, at: datetime) -> RunDetection:
     """The memory to judge the run's current job with: the series of its attempts are one series, stitched by step."""
     run, attempt = watchable.run, watchable.run.current
     if memory is None:
-        memory = Memory(run.id, Cursor(attempt.job_name), Watch(pulse=Pulse(Phase.CAPACITY, at)))
+        memory = RunDetection(run.id, Cursor(attempt.job_name), DetectorState(pulse=Liveness(Phase.CAPACITY, at)))
     elif memory.cursor.job != attempt.job_name:
         memory = _followed(memory, run, attempt, at)
     elif memory.restart < attempt.restart:
@@ -310,40 +325,42 @@ def remember(memory: Memory | None, watchable: Watchable, *, at: datetime) -> Me
         memory = _restarted(memory, watchable, at)
     pulse = memory.watch.pulse
     if watchable.trains and pulse.phase is Phase.CAPACITY:
-        pulse = entered(pulse, Phase.STARTUP, at)
+        pulse = with_phase(pulse, Phase.STARTUP, at)
     return replace(memory, watch=replace(memory.watch, pulse=pulse))
 
 
-def _restarted(memory: Memory, watchable: Watchable, at: datetime) -> Memory:
+def _restarted(memory: RunDetection, watchable: MonitoredRun, at: datetime) -> RunDetection:
     """SageMaker itself restarts the job, or waits for machines to do so: it starts up anew, however long that takes,
     and what it said before is no sign of life."""
     period = watchable.policy.metrics.period
-    cursor = handed_over(memory.cursor, step=None, moved_at=at, at=at, period=period)
+    cursor = with_agent_progress(memory.cursor, step=None, moved_at=at, at=at, period=period)
     pulse = memory.watch.pulse
-    pulse = pulse if pulse.phase is Phase.CAPACITY else relaunched(pulse, at)
+    pulse = pulse if pulse.phase is Phase.CAPACITY else with_relaunch(pulse, at)
     return replace(memory, cursor=cursor, watch=replace(memory.watch, pulse=pulse), troubles=())
 
 
-def _restarted_in_place(memory: Memory, watchable: Watchable, order: Order, at: datetime) -> Memory:
+def _restarted_in_place(
+    memory: RunDetection, watchable: MonitoredRun, order: InPlaceRestart, at: datetime
+) -> RunDetection:
     """The same job's processes start up anew; the minute in which they did so holds the old ones' values too."""
-    cursor, pulse = memory.cursor, relaunched(memory.watch.pulse, at)
+    cursor, pulse = memory.cursor, with_relaunch(memory.watch.pulse, at)
     judged_to = None if order.before_step is None else order.resume_step or 0
     read_to = (order.restarted_at or at) + watchable.policy.metrics.period
-    cursor = replace(follow(cursor, cursor.job, judged_to=judged_to), read_to=read_to)
+    cursor = replace(with_next_attempt(cursor, cursor.job, judged_to=judged_to), read_to=read_to)
     if judged_to is not None:
-        return Memory(memory.run, cursor, Watch(pulse=pulse), restart=order.number)
+        return RunDetection(memory.run, cursor, DetectorState(pulse=pulse), restart=order.number)
     watch = replace(memory.watch, pulse=pulse)
     return replace(memory, cursor=cursor, watch=watch, restart=order.number)
 
 
-def _followed(memory: Memory, run: Run, attempt: Attempt, at: datetime) -> Memory:
-    pulse = relaunched(memory.watch.pulse, at)
+def _followed(memory: RunDetection, run: Run, attempt: Attempt, at: datetime) -> RunDetection:
+    pulse = with_relaunch(memory.watch.pulse, at)
     if _rolled_back(run, attempt):
         # What the detectors learnt after the onset is not to be trusted: they begin afresh where the run does.
-        cursor = follow(memory.cursor, attempt.job_name, judged_to=attempt.resumed_from_step or 0)
-        return Memory(run.id, cursor, Watch(pulse=pulse))
+        cursor = with_next_attempt(memory.cursor, attempt.job_name, judged_to=attempt.resumed_from_step or 0)
+        return RunDetection(run.id, cursor, DetectorState(pulse=pulse))
     watch = replace(memory.watch, pulse=pulse)
-    return replace(memory, cursor=follow(memory.cursor, attempt.job_name), watch=watch, restart=0)
+    return replace(memory, cursor=with_next_attempt(memory.cursor, attempt.job_name), watch=watch, restart=0)
 
 
 def _rolled_back(run: Run, attempt: Attempt) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 LEVEL_ROWS = 12
 # A loss that was ten times smaller than some rows before when it first read zero went there by learning.
@@ -26,7 +26,7 @@ class FrozenLoss:
     def __post_init__(self) -> None:
         self.level = self.level.copy()
 
-    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
         """Warn when a value has come far more often in a row than any before, intervene when it goes on."""
         loss = sample.loss
         if loss is None or loss != loss or sample.step is None:
@@ -45,7 +45,7 @@ class FrozenLoss:
         if loss != 0 and abs(loss) != float("inf"):
             self.level.push(abs(loss))
 
-    def _judge(self, sample: Sample, detection: Detection) -> Finding | None:
+    def _judge(self, sample: Sample, detection: Thresholds) -> Finding | None:
         if self.learnt or not len(self.level):
             return None
         rows = detection.frozen_zero_rows if self.value == 0 else detection.frozen_rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 ROWS = 64
 NEEDS = 32
@@ -23,7 +23,7 @@ class GradNorm:
     def __post_init__(self) -> None:
         self.norms = self.norms.copy()
 
-    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
         """Warn at the first row of a jump; it is a reason to save early, never one to stop."""
         norm = sample.grad_norm
         if norm is None or not 0 < norm < math.inf:
@@ -38,6 +38,6 @@ class GradNorm:
         text = f"gradient norm {norm:.4g} is {times:.1f} times its median {median:.4g}"
         return Finding(Kind.GRAD_NORM, Level.WARN, sample.step, sample.step, text, sample.at)
 
-    def _limit(self, detection: Detection) -> float:
+    def _limit(self, detection: Thresholds) -> float:
         noise = (self.norms.quantile(0.75) - self.norms.quantile(0.25)) / INTERQUARTILE
         return self.norms.median() + max(detection.grad_norm_noise * noise, math.log(detection.grad_norm_factor))

@@ -3,18 +3,18 @@
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from rerail.model.liveness import Phase, Pulse, entered, heard
+from rerail.model.liveness import Liveness, Phase, with_phase, with_row
 from rerail.model.mailbox import Heartbeat
-from rerail.model.metrics import Cursor, handed_over
+from rerail.model.metrics import Cursor, with_agent_progress
 from rerail.model.run import Attempt
-from rerail.ports import Beat
+from rerail.ports import ReceivedHeartbeat
 
 # One may be late, two are not: then the metrics are read again.
 BELIEVED_INTERVALS = 2.5
 
 
 @dataclass(frozen=True, slots=True)
-class LastBeat:
+class LastHeartbeat:
     """The newest heartbeat that was heard: whose it is, when it was made by the job's clock, and when it arrived."""
 
     job: str
@@ -24,13 +24,13 @@ class LastBeat:
     step: int | None = None
 
 
-def last_beat(beat: Beat) -> LastBeat:
+def make_last_heartbeat(beat: ReceivedHeartbeat) -> LastHeartbeat:
     """What to remember of a heartbeat."""
     heartbeat = beat.heartbeat
-    return LastBeat(heartbeat.job, heartbeat.restart, heartbeat.at, beat.at, heartbeat.step)
+    return LastHeartbeat(heartbeat.job, heartbeat.restart, heartbeat.at, beat.at, heartbeat.step)
 
 
-def heard_anew(beat: Beat, last: LastBeat | None) -> Beat | None:
+def select_new(beat: ReceivedHeartbeat, last: LastHeartbeat | None) -> ReceivedHeartbeat | None:
     """The heartbeat with the time at which it arrived first; None for one that was heard before a newer one. Whoever
     may read the mailbox can write an old heartbeat, seal and all, once more: that is no sign of life."""
     heartbeat = beat.heartbeat
@@ -43,7 +43,7 @@ def heard_anew(beat: Beat, last: LastBeat | None) -> Beat | None:
     return None if is_older else beat
 
 
-def is_believed(beat: Beat, attempt: Attempt, *, every: timedelta, at: datetime) -> bool:
+def is_credible(beat: ReceivedHeartbeat, attempt: Attempt, *, every: timedelta, at: datetime) -> bool:
     """It is of this attempt, and young by the mailbox's clock: what the job calls the time proves nothing."""
     heartbeat = beat.heartbeat
     ours = (heartbeat.attempt, heartbeat.job) == (attempt.number, attempt.job_name)
@@ -51,32 +51,34 @@ def is_believed(beat: Beat, attempt: Attempt, *, every: timedelta, at: datetime)
     return ours and at - beat.at < BELIEVED_INTERVALS * every
 
 
-def felt(pulse: Pulse, beat: Beat, *, at: datetime) -> Pulse:
+def update_liveness(pulse: Liveness, beat: ReceivedHeartbeat, *, at: datetime) -> Liveness:
     """The pulse after a heartbeat: the phase that the job is in, and when it last completed a step."""
     heartbeat, now = beat.heartbeat, min(beat.at, at)
     if heartbeat.phase in (Phase.CAPACITY, Phase.STARTUP):
-        pulse = entered(pulse, Phase.STARTUP, now)
+        pulse = with_phase(pulse, Phase.STARTUP, now)
     else:
-        pulse = entered(_moved(pulse, heartbeat, now), heartbeat.phase, now)
+        pulse = with_phase(_moved(pulse, heartbeat, now), heartbeat.phase, now)
     return replace(pulse, heard_at=max(now, pulse.heard_at or now), idle=None)
 
 
-def _moved(pulse: Pulse, heartbeat: Heartbeat, now: datetime) -> Pulse:
+def _moved(pulse: Liveness, heartbeat: Heartbeat, now: datetime) -> Liveness:
     if heartbeat.step is None:
         return pulse
     if pulse.step is not None and heartbeat.step < pulse.step:
         pulse = replace(pulse, step=None)  # restarted within its job, and repeating steps: it moves nevertheless
-    moved = max(filter(None, (pulse.moved_at, moved_at(heartbeat, now))))
-    return replace(heard(pulse, moved, step=heartbeat.step), moved_at=moved)
+    moved = max(filter(None, (pulse.moved_at, find_last_step_time(heartbeat, now))))
+    return replace(with_row(pulse, moved, step=heartbeat.step), moved_at=moved)
 
 
-def moved_at(heartbeat: Heartbeat, now: datetime) -> datetime:
+def find_last_step_time(heartbeat: Heartbeat, now: datetime) -> datetime:
     """When the last step was completed: so long before the heartbeat as the job's own clock says."""
     still = heartbeat.at - heartbeat.moved_at if heartbeat.moved_at else timedelta(0)
     return now - max(still, timedelta(0))
 
 
-def judged_by_the_agent(cursor: Cursor, beat: Beat, *, period: timedelta, at: datetime) -> Cursor:
+def with_agent_cursor(cursor: Cursor, beat: ReceivedHeartbeat, *, period: timedelta, at: datetime) -> Cursor:
     """The cursor to go on from, should the heartbeats cease: the agent judges every step up to its last heartbeat."""
     now = min(beat.at, at)
-    return handed_over(cursor, step=beat.heartbeat.step, moved_at=moved_at(beat.heartbeat, now), at=now, period=period)
+    return with_agent_progress(
+        cursor, step=beat.heartbeat.step, moved_at=find_last_step_time(beat.heartbeat, now), at=now, period=period
+    )

@@ -7,7 +7,7 @@ from rerail.detection.baseline import Baseline, Reading
 from rerail.detection.cadence import Cadence
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 REGULAR = 4  # so many spikes at one and the same distance are the epoch, not an accident
 
@@ -30,7 +30,7 @@ class LossSpike:
     def __post_init__(self) -> None:
         self.baseline, self.cadence, self.starts = self.baseline.copy(), self.cadence.copy(), list(self.starts)
 
-    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
         """Warn at the first row that is too high, and once more when the loss has not come back some rows later."""
         if sample.loss is None or not 0 < sample.loss < math.inf:
             return None
@@ -41,7 +41,7 @@ class LossSpike:
         value = math.log(sample.loss)
         return self._high(value, sample, detection) if self.up else self._usual(value, sample, detection)
 
-    def _usual(self, value: float, sample: Sample, detection: Detection) -> Finding | None:
+    def _usual(self, value: float, sample: Sample, detection: Thresholds) -> Finding | None:
         reading = self.baseline.read(value, detection)
         if reading is None or not self._jumped(reading, detection):
             self._learn(value)
@@ -50,7 +50,7 @@ class LossSpike:
         self.up, self.onset, self.expected, self.allowed = 1, sample.step, reading.expected, reading.allowed
         return self._finding(sample, reading.excess)
 
-    def _jumped(self, reading: Reading, detection: Detection) -> bool:
+    def _jumped(self, reading: Reading, detection: Thresholds) -> bool:
         """One row far above, the surer the smaller the jump is; or some rows in a row, each clearly above."""
         clear = max(detection.run_share * reading.allowed, detection.spike_gate)
         self.raised = self.raised + 1 if reading.excess > clear else 0
@@ -66,7 +66,7 @@ class LossSpike:
         else:
             self.baseline.learn(value)
 
-    def _high(self, value: float, sample: Sample, detection: Detection) -> Finding | None:
+    def _high(self, value: float, sample: Sample, detection: Thresholds) -> Finding | None:
         excess = value - self.expected
         if excess < detection.spike_mended * self.allowed:
             self.up, self.calm = 0, detection.spike_aftermath_rows

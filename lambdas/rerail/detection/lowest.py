@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Lowest:
+class RunningMinimum:
     """A queue of the values that may still become the lowest: rising, oldest first; amortised O(1) a push."""
 
     size: int
@@ -31,6 +31,6 @@ class Lowest:
         """The lowest; there must have been a push."""
         return self.values[0]
 
-    def copy(self) -> "Lowest":
+    def copy(self) -> "RunningMinimum":
         """Another one with the same values."""
-        return Lowest(self.size, self.pushed, self.numbers, self.values)
+        return RunningMinimum(self.size, self.pushed, self.numbers, self.values)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 # Of so many rows half being bad is as good as a run of bad ones; the first rows of a real run were nan, nan and six
 # rows later nan once more, and it trained on for ten thousand.
@@ -21,7 +21,7 @@ class NonFinite:
     onset: int | None = None
     told: Level | None = None
 
-    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
         """Warn at the first bad row, intervene when there are several in a few."""
         fault = _fault(sample)
         self.recent = (self.recent << 1 | (fault is not None)) & ((1 << MEMORY) - 1)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 OF_THE_LOSS = frozenset({Kind.NON_FINITE, Kind.LOSS_SPIKE, Kind.DIVERGENCE, Kind.FROZEN_LOSS})
 # So many times the detectors' patience back, an earlier trouble still belongs to this one.
@@ -13,8 +13,8 @@ PATIENCES, KEPT = 3, 20
 Onsets = tuple[tuple[int, int], ...]
 
 
-def dated(
-    onsets: Onsets, findings: Sequence[Finding], *, row: int, detection: Detection
+def with_onsets(
+    onsets: Onsets, findings: Sequence[Finding], *, row: int, detection: Thresholds
 ) -> tuple[Onsets, tuple[Finding, ...]]:
     """The recent onsets, each with the row at which it was found, and this row's findings: grave ones begin with the
     earliest of them."""

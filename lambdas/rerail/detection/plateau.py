@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 LEVEL_ROWS = 25
 # One mark for every fifth more steps: a run of a billion steps needs a hundred.
@@ -29,7 +29,7 @@ class Plateau:
     def __post_init__(self) -> None:
         self.level, self.steps, self.levels = self.level.copy(), list(self.steps), list(self.levels)
 
-    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
         """Warn once when the loss is hardly better than at an eighth of the steps, if the policy asks for it."""
         if not detection.plateau or sample.loss is None or not 0 < sample.loss < math.inf or sample.step is None:
             return None
@@ -40,7 +40,7 @@ class Plateau:
             self.levels.append(self.level.median())
         return None if self.rows < detection.plateau_rows else self._judge(sample, detection)
 
-    def _judge(self, sample: Sample, detection: Detection) -> Finding | None:
+    def _judge(self, sample: Sample, detection: Thresholds) -> Finding | None:
         step = sample.step or 0
         early = bisect_right(self.steps, step // SPAN) - 1
         if early < 0:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from rerail.detection.detectors import Judges
+from rerail.detection.detectors import Detectors
 from rerail.detection.onsets import OF_THE_LOSS
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class OpenFinding:
     """A trouble with the loss that was told and is not over; `onset` is the step at which it began, if that is known.
 
     `given_up`: its own detector looks no more, and it ends with the divergence that it has become.
@@ -22,17 +22,17 @@ class Trouble:
     given_up: bool = False
 
 
-def followed(
-    troubles: Sequence[Trouble], told: Sequence[Finding], judges: Judges, sample: Sample
-) -> tuple[tuple[Trouble, ...], tuple[Finding, ...]]:
+def follow_findings(
+    troubles: Sequence[OpenFinding], told: Sequence[Finding], judges: Detectors, sample: Sample
+) -> tuple[tuple[OpenFinding, ...], tuple[Finding, ...]]:
     """The troubles that go on after one more row of which this was told, and a finding for each that is over."""
     open_ = {trouble.kind: trouble for trouble in troubles}
     for finding in told:
         if finding.kind in OF_THE_LOSS:
-            known = open_.get(finding.kind, Trouble(finding.kind, finding.onset_step))
+            known = open_.get(finding.kind, OpenFinding(finding.kind, finding.onset_step))
             onset = min((step for step in (known.onset, finding.onset_step) if step is not None), default=None)
-            open_[finding.kind] = Trouble(finding.kind, onset)
-    ends = {kind: end for kind, each in open_.items() if not each.given_up and (end := ending(judges, kind))}
+            open_[finding.kind] = OpenFinding(finding.kind, onset)
+    ends = {kind: end for kind, each in open_.items() if not each.given_up and (end := find_ending(judges, kind))}
     if Kind.DIVERGENCE in open_ and Kind.DIVERGENCE not in ends and ends.get(Kind.LOSS_SPIKE) is Level.ACCEPTED:
         del ends[Kind.LOSS_SPIKE]  # nobody has accepted it: whether it lasts is being judged
         open_[Kind.LOSS_SPIKE] = replace(open_[Kind.LOSS_SPIKE], given_up=True)
@@ -43,7 +43,7 @@ def followed(
     return tuple(each for kind, each in open_.items() if kind not in ends), over
 
 
-def ending(judges: Judges, kind: Kind) -> Level | None:
+def find_ending(judges: Detectors, kind: Kind) -> Level | None:
     """How a trouble has ended by its detector's state after the newest row; None while it goes on."""
     match kind:
         case Kind.NON_FINITE:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 # A restart (concatenated launches, new folds) needs longer to prove that it does not learn; it shows by rows 8.
 RESTART_SHOWS = 8
@@ -18,7 +18,7 @@ TURNS_AT = 0.3
 
 
 @dataclass(slots=True)
-class Rise:
+class LossRise:
     """One rise above `base`, in log units: how far it may be, was at most, was at least since then, and was of late."""
 
     base: float
@@ -35,11 +35,11 @@ class Rise:
     def __post_init__(self) -> None:
         self.past = list(self.past)
 
-    def copy(self) -> "Rise":
+    def copy(self) -> "LossRise":
         """Another one with the same memory."""
         return replace(self)
 
-    def goes_on(self, rise: float, sample: Sample, *, restart: bool, detection: Detection) -> bool:
+    def goes_on(self, rise: float, sample: Sample, *, restart: bool, detection: Thresholds) -> bool:
         """Take one more row in; True when patience is at its end, and the loss neither mended nor is mending."""
         self.rows += 1
         if self.rows == RESTART_SHOWS:
@@ -51,7 +51,7 @@ class Rise:
         before = self.past.pop(0) if len(self.past) > detection.patience_rows // 2 else 0.0
         return not self.told and self._patience_is_over(sample, detection) and self._lasts(rise, before)
 
-    def _patience_is_over(self, sample: Sample, detection: Detection) -> bool:
+    def _patience_is_over(self, sample: Sample, detection: Thresholds) -> bool:
         """Counted in rows, in steps and in time, as far as each is known: minutes alone mend nothing in slow steps."""
         times = RESTART_PATIENCE if self.restart else 1
         steps = sample.step - self.onset if sample.step is not None and self.onset is not None else None

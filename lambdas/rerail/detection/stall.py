@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from rerail.detection.throughput_drop import step_seconds
+from rerail.detection.throughput_drop import read_step_seconds
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.liveness import Phase, Pulse
+from rerail.model.liveness import Liveness, Phase
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 STEP_ROWS = 200
 STEP_NEEDS = 50
@@ -36,9 +36,9 @@ class Stall:
     def __post_init__(self) -> None:
         self.steps = self.steps.copy()
 
-    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
         """Warn, in hindsight, of one step that took far longer than any pause before."""
-        seconds = step_seconds(sample)
+        seconds = read_step_seconds(sample)
         if seconds is None:
             return None
         self.rows += 1
@@ -57,7 +57,7 @@ class Stall:
         self.known = self.known or regular or self.pauses >= MANY_PAUSES
         self.interval = interval
 
-    def _judge(self, seconds: float, sample: Sample, detection: Detection) -> Finding | None:
+    def _judge(self, seconds: float, sample: Sample, detection: Thresholds) -> Finding | None:
         if len(self.steps) < STEP_NEEDS or not self.known:
             return None
         usual = self.steps.median()
@@ -67,7 +67,7 @@ class Stall:
         return Finding(Kind.STALL, Level.WARN, sample.step, sample.step, text, sample.at)
 
 
-def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:
+def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
     """No step for far longer than this run ever paused; intervene when a second signal or more time confirms it."""
     if pulse.phase not in (Phase.STEP, Phase.EVALUATION) or pulse.moved_at is None:
         return None

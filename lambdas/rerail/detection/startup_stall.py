@@ -3,11 +3,11 @@
 from datetime import datetime
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.liveness import Phase, Pulse
-from rerail.model.thresholds import Detection
+from rerail.model.liveness import Liveness, Phase
+from rerail.model.thresholds import Thresholds
 
 
-def due(pulse: Pulse, now: datetime, detection: Detection) -> Finding | None:
+def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
     """Training has begun, and no step has come for too long; intervene when it doubles."""
     if pulse.phase is not Phase.STARTUP or pulse.since is None:
         return None

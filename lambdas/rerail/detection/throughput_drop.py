@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 # Medians of 50 rows against the 500 before them found every drop of 5 % and more in synthetic runs, without a false
 # alarm; evaluations and saves, being rarer than every second row, do not move a median.
@@ -32,9 +32,9 @@ class ThroughputDrop:
     def __post_init__(self) -> None:
         self.recent, self.before = self.recent.copy(), self.before.copy()
 
-    def see(self, sample: Sample, detection: Detection) -> Finding | None:
+    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
         """Warn when the slowness has lasted for some rows, intervene when it is grave and has lasted for long."""
-        seconds = step_seconds(sample)
+        seconds = read_step_seconds(sample)
         if seconds is None:
             return None
         if self.recent.size != detection.throughput_window_rows:
@@ -51,7 +51,7 @@ class ThroughputDrop:
             self.slow, self.lasting, self.usual, self.onset, self.reported = 1, 0, usual, sample.step, 0
         return None
 
-    def _learn(self, seconds: float, detection: Detection) -> None:
+    def _learn(self, seconds: float, detection: Thresholds) -> None:
         if self.slow > detection.throughput_cap_rows:
             self.before.clear()
             self.best, self.slow = None, 0
@@ -60,7 +60,7 @@ class ThroughputDrop:
             if len(self.before) >= BEST_NEEDS:
                 self.best = min(self.best or self.before.median(), self.before.median())
 
-    def _left_behind(self, detection: Detection) -> float | None:
+    def _left_behind(self, detection: Thresholds) -> float | None:
         """The step time that the last rows have left behind, suddenly or creeping; None when they have not."""
         usual, now = self.before.median(), self.recent.median()
         if now > usual * (1 + detection.throughput_drop) and self.recent.quantile(0.25) > self.before.quantile(0.75):
@@ -69,7 +69,7 @@ class ThroughputDrop:
             return self.best
         return None
 
-    def _still(self, sample: Sample, detection: Detection) -> Finding | None:
+    def _still(self, sample: Sample, detection: Thresholds) -> Finding | None:
         self.slow += 1
         share = self.recent.median() / self.usual - 1
         if share < detection.throughput_drop / 2:
@@ -86,7 +86,7 @@ class ThroughputDrop:
             return self._finding(Level.WARN, sample, share)
         return None
 
-    def _costs_enough(self, sample: Sample, detection: Detection) -> bool:
+    def _costs_enough(self, sample: Sample, detection: Thresholds) -> bool:
         """Return whether the slow steps have lost more time than the floor; True if only tokens a second are known."""
         if sample.step_time_s is None or self.onset is None or sample.step is None:
             return True
@@ -101,7 +101,7 @@ class ThroughputDrop:
         return Finding(Kind.THROUGHPUT_DROP, level, sample.step, self.onset, text, sample.at)
 
 
-def step_seconds(sample: Sample) -> float | None:
+def read_step_seconds(sample: Sample) -> float | None:
     """Seconds a step, or what stands for them: the reciprocal of the tokens a second."""
     if sample.step_time_s is not None:
         seconds = sample.step_time_s

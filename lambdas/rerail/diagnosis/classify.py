@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rerail.diagnosis.symptoms import FALLBACKS, LOOSE, RULES, WRAPPERS, Rule
+from rerail.diagnosis.symptoms import FALLBACKS, LOOSE, RULES, WRAPPERS, SymptomRule
 from rerail.model.causes import Cause
 
 HEAD, TAIL, EVIDENCE = 4_000, 12_000, 200  # characters: a huge log costs no more than a small one
@@ -161,7 +161,7 @@ def _lines(text: str) -> list[str]:
     return spoken or [line for line in lines if line]
 
 
-def _first_match(rules: tuple[Rule, ...], lines: list[str]) -> tuple[Rule, str, str] | None:
+def _first_match(rules: tuple[SymptomRule, ...], lines: list[str]) -> tuple[SymptomRule, str, str] | None:
     """The first rule that matches, the words that decided, and the root error from its first decisive word on."""
     joined = " ".join(lines)
     for rule in rules:

@@ -14,7 +14,7 @@ from rerail.model.causes import Cause
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SymptomRule:
     """One question asked of the text: does any of these patterns occur?"""
 
     name: str
@@ -38,8 +38,8 @@ def _near(thing: str) -> tuple[str, str]:
     return rf"\b{thing}\b.{{0,40}}\b{_TROUBLE}", rf"\b{_TROUBLE}\b.{{0,25}}\b{thing}\b"
 
 
-def _rule(name: str, cause: Cause, *patterns: str, firm: bool = True) -> Rule:
-    return Rule(name, cause, "|".join(patterns), firm)
+def _rule(name: str, cause: Cause, *patterns: str, firm: bool = True) -> SymptomRule:
+    return SymptomRule(name, cause, "|".join(patterns), firm)
 
 
 # "Xid (PCI:0000:9b:00): 94", "XID 79", "Xid error: 63". The quantifiers are possessive so that an old-style address,
@@ -79,7 +79,7 @@ _DATA_PATH = (
     r"|xml)\b)"
 )
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[SymptomRule, ...] = (
     # ---- The platform's own full stop: nothing failed.
     _rule(
         "max-runtime",
@@ -727,7 +727,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 # Asked last, when the words said nothing: an exception of no known kind, or the wrapper SageMaker puts around any exit.
-FALLBACKS: tuple[Rule, ...] = (
+FALLBACKS: tuple[SymptomRule, ...] = (
     _rule(
         "some-exception",
         Cause.USER_CODE,
@@ -741,7 +741,7 @@ FALLBACKS: tuple[Rule, ...] = (
     ),
     _rule("bar-never-moved", Cause.HANG, r"\b0%\|.{0,40}\| 0/\d+ \[00:00<\?", firm=False),
 )
-WRAPPERS: tuple[Rule, ...] = (
+WRAPPERS: tuple[SymptomRule, ...] = (
     _rule(
         "script-failed",
         Cause.USER_CODE,
@@ -751,7 +751,7 @@ WRAPPERS: tuple[Rule, ...] = (
     _rule("request-refused", Cause.USER_CODE, r"\bClientError\b", firm=False),
 )
 # When there is not even that: a thing is named, and near it that something is wrong with it.
-LOOSE: tuple[Rule, ...] = (
+LOOSE: tuple[SymptomRule, ...] = (
     _rule(
         "device-trouble",
         Cause.HARDWARE,

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from rerail.hyperpod.events import WHOLE, Condition, HyperPodHeard, Sign
-from rerail.messages.messages import AboutHyperPod, HyperPodDue
+from rerail.hyperpod.events import WHOLE, ClusterEventReceived, Condition, ConditionChange
+from rerail.messages.messages import ClusterDue, ClusterMessage
 from rerail.model.actions import Severity
 from rerail.model.errors import Conflict, PolicyError
-from rerail.model.policy import HyperPod, Policy, WhichClusters
+from rerail.model.policy import ClusterPolicy, Policy, WhichClusters
 from rerail.model.runbooks import Runbook
 from rerail.notices.notice import Notice
 from rerail.ports import Bus, Policies, Runs
@@ -26,7 +26,7 @@ LEFT_ALONE = "nothing but this notice: HyperPod's nodes are left to HyperPod"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ClusterPart:
     """One part of a cluster as it was last heard of: its condition since when, when people were last told of it (None:
     they were not), whether a page about it stands, and whether they were told that mending it takes long."""
 
@@ -39,12 +39,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class HyperPodMemory:
+class ClusterRecord:
     """What is known of a cluster's parts, when notices about it were told, and those that are still owed."""
 
     cluster: str
     arn: str = ""
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, ClusterPart] = field(default_factory=dict)
     told: Mapping[Severity, tuple[datetime, ...]] = field(default_factory=dict)
     pending: tuple[Notice, ...] = ()
     version: int = 0
@@ -56,11 +56,11 @@ class HyperPodMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ClusterChange:
     """A sign that people do not know of yet; `since` is when the trouble began, `paged` says that they were paged,
     `late` that HyperPod takes long to mend it."""
 
-    sign: Sign
+    sign: ConditionChange
     since: datetime
     paged: bool
     late: bool = False
@@ -73,31 +73,31 @@ class News:
         return Severity.PAGE if wakes else Severity.INFORM
 
 
-class HyperPods(Protocol):
+class ClusterRecords(Protocol):
     """The memory of clusters."""
 
-    def recall(self, cluster: str) -> HyperPodMemory:
+    def recall(self, cluster: str) -> ClusterRecord:
         """What is known of the cluster; of an unknown one, nothing."""
 
-    def keep(self, memory: HyperPodMemory, *, until: datetime) -> None:
+    def keep(self, memory: ClusterRecord, *, until: datetime) -> None:
         """Record it if the stored version is `memory.version - 1`, at least until then; raises Conflict if it is
         not."""
 
-    def waiting(self) -> Iterable[HyperPodMemory]:
+    def waiting(self) -> Iterable[ClusterRecord]:
         """Those of clusters of which something is being mended (see `waits`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class HyperPodWatch:
+class ClusterMonitor:
     """The loop for clusters over its ports."""
 
-    memories: HyperPods
+    memories: ClusterRecords
     runs: Runs
     policies: Policies
     bus: Bus
     clock: Callable[[], datetime]
 
-    def handle(self, wakeup: AboutHyperPod) -> HyperPodMemory:
+    def handle(self, wakeup: ClusterMessage) -> ClusterRecord:
         """Tell what is new of the cluster; raises where it could not be told, so that it is tried again."""
         for _ in range(TRIES):
             before = self.memories.recall(wakeup.cluster)
@@ -107,37 +107,37 @@ class HyperPodWatch:
                 continue
         raise Conflict(f"what is known of {wakeup.cluster} is being changed by others again and again: try later")
 
-    def _noted(self, before: HyperPodMemory, wakeup: AboutHyperPod) -> HyperPodMemory:
+    def _noted(self, before: ClusterRecord, wakeup: ClusterMessage) -> ClusterRecord:
         at, policy = self.clock(), default_of(self.policies)
         match wakeup:
-            case HyperPodHeard():
-                after, news = learn(before, wakeup, at=at, policy=policy)
-            case HyperPodDue():
-                after, news = before, overdue(before, at=at, policy=policy)
+            case ClusterEventReceived():
+                after, news = with_event(before, wakeup, at=at, policy=policy)
+            case ClusterDue():
+                after, news = before, find_overdue(before, at=at, policy=policy)
         if news:
-            after = tell(after, news, self._depending(after), at=at, policy=policy)
+            after = with_notices(after, news, self._depending(after), at=at, policy=policy)
         return self._kept(after) if after != before else before
 
-    def _say(self, memory: HyperPodMemory) -> HyperPodMemory:
+    def _say(self, memory: ClusterRecord) -> ClusterRecord:
         if not memory.pending:
             return memory
         for notice in memory.pending:
             self.bus.publish(notice)
         return self._kept(replace(memory, pending=()))
 
-    def _kept(self, memory: HyperPodMemory) -> HyperPodMemory:
+    def _kept(self, memory: ClusterRecord) -> ClusterRecord:
         after = replace(memory, version=memory.version + 1)
         self.memories.keep(after, until=self.clock() + KEPT_FOR)
         return after
 
-    def _depending(self, memory: HyperPodMemory) -> list[str]:
+    def _depending(self, memory: ClusterRecord) -> list[str]:
         """The open runs whose tag names the cluster."""
         names = (memory.cluster, memory.arn)
         runs = (run for _, run in self.runs.open_runs() if run and run.is_open)
         return sorted(run.id for run in runs if run.hyperpod and run.hyperpod in names)
 
 
-def default_of(policies: Policies) -> HyperPod:
+def default_of(policies: Policies) -> ClusterPolicy:
     """The account's default policy: a cluster is no run's own. People are told, whatever has become of it."""
     try:
         return policies.get("default").hyperpod
@@ -145,9 +145,9 @@ def default_of(policies: Policies) -> HyperPod:
         return Policy().hyperpod
 
 
-def learn(
-    memory: HyperPodMemory, heard: HyperPodHeard, *, at: datetime, policy: HyperPod
-) -> tuple[HyperPodMemory, tuple[News, ...]]:
+def with_event(
+    memory: ClusterRecord, heard: ClusterEventReceived, *, at: datetime, policy: ClusterPolicy
+) -> tuple[ClusterRecord, tuple[ClusterChange, ...]]:
     """What is known after this event, and what of it is news. A repetition is none until `again` has passed; an event
     that is older than what was heard of the same part is none at all."""
     parts, news = {name: part for name, part in memory.parts.items() if at - _newest(part) < KEPT_FOR}, []
@@ -159,33 +159,38 @@ def learn(
         fresh = known is None or known.condition is Condition.WELL
         since = heard.at if known is None or fresh else known.since
         told_at, paged, late = (known.told_at, known.paged, known.late) if known and not fresh else (None, False, False)
-        parts[sign.part] = Part(sign.condition, since, heard.at, told_at, paged, late)
+        parts[sign.part] = ClusterPart(sign.condition, since, heard.at, told_at, paged, late)
         if sign.condition is Condition.WELL:
-            parts[sign.part] = Part(sign.condition, heard.at, heard.at)
+            parts[sign.part] = ClusterPart(sign.condition, heard.at, heard.at)
             if told_at:
-                news.append(News(sign, since, paged))
+                news.append(ClusterChange(sign, since, paged))
         elif not same or told_at is None or (policy.again and at - told_at >= policy.again):
-            news.append(News(sign, since, paged))
+            news.append(ClusterChange(sign, since, paged))
     return replace(memory, arn=heard.arn if parts else "", parts=parts), tuple(news)
 
 
-def overdue(memory: HyperPodMemory, *, at: datetime, policy: HyperPod) -> tuple[News, ...]:
+def find_overdue(memory: ClusterRecord, *, at: datetime, policy: ClusterPolicy) -> tuple[ClusterChange, ...]:
     """What HyperPod has been mending for longer than the policy's patience, and nobody was told of as late."""
     return tuple(
-        News(Sign(name, part.condition, "is still being mended by HyperPod"), part.since, part.paged, late=True)
+        ClusterChange(
+            ConditionChange(name, part.condition, "is still being mended by HyperPod"),
+            part.since,
+            part.paged,
+            late=True,
+        )
         for name, part in memory.parts.items()
         if policy.patience and _is_awaited(part) and at - part.since >= policy.patience
     )
 
 
-def tell(
-    memory: HyperPodMemory,
-    news: Sequence[News],
+def with_notices(
+    memory: ClusterRecord,
+    news: Sequence[ClusterChange],
     depending: Sequence[str],
     *,
     at: datetime,
-    policy: HyperPod,
-) -> HyperPodMemory:
+    policy: ClusterPolicy,
+) -> ClusterRecord:
     """The memory with a notice owed for each piece of news that people are to be told of."""
     for each in news:
         part, severity = memory.parts[each.sign.part], each.severity(depending)
@@ -207,20 +212,20 @@ def tell(
     return memory
 
 
-def _with(memory: HyperPodMemory, news: News, part: Part) -> HyperPodMemory:
+def _with(memory: ClusterRecord, news: ClusterChange, part: ClusterPart) -> ClusterRecord:
     return replace(memory, parts={**memory.parts, news.sign.part: part})
 
 
-def _is_awaited(part: Part) -> bool:
+def _is_awaited(part: ClusterPart) -> bool:
     return part.condition is Condition.MENDING and part.told_at is not None and not part.late
 
 
-def _newest(part: Part) -> datetime:
+def _newest(part: ClusterPart) -> datetime:
     """By whichever clock is later: an event may have lain aside for long."""
     return max(part.heard_at, part.told_at or part.heard_at)
 
 
-def _concerns(news: News, depending: Sequence[str], policy: HyperPod) -> bool:
+def _concerns(news: ClusterChange, depending: Sequence[str], policy: ClusterPolicy) -> bool:
     """That somebody deletes a cluster is their own affair, unless a run needs it."""
     if policy.tell is WhichClusters.NONE:
         return False
@@ -228,7 +233,7 @@ def _concerns(news: News, depending: Sequence[str], policy: HyperPod) -> bool:
     return bool(depending) or not only_if_needed
 
 
-def _notice(news: News, name: str, depending: Sequence[str], *, at: datetime, is_last: bool) -> Notice:
+def _notice(news: ClusterChange, name: str, depending: Sequence[str], *, at: datetime, is_last: bool) -> Notice:
     sign, severity = news.sign, news.severity(depending)
     thread = f"hyperpod/{name}"
     page = f"{thread}/{sign.part.replace(' ', '/')}"
@@ -264,7 +269,7 @@ def _spoken_runs(depending: Sequence[str]) -> str:
     return f"Runs that depend on this cluster: {named}"
 
 
-def _todo(news: News, cluster: str, depending: Sequence[str]) -> str:
+def _todo(news: ClusterChange, cluster: str, depending: Sequence[str]) -> str:
     kind, _, id = news.sign.part.partition(" ")
     look = f"rerail show {depending[0]}" if depending else ""
     match news.sign.condition, kind:

@@ -37,7 +37,7 @@ class Condition(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class ConditionChange:
     """What an event says of one part: `part` is "cluster", "group NAME" or "node ID", `what` completes the sentence
     that it begins, `says` are HyperPod's own words."""
 
@@ -48,14 +48,14 @@ class Sign:
 
 
 @dataclass(frozen=True, slots=True)
-class HyperPodHeard:
+class ClusterEventReceived:
     """A HyperPod cluster has something to say; `at` is when it happened, by HyperPod's clock."""
 
     id: str
     cluster: str
     arn: str
     at: datetime
-    signs: tuple[Sign, ...]
+    signs: tuple[ConditionChange, ...]
 
 
 STATES: Mapping[str, tuple[Condition, str]] = {
@@ -77,7 +77,7 @@ def is_hyperpod(detail_type: Any) -> bool:
     return detail_type in (STATE_CHANGE, NODE_HEALTH, CLUSTER_EVENT)
 
 
-def read_hyperpod(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> HyperPodHeard:
+def read_hyperpod(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> ClusterEventReceived:
     """The event; raises BadMessage that names the field."""
     kind = envelope.get("detail-type")
     if kind == CLUSTER_EVENT:
@@ -89,7 +89,7 @@ def read_hyperpod(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Hyp
         raise BadMessage(f"field 'ClusterArn' is {arn!r:.200}; it must be the ARN of a HyperPod cluster")
     read = {STATE_CHANGE: _of_state, NODE_HEALTH: _of_health, CLUSTER_EVENT: _of_event}[str(kind)]
     id = detail.get("EventId") or envelope.get("id")
-    return HyperPodHeard(words(id), cluster, arn, _time(envelope, detail), tuple(read(detail)))
+    return ClusterEventReceived(clean_text(id), cluster, arn, _time(envelope, detail), tuple(read(detail)))
 
 
 def names_cluster(tag: str) -> bool:
@@ -97,7 +97,7 @@ def names_cluster(tag: str) -> bool:
     return bool(CLUSTER_NAME.fullmatch(tag) or CLUSTER_ARN.fullmatch(tag))
 
 
-def words(value: Any, limit: int = WORDS_LIMIT) -> str:
+def clean_text(value: Any, limit: int = WORDS_LIMIT) -> str:
     """Somebody's words on one line, cut to a length; nothing where it is no text."""
     if not isinstance(value, str):
         return ""
@@ -105,42 +105,42 @@ def words(value: Any, limit: int = WORDS_LIMIT) -> str:
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
-def _of_state(detail: Mapping[str, Any]) -> Iterator[Sign]:
+def _of_state(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
     if known := STATES.get(str(detail.get("ClusterStatus"))):
-        yield Sign(WHOLE, *known, says=words(detail.get("FailureMessage")))
+        yield ConditionChange(WHOLE, *known, says=clean_text(detail.get("FailureMessage")))
     groups = detail.get("InstanceGroups")
     for group in groups[:GROUPS_LIMIT] if isinstance(groups, list) else ():
         if isinstance(group, dict) and (known := GROUP_STATES.get(str(group.get("Status")))):
-            name, now, wanted = words(group.get("InstanceGroupName"), 63), *_counts(group)
-            yield Sign(f"group {name}", *known, says=f"it has {now} of {wanted} instances")
+            name, now, wanted = clean_text(group.get("InstanceGroupName"), 63), *_counts(group)
+            yield ConditionChange(f"group {name}", *known, says=f"it has {now} of {wanted} instances")
 
 
-def _of_health(detail: Mapping[str, Any]) -> Iterator[Sign]:
+def _of_health(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
     summary = _table(detail.get("HealthSummary"), "detail.HealthSummary")
-    status, repair = (words(summary.get(name), 40) for name in ("HealthStatus", "RepairAction"))
-    says = " ".join(filter(None, (words(summary.get(name)) for name in ("HealthStatusReason", "Recommendation"))))
+    status, repair = (clean_text(summary.get(name), 40) for name in ("HealthStatus", "RepairAction"))
+    says = " ".join(filter(None, (clean_text(summary.get(name)) for name in ("HealthStatusReason", "Recommendation"))))
     part = f"node {_node(detail)}"
     if status.lower() == "healthy":
-        yield Sign(part, Condition.WELL, "is healthy", says)
+        yield ConditionChange(part, Condition.WELL, "is healthy", says)
     elif status.lower() == "unhealthy" and repair.lower() in ("", "none"):
-        yield Sign(part, Condition.BROKEN, "is unhealthy, and HyperPod does not repair it", says)
+        yield ConditionChange(part, Condition.BROKEN, "is unhealthy, and HyperPod does not repair it", says)
     elif status.lower() == "unhealthy":
         doing = REPAIRS.get(repair.lower(), f"being repaired ({repair})")
-        yield Sign(part, Condition.MENDING, f"is unhealthy and {doing} by HyperPod", says)
+        yield ConditionChange(part, Condition.MENDING, f"is unhealthy and {doing} by HyperPod", says)
 
 
-def _of_event(detail: Mapping[str, Any]) -> Iterator[Sign]:
-    level, says, part = detail.get("EventLevel"), words(detail.get("Description")), _part(detail)
+def _of_event(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
+    level, says, part = detail.get("EventLevel"), clean_text(detail.get("Description")), _part(detail)
     if level == "Error":
         hopeless = part.startswith("node") and any(word in says.lower() for word in HOPELESS)
         condition = Condition.BROKEN if hopeless or part == WHOLE else Condition.NOTED
-        yield Sign(part, condition, "has an error", " ".join(filter(None, (says, _failure(detail)))))
+        yield ConditionChange(part, condition, "has an error", " ".join(filter(None, (says, _failure(detail)))))
     elif level == "Warn":
-        yield Sign(part, Condition.NOTED, "has a warning", says)
+        yield ConditionChange(part, Condition.NOTED, "has a warning", says)
     elif "completed successfully" in says:
-        yield Sign(part, Condition.WELL, "is well", says)
+        yield ConditionChange(part, Condition.WELL, "is well", says)
     elif part.startswith("node") and says.startswith("Termination of EC2 Instance"):
-        yield Sign(part, Condition.WELL, "has left the cluster", says)
+        yield ConditionChange(part, Condition.WELL, "has left the cluster", says)
 
 
 def _part(detail: Mapping[str, Any]) -> str:
@@ -148,7 +148,7 @@ def _part(detail: Mapping[str, Any]) -> str:
         case "Instance" if detail.get("InstanceId"):
             return f"node {_node(detail)}"
         case "Instance" | "InstanceGroup":
-            return f"group {words(detail.get('InstanceGroupName'), 63)}"
+            return f"group {clean_text(detail.get('InstanceGroupName'), 63)}"
         case _:
             return WHOLE
 
@@ -158,7 +158,7 @@ def _failure(detail: Mapping[str, Any]) -> str:
     found: Any = detail
     for name in ("EventDetails", "EventMetadata", str(detail.get("ResourceType")), "FailureMessage"):
         found = found.get(name) if isinstance(found, dict) else None
-    return words(found)
+    return clean_text(found)
 
 
 def _node(detail: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from math import ceil, inf, isfinite
 
-from rerail.incident_report.facts import Known
+from rerail.incident_report.facts import Facts
 from rerail.model.sample import Sample
 
 # Of one line, and of all lines of a chart together.
@@ -18,7 +18,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CurveLine:
     """A part of an attempt's curve; `kept` says that the run stands on it, and did not go back behind it."""
 
     attempt: int
@@ -30,7 +30,7 @@ class Line:
 class Curve:
     """One quantity over steps, or over seconds since the run began; `gaps` are where its value was not finite."""
 
-    lines: tuple[Line, ...] = ()
+    lines: tuple[CurveLine, ...] = ()
     gaps: tuple[float, ...] = ()
 
     @property
@@ -43,7 +43,7 @@ Window = tuple[float, float]
 EVERYTHING: Window = (-inf, inf)
 
 
-def loss(known: Known, within: Window = EVERYTHING) -> Curve:
+def loss(known: Facts, within: Window = EVERYTHING) -> Curve:
     """The loss by step, as each attempt has logged it; of the steps within a window alone, in full detail."""
     parts, gaps = [], []
     for number, every in known.series.items():
@@ -54,35 +54,35 @@ def loss(known: Known, within: Window = EVERYTHING) -> Curve:
     return Curve(_bounded(parts), tuple(_spread(sorted(set(gaps)), GAPS)))
 
 
-def speed(known: Known) -> tuple[Curve, str]:
+def speed(known: Facts) -> tuple[Curve, str]:
     """Tokens a second by step where the job says so, or else steps a second; and which of them it is."""
     tokens = any(row.tokens_per_s for rows in known.series.values() for row in rows)
-    parts: list[Line] = []
+    parts: list[CurveLine] = []
     for number, rows in known.series.items():
         parts += _parts(known, number, list(_tokens(rows) if tokens else _steps_a_second(rows)))
     return Curve(_bounded(parts)), "tokens/s" if tokens else "steps/s"
 
 
-def progress(known: Known) -> Curve:
+def progress(known: Facts) -> Curve:
     """The step over seconds since the run began: what is flat is lost time, what falls back is lost work."""
     parts, start = [], began(known)
     for number, rows in known.series.items():
         points = [(elapsed(start, r.at), float(r.step)) for r in rows if r.step is not None and r.at is not None]
-        parts.append(Line(number, tuple(points)))
+        parts.append(CurveLine(number, tuple(points)))
     return Curve(_bounded(parts))
 
 
-def loss_by_time(known: Known) -> Curve:
+def loss_by_time(known: Facts) -> Curve:
     """The loss over seconds since the run began, of a job that logs no steps."""
     parts, gaps, start = [], [], began(known)
     for number, rows in known.series.items():
         at = [(elapsed(start, row.at), row) for row in rows if row.at is not None]
-        parts.append(Line(number, tuple((x, r.loss) for x, r in at if r.loss is not None and isfinite(r.loss))))
+        parts.append(CurveLine(number, tuple((x, r.loss) for x, r in at if r.loss is not None and isfinite(r.loss))))
         gaps += [x for x, row in at if _is_lost(row)]
     return Curve(_bounded(parts), tuple(_spread(gaps, GAPS)))
 
 
-def close_by(known: Known) -> Window | None:
+def select_window(known: Facts) -> Window | None:
     """The steps around the newest incident; None where nothing is known of it, or where they are most of the run's."""
     incident = known.run.incidents[-1] if known.run.incidents else None
     steps = [row.step for rows in known.series.values() for row in rows if row.step is not None]
@@ -106,7 +106,7 @@ def elapsed(start: datetime, at: datetime) -> float:
     return (at - start).total_seconds()
 
 
-def began(known: Known) -> datetime:
+def began(known: Facts) -> datetime:
     """When the run's first job was made, as far as anybody knows."""
     return min([known.run.created_at, *(a.created_at for a in known.run.attempts if a.created_at)])
 
@@ -131,27 +131,27 @@ def _steps_a_second(rows: Sequence[Sample]) -> Iterable[Point]:
             yield float(farther), (farther - step) / seconds
 
 
-def _parts(known: Known, number: int, points: list[Point]) -> list[Line]:
+def _parts(known: Facts, number: int, points: list[Point]) -> list[CurveLine]:
     """An attempt's curve, up to where a later one went back behind it, and from there on."""
     resumed = [a.resumed_from_step or 0 for a in known.run.attempts if a.number > number and a.exists]
     orders = [o.resume_step for o in known.run.attempts[number - 1].orders if o.restarted_at]
     back = min([*resumed, *(step for step in orders if step is not None)], default=None)
     if back is None or orders:
-        return [Line(number, tuple(points))]
+        return [CurveLine(number, tuple(points))]
     kept = [point for point in points if point[0] <= back]
     given_up = [point for point in points if point[0] > back]
     joint = kept[-1:] if given_up else []
-    return [Line(number, tuple(kept)), Line(number, tuple(joint + given_up), kept=False)]
+    return [CurveLine(number, tuple(kept)), CurveLine(number, tuple(joint + given_up), kept=False)]
 
 
-def _bounded(lines: Iterable[Line]) -> tuple[Line, ...]:
+def _bounded(lines: Iterable[CurveLine]) -> tuple[CurveLine, ...]:
     """The lines that have points, each with its fair share of what a chart may hold."""
     drawn = [line for line in lines if line.points]
     share = max(4, min(POINTS, POINTS_OF_A_CHART // max(1, len(drawn))))
-    return tuple(Line(line.attempt, thinned(line.points, share), line.kept) for line in drawn)
+    return tuple(CurveLine(line.attempt, thin_points(line.points, share), line.kept) for line in drawn)
 
 
-def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
+def thin_points(points: Sequence[Point], most: int) -> tuple[Point, ...]:
     """At most so many of the points: the first and the last, and of each stretch between the least and the greatest."""
     if len(points) <= most:
         return tuple(points)

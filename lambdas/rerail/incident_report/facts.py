@@ -21,7 +21,7 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Facts:
     """All that a story is made of, at one moment.
 
     `series` are the rows of each attempt by its number, oldest first; `lines` are the last words before each incident,
@@ -62,7 +62,7 @@ class Logs(Protocol):
         the lines where so many pages do not hold them. Raises Throttled or Blind."""
 
 
-class Pages(Protocol):
+class ReportPages(Protocol):
     """Where the pages are kept."""
 
     def keep(self, run: str, page: str) -> None:

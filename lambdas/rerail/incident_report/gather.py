@@ -8,13 +8,13 @@ from functools import partial
 from math import inf, isfinite
 from typing import Any, TypeVar
 
-from rerail.incident_report.facts import Known, LogLine, Logs, Timelines
+from rerail.incident_report.facts import Facts, LogLine, Logs, Timelines
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import RerailError
-from rerail.model.metrics import MetricNames, Query, Series, Statistic, definitions, resolution
+from rerail.model.metrics import MetricNames, MetricQuery, Series, Statistic, definitions, resolution
 from rerail.model.policy import Policy
-from rerail.model.redaction import hidden
-from rerail.model.run import Attempt, Run, step_in
+from rerail.model.redaction import redact_values
+from rerail.model.run import Attempt, Run, parse_step
 from rerail.model.sample import Sample
 from rerail.ports import Checkpoints, Policies, policy_of
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Gathering:
+class FactGatherer:
     """Over its ports: the memory, the metrics, the logs, the saves and the policies."""
 
     runs: Timelines
@@ -45,7 +45,7 @@ class Gathering:
     clock: Callable[[], datetime]
     unread: list[str] = field(default_factory=list)
 
-    def gather(self, run_id: str) -> Known | None:
+    def gather(self, run_id: str) -> Facts | None:
         """What is known of the run now; None where there is no such run."""
         self.unread = []
         run = self.runs.load(run_id)
@@ -55,7 +55,7 @@ class Gathering:
         policy = self._read("the policy", partial(policy_of, run, self.policies), Policy())
         timeline = self.runs.timeline(run_id)
         saves = self._read("the checkpoints", partial(self._saves, run), tuple[Checkpoint, ...]())
-        known = Known(run, at, policy, tuple(timeline), checkpoints=tuple(saves))
+        known = Facts(run, at, policy, tuple(timeline), checkpoints=tuple(saves))
         known = replace(known, series=self._series(run, policy, at), lines=self._last_words(run, at))
         return replace(known, unread=tuple(dict.fromkeys(self.unread)))
 
@@ -95,7 +95,7 @@ class Gathering:
 
     def _printed(self, job: str, most: int) -> tuple[tuple[Sample, ...], int]:
         lines, pages = self.logs.whole(job, pages=most)
-        return tuple(printed(lines or ())), pages
+        return tuple(parse_metric_lines(lines or ())), pages
 
     def _last_words(self, run: Run, at: datetime) -> Mapping[int, tuple[LogLine, ...]]:
         found: dict[int, tuple[LogLine, ...]] = {}
@@ -110,11 +110,11 @@ class Gathering:
             until = max(incident.decided_at, incident.happened_at) + AFTERWARDS
             tail = partial(self.logs.tail, job, until=until, lines=LINES)
             if lines := self._read(f"log of {job}", tail, nothing):
-                found[incident.number] = tuple(replace(line, text=hidden(line.text, request)) for line in lines)
+                found[incident.number] = tuple(replace(line, text=redact_values(line.text, request)) for line in lines)
         return found
 
 
-def _asked(job: str, names: MetricNames) -> dict[Query, str]:
+def _asked(job: str, names: MetricNames) -> dict[MetricQuery, str]:
     """What to ask about a job, and which field of a row it is."""
     columns = (
         (names.step, Statistic.MAXIMUM, "step"),
@@ -123,7 +123,7 @@ def _asked(job: str, names: MetricNames) -> dict[Query, str]:
         (names.tokens_per_s, Statistic.AVERAGE, "tokens_per_s"),
         (names.nonfinite, Statistic.MAXIMUM, "nonfinite"),
     )
-    return {Query(job, name, statistic): column for name, statistic, column in columns if name}
+    return {MetricQuery(job, name, statistic): column for name, statistic, column in columns if name}
 
 
 def _period(length: timedelta, age: timedelta, shortest: timedelta) -> timedelta:
@@ -134,7 +134,7 @@ def _period(length: timedelta, age: timedelta, shortest: timedelta) -> timedelta
 
 
 def _rows(
-    series: Mapping[Query, Sequence[tuple[datetime, float]]], asked: Mapping[Query, str], period: timedelta
+    series: Mapping[MetricQuery, Sequence[tuple[datetime, float]]], asked: Mapping[MetricQuery, str], period: timedelta
 ) -> tuple[Sample, ...]:
     rows: dict[datetime, dict[str, float]] = {}
     for query, column in asked.items():
@@ -145,7 +145,7 @@ def _rows(
 
 def _sample(at: datetime, row: Mapping[str, float]) -> Sample:
     return Sample(
-        step=step_in(row),
+        step=parse_step(row),
         at=at,
         loss=row.get("loss"),
         loss_max=row.get("loss_max"),
@@ -154,7 +154,7 @@ def _sample(at: datetime, row: Mapping[str, float]) -> Sample:
     )
 
 
-def printed(lines: Sequence[LogLine]) -> Iterator[Sample]:
+def parse_metric_lines(lines: Sequence[LogLine]) -> Iterator[Sample]:
     """The rows in a log that holds our metric line."""
     for line in lines:
         if "rerail" not in line.text:

@@ -5,22 +5,22 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from rerail.incident_report.costs import Cost, costs, slices, spoken_length
+from rerail.incident_report.costs import CostLine, format_length, list_costs, list_time_shares
 from rerail.incident_report.curves import (
     EVERYTHING,
     Curve,
     Window,
     began,
-    close_by,
     loss,
     loss_by_time,
     progress,
+    select_window,
     speed,
 )
-from rerail.incident_report.facts import Known, LogLine
-from rerail.incident_report.marks import Mark, marks, spoken_kind
-from rerail.incident_report.recommendations import changes
-from rerail.incident_report.summary import Tone, head
+from rerail.incident_report.facts import Facts, LogLine
+from rerail.incident_report.marks import CurveMark, format_kind, list_marks
+from rerail.incident_report.recommendations import list_recommendations
+from rerail.incident_report.summary import Urgency, make_summary
 from rerail.model.run import Attempt, Incident, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
 
@@ -56,7 +56,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class IncidentSection:
     """One incident with what was known when it was decided, and what the job printed last; `left_out` counts lines.
 
     `stacks` are where its processes stood, as the agent has written that down."""
@@ -70,7 +70,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """Facts that somebody adds to a report: a title, and rows of a name and what there is to say."""
 
     title: str
@@ -79,7 +79,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class IncidentReport:
     """An incident report. `todo` are sentences in the imperative, `commands` what one would type; `by` is until when.
 
     `facts` are the run in a few words, `omitted` counts the decisions that the timeline leaves out."""
@@ -89,7 +89,7 @@ class Story:
     state: RunState
     at: datetime
     began: datetime
-    tone: Tone
+    tone: Urgency
     headline: str
     happened: str
     did: str = ""
@@ -100,49 +100,49 @@ class Story:
     runbook: Runbook | None = None
     facts: tuple[tuple[str, str], ...] = ()
     charts: tuple[Chart, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[CurveMark, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     older_attempts: int = 0
-    cases: tuple[Case, ...] = ()
+    cases: tuple[IncidentSection, ...] = ()
     older_cases: int = 0
     timeline: tuple[TimelineEntry, ...] = ()
     omitted: int = 0
-    costs: tuple[Cost, ...] = ()
+    costs: tuple[CostLine, ...] = ()
     seconds: tuple[tuple[str, float], ...] = ()
     changes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    sections: tuple[Section, ...] = field(default_factory=tuple)
+    sections: tuple[ReportSection, ...] = field(default_factory=tuple)
 
 
-def tell(known: Known, *, sections: Sequence[Section] = ()) -> Story:
+def make_report(known: Facts, *, sections: Sequence[ReportSection] = ()) -> IncidentReport:
     """The story of the run as it is known; pure."""
     run = known.run
     kept, omitted = _shortened(known.timeline)
-    return Story(
+    return IncidentReport(
         run=run.id,
         policy=run.policy + (" (observing only)" if run.observe_only else ""),
         state=run.state,
         at=known.at,
         began=began(known),
-        **head(known),
+        **make_summary(known),
         facts=tuple(_facts(known)),
         charts=tuple(chart for chart in _charts(known) if chart.curve.is_drawable),
-        marks=marks(known),
+        marks=list_marks(known),
         attempts=run.attempts[-ATTEMPTS:],
         older_attempts=max(0, len(run.attempts) - ATTEMPTS),
         cases=tuple(_case(known, incident) for incident in reversed(run.incidents[-INCIDENTS:])),
         older_cases=max(0, len(run.incidents) - INCIDENTS),
         timeline=kept,
         omitted=omitted,
-        costs=tuple(costs(known)),
-        seconds=slices(known),
-        changes=tuple(changes(known)),
+        costs=tuple(list_costs(known)),
+        seconds=list_time_shares(known),
+        changes=tuple(list_recommendations(known)),
         unread=known.unread,
         sections=tuple(sections),
     )
 
 
-def _facts(known: Known) -> Iterator[tuple[str, str]]:
+def _facts(known: Facts) -> Iterator[tuple[str, str]]:
     run = known.run
     attempt = run.current
     farthest = max(
@@ -161,25 +161,25 @@ def _facts(known: Known) -> Iterator[tuple[str, str]]:
     ends = run.state.is_end
     yield (
         "lasted" if ends else "age",
-        spoken_length((_lasted(known) if ends else known.at - began(known)).total_seconds()),
+        format_length((_lasted(known) if ends else known.at - began(known)).total_seconds()),
     )
     mended = sum(incident.mended for incident in run.incidents)
     yield "incidents", f"{len(run.incidents)}" + (f", {mended} mended" if mended else "")
-    yield from ((cost.name, cost.amount) for cost in list(costs(known))[:1])
+    yield from ((cost.name, cost.amount) for cost in list(list_costs(known))[:1])
 
 
-def _lasted(known: Known) -> timedelta:
+def _lasted(known: Facts) -> timedelta:
     ends = [attempt.ended_at for attempt in known.run.attempts if attempt.ended_at]
     return max(ends, default=known.at) - began(known)
 
 
-def _charts(known: Known) -> Iterator[Chart]:
+def _charts(known: Facts) -> Iterator[Chart]:
     run, by_step = known.run, loss(known)
     solid = "Solid is what the run stands on, dashed what it went back behind."
     if by_step.is_drawable:
         logarithmic = all(y > 0 for line in by_step.lines for _, y in line.points)
         yield Chart("loss", "Loss by step", solid, by_step, logarithmic=logarithmic)
-        if window := close_by(known):
+        if window := select_window(known):
             title, near = f"Loss around incident {run.incidents[-1].number}", loss(known, window)
             if sum(len(line.points) for line in near.lines) >= FEW_POINTS:
                 says = "The same, close by."
@@ -192,7 +192,7 @@ def _charts(known: Known) -> Iterator[Chart]:
     yield Chart("progress", "Progress over time", says, progress(known), Axis.TIME, unit="step")
 
 
-def _case(known: Known, incident: Incident) -> Case:
+def _case(known: Facts, incident: Incident) -> IncidentSection:
     lines = known.lines.get(incident.number, ())
     shown = _telling(lines)
     end = incident.closed_at or known.at
@@ -202,7 +202,7 @@ def _case(known: Known, incident: Incident) -> Case:
         if incident.happened_at <= entry.at <= end and (entry.inputs or entry.actions) and entry.reason
     ]
     attempt = known.run.attempts[min(incident.attempt, len(known.run.attempts)) - 1]
-    return Case(
+    return IncidentSection(
         incident,
         tuple(decisions[:DECISIONS]),
         attempt.failure_reason,
@@ -212,7 +212,7 @@ def _case(known: Known, incident: Incident) -> Case:
     )
 
 
-def _stacks(known: Known, incident: Incident, end: datetime) -> Iterator[str]:
+def _stacks(known: Facts, incident: Incident, end: datetime) -> Iterator[str]:
     """What the agent's reports of that time say beyond their numbers, each once."""
     during = (entry for entry in known.timeline if incident.happened_at <= entry.at <= end)
     yield from dict.fromkeys(text for entry in during if (text := _evidence(entry)))
@@ -236,7 +236,7 @@ def _shortened(timeline: Sequence[TimelineEntry]) -> tuple[tuple[TimelineEntry, 
     return (*timeline[:FIRST], *timeline[-NEWEST:]), len(timeline) - FIRST - NEWEST
 
 
-def title_of(incident: Incident) -> str:
+def format_title(incident: Incident) -> str:
     """What an incident was, in a few words."""
-    kind = spoken_kind(incident.kind)
+    kind = format_kind(incident.kind)
     return f"{kind}: {incident.cause.value.replace('_', ' ')}" if incident.kind == "job_failed" else kind

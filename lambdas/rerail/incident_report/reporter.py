@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rerail.incident_report.facts import Pages
-from rerail.incident_report.gather import Gathering
-from rerail.incident_report.report import Story, tell
+from rerail.incident_report.facts import ReportPages
+from rerail.incident_report.gather import FactGatherer
+from rerail.incident_report.report import IncidentReport, make_report
 from rerail.model.errors import BadMessage
 
 
@@ -24,7 +24,7 @@ def run_of(body: str) -> str:
     return run
 
 
-class Drawn(NamedTuple):
+class StoredPage(NamedTuple):
     """A page that was kept: its size, and what could not be read for it."""
 
     bytes: int
@@ -35,15 +35,15 @@ class Drawn(NamedTuple):
 class Reporter:
     """Over its ports: what is known of a run, how a story is drawn, and where pages are kept."""
 
-    gathering: Gathering
-    draws: Callable[[Story], str]
-    pages: Pages
+    gathering: FactGatherer
+    draws: Callable[[IncidentReport], str]
+    pages: ReportPages
 
-    def report(self, run_id: str) -> Drawn | None:
+    def report(self, run_id: str) -> StoredPage | None:
         """Draw the run's page anew; None where there is no such run."""
         known = self.gathering.gather(run_id)
         if known is None:
             return None
-        page = self.draws(tell(known))
+        page = self.draws(make_report(known))
         self.pages.keep(run_id, page)
-        return Drawn(len(page.encode()), known.unread)
+        return StoredPage(len(page.encode()), known.unread)

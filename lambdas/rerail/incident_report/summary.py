@@ -4,18 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from rerail.decisions.decision import spoken_start
-from rerail.incident_report.facts import Known
-from rerail.incident_report.marks import trouble_began
+from rerail.decisions.decision import format_start
+from rerail.incident_report.facts import Facts
+from rerail.incident_report.marks import find_onset_time
 from rerail.model.run import Incident, Run, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
 
 TEXT = 4_000
 # Of an incident with more relaunches than this each is in the table of attempts.
+# "Tell" is the type's name in entries of earlier versions.
+NOTICE_TYPES = ("Notify", "Tell")
 TOLD_RELAUNCHES = 10
 
 
-class Tone(StrEnum):
+class Urgency(StrEnum):
     """Who has to do something."""
 
     NEEDED = "needed"  # a human
@@ -23,14 +25,14 @@ class Tone(StrEnum):
     WELL = "well"  # nobody
 
 
-def head(known: Known) -> dict[str, Any]:
+def make_summary(known: Facts) -> dict[str, Any]:
     """What a person needs first: the newest page that stands, or else what happened last."""
     run = known.run
     standing = run.pages[-1].tell if run.pages else None
     if standing:
         return {
-            "tone": Tone.NEEDED,
-            "headline": _headline(run, Tone.NEEDED),
+            "tone": Urgency.NEEDED,
+            "headline": _headline(run, Urgency.NEEDED),
             "happened": standing.body[:TEXT],
             "did": standing.did,
             "todo": _sentences(standing.todo) or _asks(run),
@@ -52,18 +54,18 @@ def head(known: Known) -> dict[str, Any]:
         "todo": _asks(run),
         "commands": tuple(_commands(run)),
         "by": run.proposal.expires_at if run.proposal else None,
-        "since": trouble_began(known, incident) if incident else None,
+        "since": find_onset_time(known, incident) if incident else None,
         "runbook": _runbook(said) if incident else None,
     }
 
 
-def _tone(run: Run) -> Tone:
+def _tone(run: Run) -> Urgency:
     if run.state is RunState.HELD or (run.proposal and run.proposal.awaits == "approval"):
-        return Tone.NEEDED
-    return Tone.MENDING if run.open_incident and not run.state.is_end else Tone.WELL
+        return Urgency.NEEDED
+    return Urgency.MENDING if run.open_incident and not run.state.is_end else Urgency.WELL
 
 
-def _headline(run: Run, tone: Tone) -> str:
+def _headline(run: Run, tone: Urgency) -> str:
     mended = sum(incident.mended for incident in run.incidents)
     after = f" after {mended} {'incident' if mended == 1 else 'incidents'}" if mended else ""
     number = run.current.number
@@ -76,9 +78,9 @@ def _headline(run: Run, tone: Tone) -> str:
             return "Stopped: the run is over"
         case _ if run.proposal and run.proposal.awaits == "approval":
             return "Asks for your word"
-        case RunState.WATCHING if tone is Tone.NEEDED:
+        case RunState.WATCHING if tone is Urgency.NEEDED:
             return "Trains, and needs a look"
-        case RunState.WATCHING if tone is Tone.MENDING:
+        case RunState.WATCHING if tone is Urgency.MENDING:
             return f"Trains again: attempt {number} has yet to get beyond the trouble"
         case RunState.WATCHING:
             return f"Trains{after}: nothing to do"
@@ -122,7 +124,7 @@ def _relaunches(run: Run, incident: Incident | None) -> str:
     if incident is None:
         return ""
     tried = [a for a in run.attempts[incident.attempt :] if a.exists]
-    starts = (f"{a.number} {spoken_start(a.resumed_from_step)}" + (f" ({a.rung})" if a.rung else "") for a in tried)
+    starts = (f"{a.number} {format_start(a.resumed_from_step)}" + (f" ({a.rung})" if a.rung else "") for a in tried)
     return (
         f"relaunched {len(tried)} times: attempt {', then '.join(starts)}" if 1 < len(tried) <= TOLD_RELAUNCHES else ""
     )
@@ -131,7 +133,7 @@ def _relaunches(run: Run, incident: Incident | None) -> str:
 def _said_of(timeline: Sequence[TimelineEntry], incident: Incident) -> Mapping[str, Any]:
     """The notice of the decision that opened the incident."""
     told = (action for entry in timeline if entry.at == incident.decided_at for action in entry.actions)
-    return next((action for action in told if action.get("type") == "Tell"), {})
+    return next((action for action in told if action.get("type") in NOTICE_TYPES), {})
 
 
 def _runbook(said: Mapping[str, Any]) -> Runbook | None:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rerail.hyperpod.events import HyperPodHeard, is_hyperpod, read_hyperpod
+from rerail.hyperpod.events import ClusterEventReceived, is_hyperpod, read_hyperpod
 from rerail.model.codec import BadRecord, read_plain
-from rerail.model.errors import BadMail, BadMessage
+from rerail.model.errors import BadMailboxObject, BadMessage
 from rerail.model.finding import Finding
-from rerail.model.mailbox import problem_with, run_of_report
+from rerail.model.mailbox import find_problem, run_of_report
 from rerail.model.run import STEP_LIMIT
-from rerail.model.signals import Verb
+from rerail.model.signals import OperatorVerb
 
 SAGEMAKER = "aws.sagemaker"
 ALARMS = "aws.cloudwatch"
@@ -35,7 +35,7 @@ WORDS_LIMIT = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class QueueMessage:
     """When a message was sent and when it was first received, both by the queue's clock."""
 
     sent_at: datetime
@@ -43,7 +43,7 @@ class Post:
 
 
 @dataclass(frozen=True, slots=True)
-class JobHeard:
+class JobStateChanged:
     """Something happened to this job."""
 
     job_name: str
@@ -57,14 +57,14 @@ class RunDue:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandGiven:
+class CommandReceived:
     """An operator asks something of a run; `id` tells a repetition from a second wish, `proposal` is the one that a
     word of approval is about, `step` the one that a rollback or a drill goes back to, `asked_at` when the bus took it
     (None: nobody knows)."""
 
     id: str
     run: str
-    verb: Verb
+    verb: OperatorVerb
     who: str
     why: str
     proposal: str = ""
@@ -73,7 +73,7 @@ class CommandGiven:
 
 
 @dataclass(frozen=True, slots=True)
-class TroubleFound:
+class FindingsReceived:
     """The sweep's detectors have something to say of a run's job."""
 
     run: str
@@ -82,7 +82,7 @@ class TroubleFound:
 
 
 @dataclass(frozen=True, slots=True)
-class AlarmHeard:
+class AlarmStateChanged:
     """A CloudWatch alarm on a metric of this job changed its state to `state`."""
 
     job_name: str
@@ -101,24 +101,33 @@ class ReportFiled:
 
 
 @dataclass(frozen=True, slots=True)
-class HyperPodDue:
+class ClusterDue:
     """HyperPod has been mending a part of this cluster for long."""
 
     cluster: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class UnrelatedObject:
     """Somebody left an object in the mailbox that is none of the agents' reports: it is let lie."""
 
     why: str
 
 
-AboutHyperPod = HyperPodHeard | HyperPodDue
-Wakeup = JobHeard | RunDue | CommandGiven | TroubleFound | AlarmHeard | ReportFiled | AboutHyperPod | Stray
+ClusterMessage = ClusterEventReceived | ClusterDue
+Message = (
+    JobStateChanged
+    | RunDue
+    | CommandReceived
+    | FindingsReceived
+    | AlarmStateChanged
+    | ReportFiled
+    | ClusterMessage
+    | UnrelatedObject
+)
 
 
-def read(body: str) -> Wakeup:
+def parse_message(body: str) -> Message:
     """The wake-up in a message's body; raises BadMessage that names the field."""
     try:
         envelope = json.loads(body)
@@ -129,7 +138,7 @@ def read(body: str) -> Wakeup:
         case "aws.sagemaker" if is_hyperpod(envelope.get("detail-type")):
             return read_hyperpod(envelope, detail)
         case "aws.sagemaker":
-            return JobHeard(_name(detail, "TrainingJobName"))
+            return JobStateChanged(_name(detail, "TrainingJobName"))
         case "aws.cloudwatch":
             return _alarm(detail)
         case "aws.s3":
@@ -139,27 +148,27 @@ def read(body: str) -> Wakeup:
         case "rerail.sweep" if "run" in detail:
             return RunDue(_name(detail, "run"))
         case "rerail.sweep" if "cluster" in detail:
-            return HyperPodDue(_name(detail, "cluster"))
+            return ClusterDue(_name(detail, "cluster"))
         case "rerail.sweep":
-            return JobHeard(_name(detail, "job"))
+            return JobStateChanged(_name(detail, "job"))
         case "rerail.operator":
             return _command(envelope, detail)
         case source:
             raise BadMessage(f"field 'source' is {source!r:.100}; it must be one of {', '.join(SOURCES)}")
 
 
-def _command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandGiven:
+def _command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandReceived:
     verb = detail.get("verb")
-    if verb not in list(Verb):
-        raise BadMessage(f"field 'detail.verb' is {verb!r:.100}; it must be one of {', '.join(Verb)}")
-    return CommandGiven(
+    if verb not in list(OperatorVerb):
+        raise BadMessage(f"field 'detail.verb' is {verb!r:.100}; it must be one of {', '.join(OperatorVerb)}")
+    return CommandReceived(
         id=_words(envelope, "id"),
         run=_name(detail, "run"),
-        verb=Verb(verb),
+        verb=OperatorVerb(verb),
         who=_words(detail, "who"),
         why=_words(detail, "why", default=""),
         proposal=_words(detail, "proposal", default=""),
-        step=_step(detail, needed=verb == Verb.ROLLBACK),
+        step=_step(detail, needed=verb == OperatorVerb.ROLLBACK),
         asked_at=_taken_at(envelope),
     )
 
@@ -183,18 +192,18 @@ def _step(detail: Mapping[str, Any], *, needed: bool) -> int | None:
     return step
 
 
-def _trouble(detail: Mapping[str, Any]) -> TroubleFound:
+def _trouble(detail: Mapping[str, Any]) -> FindingsReceived:
     findings = detail["findings"]
     try:
         read = tuple(read_plain(Finding, finding) for finding in findings)
     except (BadRecord, TypeError) as error:
         raise BadMessage(f"field 'detail.findings' cannot be read: {error}") from error
-    if problem := next(filter(None, map(problem_with, read)), ""):
+    if problem := next(filter(None, map(find_problem, read)), ""):
         raise BadMessage(f"field 'detail.findings' cannot be read: field {problem}")
-    return TroubleFound(_name(detail, "run"), _name(detail, "job"), read)
+    return FindingsReceived(_name(detail, "run"), _name(detail, "job"), read)
 
 
-def _report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> ReportFiled | Stray:
+def _report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> ReportFiled | UnrelatedObject:
     """Only the object's key: which bucket is the mailbox, we know ourselves."""
     if envelope.get("detail-type") != FILED:
         raise BadMessage(f"field 'detail-type' is {envelope.get('detail-type')!r:.100}; it must be {FILED!r}")
@@ -203,14 +212,14 @@ def _report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> ReportFil
         raise BadMessage("field 'detail.object.key' must be text")
     try:
         run, id = run_of_report(key)
-    except BadMail as error:
-        return Stray(str(error))
+    except BadMailboxObject as error:
+        return UnrelatedObject(str(error))
     return ReportFiled(run, id, key)
 
 
-def _alarm(detail: Mapping[str, Any]) -> AlarmHeard:
+def _alarm(detail: Mapping[str, Any]) -> AlarmStateChanged:
     state = _table(detail.get("state"), "field 'detail.state'")
-    return AlarmHeard(
+    return AlarmStateChanged(
         job_name=_alarmed_job(detail),
         alarm=str(detail.get("alarmName", ""))[:WORDS_LIMIT],
         state=str(state.get("value", "")),

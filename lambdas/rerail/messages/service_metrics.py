@@ -17,7 +17,7 @@ from rerail.model.run import RunState
 COUNT, SECONDS, NONE = "Count", "Seconds", "None"
 
 
-class Asked(StrEnum):
+class ActionLabel(StrEnum):
     """What a decision asks of the world, as a measure has it."""
 
     CREATE = "create"
@@ -28,7 +28,7 @@ class Asked(StrEnum):
     NOTHING = "nothing"
 
 
-class Measured(NamedTuple):
+class MetricValue(NamedTuple):
     """One value to be published: `dimension` and `of` are empty where the measure has but one."""
 
     name: str
@@ -39,7 +39,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class ServiceMetric:
     """Its name and unit in CloudWatch; `by` are the words that tell its values apart, in the dimension of that name."""
 
     name: str
@@ -47,11 +47,11 @@ class Measure:
     dimension: str = ""
     by: type[StrEnum] | None = None
 
-    def of(self, value: float, word: StrEnum | None = None) -> Measured:
+    def of(self, value: float, word: StrEnum | None = None) -> MetricValue:
         """The value, of that word; raises TypeError for a word that is none of this measure's."""
         if (type(word) if word is not None else None) is not self.by:
             raise TypeError(f"{self.name} is told by {self.by and self.by.__name__}, and not by {word!r}")
-        return Measured(self.name, value, self.unit, self.dimension, word.value if word is not None else "")
+        return MetricValue(self.name, value, self.unit, self.dimension, word.value if word is not None else "")
 
     def __len__(self) -> int:
         """How many metrics of CloudWatch it can become."""
@@ -64,34 +64,34 @@ class Measure:
 
 
 # By the sweep, each minute: first the round itself ...
-COMPLETED = Measure("SweepsCompleted")
-OPEN = Measure("OpenRuns")
-DUE = Measure("DueRuns")
-DISCOVERED = Measure("DiscoveredJobs")
-BLIND = Measure("BlindRuns")
-WATCHED = Measure("WatchedRuns")
-FINDINGS = Measure("Findings")
-BEATING = Measure("BeatingRuns")
-GARBLED = Measure("GarbledHeartbeats")
-UNREAD = Measure("UnreadRounds")
+COMPLETED = ServiceMetric("SweepsCompleted")
+OPEN = ServiceMetric("OpenRuns")
+DUE = ServiceMetric("DueRuns")
+DISCOVERED = ServiceMetric("DiscoveredJobs")
+BLIND = ServiceMetric("BlindRuns")
+WATCHED = ServiceMetric("WatchedRuns")
+FINDINGS = ServiceMetric("Findings")
+BEATING = ServiceMetric("BeatingRuns")
+GARBLED = ServiceMetric("GarbledHeartbeats")
+UNREAD = ServiceMetric("UnreadRounds")
 # ... and then all runs that it came by.
-RUNS = Measure("Runs", COUNT, "State", RunState)
-HELD = Measure("HeldRuns")
-INCIDENTS = Measure("OpenIncidents")
-INCIDENTS_BY_CAUSE = Measure("OpenIncidentsByCause", COUNT, "Cause", Cause)
-ATTEMPTS = Measure("Attempts")
-RELAUNCHES = Measure("Relaunches")
-RESTARTS = Measure("RestartsInPlace")
-GOODPUT = Measure("GoodputSeconds", SECONDS)
-SHARE = Measure("GoodputShare", "Percent")
-BADPUT = Measure("BadputSeconds", SECONDS, "Kind", Badput)
-MTTD = Measure("MeanTimeToDecide", SECONDS)
-MTTR = Measure("MeanTimeToProgress", SECONDS)
-DOLLARS = Measure("DollarsSpent", NONE)
-LOST = Measure("DollarsLost", NONE)
-SAVED = Measure("DollarsSaved", NONE)
-SAVED_S = Measure("SecondsSaved", SECONDS)
-PAUSED = Measure("Paused")
+RUNS = ServiceMetric("Runs", COUNT, "State", RunState)
+HELD = ServiceMetric("HeldRuns")
+INCIDENTS = ServiceMetric("OpenIncidents")
+INCIDENTS_BY_CAUSE = ServiceMetric("OpenIncidentsByCause", COUNT, "Cause", Cause)
+ATTEMPTS = ServiceMetric("Attempts")
+RELAUNCHES = ServiceMetric("Relaunches")
+RESTARTS = ServiceMetric("RestartsInPlace")
+GOODPUT = ServiceMetric("GoodputSeconds", SECONDS)
+SHARE = ServiceMetric("GoodputShare", "Percent")
+BADPUT = ServiceMetric("BadputSeconds", SECONDS, "Kind", Badput)
+MTTD = ServiceMetric("MeanTimeToDecide", SECONDS)
+MTTR = ServiceMetric("MeanTimeToProgress", SECONDS)
+DOLLARS = ServiceMetric("DollarsSpent", NONE)
+LOST = ServiceMetric("DollarsLost", NONE)
+SAVED = ServiceMetric("DollarsSaved", NONE)
+SAVED_S = ServiceMetric("SecondsSaved", SECONDS)
+PAUSED = ServiceMetric("Paused")
 SWEEP = (
     *(COMPLETED, OPEN, DUE, DISCOVERED, BLIND, WATCHED, FINDINGS, BEATING, GARBLED, UNREAD),
     *(RUNS, HELD, INCIDENTS, INCIDENTS_BY_CAUSE, ATTEMPTS, RELAUNCHES, RESTARTS, GOODPUT, SHARE, BADPUT, MTTD, MTTR),
@@ -99,18 +99,18 @@ SWEEP = (
 )
 
 # By supervise, for each message.
-WAKEUPS = Measure("Wakeups")
-DECISIONS = Measure("Decisions")
-ACTIONS = Measure("Actions", COUNT, "Action", Asked)
-OPENED = Measure("IncidentsOpened", COUNT, "Cause", Cause)
-NOTICES = Measure("NoticesDecided", COUNT, "Severity", Severity)
-DECIDED_IN = Measure("SignalToDecision", SECONDS)
+WAKEUPS = ServiceMetric("Wakeups")
+DECISIONS = ServiceMetric("Decisions")
+ACTIONS = ServiceMetric("Actions", COUNT, "Action", ActionLabel)
+OPENED = ServiceMetric("IncidentsOpened", COUNT, "Cause", Cause)
+NOTICES = ServiceMetric("NoticesDecided", COUNT, "Severity", Severity)
+DECIDED_IN = ServiceMetric("SignalToDecision", SECONDS)
 SUPERVISE = (WAKEUPS, DECISIONS, ACTIONS, OPENED, NOTICES, DECIDED_IN)
 
 # By notify, for each notice.
-TOLD = tuple(Measure(f"Notices.{severity}") for severity in Severity)
+TOLD = tuple(ServiceMetric(f"Notices.{severity}") for severity in Severity)
 
 # By report, for each notice too.
-REPORTS = Measure("Reports")
+REPORTS = ServiceMetric("Reports")
 
 ALL = {"sweep": SWEEP, "supervise": SUPERVISE, "notify": TOLD, "report": (REPORTS,)}

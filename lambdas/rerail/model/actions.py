@@ -57,7 +57,7 @@ class PostCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class QuarantineCheckpoints:
     """Move what a script saved after `resume_step` (None: all of it), and before `saved_before`, out of the folder that
     the next job is given: that script resumes from whatever it finds. `attempt` is the one that was rolled back.
 
@@ -74,7 +74,7 @@ class SetAside:
     is_vital: bool = True
 
 
-Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand | SetAside
+Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand | QuarantineCheckpoints
 
 
 class Severity(StrEnum):
@@ -85,8 +85,8 @@ class Severity(StrEnum):
     CLEAR = "clear"
 
 
-class Until(StrEnum):
-    """What ends a page: `Tell.about` says which proposal, or which kind of finding, it is about."""
+class ClearedBy(StrEnum):
+    """What ends a page: `Notify.about` says which proposal, or which kind of finding, it is about."""
 
     RELEASED = "released"  # the run is held no more
     ANSWERED = "answered"  # the proposal stands no more
@@ -95,7 +95,7 @@ class Until(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Notify:
     """A notice for people; `key` is its dedup key.
 
     `body` says what happened, `did` what Rerail did about it, `todo` what the reader must do, in the imperative, and
@@ -113,5 +113,5 @@ class Tell:
     since: datetime | None = None
     by: datetime | None = None
     clears: str = ""
-    until: Until = Until.RELEASED
+    until: ClearedBy = ClearedBy.RELEASED
     about: str = ""

@@ -28,7 +28,7 @@ class Layout(StrEnum):
     STEPS = "steps"
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """An object below the checkpoint folder: its key from there on, its size, when it was written, its ETag."""
 
     key: str
@@ -38,14 +38,14 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class LayoutCheckpoint:
     """One save of a script: a folder (`place` ends with a slash) or a single file, of a step, with the objects in it by
     their names within. `missing` says what is not there, or not all of it."""
 
     layout: Layout
     place: str
     step: int
-    files: Mapping[str, Stored] = field(default_factory=dict)
+    files: Mapping[str, StoredObject] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
     @property
@@ -91,29 +91,31 @@ UNLOADABLE = frozenset({WEIGHTS, SHARDS, STATE, METADATA})
 _HABIT = 2
 
 
-def saves(stored: Sequence[Stored], pointers: Mapping[str, str] | None = None) -> list[Save]:
+def find_checkpoints(
+    stored: Sequence[StoredObject], pointers: Mapping[str, str] | None = None
+) -> list[LayoutCheckpoint]:
     """The saves among these objects, newest step first; `pointers` are the texts of `pointer_files` by their keys.
 
     A folder in which anything has a manifest is of scripts that write them: that one has none of these."""
     if has_manifests(stored):
         return []
-    grouped: dict[tuple[Layout, str, int], dict[str, Stored]] = defaultdict(dict)
+    grouped: dict[tuple[Layout, str, int], dict[str, StoredObject]] = defaultdict(dict)
     for each in stored:
         if (found := _place(each.key)) and not _PASSING.search(each.key):
             grouped[found][each.key.removeprefix(found[1]) or each.key.rpartition("/")[2]] = each
-    bare = [Save(layout, place, step, files) for (layout, place, step), files in grouped.items()]
+    bare = [LayoutCheckpoint(layout, place, step, files) for (layout, place, step), files in grouped.items()]
     named = [_renamed(save, bare) for save in bare]
     known = {place: text.strip() for place, text in (pointers or {}).items()}
     judged = [_judged(save, [other for other in named if _beside(save, other)], known) for save in named]
     return sorted(judged, key=lambda save: (save.step, save.saved_at), reverse=True)
 
 
-def has_manifests(stored: Sequence[Stored]) -> bool:
+def has_manifests(stored: Sequence[StoredObject]) -> bool:
     """Whoever saves there writes manifests: nothing without one is a checkpoint."""
     return any(_is_manifest(each.key) for each in stored)
 
 
-def pointer_files(stored: Sequence[Stored]) -> list[Stored]:
+def find_pointers(stored: Sequence[StoredObject]) -> list[StoredObject]:
     """The small text files that name the save to go on from: their texts are worth reading."""
     parents = {(found[0], _parent(found[1])) for each in stored if (found := _place(each.key))}
     return [
@@ -123,29 +125,29 @@ def pointer_files(stored: Sequence[Stored]) -> list[Stored]:
     ]
 
 
-def copies(stored: Sequence[Stored]) -> list[Stored]:
+def find_copies(stored: Sequence[StoredObject]) -> list[StoredObject]:
     """Single files that are the last save once more: `last.ckpt`, whatever step that is of."""
     return [each for each in stored if _LAST.fullmatch(each.key.rpartition("/")[2]) and _place(each.key) is None]
 
 
-def undated(stored: Sequence[Stored]) -> list[Stored]:
+def find_undated(stored: Sequence[StoredObject]) -> list[StoredObject]:
     """What may well be saves, and nobody can tell of which step."""
     return [each for each in stored if _place(each.key) is None and _is_state(each.key)]
 
 
-def named_step(pointer: str, text: str) -> int | None:
+def parse_pointer(pointer: str, text: str) -> int | None:
     """The step that a pointer's text names; None where it names none."""
     layout = _TEXTS.get(pointer.rpartition("/")[2])
     match = re.fullmatch(r"(?:global_step|iter_)?(\d{1,18})", text.strip())
     return int(match[1]) if layout and match else None
 
 
-def pointing_at(pointer: str, step: int) -> str:
+def format_pointer(pointer: str, step: int) -> str:
     """The text of a pointer that names this step."""
     return str(step) if pointer.rpartition("/")[2] == TRACKER else f"global_step{step}"
 
 
-def checkpoint_of(save: Save, *, uri: str) -> Checkpoint:
+def make_checkpoint(save: LayoutCheckpoint, *, uri: str) -> Checkpoint:
     """The save as the supervisor reckons with it; which attempt made it is not known from here."""
     return Checkpoint(
         uri=f"{uri}{save.place}",
@@ -186,29 +188,33 @@ def _place(key: str) -> tuple[Layout, str, int] | None:
     return None
 
 
-def _renamed(save: Save, others: Sequence[Save]) -> Save:
+def _renamed(save: LayoutCheckpoint, others: Sequence[LayoutCheckpoint]) -> LayoutCheckpoint:
     """Two names are used by several: what lies in such folders tells whose they are."""
     files = [name for other in others if _beside(save, other) or other is save for name in other.files]
     if save.layout is Layout.HUGGING_FACE and STATE not in files:
-        return Save(Layout.STEPS, save.place, save.step, save.files)
+        return LayoutCheckpoint(Layout.STEPS, save.place, save.step, save.files)
     if save.layout is Layout.STEPS and any(_SHARDED.fullmatch(name) for name in files):
-        return Save(Layout.TORCHTITAN, save.place, save.step, save.files)
+        return LayoutCheckpoint(Layout.TORCHTITAN, save.place, save.step, save.files)
     return save
 
 
-def _beside(save: Save, other: Save) -> bool:
+def _beside(save: LayoutCheckpoint, other: LayoutCheckpoint) -> bool:
     same_kind = save.place.endswith("/") == other.place.endswith("/")
     return other is not save and other.layout is save.layout and other.parent == save.parent and same_kind
 
 
-def _judged(save: Save, others: Sequence[Save], pointers: Mapping[str, str]) -> Save:
+def _judged(
+    save: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]
+) -> LayoutCheckpoint:
     missing = [*_NEEDS[save.layout](save, others, pointers), *_unlike(save, others), *_parts(save)]
     if all(stored.bytes == 0 for stored in save.files.values()):
         missing.append("anything but empty files")
-    return Save(save.layout, save.place, save.step, save.files, tuple(dict.fromkeys(missing)))
+    return LayoutCheckpoint(save.layout, save.place, save.step, save.files, tuple(dict.fromkeys(missing)))
 
 
-def _hugging_face(save: Save, others: Sequence[Save], pointers: Mapping[str, str]) -> Iterator[str]:
+def _hugging_face(
+    save: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]
+) -> Iterator[str]:
     """The Trainer writes the weights, then the optimizer and the scheduler, then its own state."""
     if STATE not in save.files:
         yield STATE
@@ -225,11 +231,13 @@ def _is_weights(name: str) -> bool:
     return bool(of_weights) or ("/" in name and (first.startswith(("pytorch_model_fsdp", "global_step"))))
 
 
-def _has_optimizer(save: Save) -> bool:
+def _has_optimizer(save: LayoutCheckpoint) -> bool:
     return any(name.startswith(("optimizer", "global_step")) for name in save.files)
 
 
-def _torchtitan(save: Save, others: Sequence[Save], pointers: Mapping[str, str]) -> Iterator[str]:
+def _torchtitan(
+    save: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]
+) -> Iterator[str]:
     """The metadata are written when every rank has written its shards."""
     if METADATA not in save.files:
         yield METADATA
@@ -237,27 +245,29 @@ def _torchtitan(save: Save, others: Sequence[Save], pointers: Mapping[str, str])
         yield SHARDS
 
 
-def _pointed_at(save: Save, others: Sequence[Save], pointers: Mapping[str, str]) -> Iterator[str]:
+def _pointed_at(
+    save: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]
+) -> Iterator[str]:
     """The pointer is written when the save is whole."""
     name = next(name for name, layout in _TEXTS.items() if layout is save.layout)
-    pointed = named_step(name, pointers.get(f"{save.parent}{name}", ""))
+    pointed = parse_pointer(name, pointers.get(f"{save.parent}{name}", ""))
     if not others and (pointed is None or pointed < save.step):
         yield f"{name}, which names a save when it is whole"
 
 
-def _alone(save: Save, others: Sequence[Save], pointers: Mapping[str, str]) -> Iterator[str]:
+def _alone(save: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]) -> Iterator[str]:
     """Nothing in it says that it is whole, but another one that looks the same."""
     if not others:
         yield "another save to compare it with"
 
 
-def _one_file(save: Save, others: Sequence[Save], pointers: Mapping[str, str]) -> Iterator[str]:
+def _one_file(save: LayoutCheckpoint, others: Sequence[LayoutCheckpoint], pointers: Mapping[str, str]) -> Iterator[str]:
     """A file appears in S3 when it is uploaded; a sharded save is a folder."""
     if save.place.endswith("/"):
         yield from _alone(save, others, pointers)
 
 
-_Needs = Callable[[Save, Sequence[Save], Mapping[str, str]], Iterator[str]]
+_Needs = Callable[[LayoutCheckpoint, Sequence[LayoutCheckpoint], Mapping[str, str]], Iterator[str]]
 _NEEDS: Mapping[Layout, _Needs] = {
     Layout.HUGGING_FACE: _hugging_face,
     Layout.LIGHTNING: _one_file,
@@ -268,7 +278,7 @@ _NEEDS: Mapping[Layout, _Needs] = {
 }
 
 
-def _unlike(save: Save, others: Sequence[Save]) -> Iterator[str]:
+def _unlike(save: LayoutCheckpoint, others: Sequence[LayoutCheckpoint]) -> Iterator[str]:
     """What the others have: every kind of file, as many as most of them, each of a size that is usual for it."""
     kinds = [_kinds(other) for other in others]
     mine = _kinds(save)
@@ -288,16 +298,16 @@ def _unlike(save: Save, others: Sequence[Save]) -> Iterator[str]:
             yield f"{name} (cut short)"
 
 
-def _kinds(save: Save) -> Counter[str]:
+def _kinds(save: LayoutCheckpoint) -> Counter[str]:
     return Counter(re.sub(r"\d+", "#", name) if save.place.endswith("/") else "#" for name in save.files)
 
 
-def _own(save: Save, name: str) -> str:
+def _own(save: LayoutCheckpoint, name: str) -> str:
     """The file's name, as the same file of another save would have it."""
     return name.replace(str(save.step), "#") if save.place.endswith("/") else "#"
 
 
-def _parts(save: Save) -> Iterator[str]:
+def _parts(save: LayoutCheckpoint) -> Iterator[str]:
     """Files that say of how many they are one."""
     for name in save.files:
         if match := _PART_OF.fullmatch(name):

@@ -17,6 +17,8 @@ NUMBERS = frozenset({int, float})
 SCALARS: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
 # In a field's metadata: the words that an older version stored, and what this version calls them.
 FORMER_WORDS = "former words"
+# The names that types had in records of earlier versions.
+FORMER_TYPES = {"SetAside": "QuarantineCheckpoints", "Tell": "Notify"}
 T = TypeVar("T")
 
 
@@ -120,6 +122,7 @@ def _read_union(kinds: tuple[Any, ...], value: Any, *, path: str, strict: bool) 
         return _read(kinds[0], value, path=path, strict=strict)
     named = {kind.__name__: kind for kind in kinds}
     tag = value.get("type") if isinstance(value, dict) else None
+    tag = FORMER_TYPES.get(tag, tag) if isinstance(tag, str) else tag
     if tag not in named:
         raise BadRecord(f"{path}: type {tag!r:.100} is not one of {', '.join(named)}")
     return _read(named[tag], value, path=path, strict=strict)

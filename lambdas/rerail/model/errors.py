@@ -17,7 +17,7 @@ class BadMessage(RerailError):
     """A message on the queue is not one of ours, or lacks a field that we need."""
 
 
-class BadMail(BadMessage):
+class BadMailboxObject(BadMessage):
     """An object in the mailbox is not one of ours, or malformed; the message names the field.
 
     `defect` is one of a few words for the kind of defect: people are told once of each.
@@ -56,21 +56,21 @@ class Throttled(RerailError):
     """The service asked us to come back later; nothing was done."""
 
 
-class Unanswered(RerailError):
+class CallFailed(RerailError):
     """A call failed in a way that says neither yes nor no: the action stays pending and is tried again."""
 
 
-class Unposted(RerailError):
+class CommandNotStored(RerailError):
     """The mailbox took no command: it stays pending and is tried again, and the supervisor does without the agent."""
 
 
-class Unfinished(RerailError):
+class ActionUnfinished(RerailError):
     """Part of an action is done and time is up: it stays pending, and the next turn goes on."""
 
 
-class Unmovable(RerailError):
+class QuarantineFailed(RerailError):
     """What has to be set aside cannot be; the message says what is lacking, and the remedy."""
 
 
-class Blind(RerailError):
+class StateUnknown(RerailError):
     """The world could not be asked: nothing is known, so nothing is done."""

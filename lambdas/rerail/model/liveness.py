@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class Liveness:
     """The signs of life of one attempt, and the longest gaps of the run in seconds, halfway to the newest longest.
 
     `idle` is the second signal: True when the accelerators are known to do nothing, None when nobody knows;
@@ -43,7 +43,7 @@ class Pulse:
         return {Phase.STEP: self.step_s, Phase.SAVE: self.save_s, Phase.EVALUATION: self.evaluation_s}.get(phase, 0.0)
 
 
-def entered(pulse: Pulse, phase: Phase, at: datetime) -> Pulse:
+def with_phase(pulse: Liveness, phase: Phase, at: datetime) -> Liveness:
     """The pulse after the run entered a phase; the length of the one that ended is learnt."""
     if phase is pulse.phase:
         return pulse if pulse.since else replace(pulse, since=at)
@@ -57,21 +57,21 @@ def entered(pulse: Pulse, phase: Phase, at: datetime) -> Pulse:
     return replace(pulse, phase=phase, since=at, moved_at=moved_at, started_at=started_at)
 
 
-def heard(pulse: Pulse, at: datetime, *, step: int | None) -> Pulse:
+def with_row(pulse: Liveness, at: datetime, *, step: int | None) -> Liveness:
     """The pulse after a row of metrics; a step that is new is a movement, and its gap is learnt."""
     pulse = replace(pulse, heard_at=max(at, pulse.heard_at or at))
     if step is None or (pulse.step is not None and step <= pulse.step):
         return pulse
     if pulse.step is None or pulse.moved_at is None or pulse.phase is not Phase.STEP:
-        return replace(entered(pulse, Phase.STEP, at), moved_at=at, step=step)
+        return replace(with_phase(pulse, Phase.STEP, at), moved_at=at, step=step)
     gap = (at - pulse.moved_at).total_seconds()
     longer = pulse.step_s if pulse.gaps < IGNORED_GAPS else _longer(pulse.step_s, gap)
     return replace(pulse, moved_at=at, step=step, gaps=pulse.gaps + 1, step_s=longer)
 
 
-def relaunched(pulse: Pulse, at: datetime) -> Pulse:
+def with_relaunch(pulse: Liveness, at: datetime) -> Liveness:
     """The pulse of the run's next attempt: it starts up anew, and remembers what was learnt."""
-    return Pulse(Phase.CAPACITY, at, step_s=pulse.step_s, save_s=pulse.save_s, evaluation_s=pulse.evaluation_s)
+    return Liveness(Phase.CAPACITY, at, step_s=pulse.step_s, save_s=pulse.save_s, evaluation_s=pulse.evaluation_s)
 
 
 def _longer(longest: float, seconds: float) -> float:

@@ -131,7 +131,7 @@ def read_fallback(text: str) -> Machines:
     return Machines(tuple(types), tuple(subnets))
 
 
-def misfit(cluster: Cluster, machines: Machines) -> str:
+def find_misfit(cluster: Cluster, machines: Machines) -> str:
     """Why a job of this cluster must not be launched on those machines, or nothing: the world must stay as large, what
     was built for one generation must run, and nothing may become smaller."""
     if cluster.plan:
@@ -150,7 +150,7 @@ def misfit(cluster: Cluster, machines: Machines) -> str:
     return next(filter(None, (_lesser(before, kind) for kind in machines.instance_types)), "")
 
 
-def spoken_machines(machines: Machines) -> str:
+def format_instance_types(machines: Machines) -> str:
     """Machines as people call them."""
     parts = (" or ".join(machines.instance_types), " and ".join(machines.subnets))
     return " in ".join(part for part in parts if part)

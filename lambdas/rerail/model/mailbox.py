@@ -14,10 +14,10 @@ from enum import StrEnum
 from typing import Any
 
 from rerail.model.codec import BadRecord, plain, read_plain
-from rerail.model.errors import BadMail
+from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding
 from rerail.model.liveness import Phase
-from rerail.model.signatures import is_sealed
+from rerail.model.signatures import is_signed
 
 SCHEMA = 1
 SIZE_LIMIT = 64 * 1024
@@ -35,7 +35,7 @@ EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo
 CONTROLS = {code: " " for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
-class Wish(StrEnum):
+class CommandKind(StrEnum):
     """What the supervisor asks of the attempt that it names."""
 
     TRAIN = "train"  # nothing but this: the attempt named here owns the run, older ones must not save any more
@@ -55,7 +55,7 @@ class Command:
     id: str
     run: str
     attempt: int
-    wish: Wish
+    wish: CommandKind
     asked_at: datetime
     deadline: datetime | None = None
     reason: str = ""
@@ -65,7 +65,7 @@ class Command:
     rate: float = 1.0
 
 
-class Told(StrEnum):
+class ReportKind(StrEnum):
     """What a report is about."""
 
     HELLO = "hello"  # an agent works in this attempt: it can be asked for checkpoints
@@ -109,7 +109,7 @@ class Report:
     run: str
     attempt: int
     job: str
-    told: Told
+    told: ReportKind
     at: datetime
     command: str = ""
     step: int | None = None
@@ -160,10 +160,10 @@ def report_key(run: str, id: str) -> str:
 
 
 def run_of_report(key: str) -> tuple[str, str]:
-    """The run and the report's id in an object key; raises BadMail for any other object."""
+    """The run and the report's id in an object key; raises BadMailboxObject for any other object."""
     match = REPORT_KEY.fullmatch(key)
     if not match:
-        raise BadMail(f"object {key[:200]!r}: not a report; those are runs/<run>/reports/<id>.json")
+        raise BadMailboxObject(f"object {key[:200]!r}: not a report; those are runs/<run>/reports/<id>.json")
     return match["run"], match["id"]
 
 
@@ -173,23 +173,23 @@ def write(mail: Command | Report | Heartbeat) -> bytes:
 
 
 def read_command(text: bytes, *, run: str) -> Command:
-    """The command in the mailbox of a run; raises BadMail."""
+    """The command in the mailbox of a run; raises BadMailboxObject."""
     command: Command = _read(Command, text, run=run)
     return command
 
 
 def read_report(text: bytes, *, run: str, id: str, seal_key: str = "") -> Report:
-    """The report of this id in the mailbox of a run, and whether this key has sealed it; raises BadMail."""
-    is_of_the_run = is_sealed(text, name=report_key(run, id), key=seal_key)
+    """The report of this id in the mailbox of a run, and whether this key has sealed it; raises BadMailboxObject."""
+    is_of_the_run = is_signed(text, name=report_key(run, id), key=seal_key)
     report: Report = replace(_read(Report, text, run=run), sealed=is_of_the_run)
     if report.id != id:
         what = f"field 'id' is {report.id[:100]!r}, but the object is called {id!r}"
-        raise BadMail(f"mail for run {run}: {what}", defect="id")
+        raise BadMailboxObject(f"mail for run {run}: {what}", defect="id")
     return report
 
 
 def read_heartbeat(text: bytes, *, run: str) -> Heartbeat:
-    """The heartbeat of a run; raises BadMail."""
+    """The heartbeat of a run; raises BadMailboxObject."""
     heartbeat: Heartbeat = _read(Heartbeat, text, run=run)
     return heartbeat
 
@@ -197,29 +197,29 @@ def read_heartbeat(text: bytes, *, run: str) -> Heartbeat:
 def _read(cls: type[Any], text: bytes, *, run: str) -> Any:
     where = f"mail for run {run}"
     if len(text) > SIZE_LIMIT:
-        raise BadMail(f"{where}: {len(text)} bytes; at most {SIZE_LIMIT} are read", defect="size")
+        raise BadMailboxObject(f"{where}: {len(text)} bytes; at most {SIZE_LIMIT} are read", defect="size")
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadMail(f"{where}: not JSON ({error})"[:500], defect="json") from error
+        raise BadMailboxObject(f"{where}: not JSON ({error})"[:500], defect="json") from error
     if not isinstance(table, dict) or table.pop("schema", None) != SCHEMA:
-        raise BadMail(f"{where}: must be a JSON object with field 'schema' {SCHEMA}", defect="schema")
+        raise BadMailboxObject(f"{where}: must be a JSON object with field 'schema' {SCHEMA}", defect="schema")
     if table.get("type") != cls.__name__:
         what = f"field 'type' is {table.get('type')!r:.60}; it must be {cls.__name__}"
-        raise BadMail(f"{where}: {what}", defect="type")
+        raise BadMailboxObject(f"{where}: {what}", defect="type")
     try:
         mail = read_plain(cls, table)
     except (BadRecord, TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise BadMail(f"{where}: {error!s:.400}", defect="field") from error
+        raise BadMailboxObject(f"{where}: {error!s:.400}", defect="field") from error
     if problem := next(_problems(mail, LIMITS), None):
-        raise BadMail(f"{where}: field {problem}", defect="field")
+        raise BadMailboxObject(f"{where}: field {problem}", defect="field")
     if mail.run != run:
         what = f"field 'run' is {mail.run!r:.100}; it must be the run whose folder the object lies in"
-        raise BadMail(f"{where}: {what}", defect="run")
+        raise BadMailboxObject(f"{where}: {what}", defect="run")
     return _legible(mail)
 
 
-def problem_with(finding: Finding) -> str:
+def find_problem(finding: Finding) -> str:
     """What is wrong with a finding that came from elsewhere, with its field's name in front; nothing for a sound one.
 
     The codec reads fields into their places and does not look at what they hold."""

@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import NamedTuple, Protocol
 
-from rerail.model.run import step_in
+from rerail.model.run import parse_step
 from rerail.model.sample import Sample
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ class Statistic(StrEnum):
     COUNT = "SampleCount"
 
 
-class Query(NamedTuple):
+class MetricQuery(NamedTuple):
     """One series: a metric of a job, or of one of its hosts (`algo-1`) where `host` says so."""
 
     job: str
@@ -54,7 +54,9 @@ Points = Sequence[tuple[datetime, float]]
 class Series(Protocol):
     """The metrics of training jobs."""
 
-    def read(self, asked: Sequence[Query], start: datetime, end: datetime, period: timedelta) -> Mapping[Query, Points]:
+    def read(
+        self, asked: Sequence[MetricQuery], start: datetime, end: datetime, period: timedelta
+    ) -> Mapping[MetricQuery, Points]:
         """The values of each period from start to before end, oldest first, by the time at which the period begins.
 
         No values is an empty series; a query that was not fully answered is left out. Raises Throttled or Blind."""
@@ -78,7 +80,7 @@ class MetricNames:
     heartbeat: timedelta = timedelta(minutes=1)
 
 
-def expected(names: MetricNames, defined: Collection[str]) -> MetricNames | None:
+def select_names(names: MetricNames, defined: Collection[str]) -> MetricNames | None:
     """The names that a job with these MetricDefinitions can publish; None where neither step nor loss is among them:
     such a job is not watched, costs nothing, and its silence means nothing."""
 
@@ -140,18 +142,18 @@ def _columns(names: MetricNames) -> tuple[tuple[str, Statistic, str], ...]:
     return tuple((name, statistic, column) for name, statistic, column in named if name)
 
 
-def queries(job: str, names: MetricNames, *, stall_suspected: bool = False) -> tuple[Query, ...]:
+def queries(job: str, names: MetricNames, *, stall_suspected: bool = False) -> tuple[MetricQuery, ...]:
     """What to ask about a job in Training; its first host's load only where a stall wants a second witness.
 
     Without a `step` the speed is read from `tokens_per_s` instead.
     """
-    asked = tuple(Query(job, name, statistic) for name, statistic, _ in _columns(names))
-    hosts = tuple(Query(job, metric, Statistic.AVERAGE, FIRST_HOST) for metric in _OF_HOSTS)
+    asked = tuple(MetricQuery(job, name, statistic) for name, statistic, _ in _columns(names))
+    hosts = tuple(MetricQuery(job, metric, Statistic.AVERAGE, FIRST_HOST) for metric in _OF_HOSTS)
     return asked + hosts if stall_suspected else asked
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class LossSilence:
     """Whether the loss was ever heard, for how many minutes it is missing now, and the longest time it came back from.
 
     `sound_to` is the step before the last minute with a loss: in that minute, too, it may have been missing at times.
@@ -182,10 +184,10 @@ class Cursor:
     seen_step: int | None = None
     seen_at: datetime | None = None
     behind: bool = False
-    silence: Silence = field(default_factory=Silence)
+    silence: LossSilence = field(default_factory=LossSilence)
 
 
-def follow(cursor: Cursor, job: str, *, judged_to: int | None = None) -> Cursor:
+def with_next_attempt(cursor: Cursor, job: str, *, judged_to: int | None = None) -> Cursor:
     """The cursor for the run's next attempt.
 
     Steps up to the last judged one are replays. Where we rolled back because of them they are new steps with the same
@@ -193,10 +195,12 @@ def follow(cursor: Cursor, job: str, *, judged_to: int | None = None) -> Cursor:
     """
     step = cursor.step if judged_to is None or cursor.step is None else min(cursor.step, judged_to)
     longest = cursor.silence.longest
-    return Cursor(job, step=step, behind=step is not None, silence=Silence(longest=longest))
+    return Cursor(job, step=step, behind=step is not None, silence=LossSilence(longest=longest))
 
 
-def handed_over(cursor: Cursor, *, step: int | None, moved_at: datetime, at: datetime, period: timedelta) -> Cursor:
+def with_agent_progress(
+    cursor: Cursor, *, step: int | None, moved_at: datetime, at: datetime, period: timedelta
+) -> Cursor:
     """The cursor after somebody else, at `at`, has judged the run up to `step`, which was completed at `moved_at`.
 
     The minute in which that was is read again: it may hold more steps, and without any it makes no sample.
@@ -210,7 +214,7 @@ def handed_over(cursor: Cursor, *, step: int | None, moved_at: datetime, at: dat
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class MetricsReading:
     """A run whose job is in Training, as the reading of all runs sees it."""
 
     cursor: Cursor
@@ -218,15 +222,15 @@ class Watched:
     stall_suspected: bool = False
 
 
-def fetch(series: Series, watched: Iterable[Watched], *, now: datetime) -> dict[Query, Points]:
+def fetch(series: Series, watched: Iterable[MetricsReading], *, now: datetime) -> dict[MetricQuery, Points]:
     """What is new for all runs, in as few requests as may be; a run without a settled minute costs nothing."""
-    alike: dict[tuple[timedelta, bool], list[tuple[datetime, Watched]]] = defaultdict(list)
+    alike: dict[tuple[timedelta, bool], list[tuple[datetime, MetricsReading]]] = defaultdict(list)
     for each in watched:
         period = resolution(each.names.period)
         start, end = window(each.cursor, period, now=now)
         if start < end:
             alike[period, end - start <= FRESH_PERIODS * period].append((start, each))
-    answers: dict[Query, Points] = {}
+    answers: dict[MetricQuery, Points] = {}
     for (period, _), group in alike.items():
         asked = [
             query
@@ -246,7 +250,7 @@ def window(cursor: Cursor, period: timedelta, *, now: datetime) -> tuple[datetim
 
 
 def samples(
-    series: Mapping[Query, Points], cursor: Cursor, names: MetricNames, *, now: datetime
+    series: Mapping[MetricQuery, Points], cursor: Cursor, names: MetricNames, *, now: datetime
 ) -> tuple[Cursor, tuple[Sample, ...]]:
     """The settled minutes since the cursor that bring new steps, oldest first, and the cursor behind them.
 
@@ -259,7 +263,7 @@ def samples(
     settled = now - period
     rows: dict[datetime, dict[str, float]] = {}
     for metric, statistic, column in _columns(names):
-        points = series.get(Query(cursor.job, metric, statistic))
+        points = series.get(MetricQuery(cursor.job, metric, statistic))
         if points is None:
             return cursor, ()
         for at, value in points:
@@ -275,7 +279,7 @@ def samples(
 
 
 def _judge(cursor: Cursor, end: datetime, row: Mapping[str, float], names: MetricNames) -> tuple[Cursor, Sample | None]:
-    step = step_in(row)
+    step = parse_step(row)
     behind = cursor.behind if step is None else cursor.step is not None and step <= cursor.step
     silence = _listen(cursor, row) if names.loss else cursor.silence
     silent = "nonfinite" not in row and silence.tells_of_nan
@@ -306,14 +310,14 @@ def _judge(cursor: Cursor, end: datetime, row: Mapping[str, float], names: Metri
     return after, sample
 
 
-def _listen(cursor: Cursor, row: Mapping[str, float]) -> Silence:
+def _listen(cursor: Cursor, row: Mapping[str, float]) -> LossSilence:
     """CloudWatch takes no NaN and no number's expression reads one: the loss then falls silent while the log flows.
 
     A job that publishes the flag says so itself, and its word is taken."""
     silence = cursor.silence
     if "loss" in row:
         before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0
-        return Silence(loss_heard=True, longest=max(silence.longest, silence.minutes), sound_to=before)
+        return LossSilence(loss_heard=True, longest=max(silence.longest, silence.minutes), sound_to=before)
     if "nonfinite" in row or not silence.loss_heard:
         return silence
     return replace(silence, minutes=silence.minutes + 1)
@@ -337,9 +341,9 @@ class Load(NamedTuple):
     cpu: float | None
 
 
-def load(series: Mapping[Query, Points], job: str) -> Load:
+def load(series: Mapping[MetricQuery, Points], job: str) -> Load:
     """The newest load. Near nothing confirms a hang; full GPUs do not deny one, for a collective that waits spins."""
-    last = [series.get(Query(job, metric, Statistic.AVERAGE, FIRST_HOST)) for metric in _OF_HOSTS]
+    last = [series.get(MetricQuery(job, metric, Statistic.AVERAGE, FIRST_HOST)) for metric in _OF_HOSTS]
     gpu, cpu = (max(points)[1] if points else None for points in last)
     return Load(gpu, cpu)
 

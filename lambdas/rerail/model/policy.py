@@ -14,7 +14,7 @@ from rerail.model.causes import Cause
 from rerail.model.errors import PolicyError
 from rerail.model.machines import read_fallback
 from rerail.model.metrics import MetricNames
-from rerail.model.thresholds import Detection
+from rerail.model.thresholds import Thresholds
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 FALLBACKS_LIMIT = 10
@@ -129,7 +129,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class SaveTimeouts:
     """How long a planned stop waits: for the agent's word that it has heard of it, and for the checkpoint in all."""
 
     answer: timedelta = timedelta(minutes=2)
@@ -137,7 +137,7 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Mailbox:
+class MailboxPolicy:
     """Whether a report or a heartbeat without a seal is passed over from the start, and not only once an agent of the
     run has sealed one (see seals.py)."""
 
@@ -145,7 +145,7 @@ class Mailbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class InPlacePolicy:
     """Whether training processes are restarted in place where no other machine is needed, how often in one attempt, and
     how long the agent's init may take until they run again."""
 
@@ -186,7 +186,7 @@ class WhichClusters(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class HyperPod:
+class ClusterPolicy:
     """What is told of HyperPod clusters: of which, after how long what lasts is told again where HyperPod repeats it,
     how long HyperPod may mend a part until that is told (0 is never, for both), and how many notices of each kind one
     cluster may cause in an hour. Read of the policy `default`."""
@@ -198,7 +198,7 @@ class HyperPod:
 
 
 @dataclass(frozen=True, slots=True)
-class Weighing:
+class CostBenefit:
     """Whether waiting for a loss to mend is weighed against a relaunch, and how long it must have lasted at least."""
 
     enabled: bool = False
@@ -238,17 +238,17 @@ class Policy:
     limits: Limits = field(default_factory=Limits)
     approval: Approval = field(default_factory=Approval)
     notices: Notices = field(default_factory=Notices)
-    hyperpod: HyperPod = field(default_factory=HyperPod)
-    weighing: Weighing = field(default_factory=Weighing)
+    hyperpod: ClusterPolicy = field(default_factory=ClusterPolicy)
+    weighing: CostBenefit = field(default_factory=CostBenefit)
     advice: Advice = field(default_factory=Advice)
     backoff: Backoff = field(default_factory=Backoff)
     capacity: Capacity = field(default_factory=Capacity)
-    save: Save = field(default_factory=Save)
-    mailbox: Mailbox = field(default_factory=Mailbox)
-    restart: Restart = field(default_factory=Restart)
+    save: SaveTimeouts = field(default_factory=SaveTimeouts)
+    mailbox: MailboxPolicy = field(default_factory=MailboxPolicy)
+    restart: InPlacePolicy = field(default_factory=InPlacePolicy)
     ladder: Ladder = field(default_factory=Ladder)
     metrics: MetricNames = field(default_factory=MetricNames)
-    detection: Detection = field(default_factory=Detection)
+    detection: Thresholds = field(default_factory=Thresholds)
     prices: Mapping[str, float] = field(default_factory=dict)
 
     def scaled(self, factor: float) -> "Policy":

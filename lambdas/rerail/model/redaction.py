@@ -20,7 +20,7 @@ WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 LEAST = 6
 
 
-def hidden(text: str, request: Mapping[str, Any]) -> str:
+def redact_values(text: str, request: Mapping[str, Any]) -> str:
     """The text without the values of the request's variables and hyperparameters whose names say that they are secret,
     and without those that are addresses with a password; `request` may be a description as well."""
     if not text:

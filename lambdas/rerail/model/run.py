@@ -7,13 +7,13 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any
 
-from rerail.model.actions import Action, Machines, Tell
+from rerail.model.actions import Action, Machines, Notify
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.codec import FORMER_WORDS
 from rerail.model.finding import Finding
 from rerail.model.machines import Cluster, WarmPool
-from rerail.model.self_repairs import Repair, Repaired
+from rerail.model.self_repairs import SelfRepair, SelfRepairs
 
 JOB_NAME_LIMIT = 63
 SUCCESSOR_SUFFIX = len("-a99999")
@@ -61,7 +61,7 @@ class RunState(StrEnum):
         return self in (RunState.COMPLETED, RunState.STOPPED, RunState.HELD)
 
 
-class Then(StrEnum):
+class AfterStop(StrEnum):
     """What follows a stop of ours."""
 
     END = "end"
@@ -95,7 +95,7 @@ class Job:
     pool: WarmPool | None = None
     lacks_machines: bool = False
     pending_ran_out: bool = False
-    repaired: Repaired = field(default_factory=Repaired)
+    repaired: SelfRepairs = field(default_factory=SelfRepairs)
     instance_type: str = ""
     instance_count: int = 1
     billable_s: int | None = None
@@ -108,7 +108,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class InPlaceRestart:
     """A restart of an attempt's training processes in place; `number` counts them within the attempt, from 1 on.
 
     `resume_step`, `skip_samples` and `rate` are what it asks for (see Command); `before_step` is the onset of what went
@@ -171,13 +171,13 @@ class Attempt:
     machines: Machines | None = None
     max_runtime_s: int | None = None
     pool: WarmPool | None = None
-    repairs: Mapping[Repair, int] = field(default_factory=dict)
+    repairs: Mapping[SelfRepair, int] = field(default_factory=dict)
     repair_seconds: float = 0.0
     instance_type: str = ""
     instance_count: int = 1
     billable_s: int | None = None
     approved_by: str = ""
-    orders: tuple[Order, ...] = ()
+    orders: tuple[InPlaceRestart, ...] = ()
     rung: str = ""
     onset_step: int | None = None
     is_littered: bool = False
@@ -264,7 +264,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class PlannedStop:
     """A stop that we mean: recorded before StopTrainingJob is called, so that ours is never taken for a human's.
 
     `before_step` is the onset of what went wrong: the successor resumes from a checkpoint older than that. Where the
@@ -276,7 +276,7 @@ class Stop:
     checkpoint that is no newer, whatever the ladder says. `drill`: it is only to prove that the run can be restarted.
     """
 
-    then: Then
+    then: AfterStop
     reason: str
     asked_at: datetime
     deadline: datetime
@@ -304,7 +304,7 @@ class Stop:
         return self.before_step is not None
 
 
-class Plan(StrEnum):
+class ProposedAction(StrEnum):
     """What a proposal would do: launch the next job, or stop the one that runs and relaunch it."""
 
     LAUNCH = "launch"
@@ -320,7 +320,7 @@ class Proposal:
     """
 
     id: str
-    plan: Plan
+    plan: ProposedAction
     attempt: int
     what: str
     why: str
@@ -332,7 +332,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class HealthLabel:
     """What was learnt of saves after they were made: of all that attempts up to `attempt`, and the last one's restarts
     in place up to `restart`, have saved from `step` on, or until step `until` and time `before` where these are given.
     `source` is the finding or the report that said so, `why` is for people."""
@@ -348,7 +348,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Climb:
+class RungTaken:
     """One rung of the ladder that was climbed for a loss that went wrong at `onset_step`: `attempt` is the one that it
     led to, the rest is what it was launched with."""
 
@@ -362,10 +362,10 @@ class Climb:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class OpenPage:
     """A page that stands: what was told, of which attempt, and when it was told last."""
 
-    tell: Tell
+    tell: Notify
     attempt: int
     told_at: datetime
 
@@ -397,8 +397,8 @@ class Run:
     cluster: Cluster = field(default_factory=Cluster)
     ledger: Ledger = field(default_factory=Ledger)
     incidents: tuple[Incident, ...] = ()
-    pending: tuple[Action | Tell, ...] = ()
-    stop: Stop | None = None
+    pending: tuple[Action | Notify, ...] = ()
+    stop: PlannedStop | None = None
     wake_at: datetime | None = None
     hold_reason: str = ""
     held_by: str = ""
@@ -410,9 +410,9 @@ class Run:
     proposal: Proposal | None = None
     kept_back: str = field(default="", metadata=FORMER)
     max_runtime_s: int | None = None
-    labels: tuple[Label, ...] = ()
-    climbs: tuple[Climb, ...] = ()
-    pages: tuple[Page, ...] = ()
+    labels: tuple[HealthLabel, ...] = ()
+    climbs: tuple[RungTaken, ...] = ()
+    pages: tuple[OpenPage, ...] = ()
     hyperpod: str = ""
     seal_key: str = ""
     seals: bool = False
@@ -464,7 +464,7 @@ class TimelineEntry:
     actions: tuple[Mapping[str, Any], ...] = ()
 
 
-def step_in(metrics: Mapping[str, float]) -> int | None:
+def parse_step(metrics: Mapping[str, float]) -> int | None:
     """The step among a job's metrics; None where there is none, or a number that is no step: a script may print any."""
     step = metrics.get("step")
     return int(step) if step is not None and abs(step) < STEP_LIMIT else None
@@ -479,6 +479,6 @@ def run_id(job_name: str) -> str:
     return f"{job_name[: limit - 9].rstrip('-')}-{digest}"
 
 
-def successor_name(run: str, attempt: int) -> str:
+def make_job_name(run: str, attempt: int) -> str:
     """The job's name as a function of run and attempt, so that a repeated CreateTrainingJob collides with itself."""
     return f"{run}-a{attempt:03d}"

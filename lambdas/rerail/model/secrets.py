@@ -19,7 +19,7 @@ _SHAPES = (
 )
 
 
-def veiled(text: str) -> str:
+def redact_patterns(text: str) -> str:
     """The text with its secrets hidden, as far as their form gives them away."""
     for shape in _SHAPES:
         text = shape.sub(rf"\g<1>{HIDDEN}", text)

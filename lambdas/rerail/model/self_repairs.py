@@ -12,7 +12,7 @@ ON_THE_WAY = ("Interrupted", "Restarting", "Starting", "LaunchingMLInstances", "
 INTERRUPTIONS = ("Interrupted", "Restarting")
 
 
-class Repair(StrEnum):
+class SelfRepair(StrEnum):
     """Why SageMaker started a job's training again, in the same job."""
 
     SPOT = "spot"  # the spot market took the machines back
@@ -21,10 +21,10 @@ class Repair(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class SelfRepairs:
     """How often SageMaker started a job's training again, by why, and the seconds until it trained again, in all."""
 
-    counts: Mapping[Repair, int] = field(default_factory=dict)
+    counts: Mapping[SelfRepair, int] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -33,19 +33,19 @@ class Repaired:
         return sum(self.counts.values())
 
 
-def repaired(transitions: Sequence[Mapping[str, Any]], *, retries: bool) -> Repaired:
+def count_repairs(transitions: Sequence[Mapping[str, Any]], *, retries: bool) -> SelfRepairs:
     """What the secondary statuses of a job tell; `retries` says that its request has a RetryStrategy.
 
     The whole history is read each time, so that what happened between two looks is counted too."""
-    counts: dict[Repair, int] = {}
+    counts: dict[SelfRepair, int] = {}
     seconds, kind, since, before = 0.0, None, None, ""
     for each in transitions:
         status = each.get("Status", "")
         interrupted = status in INTERRUPTIONS or (before == "Training" and status in ON_THE_WAY)
         if interrupted and kind is None:
             kind, since = _kind(each, retries), each.get("StartTime")
-        elif kind and kind is not Repair.SPOT and status in ON_THE_WAY and _is_of_the_cluster(each):
-            kind = Repair.CLUSTER  # said a status later
+        elif kind and kind is not SelfRepair.SPOT and status in ON_THE_WAY and _is_of_the_cluster(each):
+            kind = SelfRepair.CLUSTER  # said a status later
         elif kind and status == "Training":
             counts[kind] = counts.get(kind, 0) + 1
             seconds += _between(since, each.get("StartTime"))
@@ -53,21 +53,21 @@ def repaired(transitions: Sequence[Mapping[str, Any]], *, retries: bool) -> Repa
         before = status
     if kind:
         counts[kind] = counts.get(kind, 0) + 1
-    return Repaired(counts, seconds)
+    return SelfRepairs(counts, seconds)
 
 
-def spoken_repairs(counts: Mapping[Repair, int]) -> str:
+def format_repairs(counts: Mapping[SelfRepair, int]) -> str:
     """The counts as people say them: "spot 2, cluster 1"."""
-    return ", ".join(f"{kind} {counts[kind]}" for kind in Repair if counts.get(kind))
+    return ", ".join(f"{kind} {counts[kind]}" for kind in SelfRepair if counts.get(kind))
 
 
-def _kind(transition: Mapping[str, Any], retries: bool) -> Repair:
+def _kind(transition: Mapping[str, Any], retries: bool) -> SelfRepair:
     if transition.get("Status") == "Interrupted":
-        return Repair.SPOT
+        return SelfRepair.SPOT
     if _is_of_the_cluster(transition):
-        return Repair.CLUSTER
+        return SelfRepair.CLUSTER
     # "Repairing training cluster ..." is not always said; without a RetryStrategy nothing else restarts a job.
-    return Repair.RETRY if retries else Repair.CLUSTER
+    return SelfRepair.RETRY if retries else SelfRepair.CLUSTER
 
 
 def _is_of_the_cluster(transition: Mapping[str, Any]) -> bool:

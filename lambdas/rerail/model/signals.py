@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from rerail.model.actions import Action, CreateJob, SetAside, Tell
+from rerail.model.actions import Action, CreateJob, Notify, QuarantineCheckpoints
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.finding import Finding
 from rerail.model.mailbox import Report
@@ -13,7 +13,7 @@ from rerail.model.run import Job
 
 
 @dataclass(frozen=True, slots=True)
-class JobSeen:
+class JobObserved:
     """A job as it is now, with its checkpoints newest first, or None where nobody looked."""
 
     at: datetime
@@ -37,7 +37,7 @@ class Tick:
     checkpoints: Sequence[Checkpoint] | None = None
 
 
-class Verb(StrEnum):
+class OperatorVerb(StrEnum):
     """What an operator may ask of a run."""
 
     HOLD = "hold"
@@ -52,14 +52,14 @@ class Verb(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Commanded:
+class OperatorCommand:
     """An operator's wish; `who` and `why` are quoted in the timeline, a release resumes from the newest checkpoint, a
     word on a proposal names its id in `proposal`, a rollback and a drill the step to go back to in `step`. `asked_at`
     is when the wish was spoken, `at` when it is granted."""
 
     at: datetime
     id: str
-    verb: Verb
+    verb: OperatorVerb
     who: str
     why: str
     checkpoints: Sequence[Checkpoint] | None = None
@@ -69,15 +69,15 @@ class Commanded:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ActionsDone:
     """Actions that were carried out; carrying them out again would change nothing."""
 
     at: datetime
-    actions: tuple[Action | Tell, ...]
+    actions: tuple[Action | Notify, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FindingsObserved:
     """What the detectors say of a job that runs, and its checkpoints where that may matter.
 
     `witnessed`: whoever says so looks at the process itself, and silence needs no second witness."""
@@ -90,7 +90,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class AgentReported:
     """What an agent has to say, at the time at which we heard it, and the checkpoints where somebody looked."""
 
     at: datetime
@@ -99,7 +99,7 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class MailRefused:
+class ReportInvalid:
     """A report that cannot be read; `defect` is the kind of defect, `why` names the field."""
 
     at: datetime
@@ -136,16 +136,16 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
-class AsideRefused:
+class QuarantineRefused:
     """What a rollback must not resume from cannot be set aside; the message says what is lacking, and the remedy."""
 
     at: datetime
-    action: SetAside
+    action: QuarantineCheckpoints
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Overtaken:
+class RecordOutdated:
     """A job of ours is attempt `number` of the run, and newer than its record; `jobs` are those since the record's last
     attempt of which SageMaker still knows, the newest among them."""
 
@@ -155,16 +155,16 @@ class Overtaken:
 
 
 Signal = (
-    JobSeen
+    JobObserved
     | JobGone
     | Tick
-    | Commanded
-    | Found
-    | Reported
-    | MailRefused
-    | Done
+    | OperatorCommand
+    | FindingsObserved
+    | AgentReported
+    | ReportInvalid
+    | ActionsDone
     | CreateRefused
-    | AsideRefused
+    | QuarantineRefused
     | Paused
-    | Overtaken
+    | RecordOutdated
 )

@@ -9,7 +9,7 @@ import hmac
 import re
 from typing import TYPE_CHECKING
 
-from rerail.model.errors import BadMail
+from rerail.model.errors import BadMailboxObject
 
 if TYPE_CHECKING:  # the agent imports this module, and needs neither
     from rerail.model.policy import Policy
@@ -21,22 +21,24 @@ KEY = re.compile(r"[0-9a-f]{64}")
 SEALED = re.compile(rb'(?P<text>\{.*),"seal":"(?P<seal>[0-9a-f]{64})"\}', re.DOTALL)
 
 
-def sealed(text: bytes, *, name: str, key: str) -> bytes:
+def sign(text: bytes, *, name: str, key: str) -> bytes:
     """The JSON object as it is to be written under this name; unchanged without a key."""
     return b'%b,"seal":"%b"}' % (text[:-1], _seal(text, name, key)) if key else text
 
 
-def is_sealed(text: bytes, *, name: str, key: str) -> bool:
-    """It carries the seal of this key; False where it has none, or there is no key. Raises BadMail for a wrong one."""
+def is_signed(text: bytes, *, name: str, key: str) -> bool:
+    """Return whether the text is signed with this key: False without a signature or a key.
+
+    Raises BadMailboxObject for the signature of another key."""
     match = SEALED.fullmatch(text) if key else None
     if match is None:
         return False
     if not hmac.compare_digest(match["seal"], _seal(match["text"] + b"}", name, key)):
-        raise BadMail(f"object {name[:200]!r}: its seal was not made with the run's key", defect=UNSEALED)
+        raise BadMailboxObject(f"object {name[:200]!r}: its seal was not made with the run's key", defect=UNSEALED)
     return True
 
 
-def must_be_sealed(run: "Run", policy: "Policy") -> bool:
+def must_be_signed(run: "Run", policy: "Policy") -> bool:
     """Nothing without a seal is heard of this run: an agent of it has shown that it can, or the policy wants it."""
     return (run.seals or policy.mailbox.sealed_only) and bool(run.seal_key)
 

@@ -10,7 +10,7 @@ PART = re.compile(r"([0-9]{1,15})-([0-9]{1,15})")
 LIMIT = 512
 
 
-def read(text: str) -> Ranges:
+def parse_ranges(text: str) -> Ranges:
     """The ranges in a text; raises ValueError."""
     ranges = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -18,19 +18,19 @@ def read(text: str) -> Ranges:
         if not match or int(match[1]) > int(match[2]):
             raise ValueError(f"{part!r:.100} is no range of sample ids; write first-last, such as 10240-10495")
         ranges.append((int(match[1]), int(match[2])))
-    return joined(ranges)
+    return merge_ranges(ranges)
 
 
-def write(ranges: Ranges) -> str:
+def format_ranges(ranges: Ranges) -> str:
     """The ranges as text of at most LIMIT characters: where it would be longer, the smallest gaps are skipped too."""
-    ranges = joined(ranges)
+    ranges = merge_ranges(ranges)
     while len(text := ",".join(f"{first}-{last}" for first, last in ranges)) > LIMIT:
         at = min(range(len(ranges) - 1), key=lambda i: ranges[i + 1][0] - ranges[i][1])
         ranges = (*ranges[:at], (ranges[at][0], ranges[at + 1][1]), *ranges[at + 2 :])
     return text
 
 
-def joined(ranges: list[tuple[int, int]] | Ranges) -> Ranges:
+def merge_ranges(ranges: list[tuple[int, int]] | Ranges) -> Ranges:
     """The same ids in as few ranges as there can be."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
@@ -41,7 +41,7 @@ def joined(ranges: list[tuple[int, int]] | Ranges) -> Ranges:
     return tuple(found)
 
 
-def advanced(position: int, samples: int, ranges: Ranges) -> int:
+def advance(position: int, samples: int, ranges: Ranges) -> int:
     """The id of the next sample after so many were trained on from `position` on, with these passed over."""
     for first, last in ranges:
         if last < position:

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 
 @dataclass(frozen=True, slots=True)
-class Detection:
+class Thresholds:
     """What may differ from one watched run to the next."""
 
     # Non-finite: so many bad rows in a row intervene; after so many good ones the next bad one is news again.

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from rerail.accounting.costs import dollars
-from rerail.model.actions import Severity, Tell
+from rerail.accounting.costs import attempt_dollars
+from rerail.model.actions import Notify, Severity
 from rerail.model.codec import BadRecord, read_plain
 from rerail.model.mailbox import EARLIEST, LATEST
 from rerail.model.policy import Policy
@@ -55,7 +55,7 @@ class Notice:
     dollars: float | None = None
 
 
-def notice_of(tell: Tell, run: Run, *, at: datetime, policy: Policy) -> Notice:
+def make_run_notice(tell: Notify, run: Run, *, at: datetime, policy: Policy) -> Notice:
     """What the decision has to say, with where the run is and what it has cost so far."""
     attempt = run.current
     return Notice(
@@ -71,14 +71,14 @@ def notice_of(tell: Tell, run: Run, *, at: datetime, policy: Policy) -> Notice:
     )
 
 
-def notice_about(tell: Tell, job: str, *, at: datetime) -> Notice:
+def make_job_notice(tell: Notify, job: str, *, at: datetime) -> Notice:
     """What is to be said of a job that belongs to no run."""
     return Notice(**_words(tell), run=job, thread=job, at=at, job=job)
 
 
 def cost_so_far(run: Run, at: datetime, policy: Policy) -> float | None:
     """Dollars of all attempts of the run, whatever a human has forgiven; None where a price is not known."""
-    spent = [dollars(attempt, at, policy.prices) for attempt in run.attempts]
+    spent = [attempt_dollars(attempt, at, policy.prices) for attempt in run.attempts]
     return None if None in spent else sum(each for each in spent if each is not None)
 
 
@@ -99,7 +99,7 @@ def read_detail(detail: Mapping[str, Any]) -> Notice:
     return replace(notice, at=_of_utc(notice.at), since=_of_utc(notice.since), by=_of_utc(notice.by))
 
 
-def clipped(text: str, limit: int) -> str:
+def truncate(text: str, limit: int) -> str:
     """The text, cut to so many characters, as one can see."""
     return text if len(text) <= limit else f"{text[: limit - 3].rstrip()}..."
 
@@ -113,15 +113,15 @@ def _of_utc(time: datetime | None) -> datetime | None:
     return time if EARLIEST <= time < LATEST else None
 
 
-def _words(tell: Tell) -> dict[str, Any]:
+def _words(tell: Notify) -> dict[str, Any]:
     return {
         "severity": tell.severity,
-        "title": clipped(tell.title, TITLE_LIMIT),
-        "body": clipped(tell.body, TEXT_LIMIT),
+        "title": truncate(tell.title, TITLE_LIMIT),
+        "body": truncate(tell.body, TEXT_LIMIT),
         "key": tell.key,
         "since": tell.since,
-        "did": clipped(tell.did, TEXT_LIMIT),
-        "todo": clipped(tell.todo, TEXT_LIMIT),
+        "did": truncate(tell.did, TEXT_LIMIT),
+        "todo": truncate(tell.todo, TEXT_LIMIT),
         "by": tell.by,
         "runbook": tell.runbook,
         "clears": tell.clears,

@@ -56,7 +56,7 @@ def rebuild(description: Mapping[str, Any], tags: Mapping[str, str], *, members:
     return {name: value for name, value in request.items() if not _is_empty(value)}
 
 
-def successor(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dict[str, Any]:
+def make_request(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dict[str, Any]:
     """The request of one attempt. What it has to know travels in Environment: hyperparameters become command-line
     flags in script mode, and an unknown flag ends the script."""
     own = request.get("Environment", {})
@@ -99,7 +99,7 @@ def checkpoint_uri(request: Mapping[str, Any]) -> str:
     return place if place.startswith("s3://") else ""
 
 
-def seal_key_in(request: Mapping[str, Any]) -> str:
+def read_signing_key(request: Mapping[str, Any]) -> str:
     """The key that a job's environment hands to its agent; nothing where there is none, or none that is one."""
     key: str = (request.get("Environment") or {}).get(VARIABLE, "")
     return key if KEY.fullmatch(key) else ""
@@ -107,10 +107,10 @@ def seal_key_in(request: Mapping[str, Any]) -> str:
 
 def is_handed(description: Mapping[str, Any], key: str) -> bool:
     """The job was launched with this key: a name and tags are given by whoever creates a job. True without a key."""
-    return not key or hmac.compare_digest(seal_key_in(description), key)
+    return not key or hmac.compare_digest(read_signing_key(description), key)
 
 
-def with_seal_key(request: Mapping[str, Any], key: str) -> dict[str, Any]:
+def with_signing_key(request: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The request with a key for the agents of the jobs that are made from it; as it is, where there is no room."""
     environment = {**(request.get("Environment") or {}), VARIABLE: key}
     if not key or len(environment.keys() | set(OURS)) > ENVIRONMENT_LIMIT:
@@ -135,7 +135,7 @@ def _orders(action: CreateJob, own: Mapping[str, str]) -> dict[str, str]:
     except ValueError:
         asked, scale = math.nan, own["RERAIL_LR_SCALE"]
     try:
-        skip = skips.write((*skips.read(own.get("RERAIL_SKIP_SAMPLES", "")), *skips.read(skip)))
+        skip = skips.format_ranges((*skips.parse_ranges(own.get("RERAIL_SKIP_SAMPLES", "")), *skips.parse_ranges(skip)))
     except ValueError:
         skip = f"{own['RERAIL_SKIP_SAMPLES']},{skip}".rstrip(",")
     told = {"RERAIL_SKIP_SAMPLES": skip} if skip else {}

@@ -47,7 +47,7 @@ def supervised(
         raise RequestRefused(f"checkpoints {checkpoints!r}: must be a folder in S3, s3://bucket/folder/")
     if agent and not (agent.startswith("s3://") and agent.endswith(".whl")):
         raise RequestRefused(f"agent {agent!r}: must be the agent's wheel in S3, s3://bucket/.../rerail_agent-....whl")
-    wishes = Wishes(policy, _folder(checkpoints) if checkpoints else "", metrics, dict(environment or {}), agent)
+    wishes = JobAdditions(policy, _folder(checkpoints) if checkpoints else "", metrics, dict(environment or {}), agent)
     if isinstance(job, Mapping):
         return wishes.in_arguments(job) if _is_snake(job) else wishes.in_request(job)  # type: ignore[return-value]
     if hasattr(job, "with_metric_definitions"):
@@ -64,7 +64,7 @@ def supervised(
     return job
 
 
-class Wishes:
+class JobAdditions:
     """What is added to a job, in each of the shapes that a job comes in."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Wishes:
         """A request on its way through a boto3 session. A policy of its own stands, and it has a folder of its own."""
         tags = [tag["Key"] for tag in params.get("Tags") or []]
         place = f"{self.checkpoints}{params.get('TrainingJobName', '')}/" if self.checkpoints else ""
-        here = Wishes("", place, bool(self.definitions), self.environment, self.agent)
+        here = JobAdditions("", place, bool(self.definitions), self.environment, self.agent)
         here.tags = {} if POLICY_TAG in tags else self.tags
         params.update(here.in_request(params))
 

@@ -3,10 +3,10 @@
 from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools as pools
-from rerail.messages.messages import Post
-from rerail.model.errors import Blind, JobNotFound
-from rerail.model.run import Job, JobStatus, Run, RunState, Stop
-from rerail.model.signals import JobGone, JobSeen, Signal, Tick
+from rerail.messages.messages import QueueMessage
+from rerail.model.errors import JobNotFound, StateUnknown
+from rerail.model.run import Job, JobStatus, PlannedStop, Run, RunState
+from rerail.model.signals import JobGone, JobObserved, Signal, Tick
 from rerail.ports import Checkpoints, Jobs
 from rerail.requests.relaunch import is_handed
 
@@ -33,10 +33,10 @@ def observe(
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
     upto = _bound(run.stop) if job.status.is_terminal and run.stop else None
     seen = checkpoints.under(run.checkpoint_uri, upto=upto) if wants_checkpoints(run, job) else None
-    return (JobSeen(at, job, seen), Tick(at))
+    return (JobObserved(at, job, seen), Tick(at))
 
 
-def has_looked_since(run: Run, post: Post | None) -> bool:
+def has_looked_since(run: Run, post: QueueMessage | None) -> bool:
     """Whatever a message tells of that only says "look" has been seen: somebody looked after it was sent, and nothing
     is owed. Where a thousand jobs die at once such messages lie in the queue for minutes, and most are repetitions."""
     if post is None or run.looked_at is None or run.pending or not run.is_open:
@@ -44,7 +44,7 @@ def has_looked_since(run: Run, post: Post | None) -> bool:
     return run.looked_at >= post.sent_at + SEEN_AFTER
 
 
-def _bound(stop: Stop) -> int | None:
+def _bound(stop: PlannedStop) -> int | None:
     """The newest step to go back to, where the run goes back on purpose: it may be older than the newest few saves."""
     if stop.is_rollback:
         return stop.to_step
@@ -54,12 +54,12 @@ def _bound(stop: Stop) -> int | None:
 def _machines_kept(run: Run, jobs: Jobs, at: datetime) -> tuple[Signal, ...]:
     """The job before, once its successor is due: what is told of its warm pool is a moment old then. Not to know it
     keeps nothing waiting."""
-    attempt = pools.keeper(run)
+    attempt = pools.find_pool_attempt(run)
     if attempt is None or run.wake_at is None or at < run.wake_at:
         return ()
     try:
-        return (JobSeen(at, jobs.describe(attempt.job_name)[0]),)
-    except (JobNotFound, Blind):
+        return (JobObserved(at, jobs.describe(attempt.job_name)[0]),)
+    except (JobNotFound, StateUnknown):
         return ()
 
 

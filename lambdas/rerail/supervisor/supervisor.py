@@ -8,68 +8,76 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, assert_never
 
-from rerail.decisions.adoption import Enrolled, Refused, enrol
+from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt
 from rerail.decisions.cost_benefit import KINDS as WEIGHED
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
-from rerail.decisions.on_report import REFUSED_SAVES, without_secrets
-from rerail.decisions.reconcile import Claim, claimed, followed, is_believable, recalled
-from rerail.decisions.remedies import spoken
-from rerail.hyperpod.events import HyperPodHeard
+from rerail.decisions.on_report import REFUSED_SAVES, redact_report
+from rerail.decisions.reconcile import Claim, find_missed_jobs, is_believable, read_claim, rebuild_run
+from rerail.decisions.remedies import format_duration
+from rerail.hyperpod.events import ClusterEventReceived
 from rerail.messages.messages import (
-    AlarmHeard,
-    CommandGiven,
-    HyperPodDue,
-    JobHeard,
-    Post,
+    AlarmStateChanged,
+    ClusterDue,
+    CommandReceived,
+    FindingsReceived,
+    JobStateChanged,
+    Message,
+    QueueMessage,
     ReportFiled,
     RunDue,
-    Stray,
-    TroubleFound,
-    Wakeup,
+    UnrelatedObject,
 )
-from rerail.model.actions import Action, CreateJob, PostCommand, ReleaseWarmPool, SetAside, StopJob, Tell
+from rerail.model.actions import Action, CreateJob, Notify, PostCommand, QuarantineCheckpoints, ReleaseWarmPool, StopJob
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.codec import plain
 from rerail.model.errors import (
-    BadMail,
+    ActionUnfinished,
+    BadMailboxObject,
     BadMessage,
-    Blind,
     CapacityRefused,
     Conflict,
     JobExists,
     JobNotFound,
+    QuarantineFailed,
     RequestRefused,
     RerailError,
+    StateUnknown,
     Throttled,
-    Unfinished,
-    Unmovable,
 )
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Report, Told
+from rerail.model.mailbox import Report, ReportKind
 from rerail.model.policy import Mode, OnAlarm, Policy
 from rerail.model.run import Job, Run, TimelineEntry, run_id
 from rerail.model.signals import (
-    AsideRefused,
-    Commanded,
+    ActionsDone,
+    AgentReported,
     CreateRefused,
-    Done,
-    Found,
-    JobSeen,
-    MailRefused,
-    Overtaken,
+    FindingsObserved,
+    JobObserved,
+    OperatorCommand,
+    OperatorVerb,
     Paused,
+    QuarantineRefused,
+    RecordOutdated,
     Refusal,
-    Reported,
+    ReportInvalid,
     Signal,
     Tick,
-    Verb,
 )
-from rerail.model.signatures import UNSEALED, must_be_sealed
-from rerail.notices.notice import Notice, notice_about, notice_of
-from rerail.ports import Brake, Bus, Checkpoints, Jobs, Mailbox, Policies, Runs, policy_of
-from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG, is_handed, rebuild, seal_key_in, successor, with_seal_key
-from rerail.supervisor.decision_metrics import Turn
+from rerail.model.signatures import UNSEALED, must_be_signed
+from rerail.notices.notice import Notice, make_job_notice, make_run_notice
+from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, Policies, RateLimit, Runs, policy_of
+from rerail.requests.relaunch import (
+    ATTEMPT_TAG,
+    RUN_TAG,
+    is_handed,
+    make_request,
+    read_signing_key,
+    rebuild,
+    with_signing_key,
+)
+from rerail.supervisor.decision_metrics import RecordedDecision
 from rerail.supervisor.observe import has_looked_since, observe
 
 CONFLICTS_BEFORE_GIVING_UP = 8
@@ -77,9 +85,9 @@ UNSUPERVISED_FOR = timedelta(hours=1)
 # Word of an object comes after the object: one that is not there is asked for again, by the queue, for so long.
 GONE_AFTER = timedelta(minutes=15)
 # Older agents are told and bad machines given back before the next job is launched; people are told last.
-ORDER = (PostCommand, StopJob, ReleaseWarmPool, SetAside, CreateJob, Tell)
+ORDER = (PostCommand, StopJob, ReleaseWarmPool, QuarantineCheckpoints, CreateJob, Notify)
 # No job is created before these are done: what it starts from depends on them.
-FIRST = (ReleaseWarmPool, SetAside)
+FIRST = (ReleaseWarmPool, QuarantineCheckpoints)
 # What is not done while Rerail is paused.
 PAUSABLE = (StopJob, CreateJob)
 # What we were woken for as a signal, made of the run and of its checkpoints where somebody has looked already.
@@ -97,13 +105,13 @@ class Supervisor:
     policies: Policies
     bus: Bus
     mailbox: Mailbox
-    brake: Brake
+    brake: RateLimit
     clock: Callable[[], datetime]
     new_key: Callable[[], str] = str
     failed: list[Exception] = field(default_factory=list, init=False)
-    turns: list[Turn] = field(default_factory=list, init=False)
+    turns: list[RecordedDecision] = field(default_factory=list, init=False)
 
-    def handle(self, wakeup: Wakeup, post: Post | None = None) -> Run | None:
+    def handle(self, wakeup: Message, post: QueueMessage | None = None) -> Run | None:
         """Do all that this wake-up and the state of the world ask for; the run as it is afterwards. `post` says when
         it was sent, if the queue tells.
 
@@ -115,26 +123,28 @@ class Supervisor:
             raise self.failed[0]
         return run
 
-    def _handled(self, wakeup: Wakeup, post: Post | None) -> Run | None:
+    def _handled(self, wakeup: Message, post: QueueMessage | None) -> Run | None:
         match wakeup:
-            case JobHeard():
+            case JobStateChanged():
                 return self.hear(wakeup.job_name, post)
             case RunDue():
                 return self.visit(wakeup.run, post=post)
-            case CommandGiven():
+            case CommandReceived():
                 return self.command(wakeup)
-            case TroubleFound():
+            case FindingsReceived():
                 return self.trouble(wakeup.run, wakeup.job_name, wakeup.findings)
-            case AlarmHeard():
+            case AlarmStateChanged():
                 return self.alarm(wakeup)
             case ReportFiled():
                 return self.report(wakeup, post)
-            case Stray() | HyperPodHeard() | HyperPodDue():  # a cluster is no run's: see rerail.hyperpod.clusters
+            case (
+                UnrelatedObject() | ClusterEventReceived() | ClusterDue()
+            ):  # a cluster is no run's: see rerail.hyperpod.clusters
                 return None
             case _ as unreachable:
                 assert_never(unreachable)
 
-    def hear(self, job_name: str, post: Post | None = None) -> Run | None:
+    def hear(self, job_name: str, post: QueueMessage | None = None) -> Run | None:
         """Look at the run that the job belongs to, or adopt the job."""
         run_id = self.runs.run_of(job_name)
         if run_id is None:
@@ -142,7 +152,7 @@ class Supervisor:
         run = self.visit(run_id, post=post)
         return self.adopt(job_name) if run.state.is_end and self._is_another(job_name, run) else run
 
-    def visit(self, run_id: str, hear: Hearing | None = None, *, post: Post | None = None) -> Run:
+    def visit(self, run_id: str, hear: Hearing | None = None, *, post: QueueMessage | None = None) -> Run:
         """Finish what is pending, look at the run's job, hear what we were woken for, and decide on each; nothing,
         where there is only to look, and somebody has looked since.
 
@@ -154,39 +164,43 @@ class Supervisor:
         if run.pending:
             run = self._act(run)
         signals = observe(run, self.jobs, self.checkpoints, at=self.clock())
-        seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobSeen)), None)
+        seen = next((signal.checkpoints for signal in signals if isinstance(signal, JobObserved)), None)
         for signal in signals:
             if isinstance(signal, Tick) and hear:
                 run = self._turn(run, hear(run, seen))
             run = self._turn(run, signal, looked_at=post.received_at if post else None)
         return run
 
-    def command(self, given: CommandGiven) -> Run:
+    def command(self, given: CommandReceived) -> Run:
         """Grant an operator's wish, on the world as it is now."""
 
         def wish(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
             saved = self._asked(run, seen, given)
             verb, who, why = given.verb, given.who, given.why
-            return Commanded(self.clock(), given.id, verb, who, why, saved, given.proposal, given.step, given.asked_at)
+            return OperatorCommand(
+                self.clock(), given.id, verb, who, why, saved, given.proposal, given.step, given.asked_at
+            )
 
         return self.visit(given.run, wish)
 
-    def _asked(self, run: Run, seen: Sequence[Checkpoint] | None, given: CommandGiven) -> Sequence[Checkpoint] | None:
+    def _asked(
+        self, run: Run, seen: Sequence[Checkpoint] | None, given: CommandReceived
+    ) -> Sequence[Checkpoint] | None:
         """The checkpoints, where there is a step to choose; an operator may choose a rather old one."""
-        if given.verb in (Verb.ROLLBACK, Verb.DRILL) and run.checkpoint_uri:
+        if given.verb in (OperatorVerb.ROLLBACK, OperatorVerb.DRILL) and run.checkpoint_uri:
             return self.checkpoints.under(run.checkpoint_uri, upto=given.step)
-        return self._saved(run, seen) if given.verb in (Verb.RELEASE, Verb.APPROVE) else None
+        return self._saved(run, seen) if given.verb in (OperatorVerb.RELEASE, OperatorVerb.APPROVE) else None
 
     def trouble(self, run_id: str, job_name: str, findings: tuple[Finding, ...]) -> Run:
         """Judge what was found, on the world as it is now."""
 
         def found(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
             saved = self._saved(run, seen) if self._is_grave(run, findings) else None
-            return Found(self.clock(), job_name, findings, saved)
+            return FindingsObserved(self.clock(), job_name, findings, saved)
 
         return self.visit(run_id, found)
 
-    def report(self, filed: ReportFiled, post: Post | None = None) -> Run | None:
+    def report(self, filed: ReportFiled, post: QueueMessage | None = None) -> Run | None:
         """Hear what an agent has to say of the run whose folder it uses. What cannot be read is refused, and said; what
         is not there, though the queue has just brought word of it, is asked for again: raises Blind."""
         run = self.runs.load(self.runs.run_of(filed.run) or filed.run)
@@ -194,24 +208,24 @@ class Supervisor:
             return None  # of a job that nobody asked us to supervise, or of an attempt that is over
         try:
             report = self.mailbox.report(filed.key, run.seal_key)
-            if report and not report.sealed and must_be_sealed(run, policy_of(run, self.policies)):
-                raise BadMail(f"object {filed.key!r}: it has no seal", defect=UNSEALED)
-        except BadMail as error:
-            return self._turn(run, MailRefused(self.clock(), error.defect, str(error)))
+            if report and not report.sealed and must_be_signed(run, policy_of(run, self.policies)):
+                raise BadMailboxObject(f"object {filed.key!r}: it has no seal", defect=UNSEALED)
+        except BadMailboxObject as error:
+            return self._turn(run, ReportInvalid(self.clock(), error.defect, str(error)))
         if report is None and post and self.clock() - post.sent_at < GONE_AFTER:
-            raise Blind(f"object {filed.key!r} was filed, and is not there")
+            raise StateUnknown(f"object {filed.key!r} was filed, and is not there")
         return self._hear(run, report) if report else run
 
     def _hear(self, run: Run, report: Report) -> Run:
         if report.job != run.current.job_name and report.told not in REFUSED_SAVES:
             return run  # an older attempt's, or nobody's: not worth a look
         if report.reason or report.evidence or report.findings:
-            report = without_secrets(report, self.runs.request(run.id))
+            report = redact_report(report, self.runs.request(run.id))
 
         def reported(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
-            looks = self._is_grave(run, report.findings) or report.told is Told.CRASHED
+            looks = self._is_grave(run, report.findings) or report.told is ReportKind.CRASHED
             saved = self._saved(run, seen) if looks else seen
-            return Reported(self.clock(), report, saved)
+            return AgentReported(self.clock(), report, saved)
 
         return self.visit(run.id, reported)
 
@@ -223,7 +237,7 @@ class Supervisor:
         """Something may come of it that needs a step to resume from."""
         return _grave(findings) or (_weighable(findings) and policy_of(run, self.policies).weighing.enabled)
 
-    def alarm(self, heard: AlarmHeard) -> Run | None:
+    def alarm(self, heard: AlarmStateChanged) -> Run | None:
         """A user's own alarm on a supervised job; one that returns to OK says nothing new."""
         run_id = self.runs.run_of(heard.job_name)
         if run_id is None or heard.state != "ALARM":
@@ -240,20 +254,20 @@ class Supervisor:
         except JobNotFound:
             return None  # an event about a job that has been deleted since
         tags, at = self.jobs.tags(job.arn), self.clock()
-        if claim := claimed(job_name, tags):
+        if claim := read_claim(job_name, tags):
             run = self.runs.load(claim.run)
             if is_believable(claim, run) and (run is None or is_handed(description, run.seal_key)):
                 return self._take_up(claim, run, job, description, tags)
         namesake = self.runs.load(run_id(job_name))
         if namesake and namesake.attempts[0].created_at == job.created_at:
             return self.visit(namesake.id)  # somebody else adopted it in the same moment
-        match enrol(job, description, tags, self.policies, taken=namesake is not None, at=at):
-            case Refused() as refused:
+        match adopt(job, description, tags, self.policies, taken=namesake is not None, at=at):
+            case AdoptionRefused() as refused:
                 new = self.runs.ignore(job_name, refused.reason, until=at + UNSUPERVISED_FOR)
                 if new and refused.notice:
-                    self.bus.publish(notice_about(refused.notice, job_name, at=at))
+                    self.bus.publish(make_job_notice(refused.notice, job_name, at=at))
                 return None
-            case Enrolled() as enrolled:
+            case Adopted() as enrolled:
                 request = rebuild(description, tags, members=self.jobs.request_members())
                 self._enrol(enrolled, request, at)
                 return self.visit(enrolled.run.id)
@@ -265,16 +279,16 @@ class Supervisor:
         at = self.clock()
         if run is None:
             own = {key: value for key, value in tags.items() if key not in (RUN_TAG, ATTEMPT_TAG)}
-            enrolled = enrol(job, description, own, self.policies, taken=False, at=at)
-            if isinstance(enrolled, Refused):
+            enrolled = adopt(job, description, own, self.policies, taken=False, at=at)
+            if isinstance(enrolled, AdoptionRefused):
                 return None
-            found = recalled(replace(enrolled.run, id=claim.run), claim.number, job)
+            found = rebuild_run(replace(enrolled.run, id=claim.run), claim.number, job)
             reason = f"{enrolled.reason}, as attempt {claim.number} of {claim.run}: its record is lost"
             request = rebuild(description, own, members=self.jobs.request_members())
             self._enrol(replace(enrolled, run=found, reason=reason), request, at)
             return self.visit(claim.run)
-        jobs = [seen for name in followed(run, claim.number) if (seen := self._still_known(name))]
-        self._turn(run, Overtaken(at, claim.number, (*jobs, job)))
+        jobs = [seen for name in find_missed_jobs(run, claim.number) if (seen := self._still_known(name))]
+        self._turn(run, RecordOutdated(at, claim.number, (*jobs, job)))
         return self.visit(run.id)
 
     def _still_known(self, job_name: str) -> Job | None:
@@ -291,9 +305,9 @@ class Supervisor:
         except JobNotFound:
             return False
 
-    def _enrol(self, enrolled: Enrolled, request: dict[str, Any], at: datetime) -> None:
-        request = with_seal_key(request, seal_key_in(request) or self.new_key())
-        run = replace(enrolled.run, version=1, seal_key=seal_key_in(request))
+    def _enrol(self, enrolled: Adopted, request: dict[str, Any], at: datetime) -> None:
+        request = with_signing_key(request, read_signing_key(request) or self.new_key())
+        run = replace(enrolled.run, version=1, seal_key=read_signing_key(request))
         entry = TimelineEntry(
             run=run.id, version=1, at=at, before=run.state, after=run.state, reason=enrolled.reason, finding="adopted"
         )
@@ -316,7 +330,7 @@ class Supervisor:
             except Conflict:
                 run = self._load(run.id)
                 continue
-            self.turns.append(Turn(run, decision))
+            self.turns.append(RecordedDecision(run, decision))
             return self._act(after)
         raise Conflict(f"run {run.id} is being changed by others again and again: try later")
 
@@ -325,35 +339,35 @@ class Supervisor:
 
         One action's error keeps no other from being done; what failed stays pending, and its error is raised last.
         """
-        done: list[Action | Tell] = []
-        refusals: list[CreateRefused | AsideRefused] = []
+        done: list[Action | Notify] = []
+        refusals: list[CreateRefused | QuarantineRefused] = []
         waits, paused = self._held_back(run)
         for action in sorted(run.pending, key=lambda action: ORDER.index(type(action))):
             if isinstance(action, waits):
                 continue
             if isinstance(action, CreateJob) and any(isinstance(a, FIRST) and a not in done for a in run.pending):
                 continue
-            if isinstance(action, Tell) and any(a not in done for a in _told_first(run, action)):
+            if isinstance(action, Notify) and any(a not in done for a in _told_first(run, action)):
                 continue
             try:
                 refusal = self._perform(run, action)
-            except (Throttled, Unfinished):
+            except (Throttled, ActionUnfinished):
                 continue  # the sweep finds it pending in a minute
             except Exception as error:  # whatever it is, all else comes first: see `handle`
                 self.failed.append(error)
             else:
                 refusals.append(refusal) if refusal else done.append(action)
         if done:
-            run = self._turn(run, Done(self.clock(), tuple(done)))
+            run = self._turn(run, ActionsDone(self.clock(), tuple(done)))
         for refused in refusals:
             run = self._turn(run, refused)
         if paused and any(isinstance(action, StopJob) for action in run.pending):
             run = self._turn(run, Paused(self.clock()))
         return run
 
-    def _perform(self, run: Run, action: Action | Tell) -> CreateRefused | AsideRefused | None:
+    def _perform(self, run: Run, action: Action | Notify) -> CreateRefused | QuarantineRefused | None:
         match action:
-            case SetAside():
+            case QuarantineCheckpoints():
                 return self._set_aside(action)
             case CreateJob():
                 return self._create(run, action)
@@ -363,32 +377,32 @@ class Supervisor:
                 self.jobs.release_warm_pool(action.job_name)
             case PostCommand():
                 self.mailbox.post(action.command)
-            case Tell():
+            case Notify():
                 self.bus.publish(self._notice(run, action))
             case _ as unreachable:
                 assert_never(unreachable)
         return None
 
-    def _notice(self, run: Run, tell: Tell) -> Notice:
+    def _notice(self, run: Run, tell: Notify) -> Notice:
         """People are told, whatever has become of the policy: then with the prices that everybody has."""
         try:
             policy = policy_of(run, self.policies)
         except RerailError:
             policy = Policy()
-        return notice_of(tell, run, at=self.clock(), policy=policy)
+        return make_run_notice(tell, run, at=self.clock(), policy=policy)
 
-    def _set_aside(self, action: SetAside) -> AsideRefused | None:
+    def _set_aside(self, action: QuarantineCheckpoints) -> QuarantineRefused | None:
         try:
             self.checkpoints.set_aside(action)
-        except Unmovable as error:
-            return AsideRefused(self.clock(), action, str(error))
+        except QuarantineFailed as error:
+            return QuarantineRefused(self.clock(), action, str(error))
         return None
 
     def _create(self, run: Run, action: CreateJob) -> CreateRefused | None:
         if braked := self._braked(run, action):
             return braked
         try:
-            self.jobs.create(successor(self.runs.request(run.id), action, run=run.id))
+            self.jobs.create(make_request(self.runs.request(run.id), action, run=run.id))
         except JobExists:
             return (
                 None if self._is_ours(run, action) else self._no(action, Refusal.INVALID, "another job has that name")
@@ -414,7 +428,8 @@ class Supervisor:
         answer = self.brake.admit(action.job_name, at=at, limit=limits.account_relaunches, window=window)
         if answer.granted:
             return None
-        why = f"{answer.count} relaunches over all runs within {spoken(window)}, of at most {limits.account_relaunches}"
+        most = limits.account_relaunches
+        why = f"{answer.count} relaunches over all runs within {format_duration(window)}, of at most {most}"
         return CreateRefused(at, action, Refusal.BRAKE, why, answer.until, answer.paged_at)
 
     def _held_back(self, run: Run) -> tuple[tuple[type[Action], ...], bool]:
@@ -439,11 +454,11 @@ class Supervisor:
         return run
 
 
-def _told_first(run: Run, tell: Tell) -> list[Tell]:
+def _told_first(run: Run, tell: Notify) -> list[Notify]:
     """What is owed of the same page and was decided before: no all-clear before its page, nor after the next one."""
     before = run.pending[: run.pending.index(tell)]
     page = tell.clears or tell.key
-    return [each for each in before if isinstance(each, Tell) and (each.clears or each.key) == page]
+    return [each for each in before if isinstance(each, Notify) and (each.clears or each.key) == page]
 
 
 def _grave(findings: Sequence[Finding]) -> bool:

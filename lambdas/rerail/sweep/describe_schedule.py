@@ -8,7 +8,7 @@ from datetime import datetime
 from zlib import crc32
 
 from rerail.model.run import Job, JobStatus, Run, RunState
-from rerail.sweep.shards import mark
+from rerail.sweep.shards import hash_name
 
 # As long as there are no more open runs than this each job is described each minute, whatever is listed.
 EACH_MINUTE = 300
@@ -25,23 +25,23 @@ def is_known(run: Run, changed: Mapping[int, int], *, fleet: int, at: datetime) 
         and run.proposal is None
         and run.current.status is JobStatus.IN_PROGRESS
         and run.defined_metrics is not None
-        and not is_listed_anew(run, changed)
-        and not is_own_minute(run.id, at, every=own_minutes(fleet))
+        and not has_changed(run, changed)
+        and not is_describe_due(run.id, at, every=describe_period(fleet))
     )
 
 
-def is_listed_anew(run: Run, changed: Mapping[int, int]) -> bool:
+def has_changed(run: Run, changed: Mapping[int, int]) -> bool:
     """SageMaker lists the run's job as something else than is recorded of it."""
-    recorded = mark(run.current.job_name, run.current.status or "", run.current.secondary)
-    return changed.get(mark(run.current.job_name), recorded) != recorded
+    recorded = hash_name(run.current.job_name, run.current.status or "", run.current.secondary)
+    return changed.get(hash_name(run.current.job_name), recorded) != recorded
 
 
-def own_minutes(fleet: int) -> int:
+def describe_period(fleet: int) -> int:
     """In how many minutes each job of so many is described once, though nothing is said of it: 300 jobs a minute."""
     return OWN_MINUTE * max(1, -(-fleet // (OWN_MINUTE * EACH_MINUTE)))
 
 
-def is_own_minute(run_id: str, at: datetime, *, every: int) -> bool:
+def is_describe_due(run_id: str, at: datetime, *, every: int) -> bool:
     """Each run in a minute of its own, so that a thousand are not asked about at once."""
     return (int(at.timestamp() / 60) + crc32(run_id.encode())) % every == 0
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rerail.accounting.goodput import Account, total
+from rerail.accounting.goodput import Account, sum_accounts
 from rerail.messages import service_metrics as measures
-from rerail.messages.service_metrics import Measured
+from rerail.messages.service_metrics import MetricValue
 from rerail.model.causes import Cause
 from rerail.model.run import Run, RunState
 
@@ -22,7 +22,7 @@ class Fleet:
     account: Account = field(default_factory=Account)
 
 
-def fleet(runs: Iterable[Run], accounts: Iterable[Account]) -> Fleet:
+def make_fleet(runs: Iterable[Run], accounts: Iterable[Account]) -> Fleet:
     """The runs that could be read, and the accounts of those whose policy is known."""
     states: Counter[RunState] = Counter()
     causes: Counter[Cause] = Counter()
@@ -32,10 +32,10 @@ def fleet(runs: Iterable[Run], accounts: Iterable[Account]) -> Fleet:
         attempts += len(run.attempts)
         if run.open_incident:
             causes[run.open_incident.cause] += 1
-    return Fleet(dict(states), dict(causes), attempts, total(accounts))
+    return Fleet(dict(states), dict(causes), attempts, sum_accounts(accounts))
 
 
-def joined(fleets: Iterable[Fleet]) -> Fleet:
+def sum_fleets(fleets: Iterable[Fleet]) -> Fleet:
     """Parts of one fleet as the whole."""
     states: Counter[RunState] = Counter()
     causes: Counter[Cause] = Counter()
@@ -44,10 +44,10 @@ def joined(fleets: Iterable[Fleet]) -> Fleet:
         states.update(each.runs)
         causes.update(each.incidents)
     attempts = sum(each.attempts for each in parts)
-    return Fleet(dict(states), dict(causes), attempts, total(each.account for each in parts))
+    return Fleet(dict(states), dict(causes), attempts, sum_accounts(each.account for each in parts))
 
 
-def measured(fleet: Fleet) -> Iterator[Measured]:
+def list_metrics(fleet: Fleet) -> Iterator[MetricValue]:
     """What is published of it. Of what is told by state, cause or kind only what there is: each metric is paid for by
     the hours in which it was published."""
     told = fleet.account

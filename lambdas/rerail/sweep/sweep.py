@@ -7,26 +7,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from rerail.accounting.goodput import Account, account
+from rerail.accounting.goodput import Account, make_account
 from rerail.decisions.decide import decide
-from rerail.detection.evaluate import Watchable, Watching, with_beat
-from rerail.hyperpod.clusters import HyperPods, default_of, overdue
+from rerail.detection.evaluate import Monitor, MonitoredRun, with_heartbeat
+from rerail.hyperpod.clusters import ClusterRecords, default_of, find_overdue
 from rerail.messages import service_metrics as measures
-from rerail.messages.service_metrics import Measured
+from rerail.messages.service_metrics import MetricValue
 from rerail.model.codec import plain
 from rerail.model.errors import RerailError
-from rerail.model.metrics import expected
+from rerail.model.metrics import select_names
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run, RunState
-from rerail.model.signals import JobSeen, Signal
-from rerail.ports import Beats, Checkpoints, Jobs, Mailbox, Pause, Policies, Queue, Runs, policy_of
+from rerail.model.signals import JobObserved, Signal
+from rerail.ports import Checkpoints, Jobs, Mailbox, Pause, Policies, Queue, ReceivedHeartbeats, Runs, policy_of
 from rerail.supervisor.observe import observe
-from rerail.sweep.describe_schedule import EACH_MINUTE, OWN_MINUTE, is_known, is_listed_anew, is_own_minute, job_of
-from rerail.sweep.fleet_metrics import Fleet, joined
-from rerail.sweep.fleet_metrics import fleet as fleet_of
-from rerail.sweep.fleet_metrics import measured as of_the_fleet
-from rerail.sweep.launch_order import Launch, chosen, launch_of
-from rerail.sweep.shards import ENOUGH, PARTS, Share, Shares, handed_on, mark, newest
+from rerail.sweep.describe_schedule import EACH_MINUTE, OWN_MINUTE, has_changed, is_describe_due, is_known, job_of
+from rerail.sweep.fleet_metrics import Fleet, sum_fleets
+from rerail.sweep.fleet_metrics import list_metrics as of_the_fleet
+from rerail.sweep.fleet_metrics import make_fleet as fleet_of
+from rerail.sweep.launch_order import WaitingLaunch, choose_launches, make_launch
+from rerail.sweep.shards import ENOUGH, PARTITIONS, Shard, Shards, fan_out, hash_name, select_newest
 
 # How far back the round looks for tagged jobs whose events were lost; several rounds overlap.
 LOOK_BACK = timedelta(minutes=15)
@@ -40,7 +40,7 @@ WORTH_ADOPTING = (JobStatus.IN_PROGRESS, JobStatus.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
-class RoundReport:
+class SweepReport:
     """What one round saw: how many runs are open, watched and due, how many findings and unknown jobs there are.
 
     `blind` are the runs about which nothing could be learnt, `broken` says why of those whose record makes no sense;
@@ -65,7 +65,7 @@ class RoundReport:
     unswept: tuple[int, ...] = ()
 
 
-def measured(report: RoundReport) -> Iterator[Measured]:
+def list_metrics(report: SweepReport) -> Iterator[MetricValue]:
     """What is published of a round beside its counts; first of all that it was made, in all its parts."""
     yield measures.COMPLETED.of(0 if report.unswept else 1)
     yield measures.UNREAD.of(1 if report.unread else 0)
@@ -75,7 +75,7 @@ def measured(report: RoundReport) -> Iterator[Measured]:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RunCheck:
     """One run as the round found it: `due` is None where nobody can tell, `launch` where it waits for its next job and
     for nothing else; `watchable` while its job is in progress.
 
@@ -83,16 +83,16 @@ class Look:
 
     name: str
     due: bool | None
-    watchable: Watchable | None = None
+    watchable: MonitoredRun | None = None
     run: Run | None = None
     policy: Policy | None = None
-    launch: Launch | None = None
+    launch: WaitingLaunch | None = None
     account: Account | None = None
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ChangedJobs:
     """What SageMaker lists of jobs that changed lately: each with its status, or `refused` says why it cannot be had.
     `marks` are the same as numbers, None where every job is described anyway."""
 
@@ -102,32 +102,32 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class Sweep:
     """The round over its ports."""
 
     runs: Runs
     jobs: Jobs
     checkpoints: Checkpoints
     policies: Policies
-    watching: Watching
+    watching: Monitor
     mailbox: Mailbox
     queue: Queue
     clock: Callable[[], datetime]
     pause: Pause | None = None
-    hyperpods: HyperPods | None = None
-    shares: Shares | None = None
+    hyperpods: ClusterRecords | None = None
+    shares: Shards | None = None
 
-    def make(self, *, name: str = "") -> RoundReport:
+    def make(self, *, name: str = "") -> SweepReport:
         """Ask about every open run, judge the metrics of those in training, look for jobs that nobody told us of.
 
         `name` is the function's own: of a large fleet it asks other invocations of it to sweep a share each. What they
         report is told with the next round."""
         at = self.clock()
-        taken, left = self._taken(range(PARTS))
-        fleet = len(taken) * PARTS // (PARTS - len(left))
-        news = self._news(at) if fleet > EACH_MINUTE else News()
-        unasked = self._hand_on(left, Share((), at, fleet, news.marks or {}), runs=len(taken), to=name)
-        report = self._swept(taken, news, at, parts=PARTS - len(left), fleet=fleet)
+        taken, left = self._taken(range(PARTITIONS))
+        fleet = len(taken) * PARTITIONS // (PARTITIONS - len(left))
+        news = self._news(at) if fleet > EACH_MINUTE else ChangedJobs()
+        unasked = self._hand_on(left, Shard((), at, fleet, news.marks or {}), runs=len(taken), to=name)
+        report = self._swept(taken, news, at, parts=PARTITIONS - len(left), fleet=fleet)
         self.queue.wake([{"cluster": name} for name in self._overdue(at)], at=at)
         if refused := news.refused or unasked:
             raise refused
@@ -137,15 +137,15 @@ class Round:
         paused = self.pause.is_paused() if self.pause else None
         return self._with_shares(replace(report, discovered=len(strangers), paused=paused), left, at)
 
-    def make_share(self, share: Share, *, name: str = "") -> RoundReport:
+    def make_share(self, share: Shard, *, name: str = "") -> SweepReport:
         """Sweep these parts of the fleet, and leave word of it for the next round."""
         at = self.clock()
         if share.is_stale(at) or self.shares is None:
-            return RoundReport(0, 0, 0, ())
+            return SweepReport(0, 0, 0, ())
         taken, left = self._taken(share.parts)
         unasked = self._hand_on(left, share, runs=len(taken), to=name)
         parts = share.parts[: len(share.parts) - len(left)]
-        news = News(marks=share.changed)
+        news = ChangedJobs(marks=share.changed)
         report = self._swept(taken, news, at, parts=len(parts), fleet=share.fleet)
         self.shares.keep(parts, report, at=at)
         if unasked:
@@ -161,19 +161,19 @@ class Round:
                 return taken, parts[read:]
         return taken, ()
 
-    def _news(self, at: datetime) -> News:
+    def _news(self, at: datetime) -> ChangedJobs:
         """Asked first where the fleet is large. Refused, every job is taken to be as it was; that is said, last of
         all."""
         try:
             jobs = self.jobs.changed_since(at - LOOK_BACK)
         except RerailError as error:
-            return News(marks={}, refused=error)
-        return News(jobs, {mark(name): mark(name, *states) for name, states in jobs.items()})
+            return ChangedJobs(marks={}, refused=error)
+        return ChangedJobs(jobs, {hash_name(name): hash_name(name, *states) for name, states in jobs.items()})
 
-    def _hand_on(self, left: Sequence[int], share: Share, *, runs: int, to: str) -> RerailError | None:
+    def _hand_on(self, left: Sequence[int], share: Shard, *, runs: int, to: str) -> RerailError | None:
         """Have the parts that are left swept by others. One that cannot be asked keeps none of the rest waiting."""
         unasked: RerailError | None = None
-        for parts in handed_on(runs=runs, read=len(share.parts or range(PARTS)) - len(left), left=left):
+        for parts in fan_out(runs=runs, read=len(share.parts or range(PARTITIONS)) - len(left), left=left):
             assert self.shares is not None
             try:
                 self.shares.hand_on(replace(share, parts=parts), to=to)
@@ -181,43 +181,43 @@ class Round:
                 unasked = error
         return unasked
 
-    def _with_shares(self, report: RoundReport, left: Sequence[int], at: datetime) -> RoundReport:
+    def _with_shares(self, report: SweepReport, left: Sequence[int], at: datetime) -> SweepReport:
         """The round with what the others had to say of the parts that they sweep."""
         if not left or self.shares is None:
             return report
-        others, unswept = newest(self.shares.reports(), left, at=at)
-        return replace(together([report, *others]), paused=report.paused, unswept=unswept)
+        others, unswept = select_newest(self.shares.reports(), left, at=at)
+        return replace(merge_reports([report, *others]), paused=report.paused, unswept=unswept)
 
     def _swept(
-        self, taken: list[tuple[str, Run | None]], news: News, at: datetime, *, parts: int, fleet: int
-    ) -> RoundReport:
+        self, taken: list[tuple[str, Run | None]], news: ChangedJobs, at: datetime, *, parts: int, fleet: int
+    ) -> SweepReport:
         """Ask about these runs, wake the supervisor for those that are due, and judge what they publish."""
 
-        def look(named: tuple[str, Run | None]) -> Look:
+        def look(named: tuple[str, Run | None]) -> RunCheck:
             name, run = named
             try:
                 if run is None or news.marks is None:
                     return self._look(name, run, at)
-                if run.state in IN_A_JOB and is_listed_anew(run, news.marks):
+                if run.state in IN_A_JOB and has_changed(run, news.marks):
                     return self._unlooked(name, run)
                 return self._look(name, run, at, known=is_known(run, news.marks, fleet=fleet, at=at))
             except Exception as error:  # a record that makes no sense must not keep the round from all other runs
-                return Look(name, None, problem=f"{type(error).__name__}: {error!s:.300}")
+                return RunCheck(name, None, problem=f"{type(error).__name__}: {error!s:.300}")
 
         with ThreadPoolExecutor(READERS) as readers:
             # A single run needs no thread of its own.
             looks = [_accounted(each, at) for each in (readers.map if len(taken) > 1 else map)(look, taken)]
         due = [look.name for look in looks if look.due and not look.launch]
-        due += chosen([look.launch for look in looks if look.due and look.launch], parts=parts, at=at)
+        due += choose_launches([look.launch for look in looks if look.due and look.launch], parts=parts, at=at)
         self.queue.wake([{"run": name} for name in due], at=at)  # first: what follows may be refused
         watchable = [look.watchable for look in looks if look.watchable]
         beats = self._beats(watchable)
-        watchable = [with_beat(each, beats.heard.get(each.run.mailbox), at=at) for each in watchable]
+        watchable = [with_heartbeat(each, beats.heard.get(each.run.mailbox), at=at) for each in watchable]
         watchable = [each for each in watchable if each.is_watched]
         # The two apart: what CloudWatch refuses to tell must not deafen us to the heartbeats.
         heard, _ = self._judge([each for each in watchable if each.beat], at)
         found, unread = self._judge([each for each in watchable if not each.beat], at)
-        return RoundReport(
+        return SweepReport(
             open=len(looks),
             due=sum(look.due or False for look in looks),
             discovered=0,
@@ -235,14 +235,14 @@ class Round:
         """HyperPod clusters of which something has been mended for too long."""
         waiting = list(self.hyperpods.waiting()) if self.hyperpods else []
         policy = default_of(self.policies) if waiting else Policy().hyperpod
-        return [memory.cluster for memory in waiting if overdue(memory, at=at, policy=policy)]
+        return [memory.cluster for memory in waiting if find_overdue(memory, at=at, policy=policy)]
 
-    def _beats(self, watchable: list[Watchable]) -> Beats:
+    def _beats(self, watchable: list[MonitoredRun]) -> ReceivedHeartbeats:
         """An agent that is there says more, for less: its heartbeat is read before any metric is paid for."""
         keys = {each.run.mailbox: each.run.seal_key for each in watchable if each.trains and each.run.current.agent}
-        return self.mailbox.heartbeats(list(keys), keys) if keys else Beats({}, {})
+        return self.mailbox.heartbeats(list(keys), keys) if keys else ReceivedHeartbeats({}, {})
 
-    def _judge(self, watchable: list[Watchable], at: datetime) -> tuple[int, str]:
+    def _judge(self, watchable: list[MonitoredRun], at: datetime) -> tuple[int, str]:
         """How much was found, and why not all could be judged. So many at a time: after an outage of CloudWatch each
         brings hours of values, and those of a thousand runs at once are more than the function can hold."""
         found, unread = 0, ""
@@ -251,7 +251,7 @@ class Round:
             found, unread = found + told, unread or refused
         return found, unread
 
-    def _judged(self, watchable: list[Watchable], at: datetime) -> tuple[int, str]:
+    def _judged(self, watchable: list[MonitoredRun], at: datetime) -> tuple[int, str]:
         """Tell what was found before it is remembered: a round that dies in between tells it again."""
         try:
             judgements = self.watching.judge(watchable, at=at)
@@ -272,18 +272,18 @@ class Round:
         self.watching.keep(judgements)
         return sum(len(judgement.findings) for judgement in told), ""
 
-    def _unlooked(self, name: str, run: Run) -> Look:
+    def _unlooked(self, name: str, run: Run) -> RunCheck:
         """Where thousands of jobs change at once each is described once, by the supervisor."""
         try:
-            return Look(name, True, run=run, policy=policy_of(run, self.policies))
+            return RunCheck(name, True, run=run, policy=policy_of(run, self.policies))
         except RerailError:
-            return Look(name, True, run=run)
+            return RunCheck(name, True, run=run)
 
-    def _look(self, name: str, run: Run | None, at: datetime, *, known: bool = False) -> Look:
+    def _look(self, name: str, run: Run | None, at: datetime, *, known: bool = False) -> RunCheck:
         """What the supervisor has to do for the run, and whether its job trains; where its job is `known`, by what is
         recorded of it."""
         if run is None:
-            return Look(name, None)
+            return RunCheck(name, None)
         policy: Policy | None = None
         try:
             policy = policy_of(run, self.policies)
@@ -291,45 +291,47 @@ class Round:
             watchable = self._watchable(run, policy, signals, at)
         except RerailError:
             # Blind is not healthy: counted, reported, and never a reason to act; what is owed is owed all the same.
-            return Look(name, True if run.pending else None, run=run, policy=policy)
+            return RunCheck(name, True if run.pending else None, run=run, policy=policy)
         decisions = [decide(run, signal, policy) for signal in signals]
         due = bool(run.pending) or any(decision.run != run for decision in decisions)
-        launch = launch_of(run, decisions, priority=policy.priority) if due else None
-        return Look(name, due, watchable, run, policy, launch)
+        launch = make_launch(run, decisions, priority=policy.priority) if due else None
+        return RunCheck(name, due, watchable, run, policy, launch)
 
-    def _watchable(self, run: Run, policy: Policy, signals: tuple[Signal, ...], at: datetime) -> Watchable | None:
+    def _watchable(self, run: Run, policy: Policy, signals: tuple[Signal, ...], at: datetime) -> MonitoredRun | None:
         """A run that nobody is stopping, with its job in progress and metrics or heartbeats to be expected of it."""
-        seen = next((signal for signal in signals if isinstance(signal, JobSeen)), None)
+        seen = next((signal for signal in signals if isinstance(signal, JobObserved)), None)
         if seen is None or seen.job.status is not JobStatus.IN_PROGRESS:
             return None
         if run.state not in IN_A_JOB:
             return None
-        names = expected(policy.metrics, seen.job.defined_metrics)
+        names = select_names(policy.metrics, seen.job.defined_metrics)
         if names is None and not run.current.agent:
             return None
-        return Watchable(run, policy, names, trains=seen.job.is_training, saves=self._saves(run, seen, at))
+        return MonitoredRun(run, policy, names, trains=seen.job.is_training, saves=self._saves(run, seen, at))
 
-    def _saves(self, run: Run, seen: JobSeen, at: datetime) -> tuple[datetime, ...]:
+    def _saves(self, run: Run, seen: JobObserved, at: datetime) -> tuple[datetime, ...]:
         """When it saved, where that was read anyway; and now and then, to see whether saves still arrive."""
         if seen.checkpoints is not None or not run.checkpoint_uri or not seen.job.is_training:
             return tuple(checkpoint.saved_at for checkpoint in seen.checkpoints or ())
-        return tuple(self.checkpoints.times(run.checkpoint_uri)) if is_own_minute(run.id, at, every=OWN_MINUTE) else ()
+        return (
+            tuple(self.checkpoints.times(run.checkpoint_uri)) if is_describe_due(run.id, at, every=OWN_MINUTE) else ()
+        )
 
 
-def _accounted(look: Look, at: datetime) -> Look:
+def _accounted(look: RunCheck, at: datetime) -> RunCheck:
     """With the run's figures, from what has been read already; where a record makes none, the others' are told."""
     if look.run is None or look.policy is None:
         return look
     try:
-        return replace(look, account=account(look.run, at, look.policy))
+        return replace(look, account=make_account(look.run, at, look.policy))
     except Exception as error:  # whatever it is, what is due for the run is due all the same
         return replace(look, problem=f"{type(error).__name__}: {error!s:.300}")
 
 
-def together(reports: Iterable[RoundReport]) -> RoundReport:
+def merge_reports(reports: Iterable[SweepReport]) -> SweepReport:
     """What several invocations saw of one fleet, as one."""
     told = list(reports)
-    return RoundReport(
+    return SweepReport(
         open=sum(each.open for each in told),
         due=sum(each.due for each in told),
         discovered=sum(each.discovered for each in told),
@@ -340,5 +342,5 @@ def together(reports: Iterable[RoundReport]) -> RoundReport:
         beating=sum(each.beating for each in told),
         garbled={name: why for each in told for name, why in each.garbled.items()},
         broken={name: why for each in told for name, why in each.broken.items()},
-        fleet=joined(each.fleet for each in told),
+        fleet=sum_fleets(each.fleet for each in told),
     )

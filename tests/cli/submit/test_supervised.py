@@ -14,12 +14,12 @@ import pytest
 from botocore.validate import ParamValidator
 
 from rerail.aws.sagemaker import job_from
-from rerail.decisions.adoption import Enrolled, enrol
+from rerail.decisions.adoption import Adopted, adopt
 from rerail.model.actions import CreateJob
 from rerail.model.errors import RequestRefused
-from rerail.model.metrics import MetricNames, definitions, expected
+from rerail.model.metrics import MetricNames, definitions, select_names
 from rerail.model.policy import Policy
-from rerail.requests.relaunch import POLICY_TAG, checkpoint_uri, rebuild, successor
+from rerail.requests.relaunch import POLICY_TAG, checkpoint_uri, make_request, rebuild
 from rerail.requests.supervised import supervised
 
 REQUESTS = Path(__file__).parent / "requests"
@@ -63,10 +63,10 @@ def described(request: dict) -> dict:
     return {**request, **told, "CreationTime": NOON}
 
 
-def adopted(request: dict) -> Enrolled:
+def adopted(request: dict) -> Adopted:
     description = described(request)
-    found = enrol(job_from(description), description, tags_of(request), Policies(), taken=False, at=NOON)
-    assert isinstance(found, Enrolled), found
+    found = adopt(job_from(description), description, tags_of(request), Policies(), taken=False, at=NOON)
+    assert isinstance(found, Adopted), found
     return found
 
 
@@ -89,7 +89,7 @@ def test_rerail_adopts_the_job_and_can_launch_it_again(name):
     assert run.policy == "careful" and not run.observe_only
     assert run.checkpoint_uri.startswith("s3://bucket/")
     rebuilt = rebuild(described(request), tags_of(request), members=frozenset(OPERATION.input_shape.members))
-    second = successor(rebuilt, CreateJob(f"{run.id}-a002", attempt=2, resume_step=100), run=run.id)
+    second = make_request(rebuilt, CreateJob(f"{run.id}-a002", attempt=2, resume_step=100), run=run.id)
     assert complaints(second) == ""
     assert second["Environment"].items() >= {"RERAIL_RUN": run.id, "RERAIL_RESUME_STEP": "100"}.items()
     assert checkpoint_uri(second).rstrip("/") == run.checkpoint_uri.rstrip("/")
@@ -105,7 +105,7 @@ def test_what_the_sdk_was_told_is_still_there(name):
     assert request["Environment"] == {"NCCL_DEBUG": "WARN"}
     metrics = request["AlgorithmSpecification"]["MetricDefinitions"]
     assert metrics == [{"Name": "accuracy", "Regex": "Accuracy: ([0-9.]+)"}, *definitions()]
-    assert expected(MetricNames(), [each["Name"] for each in metrics]) == MetricNames()
+    assert select_names(MetricNames(), [each["Name"] for each in metrics]) == MetricNames()
 
 
 @pytest.mark.parametrize("name", samples())
@@ -246,7 +246,7 @@ def test_the_agents_init_comes_in_front_of_what_the_container_runs(asked, comman
     ran = subprocess.run(shown, env={"PYTHONPATH": "there"}, capture_output=True, text=True, check=True, timeout=1800)
     assert ran.stdout.splitlines() == ["w.whl:there", *command]
     rebuilt = rebuild(described(told), tags_of(told), members=frozenset(OPERATION.input_shape.members))
-    second = successor(rebuilt, CreateJob("mnist-1-a002", attempt=2, resume_step=1), run="mnist-1")
+    second = make_request(rebuilt, CreateJob("mnist-1-a002", attempt=2, resume_step=1), run="mnist-1")
     assert second["AlgorithmSpecification"] == algorithm and second["InputDataConfig"] == told["InputDataConfig"]
 
 

@@ -5,9 +5,9 @@ from botocore.exceptions import ClientError
 
 from local.sagemaker.control import InjectionRefused
 from rerail.aws.sagemaker import job_from
-from rerail.decisions.fallback_machines import lacking_quota
+from rerail.decisions.fallback_machines import find_missing_quota
 from rerail.model.machines import WarmPool
-from rerail.model.self_repairs import Repair
+from rerail.model.self_repairs import SelfRepair
 from tests.local.sagemaker.stage import steps, until
 
 pytestmark = pytest.mark.slow
@@ -75,13 +75,13 @@ def test_a_quota_of_nothing_is_read_as_one_that_never_heals(stage):
     stage.inject("quota", InstanceType="ml.p5.48xlarge", Limit=0)
     with pytest.raises(ClientError) as refused:
         stage.create(ResourceConfig=on("ml.p5.48xlarge", 2))
-    quota = lacking_quota(str(refused.value))
+    quota = find_missing_quota(str(refused.value))
     assert quota
     assert (quota.name, quota.limit, quota.needed) == ("ml.p5.48xlarge for training job usage", 0, 2)
     stage.inject("resource_limit", Count=1)
     with pytest.raises(ClientError) as busy:
         stage.create(ResourceConfig=on("ml.p4d.24xlarge", 2))
-    assert lacking_quota(str(busy.value)) is None
+    assert find_missing_quota(str(busy.value)) is None
 
 
 def test_a_retry_of_sagemakers_own_is_told_from_a_spot_interruption(stage):
@@ -90,7 +90,7 @@ def test_a_retry_of_sagemakers_own_is_told_from_a_spot_interruption(stage):
     stage.training(retried)
     stage.inject("internal_error", TrainingJobName=retried)
     job = job_from(stage.reached(retried, lambda d: steps(d).count("Training") == 2))
-    assert dict(job.repaired.counts) == {Repair.RETRY: 1}
+    assert dict(job.repaired.counts) == {SelfRepair.RETRY: 1}
     spot = stage.create(
         "sleep 600",
         EnableManagedSpotTraining=True,
@@ -99,7 +99,7 @@ def test_a_retry_of_sagemakers_own_is_told_from_a_spot_interruption(stage):
     stage.training(spot)
     stage.inject("interrupt", TrainingJobName=spot, WaitSeconds=0.1)
     job = job_from(stage.reached(spot, lambda d: steps(d).count("Training") == 2))
-    assert dict(job.repaired.counts) == {Repair.SPOT: 1}
+    assert dict(job.repaired.counts) == {SelfRepair.SPOT: 1}
     assert job.repaired.seconds > 0
     for name in (retried, spot):
         stage.inject("kill", TrainingJobName=name)

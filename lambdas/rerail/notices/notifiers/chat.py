@@ -7,9 +7,17 @@ characters that mean nothing in either, and addresses stand bare, which both mak
 import re
 from typing import Any
 
-from rerail.notices.notice import Notice, clipped
+from rerail.notices.notice import Notice, truncate
 from rerail.notices.notifiers.links import Links
-from rerail.notices.notifiers.text import begun, cost, deadline, indented, plain, steps, whereabouts
+from rerail.notices.notifiers.text import (
+    clean_text,
+    format_cost,
+    format_deadline,
+    format_since,
+    format_state,
+    indent,
+    list_next_steps,
+)
 
 TITLE_LIMIT, DESCRIPTION_LIMIT, STEP_LIMIT = 250, 8_000, 350
 STEPS_LIMIT, WORD_LIMIT = 10, 100
@@ -24,9 +32,9 @@ MENTION = re.compile(r"@(?=\w)")
 ICONS = {"page": "🔴", "inform": "🔵", "clear": "🟢"}
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Text from elsewhere, which can be read and does nothing: no mark-up, no mention, no link."""
-    text = UNDERSCORE.sub("＿", indented(text).translate(HARMLESS))
+    text = UNDERSCORE.sub("＿", indent(text).translate(HARMLESS))
     return MENTION.sub("＠", ADDRESS.sub(r"\1：", text))
 
 
@@ -34,26 +42,26 @@ def as_chat(notice: Notice, links: Links) -> dict[str, Any]:
     """The notification, as the topic of a chat channel is sent it."""
     content: dict[str, Any] = {
         "textType": "client-markdown",
-        "title": clipped(f"{ICONS[notice.severity]} {_line(notice.title) or 'Rerail'}", TITLE_LIMIT),
-        "description": clipped(_description(notice, links), DESCRIPTION_LIMIT),
-        "keywords": ["rerail", notice.severity.value, clipped(_line(notice.run), WORD_LIMIT)],
+        "title": truncate(f"{ICONS[notice.severity]} {_line(notice.title) or 'Rerail'}", TITLE_LIMIT),
+        "description": truncate(_description(notice, links), DESCRIPTION_LIMIT),
+        "keywords": ["rerail", notice.severity.value, truncate(_line(notice.run), WORD_LIMIT)],
     }
-    if asked := [clipped(_command(step), STEP_LIMIT) for step in steps(notice)]:
+    if asked := [truncate(_command(step), STEP_LIMIT) for step in list_next_steps(notice)]:
         content["nextSteps"] = asked[:STEPS_LIMIT]
     told = f"-{notice.at:%Y%m%dT%H%M%S}" if notice.at else ""
     return {
         "version": "1.0",
         "source": "custom",
-        "id": f"{plain(notice.key)}{told}",
+        "id": f"{clean_text(notice.key)}{told}",
         "content": content,
         "metadata": {
-            "threadId": plain(notice.thread or notice.run),
-            "summary": clipped(_line(notice.title), TITLE_LIMIT),
+            "threadId": clean_text(notice.thread or notice.run),
+            "summary": truncate(_line(notice.title), TITLE_LIMIT),
             "eventType": f"rerail-{notice.severity.value}",
             "relatedResources": [links.job_arn] if links.job_arn else [],
             "additionalContext": {
-                "run": plain(notice.run),
-                "key": plain(notice.key),
+                "run": clean_text(notice.run),
+                "key": clean_text(notice.key),
                 "state": notice.state,
                 "runbook": notice.runbook.value,
             },
@@ -63,23 +71,23 @@ def as_chat(notice: Notice, links: Links) -> dict[str, Any]:
 
 def _description(notice: Notice, links: Links) -> str:
     facts = (
-        ("By when", deadline(notice)),
-        ("What Rerail did", clipped(escaped(notice.did), QUOTED_LIMIT)),
-        ("Since", begun(notice)),
-        ("Cost so far", cost(notice)),
-        ("Where", _line(whereabouts(notice))),
+        ("By when", format_deadline(notice)),
+        ("What Rerail did", truncate(escape(notice.did), QUOTED_LIMIT)),
+        ("Since", format_since(notice)),
+        ("Cost so far", format_cost(notice)),
+        ("Where", _line(format_state(notice))),
     )
     said = [f"*{name}:* {value}" for name, value in facts if value]
     led = [f"*{name}:* {address}" for name, address in links.named]
     last = f"`{links.show}`" if links.show else ""
-    return "\n".join(filter(None, (clipped(escaped(notice.body), QUOTED_LIMIT), *said, *led, last))) or "-"
+    return "\n".join(filter(None, (truncate(escape(notice.body), QUOTED_LIMIT), *said, *led, last))) or "-"
 
 
 def _command(step: str) -> str:
     """A step; the command at its end, if there is one, as something to copy."""
     found = COMMAND.fullmatch(step)
-    return f"{escaped(found[1])} `{found[2]}`".strip() if found else escaped(step)
+    return f"{escape(found[1])} `{found[2]}`".strip() if found else escape(step)
 
 
 def _line(text: str) -> str:
-    return " ".join(escaped(text).split())
+    return " ".join(escape(text).split())

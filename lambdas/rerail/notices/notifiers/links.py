@@ -14,7 +14,7 @@ CONSOLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NoticeOrigin:
     """The account and region in which a notice was made, and where its docs are served ("": nowhere)."""
 
     account: str
@@ -55,7 +55,7 @@ class Links:
         return tuple((name, url) for name, url in named if url)
 
 
-def links_of(notice: Notice, place: Place, *, report: str = "") -> Links:
+def links_of(notice: Notice, place: NoticeOrigin, *, report: str = "") -> Links:
     """The notice's links; `report` is the report's, where there is one. What is no name leads nowhere: whoever may put
     events on our bus could else have people open, or type, what he has written."""
     job = quote(notice.job, safe="") if JOB_NAME.fullmatch(notice.job) else ""
@@ -75,6 +75,6 @@ def runbook_page(name: str, docs_url: str) -> str:
     return f"{docs_url.rstrip('/')}/runbooks/{name}/" if docs_url else f"docs/runbooks/{name}.md"
 
 
-def console_of_report(bucket: str, key: str, place: Place) -> str:
+def console_of_report(bucket: str, key: str, place: NoticeOrigin) -> str:
     """The report's object in the console of S3: whoever opens it logs in."""
     return f"{place.console}/s3/object/{bucket}?region={place.region}&prefix={quote(key, safe='/')}"

@@ -7,18 +7,18 @@ from rerail.model.errors import RerailError
 from rerail.notices.notice import Notice
 from rerail.notices.notifiers.links import Links
 
-Way = Callable[[Notice, Links], None]
+Channel = Callable[[Notice, Links], None]
 
 
-class Untold(RerailError):
+class NotificationFailed(RerailError):
     """A notice was not told in every way; the message names the ways and their errors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class Notifier:
     """The ways to tell a notice, by name, the surest first."""
 
-    ways: Sequence[tuple[str, Way]]
+    ways: Sequence[tuple[str, Channel]]
 
     def tell(self, notice: Notice, links: Links) -> None:
         """Tell it in every way; one that fails keeps no other from being tried. Raises Untold: to tell it again is no
@@ -31,4 +31,4 @@ class Voice:
                 failed.append((name, error))
         if failed:
             said = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed)
-            raise Untold(f"{notice.key} was not told everywhere: {said}") from failed[0][1]
+            raise NotificationFailed(f"{notice.key} was not told everywhere: {said}") from failed[0][1]

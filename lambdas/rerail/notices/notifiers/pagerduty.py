@@ -6,9 +6,9 @@ from hashlib import sha256
 from typing import Any
 
 from rerail.model.actions import Severity
-from rerail.notices.notice import Notice, clipped
+from rerail.notices.notice import Notice, truncate
 from rerail.notices.notifiers.links import Links
-from rerail.notices.notifiers.text import cost, deadline, plain, whereabouts
+from rerail.notices.notifiers.text import clean_text, format_cost, format_deadline, format_state
 
 SUMMARY_LIMIT, KEY_LIMIT = 1_024, 255
 
@@ -26,10 +26,10 @@ def as_pagerduty(notice: Notice, links: Links) -> dict[str, Any] | None:
 
 def _trigger(notice: Notice, links: Links) -> dict[str, Any]:
     payload: dict[str, Any] = {
-        "summary": clipped(" ".join(plain(notice.title).split()), SUMMARY_LIMIT) or "Rerail",
-        "source": plain(notice.job or notice.run) or "rerail",
+        "summary": truncate(" ".join(clean_text(notice.title).split()), SUMMARY_LIMIT) or "Rerail",
+        "source": clean_text(notice.job or notice.run) or "rerail",
         "severity": "critical",
-        "component": plain(notice.run),
+        "component": clean_text(notice.run),
         "group": "sagemaker",
         "class": notice.runbook.value,
         "custom_details": _details(notice, links),
@@ -51,13 +51,13 @@ def _trigger(notice: Notice, links: Links) -> dict[str, Any]:
 def _details(notice: Notice, links: Links) -> dict[str, Any]:
     """In the order in which they are read."""
     said = {
-        "what happened": plain(notice.body),
-        "what to do": plain(notice.todo),
-        "by when": deadline(notice),
-        "what Rerail did": plain(notice.did),
+        "what happened": clean_text(notice.body),
+        "what to do": clean_text(notice.todo),
+        "by when": format_deadline(notice),
+        "what Rerail did": clean_text(notice.did),
         "since": notice.since.isoformat() if notice.since else "",
-        "cost so far": cost(notice),
-        "where": plain(whereabouts(notice)),
+        "cost so far": format_cost(notice),
+        "where": clean_text(format_state(notice)),
         "runbook": links.runbook,
         "in a terminal": links.show,
     }
@@ -66,5 +66,5 @@ def _details(notice: Notice, links: Links) -> dict[str, Any]:
 
 def _key(key: str) -> str:
     """The same for the same key; one that is too long is told apart by its digest."""
-    key = plain(key)
+    key = clean_text(key)
     return key if len(key) <= KEY_LIMIT else f"{key[: KEY_LIMIT - 17]}-{sha256(key.encode()).hexdigest()[:16]}"
