@@ -25,7 +25,7 @@ from rich.table import Table
 
 from rerail.model.mailbox import Command, CommandKind, write
 
-CONTAINER = Path(__file__).resolve().parents[1] / "container"
+AGENT = Path(__file__).resolve().parents[1] / "agent"
 WARM_UP = 600  # steps until the detectors' windows are full
 STEP_GOAL_US = 50
 SKEW_S = 2.0
@@ -35,8 +35,8 @@ SCALE = 1000  # skew and step are a thousandth of what they stand for
 def main(argv: Sequence[str] | None = None) -> int:
     """The benchmark; returns the exit status: 1 when ranks ever disagreed."""
     options = _options(argv)
-    if str(CONTAINER) not in sys.path:
-        sys.path.insert(0, str(CONTAINER))
+    if str(AGENT) not in sys.path:
+        sys.path.insert(0, str(AGENT))
     console = Console()
     parts: tuple[tuple[str, Callable[[], dict[str, float]]], ...] = (
         ("a step", lambda: step_cost(options.steps)),

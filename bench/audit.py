@@ -23,7 +23,7 @@ from bench import sbom, secret_scan
 from bench.evidence import Evidence, Failure, Sheet, finish
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = ("app.py", "bench", "cli", "container", "lambdas", "local", "stacks")
+PROGRAMS = ("agent", "app.py", "bench", "cli", "container", "lambdas", "local", "stacks")
 ANSWERS_WITHIN_S = 90
 # Vulnerabilities that do not concern us, by their id: why.
 BEARABLE: dict[str, str] = {}

@@ -168,4 +168,14 @@ def _git(*words: str) -> str:
 
 
 # What a measurement depends on; a change of a page is none.
-PROGRAMS: Sequence[str] = ("lambdas", "stacks", "container", "cli", "local", "bench", "policies", "pyproject.toml")
+PROGRAMS: Sequence[str] = (
+    "lambdas",
+    "stacks",
+    "agent",
+    "container",
+    "cli",
+    "local",
+    "bench",
+    "policies",
+    "pyproject.toml",
+)

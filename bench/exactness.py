@@ -40,7 +40,7 @@ TOLD = re.compile(r"the resume has forgotten something: loss \S+ at step (\d+)")
 LIMIT_S = 300.0
 CODES = {"": 0, "kill": -signal.SIGKILL, "bug": 1}  # how a rank ends with each drill
 ROOT = Path(__file__).parents[1]
-IMPORTS = [str(ROOT), str(ROOT / "container"), str(ROOT / "lambdas")]
+IMPORTS = [str(ROOT), *(str(ROOT / folder) for folder in ("agent", "container", "lambdas"))]
 
 
 def forget(piece: str, replace: Callable[[str, Callable[..., Any]], None]) -> None:

@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import distributed as dist
 from torch.distributed import checkpoint as dcp
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "container"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "agent"))
 
 from rerail_agent.checkpoints import Manifest, Saver, place_of
 

@@ -104,7 +104,7 @@ class Namespace:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
         self._process = subprocess.Popen(
             [*UNSHARE, *command],
-            env={**kept, "PYTHONPATH": str(ROOT / "container"), "SIGNALS_FOLDER": str(folder), **environment},
+            env={**kept, "PYTHONPATH": str(ROOT / "agent"), "SIGNALS_FOLDER": str(folder), **environment},
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=self._err,

@@ -34,7 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import distributed as dist
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "container"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "agent"))
 
 from bench.saving import SIZES, Goal, make_state, verdicts
 from rerail_agent.checkpoints import Manifest, Saver, Snapshots, place_of

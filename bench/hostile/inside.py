@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, required=True)
     options = parser.parse_args(arguments)
     target = TARGETS[options.target]
-    sys.path[:0] = [str(ROOT / folder) for folder in ("lambdas", "container")]
+    sys.path[:0] = [str(ROOT / folder) for folder in ("lambdas", "agent", "container")]
     with atheris.instrument_imports(include=list(target.watched), enable_loader_override=False):
         read = target.load()
     corpus = options.folder / "corpus"

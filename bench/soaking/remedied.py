@@ -49,7 +49,7 @@ def train(
         is_last = number == len(parts)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RERAIL_", "SOAK_", "AWS_"))},
-            "PYTHONPATH": os.pathsep.join(str(REPOSITORY_ROOT / name) for name in ("container", "lambdas")),
+            "PYTHONPATH": os.pathsep.join(str(REPOSITORY_ROOT / name) for name in ("agent", "container", "lambdas")),
             "SAGEMAKER_BASE_DIR": str(folder / "files"),
             "TRAINING_JOB_NAME": f"part-{number}",
             "SOAK_FOLDER": str(folder),

@@ -70,9 +70,9 @@ def uri(given: str, uploaded: str) -> str:
 def wheel(given: str) -> str:
     """The agent's wheel, a file here or in S3."""
     if given and not given.endswith(".whl"):
-        raise Problem(f"--agent {given}: not a wheel", "make one: pip wheel --no-deps ./container")
+        raise Problem(f"--agent {given}: not a wheel", "make one: pip wheel --no-deps ./agent")
     if given and not given.startswith("s3://") and not local_path("--agent", given).is_file():
-        raise Problem(f"--agent {given}: there is no such file", "make one: pip wheel --no-deps ./container")
+        raise Problem(f"--agent {given}: there is no such file", "make one: pip wheel --no-deps ./agent")
     return given
 
 

@@ -38,7 +38,7 @@ class Image:
 
 def default_images() -> dict[str, Image]:
     container = REPOSITORY_ROOT / "container"
-    search = f"{container}:{REPOSITORY_ROOT / 'lambdas'}"
+    search = ":".join(str(REPOSITORY_ROOT / folder) for folder in ("container", "agent", "lambdas"))
     return {"rerail-training": Image(container, environment={"PYTHONPATH": search})}
 
 

@@ -267,7 +267,7 @@ def test_importing_the_package_loads_no_torch():
         assert "boto3" not in sys.modules
     """
     scrubbed = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("lambdas", "container"))
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("lambdas", "agent"))
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], env={**scrubbed, "PYTHONPATH": path}, check=True, timeout=300
     )
@@ -283,7 +283,7 @@ def test_a_script_that_ends_without_close_sends_its_last_report_and_ends(bucket:
         guard.report(Finding(Kind.LOSS_SPIKE, Level.WARN, 60, 58, "loss 5"))
     """
     scrubbed = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("lambdas", "container"))
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("lambdas", "agent"))
     environment = {**scrubbed, "PYTHONPATH": path, **environment_of(bucket, base=tmp_path)}
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, timeout=300)
     assert ended.returncode == 0

@@ -29,11 +29,11 @@ def python(*arguments: str, interpreter: str = sys.executable, **environment: st
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built as from a clone, which has the agent and the core at their places."""
     folder = tmp_path_factory.mktemp("clone")
-    for part in ("container", "lambdas/rerail"):
+    for part in ("agent", "lambdas/rerail"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
-    python("-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(folder / "container"))
-    assert not (folder / "container" / "build").exists()
+    python("-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(folder / "agent"))
+    assert not (folder / "agent" / "build").exists()
     (built,) = folder.glob("*.whl")
     return built
 
@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_the_agent_and_the_core_that_thinks(wheel: Path) -> None:
     """All of its packages are found by themselves, nothing of what calls AWS from the functions comes along."""
     names = set(zipfile.ZipFile(wheel).namelist())
-    agent = {str(path.relative_to(ROOT / "container")) for path in (ROOT / "container/rerail_agent").rglob("*.py")}
+    agent = {str(path.relative_to(ROOT / "agent")) for path in (ROOT / "agent/rerail_agent").rglob("*.py")}
     assert agent <= names
     assert {"rerail/model/mailbox.py", "rerail/detection/detectors.py"} <= names
     assert not [name for name in names if name.startswith(("rerail/aws", "train", "launch"))]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.container.hosts import CONTAINER, Here, Host
+from tests.container.hosts import IMPORT_PATH, Here, Host
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def run_forked() -> Iterator[Callable[..., list[int]]]:
     """Runs a job on a host to its end with ranks forked from one process, not by launch.py; gives their exit codes."""
     script = Path(__file__).with_name("forked.py")
     scrubbed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
-    environment = {**scrubbed, "PYTHONPATH": str(CONTAINER)}
+    environment = {**scrubbed, "PYTHONPATH": IMPORT_PATH}
     forker = subprocess.Popen(
         [sys.executable, script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

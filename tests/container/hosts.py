@@ -19,6 +19,8 @@ from rerail_agent import Guard, failure
 from rerail_agent.checkpoints import Manifest, place_of
 
 CONTAINER = Path(train.__file__).parent
+# What the image has on its path.
+IMPORT_PATH = os.pathsep.join(str(CONTAINER.parent / folder) for folder in ("agent", "container", "lambdas"))
 OPTIONS = {"steps": "40", "checkpoint_every": "10", "batch_size": "12", "model_size": "tiny", "warmup_steps": "5"}
 LIMIT_S = 300
 
@@ -96,7 +98,13 @@ class Host:
             process = subprocess.Popen(
                 [sys.executable, "launch.py"],
                 cwd=CONTAINER,
-                env={**scrubbed, "SAGEMAKER_BASE_DIR": str(self.base), "TRAINING_JOB_NAME": "night", **environment},
+                env={
+                    **scrubbed,
+                    "PYTHONPATH": IMPORT_PATH,
+                    "SAGEMAKER_BASE_DIR": str(self.base),
+                    "TRAINING_JOB_NAME": "night",
+                    **environment,
+                },
                 stdout=out,
                 stderr=err,
                 text=True,

@@ -20,7 +20,7 @@ from rerail_agent.proc import Process
 from rerail_agent.ranks import training
 
 pytestmark = pytest.mark.slow
-CONTAINER = signals.ROOT / "container"
+AGENT = signals.ROOT / "agent"
 PYTHON = sys.executable
 HANG_S = 120  # ends a wait for what never comes
 SAVE_S = 1.0
@@ -68,7 +68,7 @@ class Job:
         self.launcher.write_text(LAUNCHER)
         self.environment = {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(CONTAINER),
+            "PYTHONPATH": str(AGENT),
             "FOLDER": str(folder),
             "SAGEMAKER_BASE_DIR": str(self.base),
             **environment,
@@ -393,14 +393,14 @@ def test_other_pythons_can_run_it(version: str) -> None:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip(f"no {python} here")
     words = [python, "-m", "rerail_agent.init", "sh", "-c", "exit 7"]
-    assert subprocess.run(words, env={**os.environ, "PYTHONPATH": str(CONTAINER)}, capture_output=True).returncode == 7
+    assert subprocess.run(words, env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True).returncode == 7
 
 
 def test_init_needs_the_standard_library_alone() -> None:
     """It starts in any image, and at once."""
     script = "import sys, rerail_agent.init; print(*{name.partition('.')[0] for name in sys.modules})"
     words = [PYTHON, "-S", "-c", script]
-    done = subprocess.run(words, env={"PYTHONPATH": str(CONTAINER)}, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, env={"PYTHONPATH": str(AGENT)}, capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) <= {*sys.stdlib_module_names, "__main__", "rerail_agent"}
 
 

@@ -18,8 +18,8 @@ import parallel
 from choices import Choices
 from model import GPT
 from tests.container import layouts
+from tests.container.hosts import IMPORT_PATH
 
-CONTAINER = Path(parallel.__file__).parent
 # Sums in another order: the last bits of numbers around 5.5. In bfloat16 a layer has three digits.
 FP32, BF16 = 1e-5, 5e-3
 Results = dict[tuple[int, str], dict[str, Any]]
@@ -33,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Results:
     scrubbed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     done = subprocess.run(
         [sys.executable, layouts.__file__, str(tmp_path_factory.mktemp("layouts"))],
-        env={**scrubbed, "PYTHONPATH": str(CONTAINER)},
+        env={**scrubbed, "PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
         timeout=600,

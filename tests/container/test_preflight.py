@@ -18,6 +18,7 @@ from parallel import World
 from preflight import HardwareError, Result, Verdict
 from rerail_agent.checkpoints import place
 from tests.container import fitness
+from tests.container.hosts import IMPORT_PATH
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="gloo")
 HERE = Cluster(hosts=("algo-1",), current_host="algo-1", instance_type="", network_interface="")
@@ -30,7 +31,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
     scrubbed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     done = subprocess.run(
         [sys.executable, fitness.__file__, str(tmp_path_factory.mktemp("fitness"))],
-        env={**scrubbed, "PYTHONPATH": str(Path(preflight.__file__).parent)},
+        env={**scrubbed, "PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
         timeout=600,

@@ -26,7 +26,7 @@ from tests.agent.jobs import RUN, command, environment_of
 from tests.container.hosts import Here, Host
 
 pytestmark = pytest.mark.slow
-CODE = [str(signals.ROOT / "container"), str(signals.ROOT / "lambdas")]
+CODE = [str(signals.ROOT / folder) for folder in ("agent", "container", "lambdas")]
 PYTHON = sys.executable
 FOREVER = "3600"  # what lasts so long ends the test by its deadline
 FAILED = '{"rerail": 1, "cause": "user_code", "error": "ValueError: %s", "step": 7, "rank": 0, "exit_code": 1}'

@@ -12,7 +12,7 @@ import pytest
 from launch import free_port
 from rerail_agent.keeping import folder_for
 from tests.agent.checkpoints.ranks import settle
-from tests.container.hosts import CONTAINER, LIMIT_S, OPTIONS, Here, Host, agree, losses
+from tests.container.hosts import CONTAINER, IMPORT_PATH, LIMIT_S, OPTIONS, Here, Host, agree, losses
 
 EVERY = 5
 # What a restart in place comes down to: the ranks start again, and init and what it keeps stay.
@@ -42,6 +42,7 @@ class Machine:
                 cwd=CONTAINER,
                 env={
                     **kept,
+                    "PYTHONPATH": IMPORT_PATH,
                     **{name: str(value) for name, value in places.items()},
                     "MASTER_ADDR": "127.0.0.1",
                     "SAGEMAKER_BASE_DIR": str(base),

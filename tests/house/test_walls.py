@@ -94,14 +94,14 @@ def test_the_stacks_know_settings_and_policies_only(path):
     assert not {name for name in taken if not within(name, *OPEN_TO_THE_STACKS) and name != "rerail"}
 
 
-@each(modules("container"))
+@each(modules("agent", "container"))
 def test_training_starts_without_the_sdk(path):
     """The container imports no boto3 at module level (a training image need not have it), and no adapter at all."""
     assert not {name for name in imports(path, top_level_only=True) if within(name, *AWS_SDK)}
     assert not {name for name in imports(path) if within(name, "rerail.aws", "wiring", "settings", "observability")}
 
 
-@each(modules("lambdas", "container", "stacks"))
+@each(modules("lambdas", "agent", "container", "stacks"))
 def test_what_is_shipped_knows_no_tests_and_no_tools(path):
     """Neither tests nor the local AWS nor the benchmark is imported by what is deployed."""
     assert not {name for name in imports(path) if within(name, "tests", "local", "bench", "cli", "pytest", "moto")}
