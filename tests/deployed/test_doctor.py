@@ -125,7 +125,7 @@ def test_a_shell_is_opened_only_into_a_job_that_runs(account: Account, environme
         ("show", "drawn"),
         ("checkpoints", "drawn"),
         ("report", "drawn"),
-        ("switch", "status"),
+        ("resume",),
         ("policy", "list"),
         ("tensorboard", "drawn", "--logdir-only"),
         ("follow", "drawn"),
