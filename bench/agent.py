@@ -96,8 +96,8 @@ def step_cost(steps: int) -> dict[str, float]:
     """Rank 0 with detectors and a metric line in each step; and the detectors alone on the same rows."""
     from rerail.model.sample import Sample
     from rerail.model.thresholds import Thresholds
+    from rerail_agent.detection import StepDetection
     from rerail_agent.guard import Guard
-    from rerail_agent.judgement import Judgement
 
     chance = random.Random(1)
     rows = [(2 * math.exp(chance.gauss(0, 0.01)), 1 + chance.random()) for _ in range(WARM_UP + steps)]
@@ -118,7 +118,7 @@ def step_cost(steps: int) -> dict[str, float]:
         other.step(step=step, loss=loss, grad_norm=norm, tokens=4096, lr=3e-4, extra={"mfu": 0.41})
         others.append(time.perf_counter() - began)
     other.close()
-    judgement, alone = Judgement(Thresholds()), []
+    judgement, alone = StepDetection(Thresholds()), []
     for step, (loss, norm) in enumerate(rows, 1):
         sample = Sample(step=step, loss=loss, grad_norm=norm, step_time_s=0.1 + chance.random() / 1000, lr=3e-4)
         began = time.perf_counter()
@@ -281,10 +281,10 @@ class Shelf:
         self.bucket = bucket
 
     def read(self, key: str, *, unless: str = "") -> Any:
-        from rerail_agent.post import Letter
+        from rerail_agent.mailbox_objects import MailboxObject
 
         letter = Shelf.letter
-        return Letter(*letter) if letter and letter[1] != unless else None
+        return MailboxObject(*letter) if letter and letter[1] != unless else None
 
     def write(self, key: str, text: bytes) -> None:
         """Taken, and forgotten."""

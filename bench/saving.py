@@ -29,7 +29,7 @@ from torch.distributed import checkpoint as dcp
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "agent"))
 
-from rerail_agent.checkpoints import Manifest, Saver, place_of
+from rerail_agent.checkpoints import Manifest, Saver, open_store
 
 RANKS = 2
 # Layers and width of a transformer. Three float32 copies of its weights make the state: weights, Adam's two moments.
@@ -140,7 +140,7 @@ class Bench:
     def __init__(self, rank: int, size: str, root: Path, tell: Callable[[Any], None]) -> None:
         self.rank, self.root, self.tell = rank, root, tell
         self.state = make_state(*SIZES[size])
-        self.saver = Saver(place_of(root / "ours"), rank=rank, world_size=RANKS, tell=lambda line: None)
+        self.saver = Saver(open_store(root / "ours"), rank=rank, world_size=RANKS, tell=lambda line: None)
         self.background = dist.new_group(backend="gloo")  # async_save on the default group can deadlock
         self.stall: dict[str, list[float]] = {}
         self.durable: dict[str, list[float]] = {}

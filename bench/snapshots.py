@@ -37,8 +37,8 @@ from torch import distributed as dist
 sys.path.append(str(Path(__file__).resolve().parent.parent / "agent"))
 
 from bench.saving import SIZES, Goal, make_state, verdicts
-from rerail_agent.checkpoints import Manifest, Saver, Snapshots, place_of
-from rerail_agent.keeping import Keeping
+from rerail_agent.checkpoints import Manifest, Saver, Snapshots, open_store
+from rerail_agent.snapshot_keeper import SnapshotKeeper
 
 NODES = 3  # of the random losses, one rank each
 DURABLE_EVERY = 7  # snapshots
@@ -101,9 +101,9 @@ class Nodes:
         self.ranks: list[Any] = []
         self.pipes: list[Connection] = []
 
-    def _keeper(self, node: int) -> Keeping:
+    def _keeper(self, node: int) -> SnapshotKeeper:
         environment = {"SAGEMAKER_BASE_DIR": str(self.root / f"node{node}"), "RERAIL_SNAPSHOT_STEPS": "1"}
-        keeper = Keeping.start(environment, print)
+        keeper = SnapshotKeeper.start(environment, print)
         assert keeper is not None
         return keeper
 
@@ -151,7 +151,7 @@ class Life:
     def __post_init__(self) -> None:
         tell = self.lines.append
         store = dist.PrefixStore(secrets.token_hex(2) if self.size == 1 else "life", self.store)
-        self.saver = Saver(place_of(self.place), rank=self.rank, world_size=self.size, store=store, tell=tell)
+        self.saver = Saver(open_store(self.place), rank=self.rank, world_size=self.size, store=store, tell=tell)
         self.snapshots = Snapshots(
             self.saver, every=1, folder=self.folder, store=store, tell=tell, patience_s=PATIENCE_S
         )

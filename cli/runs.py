@@ -19,7 +19,7 @@ from cli.place import AsJson, Local, now
 from rerail.accounting.costs import find_unpriced_type, run_dollars, runtime_left
 from rerail.accounting.goodput import Account, make_account
 from rerail.accounting.save_interval import advise_interval, format_advice
-from rerail.decisions import warm_pools as pools
+from rerail.decisions import warm_pools
 from rerail.decisions.budgets import remaining_retries
 from rerail.decisions.launch_checks import PAUSE, format_dollars
 from rerail.decisions.remedies import format_duration
@@ -215,7 +215,7 @@ def waits(run: Run) -> Iterator[str]:
 
 def machines(run: Run) -> Iterator[str]:
     """Machines that are kept warm for nobody, and what SageMaker itself has mended."""
-    if kept := pools.find_pool_attempt(run):
+    if kept := warm_pools.find_pool_attempt(run):
         told = kept.pool.status if kept.pool else "if SageMaker keeps one"
         most = format_duration(timedelta(seconds=kept.keep_alive_seconds))
         yield f"warm pool of {kept.job_name}: {told}, for {most} at most"

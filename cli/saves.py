@@ -11,9 +11,8 @@ from typing import Any
 import xxhash
 
 from rerail.decisions.checkpoint_health import assess_health, newest_resumable
-from rerail.decisions.decision import has_agent, with_attempt_number
-from rerail.decisions.decision import select_known as reckoned
-from rerail.model import checkpoint_layouts as layouts
+from rerail.decisions.decision import has_agent, select_known, with_attempt_number
+from rerail.model import checkpoint_layouts
 from rerail.model.checkpoints import MANIFEST, Checkpoint, Health, bucket_and_folder, newest_usable, read_manifest
 from rerail.model.errors import BadManifest
 from rerail.model.run import Run
@@ -67,7 +66,9 @@ def saves_under(s3: Any, uri: str) -> list[Save]:
     """
     bucket, prefix = bucket_and_folder(uri)
     stored = [
-        layouts.StoredObject(item["Key"].removeprefix(prefix), item["Size"], item["LastModified"], item["ETag"])
+        checkpoint_layouts.StoredObject(
+            item["Key"].removeprefix(prefix), item["Size"], item["LastModified"], item["ETag"]
+        )
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         for item in page.get("Contents", [])
     ]
@@ -81,13 +82,15 @@ def saves_under(s3: Any, uri: str) -> list[Save]:
     return sorted(filter(None, saves), key=lambda save: (save.is_aside, -save.step, save.folder))
 
 
-def _saves_of_a_script(s3: Any, bucket: str, prefix: str, stored: Sequence[layouts.StoredObject]) -> list[Save]:
+def _saves_of_a_script(
+    s3: Any, bucket: str, prefix: str, stored: Sequence[checkpoint_layouts.StoredObject]
+) -> list[Save]:
     """Those of a script that writes no manifests, where one of its saves at least is whole by its layout."""
     pointers = {
         each.key: s3.get_object(Bucket=bucket, Key=f"{prefix}{each.key}")["Body"].read().decode(errors="replace")
-        for each in layouts.find_pointers(stored)
+        for each in checkpoint_layouts.find_pointers(stored)
     }
-    found = layouts.find_checkpoints(stored, pointers)
+    found = checkpoint_layouts.find_checkpoints(stored, pointers)
     if not any(save.is_whole for save in found):
         return []
     return [
@@ -97,7 +100,7 @@ def _saves_of_a_script(s3: Any, bucket: str, prefix: str, stored: Sequence[layou
             is_aside=False,
             bytes=sum(each.bytes for each in save.files.values()),
             has_manifest=False,
-            checkpoint=layouts.make_checkpoint(save, uri=f"s3://{bucket}/{prefix}"),
+            checkpoint=checkpoint_layouts.make_checkpoint(save, uri=f"s3://{bucket}/{prefix}"),
             damage=f"lacks {', '.join(save.missing)}" if save.missing else "",
         )
         for save in found
@@ -156,7 +159,7 @@ def resume_from(run: Run, saves: Sequence[Save]) -> Save | None:
     sound = {save.checkpoint.uri: save for save in saves if save.checkpoint and not save.is_aside and not save.damage}
     known = [save.checkpoint for save in sound.values() if save.checkpoint]
     before = run.stop.before_step if run.stop else None
-    now = reckoned(run, known)
+    now = select_known(run, known)
     chosen = newest_resumable(now) if before is None else newest_usable(now, before_step=before)
     return sound[chosen.uri] if chosen else None
 

@@ -18,8 +18,8 @@ import mpi
 from instances import network_settings
 from job import Cluster, base_folder, failure_file, read_json
 from rerail_agent import failure, init
-from rerail_agent.birth import STOPS
-from rerail_agent.restarts import moved_port
+from rerail_agent.in_place_restarts import next_port
+from rerail_agent.spawn import STOPS
 
 TRAIN = Path(__file__).with_name("train.py")
 DEFAULT_PORT = 7777  # the port that AWS's toolkit uses between the hosts of a job
@@ -31,7 +31,7 @@ def main() -> NoReturn:
     # What comes while this file reads others waits, blocked, until init has its handlers: Linux keeps a blocked signal
     # even for PID 1, and drops every other that PID 1 has no handler for.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    with failure.recorded(failure_file(base_folder()), rank=0):
+    with failure.record_failure(failure_file(base_folder()), rank=0):
         command, environment = prepared(os.environ)
     # The ranks die with their launcher, which knows itself by this variable, and the launcher with init.
     sys.exit(init.run(command, environment=environment, pid_as="RERAIL_LAUNCHER_PID", prepare=prepared))
@@ -140,7 +140,7 @@ def rendezvous(cluster: Cluster, environment: Mapping[str, str]) -> dict[str, st
     place they meet at another port, where no old rank can join."""
     alone, restart = len(cluster.hosts) == 1, int(environment.get("RERAIL_RESTART") or 0)
     if restart:
-        port = free_port() if alone else moved_port(int(environment.get("MASTER_PORT") or DEFAULT_PORT), restart)
+        port = free_port() if alone else next_port(int(environment.get("MASTER_PORT") or DEFAULT_PORT), restart)
         environment = {**environment, "MASTER_PORT": str(port)}
     found = {
         "MASTER_ADDR": environment.get("MASTER_ADDR") or ("127.0.0.1" if alone else cluster.hosts[0]),

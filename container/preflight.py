@@ -363,9 +363,9 @@ def on_disk(place: str, name: str, content: bytes) -> None:
 def in_s3(place: str, name: str, content: bytes) -> None:
     # By the code that will write checkpoints, so that region, endpoint and credentials are theirs.
     from rerail_agent.checkpoints.manifest import DamagedCheckpoint
-    from rerail_agent.checkpoints.place import place_of
+    from rerail_agent.checkpoints.store import open_store
 
-    beside = place_of(f"{place.rstrip('/')}/{name}")
+    beside = open_store(f"{place.rstrip('/')}/{name}")
     entry = beside.write(0, "probe", [memoryview(content)], total=len(content))
     try:
         beside.check(0, entry)

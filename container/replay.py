@@ -19,7 +19,7 @@ import torch
 import xxhash
 
 from parallel import World
-from rerail_agent.checkpoints.place import Place
+from rerail_agent.checkpoints.store import CheckpointStore
 
 FILE = "losses.json"
 SCHEMA = 1
@@ -66,7 +66,7 @@ class Replay:
         lowered = {} if rate == 1.0 else {"rate": rate}
         return cls({**chosen, **ranks, **software, "skipped": ranges, **lowered}, tolerance)
 
-    def resumed(self, step: int, place: Place) -> str:
+    def resumed(self, step: int, place: CheckpointStore) -> str:
         """Takes the file beside the checkpoint, and says in words why nothing is compared; "" if something is."""
         try:
             return self.expect(step, place.note(step, FILE))
@@ -135,7 +135,7 @@ class Replay:
                 self.committed.remove(step)
                 yield step, self._written(self.seen.pop(step))
 
-    def keep(self, place: Place, *, is_last: bool = False) -> None:
+    def keep(self, place: CheckpointStore, *, is_last: bool = False) -> None:
         """Writes the files that are due. In threads of their own: a step must not wait for S3, nor fail with it."""
         for step, text in self.known(is_last=is_last):
             self.writes.append(threading.Thread(target=_put, args=(place, step, text), daemon=True))
@@ -149,7 +149,7 @@ class Replay:
         return json.dumps({"schema": SCHEMA, "conditions": self.conditions, "losses": hexes}, indent=1).encode()
 
 
-def _put(place: Place, step: int, text: bytes) -> None:
+def _put(place: CheckpointStore, step: int, text: bytes) -> None:
     # The checkpoint may be out of date and deleted by now, and what is lost is only a comparison.
     with suppress(OSError):
         place.leave_note(step, FILE, text)

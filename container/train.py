@@ -32,7 +32,7 @@ from options import read_options
 from replay import Replay, fingerprint
 from rerail.model.finding import Finding, Kind, Level
 from rerail_agent import Guard, failure
-from rerail_agent.checkpoints import Committed, Manifest, Saver, Snapshots, place_of
+from rerail_agent.checkpoints import CommitResult, Manifest, Saver, Snapshots, open_store
 from sieve import Sieve
 from speed import Meter
 
@@ -85,7 +85,7 @@ def main() -> None:
         with (
             # First of all: launch.py holds a SIGTERM back.
             contextlib.closing(Guard.from_env(abilities=ABILITIES)) as guard,
-            failure.recorded(failure_file(base_folder()), rank=int(os.environ.get("RANK", "0"))) as position,
+            failure.record_failure(failure_file(base_folder()), rank=int(os.environ.get("RANK", "0"))) as position,
         ):
             run = train(read_options(), Job.from_environment(), position=position, guard=guard)
     except SystemExit as ending:
@@ -104,7 +104,7 @@ def train(options: argparse.Namespace, job: Job, *, position: failure.Position, 
     world = parallel.join(timeout=timedelta(seconds=options.collective_timeout_seconds), options=options)
     position.rank = world.rank
     check(options, job, world)
-    saver = Saver(place_of(job.checkpoints), rank=world.rank, world_size=world.size, device=world.device, tell=tell)
+    saver = Saver(open_store(job.checkpoints), rank=world.rank, world_size=world.size, device=world.device, tell=tell)
     snapshots = Snapshots.from_environment(saver, interface=Cluster.read(job.base).network_interface, tell=tell)
     with contextlib.closing(saver), contextlib.closing(snapshots):
         run = build(options, job, parallel.Layout.of(options, world), guard, saver, snapshots)
@@ -302,7 +302,7 @@ def manifest(run: Run, *, reason: str) -> Manifest:
     )
 
 
-def settle(run: Run, ended: Iterable[Committed]) -> None:
+def settle(run: Run, ended: Iterable[CommitResult]) -> None:
     """Reports the saves that have come to their end; one that failed costs that checkpoint and not the run."""
     for each in ended:
         reason = each.manifest.reason

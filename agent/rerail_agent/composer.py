@@ -66,7 +66,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     ) -> None:
         super().__init__()
         self.guard = Guard.from_env() if guard is None else guard
-        self._shelf = manifests.Shelf(self.guard, manifests.root_of(checkpoints), keep=keep)
+        self._shelf = manifests.FrameworkCheckpoints(self.guard, manifests.root_of(checkpoints), keep=keep)
         self._save_every, self._loss_every, self._write = save_every, max(1, loss_every), write
         self._saved = self._tokens = 0
         self._losses: list[Any] = []  # of the microbatches of this batch

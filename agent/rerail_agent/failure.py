@@ -16,7 +16,7 @@ LIMIT = 1024  # characters of the file that SageMaker keeps
 LAST_LINES = 6
 
 
-class Cause(str, Enum):  # noqa: UP042  (init.py comes here in images whose Python is older than StrEnum)
+class FailureCause(str, Enum):  # noqa: UP042  (init.py comes here in images whose Python is older than StrEnum)
     """Rerail's causes, as far as a container can tell them apart."""
 
     USER_CODE = "user_code"
@@ -43,21 +43,21 @@ class Position:
 # torch's own wording, because most of these are plain RuntimeErrors: (a piece of the text, in lower case, the cause).
 # First match wins; causes that name a broken part come before their consequences.
 PHRASES = (
-    ("uncorrectable ecc error", Cause.HARDWARE),
-    ("nvlink", Cause.HARDWARE),
-    ("cuda error: hardware stack error", Cause.HARDWARE),
-    ("can't allocate memory", Cause.OOM),
-    ("cannot allocate memory", Cause.OOM),
-    ("out of memory", Cause.OOM),
+    ("uncorrectable ecc error", FailureCause.HARDWARE),
+    ("nvlink", FailureCause.HARDWARE),
+    ("cuda error: hardware stack error", FailureCause.HARDWARE),
+    ("can't allocate memory", FailureCause.OOM),
+    ("cannot allocate memory", FailureCause.OOM),
+    ("out of memory", FailureCause.OOM),
 )
 DISTRIBUTED_PHRASES = (
-    ("timed out", Cause.HANG),
-    ("timeout", Cause.HANG),
-    ("connection closed by peer", Cause.INFRASTRUCTURE),
-    ("connection reset", Cause.INFRASTRUCTURE),
-    ("connection refused", Cause.INFRASTRUCTURE),
-    ("unhandled system error", Cause.INFRASTRUCTURE),
-    ("remote process exited", Cause.INFRASTRUCTURE),
+    ("timed out", FailureCause.HANG),
+    ("timeout", FailureCause.HANG),
+    ("connection closed by peer", FailureCause.INFRASTRUCTURE),
+    ("connection reset", FailureCause.INFRASTRUCTURE),
+    ("connection refused", FailureCause.INFRASTRUCTURE),
+    ("unhandled system error", FailureCause.INFRASTRUCTURE),
+    ("remote process exited", FailureCause.INFRASTRUCTURE),
 )
 DISTRIBUTED_SIGNS = ("gloo", "nccl", "tcpstore", "smddp", "torch.distributed", "connection closed by peer")
 # Each alternative is a whole class name. torch's own (DistBackendError, ...) by their names: nobody here imports torch.
@@ -68,34 +68,34 @@ OF_TORCH_DISTRIBUTED = re.compile(r"(?:[\w.:]+[.:])?Dist\w*Error")
 OF_CONNECTIONS = re.compile(r"(?:builtins\.)?(?:RuntimeError|Connection\w*Error|BrokenPipeError)")
 
 
-def cause_of(error: BaseException) -> Cause:
+def find_cause(error: BaseException) -> FailureCause:
     """The cause that an exception speaks for; a mistake in the script is what is left when nothing else fits."""
     chain = _chain(error)
     classes = [cls for link in chain for cls in type(link).__mro__]
     text = " ".join(f"{type(link).__name__}: {link}" for link in chain)
-    return cause_of_words(text, [f"{cls.__module__}.{cls.__name__}" for cls in classes]) or Cause.USER_CODE
+    return find_cause_in_text(text, [f"{cls.__module__}.{cls.__name__}" for cls in classes]) or FailureCause.USER_CODE
 
 
-def cause_of_words(text: str, exceptions: Collection[str]) -> Cause | None:
+def find_cause_in_text(text: str, exceptions: Collection[str]) -> FailureCause | None:
     """The cause that an error's text speaks for, if it does; `exceptions` are the names of the classes in it."""
     text = text.lower()
     if _has(OF_HARDWARE, exceptions):
-        return Cause.HARDWARE
+        return FailureCause.HARDWARE
     if _has(OF_DATA, exceptions):
-        return Cause.DATA
+        return FailureCause.DATA
     if _has(OF_MEMORY, exceptions):
-        return Cause.OOM
+        return FailureCause.OOM
     named = next((cause for phrase, cause in PHRASES if phrase in text), None)
     return named or _distributed_cause(text, exceptions)
 
 
-def _distributed_cause(text: str, exceptions: Collection[str]) -> Cause | None:
+def _distributed_cause(text: str, exceptions: Collection[str]) -> FailureCause | None:
     own = _has(OF_TORCH_DISTRIBUTED, exceptions)
     plain = _has(OF_CONNECTIONS, exceptions) and any(sign in text for sign in DISTRIBUTED_SIGNS)
     if not own and not plain:
         return None
     matches = (cause for phrase, cause in DISTRIBUTED_PHRASES if phrase in text)
-    return next(matches, Cause.INFRASTRUCTURE if own else None)
+    return next(matches, FailureCause.INFRASTRUCTURE if own else None)
 
 
 def _has(kind: re.Pattern[str], exceptions: Collection[str]) -> bool:
@@ -113,8 +113,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def describe(error: BaseException, position: Position, *, exit_code: int = 1) -> str:
     """The failure file's text: valid JSON of at most 1024 characters, whatever the error says."""
-    return Report(
-        cause=cause_of(error),
+    return FailureReport(
+        cause=find_cause(error),
         error=f"{type(error).__name__}: {error}",
         step=position.step,
         rank=position.rank,
@@ -124,10 +124,10 @@ def describe(error: BaseException, position: Position, *, exit_code: int = 1) ->
 
 
 @dataclass(frozen=True)
-class Report:
+class FailureReport:
     """What the failure file says; step and rank are None where nobody knows them."""
 
-    cause: Cause
+    cause: FailureCause
     error: str
     step: int | None
     rank: int | None
@@ -171,7 +171,7 @@ def write(path: Path, text: str) -> bool:
 
 
 @contextmanager
-def recorded(path: Path, *, rank: int) -> Iterator[Position]:
+def record_failure(path: Path, *, rank: int) -> Iterator[Position]:
     """Lets every exception pass, after writing it to the failure file. An exit on purpose (SystemExit) says nothing."""
     position = Position(rank=rank)
     try:

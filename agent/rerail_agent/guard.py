@@ -28,16 +28,16 @@ from rerail.model.mailbox import Durability, Heartbeat, Report, write
 from rerail.model.sample import Sample
 from rerail_agent import agreement, manifests
 from rerail_agent.agreement import Agreement
-from rerail_agent.courier import Courier
-from rerail_agent.hang import Limits, Watchdog
-from rerail_agent.harmless import Harmless, tell
+from rerail_agent.commands import CommandState
+from rerail_agent.detection import CLEAN, SUSPECT, StepDetection
+from rerail_agent.fault_isolation import FaultIsolation, print_line
+from rerail_agent.hang import HangLimits, Watchdog
 from rerail_agent.identity import Identity
-from rerail_agent.judgement import CLEAN, SUSPECT, Judgement
-from rerail_agent.orders import Orders
-from rerail_agent.post import Post
+from rerail_agent.mailbox_client import MailboxClient
+from rerail_agent.mailbox_objects import MailboxBucket
 from rerail_agent.progress import Progress
 from rerail_agent.settings import Settings
-from rerail_agent.stopping import Stopping
+from rerail_agent.sigterm import SigtermHandler
 from rerail_agent.telemetry import Meter
 
 _forks = 0  # how many forks this process is away from the one that imported this module
@@ -77,26 +77,26 @@ class Guard:
     ) -> None:
         environment = os.environ if environment is None else environment
         self._forks = _forks
-        self._harmless = Harmless()
+        self._harmless = FaultIsolation()
         self._save, self._log_every = save, max(1, log_every)
         restarts = ("restart",) if environment.get("RERAIL_INIT") else ()  # its init can restart it in place
         self._abilities = (*abilities, *restarts)
         self._identity = self._harmless.run(
-            "identity", lambda: Identity.from_environment(environment, tell), otherwise=Identity()
+            "identity", lambda: Identity.from_environment(environment, print_line), otherwise=Identity()
         )
         self._settings = self._harmless.run(
-            "settings", lambda: Settings.from_environment(environment, tell), otherwise=Settings()
+            "settings", lambda: Settings.from_environment(environment, print_line), otherwise=Settings()
         )
-        self._agreement = Agreement(every=agree_every, tell=tell)
+        self._agreement = Agreement(every=agree_every, tell=print_line)
         self._agreement.rank, self._agreement.expected = self._identity.rank or 0, self._identity.size
         self._progress, self._meter = Progress(), Meter()
-        self._judgement, self._orders = Judgement(self._settings.detection), Orders(self._identity)
+        self._judgement, self._orders = StepDetection(self._settings.detection), CommandState(self._identity)
         self._agreed, self._stops, self._is_fenced, self._finite = agreement.NONE, False, False, True
         self._loss: float | None = None
         self._beaten: tuple[int, float] = (0, 0.0)  # steps and seconds in steps at the last heartbeat
         self._beats = 0
-        self._stopping = Stopping(lambda: self._agreement.hoist(agreement.SIGTERM))
-        self._courier: Courier | None = None
+        self._stopping = SigtermHandler(lambda: self._agreement.hoist(agreement.SIGTERM))
+        self._courier: MailboxClient | None = None
         self._watchdog: Watchdog | None = None
         self._closed = False
         self._restarted = self._identity.restart > 0  # and no step of it is done yet
@@ -234,7 +234,9 @@ class Guard:
         try:
             self._judgement.restore(str(text))
         except Exception as error:
-            tell(f"the detectors' saved state cannot be read ({type(error).__name__}: {error}); they start afresh")
+            print_line(
+                f"the detectors' saved state cannot be read ({type(error).__name__}: {error}); they start afresh"
+            )
 
     def close(self, within_s: float = LAST_MAIL_S) -> None:
         """Sends what is still to be told, for no longer than this, and stops watching."""
@@ -265,8 +267,8 @@ class Guard:
         atexit.register(self.close, 2.0)
         if not self._identity.bucket or not self._is_first():
             return
-        self._courier = Courier(
-            Post(self._identity.bucket, self._identity.region, self._identity.seal_key),
+        self._courier = MailboxClient(
+            MailboxBucket(self._identity.bucket, self._identity.region, self._identity.seal_key),
             self._identity.run,
             hear=self._hear,
             beat=self._beat,
@@ -277,7 +279,7 @@ class Guard:
         self._courier.file(self._orders.hello(at=_now(), abilities=self._abilities))
         self._courier.start()
 
-    def _stand_down(self, courier: Courier) -> None:
+    def _stand_down(self, courier: MailboxClient) -> None:
         """No launcher had said which rank this is, and now torch.distributed has: another one talks to the mailbox."""
         self._courier = None
         self._harmless.run("mailbox", lambda: courier.stop(0.0), None)
@@ -285,7 +287,7 @@ class Guard:
     def _watch(self) -> None:
         if not self._identity.run:
             return
-        limits = Limits.of(self._settings.detection, hang_s=self._settings.hang_s)
+        limits = HangLimits.of(self._settings.detection, hang_s=self._settings.hang_s)
         rank = self._agreement.rank
         file = self._identity.base / "output" / "data" / f"rerail-stacks-rank{rank}.txt"
         self._watchdog = Watchdog(self._progress, limits, file=file, found=self._hangs, harmless=self._harmless)
@@ -342,7 +344,7 @@ class Guard:
                 path = save(self.reason)
         except Exception as error:
             reason = f"the save at step {step} failed: {type(error).__name__}: {error}"
-            self._harmless.once("stderr", lambda: tell(reason), None)
+            self._harmless.once("stderr", lambda: print_line(reason), None)
             self.save_failed(reason)
             return
         if path is not None:
@@ -351,16 +353,16 @@ class Guard:
     def _answer(self, path: str, step: int | None, durability: Durability | str | None) -> None:
         """A folder that a saver of the script's own has written becomes a checkpoint here: by its manifest."""
         try:
-            manifests.ensure(path, loss=self._loss, health=self.health, reason=self.reason or "periodic")
+            manifests.commit_if_missing(path, loss=self._loss, health=self.health, reason=self.reason or "periodic")
         except (OSError, ValueError) as error:
-            tell(f"{path} has no manifest and gets none, so it cannot be resumed from: {error}")
+            print_line(f"{path} has no manifest and gets none, so it cannot be resumed from: {error}")
             self.save_failed(f"the manifest of {path} cannot be written: {error}")
             return
         lies = Durability(durability) if durability else Durability.REMOTE if "://" in path else Durability.LOCAL
         self._file(self._orders.committed(path, step=step, durability=lies, at=_now()))
 
     def _tell_of(self, finding: Finding, evidence: str = "") -> None:
-        tell(f"{finding.level}: {finding.kind} at step {finding.step}: {finding.evidence}")
+        print_line(f"{finding.level}: {finding.kind} at step {finding.step}: {finding.evidence}")
         self._file(self._orders.found(finding, at=_now(), evidence=evidence))
 
     def _hangs(self, finding: Finding, evidence: str) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
 from rerail.model.thresholds import Thresholds
-from rerail_agent import stacks
-from rerail_agent.harmless import Harmless
+from rerail_agent import stack_dump
+from rerail_agent.fault_isolation import FaultIsolation
 from rerail_agent.progress import Progress
 
 LOOKS = 10
@@ -26,7 +26,7 @@ KINDS = {Phase.STARTUP: Kind.STARTUP_STALL, Phase.SAVE: Kind.CHECKPOINT_STALL}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HangLimits:
     """How long each phase may last without a sign of life, in seconds."""
 
     step_s: float
@@ -35,7 +35,7 @@ class Limits:
     factor: float
 
     @classmethod
-    def of(cls, detection: Thresholds, *, hang_s: float) -> "Limits":
+    def of(cls, detection: Thresholds, *, hang_s: float) -> "HangLimits":
         return cls(
             step_s=hang_s,
             save_s=detection.save_floor.total_seconds(),
@@ -58,11 +58,11 @@ class Watchdog:
     def __init__(
         self,
         progress: Progress,
-        limits: Limits,
+        limits: HangLimits,
         *,
         file: Path | None,
         found: Callable[[Finding, str], None],
-        harmless: Harmless,
+        harmless: FaultIsolation,
     ) -> None:
         self._progress, self._limits, self._file = progress, limits, file
         self._found, self._harmless = found, harmless
@@ -104,10 +104,10 @@ class Watchdog:
         self._tell(moved, phase, Level.INTERVENE if stands or overdue else Level.WARN, limit_s=limit_s, stands=stands)
 
     def _stands_still(self, for_s: float) -> bool:
-        first = stacks.place()
+        first = stack_dump.find_position()
         for _ in range(LOOKS):
             self._stop.wait(for_s / LOOKS)
-            if stacks.place() != first:
+            if stack_dump.find_position() != first:
                 return False
         return True
 
@@ -120,7 +120,7 @@ class Watchdog:
             f"no step for {still_s:.0f} s in phase {phase}, limit {limit_s:.0f} s; the training thread {where}"
             f"{'' if stands else ' (a save or an evaluation outside guard.phase?)'}"
         )
-        stacks.write_down(self._file, text)
+        stack_dump.dump_stacks(self._file, text)
         step = self._progress.step
         finding = Finding(KINDS.get(phase, Kind.STALL), level, step, step, text, at, at - timedelta(seconds=still_s))
-        self._found(finding, stacks.evidence())
+        self._found(finding, stack_dump.format_stacks())

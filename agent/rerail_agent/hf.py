@@ -16,8 +16,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rerail_agent import manifests
+from rerail_agent.fault_isolation import print_line
 from rerail_agent.guard import Guard
-from rerail_agent.harmless import tell
 
 MEMORY = "rerail.json"  # what the detectors have learnt, beside the Trainer's files
 
@@ -102,12 +102,12 @@ class RerailCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         reason, self._owed = self._owed or "periodic", ""
         folder = _folder(args, state)
-        manifests.gathered(None)  # every rank has written its random state and its shards
+        manifests.gather(None)  # every rank has written its random state and its shards
         try:
             self._keep_memory(folder)
         except OSError as error:
-            tell(f"{folder / MEMORY} cannot be written ({error}); after a resume the detectors start afresh")
-        manifests.conclude(
+            print_line(f"{folder / MEMORY} cannot be written ({error}); after a resume the detectors start afresh")
+        manifests.finish_checkpoint(
             self.guard,
             folder,
             step=state.global_step,
@@ -179,7 +179,7 @@ class RerailCallback(TrainerCallback):
         except FileNotFoundError:
             pass  # saved without the agent
         except (OSError, ValueError) as error:
-            tell(f"{folder / MEMORY} cannot be read ({error}); the detectors start afresh")
+            print_line(f"{folder / MEMORY} cannot be read ({error}); the detectors start afresh")
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

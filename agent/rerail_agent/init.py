@@ -20,14 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from rerail_agent import failure, inquest, proc
-from rerail_agent.birth import PASSED_ON, STOPS, become_subreaper, listen, spawn
-from rerail_agent.inquest import Death
-from rerail_agent.keeping import Keeping
-from rerail_agent.passage import Line, Passage
-from rerail_agent.proc import Process
-from rerail_agent.ranks import marked, training
-from rerail_agent.restarts import Restarts, with_another_port
+from rerail_agent import exit_report, failure
+from rerail_agent import processes as proc
+from rerail_agent.exit_report import ProcessExit
+from rerail_agent.in_place_restarts import Restarts, with_another_port
+from rerail_agent.processes import Process
+from rerail_agent.ranks import find_marked, find_training_processes
+from rerail_agent.snapshot_keeper import SnapshotKeeper
+from rerail_agent.spawn import PASSED_ON, STOPS, become_subreaper, listen, spawn
+from rerail_agent.stderr_relay import StderrLine, StderrRelay
 
 if TYPE_CHECKING:
     from rerail.model.mailbox import Command
@@ -68,7 +69,7 @@ def run(
     process without other children.
     """
     base = Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
-    house = House.furnished(environment, base)
+    house = JobProcesses.furnished(environment, base)
     prepare = prepare or (lambda environment: (command, with_another_port(environment)))
     while True:
         init = Init(grace_s=_grace_s(environment), base=base, house=house)
@@ -97,29 +98,29 @@ def _grace_s(environment: Mapping[str, str]) -> float:
 
 
 @dataclass
-class Rank:
+class RankProcess:
     """A process whose death is watched for; without a pidfd (Linux before 5.3) only the tree shows it."""
 
     process: Process
     pidfd: int | None
-    death: Death | None = None
+    death: ProcessExit | None = None
 
 
 @dataclass
-class House:
+class JobProcesses:
     """What outlives each start of the command."""
 
-    passage: Passage
+    passage: StderrRelay
     inbox: int
     restarts: Restarts
-    keeping: Keeping | None  # the process that has snapshots; neither a rank nor started by the command
+    keeping: SnapshotKeeper | None  # the process that has snapshots; neither a rank nor started by the command
     is_open: bool = False
 
     @classmethod
-    def furnished(cls, environment: Mapping[str, str], base: Path) -> House:
-        passage, inbox = Passage(), listen()
+    def furnished(cls, environment: Mapping[str, str], base: Path) -> JobProcesses:
+        passage, inbox = StderrRelay(), listen()
         become_subreaper()
-        keeping = Keeping.start(environment, passage.tell)
+        keeping = SnapshotKeeper.start(environment, passage.tell)
         if keeping is not None:
             environment = {**environment, **keeping.told}
         return cls(passage, inbox, Restarts(environment, base, passage.tell), keeping)
@@ -138,15 +139,15 @@ class Init:
 
     grace_s: float
     base: Path
-    house: House
+    house: JobProcesses
     order: Command | None = None  # for which the command is ended now, to be started again
     is_stopped: bool = False  # somebody wants the job to stop
     command: int = 0  # the pid of what it has started
-    ended: Death | None = None  # the command's
+    ended: ProcessExit | None = None  # the command's
     asked: float | None = None  # when somebody first wanted the job to stop
     rest_told: float | None = None  # when everybody who was left got SIGTERM
     idle_since: float | None = None  # since when no rank is left
-    ranks: dict[tuple[int, int], Rank] = field(default_factory=dict)
+    ranks: dict[tuple[int, int], RankProcess] = field(default_factory=dict)
     told: set[tuple[int, int]] = field(default_factory=set)
     elders: set[tuple[int, int]] = field(default_factory=set)  # launchers and shells above ranks
     marks: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # of ranks that have been told
@@ -157,7 +158,7 @@ class Init:
     def live(self, command: Sequence[str], environment: Mapping[str, str], pid_as: str) -> None:
         """From the start of the command to the end of everything that it has started."""
         self.began = time.monotonic()
-        self.own = proc.told(os.getpid())
+        self.own = proc.read_rank_environment(os.getpid())
         self.oom_kills = proc.oom_kills()
         self.passage, self.inbox, self.keeping = self.house.passage, self.house.inbox, self.house.keeping
         self.command = spawn(command, environment, stderr=self.passage.inlet, pid_as=pid_as)
@@ -193,7 +194,7 @@ class Init:
         if self._is_ending:
             self._end(now)
         elif now >= self.next_look:
-            self._watch(marked(self._family(), own=self.own))
+            self._watch(find_marked(self._family(), own=self.own))
             self.next_look = now + (0.5 if now < self.began + 60 else 2.0)
 
     @property
@@ -216,7 +217,7 @@ class Init:
             for number in os.read(self.inbox, 4096):
                 self._hear(signal.Signals(number))
 
-    def _living(self) -> list[Rank]:
+    def _living(self) -> list[RankProcess]:
         return [rank for rank in self.ranks.values() if rank.death is None]
 
     def _hear(self, number: signal.Signals) -> None:
@@ -263,15 +264,15 @@ class Init:
                 rank.death = self._death(rank)
                 os.close(rank.pidfd)
 
-    def _death(self, rank: Rank) -> Death:
+    def _death(self, rank: RankProcess) -> ProcessExit:
         process = rank.process
         status = self.reaped.get(process.pid)
         if status is None:
             status = proc.status_of_zombie(process.pid, process.started)
         if status is None and rank.pidfd is not None:
             status = proc.status_of_reaped(rank.pidfd)
-        testimony = inquest.read_testimony(dict(process.told).get(proc.ERROR_FILE, ""))
-        return Death(process.rank, status, time.monotonic(), testimony)
+        testimony = exit_report.read_error_file(dict(process.told).get(proc.ERROR_FILE, ""))
+        return ProcessExit(process.rank, status, time.monotonic(), testimony)
 
     def _reap(self) -> None:
         """Init inherits every orphan, and zombies would fill the process table."""
@@ -282,14 +283,14 @@ class Init:
                     break
                 code = os.waitstatus_to_exitcode(status)
                 if pid == self.command and self.ended is None:
-                    self.ended = Death(None, code, time.monotonic())
+                    self.ended = ProcessExit(None, code, time.monotonic())
                 if any(rank.process.pid == pid for rank in self._living()):
                     self.reaped[pid] = code
 
     def _watch(self, processes: Iterable[Process]) -> None:
         for process in processes:
             if process.key not in self.ranks:
-                self.ranks[process.key] = Rank(process, _pidfd(process))
+                self.ranks[process.key] = RankProcess(process, _pidfd(process))
 
     def _note_the_lost(self, family: Mapping[int, Process]) -> None:
         """Deaths that no pidfd has told of."""
@@ -342,9 +343,9 @@ class Init:
 
     def _training(self, family: Mapping[int, Process]) -> list[Process]:
         """The ranks now. What was above one does not become one when that is gone, nor do its orphaned helpers."""
-        found = marked(family, own=self.own)
+        found = find_marked(family, own=self.own)
         if not found and not any(self.marks):
-            found = training(family, os.getpid(), own=self.own)
+            found = find_training_processes(family, os.getpid(), own=self.own)
         return [
             each
             for each in found
@@ -367,7 +368,7 @@ class Init:
 
     def _family(self) -> dict[int, Process]:
         light = self._descendants()
-        family = {pid: proc.in_full(process) for pid, process in light.items()}
+        family = {pid: proc.read_details(process) for pid, process in light.items()}
         self._note_the_lost(family)
         return family
 
@@ -404,19 +405,19 @@ class Init:
             return self.failure_file.read_text(errors="replace")
         return self._inquest(self.passage.so_far(FLUSH_S))
 
-    def write_failure(self, lines: Sequence[Line]) -> None:
+    def write_failure(self, lines: Sequence[StderrLine]) -> None:
         """Unless the script has written one itself."""
         if self.failure_file.exists() or not self.base.is_dir():
             return
         with suppress(OSError):
             failure.write(self.failure_file, self._inquest(lines))
 
-    def _inquest(self, lines: Sequence[Line]) -> str:
+    def _inquest(self, lines: Sequence[StderrLine]) -> str:
         deaths = [rank.death for rank in self.ranks.values() if rank.death]
         assert self.ended is not None
         mine = [line for line in lines if line.at >= self.began]  # not what the start before this one had to say
         oom_killed = proc.oom_kills() > self.oom_kills
-        return inquest.report(self.ended, deaths, mine, oom_killed=oom_killed).text()
+        return exit_report.make_report(self.ended, deaths, mine, oom_killed=oom_killed).text()
 
 
 def _elders(process: Process, family: Mapping[int, Process]) -> Iterable[Process]:

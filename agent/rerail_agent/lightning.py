@@ -25,7 +25,7 @@ except ImportError:  # the package's older name
 
 from rerail_agent import manifests
 from rerail_agent.guard import Guard
-from rerail_agent.stopping import Stopping
+from rerail_agent.sigterm import SigtermHandler
 
 FILE = "lightning.ckpt"
 
@@ -55,7 +55,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     ) -> None:
         self.guard = Guard.from_env() if guard is None else guard
         self._handler = signal.getsignal(signal.SIGTERM)
-        self._shelf = manifests.Shelf(self.guard, manifests.root_of(checkpoints), keep=keep)
+        self._shelf = manifests.FrameworkCheckpoints(self.guard, manifests.root_of(checkpoints), keep=keep)
         self._save_every, self._loss_every, self._tokens_of = save_every, max(1, loss_every), tokens
         self._step, self._saved = 0, 0
         self._losses: list[Any] = []  # of the batches since the last step
@@ -118,7 +118,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
         return {
             "guard": self.guard.state_dict(),
             "samples": self._samples,
-            "random": manifests.gathered(random_state()),
+            "random": manifests.gather(random_state()),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     def _listen(self) -> None:
         # Lightning puts its own handler for SIGTERM before the guard's: it raises in the middle of things, unsaved, and
         # with several ranks it begins a collective in the handler, which meets whatever else is under way.
-        if isinstance(self._handler, Stopping):
+        if isinstance(self._handler, SigtermHandler):
             signal.signal(signal.SIGTERM, self._handler)
 
     def _count(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any) -> None:

@@ -23,9 +23,17 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed as dist
 
 from rerail.model.checkpoints import STEP_FOLDER, is_inside
-from rerail_agent.checkpoints.manifest import MANIFEST, QUARANTINE, SCHEMA, DamagedCheckpoint, Manifest, dump, now
-from rerail_agent.checkpoints.place import LocalPlace, checksum, free_place, sync_folder, write_file
-from rerail_agent.harmless import tell
+from rerail_agent.checkpoints.manifest import (
+    MANIFEST,
+    QUARANTINE,
+    SCHEMA,
+    DamagedCheckpoint,
+    Manifest,
+    dump,
+    format_now,
+)
+from rerail_agent.checkpoints.store import LocalStore, compute_checksum, find_free_path, sync_folder, write_file
+from rerail_agent.fault_isolation import print_line
 from rerail_agent.identity import Identity
 
 if TYPE_CHECKING:
@@ -37,7 +45,7 @@ READERS = 4  # files that are summed up at once
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptInfo:
     """Which attempt of which run this is; `resume_at_most`: the newest step to go on from, 0 to start from scratch.
 
     `restart` is the restart in place within the attempt, `rolled_back` the last one that went back to that step."""
@@ -49,7 +57,7 @@ class Attempt:
     rolled_back: int = 0
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Attempt":
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "AttemptInfo":
         """A first job has no RERAIL_ variables; a successor without RERAIL_RESUME_STEP saves where Rerail cannot look,
         and takes what it finds there."""
         identity = Identity.from_environment({"RERAIL_MAILBOX": "off", **environment}, lambda message: None)
@@ -90,7 +98,7 @@ def commit(
     world_size: int = 1,
     health: str = "clean",
     reason: str = "periodic",
-    attempt: Attempt | None = None,
+    attempt: AttemptInfo | None = None,
     stall_s: float | None = None,
 ) -> Manifest:
     """Makes a checkpoint of all files in a folder, durably; one process does it, when all ranks have written theirs.
@@ -98,7 +106,7 @@ def commit(
 
     Raises OSError when the disk refuses, and ValueError for a folder without files or with another step in its name.
     """
-    place, attempt = Path(folder), attempt or Attempt.from_environment()
+    place, attempt = Path(folder), attempt or AttemptInfo.from_environment()
     if step_of(place) != step:
         raise ValueError(f"{place}: a checkpoint of step {step} lies in a folder step-{step} or checkpoint-{step}")
     names = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
@@ -121,7 +129,7 @@ def commit(
         loss=loss if loss is not None and math.isfinite(loss) else None,
         reason=reason,
         health=health,
-        saved_at=now(),
+        saved_at=format_now(),
         files=files,
         format=FORMAT,
         stall_s=stall_s,
@@ -134,7 +142,7 @@ def commit(
     return manifest
 
 
-def ensure(folder: str | os.PathLike[str], **facts: Any) -> bool:
+def commit_if_missing(folder: str | os.PathLike[str], **facts: Any) -> bool:
     """Commits a folder of this disk that is called like a checkpoint and has no manifest; True if it did."""
     place = Path(folder)
     step = step_of(place)
@@ -148,7 +156,7 @@ def _entry(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     with open(path, "rb") as file:  # savers do not sync what they write
         os.fsync(file.fileno())
-    return {"name": name, "bytes": path.stat().st_size, "checksum": checksum(path)}
+    return {"name": name, "bytes": path.stat().st_size, "checksum": compute_checksum(path)}
 
 
 def read(folder: Path) -> Manifest:
@@ -189,7 +197,7 @@ def _check(folder: Path, entry: Mapping[str, Any]) -> None:
         size = path.stat().st_size
         if size != entry["bytes"]:
             raise DamagedCheckpoint(f"{entry['name']} has {size} bytes instead of {entry['bytes']}")
-        if checksum(path) != entry["checksum"]:
+        if compute_checksum(path) != entry["checksum"]:
             raise DamagedCheckpoint(f"{entry['name']} does not match its checksum")
     except OSError as error:
         raise DamagedCheckpoint(f"{entry['name']} cannot be read: {type(error).__name__}") from error
@@ -218,7 +226,7 @@ def folders(root: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def newest_whole(root: Path, allowed: Callable[[Manifest], bool], tell: Tell = tell) -> Path | None:
+def newest_whole(root: Path, allowed: Callable[[Manifest], bool], tell: Tell = print_line) -> Path | None:
     """The newest whole checkpoint that is allowed; tells of each torn or damaged one that it passes over."""
     for folder in folders(root):
         try:
@@ -230,7 +238,7 @@ def newest_whole(root: Path, allowed: Callable[[Manifest], bool], tell: Tell = t
     return None
 
 
-def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], tell: Tell = tell) -> None:
+def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], tell: Tell = print_line) -> None:
     """Moves tainted checkpoints after a step to `quarantine/a<attempt>-<folder>/`, and tells of each.
 
     One without a readable manifest goes too, its attempt unknown. Each takes one rename; nothing is ever deleted.
@@ -239,7 +247,7 @@ def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], t
         attempt = _attempt_if(tainted, folder)
         if (step_of(folder) or 0) <= after or attempt is None:
             continue
-        place = free_place(root / QUARANTINE / f"a{attempt}-{folder.name}")
+        place = find_free_path(root / QUARANTINE / f"a{attempt}-{folder.name}")
         place.parent.mkdir(exist_ok=True)
         try:
             folder.rename(place)
@@ -258,7 +266,7 @@ def _attempt_if(tainted: Callable[[Manifest], bool], folder: Path) -> int | str 
     return manifest.attempt if tainted(manifest) else None
 
 
-def kept(root: Path, *, keep: int, newest: int) -> set[int]:
+def choose_kept(root: Path, *, keep: int, newest: int) -> set[int]:
     """The steps up to `newest` that stay: the last `keep` checkpoints, and the last clean one."""
     there = [manifest for folder in folders(root) if (manifest := _read_or_none(folder)) and manifest.step <= newest]
     clean = [manifest.step for manifest in there if manifest.health == "clean"]
@@ -272,7 +280,7 @@ def _read_or_none(folder: Path) -> Manifest | None:
         return None
 
 
-def drop(folder: Path) -> None:
+def delete_checkpoint(folder: Path) -> None:
     """Deletes a checkpoint, manifest first: half deleted, it must not look whole."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -292,22 +300,22 @@ def resume_from(root: str | os.PathLike[str] | None = None) -> Path | None:
     Told to go back, an attempt does not trust what earlier ones have saved after that step: it is set aside first.
     Call it on every rank: where a process group is up, they agree.
     """
-    place, attempt = root_of(root), Attempt.from_environment()
+    place, attempt = root_of(root), AttemptInfo.from_environment()
     if attempt.goes_back and attempt.resume_at_most is not None and _leads_here():
         quarantine(place, after=attempt.resume_at_most, tainted=attempt.distrusts)
     at_most = sys.maxsize
     while True:
         mine = _newest(place, attempt, at_most)
-        at_most, most = min(steps := [step for step in gathered(mine) if step is not None]), max(steps)
+        at_most, most = min(steps := [step for step in gather(mine) if step is not None]), max(steps)
         if at_most == most:
             break
     wanted = attempt.resume_at_most
     if wanted and at_most < wanted and rank() == 0:
-        tell(f"asked to resume from step {wanted}, which is not there whole; taking step {at_most} instead")
+        print_line(f"asked to resume from step {wanted}, which is not there whole; taking step {at_most} instead")
     return next((folder for folder in folders(place) if step_of(folder) == at_most), None) if at_most else None
 
 
-def _newest(root: Path, attempt: Attempt, at_most: int) -> int | None:
+def _newest(root: Path, attempt: AttemptInfo, at_most: int) -> int | None:
     """This machine's newest; None where another process of this machine reads and sums up the files."""
     if dist.is_available() and dist.is_initialized() and not _leads_here():
         return None
@@ -318,7 +326,7 @@ def _newest(root: Path, attempt: Attempt, at_most: int) -> int | None:
 # ---------------------------------------------------------------------- from a training loop
 
 
-def conclude(guard: "Guard", folder: Path, *, step: int, reason: str, **facts: Any) -> bool:
+def finish_checkpoint(guard: "Guard", folder: Path, *, step: int, reason: str, **facts: Any) -> bool:
     """After all ranks have written: rank 0 makes the checkpoint and reports it; True there. Raises nothing of ours."""
     if rank() != 0 or guard.fenced:
         return False
@@ -326,14 +334,14 @@ def conclude(guard: "Guard", folder: Path, *, step: int, reason: str, **facts: A
         commit(folder, step=step, reason=reason, health=guard.health, world_size=world_size(), **facts)
     except (OSError, ValueError) as error:
         why = f"no checkpoint at step {step}: {type(error).__name__}: {error}"
-        tell(why)
+        print_line(why)
         guard.save_failed(why)
         return False
-    guard.committed(folder, step, LocalPlace(str(folder.absolute())).durability)
+    guard.committed(folder, step, LocalStore(str(folder.absolute())).durability)
     return True
 
 
-class Shelf:
+class FrameworkCheckpoints:
     """Checkpoints `step-<n>/` of a framework that can write its state to a path; the last `keep` of them stay.
 
     Every method is called on every rank.
@@ -347,15 +355,17 @@ class Shelf:
         told, and training goes on."""
         folder = self._root / f"step-{step:09d}"
         with self._guard.phase("save"):
-            if gathered(rank() == 0 and is_whole(folder))[0]:
-                self._guard.committed(folder, step, LocalPlace(str(folder.absolute())).durability)
+            if gather(rank() == 0 and is_whole(folder))[0]:
+                self._guard.committed(folder, step, LocalStore(str(folder.absolute())).durability)
                 return
             started = time.monotonic()
             failure = self._first_failure(lambda: self._make_room(folder)) or self._first_failure(lambda: write(folder))
             if failure:
-                tell(f"the save at step {step} failed: {failure}")
+                print_line(f"the save at step {step} failed: {failure}")
                 self._guard.save_failed(f"the save at step {step} failed: {failure}")
-            elif gathered(conclude(self._guard, folder, step=step, reason=reason, **_stalled(started), **facts))[0]:
+            elif gather(finish_checkpoint(self._guard, folder, step=step, reason=reason, **_stalled(started), **facts))[
+                0
+            ]:
                 self._prune(step)
 
     def _first_failure(self, work: Callable[[], Any]) -> str:
@@ -365,19 +375,19 @@ class Shelf:
             work()
         except Exception as error:  # of whatever framework: its save failed, the training has not
             failure = f"{type(error).__name__}: {error}"
-        return next((failure for failure in gathered(failure) if failure), "")
+        return next((failure for failure in gather(failure) if failure), "")
 
     def _make_room(self, folder: Path) -> None:
         if _leads_here():
-            drop(folder)
+            delete_checkpoint(folder)
             folder.mkdir(parents=True, exist_ok=True)
 
     def _prune(self, newest: int) -> None:
-        staying = gathered(kept(self._root, keep=self._keep, newest=newest) if rank() == 0 else None)[0]
+        staying = gather(choose_kept(self._root, keep=self._keep, newest=newest) if rank() == 0 else None)[0]
         if _leads_here():
             for folder in folders(self._root):
                 if (step := step_of(folder)) is not None and step < newest and step not in staying:
-                    drop(folder)
+                    delete_checkpoint(folder)
 
 
 def _stalled(since: float) -> dict[str, float]:
@@ -394,7 +404,7 @@ def world_size() -> int:
     return int(dist.get_world_size()) if dist.is_available() and dist.is_initialized() else 1
 
 
-def gathered(value: Any) -> list[Any]:
+def gather(value: Any) -> list[Any]:
     """Every rank's value, on every rank."""
     if world_size() == 1:
         return [value]

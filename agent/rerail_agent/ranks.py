@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from rerail_agent.proc import Process
+from rerail_agent.processes import Process
 
 # They start ranks, and pass a SIGTERM on badly: torchrun kills its ranks 30 s later, mpirun after one second.
 LAUNCHERS = re.compile(
@@ -19,16 +19,18 @@ HELPERS = re.compile(
 )
 
 
-def training(family: Mapping[int, Process], root: int, *, own: Collection[tuple[str, str]] = ()) -> list[Process]:
+def find_training_processes(
+    family: Mapping[int, Process], root: int, *, own: Collection[tuple[str, str]] = ()
+) -> list[Process]:
     """The processes that train, among all descendants of `root`; an empty list while there are launchers alone.
 
     Ranks are known by what their launcher told them in their environment (`own` is what init itself was told, which
     says nothing about them); without that, they are the innermost Python programs.
     """
-    return marked(family, own=own) or unmarked(family, root)
+    return find_marked(family, own=own) or find_unmarked(family, root)
 
 
-def marked(family: Mapping[int, Process], *, own: Collection[tuple[str, str]] = ()) -> list[Process]:
+def find_marked(family: Mapping[int, Process], *, own: Collection[tuple[str, str]] = ()) -> list[Process]:
     """One process for each rank: the first of those with its mark, not its data loaders below it."""
     ranks = {pid: process for pid, process in family.items() if process.rank is not None and _differs(process, own)}
     tops = [each for each in ranks.values() if each.parent not in ranks or ranks[each.parent].told != each.told]
@@ -50,7 +52,7 @@ def _beneath_wrappers(process: Process, family: Mapping[int, Process]) -> Proces
     return process
 
 
-def unmarked(family: Mapping[int, Process], root: int) -> list[Process]:
+def find_unmarked(family: Mapping[int, Process], root: int) -> list[Process]:
     """The innermost programs, Python's if there are any: below shells, launchers and drivers, above data loaders."""
     found = [leaf for child in _children(root, family) for leaf in _leaves(child, family)]
     return [leaf for leaf in found if leaf.is_python] or found

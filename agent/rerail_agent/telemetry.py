@@ -42,11 +42,13 @@ class Meter:
             self.tokens_per_s = self._tokens / seconds
         self._tokens, self._since = 0.0, trained_s
         self._write(
-            line(step=step, loss=loss, grad_norm=grad_norm, lr=lr, tokens_per_s=self.tokens_per_s, extra=extra or {})
+            format_line(
+                step=step, loss=loss, grad_norm=grad_norm, lr=lr, tokens_per_s=self.tokens_per_s, extra=extra or {}
+            )
         )
 
 
-def line(
+def format_line(
     *,
     step: int,
     loss: float,

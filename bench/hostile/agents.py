@@ -15,15 +15,15 @@ from rerail.model.mailbox import SIZE_LIMIT, read_report, write
 from rerail.model.metrics import definitions
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
-from rerail_agent import inquest, restarts, telegraph, telemetry
+from rerail_agent import exit_report, in_place_restarts, init_channel, telemetry
 from rerail_agent.checkpoints import manifest as manifests
-from rerail_agent.checkpoints.label import DamagedShare, Label
+from rerail_agent.checkpoints.snapshot_label import DamagedShare, SnapshotLabel
+from rerail_agent.commands import CommandState
+from rerail_agent.detection import StepDetection
 from rerail_agent.failure import LIMIT, Position, describe
 from rerail_agent.identity import Identity
-from rerail_agent.judgement import Judgement
-from rerail_agent.orders import Orders
-from rerail_agent.passage import Line
 from rerail_agent.settings import Settings
+from rerail_agent.stderr_relay import StderrLine
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 METADATA = {"name": ".metadata", "bytes": 3, "checksum": "xxh3_64:0"}
@@ -32,7 +32,7 @@ SELF = Identity(run="gpt", attempt=1, job="gpt", bucket="mailbox")
 
 def command(data: bytes) -> None:
     """A command in the mailbox, as the agent in the script hears it; what it answers can be read by the supervisor."""
-    heard = Orders(SELF).hear(data, at=NOON)
+    heard = CommandState(SELF).hear(data, at=NOON)
     if heard.report is not None:
         text = write(heard.report)
         assert len(text) <= SIZE_LIMIT, "an answer that the supervisor would not read"
@@ -45,21 +45,21 @@ def environment(data: bytes) -> None:
     told: list[str] = []
     Identity.from_environment(said, told.append)
     Settings.from_environment(said, told.append)
-    telegraph.seconds_of(said, "RERAIL_POLL_SECONDS", 5.0, least=0.05, below=86400)
-    restarts.with_another_port(said)
+    init_channel.read_seconds(said, "RERAIL_POLL_SECONDS", 5.0, least=0.05, below=86400)
+    in_place_restarts.with_another_port(said)
     assert all(line.strip() for line in told)
 
 
 def machine(data: bytes) -> None:
     """The files that SageMaker and an earlier container have left on the machine."""
     base = _folder()
-    for place in (base / "input" / "config" / "resourceconfig.json", restarts.memory_file(base)):
+    for place in (base / "input" / "config" / "resourceconfig.json", in_place_restarts.restart_file(base)):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
-    telegraph.host_of(base)
-    assert telegraph.hosts_of(base) >= 1
-    for name, value in restarts.remembered(base, "gpt").items():
-        assert name in restarts.ORDERED and isinstance(value, str)
+    init_channel.host_of(base)
+    assert init_channel.hosts_of(base) >= 1
+    for name, value in in_place_restarts.read_restart_file(base, "gpt").items():
+        assert name in in_place_restarts.ORDERED and isinstance(value, str)
 
 
 def manifest(data: bytes) -> None:
@@ -70,7 +70,7 @@ def manifest(data: bytes) -> None:
         clearly(lambda _: manifests.parse(text.encode(), folder="step-000000010"), manifests.DamagedCheckpoint)(data)
     clearly(lambda text: manifests.parse(text, folder="step-000000010"), manifests.DamagedCheckpoint)(data)
     if (table := table_of(data)) is not None:
-        clearly(lambda _: Label.parse(table), DamagedShare)(data)
+        clearly(lambda _: SnapshotLabel.parse(table), DamagedShare)(data)
 
 
 def _entries(table: dict[str, Any]) -> list[Any]:
@@ -80,7 +80,7 @@ def _entries(table: dict[str, Any]) -> list[Any]:
 
 def learnt_samples() -> Iterator[bytes]:
     """What detectors leave that have seen some steps."""
-    judgement = Judgement(Thresholds())
+    judgement = StepDetection(Thresholds())
     for step in range(40):
         judgement.see(Sample(step=step, loss=2.5 - step / 100, grad_norm=1.0, step_time_s=1.0))
     yield judgement.state().encode()
@@ -92,11 +92,11 @@ def failure(data: bytes) -> None:
     for error in (RuntimeError(words), MemoryError(words), KeyError(words)):
         text = describe(error, Position(rank=0, step=3))
         _is_failure_file(text)
-    lines = [Line(2.0, each) for each in words.splitlines()[:200]]
-    command, silent, testified = (inquest.Death(0, status, 3.0) for status in (1, None, -9))
+    lines = [StderrLine(2.0, each) for each in words.splitlines()[:200]]
+    command, silent, testified = (exit_report.ProcessExit(0, status, 3.0) for status in (1, None, -9))
     testified = replace(testified, testimony=words)
     for ranks in ([], [silent], [testified, silent]):
-        _is_failure_file(inquest.report(command, ranks, lines, oom_killed=False).text())
+        _is_failure_file(exit_report.make_report(command, ranks, lines, oom_killed=False).text())
 
 
 def _is_failure_file(text: str) -> None:
@@ -109,7 +109,7 @@ def logged(data: bytes) -> None:
     table = table_of(data) or {}
     number = table.get("loss")
     loss = float(number) if isinstance(number, int | float) and abs(number) < 1e300 else 1.0
-    line = telemetry.line(step=3, loss=loss, grad_norm=None, lr=None, tokens_per_s=None, extra=table)
+    line = telemetry.format_line(step=3, loss=loss, grad_norm=None, lr=None, tokens_per_s=None, extra=table)
     assert "\n" not in line and "\r" not in line, line[:100]
     assert line.startswith("rerail step=3 loss=") and line.encode()
     assert len(definitions()) == 5
@@ -117,7 +117,7 @@ def logged(data: bytes) -> None:
 
 def learnt(data: bytes) -> None:
     """What the detectors of an earlier process have left beside a checkpoint; whatever it is, they go on."""
-    judgement = Judgement(Thresholds())
+    judgement = StepDetection(Thresholds())
     try:
         judgement.restore(text_of(data))
     except Exception as error:  # whatever it is, the guard says so and begins afresh: see rerail_agent.guard

@@ -13,7 +13,7 @@ from rerail.detection.evaluate import RunDetection
 from rerail.diagnosis.classify import diagnose
 from rerail.hyperpod.clusters import ClusterMonitor, ClusterRecord
 from rerail.hyperpod.events import ClusterEventReceived
-from rerail.messages.messages import parse_message as read_wakeup
+from rerail.messages.messages import parse_message
 from rerail.model.actions import CreateJob
 from rerail.model.checkpoints import read_manifest
 from rerail.model.codec import loads
@@ -23,7 +23,7 @@ from rerail.model.mailbox import read_command, read_heartbeat, read_report
 from rerail.model.metrics import definitions
 from rerail.model.policy import parse_policy, to_toml
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
-from rerail.model.skipped_samples import parse_ranges as read_skips
+from rerail.model.skipped_samples import parse_ranges
 from rerail.notices.notice import Notice, as_detail, read_detail
 from rerail.notices.notifiers.chat import as_chat
 from rerail.notices.notifiers.email import as_subject, as_text
@@ -74,7 +74,7 @@ def text_of(data: bytes) -> str:
 
 def message(data: bytes) -> None:
     """A message of the supervisor's queue, of whichever source."""
-    read_wakeup(text_of(data))
+    parse_message(text_of(data))
 
 
 def report(data: bytes) -> None:
@@ -136,7 +136,7 @@ def fallback(data: bytes) -> None:
 
 def ranges(data: bytes) -> None:
     """Samples to pass over."""
-    read_skips(text_of(data))
+    parse_ranges(text_of(data))
 
 
 def metric_line(data: bytes) -> None:
@@ -235,7 +235,7 @@ def _clusters() -> Any:
 
 def cluster_event(data: bytes) -> None:
     """An event of HyperPod, as far as the notice that people get of it."""
-    heard = read_wakeup(text_of(data))
+    heard = parse_message(text_of(data))
     if not isinstance(heard, ClusterEventReceived):
         return
     world = _clusters()()

@@ -346,7 +346,7 @@ AGENTS = (
         _texts(COMMAND),
         json_changed,
         80_000,
-        "rerail_agent.orders",
+        "rerail_agent.commands",
         "rerail.model.mailbox",
         "rerail.model.codec",
     ),
@@ -365,8 +365,8 @@ AGENTS = (
         _texts(MACHINE),
         json_changed,
         20_000,
-        "rerail_agent.telegraph",
-        "rerail_agent.restarts",
+        "rerail_agent.init_channel",
+        "rerail_agent.in_place_restarts",
     ),
     _target(
         "manifest, in a job",
@@ -375,7 +375,7 @@ AGENTS = (
         json_changed,
         40_000,
         "rerail_agent.checkpoints.manifest",
-        "rerail_agent.checkpoints.label",
+        "rerail_agent.checkpoints.snapshot_label",
     ),
     _target(
         "last words of a script",
@@ -383,7 +383,7 @@ AGENTS = (
         _failures,
         text_changed,
         6_000,
-        "rerail_agent.inquest",
+        "rerail_agent.exit_report",
         "rerail_agent.failure",
     ),
     _target(
@@ -394,7 +394,7 @@ AGENTS = (
         40_000,
         "rerail_agent.telemetry",
     ),
-    _target("saved state of detectors", "agents:learnt", _learnt, json_changed, 5_000, "rerail_agent.judgement"),
+    _target("saved state of detectors", "agents:learnt", _learnt, json_changed, 5_000, "rerail_agent.detection"),
 )
 FILES = (
     _target(

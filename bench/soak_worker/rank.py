@@ -19,7 +19,7 @@ import data
 import faults
 import train
 from job import Job
-from rerail_agent.checkpoints.place import SAVING
+from rerail_agent.checkpoints.store import SAVING
 from rerail_agent.failure import DataError
 
 FOLDER, RANK = Path(os.environ["SOAK_FOLDER"]), os.environ.get("RANK", "0")

@@ -15,7 +15,7 @@ from cli.demo.scenarios import BATCH_SIZE
 from cli.demo.scripts import OURS
 from cli.saves import saves_under
 from rerail.accounting.goodput import make_account
-from rerail.model import skipped_samples as skips
+from rerail.model import skipped_samples
 from rerail.model.run import Attempt, RunState
 
 SKIPPING = re.compile(r"skipping samples (\d+)-(\d+)")
@@ -69,7 +69,7 @@ def judge(play: Play, twin: Twin, folder: Path, tell: Callable[[str], None]) -> 
     if run.state is not expected:
         wrong.append(f"the run is {run.state}, it must be {expected} ({run.hold_reason})")
     learnt = _learning(play, twin, folder, wrong, tell) if play.home.script is OURS else _curves(play, twin, wrong)
-    meant = skips.parse_ranges(run.attempts[-1].skip_samples)
+    meant = skipped_samples.parse_ranges(run.attempts[-1].skip_samples)
     return Judgement(
         run=play.name,
         faults=len(play.strikes),
@@ -91,8 +91,8 @@ def _learning(play: Play, twin: Twin, folder: Path, wrong: list[str], tell: Call
     assert run is not None
     final = lineage(lives)
     steps = max(final, default=0) if run.state is RunState.STOPPED else play.course.steps
-    meant = skips.parse_ranges(run.attempts[-1].skip_samples)
-    named = skips.merge_ranges(
+    meant = skipped_samples.parse_ranges(run.attempts[-1].skip_samples)
+    named = skipped_samples.merge_ranges(
         [(int(m[1]), int(m[2])) for entry in play.timeline for m in SKIPPING.finditer(entry.reason)]
     )
     if meant != named:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from rerail.accounting import on_call_times as people
+from rerail.accounting import on_call_times
 from rerail.accounting.on_call_times import Delay
 
 LLAMA = "The Llama 3 Herd of Models"
@@ -72,18 +72,18 @@ class Assumptions:
     snapshot_stall_s: float = _assumed(0.1, "s", "as the copy into prepared memory, 2 GB a GPU: " + OURS)
 
     human_crash: Delay = _assumed(
-        people.CRASH,
+        on_call_times.CRASH,
         "minutes, median / p90",
         "until a dead run is running again; BLOOM: 7.3 h for the first one: " + OURS,
     )
     human_diverged: Delay = _assumed(
-        people.DIVERGED, "minutes, median / p90", "until a loss is seen and rolled back: " + OURS
+        on_call_times.DIVERGED, "minutes, median / p90", "until a loss is seen and rolled back: " + OURS
     )
     human_slow: Delay = _assumed(
-        people.SLOW, "minutes, median / p90", "until a slow machine is found; BLOOM: by elimination: " + OURS
+        on_call_times.SLOW, "minutes, median / p90", "until a slow machine is found; BLOOM: by elimination: " + OURS
     )
     watchdog_s: float = _assumed(
-        people.WATCHDOG_S, "s", "a hang ends the job: NCCL's watchdog in many issues; BLOOM: not after 3 h"
+        on_call_times.WATCHDOG_S, "s", "a hang ends the job: NCCL's watchdog in many issues; BLOOM: not after 3 h"
     )
     hang_found_s: float = _assumed(310.0, "s", "the agent finds a hang: RERAIL_HANG_SECONDS and a look at the stacks")
     hang_found_blind_s: float = _assumed(
@@ -95,7 +95,7 @@ class Assumptions:
     slow_rows: int = _assumed(200, "rows", "policy: detection.throughput_patience_rows")
     publish_s: float = _assumed(200.0, "s", "what CloudWatch adds where there is no agent")
     slow_share: float = _assumed(
-        people.SLOW_SHARE, "of the speed", "what a slow machine costs all; BLOOM: 0.05: " + OURS
+        on_call_times.SLOW_SHARE, "of the speed", "what a slow machine costs all; BLOOM: 0.05: " + OURS
     )
     bug_stays: float = _assumed(
         3 / 56, "share", f"{LLAMA}: 3 interruptions needed significant manual work, of 56 by software"

@@ -16,7 +16,7 @@ from cli.simulate.faults import DAY_MS, START_TEXT, Fault, Strike, drawn, mtbf_s
 from cli.simulate.ways import Save, Way
 from rerail.accounting.on_call_times import Delay
 from rerail.accounting.save_interval import optimal_interval
-from rerail.model import skipped_samples as skips
+from rerail.model import skipped_samples
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.finding import Kind, Level
 from rerail.model.mailbox import Command
@@ -67,9 +67,9 @@ class Launched:
     retries: int = 0
     restarts: int = 0
     step: int = 0
-    skipped: skips.Ranges = ()
+    skipped: skipped_samples.Ranges = ()
     rate: float = 1.0
-    asked: tuple[skips.Ranges, float] = ((), 1.0)
+    asked: tuple[skipped_samples.Ranges, float] = ((), 1.0)
 
 
 class Trap(NamedTuple):
@@ -219,7 +219,9 @@ class World:
         self.pool_until, self.waiting = -1, Spent.BACKOFF
         if not warm:
             self.bad_gpus, self.slow, self.spares = 0, False, self.most_spares
-        self.job = Launched(name, number, self.now, self._at(resume_step), skipped=skips.parse_ranges(skip), rate=rate)
+        self.job = Launched(
+            name, number, self.now, self._at(resume_step), skipped=skipped_samples.parse_ranges(skip), rate=rate
+        )
         self.job.asked = self.job.skipped, self.job.rate
         self._pass_over()
         self.counts["launches"] += 1
@@ -254,7 +256,7 @@ class World:
         assert self.job and self.is_live
         if order:
             self.job.restarts = order.restart
-            self.job.skipped, self.job.rate = skips.parse_ranges(order.skip_samples), order.rate
+            self.job.skipped, self.job.rate = skipped_samples.parse_ranges(order.skip_samples), order.rate
             self._pass_over()
         place = self.snapshot if resume_step is None else None
         seconds = self.assumed.restart_s + self.assumed.init_s
@@ -301,7 +303,7 @@ class World:
 
     def _sample(self, step: int) -> int:
         """The id of the next sample after so many steps."""
-        return skips.advance(0, step * self.assumed.batch, self.job.skipped if self.job else ())
+        return skipped_samples.advance(0, step * self.assumed.batch, self.job.skipped if self.job else ())
 
     def _push(
         self, at: int, act: Callable[..., None], *given: Any, life: int | None = None, plan: int | None = None

@@ -116,17 +116,17 @@ def test_no_collaborator_can_hurt_the_training(bucket: Bucket, new_guard, capfd,
     [
         "rerail_agent.guard.Identity.from_environment",
         "rerail_agent.guard.Settings.from_environment",
-        "rerail_agent.guard.Post",
-        "rerail_agent.guard.Courier",
+        "rerail_agent.guard.MailboxBucket",
+        "rerail_agent.guard.MailboxClient",
         "rerail_agent.guard.Watchdog",
-        "rerail_agent.guard.Limits.of",
-        "rerail_agent.stopping.signal.signal",
-        "rerail_agent.post.Post._s3",
-        "rerail_agent.courier.Courier._round",
-        "rerail_agent.courier.write",
+        "rerail_agent.guard.HangLimits.of",
+        "rerail_agent.sigterm.signal.signal",
+        "rerail_agent.mailbox_objects.MailboxBucket._s3",
+        "rerail_agent.mailbox_client.MailboxClient._round",
+        "rerail_agent.mailbox_client.write",
         "rerail_agent.guard.write",
-        "rerail_agent.orders.read_command",
-        "rerail_agent.telemetry.line",
+        "rerail_agent.commands.read_command",
+        "rerail_agent.telemetry.format_line",
         "rerail.detection.loss_spike.LossSpike.see",
         "rerail.model.codec.dumps",
     ],
@@ -146,7 +146,7 @@ def test_no_fault_inside_the_agent_is_raised(bucket: Bucket, new_guard, monkeypa
 
 def test_a_broken_part_is_told_once(new_guard, monkeypatch, capfd):
     """And the rest works on: here the line is gone, and the detectors are not."""
-    monkeypatch.setattr("rerail_agent.telemetry.line", lambda **_: 1 / 0)
+    monkeypatch.setattr("rerail_agent.telemetry.format_line", lambda **_: 1 / 0)
     guard = new_guard()
     for step in range(1, 120):
         guard.step(step=step, loss=9.0 if step == 110 else 2.0 + step % 7 / 100)

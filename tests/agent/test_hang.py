@@ -10,9 +10,9 @@ import pytest
 from rerail.model.finding import Finding, Level
 from rerail.model.liveness import Phase
 from rerail.model.mailbox import Report
-from rerail_agent import stacks
-from rerail_agent.hang import Limits, Watchdog
-from rerail_agent.harmless import Harmless
+from rerail_agent import stack_dump
+from rerail_agent.fault_isolation import FaultIsolation
+from rerail_agent.hang import HangLimits, Watchdog
 from rerail_agent.progress import Progress
 from tests.agent import loops
 from tests.agent.fake_s3 import HANG_S, Bucket
@@ -72,10 +72,12 @@ class Watched:
         monkeypatch.setattr("rerail_agent.hang.time", clock)
         monkeypatch.setattr("rerail_agent.progress.time", clock)
         monkeypatch.setattr("rerail_agent.hang.LOOK_FOR_S", 0.0)
-        monkeypatch.setattr(stacks, "place", lambda: next(self._places) if self.moves else "one instruction")
+        monkeypatch.setattr(stack_dump, "find_position", lambda: next(self._places) if self.moves else "here")
         self.progress, self.levels, self.kinds = Progress(), [], []
         values = {"step_s": 0.2, "save_s": 60.0, "unknown_s": 60.0, "factor": 5.0, **limits}
-        self.watchdog = Watchdog(self.progress, Limits(**values), file=None, found=self.found, harmless=Harmless())
+        self.watchdog = Watchdog(
+            self.progress, HangLimits(**values), file=None, found=self.found, harmless=FaultIsolation()
+        )
 
     def found(self, finding: Finding, evidence: str) -> None:
         self.levels.append(finding.level)
@@ -120,7 +122,7 @@ def test_a_save_or_an_evaluation_has_limits_of_its_own(monkeypatch):
         with watched.progress.within(phase):
             watched.wait(0.5)
     assert watched.levels == []
-    limits = Limits(step_s=300, save_s=600, unknown_s=1800, factor=5)
+    limits = HangLimits(step_s=300, save_s=600, unknown_s=1800, factor=5)
     assert limits.of_phase(Phase.STARTUP, 0) == limits.of_phase(Phase.SAVE, 0) == 1800
     assert (limits.of_phase(Phase.SAVE, 20), limits.of_phase(Phase.SAVE, 500)) == (600, 2500)
     assert (limits.of_phase(Phase.EVALUATION, 20), limits.of_phase(Phase.STEP, 100)) == (300, 500)
@@ -161,15 +163,15 @@ def test_a_thread_that_moves_is_told_from_one_that_waits():
     moved, stood, release = threading.Event(), threading.Event(), threading.Event()
 
     def watch() -> None:
-        first = stacks.place()
-        while stacks.place() == first and not release.is_set():
+        first = stack_dump.find_position()
+        while stack_dump.find_position() == first and not release.is_set():
             time.sleep(0.001)
         moved.set()
         same = 0
         while same < 20 and not release.is_set():
-            before = stacks.place()
+            before = stack_dump.find_position()
             time.sleep(0.001)
-            same = same + 1 if stacks.place() == before else 0
+            same = same + 1 if stack_dump.find_position() == before else 0
         stood.set()
 
     threading.Thread(target=watch, daemon=True).start()

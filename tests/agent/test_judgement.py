@@ -10,7 +10,7 @@ from rerail.detection.detectors import evaluate_series
 from rerail.model.finding import Kind, Level
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
-from rerail_agent.judgement import Judgement
+from rerail_agent.detection import StepDetection
 
 
 def losses(steps: int, *, seed: int = 1, level: float = 2.0) -> list[float]:
@@ -24,7 +24,7 @@ def rows(values: list[float], first: int = 1) -> list[Sample]:
 
 def test_a_spike_makes_checkpoints_suspect_until_it_has_mended():
     """From the first row that is too high to the first that is back."""
-    judgement = Judgement(Thresholds())
+    judgement = StepDetection(Thresholds())
     health = []
     for sample in rows(losses(100) + [6.0, 5.0, 4.0] + losses(20, seed=2)):
         judgement.see(sample)
@@ -34,7 +34,7 @@ def test_a_spike_makes_checkpoints_suspect_until_it_has_mended():
 
 def test_a_loss_that_is_no_number_makes_checkpoints_suspect_for_some_steps():
     """Until the detector has seen ten good rows in a row."""
-    judgement = Judgement(Thresholds())
+    judgement = StepDetection(Thresholds())
     health = []
     for sample in rows([*losses(40), math.nan, *losses(30, seed=2)]):
         judgement.see(sample)
@@ -44,7 +44,7 @@ def test_a_loss_that_is_no_number_makes_checkpoints_suspect_for_some_steps():
 
 def test_a_loss_that_stays_up_is_suspect_until_well_after_the_time_to_act():
     """The detectors take a level that has lasted for the new one, long after they have asked for an intervention."""
-    judgement = Judgement(Thresholds())
+    judgement = StepDetection(Thresholds())
     found, last_suspect = {}, 0
     for sample in rows(losses(200) + losses(400, seed=3, level=4.0)):
         for finding in judgement.see(sample):
@@ -59,7 +59,7 @@ def test_a_loss_that_stays_up_is_suspect_until_well_after_the_time_to_act():
 def test_the_findings_are_those_of_the_detectors_benchmark_each_told_once():
     """In place or not, the same detectors say the same; what they repeat about one onset is told once."""
     samples = rows([*losses(150), *losses(12, seed=4, level=5.0), *losses(60, seed=5), math.nan, *losses(90, seed=6)])
-    judgement = Judgement(Thresholds())
+    judgement = StepDetection(Thresholds())
     mine = [finding for sample in samples for finding in judgement.see(sample)]
     theirs = list(dict.fromkeys((f.kind, f.level, f.onset_step) for _, f in evaluate_series(samples, Thresholds())))
     assert [(f.kind, f.level, f.onset_step) for f in mine if f.level is not Level.MENDED] == theirs
@@ -69,12 +69,12 @@ def test_the_findings_are_those_of_the_detectors_benchmark_each_told_once():
 def test_what_was_learnt_outlives_the_process():
     """Resumed after some steps, the detectors judge the next ones as if nothing had happened."""
     before, after = rows(losses(120)), rows([*losses(30, seed=7), 5.0, *losses(5, seed=8)], first=121)
-    one = Judgement(Thresholds())
+    one = StepDetection(Thresholds())
     for sample in before:
         one.see(sample)
     state = one.state()
     assert isinstance(json.loads(state), dict)
-    other = Judgement(Thresholds())
+    other = StepDetection(Thresholds())
     other.restore(state)
     for sample in after:
         assert one.see(sample) == other.see(sample)
@@ -84,7 +84,7 @@ def test_what_was_learnt_outlives_the_process():
 
 def test_a_suspect_state_is_resumed_as_suspect():
     """A checkpoint saved in the middle of a spike carries the spike along."""
-    one, other = Judgement(Thresholds()), Judgement(Thresholds())
+    one, other = StepDetection(Thresholds()), StepDetection(Thresholds())
     for sample in rows([*losses(100), 6.0]):
         one.see(sample)
     other.restore(one.state())
@@ -105,7 +105,7 @@ def test_a_suspect_state_is_resumed_as_suspect():
 )
 def test_a_state_that_cannot_be_read_changes_nothing(text):
     """It is an error for the guard to tell, and the detectors go on as they were."""
-    judgement = Judgement(Thresholds())
+    judgement = StepDetection(Thresholds())
     for sample in rows(losses(50)):
         judgement.see(sample)
     before = judgement.state()
@@ -116,7 +116,7 @@ def test_a_state_that_cannot_be_read_changes_nothing(text):
 
 def test_a_rise_that_lasts_began_with_its_spike():
     """A rollback has to reach behind the first step that went wrong, not behind the one that was noticed later."""
-    judgement = Judgement(Thresholds(patience_rows=12))
+    judgement = StepDetection(Thresholds(patience_rows=12))
     noise = random.Random(5)
     found = []
     for step in range(1, 500):

@@ -12,7 +12,7 @@ import pytest
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import CommandKind
 from rerail.model.signatures import is_signed
-from rerail_agent.post import Post, Unreachable
+from rerail_agent.mailbox_objects import MailboxBucket, Unreachable
 from tests.agent.fake_s3 import BUCKET, HANG_S, Bucket
 from tests.agent.jobs import command, environment_of
 
@@ -71,8 +71,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
         return wait_first
 
-    monkeypatch.setattr(Post, "read", behind_gate(Post.read))
-    monkeypatch.setattr(Post, "write", behind_gate(Post.write))
+    monkeypatch.setattr(MailboxBucket, "read", behind_gate(MailboxBucket.read))
+    monkeypatch.setattr(MailboxBucket, "write", behind_gate(MailboxBucket.write))
     yield made
     made.open()
 
@@ -264,7 +264,7 @@ def test_after_an_outage_everything_arrives_once_and_under_its_name(
     bucket: Bucket, new_guard, gate: Gate, monkeypatch, capfd
 ):
     """Reports wait, the training does not; one line tells of the trouble and one of its end."""
-    monkeypatch.setattr("rerail_agent.courier.PATIENCE_S", (0.02, 0.1))
+    monkeypatch.setattr("rerail_agent.mailbox_client.PATIENCE_S", (0.02, 0.1))
     bucket.broken = {"PUT": (503, "SlowDown"), "GET": (500, "InternalError")}
     guard = new_guard(bucket)
     guard.report(SPIKE)
@@ -309,7 +309,7 @@ def test_credentials_that_are_missing_for_a_moment_are_found_when_they_are_back(
     """Accelerate clears the environment for a moment in the training thread: the next try reads it again."""
     for name, value in environment_of(bucket, base=Path(), AWS_EC2_METADATA_DISABLED="true").items():
         monkeypatch.setenv(name, value)
-    post = Post(BUCKET, "us-east-1")
+    post = MailboxBucket(BUCKET, "us-east-1")
     with monkeypatch.context() as cleared:
         cleared.delenv("AWS_ACCESS_KEY_ID")
         cleared.delenv("AWS_SECRET_ACCESS_KEY")

@@ -11,10 +11,10 @@ import pytest
 from rerail.model import checkpoints
 from rerail.model.mailbox import ReportKind
 from rerail_agent import Guard, manifests
-from rerail_agent.manifests import Attempt, commit, resume_from
+from rerail_agent.manifests import AttemptInfo, commit, resume_from
 from tests.agent.jobs import Ranks, command
 
-OURS = Attempt("night", 2)
+OURS = AttemptInfo("night", 2)
 
 
 def folder(root: Path, name: str, **files: bytes) -> Path:
@@ -25,7 +25,7 @@ def folder(root: Path, name: str, **files: bytes) -> Path:
     return place
 
 
-def saved(root: Path, name: str, *, attempt: Attempt = OURS, **facts: Any) -> Path:
+def saved(root: Path, name: str, *, attempt: AttemptInfo = OURS, **facts: Any) -> Path:
     place = folder(root, name)
     commit(place, step=int(name.rpartition("-")[2]), attempt=attempt, **facts)
     return place
@@ -79,11 +79,11 @@ def test_what_is_no_checkpoint_of_this_step_is_refused(tmp_path, name, files, me
 def test_only_a_folder_that_is_called_like_a_checkpoint_is_committed_unasked(tmp_path):
     """Once; a path elsewhere is none of ours."""
     place = folder(tmp_path, "checkpoint-8")
-    assert manifests.ensure(place, loss=2.0, attempt=OURS)
+    assert manifests.commit_if_missing(place, loss=2.0, attempt=OURS)
     assert manifests.read(place).loss == 2.0
-    assert not manifests.ensure(place, loss=3.0)
-    assert not manifests.ensure(folder(tmp_path, "model"))
-    assert not manifests.ensure("s3://bucket/step-8")
+    assert not manifests.commit_if_missing(place, loss=3.0)
+    assert not manifests.commit_if_missing(folder(tmp_path, "model"))
+    assert not manifests.commit_if_missing("s3://bucket/step-8")
 
 
 def test_a_name_that_the_supervisor_does_not_take_is_refused(tmp_path):
@@ -127,7 +127,7 @@ def test_steps_are_numbers_and_not_names(tmp_path):
 
 def test_tainted_checkpoints_are_moved_and_nothing_is_lost(tmp_path):
     """Those of earlier attempts after the step, and what has no manifest; twice the same name gets a number."""
-    first = Attempt("night", 1)
+    first = AttemptInfo("night", 1)
     for name in ("step-1", "step-2", "step-3"):
         saved(tmp_path, name, attempt=first)
     saved(tmp_path, "step-4")
@@ -153,7 +153,7 @@ def test_tainted_checkpoints_are_moved_and_nothing_is_lost(tmp_path):
 def test_an_attempt_goes_on_from_where_it_is_told(tmp_path, monkeypatch, variables, found, set_aside):
     """A first job takes the newest; a successor what it is told, or less; told nothing, what it finds."""
     for step in (2, 4, 6):
-        saved(tmp_path, f"step-{step}", attempt=Attempt("night", 1))
+        saved(tmp_path, f"step-{step}", attempt=AttemptInfo("night", 1))
     for name, value in {"RERAIL_RUN": "night", **variables}.items():
         monkeypatch.setenv(name, value)
     place = resume_from(tmp_path)
@@ -163,7 +163,7 @@ def test_an_attempt_goes_on_from_where_it_is_told(tmp_path, monkeypatch, variabl
 
 def test_a_restart_in_place_goes_on_from_its_own_newer_checkpoints(tmp_path, monkeypatch):
     """SageMaker restarts a job with the environment of its first start."""
-    saved(tmp_path, "step-4", attempt=Attempt("night", 1))
+    saved(tmp_path, "step-4", attempt=AttemptInfo("night", 1))
     saved(tmp_path, "step-6", attempt=OURS)
     for name, value in {"RERAIL_RUN": "night", "RERAIL_ATTEMPT": "2", "RERAIL_RESUME_STEP": "4"}.items():
         monkeypatch.setenv(name, value)
@@ -183,13 +183,13 @@ def test_the_last_clean_checkpoint_is_never_deleted(tmp_path):
     """However many suspect ones follow it."""
     for step in range(1, 6):
         saved(tmp_path, f"step-{step}", health="clean" if step < 3 else "suspect")
-    assert manifests.kept(tmp_path, keep=2, newest=5) == {2, 4, 5}
-    assert manifests.kept(tmp_path, keep=1, newest=2) == {2}
+    assert manifests.choose_kept(tmp_path, keep=2, newest=5) == {2, 4, 5}
+    assert manifests.choose_kept(tmp_path, keep=1, newest=2) == {2}
 
 
 def test_a_damaged_checkpoint_is_saved_anew_and_a_whole_one_left_alone(tmp_path, new_guard):
     """A replayed step is the same state again."""
-    shelf = manifests.Shelf(new_guard(), tmp_path, keep=3)
+    shelf = manifests.FrameworkCheckpoints(new_guard(), tmp_path, keep=3)
     whole = saved(tmp_path, "step-000000001")
     shelf.save(1, lambda place: (place / "model").write_text("new"), reason="periodic")
     assert (whole / "model").read_bytes() == b"weights"
@@ -219,13 +219,13 @@ def on_two_machines(rank: int, *, say: Any, roots: list[str]) -> tuple[str, list
 
     shared, own = Path(roots[0]), Path(roots[rank])
     os.environ["LOCAL_RANK"] = str(rank)
-    shelf = manifests.Shelf(Guard.from_env(), shared, keep=5)
+    shelf = manifests.FrameworkCheckpoints(Guard.from_env(), shared, keep=5)
     for step in (1, 2, 3):
         shelf.save(step, lambda place: (place / f"rank{rank}").write_text("shard"), reason="periodic")
     os.environ["LOCAL_RANK"] = "0"
     if rank == 1:
         shutil.copytree(shared, own)
-        manifests.drop(own / "step-000000003")
+        manifests.delete_checkpoint(own / "step-000000003")
     dist.barrier()
     found = resume_from(own)
     assert found is not None
@@ -238,7 +238,7 @@ def one_fails(rank: int, *, say: Any, root: str) -> str:
             raise OSError(28, "No space left on device")
         (place / "shard").write_text("shard")
 
-    manifests.Shelf(Guard.from_env(), Path(root), keep=5).save(1, write, reason="periodic")
+    manifests.FrameworkCheckpoints(Guard.from_env(), Path(root), keep=5).save(1, write, reason="periodic")
     return str(resume_from(root))
 
 
@@ -250,7 +250,7 @@ def test_a_plain_loop_answers_the_supervisor(new_guard, bucket, tmp_path):
     guard.step(step=5, loss=2.0)
     assert guard.wants_checkpoint
     place = folder(tmp_path, "step-5")
-    assert manifests.conclude(guard, place, step=5, reason=guard.reason, loss=2.0)
+    assert manifests.finish_checkpoint(guard, place, step=5, reason=guard.reason, loss=2.0)
     report = bucket.wait_for_report(ReportKind.CHECKPOINT)
     assert (report.step, report.path, manifests.read(place).run) == (5, str(place), "night")
 

@@ -8,16 +8,16 @@ import pytest
 
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import CommandKind, Durability, Report, ReportKind, read_report, write
+from rerail_agent.commands import CommandEffect, CommandState
 from rerail_agent.identity import Identity
-from rerail_agent.orders import Heard, Orders
 from tests.agent.jobs import command
 
 ME = Identity(run="night", attempt=2, job="night-a002")
 NOW = datetime.now(UTC)
 
 
-def orders() -> Orders:
-    return Orders(ME)
+def orders() -> CommandState:
+    return CommandState(ME)
 
 
 def mine(id: str = "c1", **fields: object) -> bytes:
@@ -55,18 +55,18 @@ def test_the_same_command_again_is_no_news():
     """S3 gives what is there; only another id is another command."""
     desk = orders()
     assert desk.hear(mine(), at=NOW).save
-    assert desk.hear(mine(), at=NOW) == Heard()
+    assert desk.hear(mine(), at=NOW) == CommandEffect()
     assert desk.hear(mine("c2"), at=NOW).save
 
 
 def test_an_older_attempts_command_is_not_ours():
     """It lies there from before this attempt was started."""
-    assert orders().hear(write(command(attempt=1)), at=NOW) == Heard()
+    assert orders().hear(write(command(attempt=1)), at=NOW) == CommandEffect()
 
 
 def test_owning_the_run_asks_for_nothing():
     """What every attempt finds in the mailbox when it starts."""
-    assert orders().hear(mine(wish=CommandKind.TRAIN), at=NOW) == Heard()
+    assert orders().hear(mine(wish=CommandKind.TRAIN), at=NOW) == CommandEffect()
 
 
 @pytest.mark.parametrize("wish", list(CommandKind))
@@ -78,7 +78,7 @@ def test_a_newer_attempt_fences_this_one(wish):
     answer = read(heard.report)
     assert (heard.fenced, heard.save, answer.told, answer.command) == (True, False, ReportKind.REFUSED, "c1")
     assert answer.reason == "attempt 3 owns the run: attempt 2 saves no more"
-    assert desk.hear(write(command("c10", attempt=3)), at=NOW) == Heard(fenced=True)
+    assert desk.hear(write(command("c10", attempt=3)), at=NOW) == CommandEffect(fenced=True)
     desk.agreed(5)
     assert desk.committed("p", step=5, durability=Durability.LOCAL, at=NOW) is None
 
@@ -110,7 +110,7 @@ def test_what_is_no_command_for_this_run_is_refused_once_with_the_reason(text, w
     answer = desk.hear(text, at=NOW)
     assert (answer.save, answer.fenced) == (False, False)
     assert words in read(answer.report).reason
-    assert desk.hear(text, at=NOW) == Heard()
+    assert desk.hear(text, at=NOW) == CommandEffect()
     assert desk.hear(mine(), at=NOW).save
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rerail.model.metrics import definitions
-from rerail_agent.telemetry import Meter, line
+from rerail_agent.telemetry import Meter, format_line
 
 
 def read(text: str) -> dict[str, str]:
@@ -18,7 +18,7 @@ def read(text: str) -> dict[str, str]:
 
 def test_every_standard_field_is_found_by_its_expression():
     """Whatever else the script adds, and however odd its names."""
-    text = line(
+    text = format_line(
         step=60, loss=2.5, grad_norm=1.25, lr=3e-4, tokens_per_s=12345.6, extra={"mfu": 0.41, "loss z": 1, "step": 7}
     )
     assert text == ("rerail step=60 loss=2.5 grad_norm=1.25 lr=0.0003 tokens_per_s=12346 nonfinite=0 mfu=0.41 loss_z=1")
@@ -31,14 +31,14 @@ def test_every_standard_field_is_found_by_its_expression():
 def test_a_float32_loss_comes_back_bit_for_bit(loss):
     """Nine digits are enough for every float32."""
     exact = float(np.float32(loss))
-    text = line(step=1, loss=exact, grad_norm=None, lr=None, tokens_per_s=None, extra={})
+    text = format_line(step=1, loss=exact, grad_norm=None, lr=None, tokens_per_s=None, extra={})
     assert np.float32(read(text)["loss"]) == np.float32(exact)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.inf), (2.0, math.nan)])
 def test_what_is_not_finite_raises_the_flag_and_gives_no_number(loss, norm):
     """CloudWatch takes no NaN, so the flag says it."""
-    found = read(line(step=1, loss=loss, grad_norm=norm, lr=None, tokens_per_s=5, extra={}))
+    found = read(format_line(step=1, loss=loss, grad_norm=norm, lr=None, tokens_per_s=5, extra={}))
     assert found["nonfinite"] == "1"
     assert ("loss" in found) is math.isfinite(loss)
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from rerail.aws import mailbox as adapter
+from rerail.aws import mailbox
 from rerail.aws.clients import client
 from rerail.aws.mailbox import S3Mailbox
 from rerail.model.errors import BadMailboxObject, CommandNotStored, StateUnknown, Throttled
@@ -54,7 +54,7 @@ def refusing(monkeypatch, code: str) -> None:
 
             return refuse
 
-    monkeypatch.setattr(adapter, "client", lambda service: Refusing())
+    monkeypatch.setattr(mailbox, "client", lambda service: Refusing())
 
 
 def test_a_command_lies_where_the_agent_looks(s3):
@@ -133,7 +133,7 @@ def test_a_connection_that_fails_says_neither_yes_nor_no(s3, monkeypatch):
 
             return fail
 
-    monkeypatch.setattr(adapter, "client", lambda service: Dead())
+    monkeypatch.setattr(mailbox, "client", lambda service: Dead())
     with pytest.raises(CommandNotStored):
         S3Mailbox(BUCKET).post(Command("c1", "gpt", 1, CommandKind.TRAIN, NOON))
     with pytest.raises(StateUnknown):

@@ -20,11 +20,11 @@ from rerail.incident_report.reporter import run_of
 from rerail.model.errors import BadMessage, PolicyError
 from rerail.model.metrics import definitions
 from rerail.model.policy import parse_policy
-from rerail_agent import restarts, telegraph
+from rerail_agent import in_place_restarts, init_channel
 from rerail_agent.checkpoints import manifest
-from rerail_agent.inquest import Death, report
-from rerail_agent.passage import Line as Printed
-from rerail_agent.telemetry import line
+from rerail_agent.exit_report import ProcessExit, make_report
+from rerail_agent.stderr_relay import StderrLine as Printed
+from rerail_agent.telemetry import format_line
 from tests.timing import growth
 
 DEEP = "[" * 20_000
@@ -56,19 +56,19 @@ def test_a_line_without_end_costs_no_time_without_end(word):
 @pytest.mark.parametrize("value", [10**400, -(10**400), complex(1, 1), object, [1], "a b\n\x1b[2Jc", math.nan])
 def test_whatever_a_script_logs_is_one_line(value):
     """A number too large for a float must not end the training that has logged it."""
-    text = line(step=3, loss=1.0, grad_norm=None, lr=None, tokens_per_s=None, extra={"mine": value, "\n": value})
+    text = format_line(step=3, loss=1.0, grad_norm=None, lr=None, tokens_per_s=None, extra={"mine": value, "\n": value})
     assert len(text.splitlines()) == 1 and text.startswith("rerail step=3 loss=1 ")
 
 
 @pytest.mark.parametrize("text", [DEEP, "{}", "[]", "7", '{"current_host": [], "hosts": "algo-1"}', '{"told": 3}'])
 def test_a_file_of_the_machine_that_makes_no_sense_is_done_without(tmp_path, text):
     """SageMaker's, and the one that an earlier container has left: the job starts."""
-    for place in (tmp_path / "input" / "config" / "resourceconfig.json", restarts.memory_file(tmp_path)):
+    for place in (tmp_path / "input" / "config" / "resourceconfig.json", in_place_restarts.restart_file(tmp_path)):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-    assert telegraph.hosts_of(tmp_path) == 1
-    assert telegraph.host_of(tmp_path)
-    assert restarts.remembered(tmp_path, "gpt") == {}
+    assert init_channel.hosts_of(tmp_path) == 1
+    assert init_channel.host_of(tmp_path)
+    assert in_place_restarts.read_restart_file(tmp_path, "gpt") == {}
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_a_file_of_the_machine_that_makes_no_sense_is_done_without(tmp_path, tex
 )
 def test_whatever_a_dying_script_says_there_is_a_failure_file(said):
     """Init must not fall over what it reads: SageMaker would be told nothing at all."""
-    silent, testified = Death(0, None, 3.0), Death(0, 1, 3.0, testimony=said)
+    silent, testified = ProcessExit(0, None, 3.0), ProcessExit(0, 1, 3.0, testimony=said)
     for ranks in ([silent], [testified, silent]):
-        text = report(silent, ranks, [Printed(2.0, said)], oom_killed=False).text()
+        text = make_report(silent, ranks, [Printed(2.0, said)], oom_killed=False).text()
         assert json.loads(text)["rerail"] == 1 and len(text) <= 1024
 
 
@@ -204,4 +204,4 @@ def test_a_manifest_with_a_size_that_is_none_is_a_damaged_checkpoint(bytes_):
 def test_a_port_that_is_none_is_left_as_it_is(number):
     """The processes say so themselves; init does not die of it before it has started them."""
     for environment in ({"MASTER_PORT": number, "RERAIL_RESTART": "1"}, {"MASTER_PORT": "1", "RERAIL_RESTART": number}):
-        assert restarts.with_another_port(environment) == environment
+        assert in_place_restarts.with_another_port(environment) == environment

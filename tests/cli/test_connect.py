@@ -10,7 +10,7 @@ from cli import connect as connecting
 from cli import place
 from cli.main import app
 from cli.place import Place, now
-from rerail.aws import sagemaker as adapter
+from rerail.aws import sagemaker
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from tests.cli.cloud import Cloud, Deployed, denied, refused
 
@@ -55,7 +55,7 @@ def world(monkeypatch):
     world = World()
     where = Deployed(world.cloud)
     monkeypatch.setattr(place, "find", lambda *, local: where)
-    monkeypatch.setattr(adapter, "client", where.client)
+    monkeypatch.setattr(sagemaker, "client", where.client)
     monkeypatch.setattr(Place, "runs", property(lambda self: type("Runs", (), {"load": lambda self, run: world.run})()))
     return world
 

@@ -16,7 +16,7 @@ from job import Job
 from options import read_options
 from rerail.model.finding import Finding
 from rerail_agent import Guard, failure
-from rerail_agent.checkpoints import Manifest, place_of
+from rerail_agent.checkpoints import Manifest, open_store
 
 CONTAINER = Path(train.__file__).parent
 # What the image has on its path.
@@ -38,7 +38,7 @@ def agree(one: dict[int, str], other: dict[int, str]) -> bool:
 
 def saved(root: Path) -> dict[int, Manifest]:
     """Step to manifest of every checkpoint in a folder; all of their files are verified."""
-    place = place_of(root)
+    place = open_store(root)
     manifests = {step: manifest for step in sorted(place.steps()) if (manifest := place.manifest(step))}
     for step, manifest in manifests.items():
         for entry in manifest.files:
@@ -168,7 +168,7 @@ class Here:
         self.capsys.readouterr()
         guard = guard or Guard(environment={})
         try:
-            with contextlib.closing(guard), failure.recorded(job.failure_file, rank=0) as position:
+            with contextlib.closing(guard), failure.record_failure(job.failure_file, rank=0) as position:
                 self.run = train.train(chosen, job, position=position, guard=guard)
         except (ValueError, RuntimeError):
             assert drill, "only a drill may end a run"

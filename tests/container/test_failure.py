@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from preflight import HardwareError
 from rerail.diagnosis.classify import diagnose
 from rerail_agent import failure
-from rerail_agent.failure import Cause
-from rerail_agent.inquest import Death, report
-from rerail_agent.passage import Line
+from rerail_agent.exit_report import ProcessExit, make_report
+from rerail_agent.failure import FailureCause
+from rerail_agent.stderr_relay import StderrLine
 
 
 class DistNetworkError(RuntimeError):
@@ -43,28 +43,31 @@ def test_any_error_fits_and_is_json(message: str, step: int, rank: int) -> None:
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
-        (HardwareError("algo-2: GPU 3 gives wrong results"), Cause.HARDWARE),
-        (MemoryError(), Cause.OOM),
-        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), Cause.OOM),
+        (HardwareError("algo-2: GPU 3 gives wrong results"), FailureCause.HARDWARE),
+        (MemoryError(), FailureCause.OOM),
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), FailureCause.OOM),
         (
             RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
             "oom",
         ),
-        (failure.DataError("channel 'train': cannot read"), Cause.DATA),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), Cause.DATA),
-        (DistNetworkError("The client socket has failed to connect"), Cause.INFRASTRUCTURE),
+        (failure.DataError("channel 'train': cannot read"), FailureCause.DATA),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), FailureCause.DATA),
+        (DistNetworkError("The client socket has failed to connect"), FailureCause.INFRASTRUCTURE),
         (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9"), "infrastructure"),
-        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1000ms for recv"), Cause.HANG),
-        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), Cause.HARDWARE),
-        (ValueError("matmul: Input operand 1 has a mismatch"), Cause.USER_CODE),
-        (TimeoutError("the user's own timed out"), Cause.USER_CODE),
-        (RuntimeError("the connection to my database timed out"), Cause.USER_CODE),
-        (FileNotFoundError(2, "No such file or directory"), Cause.USER_CODE),
+        (
+            RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1000ms for recv"),
+            FailureCause.HANG,
+        ),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), FailureCause.HARDWARE),
+        (ValueError("matmul: Input operand 1 has a mismatch"), FailureCause.USER_CODE),
+        (TimeoutError("the user's own timed out"), FailureCause.USER_CODE),
+        (RuntimeError("the connection to my database timed out"), FailureCause.USER_CODE),
+        (FileNotFoundError(2, "No such file or directory"), FailureCause.USER_CODE),
     ],
 )
-def test_causes(error: Exception, cause: Cause) -> None:
+def test_causes(error: Exception, cause: FailureCause) -> None:
     """An exception speaks for one cause; a mistake in the script is what is left."""
-    assert failure.cause_of(error) == cause
+    assert failure.find_cause(error) == cause
 
 
 def test_an_error_raised_from_another_has_its_cause() -> None:
@@ -72,14 +75,14 @@ def test_an_error_raised_from_another_has_its_cause() -> None:
     try:
         raise ValueError("my step failed") from MemoryError()
     except ValueError as error:
-        assert failure.cause_of(error) == Cause.OOM
+        assert failure.find_cause(error) == FailureCause.OOM
 
 
 def test_the_first_writer_wins(tmp_path: Path) -> None:
     """The rank that fails first tells most: its peers' errors are consequences."""
     path = tmp_path / "output" / "failure"
     for rank, error in ((3, ValueError("first")), (0, RuntimeError("second"))):
-        with pytest.raises(type(error)), failure.recorded(path, rank=rank) as position:
+        with pytest.raises(type(error)), failure.record_failure(path, rank=rank) as position:
             position.step = 60
             raise error
     report = json.loads(path.read_text())
@@ -89,7 +92,7 @@ def test_the_first_writer_wins(tmp_path: Path) -> None:
 
 def test_an_exit_on_purpose_says_nothing(tmp_path: Path) -> None:
     """A script that exits has its exit code to speak for it."""
-    with pytest.raises(SystemExit), failure.recorded(tmp_path / "failure", rank=0):
+    with pytest.raises(SystemExit), failure.record_failure(tmp_path / "failure", rank=0):
         raise SystemExit(7)
     assert not (tmp_path / "failure").exists()
 
@@ -125,16 +128,21 @@ terminate called after throwing an instance of 'c10::DistBackendError'
   what():  [PG ID 0 PG GUID 0(default_pg) Rank 3] Process group watchdog thread terminated with exception"""
 
 
-def lines(text: str, at: float = 100.0) -> list[Line]:
-    return [Line(at, line) for line in text.splitlines()]
+def lines(text: str, at: float = 100.0) -> list[StderrLine]:
+    return [StderrLine(at, line) for line in text.splitlines()]
 
 
 def test_the_first_rank_to_die_speaks_for_all() -> None:
     """Its traceback, not the torn connections that it left behind, nor what torchrun has to say."""
-    ranks = [Death(1, 1, 100.1), Death(0, 1, 101.0), Death(2, -signal.SIGTERM, 101.5)]
+    ranks = [ProcessExit(1, 1, 100.1), ProcessExit(0, 1, 101.0), ProcessExit(2, -signal.SIGTERM, 101.5)]
     said = [*lines(KEY_ERROR), *lines(LOST_PEER, 100.9), *lines(TORCHRUN, 102.0)]
-    found = report(Death(None, 1, 102.5), ranks, said, oom_killed=False)
-    assert (found.cause, found.rank, found.exit_code, found.error) == (Cause.USER_CODE, 1, 1, "KeyError: 'label'")
+    found = make_report(ProcessExit(None, 1, 102.5), ranks, said, oom_killed=False)
+    assert (found.cause, found.rank, found.exit_code, found.error) == (
+        FailureCause.USER_CODE,
+        1,
+        1,
+        "KeyError: 'label'",
+    )
     assert found.last_lines[-1] == "KeyError: 'label'"
 
 
@@ -144,18 +152,20 @@ def test_a_label_tells_whose_traceback_it_is() -> None:
         *lines(LOST_PEER, 99.0),
         *lines(KEY_ERROR.replace("\n", "\n[rank1]: ").replace("Trace", "[rank1]: Trace", 1)),
     ]
-    found = report(Death(None, 1, 101.0), [Death(0, 1, 100.1), Death(1, 1, 100.1)], said, oom_killed=False)
-    assert (found.rank, found.cause) == (0, Cause.INFRASTRUCTURE)
+    found = make_report(
+        ProcessExit(None, 1, 101.0), [ProcessExit(0, 1, 100.1), ProcessExit(1, 1, 100.1)], said, oom_killed=False
+    )
+    assert (found.rank, found.cause) == (0, FailureCause.INFRASTRUCTURE)
     assert found.error.startswith("torch.distributed.DistBackendError: NCCL error")
 
 
 def test_an_error_that_was_caught_and_logged_is_not_the_last() -> None:
     """Long before the death, or before another one."""
     old = lines(KEY_ERROR, 30.0)
-    found = report(Death(None, 7, 100.0), [], old, oom_killed=False)
-    assert (found.error, found.cause) == ("the command ended with exit code 7", Cause.UNKNOWN)
-    found = report(
-        Death(None, 1, 100.0), [], [*old, *lines(KEY_ERROR.replace("KeyError", "ValueError"))], oom_killed=False
+    found = make_report(ProcessExit(None, 7, 100.0), [], old, oom_killed=False)
+    assert (found.error, found.cause) == ("the command ended with exit code 7", FailureCause.UNKNOWN)
+    found = make_report(
+        ProcessExit(None, 1, 100.0), [], [*old, *lines(KEY_ERROR.replace("KeyError", "ValueError"))], oom_killed=False
     )
     assert found.error == "ValueError: 'label'"
 
@@ -164,14 +174,16 @@ def test_a_chain_of_exceptions_has_its_causes() -> None:
     """As with exceptions that a rank sees itself."""
     because = "The above exception was the direct cause of the following exception:"
     chain = f"Traceback (most recent call last):\nMemoryError\n\n{because}\n\n{KEY_ERROR}"
-    found = report(Death(None, 1, 100.0), [], lines(chain), oom_killed=False)
-    assert (found.cause, found.error) == (Cause.OOM, "KeyError: 'label'")
+    found = make_report(ProcessExit(None, 1, 100.0), [], lines(chain), oom_killed=False)
+    assert (found.cause, found.error) == (FailureCause.OOM, "KeyError: 'label'")
 
 
 def test_the_watchdog_of_nccl_is_a_hang() -> None:
     """It ends the rank with SIGABRT; its own words say why."""
-    found = report(Death(None, 1, 101.0), [Death(3, -signal.SIGABRT, 100.1)], lines(WATCHDOG), oom_killed=False)
-    assert (found.cause, found.rank, found.exit_code) == (Cause.HANG, 3, 134)
+    found = make_report(
+        ProcessExit(None, 1, 101.0), [ProcessExit(3, -signal.SIGABRT, 100.1)], lines(WATCHDOG), oom_killed=False
+    )
+    assert (found.cause, found.rank, found.exit_code) == (FailureCause.HANG, 3, 134)
     assert "killed by SIGABRT" in found.error
     assert "Watchdog caught collective operation timeout" in found.error
     assert diagnose(f"AlgorithmError: {found.text()}, exit code: 1").cause == "hang"
@@ -192,7 +204,9 @@ def test_the_watchdog_of_nccl_is_a_hang() -> None:
 )
 def test_a_death_without_words(status: int, oom_killed: bool, cause: str) -> None:
     """The signal says something, the kernel's count of kills for memory more; the supervisor sees it alike."""
-    found = report(Death(None, 1, 101.0), [Death(2, status, 100.0)], lines("loading data"), oom_killed=oom_killed)
+    found = make_report(
+        ProcessExit(None, 1, 101.0), [ProcessExit(2, status, 100.0)], lines("loading data"), oom_killed=oom_killed
+    )
     assert (found.cause.value, found.rank, found.last_lines) == (cause, 2, ["loading data"])
     assert diagnose(f"AlgorithmError: {found.text()}, exit code: 1").cause == cause
 
@@ -200,9 +214,11 @@ def test_a_death_without_words(status: int, oom_killed: bool, cause: str) -> Non
 def test_a_data_loader_killed_for_its_memory_is_no_bug() -> None:
     """The rank itself sees a RuntimeError."""
     said = "Traceback (most recent call last):\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
-    ranks = [Death(0, 1, 100.0)]
-    assert report(Death(None, 1, 100.0), ranks, lines(said), oom_killed=True).cause is Cause.OOM
-    assert report(Death(None, 1, 100.0), ranks, lines(said), oom_killed=False).cause is Cause.USER_CODE
+    ranks = [ProcessExit(0, 1, 100.0)]
+    assert make_report(ProcessExit(None, 1, 100.0), ranks, lines(said), oom_killed=True).cause is FailureCause.OOM
+    assert (
+        make_report(ProcessExit(None, 1, 100.0), ranks, lines(said), oom_killed=False).cause is FailureCause.USER_CODE
+    )
 
 
 def test_the_error_file_of_torch_comes_first() -> None:
@@ -213,9 +229,9 @@ def test_the_error_file_of_torch_comes_first() -> None:
         return json.dumps({"message": {"message": error, "extraInfo": extra}})
 
     late, early = testimony(1795239706, "RuntimeError: x"), testimony(1795239700, "torch.OutOfMemoryError: CUDA")
-    ranks = [Death(0, 1, 100.0, late), Death(5, 1, 101.0, early), Death(6, 1, 99.0, "")]
-    found = report(Death(None, 1, 102.0), ranks, lines(KEY_ERROR), oom_killed=False)
-    assert (found.rank, found.error, found.cause) == (5, "torch.OutOfMemoryError: CUDA", Cause.OOM)
+    ranks = [ProcessExit(0, 1, 100.0, late), ProcessExit(5, 1, 101.0, early), ProcessExit(6, 1, 99.0, "")]
+    found = make_report(ProcessExit(None, 1, 102.0), ranks, lines(KEY_ERROR), oom_killed=False)
+    assert (found.rank, found.error, found.cause) == (5, "torch.OutOfMemoryError: CUDA", FailureCause.OOM)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +248,7 @@ def test_the_error_file_of_torch_comes_first() -> None:
 )
 def test_launchers_name_a_rank_that_nobody_saw_dying(said: str, rank: int, exit_code: int) -> None:
     """mpirun is quicker than init to ask how its ranks ended, and those of other hosts only it knows."""
-    found = report(Death(None, 1, 101.0), [Death(0, None, 100.0)], lines(said), oom_killed=False)
+    found = make_report(ProcessExit(None, 1, 101.0), [ProcessExit(0, None, 100.0)], lines(said), oom_killed=False)
     assert (found.rank, found.exit_code) == (rank, exit_code)
 
 
@@ -240,7 +256,9 @@ def test_launchers_name_a_rank_that_nobody_saw_dying(said: str, rank: int, exit_
 @given(st.lists(st.text(max_size=200), max_size=30), st.integers(-70, 255), st.booleans())
 def test_whatever_is_printed_there_is_a_report(said: list[str], status: int, oom_killed: bool) -> None:
     """Never an exception, always short enough."""
-    printed = [Line(100.0, line) for line in said]
-    text = report(Death(None, status, 100.0), [Death(0, status, 100.0)], printed, oom_killed=oom_killed).text()
+    printed = [StderrLine(100.0, line) for line in said]
+    text = make_report(
+        ProcessExit(None, status, 100.0), [ProcessExit(0, status, 100.0)], printed, oom_killed=oom_killed
+    ).text()
     assert len(text) <= 1024
     assert json.loads(text)["rerail"] == 1

@@ -15,9 +15,9 @@ import pytest
 from bench import signals
 from bench.signals import INIT, Namespace, Outcome, await_files
 from local.pace import measure_pace
-from rerail_agent import proc
-from rerail_agent.proc import Process
-from rerail_agent.ranks import training
+from rerail_agent import processes
+from rerail_agent.processes import Process
+from rerail_agent.ranks import find_training_processes
 
 pytestmark = pytest.mark.slow
 AGENT = signals.ROOT / "agent"
@@ -371,17 +371,17 @@ def test_what_the_kernel_has_killed_for_memory_is_counted(tmp_path: Path) -> Non
     cgroup.parent.mkdir(parents=True)
     cgroup.write_text("0::/docker/abc\n")
     tree = tmp_path / "sys/fs/cgroup"
-    assert proc.oom_kills(tmp_path) == 0
+    assert processes.oom_kills(tmp_path) == 0
     (tree / "docker/abc").mkdir(parents=True)
     (tree / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-    assert proc.oom_kills(tmp_path) == 2
+    assert processes.oom_kills(tmp_path) == 2
     (tree / "docker/abc/memory.events").write_text("oom_kill 5\n")
-    assert proc.oom_kills(tmp_path) == 5
+    assert processes.oom_kills(tmp_path) == 5
     (tree / "memory.events").unlink()
     cgroup.write_text("4:cpu:/x\n3:memory:/docker/abc\n")
     (tree / "memory").mkdir()
     (tree / "memory/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n")
-    assert proc.oom_kills(tmp_path) == 7
+    assert processes.oom_kills(tmp_path) == 7
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.12", "3.13"])
@@ -424,7 +424,7 @@ def family(*rows: tuple[int, int, str, dict[str, str] | None, bool]) -> dict[int
 
 
 def chosen(table: dict[int, Process], **own: str) -> list[int]:
-    return [process.pid for process in training(table, 1, own=tuple(own.items()))]
+    return [process.pid for process in find_training_processes(table, 1, own=tuple(own.items()))]
 
 
 R0, R1 = {"RANK": "0", "LOCAL_RANK": "0"}, {"RANK": "1", "LOCAL_RANK": "1"}

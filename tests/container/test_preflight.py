@@ -16,7 +16,7 @@ import preflight
 from job import Cluster, Job
 from parallel import World
 from preflight import HardwareError, Result, Verdict
-from rerail_agent.checkpoints import place
+from rerail_agent.checkpoints import store
 from tests.container import fitness
 from tests.container.hosts import IMPORT_PATH
 
@@ -162,7 +162,7 @@ class Bucket:
 def test_a_bucket_gets_an_object_and_loses_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the agent's own code, under a name that is no checkpoint's; a denial is the user's to mend."""
     bucket = Bucket()
-    monkeypatch.setattr(place, "place_of", bucket.at)
+    monkeypatch.setattr(store, "open_store", bucket.at)
     assert preflight.round_trip("s3://models/run/", "night-algo-1").verdict is Verdict.PASSED
     assert bucket.seen == ["s3://models/run/.preflight-night-algo-1"]
     assert not bucket.objects

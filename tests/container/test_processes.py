@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rerail_agent.checkpoints import place_of
+from rerail_agent.checkpoints import open_store
 from tests.container.hosts import LIMIT_S, Here, Host, agree, saved
 
 NewHost = Callable[..., Host]
@@ -146,7 +146,7 @@ def test_sigterm_stops_all_ranks_at_one_step(new_host: NewHost) -> None:
     ends = [re.search(r"rank \d ends after step (\d+)", host.err.read_text()) for host in hosts]
     steps = [int(found[1]) for found in ends if found]
     assert steps == [max(hosts[0].losses)] * 2
-    newest = place_of(hosts[0].checkpoints).manifest(steps[0])
+    newest = open_store(hosts[0].checkpoints).manifest(steps[0])
     assert newest is not None
     assert newest.reason in ("sigterm", "periodic")
     assert hosts[0].failure is None

@@ -19,7 +19,7 @@ import launch
 from bench import signals
 from job import Cluster
 from rerail.model.mailbox import Command, CommandKind, Durability, Report, ReportKind, command_key
-from rerail_agent import restarts, telegraph
+from rerail_agent import in_place_restarts, init_channel
 from rerail_agent.guard import Guard
 from tests.agent.fake_s3 import HANG_S, Bucket, serving
 from tests.agent.jobs import RUN, command, environment_of
@@ -187,7 +187,7 @@ def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
     again = json.loads(node.await_note("ready-2-0-0"))
     names = ("RERAIL_RESTART", "RERAIL_RESUME_STEP", "RERAIL_ROLLED_BACK", "RERAIL_SKIP_SAMPLES", "RERAIL_LR_SCALE")
     assert [again[name] for name in names] == ["2", "400", "2", "10-20", "0.9"]
-    assert restarts.remembered(node.base, "another-job") == {}
+    assert in_place_restarts.read_restart_file(node.base, "another-job") == {}
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
 )
 def test_what_cannot_be_read_of_older_orders_changes_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "checkpoints").mkdir()
-    restarts.memory_file(tmp_path).write_text(text)
-    assert restarts.remembered(tmp_path, "night") == {}
+    in_place_restarts.restart_file(tmp_path).write_text(text)
+    assert in_place_restarts.read_restart_file(tmp_path, "night") == {}
 
 
 def test_ranks_that_do_not_leave_are_killed(bucket: Bucket, new_node: NewNode) -> None:
@@ -456,9 +456,9 @@ def test_the_agent_says_that_it_can_be_restarted_and_that_it_was(
 
 def test_a_job_without_a_mailbox_has_no_line(tmp_path: Path) -> None:
     job = {"TRAINING_JOB_NAME": "gpt", "RERAIL_MAILBOX": "s3://somewhere"}
-    assert telegraph.connect(job, tmp_path, print) is not None
+    assert init_channel.connect(job, tmp_path, print) is not None
     for environment in ({}, {**job, "RERAIL_MAILBOX": "off"}, {**job, "RERAIL_RESTARTS": "off"}):
-        assert telegraph.connect(environment, tmp_path, print) is None
+        assert init_channel.connect(environment, tmp_path, print) is None
     assert "telegraph" not in {thread.name for thread in threading.enumerate()}, (
         "its thread starts after the first fork"
     )
@@ -474,5 +474,5 @@ def test_our_launcher_has_the_ranks_meet_elsewhere_after_a_restart() -> None:
 
 
 def test_a_port_moves_on_with_each_restart_and_never_off_the_end() -> None:
-    assert [restarts.moved_port(port, 2) for port in (7777, 65535)] == [7779, 65533]
-    assert restarts.with_another_port({"MASTER_PORT": "x", "RERAIL_RESTART": "1"})["MASTER_PORT"] == "x"
+    assert [in_place_restarts.next_port(port, 2) for port in (7777, 65535)] == [7779, 65533]
+    assert in_place_restarts.with_another_port({"MASTER_PORT": "x", "RERAIL_RESTART": "1"})["MASTER_PORT"] == "x"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch import free_port
-from rerail_agent.keeping import folder_for
+from rerail_agent.snapshot_keeper import folder_for
 from tests.agent.checkpoints.ranks import settle
 from tests.container.hosts import CONTAINER, IMPORT_PATH, LIMIT_S, OPTIONS, Here, Host, agree, losses
 

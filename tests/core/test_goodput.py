@@ -16,7 +16,7 @@ from cli.simulate.assumptions import Assumptions
 from cli.simulate.supervised import Supervised
 from cli.simulate.ways import AGENT, DEFAULT, IN_PLACE
 from cli.simulate.world import World
-from rerail.accounting import on_call_times as people
+from rerail.accounting import on_call_times
 from rerail.accounting.goodput import Account, Badput, make_account, sum_accounts
 from rerail.model.causes import Cause
 from rerail.model.codec import loads
@@ -98,7 +98,7 @@ def test_a_relaunch_costs_steps_and_the_time_until_machines_are_there_again():
 def test_what_people_would_have_taken_longer_is_saved():
     """A crash: their median of twenty minutes but for the five that we took; no machine was billed meanwhile."""
     told = make_account(a_run(*DIED, incidents=[an_incident(65, 67, 85)]), at(105), PRICED)
-    assert (told.saved_s / 60, told.saved_dollars) == (people.CRASH.median - 5, 0)
+    assert (told.saved_s / 60, told.saved_dollars) == (on_call_times.CRASH.median - 5, 0)
 
 
 @pytest.mark.parametrize("closed", [None, 200])
@@ -168,7 +168,7 @@ def test_a_restart_in_place_is_booked_to_its_first_step():
     told = make_account(run, at(78), PRICED)
     assert minutes(told) == {"GOOD": 50 + 10, "LOST": 10, "RESTART": 3, "MACHINES": 5}
     assert (told.restarts, told.relaunches) == (1, 0)
-    assert told.saved_s / 60 == people.CRASH.median - 1  # until its processes ran again
+    assert told.saved_s / 60 == on_call_times.CRASH.median - 1  # until its processes ran again
 
 
 def test_a_restart_that_came_to_nothing_lasts_until_the_job_ends():

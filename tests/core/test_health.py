@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail.decisions import checkpoint_health as health
+from rerail.decisions import checkpoint_health
 from rerail.decisions.checkpoint_health import assess_health, newest_resumable, with_health
 from rerail.messages.messages import FindingsReceived, JobStateChanged
 from rerail.model.checkpoints import Checkpoint, Health
@@ -220,12 +220,12 @@ def test_however_much_is_said_little_is_kept_and_nothing_bad_is_forgotten(story,
     run, open_since = run_of(1), {}
     for kind, level, onset, length in story:
         finding = Finding(kind, level, onset + length, onset, "said")
-        run = health.with_findings(run, [finding])
-        if level in health.OVER:
+        run = checkpoint_health.with_findings(run, [finding])
+        if level in checkpoint_health.OVER:
             open_since = {k: s for k, s in open_since.items() if k is not kind or s > onset + length}
         elif kind is not Kind.STALL:
             open_since[kind] = min(onset, open_since.get(kind, onset))
-    assert len(run.labels) <= health.KEPT_LABELS
+    assert len(run.labels) <= checkpoint_health.KEPT_LABELS
     for step in saved:
         is_open = any(since <= step for since in open_since.values())
         assert not is_open or assess_health(run, save(step))[0] is not Health.CLEAN

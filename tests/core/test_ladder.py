@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rerail.decisions import rollback_ladder as ladder
+from rerail.decisions import rollback_ladder
 from rerail.decisions.remedies import Hold
 from rerail.decisions.rollback_ladder import RollbackPlan, Rung, plan_rollback, with_rung_taken
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
-from rerail.model import skipped_samples as skips
+from rerail.model import skipped_samples
 from rerail.model.actions import Severity
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.finding import Finding, Kind, Level
@@ -72,7 +72,7 @@ def test_the_skipped_batches_lie_around_the_onset():
     """The samples of 200 steps: the 100 before step 1000, and the 100 from it on."""
     planned = again(run_at(), plan_rollback(run_at(), 1_000, saves(500, 800, 850), Policy()), 1_000)
     skip = plan_rollback(planned, 1_000, saves(500, 800, 850), Policy())
-    ((first, last),) = skips.parse_ranges(skip.skip_samples)
+    ((first, last),) = skipped_samples.parse_ranges(skip.skip_samples)
     assert (first, last + 1) == ((1_000 - 1 - 100) * BATCH, (1_000 - 1 + 100) * BATCH)
 
 
@@ -80,7 +80,7 @@ def test_nothing_is_skipped_that_lies_before_the_checkpoint():
     """It has been trained on: as many batches are skipped behind it instead."""
     near = Policy(ladder=Ladder(margin_steps=10))
     run = again(run_at(), plan_rollback(run_at(), 1_000, saves(980), near), 1_000)
-    ((first, last),) = skips.parse_ranges(plan_rollback(run, 1_000, saves(980), near).skip_samples)
+    ((first, last),) = skipped_samples.parse_ranges(plan_rollback(run, 1_000, saves(980), near).skip_samples)
     assert (first, last + 1 - first) == (980 * BATCH, 200 * BATCH)
 
 
@@ -103,9 +103,9 @@ def test_a_trouble_in_the_same_data_is_counted_on_from_what_was_skipped():
     run = run_at()
     for _ in range(2):
         run = again(run, plan_rollback(run, 1_000, saved, Policy()), 1_000)
-    skipped = skips.parse_ranges(run.current.skip_samples)
+    skipped = skipped_samples.parse_ranges(run.current.skip_samples)
     far = plan_rollback(run, 1_150, saved, Policy())
-    ranges = skips.parse_ranges(far.skip_samples)
+    ranges = skipped_samples.parse_ranges(far.skip_samples)
     assert skipped == ((900 * BATCH, 1_100 * BATCH - 1),)
     # Step 1150 has the samples of step 1350 before: 250 batches before them and as many after, and those from before.
     assert ranges == ((900 * BATCH, (1_349 + 250) * BATCH - 1),)
@@ -192,7 +192,7 @@ def test_a_pair_of_checkpoints_with_a_skip_between_them_does_not_count():
         for c in saves(*range(100, 1_000, 100))
     ]
     run = again(run_at(), plan_rollback(run_at(), 900, saved, Policy()), 900)
-    ((first, last),) = skips.parse_ranges(plan_rollback(run, 900, saved, Policy()).skip_samples)
+    ((first, last),) = skipped_samples.parse_ranges(plan_rollback(run, 900, saved, Policy()).skip_samples)
     assert last + 1 - first == 200 * BATCH
 
 
@@ -237,12 +237,15 @@ def test_whatever_comes_the_ladder_keeps_its_promises(history):
         clean = {c.step for c in checkpoints if c.health is Health.CLEAN}
         assert planned.resume_step is None or (planned.resume_step < onset and planned.resume_step in clean)
         assert planned.resume_step is not None or not [step for step in clean if step < onset]
-        before, after = skips.parse_ranges(run.current.skip_samples), skips.parse_ranges(planned.skip_samples)
-        assert skips.merge_ranges((*before, *after)) == after
-        assert len(planned.skip_samples) <= skips.LIMIT
+        before, after = (
+            skipped_samples.parse_ranges(run.current.skip_samples),
+            skipped_samples.parse_ranges(planned.skip_samples),
+        )
+        assert skipped_samples.merge_ranges((*before, *after)) == after
+        assert len(planned.skip_samples) <= skipped_samples.LIMIT
         assert planned.rate <= run.current.rate
         run = again(run, planned, onset)
-        tried = ladder.select_rungs_taken(run, onset, policy)
+        tried = rollback_ladder.select_rungs_taken(run, onset, policy)
         assert all(sum(climb.rung == rung for climb in tried) <= tries[rung] for rung in Rung)
         order = [RUNGS.index(Rung(climb.rung)) for climb in tried]
         assert order == sorted(order)
@@ -252,22 +255,24 @@ def test_whatever_comes_the_ladder_keeps_its_promises(history):
 def test_ranges_of_samples_only_grow_however_long_their_text(pairs):
     """What does not fit is joined with its neighbour: more is skipped, never less."""
     ranges = [(first, min(first + length, 10**15 - 1)) for first, length in pairs]
-    text = skips.format_ranges(tuple(ranges))
-    assert len(text) <= skips.LIMIT
-    assert skips.merge_ranges((*skips.parse_ranges(text), *ranges)) == skips.parse_ranges(text)
+    text = skipped_samples.format_ranges(tuple(ranges))
+    assert len(text) <= skipped_samples.LIMIT
+    assert skipped_samples.merge_ranges((*skipped_samples.parse_ranges(text), *ranges)) == skipped_samples.parse_ranges(
+        text
+    )
 
 
 @given(st.integers(0, 60), st.integers(0, 40), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 6)), max_size=5))
 def test_counting_on_passes_over_what_is_skipped(position, samples, pairs):
-    ranges = skips.merge_ranges([(first, first + more) for first, more in pairs])
+    ranges = skipped_samples.merge_ranges([(first, first + more) for first, more in pairs])
     left = (i for i in range(position, 1_000) if not any(first <= i <= last for first, last in ranges))
-    assert skips.advance(position, samples, ranges) == [*zip(range(samples + 1), left, strict=False)][-1][1]
+    assert skipped_samples.advance(position, samples, ranges) == [*zip(range(samples + 1), left, strict=False)][-1][1]
 
 
 @pytest.mark.parametrize("text", ["5", "7-3", "a-b", "1-2;3-4", "-1-3"])
 def test_what_is_no_range_is_refused(text):
     with pytest.raises(ValueError, match="is no range of sample ids; write first-last"):
-        skips.parse_ranges(text)
+        skipped_samples.parse_ranges(text)
 
 
 # ---------------------------------------------------------------------- through the loop

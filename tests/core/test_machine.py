@@ -21,7 +21,7 @@ from rerail.messages.messages import (
     ReportFiled,
     parse_message,
 )
-from rerail.model import skipped_samples as skips
+from rerail.model import skipped_samples
 from rerail.model.actions import ClearedBy, QuarantineCheckpoints, ReleaseWarmPool, Severity
 from rerail.model.checkpoints import EMERGENCY
 from rerail.model.errors import CommandNotStored, StateUnknown, Throttled
@@ -435,8 +435,8 @@ class Nights(RuleBasedStateMachine):
     def a_rollback_reaches_behind_the_onset_and_what_is_skipped_stays_skipped(self) -> None:
         run = self.world.run()
         assert all((climb.resume_step or 0) < max(1, climb.onset_step) for climb in run.climbs)
-        skipped = [skips.parse_ranges(attempt.skip_samples) for attempt in run.attempts]
-        assert all(skips.merge_ranges((*before, *after)) == after for before, after in pairwise(skipped))
+        skipped = [skipped_samples.parse_ranges(attempt.skip_samples) for attempt in run.attempts]
+        assert all(skipped_samples.merge_ranges((*before, *after)) == after for before, after in pairwise(skipped))
         assert [attempt.rate for attempt in run.attempts] == sorted((a.rate for a in run.attempts), reverse=True)
 
     @invariant()

@@ -6,17 +6,16 @@ from hypothesis import strategies as st
 
 from rerail.accounting.goodput import make_account
 from rerail.decisions.decision import Decision
-from rerail.messages import service_metrics as measures
+from rerail.messages import service_metrics
 from rerail.messages.messages import RunDue
 from rerail.messages.service_metrics import ALL, MetricValue
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
 from rerail.model.policy import Policy
 from rerail.model.run import RunState
-from rerail.supervisor import decision_metrics as turns
+from rerail.supervisor import decision_metrics
 from rerail.supervisor.decision_metrics import RecordedDecision
-from rerail.sweep import fleet_metrics as fleet
-from rerail.sweep import sweep as rounds
+from rerail.sweep import fleet_metrics, sweep
 from rerail.sweep.sweep import SweepReport
 from tests.core import strategies
 
@@ -53,17 +52,17 @@ def test_each_has_a_name_of_its_own_and_one_dimension():
 def test_a_word_of_another_kind_is_refused(word):
     """Neither a name, nor the right letters without the enum, nor another enum's word."""
     with pytest.raises(TypeError, match="Runs is told by RunState"):
-        measures.RUNS.of(1, word)
+        service_metrics.RUNS.of(1, word)
     with pytest.raises(TypeError, match="OpenRuns"):
-        measures.OPEN.of(1, RunState.HELD)
+        service_metrics.OPEN.of(1, RunState.HELD)
 
 
 @given(st.lists(strategies.runs, max_size=8), strategies.moments)
 def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
     """No run and no job ever becomes a dimension, and nothing is published twice."""
     accounts = [make_account(run, at, Policy()) for run in runs]
-    report = SweepReport(len(runs), 0, 0, (), fleet=fleet.make_fleet(runs, accounts), paused=False)
-    said = [told(each) for each in rounds.list_metrics(report)]
+    report = SweepReport(len(runs), 0, 0, (), fleet=fleet_metrics.make_fleet(runs, accounts), paused=False)
+    said = [told(each) for each in sweep.list_metrics(report)]
     assert set(said) <= DECLARED
     assert len(said) == len(set(said))
 
@@ -72,7 +71,7 @@ def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
 def test_whatever_is_decided_a_message_publishes_what_is_declared(before, after, actions, waited_s):
     """Neither does a decision's."""
     turn = RecordedDecision(before, Decision(after, tuple(actions), reason="so it is"))
-    said = list(turns.list_metrics([turn, turn], waited_s=waited_s))
+    said = list(decision_metrics.list_metrics([turn, turn], waited_s=waited_s))
     assert {told(each) for each in said} <= DECLARED
     assert all(each.value >= 0 for each in said)
 
@@ -80,7 +79,7 @@ def test_whatever_is_decided_a_message_publishes_what_is_declared(before, after,
 def test_a_decision_without_a_reason_is_not_counted(world):
     """It only notes facts: a message that decides nothing publishes nothing."""
     turn = RecordedDecision(world.run(), Decision(world.run()))
-    assert list(turns.list_metrics([turn], waited_s=1)) == []
+    assert list(decision_metrics.list_metrics([turn], waited_s=1)) == []
 
 
 def test_a_failure_is_one_decision_with_its_incident(world):
@@ -88,7 +87,7 @@ def test_a_failure_is_one_decision_with_its_incident(world):
     supervisor = world.supervisor()
     world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
     supervisor.handle(RunDue("gpt"))
-    said = {(each.name, each.of): each.value for each in turns.list_metrics(supervisor.turns, waited_s=2)}
+    said = {(each.name, each.of): each.value for each in decision_metrics.list_metrics(supervisor.turns, waited_s=2)}
     assert said == {
         ("Decisions", ""): 1,
         ("SignalToDecision", ""): 2,
@@ -97,13 +96,15 @@ def test_a_failure_is_one_decision_with_its_incident(world):
         ("NoticesDecided", "inform"): 1,
     }
     supervisor.handle(RunDue("gpt"))
-    assert list(turns.list_metrics(supervisor.turns, waited_s=2)) == []  # and not again with the next message
+    assert (
+        list(decision_metrics.list_metrics(supervisor.turns, waited_s=2)) == []
+    )  # and not again with the next message
 
 
 @pytest.mark.parametrize(("unread", "told_of"), [("", 0), ("CloudWatch refuses", 1)])
 def test_a_round_that_could_read_no_metrics_says_so(unread, told_of):
     """An alarm watches it: nobody is judged meanwhile."""
-    said = {each.name: each.value for each in rounds.list_metrics(SweepReport(1, 0, 0, (), unread=unread))}
+    said = {each.name: each.value for each in sweep.list_metrics(SweepReport(1, 0, 0, (), unread=unread))}
     assert said["UnreadRounds"] == told_of
 
 
@@ -112,7 +113,7 @@ def test_a_held_run_is_counted_as_long_as_its_page_stands(world):
     supervisor = world.supervisor()
     world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
     supervisor.handle(RunDue("gpt"))
-    said = {(each.name, each.of): each.value for each in rounds.list_metrics(world.round().make())}
+    said = {(each.name, each.of): each.value for each in sweep.list_metrics(world.round().make())}
     assert said[("HeldRuns", "")] == said[("Runs", "held")] == 1
     assert said[("SweepsCompleted", "")] == 1
     assert said[("OpenIncidents", "")] == 0

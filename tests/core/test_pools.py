@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.decisions import warm_pools as pools
+from rerail.decisions import warm_pools
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.actions import CreateJob, Machines, ReleaseWarmPool
 from rerail.model.errors import CallFailed, CommandNotStored, StateUnknown, Throttled
@@ -54,7 +54,7 @@ def a_run(attempt: Attempt, **facts) -> Run:
 
 
 def said(attempt: Attempt, *, at: datetime = NOON, **facts) -> str:
-    return pools.format_forecast(a_run(attempt, **facts), at)
+    return warm_pools.format_forecast(a_run(attempt, **facts), at)
 
 
 def test_an_unchanged_successor_goes_into_the_pool():
@@ -69,7 +69,7 @@ def test_nothing_is_said_of_a_pool_that_nobody_asked_for():
 def test_a_job_that_never_had_machines_left_none():
     attempt = before(pool=None, training_started_at=None)
     assert said(attempt) == ""
-    assert pools.make_release(a_run(attempt)) == ()
+    assert warm_pools.make_release(a_run(attempt)) == ()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_successor_that_does_not_get_the_pool_is_told_why(attempt, facts, why)
 )
 def test_every_rule_of_the_match_is_asked(change, why):
     """Those of SageMaker's guide; what it does not match by makes no difference."""
-    assert pools.find_differences(CLUSTER, replace(CLUSTER, **change)) == ((why,) if why else ())
+    assert warm_pools.find_differences(CLUSTER, replace(CLUSTER, **change)) == ((why,) if why else ())
 
 
 @given(st.sampled_from(["", "Available", "InUse", "Reused", "Terminated", "New"]), st.integers(-60, 60), st.booleans())
@@ -123,10 +123,10 @@ def test_what_is_said_of_a_pool_is_what_is_done_about_it(status, minutes, moved)
     run = a_run(
         before(pool=WarmPool(status) if status else None), machines=Machines(subnets=("subnet-2",)) if moved else None
     )
-    text = pools.format_forecast(run, NOON + timedelta(minutes=minutes))
-    if pools.make_release(run) == ():
+    text = warm_pools.format_forecast(run, NOON + timedelta(minutes=minutes))
+    if warm_pools.make_release(run) == ():
         assert "will not get" in text
-    assert pools.is_unmatched(run) == (moved and status not in ("Reused", "Terminated"))
+    assert warm_pools.is_unmatched(run) == (moved and status not in ("Reused", "Terminated"))
     assert ("goes into" in text) <= (not moved)
 
 

@@ -8,7 +8,7 @@ from rerail.accounting import goodput
 from rerail.messages.messages import JobStateChanged
 from rerail.model.errors import PolicyError, StateUnknown
 from rerail.model.run import JobStatus, RunState
-from rerail.sweep import sweep as rounds
+from rerail.sweep import sweep
 from rerail.sweep.sweep import SweepReport
 from tests.fakes import BUCKET, World
 
@@ -191,7 +191,7 @@ def test_figures_that_make_no_sense_are_of_one_run_alone(world, monkeypatch):
             raise OverflowError("integer division result too large for a float")
         return goodput.make_account(run, at, policy)
 
-    monkeypatch.setattr(rounds, "make_account", account)
+    monkeypatch.setattr(sweep, "make_account", account)
     report = world.round().make()
     assert "OverflowError" in report.broken["a"] and report.blind == ()
     assert world.queue.waiting == [{"run": "a"}] and sum(report.fleet.runs.values()) == 2

@@ -15,7 +15,7 @@ from rerail.model.actions import CreateJob
 from rerail.model.errors import BadMessage, CallFailed, StateUnknown
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import JobObserved
-from rerail.sweep import sweep as rounds
+from rerail.sweep import sweep
 from rerail.sweep.describe_schedule import EACH_MINUTE, describe_period, is_known, job_of
 from rerail.sweep.launch_order import BY_TURNS, IN_ORDER, WaitingLaunch, choose_launches
 from rerail.sweep.shards import (
@@ -55,9 +55,9 @@ class FakeShares:
 
 def fleet(monkeypatch, count: int = 24, *, enough: int = 4) -> tuple[World, FakeShares]:
     """So many runs that train, where a few are enough for one invocation, and too many to ask about each minute."""
-    monkeypatch.setattr(rounds, "ENOUGH", enough)
+    monkeypatch.setattr(sweep, "ENOUGH", enough)
     monkeypatch.setattr("rerail.sweep.shards.ENOUGH", enough)
-    monkeypatch.setattr(rounds, "EACH_MINUTE", 5)
+    monkeypatch.setattr(sweep, "EACH_MINUTE", 5)
     world = World()
     for number in range(count):
         world.sagemaker.submit(f"run-{number}", uri=f"{BUCKET}run-{number}/")

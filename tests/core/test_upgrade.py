@@ -16,7 +16,7 @@ import pytest
 
 from rerail.decisions.decide import decide
 from rerail.detection.evaluate import RunDetection
-from rerail.messages import messages as wakeups
+from rerail.messages import messages
 from rerail.messages.messages import JobStateChanged
 from rerail.model import mailbox, signals
 from rerail.model.checkpoints import read_manifest
@@ -225,7 +225,7 @@ def test_a_deployed_policy_of_an_older_version_is_read(line: str) -> None:
 def test_a_message_in_the_queue_survives_an_upgrade(line: str) -> None:
     """What was sent before the update is understood after it, as what it was."""
     message = json.loads(line)
-    assert type(wakeups.parse_message(message["text"])).__name__ == FORMER_MESSAGES.get(
+    assert type(messages.parse_message(message["text"])).__name__ == FORMER_MESSAGES.get(
         message["reads_as"], message["reads_as"]
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rerail.messages import service_metrics as measures
+from rerail.messages import service_metrics
 from tests.deployed.jobs import Account, Ears, no_sweeps
 
 pytestmark = pytest.mark.slow
@@ -61,11 +61,11 @@ def test_what_the_functions_print_of_a_real_run_becomes_metrics(account: Account
     words = {each["Value"] for metric in found for each in metric["Dimensions"]}
     assert {"watching", "infrastructure", "machines", "create", "inform"} <= words
     assert not [word for word in words if name in word]
-    declared = {measure.name for said in measures.ALL.values() for measure in said}
+    declared = {measure.name for said in service_metrics.ALL.values() for measure in said}
     assert {metric["MetricName"] for metric in found} <= declared
     assert {"GoodputSeconds", "MeanTimeToDecide", "DollarsLost", "SignalToDecision", "HeldRuns"} <= {
         metric["MetricName"] for metric in found
     }
-    assert len(found) <= sum(len(measure) for said in measures.ALL.values() for measure in said)
+    assert len(found) <= sum(len(measure) for said in service_metrics.ALL.values() for measure in said)
     (board,) = account.aws.client("cloudwatch").list_dashboards()["DashboardEntries"]
     assert board["DashboardName"].startswith("Rerail-")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rerail.messages import service_metrics as measures
+from rerail.messages import service_metrics
 from rerail.model.runbooks import Runbook
 from tests.stacks.template import Template, target, text
 from tests.stacks.test_delivery import dead_letter_queues
@@ -76,7 +76,7 @@ def of_the_sweep(template: Template, measure: str) -> Mapping[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("measure", [measures.BLIND, measures.UNREAD])
+@pytest.mark.parametrize("measure", [service_metrics.BLIND, service_metrics.UNREAD])
 def test_a_watcher_that_sees_nothing_is_told(template, measure):
     """A sweep that is made and learns nothing is not healthy; one minute of it wakes nobody."""
     alarm = of_the_sweep(template, measure.name)
@@ -86,7 +86,7 @@ def test_a_watcher_that_sees_nothing_is_told(template, measure):
 
 def test_the_watcher_is_watched(template):
     """Five minutes in which no sweep was completed page, also when there is no data at all."""
-    alarm = of_the_sweep(template, measures.COMPLETED.name)
+    alarm = of_the_sweep(template, service_metrics.COMPLETED.name)
     assert alarm["TreatMissingData"] == "breaching"
     assert (alarm["Statistic"], alarm["Threshold"], alarm["ComparisonOperator"]) == ("Sum", 1, "LessThanThreshold")
     assert (alarm["Period"], alarm["EvaluationPeriods"], alarm["DatapointsToAlarm"]) == (60, 5, 5)

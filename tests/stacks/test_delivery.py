@@ -5,7 +5,7 @@ import json
 import pytest
 from ministack.services.eventbridge import _matches_pattern
 
-from rerail.messages import messages as wakeups
+from rerail.messages import messages
 from rerail.model import mailbox
 from stacks import ROOT
 from tests.stacks.template import target
@@ -98,7 +98,7 @@ def test_the_rules_speak_the_words_of_the_code(template):
     """Sources and detail types of our own events are those that the functions send and read."""
     patterns = [rule["EventPattern"] for rule in template.of("Events::Rule").values() if "EventBusName" in rule]
     spoken = {(pattern["source"][0], pattern["detail-type"][0]) for pattern in patterns}
-    assert spoken == {(wakeups.OPERATOR, wakeups.COMMAND), (wakeups.RERAIL, wakeups.NOTICE)}
+    assert spoken == {(messages.OPERATOR, messages.COMMAND), (messages.RERAIL, messages.NOTICE)}
 
 
 def dead_letter_queues(template):

@@ -6,7 +6,7 @@ import re
 import pytest
 from ministack.services.eventbridge import _matches_pattern
 
-from rerail.messages import messages as wakeups
+from rerail.messages import messages
 from stacks.parts.receiver import AGE
 from tests.stacks.conftest import EVERYTHING
 from tests.stacks.template import Template, target
@@ -40,9 +40,9 @@ def test_nothing_is_left_to_say_of_it(full_assembly):
 def test_the_rules_speak_the_words_of_the_function(full):
     """One rule for each receiver, on our bus, for what the function puts there; sent is the detail as it is."""
     rules = receivers(full)
-    assert set(rules) == {wakeups.FOR_PAGER, wakeups.FOR_WEBHOOK}
+    assert set(rules) == {messages.FOR_PAGER, messages.FOR_WEBHOOK}
     for rule in rules.values():
-        assert rule["EventPattern"]["source"] == [wakeups.RERAIL]
+        assert rule["EventPattern"]["source"] == [messages.RERAIL]
         (one,) = rule["Targets"]
         assert one["InputPath"] == "$.detail"
         assert "InputTransformer" not in one

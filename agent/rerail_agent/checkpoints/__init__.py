@@ -1,37 +1,37 @@
-"""Checkpoints that cost a training loop one copy in memory, and are whole or invisible: `Saver`.
+"""Checkpoints that cost a training loop one copy in memory, and are complete or invisible: `Saver`.
 
-Read saver.py first. A save is staged (arena.py, shares.py, plan.py), written by another process (writer.py) and
-committed once every rank is done (courier.py, place.py). A checkpoint is a folder `step-000000060/` in the format of
-torch.distributed.checkpoint; it exists when its `manifest.json` does.
+Read saver.py first. A checkpoint is staged (staging_memory.py, write_shares.py, plan.py), written by another process
+(writer.py) and committed once every rank is done (commit_queue.py, store.py). It is a folder `step-000000060/` in the
+format of torch.distributed.checkpoint; it exists when its `manifest.json` does.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rerail_agent.checkpoints.courier import Committed as Committed
+    from rerail_agent.checkpoints.commit_queue import CommitResult as CommitResult
     from rerail_agent.checkpoints.manifest import DamagedCheckpoint as DamagedCheckpoint
     from rerail_agent.checkpoints.manifest import Manifest as Manifest
-    from rerail_agent.checkpoints.place import place_of as place_of
     from rerail_agent.checkpoints.restore import UnfitState as UnfitState
     from rerail_agent.checkpoints.saver import Saver as Saver
     from rerail_agent.checkpoints.snapshots import Snapshots as Snapshots
+    from rerail_agent.checkpoints.store import open_store as open_store
 
-HOMES = {
-    "Committed": "courier",
+MODULES = {
+    "CommitResult": "commit_queue",
     "DamagedCheckpoint": "manifest",
     "Manifest": "manifest",
     "Saver": "saver",
     "Snapshots": "snapshots",
     "UnfitState": "restore",
-    "place_of": "place",
+    "open_store": "store",
 }
-__all__ = list(HOMES)
+__all__ = list(MODULES)
 
 
 def __getattr__(name: str) -> Any:
     # Not imported at once: the writer process lives in this package and does without torch.
     from importlib import import_module
 
-    if name in HOMES:
-        return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    if name in MODULES:
+        return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

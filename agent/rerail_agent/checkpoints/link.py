@@ -21,7 +21,7 @@ TIMEOUT_S = 30.0
 SIOCGIFADDR = 0x8915
 
 
-class Lost(Exception):
+class LinkLost(Exception):
     """The other side is gone, silent for too long, or not one of this run."""
 
 
@@ -46,21 +46,21 @@ class Link:
             second(self._connection, secret)
         except (AuthenticationError, AssertionError, ValueError, EOFError, OSError) as error:
             self.close()
-            raise Lost(f"not of this run, or gone: {type(error).__name__}") from error
+            raise LinkLost(f"not of this run, or gone: {type(error).__name__}") from error
 
     def send(self, message: Mapping[str, Any]) -> None:
         try:
             self._connection.send_bytes(json.dumps(message).encode())
         except (OSError, ValueError) as error:
-            raise Lost(f"{type(error).__name__}: {error}") from error
+            raise LinkLost(f"{type(error).__name__}: {error}") from error
 
     def receive(self) -> dict[str, Any]:
         try:
             message = json.loads(self._connection.recv_bytes(LONGEST_MESSAGE))
         except (OSError, EOFError, ValueError, RecursionError) as error:
-            raise Lost(f"{type(error).__name__}: {error}") from error
+            raise LinkLost(f"{type(error).__name__}: {error}") from error
         if not isinstance(message, dict):
-            raise Lost("a message that is no JSON object")
+            raise LinkLost("a message that is no JSON object")
         return message
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Link:
             while content:
                 content = content[os.write(self._connection.fileno(), content[:CHUNK]) :]
         except (OSError, ValueError) as error:
-            raise Lost(f"{type(error).__name__}: {error}") from error
+            raise LinkLost(f"{type(error).__name__}: {error}") from error
 
     def receive_body(self, into: memoryview) -> None:
         """Fills the memory to its end, and goes no farther; there is no other copy of the bytes on their way."""
@@ -85,7 +85,7 @@ class Link:
                     raise EOFError("the other side has gone in the middle")
                 into = into[count:]
         except (OSError, EOFError, ValueError) as error:
-            raise Lost(f"{type(error).__name__}: {error}") from error
+            raise LinkLost(f"{type(error).__name__}: {error}") from error
 
     def send_file(self, handle: int) -> None:
         """Gives a file of this process to one on the same machine."""
@@ -93,7 +93,7 @@ class Link:
             with _socket_of(self._connection) as end:
                 socket.send_fds(end, [b"F"], [handle])
         except OSError as error:
-            raise Lost(f"{type(error).__name__}: {error}") from error
+            raise LinkLost(f"{type(error).__name__}: {error}") from error
 
     def receive_file(self) -> int:
         """A file that the other side has given, to be closed by the caller."""
@@ -101,9 +101,9 @@ class Link:
             with _socket_of(self._connection) as end:
                 _, handles, _, _ = socket.recv_fds(end, 1, 1)
         except OSError as error:
-            raise Lost(f"{type(error).__name__}: {error}") from error
+            raise LinkLost(f"{type(error).__name__}: {error}") from error
         if not handles:
-            raise Lost("no file came")
+            raise LinkLost("no file came")
         return handles[0]
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ def call(address: tuple[str, int], secret: bytes, *, timeout_s: float = TIMEOUT_
     try:
         link = Link(socket.create_connection(address, timeout=min(5.0, timeout_s)), timeout_s=timeout_s)
     except OSError as error:
-        raise Lost(f"{address[0]}:{address[1]}: {error}") from error
+        raise LinkLost(f"{address[0]}:{address[1]}: {error}") from error
     link.prove(secret, calls=True)
     return link
 
@@ -143,5 +143,5 @@ def call_here(path: str) -> Link:
         end.connect(path)
     except OSError as error:
         end.close()
-        raise Lost(f"{path}: {error}") from error
+        raise LinkLost(f"{path}: {error}") from error
     return Link(end, timeout_s=None)

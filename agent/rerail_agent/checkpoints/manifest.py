@@ -104,5 +104,5 @@ def step_of(folder: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def now() -> str:
+def format_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -20,11 +20,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.tensor import DTensor
 
-from rerail_agent.checkpoints.arena import Arena
-from rerail_agent.checkpoints.exchange import Exchange
-from rerail_agent.checkpoints.image import aligned, frame, value_blob
-from rerail_agent.checkpoints.leaves import Leaf, is_branch
-from rerail_agent.checkpoints.shares import Piece, share_out
+from rerail_agent.checkpoints.file_format import align, make_frame, value_blob
+from rerail_agent.checkpoints.rank_exchange import RankExchange
+from rerail_agent.checkpoints.staging_memory import Arena
+from rerail_agent.checkpoints.state_tree import Leaf, is_branch
+from rerail_agent.checkpoints.write_shares import Piece, assign_pieces
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -32,7 +32,7 @@ Spot = tuple[int, int]  # offset and length within a file
 
 
 @dataclass
-class Part:
+class PlannedPiece:
     """A piece that this rank stages: row `row` and on of the tensor `number` in what it holds as its leaf `leaf`."""
 
     leaf: int
@@ -47,11 +47,11 @@ class Part:
 
 
 @dataclass
-class Plan:
+class SavePlan:
     """This rank's part of every save of a state of one structure."""
 
     structure: list[Any]
-    parts: list[Part]
+    parts: list[PlannedPiece]
     values: list[tuple[str, int]]  # keys and leaves
     image: int  # bytes of the file that hold tensors; the values follow
     frames: list[tuple[int, bytes]]
@@ -84,7 +84,7 @@ class Plan:
         """Copies this rank's parts into the arena, or into the holes of another; returns once the bytes are there."""
         sources = []
         for part in self.parts:
-            source = tensors_of(leaves[part.leaf])[part.number]
+            source = local_tensors(leaves[part.leaf])[part.number]
             sources.append(source if part.rows is None else source.narrow(0, part.row, part.rows))
         copies = [part.copy for part in self.parts] if into is None else list(into)
         if not sources:
@@ -117,7 +117,7 @@ class Plan:
         return blob
 
 
-class Index:
+class FileIndex:
     """What rank 0 knows of all files: enough for `.metadata`, which is pickled once and then used again and again."""
 
     def __init__(self, shares: Sequence[Sequence[Piece]], paths: Mapping[str, Any], files: Sequence[Any]) -> None:
@@ -161,27 +161,27 @@ def _description(piece: Piece) -> TensorStorageMetadata:
     return TensorStorageMetadata(TensorProperties(dtype=_dtype(piece.dtype)), torch.Size(piece.whole), [])
 
 
-def make_plan(leaves: Sequence[Leaf], exchange: Exchange, *, file_name: str) -> tuple[Plan, Index | None]:
+def make_plan(leaves: Sequence[Leaf], exchange: RankExchange, *, file_name: str) -> tuple[SavePlan, FileIndex | None]:
     """Agrees with the other ranks on who writes what; the index is rank 0's. Collective."""
     twice = [key for key, count in Counter(leaf.key for leaf in leaves).items() if count > 1]
     if twice:
         raise ValueError(f"{twice[0]}: two places of the state have this key; rename one of them")
-    held = held_pieces(leaves)
+    held = list_pieces(leaves)
     everything = exchange.collect((held, {leaf.key: leaf.path for leaf in leaves}))
-    shares = share_out([pieces for pieces, _ in everything]) if everything else None
+    shares = assign_pieces([pieces for pieces, _ in everything]) if everything else None
     mine: list[Piece] = exchange.spread_each(shares)
     plan = _lay_out(mine, held, leaves, file_name)
     files = exchange.collect((file_name, [part.spot for part in plan.parts]))
     if shares is None or everything is None or files is None:
         return plan, None
     paths = {key: path for _, those in reversed(everything) for key, path in those.items()}
-    return plan, Index(shares, paths, files)
+    return plan, FileIndex(shares, paths, files)
 
 
-def _lay_out(mine: Iterable[Piece], held: Iterable[Piece], leaves: Sequence[Leaf], file_name: str) -> Plan:
+def _lay_out(mine: Iterable[Piece], held: Iterable[Piece], leaves: Sequence[Leaf], file_name: str) -> SavePlan:
     origins = {(piece.key, piece.offsets): (piece.number, piece.sizes) for piece in held}
     places = {leaf.key: place for place, leaf in enumerate(leaves)}
-    plan = Plan([_likeness(leaf.value) for leaf in leaves], [], [], 0, [], file_name)
+    plan = SavePlan([_likeness(leaf.value) for leaf in leaves], [], [], 0, [], file_name)
     for piece in mine:
         if piece.offsets is None:
             plan.values.append((piece.key, places[piece.key]))
@@ -189,27 +189,27 @@ def _lay_out(mine: Iterable[Piece], held: Iterable[Piece], leaves: Sequence[Leaf
         origin = (piece.offsets[0] - piece.row, *piece.offsets[1:]) if piece.offsets else ()
         number, sizes = origins[piece.key, origin]
         dtype = _dtype(piece.dtype)
-        around = frame(dtype, piece.sizes)
-        start = aligned(plan.image)
+        around = make_frame(dtype, piece.sizes)
+        start = align(plan.image)
         payload = start + len(around.before)
         end = payload + piece.bytes + len(around.after)
         rows = None if piece.sizes == sizes else piece.sizes[0]
         spot = (start, end - start)
-        plan.parts.append(Part(places[piece.key], number, piece.row, rows, dtype, piece.sizes, payload, spot))
+        plan.parts.append(PlannedPiece(places[piece.key], number, piece.row, rows, dtype, piece.sizes, payload, spot))
         plan.pieces.append(piece)
         plan.frames += [(start, around.before), (payload + piece.bytes, around.after)]
         plan.image = end
     return plan
 
 
-def held_pieces(leaves: Sequence[Leaf]) -> list[Piece]:
+def list_pieces(leaves: Sequence[Leaf]) -> list[Piece]:
     """What this rank could write: each tensor that it holds, or its part of it, and each value."""
     return [piece for leaf in leaves for piece in (_boxes(leaf) if leaf.is_tensor else (Piece(leaf.key, None),))]
 
 
 def _boxes(leaf: Leaf) -> Iterable[Piece]:
     whole = tuple(leaf.value.shape)
-    for number, (offsets, tensor) in enumerate(zip(_offsets(leaf), tensors_of(leaf.value), strict=True)):
+    for number, (offsets, tensor) in enumerate(zip(_offsets(leaf), local_tensors(leaf.value), strict=True)):
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise TypeError(f"{leaf.key}: a {tensor.layout} tensor of {tensor.dtype} cannot be saved; densify it first")
         if tensor.numel() == 0 and 0 not in whole:
@@ -234,7 +234,7 @@ def _offsets(leaf: Leaf) -> list[tuple[int, ...]]:
     return [(0,) * value.dim()]
 
 
-def tensors_of(value: torch.Tensor) -> list[torch.Tensor]:
+def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
     """What of a tensor this rank has in its memory: itself, or the local part of a DTensor or a ShardedTensor."""
     if type(value) in PLAIN:
         return [value]
@@ -250,7 +250,7 @@ def _likeness(value: Any) -> Any:
     """What of a leaf must stay the same for a plan to hold; None for a plain value."""
     if not isinstance(value, torch.Tensor):
         return None
-    return [(tensor.dtype, tensor.shape) for tensor in tensors_of(value)]
+    return [(tensor.dtype, tensor.shape) for tensor in local_tensors(value)]
 
 
 def _is_like(value: Any, likeness: Any) -> bool:

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.default_planner import create_default_local_lo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
-from rerail_agent.checkpoints.leaves import Leaf, flatten
+from rerail_agent.checkpoints.state_tree import Leaf, flatten
 
 NAMED = 5
 

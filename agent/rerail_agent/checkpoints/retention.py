@@ -5,14 +5,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptCheckpoint:
     """What retention asks of a checkpoint."""
 
     step: int
     is_clean: bool = True
 
 
-def to_retire(saved: Sequence[Kept], *, newest: int, keep: int, doublings: int, spared: Iterable[int] = ()) -> set[int]:
+def choose_deletable(
+    saved: Sequence[KeptCheckpoint], *, newest: int, keep: int, doublings: int, spared: Iterable[int] = ()
+) -> set[int]:
     """The steps that may be deleted after `newest` was saved.
 
     The last `keep` stay, the newest clean one stays, and so do those of `spared` and every one after `newest`: it is of

@@ -35,7 +35,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Move:
+class SnapshotMove:
     """What all ranks do when a snapshot is due: take it and spare `keep` meanwhile, or pass it over.
 
     Rank 0 makes a move for each time that one is due, and all ranks follow the same moves in the same order. Were each
@@ -48,7 +48,7 @@ class Move:
 
 
 @dataclass
-class Rounds:
+class SnapshotRounds:
     """What rank 0 knows of the snapshots so far; asked once for each move."""
 
     keep: str = ""
@@ -58,14 +58,14 @@ class Rounds:
     def are_over(self) -> bool:
         return self.failures >= PATIENCE
 
-    def ended(self, snapshot: str, *, held: bool, clean: bool) -> Move:
+    def ended(self, snapshot: str, *, held: bool, clean: bool) -> SnapshotMove:
         """The move after a snapshot: spared from now on if every rank and every neighbour hold it, and it is clean."""
         self.failures = 0 if held else self.failures + 1
         if held and clean:
             self.keep = snapshot
-        return Move(takes=not self.are_over, keep=self.keep, is_last=self.are_over)
+        return SnapshotMove(takes=not self.are_over, keep=self.keep, is_last=self.are_over)
 
 
-def place_for(keep: str, slots: Sequence[str]) -> int:
+def choose_slot(keep: str, slots: Sequence[str]) -> int:
     """Which of a rank's slots the next snapshot goes to, given what lies in each: never where the spared one lies."""
     return next(number for number, there in enumerate(slots) if not keep or there != keep)

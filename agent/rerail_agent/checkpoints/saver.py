@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from rerail_agent.checkpoints.arena import Arena
-from rerail_agent.checkpoints.courier import Committed, Courier, Disks, Save
-from rerail_agent.checkpoints.exchange import Exchange
-from rerail_agent.checkpoints.leaves import Tree, flatten
+from rerail_agent.checkpoints.commit_queue import CommitQueue, CommitResult, PendingCheckpoint, SharedDisks
 from rerail_agent.checkpoints.manifest import DamagedCheckpoint, Manifest, folder_name
-from rerail_agent.checkpoints.place import LocalPlace, Place, machine
-from rerail_agent.checkpoints.plan import Index, Plan, make_plan
+from rerail_agent.checkpoints.plan import FileIndex, SavePlan, make_plan
+from rerail_agent.checkpoints.rank_exchange import RankExchange
 from rerail_agent.checkpoints.restore import UnfitState, load_into
-from rerail_agent.checkpoints.retention import Kept, to_retire
+from rerail_agent.checkpoints.retention import KeptCheckpoint, choose_deletable
+from rerail_agent.checkpoints.staging_memory import Arena
+from rerail_agent.checkpoints.state_tree import Tree, flatten
+from rerail_agent.checkpoints.store import CheckpointStore, LocalStore, make_machine_name
 from rerail_agent.checkpoints.writer import Write, Writer
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ REPORT_PATIENCE_S = 900.0  # how long rank 0 waits for the other ranks' files
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RestoreRefusal:
     """Why a checkpoint that an attempt had saved was not resumed from; `is_certain`: its files are not those listed."""
 
     attempt: int | None
@@ -50,7 +50,7 @@ class Saver:
 
     def __init__(
         self,
-        place: Place,
+        place: CheckpointStore,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -62,21 +62,21 @@ class Saver:
     ) -> None:
         self.place, self.tell, self.per_rank = place, tell, tuple(per_rank)
         self.rank, self.world_size = rank, world_size
-        self.exchange = Exchange(rank=rank, world_size=world_size, store=store, patience_s=patience_s)
+        self.exchange = RankExchange(rank=rank, world_size=world_size, store=store, patience_s=patience_s)
         self._pinned = device is not None and device.type == "cuda"
         self._patience_s = patience_s
-        self._disks: Disks | None = None
-        self._courier: Courier | None = None
-        self._plan: Plan | None = None
+        self._disks: SharedDisks | None = None
+        self._courier: CommitQueue | None = None
+        self._plan: SavePlan | None = None
         self._tree: Tree | None = None
-        self._index: Index | None = None
+        self._index: FileIndex | None = None
         self._arena: Arena | None = None
         self._writer: Writer | None = None
         self._nonce = 0
         self._number = 0
         self._seen: set[int] = set()  # the steps that have or may have a checkpoint; the same on every rank
         self._unloadable: set[int] = set()
-        self.refusals: dict[int, Refusal] = {}
+        self.refusals: dict[int, RestoreRefusal] = {}
         self._restoring = 0
         self._retention: tuple[int, int] | None = None
 
@@ -102,7 +102,7 @@ class Saver:
             self._index.content(spots)
 
     def save(
-        self, state: Mapping[str, Any], manifest: Manifest, after: Callable[[Committed], None] | None = None
+        self, state: Mapping[str, Any], manifest: Manifest, after: Callable[[CommitResult], None] | None = None
     ) -> bool:
         """Stages the state; the training may go on when this returns, and the commit follows in the background.
 
@@ -126,14 +126,16 @@ class Saver:
         self._writer.hurry(manifest.reason != "periodic")
         self._number += 1
         manifest = replace(manifest, stall_s=round(time.monotonic() - started, 4))
-        courier.submit(Save(self._number, manifest, write, spots, self._index, self._writer, started, after))
+        courier.submit(
+            PendingCheckpoint(self._number, manifest, write, spots, self._index, self._writer, started, after)
+        )
         return True
 
-    def finished(self) -> list[Committed]:
+    def finished(self) -> list[CommitResult]:
         """The saves that have come to their end since the last call, failed ones too."""
         return self._courier.finished() if self._courier else []
 
-    def wait(self, timeout_s: float | None = None) -> list[Committed]:
+    def wait(self, timeout_s: float | None = None) -> list[CommitResult]:
         """Returns when no save is under way, or when the time is up; what has finished since the last call."""
         if self._courier is None:
             return []
@@ -163,7 +165,7 @@ class Saver:
             if not damage:
                 return candidate.step
             is_certain = "cannot be read" not in damage  # which says nothing about what is in the file
-            self.refusals[candidate.step] = Refusal(candidate.attempt, damage, is_certain=is_certain)
+            self.refusals[candidate.step] = RestoreRefusal(candidate.attempt, damage, is_certain=is_certain)
             self._tell_of_damage(candidate.step, damage)
 
     def load(self, state: dict[str, Any], step: int, *, partial: bool = False) -> Manifest:
@@ -204,7 +206,7 @@ class Saver:
             except DamagedCheckpoint as damage:
                 manifest = self._read(step)[0] if self.rank == 0 else None
                 saved_by = manifest.attempt if manifest else None
-                self.refusals[step] = Refusal(saved_by, str(damage), is_certain=False)
+                self.refusals[step] = RestoreRefusal(saved_by, str(damage), is_certain=False)
                 self._tell_of_damage(step, str(damage))
         if self._unloadable:
             raise DamagedCheckpoint("no checkpoint could be loaded, and the state is partly overwritten: start anew")
@@ -229,11 +231,11 @@ class Saver:
 
     def prune(self, *, keep: int, doublings: int = 4) -> None:
         """Has outdated checkpoints deleted after every commit from now on, by the rule of retention.to_retire()."""
-        to_retire([], newest=0, keep=keep, doublings=doublings)  # raises if keep makes no sense
+        choose_deletable([], newest=0, keep=keep, doublings=doublings)  # raises if keep makes no sense
         self._retention = (keep, doublings)
         self._met().retire = self._to_retire
 
-    def planned(self, state: Mapping[str, Any]) -> tuple[Plan, list[Any]]:
+    def planned(self, state: Mapping[str, Any]) -> tuple[SavePlan, list[Any]]:
         """The plan for a state, made anew if need be, and the leaves that it is for. Collective, like prepare()."""
         leaves = self._planned(state)
         assert self._plan is not None
@@ -273,13 +275,13 @@ class Saver:
         assert self._disks is not None
         return self._disks.is_led_by(self.rank)
 
-    def _met(self) -> Courier:
+    def _met(self) -> CommitQueue:
         """The courier, once the ranks have found out who shares a disk with whom and what is there already."""
         if self._courier is None:
             self._disks = self._find_disks()
             self._nonce, seen = self._together(self._look_around)[0]
             self._seen.update(seen)
-            self._courier = Courier(
+            self._courier = CommitQueue(
                 self.exchange, self.place, self._disks, tell=self.tell, patience_s=self._patience_s
             )  # fmt: skip
         return self._courier
@@ -299,20 +301,20 @@ class Saver:
             self.place.sweep_up()
         return secrets.randbits(31), [] if self.rank else self.place.steps()
 
-    def _find_disks(self) -> Disks:
+    def _find_disks(self) -> SharedDisks:
         everyone = tuple(range(self.world_size))
-        if self.world_size == 1 or self.place.is_shared or not isinstance(self.place, LocalPlace):
-            return Disks((everyone,))
+        if self.world_size == 1 or self.place.is_shared or not isinstance(self.place, LocalStore):
+            return SharedDisks((everyone,))
         name = self.exchange.spread(f".probe-{secrets.token_hex(8)}")
         probe = Path(self.place.root) / name
         self._together(lambda: self._put(probe))
-        seen: list[tuple[bool, str]] = self.exchange.share((probe.exists(), machine()))
+        seen: list[tuple[bool, str]] = self.exchange.share((probe.exists(), make_machine_name()))
         if self.rank == 0:
             probe.unlink()
         groups: dict[str, list[int]] = {"": []}
         for rank, (is_there, name) in enumerate(seen):
             groups.setdefault("" if is_there else name, []).append(rank)
-        return Disks(tuple(tuple(group) for group in groups.values()))
+        return SharedDisks(tuple(tuple(group) for group in groups.values()))
 
     def _put(self, probe: Path) -> None:
         probe.parent.mkdir(parents=True, exist_ok=True)
@@ -411,8 +413,10 @@ class Saver:
         for step in self.place.steps():
             manifest, _ = (newest, None) if step == newest.step else self._read(step)
             if manifest is not None:
-                saved.append(Kept(step, manifest.health == "clean"))
+                saved.append(KeptCheckpoint(step, manifest.health == "clean"))
             elif step < newest.step:
                 torn.append(step)
         spared = [self._restoring] if self._restoring else []
-        return sorted([*torn, *to_retire(saved, newest=newest.step, keep=keep, doublings=doublings, spared=spared)])
+        return sorted(
+            [*torn, *choose_deletable(saved, newest=newest.step, keep=keep, doublings=doublings, spared=spared)]
+        )

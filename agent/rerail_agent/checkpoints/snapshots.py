@@ -19,18 +19,18 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from rerail_agent.checkpoints.arena import Arena
-from rerail_agent.checkpoints.exchange import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, Exchange
-from rerail_agent.checkpoints.label import DamagedShare, Label
-from rerail_agent.checkpoints.link import Link, Lost, call_here, own_address
+from rerail_agent.checkpoints.link import Link, LinkLost, call_here, own_address
 from rerail_agent.checkpoints.manifest import DamagedCheckpoint, Manifest
-from rerail_agent.checkpoints.mapped import Catalogue, MappedReader, Survey, contents_of, with_values
-from rerail_agent.checkpoints.plan import Plan, Spot
-from rerail_agent.checkpoints.recall import Answer, Choice, Kept, elect
+from rerail_agent.checkpoints.mapped_reader import MappedReader, ShareSurvey, SnapshotIndex, contents_of, with_values
+from rerail_agent.checkpoints.plan import SavePlan, Spot
+from rerail_agent.checkpoints.rank_exchange import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, RankExchange
 from rerail_agent.checkpoints.restore import UnfitState, load_into
-from rerail_agent.checkpoints.ring import Move, Ring, Rounds, place_for
+from rerail_agent.checkpoints.ring import Ring, SnapshotMove, SnapshotRounds, choose_slot
 from rerail_agent.checkpoints.saver import Saver
-from rerail_agent.keeping import FOLDER, SOCKET, STEPS, snapshot_steps
+from rerail_agent.checkpoints.snapshot_choice import ChoiceResult, KeptShare, SnapshotChoice, choose_snapshot
+from rerail_agent.checkpoints.snapshot_label import DamagedShare, SnapshotLabel
+from rerail_agent.checkpoints.staging_memory import Arena
+from rerail_agent.snapshot_keeper import FOLDER, SOCKET, STEPS, snapshot_steps
 
 PATIENCE_S = 300.0  # for a rank that does not say how its snapshot ended
 YIELDED_S = 0.005  # to the main thread, which has the interpreter's lock and a step to go on with
@@ -41,21 +41,21 @@ Damaged = set[tuple[int, int, str]]  # node, rank, snapshot
 
 
 @dataclass(frozen=True)
-class Taken:
+class StagedShare:
     """A staged share on its way to the keepers; its plain values are still to be written behind the tensors."""
 
     number: int
     name: str
     manifest: Manifest
-    slot: "Slot"
-    plan: Plan
+    slot: "StagingSlot"
+    plan: SavePlan
     values: bytes
     spots: Mapping[str, Spot]
     keep: str
 
 
 @dataclass(frozen=True)
-class Orders:
+class StartOrders:
     """What these ranks were told at their start: the newest step to resume from, None for any, and which restart in
     place told them to go back.
 
@@ -70,7 +70,7 @@ class Orders:
     def name(self) -> str:
         return f"{self.resume_at_most}/{self.rolled_back}"
 
-    def allow(self, label: Label) -> bool:
+    def allow(self, label: SnapshotLabel) -> bool:
         return self.resume_at_most is None or label.manifest.step <= self.resume_at_most or label.orders == self.name
 
 
@@ -88,7 +88,7 @@ class Snapshots:
         every: int,
         folder: str | os.PathLike[str] = "",
         host: str = "127.0.0.1",
-        orders: Orders | None = None,
+        orders: StartOrders | None = None,
         tell: Callable[[str], None] = print,
         store: Any = None,
         patience_s: float = PATIENCE_S,
@@ -96,22 +96,22 @@ class Snapshots:
         self.saver, self.every, self.tell = saver, every, tell
         self.rank, self.world_size = saver.rank, saver.world_size
         self.newest_step = 0  # of the newest snapshot that is whole everywhere, as far as this rank has heard
-        self._orders = orders or Orders()
+        self._orders = orders or StartOrders()
         self._folder, self._host, self._patience_s = str(folder), host, patience_s
         self._store = dist.PrefixStore("snapshots", store) if store is not None else None
         self._is_on: bool | None = None if every > 0 else False
         self._was_told: set[str] = set()
-        self._plan: Plan | None = None
-        self._slots: list[Slot] = []
+        self._plan: SavePlan | None = None
+        self._slots: list[StagingSlot] = []
         self._count = 0  # of moves that this rank has made
-        self._moves: dict[int, Move] = {}  # that it knows of and has not made
+        self._moves: dict[int, SnapshotMove] = {}  # that it knows of and has not made
         self._posted = 0
         self._swept = 0
-        self._rounds = Rounds()
+        self._rounds = SnapshotRounds()
         self._lock = threading.Condition()
         self._under_way = 0
         self._closing = False
-        self._taken: queue.SimpleQueue[Taken | None] = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[StagedShare | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -127,7 +127,7 @@ class Snapshots:
         host = own_address(interface, environment.get("MASTER_ADDR", "127.0.0.1"))
         steps = snapshot_steps(environment, tell if saver.rank == 0 else lambda line: None)
         asked = environment.get(RESUME_STEP, "")
-        orders = Orders(int(asked) if asked.isdecimal() else None, environment.get(ROLLED_BACK, ""))
+        orders = StartOrders(int(asked) if asked.isdecimal() else None, environment.get(ROLLED_BACK, ""))
         return cls(saver, every=steps, folder=environment.get(FOLDER, ""), host=host, orders=orders, tell=tell)
 
     def due(self, step: int) -> bool:
@@ -177,7 +177,7 @@ class Snapshots:
             try:
                 found = self._recalled(choice, state, damaged)
             except UnfitState as error:
-                answer = Answer(None, (*answer.reasons, str(error)))
+                answer = ChoiceResult(None, (*answer.reasons, str(error)))
                 break
             if found:
                 self._go_on_from(choice)
@@ -216,7 +216,7 @@ class Snapshots:
     def _met(self) -> bool:
         """Whether there are snapshots; the first call finds out, and who is whose neighbour."""
         if self._is_on is None:
-            self._exchange = Exchange(
+            self._exchange = RankExchange(
                 rank=self.rank, world_size=self.world_size, store=self._store, patience_s=self._patience_s
             )
             hellos = self._exchange.share(self._hello())
@@ -239,7 +239,7 @@ class Snapshots:
                 self._link = call_here(str(Path(self._folder) / SOCKET))
                 self._carrier = call_here(str(Path(self._folder) / SOCKET))
                 return self._link.ask({"do": "hello"})
-            except Lost as lost:
+            except LinkLost as lost:
                 if time.monotonic() > deadline:
                     return {"error": f"has no keeper ({lost})"}
                 time.sleep(LONGEST_PAUSE_S)
@@ -266,39 +266,41 @@ class Snapshots:
         assert self._link is not None
         try:
             return self._link.ask(message)
-        except Lost as lost:
+        except LinkLost as lost:
             return {"error": f"the keeper of this node is gone: {lost}"}
 
     # ------------------------------------------------------------------ restoring
 
-    def _kept(self) -> list[Kept]:
+    def _kept(self) -> list[KeptShare]:
         """What every node says it has."""
         tables = self._ask({"do": "labels"}).get("labels", []) if self._leads else []
-        found: list[Kept] = []
+        found: list[KeptShare] = []
         for table in tables:
             with suppress(DamagedShare):
-                found.append(Kept(self._node, Label.parse(table)))
+                found.append(KeptShare(self._node, SnapshotLabel.parse(table)))
         return [each for those in self._exchange.share(found) for each in those]
 
-    def _elected(self, kept: list[Kept], allowed: Callable[[Manifest], bool], durable: int, damaged: Damaged) -> Answer:
+    def _elected(
+        self, kept: list[KeptShare], allowed: Callable[[Manifest], bool], durable: int, damaged: Damaged
+    ) -> ChoiceResult:
         answer = None
         if self.rank == 0:
-            answer = elect(
+            answer = choose_snapshot(
                 kept,
                 allowed=lambda label: allowed(label.manifest) and self._orders.allow(label),
                 newer_than=durable,
                 damaged=damaged,
             )
-        chosen: Answer = self._exchange.spread(answer)
+        chosen: ChoiceResult = self._exchange.spread(answer)
         return chosen
 
-    def _recalled(self, choice: Choice, state: dict[str, Any], damaged: Damaged) -> bool:
+    def _recalled(self, choice: SnapshotChoice, state: dict[str, Any], damaged: Damaged) -> bool:
         """Whether the state is now that of the snapshot; what turned out damaged is noted, and then it is as before."""
         texts = self._shared_out(self._contents(choice), damaged)
         if texts is None:
             return False
-        catalogue = Catalogue.of([texts[rank] for rank in range(len(choice.holders))])
-        survey = Survey(catalogue)
+        catalogue = SnapshotIndex.of([texts[rank] for rank in range(len(choice.holders))])
+        survey = ShareSurvey(catalogue)
         unfit: UnfitState | None = None
         try:
             load_into(state, survey, per_rank=self.saver.per_rank, partial=False)
@@ -315,7 +317,7 @@ class Snapshots:
         self._load(choice, catalogue, survey.ranks, state)
         return True
 
-    def _contents(self, choice: Choice) -> tuple[dict[int, bytes], Damaged]:
+    def _contents(self, choice: SnapshotChoice) -> tuple[dict[int, bytes], Damaged]:
         """Of each share that this node answers for, what lies where in it; every byte of those shares is verified."""
         texts: dict[int, bytes] = {}
         failed: Damaged = set()
@@ -324,11 +326,11 @@ class Snapshots:
                 try:
                     with self._opened(rank, choice.snapshot) as share:
                         texts[rank] = share.contents
-                except (DamagedShare, Lost):
+                except (DamagedShare, LinkLost):
                     failed.add((self._node, rank, choice.snapshot))
         return texts, failed
 
-    def _brought(self, choice: Choice, wanted: list[int]) -> tuple[dict[int, bytes], Damaged]:
+    def _brought(self, choice: SnapshotChoice, wanted: list[int]) -> tuple[dict[int, bytes], Damaged]:
         """Has the keeper of this node verify or fetch every share that is wanted here."""
         failed: Damaged = set()
         for rank in wanted if self._leads else ():
@@ -348,7 +350,7 @@ class Snapshots:
         if node == self._node:
             try:
                 self._opened(rank, snapshot).close()
-            except (DamagedShare, Lost):
+            except (DamagedShare, LinkLost):
                 return False
             return True
         fetch = {"do": "fetch", "rank": rank, "snapshot": snapshot, "from": self._addresses[node]}
@@ -361,7 +363,7 @@ class Snapshots:
         damaged |= failed
         return None if failed else {rank: text for texts, _ in everyone for rank, text in texts.items()}
 
-    def _load(self, choice: Choice, catalogue: Catalogue, ranks: set[int], state: dict[str, Any]) -> None:
+    def _load(self, choice: SnapshotChoice, catalogue: SnapshotIndex, ranks: set[int], state: dict[str, Any]) -> None:
         """Raises DamagedCheckpoint on every rank when one could not load what was verified: the state is mixed then."""
         problem = ""
         shares: dict[int, OpenShare] = {}
@@ -388,9 +390,9 @@ class Snapshots:
         if "error" in answer:
             raise DamagedShare(answer["error"])
         assert self._link is not None
-        return OpenShare(Label.parse(answer["label"]), self._link.receive_file())
+        return OpenShare(SnapshotLabel.parse(answer["label"]), self._link.receive_file())
 
-    def _go_on_from(self, choice: Choice) -> None:
+    def _go_on_from(self, choice: SnapshotChoice) -> None:
         self._retain(choice.snapshot)
         self._rounds.keep = choice.snapshot
         self.newest_step = choice.manifest.step
@@ -401,7 +403,7 @@ class Snapshots:
 
     # ------------------------------------------------------------------ taking
 
-    def _lay_out(self, plan: Plan, leaves: list[Any]) -> bool:
+    def _lay_out(self, plan: SavePlan, leaves: list[Any]) -> bool:
         """Has two slots for this plan's share on every rank, or ends the snapshots; whether there are any."""
         self.wait()
         for slot in self._slots:
@@ -422,10 +424,10 @@ class Snapshots:
             self._thread = threading.Thread(target=self._run, name="rerail-snapshots", daemon=True)
             self._thread.start()
             if self.rank == 0:
-                self._post(Move(takes=True, keep=self._rounds.keep))
+                self._post(SnapshotMove(takes=True, keep=self._rounds.keep))
         return True
 
-    def _get_slots(self, plan: Plan, leaves: list[Any], size: int) -> str:
+    def _get_slots(self, plan: SavePlan, leaves: list[Any], size: int) -> str:
         """What went wrong, "" if nothing did."""
         answer = self._ask({"do": "slots", "rank": self.rank, "bytes": size})
         if "error" in answer:
@@ -434,8 +436,8 @@ class Snapshots:
         try:
             for number, inside in answer["slots"]:
                 arena = Arena.over(self._link.receive_file(), pinned=self.saver.is_pinned)
-                self._slots.append(Slot(number, arena, inside))
-        except (Lost, OSError) as error:
+                self._slots.append(StagingSlot(number, arena, inside))
+        except (LinkLost, OSError) as error:
             return str(error)
         for slot in self._slots:
             if not slot.inside:  # what lies in the other one may be all that there is
@@ -443,8 +445,8 @@ class Snapshots:
                 plan.stage(leaves, slot.holes)  # for what a first time has to do besides
         return ""
 
-    def _stage(self, plan: Plan, leaves: list[Any], manifest: Manifest, *, keep: str) -> None:
-        slot = self._slots[place_for(keep, [each.inside for each in self._slots])]
+    def _stage(self, plan: SavePlan, leaves: list[Any], manifest: Manifest, *, keep: str) -> None:
+        slot = self._slots[choose_slot(keep, [each.inside for each in self._slots])]
         if not slot.holes and plan.parts:
             slot.adopt(plan)
         plan.stage(leaves, slot.holes)
@@ -453,9 +455,9 @@ class Snapshots:
         slot.inside = f"{self._life}-{number}"
         with self._lock:
             self._under_way += 1
-        self._taken.put(Taken(number, slot.inside, manifest, slot, plan, values, spots, keep))
+        self._taken.put(StagedShare(number, slot.inside, manifest, slot, plan, values, spots, keep))
 
-    def _next_move(self) -> Move:
+    def _next_move(self) -> SnapshotMove:
         number = self._count
         self._count += 1
         if self.rank == 0:
@@ -465,16 +467,16 @@ class Snapshots:
                         "a snapshot is passed over, because the one before it is still on its way:"
                         f" {STEPS}={self.every} is less than the machines carry"
                     )
-                    self._post(Move(takes=False))
+                    self._post(SnapshotMove(takes=False))
                 return self._moves.pop(number)
         with self._lock:
             if number in self._moves:
                 return self._moves.pop(number)
         self._exchange.await_all([f"move-{number}"], self._patience_s)
-        move: Move = self._exchange.read(f"move-{number}")
+        move: SnapshotMove = self._exchange.read(f"move-{number}")
         return move
 
-    def _post(self, move: Move) -> None:
+    def _post(self, move: SnapshotMove) -> None:
         """Rank 0 says what comes next; with the lock, or before there is another thread."""
         self._moves[self._posted] = move
         if self.world_size > 1:
@@ -497,7 +499,7 @@ class Snapshots:
             if self.rank:
                 self._look_ahead(taken.number + 1)
 
-    def _bring(self, taken: Taken) -> None:
+    def _bring(self, taken: StagedShare) -> None:
         """Has the keepers take a share over, and says how that went; rank 0 then knows of all, and makes a move."""
         problem = self._put(taken)
         store = self._exchange.store
@@ -515,20 +517,20 @@ class Snapshots:
                     self.newest_step = taken.manifest.step
             self._sweep(taken.number)
 
-    def _put(self, taken: Taken) -> str:
+    def _put(self, taken: StagedShare) -> str:
         contents = with_values(self._contents_text, taken.spots)
         sizes = (taken.plan.image, len(taken.values), len(contents))
         if sum(sizes) > taken.slot.arena.size:
             return "the plain values of the state have outgrown their room"
         taken.slot.arena.write(taken.plan.image, taken.values + contents)
-        label = Label(taken.name, self.rank, taken.manifest, *sizes, orders=self._orders.name)
+        label = SnapshotLabel(taken.name, self.rank, taken.manifest, *sizes, orders=self._orders.name)
         neighbour = self._ring.neighbour(self._node)
         to = None if neighbour is None else self._addresses[neighbour]
         message = {"do": "put", "label": label.table(), "slot": taken.slot.number, "to": to, "keep": taken.keep}
         assert self._carrier is not None
         try:
             return str(self._carrier.ask(message).get("error", ""))
-        except Lost as lost:
+        except LinkLost as lost:
             return f"the keeper of this node is gone: {lost}"
 
     def _await_done(self, number: int) -> bool:
@@ -569,14 +571,14 @@ class Snapshots:
             self.tell(line)
 
 
-class Slot:
+class StagingSlot:
     """One of the two places that a rank stages in; `inside` names the snapshot that lies there."""
 
     def __init__(self, number: int, arena: Arena, inside: str) -> None:
         self.number, self.arena, self.inside = number, arena, inside
         self.holes: list[torch.Tensor] = []
 
-    def adopt(self, plan: Plan) -> None:
+    def adopt(self, plan: SavePlan) -> None:
         """Makes the place ready for a plan, which destroys what lay there."""
         self.holes = plan.holes(self.arena)
 
@@ -588,7 +590,7 @@ class Slot:
 class OpenShare:
     """A verified share of the keeper's, mapped here to be read."""
 
-    def __init__(self, label: Label, file: int) -> None:
+    def __init__(self, label: SnapshotLabel, file: int) -> None:
         self.label = label
         self._arena = Arena.over(file)
         self.view = memoryview(self._arena.memory)

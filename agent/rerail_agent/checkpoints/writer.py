@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rerail_agent.checkpoints.manifest import Manifest
-from rerail_agent.checkpoints.place import CHUNK, Place
+from rerail_agent.checkpoints.store import CHUNK, CheckpointStore
 
 # A save that nobody waits for takes only the time that the training loop leaves, on a machine without a free core too;
 # being nice is not enough there (steps took a fifth longer). What is urgent or takes long runs at full speed.
@@ -30,7 +30,7 @@ LONGEST_LEISURE_S = 30.0
 class Write:
     """Write this rank's file: `image` bytes of the arena, and `values` behind them."""
 
-    place: Place
+    place: CheckpointStore
     step: int
     name: str
     image: int
@@ -52,7 +52,7 @@ class Write:
 class Reveal:
     """Give the files on this disk their final place."""
 
-    place: Place
+    place: CheckpointStore
     step: int
 
     def perform(self, memory: mmap.mmap) -> None:
@@ -63,7 +63,7 @@ class Reveal:
 class Commit:
     """Make a checkpoint of what all ranks have written."""
 
-    place: Place
+    place: CheckpointStore
     manifest: Manifest
     metadata: bytes
 

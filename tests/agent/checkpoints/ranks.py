@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed as dist
 
-from rerail_agent.checkpoints import Manifest, Saver, place_of
+from rerail_agent.checkpoints import Manifest, Saver, open_store
 
 T = TypeVar("T")
 PATIENCE_S = 120.0
@@ -63,7 +63,7 @@ class Ranks:
         store = dist.HashStore()
         options = {"store": store, "tell": self.told.append, "patience_s": PATIENCE_S, **options}
         self.savers = [
-            Saver(place_of(root), rank=rank, world_size=len(roots), **options) for rank, root in enumerate(roots)
+            Saver(open_store(root), rank=rank, world_size=len(roots), **options) for rank, root in enumerate(roots)
         ]
         self._threads = ThreadPoolExecutor(len(roots))
 

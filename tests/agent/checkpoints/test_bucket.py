@@ -12,8 +12,8 @@ from typing import Any
 import boto3
 import pytest
 
-from rerail_agent.checkpoints import Saver, place_of
-from rerail_agent.checkpoints.bucket import S3Place
+from rerail_agent.checkpoints import Saver, open_store
+from rerail_agent.checkpoints.s3_store import S3Store
 from tests.agent.checkpoints.ranks import Ranks, Told, manifest, same, state
 from tests.agent.checkpoints.test_several_ranks import large
 
@@ -82,7 +82,7 @@ def test_a_state_comes_back_from_s3(s3: Any, bucket: str) -> None:
 def test_damage_in_s3_falls_back(s3: Any, bucket: str) -> None:
     """A flipped bit, a missing object and a missing manifest: never restored, and a replay makes room."""
     told = Told()
-    saver = Saver(place_of(f"s3://{bucket}"), tell=told.append)
+    saver = Saver(open_store(f"s3://{bucket}"), tell=told.append)
     for step in (10, 20, 30, 40):
         assert save(saver, step).error is None
     shards = {int(key[5:14]): key for key in keys(s3, bucket) if key.endswith(".distcp")}
@@ -107,7 +107,7 @@ def test_damage_in_s3_falls_back(s3: Any, bucket: str) -> None:
 
 def test_the_second_to_commit_a_step_is_refused(s3: Any, bucket: str) -> None:
     """Nothing whole is written over, though both began when the step was free."""
-    one, other = Saver(place_of(f"s3://{bucket}/a")), Saver(place_of(f"s3://{bucket}/a"))
+    one, other = Saver(open_store(f"s3://{bucket}/a")), Saver(open_store(f"s3://{bucket}/a"))
     one.prepare(state(1))
     other.prepare(state(1))
     assert save(one, 10).error is None
@@ -118,7 +118,7 @@ def test_the_second_to_commit_a_step_is_refused(s3: Any, bucket: str) -> None:
 
 def test_pruning_in_s3(s3: Any, bucket: str) -> None:
     """Torn and outdated ones go, quarantine and strangers' objects stay."""
-    saver = Saver(place_of(f"s3://{bucket}/a"))
+    saver = Saver(open_store(f"s3://{bucket}/a"))
     s3.put_object(Bucket=bucket, Key="a/step-000000005/__0_1.distcp", Body=b"torn")
     s3.put_object(Bucket=bucket, Key="a/notes.txt", Body=b"mine")
     s3.put_object(Bucket=bucket, Key="a/quarantine/a1-step-000000001/manifest.json", Body=b"{}")
@@ -134,7 +134,7 @@ def test_pruning_in_s3(s3: Any, bucket: str) -> None:
 
 def test_quarantine_in_s3_goes_on_where_it_was(s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at any of its requests and begun again, it ends with one whole copy, and no original that counts."""
-    saver = Saver(place_of(f"s3://{bucket}/a"))
+    saver = Saver(open_store(f"s3://{bucket}/a"))
     for step in (10, 20):
         save(saver, step)
     before = {
@@ -146,7 +146,7 @@ def test_quarantine_in_s3_goes_on_where_it_was(s3: Any, bucket: str, monkeypatch
         left = [moment]
 
         def deadly(name: str, left: list[int] = left) -> Any:
-            original = getattr(S3Place, name)
+            original = getattr(S3Store, name)
 
             def call(*args: Any) -> Any:
                 if left[0] == 0:
@@ -158,7 +158,7 @@ def test_quarantine_in_s3_goes_on_where_it_was(s3: Any, bucket: str, monkeypatch
 
         with monkeypatch.context() as patched:
             for name in ("_copy", "_sizes", "_content"):
-                patched.setattr(S3Place, name, deadly(name))
+                patched.setattr(S3Store, name, deadly(name))
             try:
                 saver.quarantine(after=10, tainted=lambda found: True)
                 survived = True

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from rerail_agent.checkpoints import Saver, place_of
+from rerail_agent.checkpoints import Saver, open_store
 from tests.agent.checkpoints.ranks import manifest, same
 
 try:
@@ -89,7 +89,7 @@ def _save(state: dict[str, Any], root: Path, step: int, rank: int, ranks: int) -
 
 
 def _saver(root: Path, rank: int, ranks: int) -> Saver:
-    return Saver(place_of(root), rank=rank, world_size=ranks)
+    return Saver(open_store(root), rank=rank, world_size=ranks)
 
 
 def _sharded_model(ranks: int, *, steps: int) -> dict[str, Any]:

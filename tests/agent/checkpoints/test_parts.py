@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from rerail.model.checkpoints import Health, read_manifest
-from rerail_agent.checkpoints.arena import Arena
-from rerail_agent.checkpoints.image import ALIGNMENT, frame, value_blob
-from rerail_agent.checkpoints.leaves import Tree, flatten
+from rerail_agent.checkpoints.file_format import ALIGNMENT, make_frame, value_blob
 from rerail_agent.checkpoints.manifest import DamagedCheckpoint, dump, parse
-from rerail_agent.checkpoints.retention import Kept, to_retire
-from rerail_agent.checkpoints.shares import SMALLEST_PIECE, Piece, share_out
+from rerail_agent.checkpoints.retention import KeptCheckpoint, choose_deletable
+from rerail_agent.checkpoints.staging_memory import Arena
+from rerail_agent.checkpoints.state_tree import Tree, flatten
+from rerail_agent.checkpoints.write_shares import SMALLEST_PIECE, Piece, assign_pieces
 from tests.agent.checkpoints.ranks import manifest, same, state
 
 DTYPES = [getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int64", "uint8", "bool", "complex64")]
@@ -66,7 +66,7 @@ def holdings(draw: st.DrawFn) -> list[list[Piece]]:
 @given(holdings())
 def test_every_row_is_staged_once_by_a_rank_that_has_it(held: list[list[Piece]]) -> None:
     """And whoever holds nothing of a tensor is given none of it."""
-    shares = share_out(held)
+    shares = assign_pieces(held)
     covered: dict[str, list[tuple[int, int]]] = {}
     for rank, pieces in enumerate(shares):
         keys = {piece.key for piece in held[rank]}
@@ -84,7 +84,7 @@ def test_every_row_is_staged_once_by_a_rank_that_has_it(held: list[list[Piece]])
         assert at == piece.sizes[0]
     values = [(rank, piece.key) for rank, pieces in enumerate(shares) for piece in pieces if piece.is_value]
     assert sorted(values) == sorted([(0, "value"), *((rank, f"random.{rank}") for rank in range(len(held)))])
-    assert share_out(held) == shares
+    assert assign_pieces(held) == shares
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
@@ -92,7 +92,7 @@ def test_replicas_share_the_work_evenly(ranks: int) -> None:
     """One tensor that is most of the model does not go to one rank."""
     sizes = [(50_000, 1024), *[(4096, 1024)] * 6, *[(1024,)] * 20]
     pieces = [Piece(f"{n}", (0,) * len(s), s, s, "float32", 4 * torch.Size(s).numel()) for n, s in enumerate(sizes)]
-    loads = [sum(piece.bytes for piece in share) for share in share_out([pieces] * ranks)]
+    loads = [sum(piece.bytes for piece in share) for share in assign_pieces([pieces] * ranks)]
     assert max(loads) - min(loads) <= max(SMALLEST_PIECE, sum(loads) // (8 * ranks))
     assert sum(loads) == sum(piece.bytes for piece in pieces)
 
@@ -102,7 +102,7 @@ def test_replicas_share_the_work_evenly(ranks: int) -> None:
 def test_a_framed_tensor_is_what_torch_saves(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
     """Its bytes between the frame's two ends load as that tensor, and lie where torch.save would align them."""
     tensor = torch.rand(sizes).mul(100).to(dtype)
-    around = frame(dtype, sizes)
+    around = make_frame(dtype, sizes)
     flat = tensor.contiguous().reshape(-1)
     content = bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
     loaded = torch.load(io.BytesIO(around.before + content + around.after), weights_only=True)
@@ -193,13 +193,13 @@ def test_what_a_rollback_needs_is_there(gaps: list[int], unclean: set[int], keep
     That holds up to the ladder's end, against the clean checkpoints that ever were.
     """
     ever: list[int] = []
-    there: list[Kept] = []
+    there: list[KeptCheckpoint] = []
     step, end = 0, 1
     for number, gap in enumerate(gaps):
         step += gap
-        there.append(Kept(step, number not in unclean))
+        there.append(KeptCheckpoint(step, number not in unclean))
         ever += [step] if there[-1].is_clean else []
-        gone = to_retire(there, newest=step, keep=keep, doublings=doublings)
+        gone = choose_deletable(there, newest=step, keep=keep, doublings=doublings)
         assert not gone & {entry.step for entry in there[-keep:]}
         there = [entry for entry in there if entry.step not in gone]
         clean = [entry.step for entry in there if entry.is_clean]
@@ -216,13 +216,13 @@ def test_what_a_rollback_needs_is_there(gaps: list[int], unclean: set[int], keep
 
 def test_retention_leaves_alone_what_is_not_its_own() -> None:
     """Newer steps are another attempt's; one being restored is spared; keep=0 is a mistake, not a wish."""
-    saved = [Kept(step) for step in (10, 20, 30, 40, 50)]
-    assert to_retire(saved, newest=30, keep=1, doublings=0) == {10, 20}
-    assert to_retire(saved, newest=30, keep=1, doublings=0, spared=[20]) == {10}
-    suspects = [Kept(10), Kept(20, is_clean=False), Kept(30, is_clean=False)]
-    assert to_retire(suspects, newest=30, keep=1, doublings=0) == {20}
+    saved = [KeptCheckpoint(step) for step in (10, 20, 30, 40, 50)]
+    assert choose_deletable(saved, newest=30, keep=1, doublings=0) == {10, 20}
+    assert choose_deletable(saved, newest=30, keep=1, doublings=0, spared=[20]) == {10}
+    suspects = [KeptCheckpoint(10), KeptCheckpoint(20, is_clean=False), KeptCheckpoint(30, is_clean=False)]
+    assert choose_deletable(suspects, newest=30, keep=1, doublings=0) == {20}
     with pytest.raises(ValueError, match="keep=0"):
-        to_retire(saved, newest=30, keep=0, doublings=0)
+        choose_deletable(saved, newest=30, keep=0, doublings=0)
 
 
 def test_states_of_the_tests_are_compared_bit_for_bit() -> None:

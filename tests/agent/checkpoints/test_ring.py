@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail_agent.checkpoints.label import DamagedShare, Label
-from rerail_agent.checkpoints.recall import Kept, elect
-from rerail_agent.checkpoints.ring import PATIENCE, Ring, Rounds, place_for
-from rerail_agent.checkpoints.shelf import NoRoom, Shelf
+from rerail_agent.checkpoints.ring import PATIENCE, Ring, SnapshotRounds, choose_slot
+from rerail_agent.checkpoints.snapshot_choice import KeptShare, choose_snapshot
+from rerail_agent.checkpoints.snapshot_label import DamagedShare, SnapshotLabel
+from rerail_agent.checkpoints.snapshot_memory import OutOfMemory, SnapshotMemory
 from tests.agent.checkpoints.ranks import manifest
 
 NAMES = st.lists(st.sampled_from("abcde"), min_size=1, max_size=12)
@@ -32,9 +32,9 @@ def test_every_share_is_kept_on_two_nodes_if_there_are_two(names):
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
 def test_the_newest_whole_and_clean_snapshot_is_spared(ends):
     """Whatever fails or is suspect, what is taken next goes elsewhere than the last one that is good everywhere."""
-    rounds, slots, good = Rounds(), ["", ""], ""
+    rounds, slots, good = SnapshotRounds(), ["", ""], ""
     for number, (held, clean) in enumerate(ends):
-        where = place_for(rounds.keep, slots)
+        where = choose_slot(rounds.keep, slots)
         assert not good or slots[where] != good
         slots[where] = str(number)
         move = rounds.ended(str(number), held=held, clean=clean)
@@ -46,7 +46,7 @@ def test_the_newest_whole_and_clean_snapshot_is_spared(ends):
 
 def label(rank=0, step=1, name="", world_size=1, **changes):
     saved = manifest(step, world_size=world_size, **changes)
-    return Label(name or str(step), rank, saved, image=SIZE, values=0, contents=0)
+    return SnapshotLabel(name or str(step), rank, saved, image=SIZE, values=0, contents=0)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Node:
     """A shelf, and what the ranks of its node have staged in it."""
 
     number: int
-    shelf: Shelf = field(default_factory=lambda: Shelf(room=lambda: 1 << 20))
+    shelf: SnapshotMemory = field(default_factory=lambda: SnapshotMemory(room=lambda: 1 << 20))
 
     def hold(self, given, keep, *, own):
         """Files a share whose every byte is its step; in a staging slot if it is of a rank of this node."""
@@ -66,7 +66,7 @@ class Node:
     def stage(self, rank, keep):
         """Where a rank writes, before it files anything; what lay there is gone."""
         inside = self.shelf.staging(rank, SIZE)
-        slot = inside[place_for(keep, [name for _, name in inside])][0]
+        slot = inside[choose_slot(keep, [name for _, name in inside])][0]
         slot.view[: SIZE // 2] = bytes(SIZE // 2)
         return slot
 
@@ -94,7 +94,7 @@ def test_never_a_mixed_step_and_never_a_corrupt_byte(count, events):
     And while no two neighbours are lost and no bit flips, it is at least as new as the last one that was whole.
     """
     nodes = [Node(number) for number in range(count)]
-    ring, rounds, least = Ring.of([str(number) for number in range(count)]), Rounds(), 0
+    ring, rounds, least = Ring.of([str(number) for number in range(count)]), SnapshotRounds(), 0
     lost: set[int] = set()
     for step, (kind, *what) in enumerate(events, 1):
         if kind == "take":
@@ -126,10 +126,10 @@ def recalled(nodes):
     """The step that a start takes up, every share verified as a keeper does; 0 for none."""
     for node in nodes:
         node.shelf.doubt()
-    kept = [Kept(node.number, each) for node in nodes for each in node.shelf.labels()]
+    kept = [KeptShare(node.number, each) for node in nodes for each in node.shelf.labels()]
     damaged: set[tuple[int, int, str]] = set()
     while True:
-        answer = elect(kept, allowed=lambda each: True, newer_than=0, damaged=damaged)
+        answer = choose_snapshot(kept, allowed=lambda each: True, newer_than=0, damaged=damaged)
         if answer.choice is None:
             return 0
         choice, contents = answer.choice, []
@@ -149,25 +149,25 @@ def recalled(nodes):
 
 def test_a_snapshot_that_a_checkpoint_equals_is_not_taken():
     """The durable one wins where it is as new."""
-    kept = [Kept(0, label(step=7))]
-    assert elect(kept, allowed=lambda each: True, newer_than=6).choice.manifest.step == 7
-    answer = elect(kept, allowed=lambda each: True, newer_than=7)
+    kept = [KeptShare(0, label(step=7))]
+    assert choose_snapshot(kept, allowed=lambda each: True, newer_than=6).choice.manifest.step == 7
+    answer = choose_snapshot(kept, allowed=lambda each: True, newer_than=7)
     assert answer.choice is None
     assert answer.reason == "the snapshot of step 7 cannot be used: the checkpoint of step 7 is as new"
 
 
 def test_an_older_snapshot_serves_where_the_newer_one_may_not_be_used():
     """A suspect one is passed over for the clean one before it, and the answer says why."""
-    kept = [Kept(0, label(step=7, health="suspect")), Kept(0, label(step=6))]
-    answer = elect(kept, allowed=lambda each: each.manifest.health == "clean", newer_than=0)
+    kept = [KeptShare(0, label(step=7, health="suspect")), KeptShare(0, label(step=6))]
+    answer = choose_snapshot(kept, allowed=lambda each: each.manifest.health == "clean", newer_than=0)
     assert answer.choice.manifest.step == 6
     assert "step 7 cannot be used: it is suspect" in answer.reason
 
 
 def test_a_snapshot_without_the_share_of_one_rank_is_none():
     """What is lacking is named."""
-    kept = [Kept(0, label(rank, step=7, world_size=3)) for rank in (0, 2)]
-    answer = elect(kept, allowed=lambda each: True, newer_than=0)
+    kept = [KeptShare(0, label(rank, step=7, world_size=3)) for rank in (0, 2)]
+    answer = choose_snapshot(kept, allowed=lambda each: True, newer_than=0)
     assert answer.choice is None
     assert "nobody has the share of rank 1" in answer.reason
 
@@ -178,9 +178,9 @@ def test_any_flipped_bit_is_noticed(at, bit):
     content = bytearray(range(SIZE))
     filed = label().sealed(memoryview(content))
     filed.check(memoryview(content))
-    assert Label.parse(filed.table()) == filed
+    assert SnapshotLabel.parse(filed.table()) == filed
     content[at] ^= 1 << bit
-    for refuse in (lambda: filed.check(memoryview(content)), lambda: Label.parse({**filed.table(), "rank": 1})):
+    for refuse in (lambda: filed.check(memoryview(content)), lambda: SnapshotLabel.parse({**filed.table(), "rank": 1})):
         try:
             refuse()
         except DamagedShare:
@@ -191,12 +191,12 @@ def test_any_flipped_bit_is_noticed(at, bit):
 @given(st.lists(st.integers(1, 40_000), min_size=1, max_size=10))
 def test_a_shelf_has_two_slots_for_a_rank(sizes):
     """Whatever becomes of the size, what was put last stays until it is dropped, and soon there are two slots again."""
-    shelf = Shelf()
+    shelf = SnapshotMemory()
     for step, size in enumerate([*sizes, *sizes[-1:] * 2], 1):
         inside = shelf.staging(0, size)
         assert [slot.size >= size for slot, _ in inside] == [True, True]
         keep = str(step - 1)
-        slot = inside[place_for(keep, [name for _, name in inside])][0]
+        slot = inside[choose_slot(keep, [name for _, name in inside])][0]
         shelf.forget(0, keep=[keep])
         filed = replace(label(step=step), image=size)
         shelf.put(filed.sealed(slot.view), slot)
@@ -207,7 +207,7 @@ def test_a_shelf_has_two_slots_for_a_rank(sizes):
 
 def test_nothing_is_filed_in_a_place_that_was_given_up():
     """A share whose memory has gone back meanwhile is refused: its file's number may be that of another one."""
-    shelf = Shelf()
+    shelf = SnapshotMemory()
     (slot, _), _ = shelf.staging(0, SIZE)
     filed = label().sealed(slot.view)
     shelf.retain("", [])
@@ -221,11 +221,11 @@ def test_nothing_is_filed_in_a_place_that_was_given_up():
 
 def test_a_machine_that_is_full_says_so():
     """More than there is room for is refused with the figures, and what is kept stays."""
-    shelf = Shelf(room=lambda: 5000)
+    shelf = SnapshotMemory(room=lambda: 5000)
     shelf.vacant(0, 4000)
     try:
         shelf.staging(1, 6000)
-    except NoRoom as error:
+    except OutOfMemory as error:
         assert str(error) == "6000 bytes are wanted for a share of rank 1, 5000 are free"
     else:
         raise AssertionError("it had no room")

@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from rerail_agent.checkpoints import Committed, DamagedCheckpoint, Saver, UnfitState, place_of
-from rerail_agent.checkpoints import place as places
-from rerail_agent.checkpoints.place import LocalPlace
+from rerail_agent.checkpoints import CommitResult, DamagedCheckpoint, Saver, UnfitState, open_store, store
+from rerail_agent.checkpoints.store import LocalStore
 from tests.agent.checkpoints.ranks import Told, manifest, same, settle, state
 
 
@@ -32,12 +31,12 @@ def told() -> Told:
 
 @pytest.fixture
 def saver(tmp_path: Path, told: Told) -> Iterator[Saver]:
-    saver = Saver(place_of(tmp_path), tell=told.append)
+    saver = Saver(open_store(tmp_path), tell=told.append)
     yield saver
     saver.close()
 
 
-def save(saver: Saver, step: int, **changes: Any) -> list[Committed]:
+def save(saver: Saver, step: int, **changes: Any) -> list[CommitResult]:
     saver.save(state(step), manifest(step, **changes))
     return saver.wait(120)
 
@@ -86,7 +85,7 @@ def test_the_loop_may_go_on_at_once(saver: Saver) -> None:
     """What is changed after save() is not in the checkpoint; saves in a row are committed in order."""
     changing = state(1)
     saver.prepare(changing)
-    ends: list[Committed] = []
+    ends: list[CommitResult] = []
     for step in (1, 2, 3):
         assert saver.save(changing, manifest(step), ends.append)
         changing["model"]["count"].add_(1)
@@ -105,7 +104,7 @@ def test_a_whole_checkpoint_is_not_written_again(saver: Saver, tmp_path: Path) -
     save(saver, 10)
     before = (tmp_path / "step-000000010" / "manifest.json").read_bytes()
     assert not saver.save(state(10), manifest(10, attempt=2))
-    later = Saver(place_of(tmp_path))
+    later = Saver(open_store(tmp_path))
     assert not later.save(state(10), manifest(10, attempt=2))
     later.close()
     assert (tmp_path / "step-000000010" / "manifest.json").read_bytes() == before
@@ -164,9 +163,9 @@ def test_a_checkpoint_that_does_not_load_counts_as_damaged(saver: Saver, tmp_pat
     save(saver, 10)
     [committed] = save(saver, 20)
     folder = tmp_path / "step-000000020"
-    index = places.write_file(folder / ".metadata", [memoryview(b"no pickle")], total=9)
+    index = store.write_file(folder / ".metadata", [memoryview(b"no pickle")], total=9)
     entries = (*(entry for entry in committed.manifest.files if entry["name"] != ".metadata"), index)
-    (folder / "manifest.json").write_bytes(places.dump(manifest(20, files=entries)))
+    (folder / "manifest.json").write_bytes(store.dump(manifest(20, files=entries)))
     assert saver.newest() == 20
     found = state(99)
     with pytest.raises(DamagedCheckpoint, match="cannot load"):
@@ -184,9 +183,9 @@ def test_what_was_passed_over_is_remembered_with_its_attempt(saver: Saver, tmp_p
     torn = tmp_path / "step-000000030" / ".metadata"
     torn.write_bytes(b"x" * torn.stat().st_size)
     folder = tmp_path / "step-000000020"
-    index = places.write_file(folder / ".metadata", [memoryview(b"no pickle")], total=9)
+    index = store.write_file(folder / ".metadata", [memoryview(b"no pickle")], total=9)
     entries = (*(entry for entry in committed.manifest.files if entry["name"] != ".metadata"), index)
-    (folder / "manifest.json").write_bytes(places.dump(manifest(20, files=entries)))
+    (folder / "manifest.json").write_bytes(store.dump(manifest(20, files=entries)))
     restored_one = saver.restore(state(99))
     assert restored_one is not None
     assert restored_one.step == 10
@@ -322,7 +321,7 @@ def test_the_writer_outlives_the_signals_of_a_stop(saver: Saver, told: Told) -> 
 def test_the_writer_dies_with_its_rank(tmp_path: Path) -> None:
     """Killed or just gone: no process writes on beside a successor."""
     code = (
-        "import os, sys; from rerail_agent.checkpoints.arena import Arena;"
+        "import os, sys; from rerail_agent.checkpoints.staging_memory import Arena;"
         "from rerail_agent.checkpoints.writer import Writer; arena = Arena(4096);"
         "print(Writer(arena.file, arena.memory).pid, flush=True); sys.stdin.read()"
     )
@@ -354,7 +353,7 @@ def test_a_disk_that_takes_no_more(saver: Saver, tmp_path: Path, told: Told) -> 
 def test_an_after_that_raises_costs_nothing(saver: Saver, told: Told) -> None:
     """The caller's mistake is told, and the next save is written."""
 
-    def fall_over(committed: Committed) -> None:
+    def fall_over(committed: CommitResult) -> None:
         raise ValueError("oops")
 
     saver.save(state(1), manifest(1), fall_over)
@@ -406,7 +405,7 @@ def test_what_a_killed_save_left_is_swept_up(saver: Saver, tmp_path: Path) -> No
 def test_a_kill_between_any_two_changes_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills the commit and a deletion at each of their steps: a whole checkpoint is always there."""
     seed = tmp_path / "seed"
-    first = Saver(place_of(seed))
+    first = Saver(open_store(seed))
     for step in (10, 20):
         save(first, step)
     first.close()
@@ -415,9 +414,9 @@ def test_a_kill_between_any_two_changes_of_the_disk(tmp_path: Path, monkeypatch:
         root = tmp_path / str(moment)
         shutil.copytree(seed, root)
         with monkeypatch.context() as patched:
-            survived = _until(moment, patched, LocalPlace(str(root)))
+            survived = _until(moment, patched, LocalStore(str(root)))
         told = Told()
-        reader = Saver(place_of(root), tell=told.append)
+        reader = Saver(open_store(root), tell=told.append)
         step = reader.newest()
         assert step in (20, 30)
         assert told == []
@@ -431,7 +430,7 @@ def test_a_kill_between_any_two_changes_of_the_disk(tmp_path: Path, monkeypatch:
     assert outcomes == {20, 30}
 
 
-def _until(moment: int, patched: pytest.MonkeyPatch, place: LocalPlace) -> bool:
+def _until(moment: int, patched: pytest.MonkeyPatch, place: LocalStore) -> bool:
     """Commits step 30 and deletes step 10; raises Killed at the given change of the disk, and says how it ended."""
     left = [moment]
 
@@ -459,7 +458,7 @@ def _until(moment: int, patched: pytest.MonkeyPatch, place: LocalPlace) -> bool:
 
 def test_nothing_whole_is_written_over(tmp_path: Path) -> None:
     """Even when another process has committed the same step meanwhile."""
-    one, other = Saver(place_of(tmp_path)), Saver(place_of(tmp_path))
+    one, other = Saver(open_store(tmp_path)), Saver(open_store(tmp_path))
     one.prepare(state(1))
     other.prepare(state(1))
     assert save(one, 10)[0].error is None
@@ -474,9 +473,9 @@ def test_nothing_whole_is_written_over(tmp_path: Path) -> None:
 
 def test_where_checkpoints_go() -> None:
     """A path or a bucket; anything else is a mistake that the message explains."""
-    assert place_of("/some/where/").uri == "/some/where"
-    assert place_of("s3://bucket/a/b/").uri == "s3://bucket/a/b/"
-    assert place_of("s3://bucket").uri == "s3://bucket/"
+    assert open_store("/some/where/").uri == "/some/where"
+    assert open_store("s3://bucket/a/b/").uri == "s3://bucket/a/b/"
+    assert open_store("s3://bucket").uri == "s3://bucket/"
     for wrong in ("gs://bucket/a", "s3:///a"):
         with pytest.raises(ValueError, match="s3://bucket/prefix"):
-            place_of(wrong)
+            open_store(wrong)

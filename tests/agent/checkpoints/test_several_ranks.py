@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rerail_agent.checkpoints import DamagedCheckpoint, Saver
-from rerail_agent.checkpoints.exchange import Silent
+from rerail_agent.checkpoints.rank_exchange import RanksSilent
 from tests.agent.checkpoints.ranks import PATIENCE_S, Ranks, manifest, same, settle, state
 from tests.agent.checkpoints.test_saver import flip
 
@@ -109,7 +109,7 @@ def test_a_rank_that_never_reports_costs_one_checkpoint(tmp_path: Path) -> None:
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     """Rank 0 does not wait for ever for one that has not come to prepare()."""
-    with Ranks([tmp_path] * 2, patience_s=0.3) as two, pytest.raises(Silent, match="nothing heard of rank 1 for"):
+    with Ranks([tmp_path] * 2, patience_s=0.3) as two, pytest.raises(RanksSilent, match="nothing heard of rank 1 for"):
         two.savers[0].prepare(state(1))
 
 

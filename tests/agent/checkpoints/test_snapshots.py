@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from rerail_agent.checkpoints import Saver, Snapshots, place_of
-from rerail_agent.checkpoints.keeper import Keeper
-from rerail_agent.checkpoints.label import DamagedShare
-from rerail_agent.checkpoints.link import Lost, call
+from rerail_agent.checkpoints import Saver, Snapshots, open_store
+from rerail_agent.checkpoints.link import LinkLost, call
 from rerail_agent.checkpoints.manifest import Manifest
-from rerail_agent.checkpoints.shelf import Shelf
-from rerail_agent.checkpoints.snapshots import Orders
-from rerail_agent.keeping import Keeping, snapshot_steps
+from rerail_agent.checkpoints.snapshot_label import DamagedShare
+from rerail_agent.checkpoints.snapshot_memory import SnapshotMemory
+from rerail_agent.checkpoints.snapshot_process import SnapshotProcess
+from rerail_agent.checkpoints.snapshots import StartOrders
+from rerail_agent.snapshot_keeper import SnapshotKeeper, snapshot_steps
 from tests.agent.checkpoints.ranks import PATIENCE_S, Told, manifest, same, settle, state
 from tests.agent.checkpoints.test_several_ranks import large
 
@@ -29,17 +29,17 @@ class Nodes:
     def __init__(self, root: Path, ranks: int, count: int) -> None:
         self.root, self.size, self.count = root, ranks, count
         self.told = Told()
-        self.keepers: dict[int, Keeper] = {}
+        self.keepers: dict[int, SnapshotProcess] = {}
         self.folders: dict[int, Path] = {}
         self._made = 0
         for node in range(count):
             self.renew(node)
 
-    def renew(self, node: int, shelf: Shelf | None = None) -> None:
+    def renew(self, node: int, shelf: SnapshotMemory | None = None) -> None:
         """A keeper with nothing: the node was lost, and another one has its place."""
         self._made += 1
         self.folders[node] = self.root / f"k{self._made}"
-        self.keepers[node] = Keeper(shelf)
+        self.keepers[node] = SnapshotProcess(shelf)
         threading.Thread(target=self.keepers[node].serve, args=(self.folders[node],), daemon=True).start()
 
     def start(self, act: Callable[[Saver, Snapshots], Any], **options: Any) -> list[Any]:
@@ -49,7 +49,7 @@ class Nodes:
         shared = {"store": store, "tell": self.told.append, "patience_s": PATIENCE_S}
 
         def one(rank: int) -> Any:
-            saver = Saver(place_of(self.root / "durable"), rank=rank, world_size=self.size, **shared)
+            saver = Saver(open_store(self.root / "durable"), rank=rank, world_size=self.size, **shared)
             folder = self.folders[rank * self.count // self.size]
             snapshots = Snapshots(saver, every=10, **{"folder": folder, **shared, **options})
             try:
@@ -189,19 +189,19 @@ def test_what_the_job_does_not_trust_is_not_taken_up(nodes: Nodes) -> None:
 @pytest.mark.parametrize(
     ("orders", "found"),
     [
-        (Orders(100), 120),  # the same start again, as SageMaker does after a repair: what came since is its own
-        (Orders(None, "1"), 120),
-        (Orders(120, "1"), 120),
-        (Orders(119, "1"), None),  # told to go back to before it
-        (Orders(100, "1"), None),
-        (Orders(0), None),
+        (StartOrders(100), 120),  # the same start again, as SageMaker does after a repair: what came since is its own
+        (StartOrders(None, "1"), 120),
+        (StartOrders(120, "1"), 120),
+        (StartOrders(119, "1"), None),  # told to go back to before it
+        (StartOrders(100, "1"), None),
+        (StartOrders(0), None),
     ],
     ids=str,
 )
-def test_an_order_to_go_back_is_obeyed(alone: Nodes, orders: Orders, found: int | None) -> None:
+def test_an_order_to_go_back_is_obeyed(alone: Nodes, orders: StartOrders, found: int | None) -> None:
     """A snapshot that is newer than the step to resume from serves only ranks that were told the same when it was
     taken."""
-    alone.take(120, orders=Orders(100))
+    alone.take(120, orders=StartOrders(100))
     assert alone.restored(orders=orders) == found
 
 
@@ -289,7 +289,7 @@ def test_a_state_that_grows_finds_room(alone: Nodes) -> None:
 
 def test_a_full_machine_trains_without_snapshots(alone: Nodes) -> None:
     """A line names the rank and the figures; nothing is raised."""
-    alone.renew(0, Shelf(room=lambda: 1000))
+    alone.renew(0, SnapshotMemory(room=lambda: 1000))
     assert alone.take(10) == [[False]] * 2
     assert alone.told.saying("1000 are free")
     assert alone.restored() is None
@@ -325,7 +325,7 @@ def test_the_last_words_of_killed_ranks_come_too_late(alone: Nodes) -> None:
     def slowly(link: Any, message: Any) -> None:
         said.append(message)
         late.wait(PATIENCE_S)
-        with suppress(DamagedShare, Lost):
+        with suppress(DamagedShare, LinkLost):
             put(link, message)
         heard.append(message)
 
@@ -360,7 +360,7 @@ def test_a_stranger_gets_nothing_from_a_keeper(nodes: Nodes) -> None:
     nodes.take(10)
     door = nodes.keepers[0]._door
     assert door is not None
-    with pytest.raises(Lost, match="not of this run"):
+    with pytest.raises(LinkLost, match="not of this run"):
         call(door.getsockname()[:2], b"guessed", timeout_s=60)
     assert nodes.restored() == 10
 
@@ -373,4 +373,4 @@ def test_steps_that_cannot_be_read_mean_no_snapshots() -> None:
         "RERAIL_SNAPSHOT_STEPS='often': must be a whole number of steps, 0 for no snapshots; there are none now"
     ]
     assert snapshot_steps({"RERAIL_SNAPSHOT_STEPS": "20"}, told.append) == 20
-    assert Keeping.start({}, told.append) is None
+    assert SnapshotKeeper.start({}, told.append) is None

@@ -29,7 +29,7 @@ KEPT_REPORTS = 20
 OFF = ("off", "0", "false", "no")
 
 
-def connect(environment: Mapping[str, str], base: Path, tell: Callable[[str], None]) -> Telegraph | None:
+def connect(environment: Mapping[str, str], base: Path, tell: Callable[[str], None]) -> InitChannel | None:
     """None where the job has no mailbox, or nothing to read it with; RERAIL_RESTARTS=off does without."""
     switched_off = _is_off(environment, "RERAIL_RESTARTS") or _is_off(environment, "RERAIL_MAILBOX")
     if switched_off or sys.version_info < SPOKEN_SINCE or not environment.get("TRAINING_JOB_NAME"):
@@ -38,7 +38,7 @@ def connect(environment: Mapping[str, str], base: Path, tell: Callable[[str], No
         return None
     if find_spec("boto3") is None or find_spec("rerail") is None:
         return None
-    return Telegraph(environment, host_of(base), tell)
+    return InitChannel(environment, host_of(base), tell)
 
 
 def _is_off(environment: Mapping[str, str], name: str) -> bool:
@@ -64,7 +64,7 @@ def cluster(base: Path) -> Mapping[str, Any]:
     return table if isinstance(table, dict) else {}
 
 
-class Telegraph:
+class InitChannel:
     """Polls the mailbox and sends reports in a thread of its own; everything else may be called by init's main one.
 
     `order` is the newest order that was not obeyed yet, `dismissed` that the supervisor has said since `await_word()`
@@ -74,7 +74,7 @@ class Telegraph:
     def __init__(self, environment: Mapping[str, str], host: str, tell: Callable[[str], None]) -> None:
         self._environment, self._host, self._tell = dict(environment), host, tell
         self._began = _now()
-        self._poll_s = seconds_of(environment, "RERAIL_POLL_SECONDS", POLL_S, least=0.05, below=86400)
+        self._poll_s = read_seconds(environment, "RERAIL_POLL_SECONDS", POLL_S, least=0.05, below=86400)
         self._restart = 0
         self._tag = ""
         self._reports: deque[dict[str, Any]] = deque(maxlen=KEPT_REPORTS)
@@ -142,15 +142,15 @@ class Telegraph:
 
     def _open(self) -> None:
         from rerail_agent.identity import Identity
-        from rerail_agent.post import Post
+        from rerail_agent.mailbox_objects import MailboxBucket
 
         self._identity = Identity.from_environment(self._environment, lambda message: None)
         if not self._identity.bucket:
             raise ValueError("the job has no mailbox")
-        self._post = Post(self._identity.bucket, self._identity.region, self._identity.seal_key)
+        self._post = MailboxBucket(self._identity.bucket, self._identity.region, self._identity.seal_key)
 
     def _round(self) -> None:
-        from rerail_agent.post import Unreachable
+        from rerail_agent.mailbox_objects import Unreachable
 
         with self._turn:
             ticket = self._wanted
@@ -229,7 +229,7 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)  # noqa: UP017  (init.py comes here in images whose Python is older)
 
 
-def seconds_of(environment: Mapping[str, str], name: str, default: float, *, least: float, below: float) -> float:
+def read_seconds(environment: Mapping[str, str], name: str, default: float, *, least: float, below: float) -> float:
     """What cannot be read is the agent's to tell of."""
     try:
         seconds = float(environment.get(name) or default)

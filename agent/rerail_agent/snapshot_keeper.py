@@ -26,14 +26,14 @@ def snapshot_steps(environment: Mapping[str, str], tell: Callable[[str], None]) 
     return 0
 
 
-class Keeping:
+class SnapshotKeeper:
     """The keeper of this container. It dies with the process that started it, and not with the ranks."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process, self.folder = process, folder
 
     @classmethod
-    def start(cls, environment: Mapping[str, str], tell: Callable[[str], None]) -> Keeping | None:
+    def start(cls, environment: Mapping[str, str], tell: Callable[[str], None]) -> SnapshotKeeper | None:
         """None where no snapshots are asked for, or where there is no process to be had; a job trains without."""
         if not snapshot_steps(environment, tell):
             return None
@@ -41,7 +41,7 @@ class Keeping:
         code = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join([code, *(place for place in sys.path if place)])
         own = {name: value for name, value in os.environ.items() if "RANK" not in name} | {"PYTHONPATH": path}
-        command = [sys.executable, "-m", "rerail_agent.checkpoints.keeper", str(folder), str(os.getpid())]
+        command = [sys.executable, "-m", "rerail_agent.checkpoints.snapshot_process", str(folder), str(os.getpid())]
         try:
             return cls(subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL), folder)
         except OSError as error:

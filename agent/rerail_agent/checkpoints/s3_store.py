@@ -26,7 +26,7 @@ from rerail_agent.checkpoints.manifest import (
     Manifest,
     dump,
     folder_name,
-    now,
+    format_now,
     parse,
 )
 
@@ -38,7 +38,7 @@ NOT_FOUND = ("The object was not found", "The key does not exist")
 
 
 @dataclass(frozen=True)
-class S3Place:
+class S3Store:
     """A prefix of a bucket; `prefix` is empty or ends with a slash."""
 
     bucket: str
@@ -49,7 +49,7 @@ class S3Place:
     is_shared: bool = True
 
     @classmethod
-    def of(cls, uri: str) -> "S3Place":
+    def of(cls, uri: str) -> "S3Store":
         """From `s3://bucket/prefix`, with the region and, for a local AWS, the endpoint of the environment."""
         bucket, prefix = bucket_and_folder(uri)
         if not bucket:
@@ -86,7 +86,7 @@ class S3Place:
     def commit(self, manifest: Manifest, metadata: bytes) -> Manifest:
         step = manifest.step
         index = self.write(step, METADATA, [memoryview(metadata)], total=len(metadata))
-        complete = replace(manifest, files=(*manifest.files, index), saved_at=now())
+        complete = replace(manifest, files=(*manifest.files, index), saved_at=format_now())
         if self._content(self._key(step, MANIFEST)) is not None:
             raise FileExistsError(f"{self.path(step)} is there already, and nothing whole is written over")
         text = dump(complete)
@@ -211,7 +211,7 @@ class _Streams:
     s3torchconnector has a reader of its own, which wants one more package and hears of no endpoint.
     """
 
-    def __init__(self, place: S3Place) -> None:
+    def __init__(self, place: S3Store) -> None:
         self.place = place
 
     def concat_path(self, path: str, suffix: str) -> str:

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from rerail_agent import telegraph
-from rerail_agent.telegraph import Telegraph
+from rerail_agent import init_channel
+from rerail_agent.init_channel import InitChannel
 
 if TYPE_CHECKING:
     from rerail.model.mailbox import Command
@@ -28,7 +28,7 @@ ORDERED = ("RERAIL_RESTART", "RERAIL_RESUME_STEP", "RERAIL_ROLLED_BACK", "RERAIL
 OF_PEERS = ("infrastructure", "hang")  # with peers on other machines, one of these may know of a better reason
 
 
-class Life(Protocol):
+class CommandRun(Protocol):
     """One start of the command, as far as it matters to what follows."""
 
     @property
@@ -58,14 +58,14 @@ class Restarts:
 
     def __init__(self, environment: Mapping[str, str], base: Path, tell: Callable[[str], None]) -> None:
         self._base, self._tell = base, tell
-        self._alone = telegraph.hosts_of(base) == 1
+        self._alone = init_channel.hosts_of(base) == 1
         self._hold_s = _seconds(environment, "RERAIL_HOLD_SECONDS", HOLD_S)
         self.grace_s = _seconds(environment, "RERAIL_RESTART_GRACE_SECONDS", GRACE_S)
-        self._line: Telegraph | None = telegraph.connect(environment, base, tell)
+        self._line: InitChannel | None = init_channel.connect(environment, base, tell)
         self._job = environment.get("TRAINING_JOB_NAME", "")
         self._answering = ""  # the order's id
         self.environment = dict(environment)
-        before = remembered(base, self._job) if self._line else {}
+        before = read_restart_file(base, self._job) if self._line else {}
         self.number = int(before.get("RERAIL_RESTART", "0"))  # of the restart that the processes owe their lives to
         if self._line:
             self.environment |= {"RERAIL_INIT": "1", **before}
@@ -86,7 +86,7 @@ class Restarts:
             self._line.obeyed(self.number)
             self._line.say("restarted", restart=self.number, command=self._answering)
 
-    def after(self, life: Life) -> bool:
+    def after(self, life: CommandRun) -> bool:
         """Whether the command is to be started again, with what was ordered."""
         line = self._line
         if line is None or life.is_stopped:
@@ -104,7 +104,7 @@ class Restarts:
         self._obey(order)
         return True
 
-    def _awaited(self, line: Telegraph, life: Life) -> Command | None:
+    def _awaited(self, line: InitChannel, life: CommandRun) -> Command | None:
         """Reports the crash, and waits for what the supervisor makes of it."""
         text = life.failure_text()
         cause = _cause(text)
@@ -118,7 +118,7 @@ class Restarts:
 
     def _obey(self, order: Command) -> None:
         self.number, self._answering = order.restart, order.id
-        self.environment |= ordered(order)
+        self.environment |= make_environment(order)
         self._remember()
         self._set_failure_aside()
         start = "the newest checkpoint" if order.resume_step is None else f"step {order.resume_step} at most"
@@ -127,7 +127,7 @@ class Restarts:
     def _remember(self) -> None:
         """For the container that SageMaker itself may start in place of this one, with the environment of the first."""
         told = {name: self.environment[name] for name in ORDERED if name in self.environment}
-        file = memory_file(self._base)
+        file = restart_file(self._base)
         with suppress(OSError):
             new = file.with_name(f"{file.name}.{self.number}.tmp")
             new.write_text(json.dumps({"job": self._job, "told": told}))
@@ -147,15 +147,15 @@ class Restarts:
             self._line.stop(LAST_WORDS_S)
 
 
-def memory_file(base: Path) -> Path:
+def restart_file(base: Path) -> Path:
     """In the folder that SageMaker copies to S3, and back when it restarts the job."""
     return base / "checkpoints" / ".rerail-restart.json"
 
 
-def remembered(base: Path, job: str) -> dict[str, str]:
+def read_restart_file(base: Path, job: str) -> dict[str, str]:
     """What the last order to this very job has put into the environment; nothing where there was none."""
     try:
-        table = json.loads(memory_file(base).read_text())
+        table = json.loads(restart_file(base).read_text())
         told = table["told"] if table["job"] == job else {}
         return {name: told[name] for name in ORDERED if isinstance(told.get(name), str)} if _is_sound(told) else {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -167,7 +167,7 @@ def _is_sound(told: Mapping[str, str]) -> bool:
     return all(number.isdecimal() and len(number) < 10 for number in numbers)
 
 
-def ordered(order: Command) -> dict[str, str]:
+def make_environment(order: Command) -> dict[str, str]:
     """What an order puts into the environment; what it does not speak of stays as it was.
 
     A job of several ranks meets at another port, so that no old rank can join.
@@ -187,10 +187,10 @@ def with_another_port(environment: Mapping[str, str]) -> dict[str, str]:
     port, restart = environment.get("MASTER_PORT", ""), environment.get("RERAIL_RESTART", "0")
     if not all(number.isdecimal() and len(number) < 10 for number in (port, restart)):
         return dict(environment)
-    return {**environment, "MASTER_PORT": str(moved_port(int(port), int(restart)))}
+    return {**environment, "MASTER_PORT": str(next_port(int(port), int(restart)))}
 
 
-def moved_port(port: int, restart: int) -> int:
+def next_port(port: int, restart: int) -> int:
     """Downwards where there is no more room above."""
     return port + restart if port + restart < 65536 else port - restart
 
@@ -204,4 +204,4 @@ def _cause(text: str) -> str:
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
-    return telegraph.seconds_of(environment, name, default, least=0.0, below=math.inf)
+    return init_channel.read_seconds(environment, name, default, least=0.0, below=math.inf)

@@ -15,7 +15,7 @@ SLOT = 1024
 
 
 @dataclass(frozen=True)
-class Frame:
+class TensorFrame:
     """What torch.save writes around the bytes of a tensor of some type and shape."""
 
     before: bytes
@@ -23,7 +23,7 @@ class Frame:
 
 
 @lru_cache(maxsize=4096)
-def frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
+def make_frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> TensorFrame:
     """The frame of a contiguous tensor: from then on saving it means copying its bytes between the two ends.
 
     The CRC-32 in the zip's headers is not that of the bytes. PyTorch does not look at it (it is built with
@@ -53,12 +53,12 @@ class _Sink(io.RawIOBase):
             (self.head if self.tail is None else self.tail).write(data)
         return len(data)
 
-    def frame(self) -> Frame:
+    def frame(self) -> TensorFrame:
         if self.tail is not None:
-            return Frame(self.head.getvalue(), self.tail.getvalue())
+            return TensorFrame(self.head.getvalue(), self.tail.getvalue())
         content = self.head.getvalue()
         start = torch._C.PyTorchFileReader(io.BytesIO(content)).get_record_offset("data/0") if self.payload else 0
-        return Frame(content[:start], content[start + self.payload :])
+        return TensorFrame(content[:start], content[start + self.payload :])
 
 
 def value_blob(value: Any, *, room: int = 0) -> bytes:
@@ -76,5 +76,5 @@ def value_blob(value: Any, *, room: int = 0) -> bytes:
     return content[:-2] + struct.pack("<H", filling) + bytes(filling)
 
 
-def aligned(offset: int) -> int:
+def align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 
 from rerail.model.mailbox import Report, ReportKind, command_key, heartbeat_key, report_key, write
-from rerail_agent.harmless import Harmless, tell
-from rerail_agent.post import Letter, Post, Unreachable
+from rerail_agent.fault_isolation import FaultIsolation, print_line
+from rerail_agent.mailbox_objects import MailboxBucket, MailboxObject, Unreachable
 
 QUEUED_REPORTS = 64
 PATIENCE_S = 1.0, 60.0  # after a passing failure, doubled each time
@@ -19,7 +19,7 @@ RARELY_S = 600.0  # after one that a human has to mend
 FAILURES_UNTOLD = 2
 
 
-class Line:
+class RequestStatus:
     """Whether one kind of request works: when to try next, and what was told about it."""
 
     def __init__(self, what: str, consequence: str) -> None:
@@ -29,7 +29,7 @@ class Line:
 
     def worked(self) -> None:
         if self._told:
-            tell(f"{self._what} works again")
+            print_line(f"{self._what} works again")
         self._failures, self._told, self.not_before = 0, False, 0.0
 
     def failed(self, error: Unreachable, *, rarely_s: float = RARELY_S) -> None:
@@ -39,24 +39,24 @@ class Line:
         self.not_before = time.monotonic() + pause
         if not self._told and (error.lasting or self._failures > FAILURES_UNTOLD):
             self._told = True
-            tell(
+            print_line(
                 f"{self._what} fails: {error}. {self._consequence}; training goes on, trying again every {pause:.3g} s"
             )
 
 
-class Courier:
+class MailboxClient:
     """One thread over one mailbox. `hear` gets each new command's text, `beat` gives the heartbeat to send."""
 
     def __init__(
         self,
-        post: Post,
+        post: MailboxBucket,
         run: str,
         *,
         hear: Callable[[bytes], None],
         beat: Callable[[], bytes],
         poll_s: float,
         heartbeat_s: float,
-        harmless: Harmless,
+        harmless: FaultIsolation,
     ) -> None:
         self._post, self._run = post, run
         self._hear, self._beat, self._harmless = hear, beat, harmless
@@ -65,8 +65,8 @@ class Courier:
         self._lock = threading.Lock()
         self._tag = ""
         where = f"s3://{post.bucket}/runs/{run}/"
-        self._writing = Line(f"writing to the mailbox {where}", "The supervisor hears nothing of this job")
-        self._reading = Line(f"reading {where}command.json", "Nobody can ask this job for a checkpoint")
+        self._writing = RequestStatus(f"writing to the mailbox {where}", "The supervisor hears nothing of this job")
+        self._reading = RequestStatus(f"reading {where}command.json", "Nobody can ask this job for a checkpoint")
         self._next_poll = self._next_beat = 0.0
         self._wake, self._stopping = threading.Event(), False
         self._idle = threading.Event()
@@ -143,7 +143,7 @@ class Courier:
 
     def _ask(self) -> None:
         try:
-            letter: Letter | None = self._post.read(command_key(self._run), unless=self._tag)
+            letter: MailboxObject | None = self._post.read(command_key(self._run), unless=self._tag)
         except Unreachable as error:
             # Without s3:ListBucket S3 denies what is merely not there; with it granted a command may come any time.
             self._reading.failed(error, rarely_s=RARELY_S if self._writing.not_before else self._poll_s)

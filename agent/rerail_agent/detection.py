@@ -18,7 +18,7 @@ NAMES = tuple(f.name for f in fields(Detectors))
 TRIAL = Sample(step=1, loss=1.0, grad_norm=1.0, step_time_s=1.0)
 
 
-class Judgement:
+class StepDetection:
     """The detectors of one run, asked in each step, and the troubles with the loss that are still open.
 
     A trouble is over when its detector says so: the loss has mended, or has stayed where it is for so long that this is

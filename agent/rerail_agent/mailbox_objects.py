@@ -41,26 +41,26 @@ class Unreachable(Exception):
         self.lasting = lasting
 
 
-class Letter(NamedTuple):
+class MailboxObject(NamedTuple):
     """An object's content, and the tag by which its next version differs."""
 
     text: bytes
     tag: str
 
 
-class Post:
+class MailboxBucket:
     """One bucket, for one thread; what it writes is sealed with the run's key, where there is one."""
 
     def __init__(self, bucket: str, region: str, seal_key: str = "") -> None:
         self.bucket, self._region, self._seal_key = bucket, region, seal_key
         self._client: Any = None
 
-    def read(self, key: str, *, unless: str = "") -> Letter | None:
+    def read(self, key: str, *, unless: str = "") -> MailboxObject | None:
         """The object; None when there is none, or when it still has the tag `unless`. Raises Unreachable."""
         condition = {"IfNoneMatch": unless} if unless else {}
         try:
             answer = self._s3().get_object(Bucket=self.bucket, Key=key, **condition)
-            return Letter(answer["Body"].read(SIZE_LIMIT + 1), answer["ETag"])
+            return MailboxObject(answer["Body"].read(SIZE_LIMIT + 1), answer["ETag"])
         except Exception as error:
             if _code(error) in ("304", "NotModified", "404", "NoSuchKey"):
                 return None

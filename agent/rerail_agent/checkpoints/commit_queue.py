@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rerail_agent.checkpoints.exchange import Exchange, Silent
 from rerail_agent.checkpoints.manifest import Manifest, folder_name
-from rerail_agent.checkpoints.place import Place
-from rerail_agent.checkpoints.plan import Index, Spot
+from rerail_agent.checkpoints.plan import FileIndex, Spot
+from rerail_agent.checkpoints.rank_exchange import RankExchange, RanksSilent
+from rerail_agent.checkpoints.store import CheckpointStore
 from rerail_agent.checkpoints.writer import Commit, Reveal, Task, Write, Writer, WriterGone
 
 
 @dataclass(frozen=True)
-class Committed:
+class CommitResult:
     """How a save ended. `error` says why there is no checkpoint; without it there is one at `path`.
 
     `durability`: "remote" when it outlives the machine, "local" when it has still to be uploaded. `seconds`: from the
@@ -36,7 +36,7 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class Disks:
+class SharedDisks:
     """Which ranks see the same files: `groups` of them, the first one rank 0's, led by the lowest rank of each."""
 
     groups: tuple[tuple[int, ...], ...]
@@ -53,38 +53,44 @@ class Disks:
 
 
 @dataclass(frozen=True)
-class Save:
+class PendingCheckpoint:
     """One staged save on its way."""
 
     number: int
     manifest: Manifest
     write: Write
     spots: dict[str, Spot]
-    index: Index | None
+    index: FileIndex | None
     writer: Writer
     started: float
-    after: Callable[[Committed], None] | None
+    after: Callable[[CommitResult], None] | None
 
 
-class Courier:
+class CommitQueue:
     """Brings saves to their end, one after the other, in a thread of its own."""
 
     def __init__(
-        self, exchange: Exchange, place: Place, disks: Disks, *, tell: Callable[[str], None], patience_s: float
+        self,
+        exchange: RankExchange,
+        place: CheckpointStore,
+        disks: SharedDisks,
+        *,
+        tell: Callable[[str], None],
+        patience_s: float,
     ) -> None:
         self.exchange, self.place, self.disks, self.tell = exchange, place, disks, tell
         self.patience_s = patience_s
         self.retire: Callable[[Manifest], Iterable[int]] = lambda newest: ()
-        self._saves: queue.Queue[Save | None] = queue.Queue()
+        self._saves: queue.Queue[PendingCheckpoint | None] = queue.Queue()
         self._retired: deque[int] = deque()
-        self._finished: deque[Committed] = deque()
+        self._finished: deque[CommitResult] = deque()
         self._lock = threading.Condition()
         self._under_way = 0
         self._in_arena = 0
         self._thread = threading.Thread(target=self._run, name="rerail-checkpoints", daemon=True)
         self._thread.start()
 
-    def submit(self, save: Save) -> None:
+    def submit(self, save: PendingCheckpoint) -> None:
         with self._lock:
             self._under_way += 1
             self._in_arena += 1
@@ -102,7 +108,7 @@ class Courier:
         with self._lock:
             return self._lock.wait_for(lambda: self._under_way == 0, timeout_s)
 
-    def finished(self) -> list[Committed]:
+    def finished(self) -> list[CommitResult]:
         with self._lock:
             ended = list(self._finished)
             self._finished.clear()
@@ -126,7 +132,7 @@ class Courier:
             if save is not None:
                 self._bring(save)
 
-    def _bring(self, save: Save) -> None:
+    def _bring(self, save: PendingCheckpoint) -> None:
         try:
             report = self._written(save)
         finally:
@@ -139,7 +145,7 @@ class Courier:
             ended = self._failed(save, f"{type(error).__name__}: {error}")
         self._conclude(save, ended)
 
-    def _conclude(self, save: Save, ended: Committed) -> None:
+    def _conclude(self, save: PendingCheckpoint, ended: CommitResult) -> None:
         if save.after is not None:
             try:
                 save.after(ended)
@@ -150,14 +156,14 @@ class Courier:
             self._under_way -= 1
             self._lock.notify_all()
 
-    def _written(self, save: Save) -> dict[str, Any]:
+    def _written(self, save: PendingCheckpoint) -> dict[str, Any]:
         """This rank's report: its file and where its values lie in it, or what went wrong."""
         try:
             return {"file": self._perform(save, save.write), "spots": save.spots}
         except Exception as error:  # a full disk, no route to S3: the other ranks have to hear of it
             return {"error": str(error) or type(error).__name__}
 
-    def _perform(self, save: Save, task: Task) -> Any:
+    def _perform(self, save: PendingCheckpoint, task: Task) -> Any:
         try:
             return save.writer.perform(task)
         except WriterGone as gone:
@@ -167,7 +173,7 @@ class Courier:
             )
             return save.writer.perform(task)
 
-    def _lead(self, save: Save, report: dict[str, Any]) -> Committed:
+    def _lead(self, save: PendingCheckpoint, report: dict[str, Any]) -> CommitResult:
         try:
             ended = self._commit(save, report)
         except Exception as error:  # the other ranks wait for an outcome
@@ -179,20 +185,20 @@ class Courier:
         self._retired.extend(step for step in retired if step not in self._retired)
         return ended
 
-    def _to_retire(self, ended: Committed) -> list[int]:
+    def _to_retire(self, ended: CommitResult) -> list[int]:
         try:
             return list(self.retire(ended.manifest)) if ended.error is None else []
         except OSError as error:
             self.tell(f"outdated checkpoints could not be looked for: {error}")
             return []
 
-    def _commit(self, save: Save, report: dict[str, Any]) -> Committed:
+    def _commit(self, save: PendingCheckpoint, report: dict[str, Any]) -> CommitResult:
         try:
             reports = [report, *self._reports(save)]
             errors = [f"rank {rank}: {each['error']}" for rank, each in enumerate(reports) if "error" in each]
             if self.disks.other_leaders:
                 errors += self._place_elsewhere(save, go=not errors)
-        except Silent as silent:
+        except RanksSilent as silent:
             errors = [str(silent)]
         if errors:
             self.place.discard(save.manifest.step)
@@ -207,21 +213,21 @@ class Courier:
             self.place.discard(save.manifest.step)
             return self._failed(save, str(error))
         seconds = time.monotonic() - save.started
-        return Committed(complete.step, self.place.path(complete.step), self.place.durability, seconds, complete)
+        return CommitResult(complete.step, self.place.path(complete.step), self.place.durability, seconds, complete)
 
-    def _reports(self, save: Save) -> list[dict[str, Any]]:
+    def _reports(self, save: PendingCheckpoint) -> list[dict[str, Any]]:
         keys = [self._key("report", save.number, rank) for rank in range(1, self.exchange.world_size)]
         self.exchange.await_all(keys, self.patience_s)
         return [self.exchange.take(key) for key in keys]
 
-    def _place_elsewhere(self, save: Save, *, go: bool) -> list[str]:
+    def _place_elsewhere(self, save: PendingCheckpoint, *, go: bool) -> list[str]:
         """Has the files on other nodes' disks put in their place before the manifest says that they are there."""
         self.exchange.post(self._key("go", save.number), go)
         keys = [self._key("placed", save.number, leader) for leader in self.disks.other_leaders]
         self.exchange.await_all(keys, self.patience_s)
         return [error for key in keys if (error := self.exchange.take(key))]
 
-    def _follow(self, save: Save, report: dict[str, Any]) -> Committed:
+    def _follow(self, save: PendingCheckpoint, report: dict[str, Any]) -> CommitResult:
         rank, exchange = self.exchange.rank, self.exchange
         exchange.post(self._key("report", save.number, rank), report)
         if rank in self.disks.other_leaders:
@@ -233,9 +239,9 @@ class Courier:
         ended, retired = exchange.read(outcome)
         if rank in self.disks.other_leaders:
             self._retired.extend(retired)
-        return ended if isinstance(ended, Committed) else self._failed(save, "an outcome that cannot be read")
+        return ended if isinstance(ended, CommitResult) else self._failed(save, "an outcome that cannot be read")
 
-    def _placed(self, save: Save, *, go: bool) -> str:
+    def _placed(self, save: PendingCheckpoint, *, go: bool) -> str:
         if not go:
             self.place.discard(save.manifest.step)
             return ""
@@ -245,9 +251,9 @@ class Courier:
             return f"rank {self.exchange.rank}: {error}"
         return ""
 
-    def _failed(self, save: Save, error: str) -> Committed:
+    def _failed(self, save: PendingCheckpoint, error: str) -> CommitResult:
         step, seconds = save.manifest.step, time.monotonic() - save.started
-        return Committed(step, self.place.path(step), self.place.durability, seconds, save.manifest, error)
+        return CommitResult(step, self.place.path(step), self.place.durability, seconds, save.manifest, error)
 
     def _drop(self, step: int) -> None:
         try:

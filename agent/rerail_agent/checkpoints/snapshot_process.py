@@ -17,11 +17,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from rerail_agent.checkpoints.label import DamagedShare, Label
-from rerail_agent.checkpoints.link import Link, Lost, call
-from rerail_agent.checkpoints.shelf import NoRoom, Share, Shelf
+from rerail_agent.checkpoints.link import Link, LinkLost, call
+from rerail_agent.checkpoints.snapshot_label import DamagedShare, SnapshotLabel
+from rerail_agent.checkpoints.snapshot_memory import OutOfMemory, SnapshotMemory, SnapshotShare
 from rerail_agent.checkpoints.writer import die_with
-from rerail_agent.keeping import SOCKET
+from rerail_agent.snapshot_keeper import SOCKET
 
 NICENESS = 19  # the training comes first; where it leaves no time, snapshots are passed over
 MOST_CALLERS = 64
@@ -29,11 +29,11 @@ MOST_CALLERS = 64
 Message = Mapping[str, Any]
 
 
-class Keeper:
+class SnapshotProcess:
     """Serves one node. Each caller has a thread, and what concerns one rank's memory is done one after the other."""
 
-    def __init__(self, shelf: Shelf | None = None) -> None:
-        self.shelf = shelf or Shelf()
+    def __init__(self, shelf: SnapshotMemory | None = None) -> None:
+        self.shelf = shelf or SnapshotMemory()
         self.name = secrets.token_hex(8)
         self.starts = 0  # how many times ranks have come
         self._secret = b""
@@ -87,7 +87,7 @@ class Keeper:
 
     def _hear_out(self, end: socket.socket) -> None:
         try:
-            with suppress(Lost):
+            with suppress(LinkLost):
                 link = Link(end)
                 link.prove(self._secret, calls=False)
                 self._answer(link, self._elsewhere)
@@ -96,7 +96,7 @@ class Keeper:
 
     def _answer(self, link: Link, verbs: Mapping[str, Callable[[Link, Message], None]]) -> None:
         """Does what a caller asks for, until it goes; what cannot be done is said, and breaks nothing else."""
-        with closing(link), suppress(Lost):
+        with closing(link), suppress(LinkLost):
             while True:
                 message = link.receive()
                 act = verbs.get(str(message.get("do")))
@@ -104,7 +104,7 @@ class Keeper:
                     return
                 try:
                     act(link, message)
-                except (DamagedShare, NoRoom, KeyError, StopIteration, TypeError, ValueError, OSError) as error:
+                except (DamagedShare, OutOfMemory, KeyError, StopIteration, TypeError, ValueError, OSError) as error:
                     link.send({"error": str(error) or type(error).__name__})
 
     # What the ranks of this node ask for.
@@ -138,7 +138,7 @@ class Keeper:
 
     def _put(self, link: Link, message: Message) -> None:
         """A rank has staged: the share is filed, and counts as held once the neighbour has it too."""
-        label = Label.parse(message["label"])
+        label = SnapshotLabel.parse(message["label"])
         with self._turns[label.rank]:
             self._insist_on_now(label)
             slot = self.shelf.slot(label.rank, int(message["slot"]))
@@ -147,24 +147,24 @@ class Keeper:
             try:
                 if message["to"] is not None:
                     self._pass_on(share, _address(message["to"]), keep=str(message["keep"]))
-            except Lost as lost:
+            except LinkLost as lost:
                 link.send({"error": f"the keeper of the next node cannot be reached: {lost}"})
                 return
         link.send({"held": True})
 
-    def _insist_on_now(self, label: Label) -> None:
+    def _insist_on_now(self, label: SnapshotLabel) -> None:
         """A killed rank may have asked at its last moment, and the next one may be writing in its place by now."""
         if label.snapshot.rpartition("-")[0] != self._life:
             raise DamagedShare("a share of an earlier start")
 
-    def _pass_on(self, share: Share, to: tuple[str, int], *, keep: str) -> None:
+    def _pass_on(self, share: SnapshotShare, to: tuple[str, int], *, keep: str) -> None:
         with closing(call(to, self._secret)) as link:
             answer = link.ask({"do": "store", "label": share.label.table(), "keep": keep})
             if "error" not in answer:
                 link.send_body(share.slot.view[: share.label.bytes])
                 answer = link.receive()
         if not answer.get("held"):
-            raise Lost(str(answer.get("error", "no answer")))
+            raise LinkLost(str(answer.get("error", "no answer")))
 
     def _open(self, link: Link, message: Message) -> None:
         rank = int(message["rank"])
@@ -180,7 +180,7 @@ class Keeper:
             answer = other.ask({"do": "get", "rank": rank, "snapshot": snapshot})
             if "error" in answer:
                 raise DamagedShare(answer["error"])
-            self._receive(other, Label.parse(answer["label"]), expected=(rank, snapshot))
+            self._receive(other, SnapshotLabel.parse(answer["label"]), expected=(rank, snapshot))
         link.send({"held": True})
 
     def _retain(self, link: Link, message: Message) -> None:
@@ -190,7 +190,7 @@ class Keeper:
     # What other keepers ask for.
 
     def _store(self, link: Link, message: Message) -> None:
-        label = Label.parse(message["label"])
+        label = SnapshotLabel.parse(message["label"])
         with self._turns[label.rank]:
             self._insist_on_now(label)
             self.shelf.forget(label.rank, keep=[str(message["keep"])])
@@ -202,7 +202,7 @@ class Keeper:
         link.send({"label": share.label.table()})
         link.send_body(share.slot.view[: share.label.bytes])
 
-    def _receive(self, link: Link, label: Label, *, expected: tuple[int, str], announce: bool = False) -> None:
+    def _receive(self, link: Link, label: SnapshotLabel, *, expected: tuple[int, str], announce: bool = False) -> None:
         """Files a share from elsewhere once its bytes are here, and are the ones that were labelled."""
         if (label.rank, label.snapshot) != expected:
             raise DamagedShare(f"the share of rank {label.rank} came instead of that of rank {expected[0]}")
@@ -232,7 +232,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     die_with(parent)
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-    Keeper().serve(folder)
+    SnapshotProcess().serve(folder)
 
 
 if __name__ == "__main__":

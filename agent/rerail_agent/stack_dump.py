@@ -17,15 +17,15 @@ DISTRIBUTED = ("torch/distributed/", "torch\\distributed\\")
 Place = tuple[tuple[CodeType, int], ...]
 
 
-def place() -> Place:
+def find_position() -> Place:
     """Where the main thread stands, to the instruction: two that are equal mean that it has not moved."""
     return tuple((frame.f_code, frame.f_lasti) for frame in _frames(_main_frame()))
 
 
-def evidence() -> str:
+def format_stacks() -> str:
     """The main thread first, the innermost frame first; then the collective it waits in, and the other threads."""
     parts = [f"main thread, innermost frame first:\n{_told(_main_frame())}"]
-    parts += [text for text in (collective(), recorder()) if text]
+    parts += [text for text in (find_collective(), read_flight_recorder()) if text]
     frames = sys._current_frames()
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread.ident != threading.get_ident():
@@ -33,7 +33,7 @@ def evidence() -> str:
     return "\n\n".join(parts)
 
 
-def collective() -> str:
+def find_collective() -> str:
     """The call of torch.distributed that the main thread is in, as far as its stack shows it."""
     inside = [
         frame for frame in _frames(_main_frame()) if any(part in frame.f_code.co_filename for part in DISTRIBUTED)
@@ -45,7 +45,7 @@ def collective() -> str:
     return f"waiting in torch.distributed: {inside[0].f_code.co_name}{caller}"
 
 
-def recorder() -> str:
+def read_flight_recorder() -> str:
     """The last collectives that torch's flight recorder knows of, the newest first, where it is switched on."""
     torch = sys.modules.get("torch")
     inner = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
@@ -71,7 +71,7 @@ def _entry(entry: dict[str, Any]) -> str:
     return f"  {entry.get('profiling_name')} number {entry.get('collective_seq_id')}, {state}, sizes {sizes}"
 
 
-def write_down(path: Path | None, heading: str) -> None:
+def dump_stacks(path: Path | None, heading: str) -> None:
     """All threads to stderr, and to a file where there is a place for it."""
     _dump(sys.__stderr__, heading)
     if path is None:

@@ -27,7 +27,7 @@ ID_LENGTH = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class CommandEffect:
     """What a command changes: whether to save, whether this attempt is fenced, and what to answer."""
 
     save: bool = False
@@ -35,7 +35,7 @@ class Heard:
     report: Report | None = None
 
 
-class Orders:
+class CommandState:
     """The newest command of the mailbox, and how far it has come; heard in one thread, answered in another."""
 
     def __init__(self, identity: Identity) -> None:
@@ -46,7 +46,7 @@ class Orders:
         self._agreed: int | None = None
         self._fenced_by: int | None = None
 
-    def hear(self, text: bytes, *, at: datetime) -> Heard:
+    def hear(self, text: bytes, *, at: datetime) -> CommandEffect:
         """A command object, in whatever state it is, for whomever it is."""
         with self._lock:
             try:
@@ -55,23 +55,23 @@ class Orders:
                 return self._refused_once(hashlib.sha256(text).hexdigest()[:16], "", str(error), at=at)
             return self._heard(command, at=at)
 
-    def _heard(self, command: Command, *, at: datetime) -> Heard:
+    def _heard(self, command: Command, *, at: datetime) -> CommandEffect:
         if command.attempt < self._identity.attempt:
-            return Heard()
+            return CommandEffect()
         if command.attempt > self._identity.attempt:
             return self._fenced(command, at=at)
         if command.wish is not CommandKind.CHECKPOINT or command.id in self._known:
-            return Heard()
+            return CommandEffect()
         if command.deadline is not None and command.deadline <= at:
             late = (at - command.deadline).total_seconds()
             return self._refused_once(command.id, command.id, f"its deadline passed {late:.0f} s ago", at=at)
         self._known.add(command.id)
         self._waiting, self._agreed = command, None
-        return Heard(save=True, report=self._report(ReportKind.HEARD, command.id, at=at, command=command.id))
+        return CommandEffect(save=True, report=self._report(ReportKind.HEARD, command.id, at=at, command=command.id))
 
-    def _fenced(self, command: Command, *, at: datetime) -> Heard:
+    def _fenced(self, command: Command, *, at: datetime) -> CommandEffect:
         if self._fenced_by is not None:
-            return Heard(fenced=True)
+            return CommandEffect(fenced=True)
         self._fenced_by = command.attempt
         answered, self._waiting = self._waiting, None
         reason = f"attempt {command.attempt} owns the run: attempt {self._identity.attempt} saves no more"
@@ -79,11 +79,11 @@ class Orders:
         heard = self._refused_once(name, answered.id if answered else "", reason, at=at)
         return replace(heard, fenced=True)
 
-    def _refused_once(self, name: str, command: str, reason: str, *, at: datetime) -> Heard:
+    def _refused_once(self, name: str, command: str, reason: str, *, at: datetime) -> CommandEffect:
         if name in self._known:
-            return Heard()
+            return CommandEffect()
         self._known.add(name)
-        return Heard(report=self._report(ReportKind.REFUSED, name, at=at, command=command, reason=reason))
+        return CommandEffect(report=self._report(ReportKind.REFUSED, name, at=at, command=command, reason=reason))
 
     def agreed(self, step: int | None) -> None:
         """The ranks save at this step: what was saved before it does not answer the command."""
@@ -128,7 +128,7 @@ class Orders:
         name = f"{finding.kind}-{finding.level}-{'start' if where is None else where}"
         report = self._report(ReportKind.FINDINGS, name, at=at)
         said = replace(finding, evidence=_whole(finding.evidence, LIMITS["evidence"]))
-        return fitted(replace(report, findings=(said,), evidence=_whole(evidence, LIMITS["evidence"])))
+        return truncate_report(replace(report, findings=(said,), evidence=_whole(evidence, LIMITS["evidence"])))
 
     def _report(self, told: ReportKind, name: str, *, at: datetime, command: str = "", reason: str = "") -> Report:
         return Report(
@@ -150,7 +150,7 @@ class Orders:
         return f"a{attempt:03d}-r{restart}" if restart else f"a{attempt:03d}"
 
 
-def fitted(report: Report) -> Report:
+def truncate_report(report: Report) -> Report:
     """The report with as much of its evidence as its reader takes: JSON makes six bytes of one rare character."""
     while len(write(report)) > SIZE_LIMIT and report.evidence:
         report = replace(report, evidence=report.evidence[: int(len(report.evidence) * 0.8)])

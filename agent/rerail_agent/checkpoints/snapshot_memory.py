@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rerail_agent.checkpoints.label import DamagedShare, Label
+from rerail_agent.checkpoints.snapshot_label import DamagedShare, SnapshotLabel
 
 SPARED = 0.1  # the part of the machine's free memory that is left alone
 
 
-class NoRoom(Exception):
+class OutOfMemory(Exception):
     """The machine has too little memory for another share; the message has the figures."""
 
 
-class Slot:
+class MemorySlot:
     """Shared memory of a fixed size that outlives the rank which writes into it: this process has it open."""
 
     def __init__(self, number: int, size: int) -> None:
@@ -38,30 +38,30 @@ class Slot:
 
 
 @dataclass
-class Share:
+class SnapshotShare:
     """A rank's part of a snapshot, and where it lies; verified: its checksum was right since the ranks started."""
 
-    label: Label
-    slot: Slot
+    label: SnapshotLabel
+    slot: MemorySlot
     verified: bool = False
 
 
-class Shelf:
+class SnapshotMemory:
     """What one node keeps. Two snapshots a rank at most: the one that is spared, and the one that is being made."""
 
     def __init__(self, room: Callable[[], int] | None = None) -> None:
         self._room = room or free_bytes
         self._lock = threading.RLock()
-        self._shares: dict[tuple[int, str], Share] = {}
-        self._slots: dict[int, list[Slot]] = {}
-        self._staging: dict[int, list[Slot]] = {}  # of ranks of this node
+        self._shares: dict[tuple[int, str], SnapshotShare] = {}
+        self._slots: dict[int, list[MemorySlot]] = {}
+        self._staging: dict[int, list[MemorySlot]] = {}  # of ranks of this node
         self._count = 0
 
-    def labels(self) -> list[Label]:
+    def labels(self) -> list[SnapshotLabel]:
         with self._lock:
             return [share.label for share in self._shares.values()]
 
-    def staging(self, rank: int, size: int) -> list[tuple[Slot, str]]:
+    def staging(self, rank: int, size: int) -> list[tuple[MemorySlot, str]]:
         """Two slots for a rank of this node to stage in, and the snapshot that lies in each; raises NoRoom."""
         with self._lock:
             inside = {share.slot.number: name for (owner, name), share in self._shares.items() if owner == rank}
@@ -75,11 +75,11 @@ class Shelf:
             self._staging[rank] = chosen
             return [(slot, inside.get(slot.number, "")) for slot in chosen]
 
-    def slot(self, rank: int, number: int) -> Slot:
+    def slot(self, rank: int, number: int) -> MemorySlot:
         with self._lock:
             return next(slot for slot in self._slots[rank] if slot.number == number)
 
-    def vacant(self, rank: int, size: int) -> Slot:
+    def vacant(self, rank: int, size: int) -> MemorySlot:
         """A slot with nothing in it, for a share that comes from elsewhere; raises NoRoom."""
         with self._lock:
             taken = {share.slot.number for share in self._shares.values()}
@@ -90,9 +90,9 @@ class Shelf:
                     self._discard(rank, slot)
             return self._new(rank, size)
 
-    def put(self, label: Label, slot: Slot) -> Share:
+    def put(self, label: SnapshotLabel, slot: MemorySlot) -> SnapshotShare:
         """Files what lies in a slot; whatever lay there before is gone."""
-        share = Share(label, slot, verified=True)
+        share = SnapshotShare(label, slot, verified=True)
         with self._lock:
             if slot not in self._slots.get(label.rank, []):
                 raise DamagedShare("its place has been given up meanwhile")
@@ -128,7 +128,7 @@ class Shelf:
                     if slot.number not in taken:
                         self._discard(rank, slot)
 
-    def opened(self, rank: int, snapshot: str) -> Share:
+    def opened(self, rank: int, snapshot: str) -> SnapshotShare:
         """A share whose bytes are those that were filed; raises DamagedShare, and then it is gone from here."""
         with self._lock:
             share = self._shares.get((rank, snapshot))
@@ -150,19 +150,19 @@ class Shelf:
             for share in self._shares.values():
                 share.verified = False
 
-    def _new(self, rank: int, size: int) -> Slot:
+    def _new(self, rank: int, size: int) -> MemorySlot:
         room = self._room()
         if size > room:
-            raise NoRoom(f"{size} bytes are wanted for a share of rank {rank}, {room} are free")
+            raise OutOfMemory(f"{size} bytes are wanted for a share of rank {rank}, {room} are free")
         self._count += 1
         try:
-            slot = Slot(self._count, size)
+            slot = MemorySlot(self._count, size)
         except OSError as error:
-            raise NoRoom(f"{size} bytes are wanted for a share of rank {rank}: {error}") from error
+            raise OutOfMemory(f"{size} bytes are wanted for a share of rank {rank}: {error}") from error
         self._slots.setdefault(rank, []).append(slot)
         return slot
 
-    def _discard(self, rank: int, slot: Slot) -> None:
+    def _discard(self, rank: int, slot: MemorySlot) -> None:
         self._slots[rank].remove(slot)
         slot.free()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_listening: "list[Stopping]" = []
+_listening: "list[SigtermHandler]" = []
 
 
 def _forget_in_child() -> None:
@@ -21,7 +21,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)
 
 
-class Stopping:
+class SigtermHandler:
     """The handler: notes the signal, then calls the Python handler that was there before."""
 
     def __init__(self, note: Callable[[], None]) -> None:

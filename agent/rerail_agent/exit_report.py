@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rerail_agent.failure import Cause, Report, cause_of_words
-from rerail_agent.passage import Line
+from rerail_agent.failure import FailureCause, FailureReport, find_cause_in_text
+from rerail_agent.stderr_relay import StderrLine
 
 SLACK_S = 0.5  # between a death and the moment its last line has come through the pipe
 TRACEBACK_S = 600.0  # Python prints it, and then waits for its threads
 WORDS_S = 60.0  # what was printed longer before a death has nothing to do with it
 
-BY_SIGNAL: dict[int, Cause] = {
-    signal.SIGBUS: Cause.OOM,  # a full /dev/shm
-    signal.SIGILL: Cause.USER_CODE,
-    signal.SIGFPE: Cause.USER_CODE,
-    signal.SIGSEGV: Cause.USER_CODE,
-    signal.SIGTERM: Cause.INFRASTRUCTURE,  # from somebody else than SageMaker
+BY_SIGNAL: dict[int, FailureCause] = {
+    signal.SIGBUS: FailureCause.OOM,  # a full /dev/shm
+    signal.SIGILL: FailureCause.USER_CODE,
+    signal.SIGFPE: FailureCause.USER_CODE,
+    signal.SIGSEGV: FailureCause.USER_CODE,
+    signal.SIGTERM: FailureCause.INFRASTRUCTURE,  # from somebody else than SageMaker
 }
-BY_EXIT_CODE = dict.fromkeys((1, 2, 126, 127), Cause.USER_CODE)
+BY_EXIT_CODE = dict.fromkeys((1, 2, 126, 127), FailureCause.USER_CODE)
 
 # What comes before a line: Open MPI's tag, AWS's form of it, torchrun's --tee, torch's own exceptions.
 TAG = re.compile(r"\[\d+,(?:mpirank:)?(\d{1,9})(?:,[^\]]*)?\]<std\w+>:\s?|\[(?:default|rank)(\d{1,9})\]:\s?")
@@ -53,7 +53,7 @@ FIRST_OF_TORCHRUN = re.compile(
 
 
 @dataclass(frozen=True)
-class Death:
+class ProcessExit:
     """How and when a process ended: an exit code, a signal's negative number, or None where its parent was quicker.
 
     `testimony` is torch's error file, if the process left one.
@@ -74,12 +74,12 @@ class Death:
     def spoken(self) -> str:
         who = "the command" if self.rank is None else f"rank {self.rank}"
         if self.status is not None and self.status < 0:
-            return f"{who} was killed by {signal_name(-self.status)}"
+            return f"{who} was killed by {format_signal(-self.status)}"
         return f"{who} ended with exit code {self.exit_code}"
 
 
 @dataclass(frozen=True)
-class Words:
+class PrintedError:
     """An error as it was printed: its text in one line, the classes of its exceptions, and all of its lines."""
 
     error: str
@@ -93,14 +93,16 @@ class Words:
         return "\n".join(self.lines)
 
 
-def report(command: Death, ranks: Sequence[Death], lines: Sequence[Line], *, oom_killed: bool) -> Report:
+def make_report(
+    command: ProcessExit, ranks: Sequence[ProcessExit], lines: Sequence[StderrLine], *, oom_killed: bool
+) -> FailureReport:
     """The failure file of a job: `command` is what init has started, and `ranks` are those that it saw dying."""
-    told = [(line.at, *tagged(line.text)) for line in lines]
-    first = first_failure(ranks, " ".join(text for _, _, text in told)) or replace(command, rank=_only_rank(ranks))
-    words = testimony(first) or printed(told, first)
+    told = [(line.at, *strip_labels(line.text)) for line in lines]
+    first = find_first_failure(ranks, " ".join(text for _, _, text in told)) or replace(command, rank=_only_rank(ranks))
+    words = read_error_of_rank(first) or find_printed_error(told, first)
     tail = [text for at, _, text in told if at <= first.at + SLACK_S and not CHATTER.search(text)]
-    return Report(
-        cause=cause(first, words, oom_killed=oom_killed),
+    return FailureReport(
+        cause=find_cause(first, words, oom_killed=oom_killed),
         error=_error(first, words),
         step=None,
         rank=first.rank,
@@ -109,19 +111,19 @@ def report(command: Death, ranks: Sequence[Death], lines: Sequence[Line], *, oom
     )
 
 
-def _error(first: Death, words: Words | None) -> str:
+def _error(first: ProcessExit, words: PrintedError | None) -> str:
     if words is None:
         return first.spoken
     signalled = first.status is not None and first.status < 0
     return f"{first.spoken}: {words.error}" if signalled or not words.exceptions else words.error
 
 
-def _only_rank(ranks: Sequence[Death]) -> int | None:
+def _only_rank(ranks: Sequence[ProcessExit]) -> int | None:
     numbers = {death.rank for death in ranks}
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def first_failure(ranks: Sequence[Death], text: str) -> Death | None:
+def find_first_failure(ranks: Sequence[ProcessExit], text: str) -> ProcessExit | None:
     """Who failed first: the others' errors are consequences. By torch's error files, by what init saw, by launchers."""
     testified = [death for death in ranks if death.testimony]
     if testified:
@@ -131,7 +133,7 @@ def first_failure(ranks: Sequence[Death], text: str) -> Death | None:
     return next(iter(by_itself), None) or _named_by_launcher(ranks, text) or next(iter(failed), None)
 
 
-def _named_by_launcher(ranks: Sequence[Death], text: str) -> Death | None:
+def _named_by_launcher(ranks: Sequence[ProcessExit], text: str) -> ProcessExit | None:
     for pattern in (*FIRST_OF_MPIRUN, FIRST_OF_TORCHRUN):
         found = pattern.search(text)
         if found:
@@ -139,33 +141,33 @@ def _named_by_launcher(ranks: Sequence[Death], text: str) -> Death | None:
             status = -int(table["signal"]) if "signal" in table else int(table["code"])
             seen = (death.at for death in ranks if death.rank == int(table["rank"]))
             at = next(seen, min((death.at for death in ranks), default=float("inf")))
-            return Death(int(table["rank"]), status, at)
+            return ProcessExit(int(table["rank"]), status, at)
     return None
 
 
-def cause(first: Death, words: Words | None, *, oom_killed: bool) -> Cause:
+def find_cause(first: ProcessExit, words: PrintedError | None, *, oom_killed: bool) -> FailureCause:
     """The words speak first, then the way of dying; `oom_killed` is whether the kernel has killed anybody meanwhile."""
     killed = first.status == -signal.SIGKILL or (words is not None and "killed" in words.text.lower())
-    spoken = cause_of_words(words.text, words.exceptions) if words else None
+    spoken = find_cause_in_text(words.text, words.exceptions) if words else None
     if spoken is None and oom_killed and killed:
-        return Cause.OOM
+        return FailureCause.OOM
     if spoken is not None or first.status is None:
-        return spoken or Cause.UNKNOWN
+        return spoken or FailureCause.UNKNOWN
     if first.status < 0:
-        return BY_SIGNAL.get(-first.status, Cause.UNKNOWN)
+        return BY_SIGNAL.get(-first.status, FailureCause.UNKNOWN)
     if words and words.exceptions:
-        return Cause.USER_CODE
-    return BY_EXIT_CODE.get(first.status, Cause.UNKNOWN)
+        return FailureCause.USER_CODE
+    return BY_EXIT_CODE.get(first.status, FailureCause.UNKNOWN)
 
 
-def signal_name(number: int) -> str:
+def format_signal(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def testimony(death: Death) -> Words | None:
+def read_error_of_rank(death: ProcessExit) -> PrintedError | None:
     """What torch's `@record` has written for the rank."""
     message = _message(death.testimony)
     text = str(message.get("message") or "")
@@ -174,7 +176,7 @@ def testimony(death: Death) -> Words | None:
     extra = message.get("extraInfo")
     stack = str(extra.get("py_callstack") or "") if isinstance(extra, dict) else ""
     name = EXCEPTION.match(text)
-    return Words(text, (name[1],) if name else (), tuple(stack.splitlines() or [text]), death.rank, death.at)
+    return PrintedError(text, (name[1],) if name else (), tuple(stack.splitlines() or [text]), death.rank, death.at)
 
 
 def _message(text: str) -> dict[str, Any]:
@@ -194,10 +196,12 @@ def _timestamp(text: str) -> float:
         return float("inf")
 
 
-def printed(told: Sequence[tuple[float, int | None, str]], first: Death) -> Words | None:
+def find_printed_error(told: Sequence[tuple[float, int | None, str]], first: ProcessExit) -> PrintedError | None:
     """The error that the first one to fail has printed on stderr: its traceback, or other telling words."""
     back_s = TRACEBACK_S if first.status in (1, None) else WORDS_S
-    mine = [words for words in tracebacks(told) if words.at >= first.at - back_s and words.rank in (None, first.rank)]
+    mine = [
+        words for words in find_tracebacks(told) if words.at >= first.at - back_s and words.rank in (None, first.rank)
+    ]
     in_time = [words for words in mine if words.at <= first.at + SLACK_S]
     labelled = [words for words in in_time if words.rank is not None]
     # The last before the death: earlier ones were caught, later ones are the other ranks'.
@@ -205,7 +209,7 @@ def printed(told: Sequence[tuple[float, int | None, str]], first: Death) -> Word
     return chosen or _telling(told, first)
 
 
-def _telling(told: Sequence[tuple[float, int | None, str]], first: Death) -> Words | None:
+def _telling(told: Sequence[tuple[float, int | None, str]], first: ProcessExit) -> PrintedError | None:
     """Of the words shortly before a death, the first that is an error: what follows it is what it led to."""
     span = (first.at - WORDS_S, first.at + SLACK_S)
     lines = [
@@ -217,18 +221,18 @@ def _telling(told: Sequence[tuple[float, int | None, str]], first: Death) -> Wor
         return None
     thrown = THROWN.findall("\n".join(lines))
     names = tuple(name.replace("::", ".") for name in thrown)
-    words = Words(lines[0], names, tuple(lines), first.rank, first.at)
+    words = PrintedError(lines[0], names, tuple(lines), first.rank, first.at)
     # C++ has no RuntimeError, but a collective that breaks down there speaks of NCCL or gloo all the same.
-    by_words = cause_of_words(words.text, (*names, "RuntimeError"))
+    by_words = find_cause_in_text(words.text, (*names, "RuntimeError"))
     return replace(words, exceptions=(*names, "RuntimeError")) if by_words else words
 
 
-def tracebacks(told: Iterable[tuple[float, int | None, str]]) -> list[Words]:
+def find_tracebacks(told: Iterable[tuple[float, int | None, str]]) -> list[PrintedError]:
     """Python's tracebacks, oldest first, those of one rank apart from those of another where lines are labelled."""
-    found: list[Words] = []
+    found: list[PrintedError] = []
     open_: dict[int | None, list[str]] = {}
     because: dict[int | None, list[str]] = {}
-    causes: dict[int | None, Words] = {}
+    causes: dict[int | None, PrintedError] = {}
     for at, rank, text in told:
         if text == BEGIN:
             open_[rank] = [*because.pop(rank, []), text]
@@ -244,15 +248,15 @@ def tracebacks(told: Iterable[tuple[float, int | None, str]]) -> list[Words]:
     return found
 
 
-def _traceback(lines: list[str], rank: int | None, at: float) -> Words | None:
+def _traceback(lines: list[str], rank: int | None, at: float) -> PrintedError | None:
     said = [line for line in lines if line not in (BEGIN, BECAUSE)]
     names = [name[1] for line in said if (name := EXCEPTION.match(line))]
     if not names or OF_LAUNCHERS.fullmatch(names[-1]):
         return None
-    return Words(lines[-1], tuple(names), tuple(lines), rank, at)
+    return PrintedError(lines[-1], tuple(names), tuple(lines), rank, at)
 
 
-def tagged(text: str) -> tuple[int | None, str]:
+def strip_labels(text: str) -> tuple[int | None, str]:
     """A line without its labels, and the rank that they name."""
     rank = None
     while found := TAG.match(text):
@@ -261,7 +265,7 @@ def tagged(text: str) -> tuple[int | None, str]:
     return rank, text
 
 
-def read_testimony(path: str) -> str:
+def read_error_file(path: str) -> str:
     """torch's error file; empty where there is none."""
     try:
         return Path(path).read_text(errors="replace")[:100_000] if path else ""

@@ -29,7 +29,7 @@ class Piece:
         return self.offsets is None
 
 
-def share_out(held: Sequence[Iterable[Piece]]) -> list[list[Piece]]:
+def assign_pieces(held: Sequence[Iterable[Piece]]) -> list[list[Piece]]:
     """What each rank is to write, given what each holds: every piece once, by a rank that has it, alike in bytes.
 
     Values go to the lowest rank that has them. The same on every machine: no clock, no hash, no chance.

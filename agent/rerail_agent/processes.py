@@ -79,7 +79,7 @@ def _row(pid: int) -> tuple[int, str, int, int, int] | None:
     return pid, fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[49])
 
 
-def told(pid: int) -> tuple[tuple[str, str], ...]:
+def read_rank_environment(pid: int) -> tuple[tuple[str, str], ...]:
     """What a process's environment says about its rank; nothing where it cannot be read."""
     try:
         words = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
@@ -89,7 +89,7 @@ def told(pid: int) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, value) for name, _, value in pairs if name in SENT))
 
 
-def in_full(process: Process) -> Process:
+def read_details(process: Process) -> Process:
     """The same process with all that is known of it."""
     folder = PROC / str(process.pid)
     try:
@@ -104,7 +104,7 @@ def in_full(process: Process) -> Process:
         age_s=time.clock_gettime(time.CLOCK_BOOTTIME) - born_s,
         program=program,
         command=_command(folder),
-        told=told(process.pid),
+        told=read_rank_environment(process.pid),
         hears=catches(process.pid, signal.SIGTERM, held_too=True),
     )
 

@@ -11,12 +11,12 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from rerail_agent.checkpoints.plan import Index, Plan, Spot
-from rerail_agent.checkpoints.shares import Piece
+from rerail_agent.checkpoints.plan import FileIndex, SavePlan, Spot
+from rerail_agent.checkpoints.write_shares import Piece
 
 
 @dataclass(frozen=True)
-class Hole:
+class PiecePosition:
     """Where the bytes of a piece begin within a share, and what they are."""
 
     at: int
@@ -24,7 +24,7 @@ class Hole:
     dtype: torch.dtype
 
 
-def contents_of(plan: Plan) -> str:
+def contents_of(plan: SavePlan) -> str:
     """What lies where in every share that is staged by a plan, but for the plain values: the beginning of a text."""
     pieces = [
         [piece.key, piece.offsets, piece.sizes, piece.whole, piece.dtype, *part.spot, part.payload]
@@ -39,38 +39,38 @@ def with_values(contents: str, spots: Mapping[str, Spot]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class SnapshotIndex:
     """All shares of one snapshot together: the index that readers know, and where in memory each piece lies."""
 
     metadata: Metadata
-    holes: Mapping[tuple[str, tuple[int, ...]], Hole]
+    holes: Mapping[tuple[str, tuple[int, ...]], PiecePosition]
     ranks: Mapping[str, int]  # whose share is called by a file's name
 
     @classmethod
-    def of(cls, contents: Sequence[bytes]) -> "Catalogue":
+    def of(cls, contents: Sequence[bytes]) -> "SnapshotIndex":
         """From what each share says of itself, in the order of the ranks."""
         tables = [json.loads(text) for text in contents]
         shares: list[list[Piece]] = []
         files: list[tuple[str, list[Spot]]] = []
-        holes: dict[tuple[str, tuple[int, ...]], Hole] = {}
+        holes: dict[tuple[str, tuple[int, ...]], PiecePosition] = {}
         for table in tables:
             pieces, spots = [], []
             for key, offsets, sizes, whole, dtype, start, length, payload in table["pieces"]:
                 piece = Piece(key, tuple(offsets), tuple(sizes), tuple(whole), dtype)
-                holes[key, tuple(offsets)] = Hole(payload, piece.sizes, getattr(torch, dtype))
+                holes[key, tuple(offsets)] = PiecePosition(payload, piece.sizes, getattr(torch, dtype))
                 pieces.append(piece)
                 spots.append((start, length))
             shares.append(pieces)
             files.append((table["file"], spots))
         values = [{key: (spot[0], spot[1]) for key, spot in table["values"].items()} for table in tables]
-        metadata = Index(shares, {}, files).metadata(values)
+        metadata = FileIndex(shares, {}, files).metadata(values)
         return cls(metadata, holes, {name: rank for rank, (name, _) in enumerate(files)})
 
 
-class Survey:
+class ShareSurvey:
     """A reader that reads nothing, and remembers whose shares a load would take its bytes from."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: SnapshotIndex) -> None:
         self.catalogue = catalogue
         self.ranks: set[int] = set()
 
@@ -91,10 +91,10 @@ class Survey:
         return self.catalogue.ranks[self.catalogue.metadata.storage_data[item.storage_index].relative_path]
 
 
-class MappedReader(Survey):
+class MappedReader(ShareSurvey):
     """Reads from shares that are mapped into this process: one copy, from there into the state."""
 
-    def __init__(self, catalogue: Catalogue, memory: Mapping[int, memoryview]) -> None:
+    def __init__(self, catalogue: SnapshotIndex, memory: Mapping[int, memoryview]) -> None:
         super().__init__(catalogue)
         self.memory = memory
 
@@ -119,7 +119,7 @@ class MappedReader(Survey):
         planner.commit_tensor(item, target)
 
 
-def _tensor(memory: Any, hole: Hole) -> torch.Tensor:
+def _tensor(memory: Any, hole: PiecePosition) -> torch.Tensor:
     count = torch.Size(hole.sizes).numel()
     if count == 0:
         return torch.empty(hole.sizes, dtype=hole.dtype)

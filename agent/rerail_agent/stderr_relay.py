@@ -18,14 +18,14 @@ SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, which Python names since 3.10
 
 
 @dataclass(frozen=True)
-class Line:
+class StderrLine:
     """A line without its end, and when it came (time.monotonic)."""
 
     at: float
     text: str
 
 
-class Passage:
+class StderrRelay:
     """A pipe whose `inlet` is the job's stderr, and a thread that writes to ours what comes out of it.
 
     A thread, because a reader of our stderr who does not read may hold up the job, as without us, but never init.
@@ -37,7 +37,7 @@ class Passage:
             fcntl.fcntl(self.inlet, SET_PIPE_SIZE, PIPE_BYTES)
         self._to: int | None = to
         self._pending = b""
-        self._lines: deque[Line] = deque(maxlen=LINES)
+        self._lines: deque[StderrLine] = deque(maxlen=LINES)
         self._thread = threading.Thread(target=self._run, name="stderr", daemon=True)
 
     def start(self) -> None:
@@ -49,13 +49,13 @@ class Passage:
         if select.select([], [self.inlet], [], 0)[1]:
             os.write(self.inlet, line)
 
-    def finish(self, timeout_s: float) -> list[Line]:
+    def finish(self, timeout_s: float) -> list[StderrLine]:
         """Waits until everything is passed on, if those who write are gone; the last lines, oldest first."""
         os.close(self.inlet)
         self._thread.join(timeout_s)
         return list(self._lines)
 
-    def so_far(self, timeout_s: float) -> list[Line]:
+    def so_far(self, timeout_s: float) -> list[StderrLine]:
         """The last lines, oldest first, once all that was written has come through; those who write go on."""
         deadline = time.monotonic() + timeout_s
         while select.select([self._outlet], [], [], 0)[0] and time.monotonic() < deadline:
@@ -86,4 +86,4 @@ class Passage:
         now = time.monotonic()
         for line in whole:
             shown = line.rstrip(b"\r").rpartition(b"\r")[2][:LINE_LIMIT]
-            self._lines.append(Line(now, shown.decode(errors="replace")))
+            self._lines.append(StderrLine(now, shown.decode(errors="replace")))

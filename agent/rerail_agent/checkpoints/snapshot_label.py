@@ -16,7 +16,7 @@ class DamagedShare(Exception):
 
 
 @dataclass(frozen=True)
-class Label:
+class SnapshotLabel:
     """One rank's share. `snapshot` is the same for all shares of one moment, and for those alone.
 
     The bytes are `image` of tensors, laid out as in a checkpoint's file, `values` of plain values, and `contents` that
@@ -37,15 +37,15 @@ class Label:
     def bytes(self) -> int:
         return self.image + self.values + self.contents
 
-    def sealed(self, content: memoryview) -> "Label":
+    def sealed(self, content: memoryview) -> "SnapshotLabel":
         """The same with the checksum of its bytes."""
-        return replace(self, checksum=sum_of(content[: self.bytes]))
+        return replace(self, checksum=compute_checksum(content[: self.bytes]))
 
     def check(self, content: memoryview) -> None:
         """Raises DamagedShare unless the bytes are those that were labelled."""
         if len(content) < self.bytes:
             raise DamagedShare(f"{len(content)} bytes instead of {self.bytes}")
-        if sum_of(content[: self.bytes]) != self.checksum:
+        if compute_checksum(content[: self.bytes]) != self.checksum:
             raise DamagedShare("the bytes do not match their checksum")
 
     def table(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Label:
         return {**table, "seal": _seal(table)}
 
     @classmethod
-    def parse(cls, table: Any) -> "Label":
+    def parse(cls, table: Any) -> "SnapshotLabel":
         """The label of a table(); raises DamagedShare."""
         try:
             table = dict(table)
@@ -71,7 +71,7 @@ class Label:
         return label
 
 
-def sum_of(content: memoryview) -> str:
+def compute_checksum(content: memoryview) -> str:
     return f"xxh3_64:{xxhash.xxh3_64_hexdigest(content)}"
 
 

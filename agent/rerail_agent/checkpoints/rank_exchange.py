@@ -21,11 +21,11 @@ NAMED = 8
 _instances = itertools.count()
 
 
-class Silent(Exception):
+class RanksSilent(Exception):
     """Some ranks have not said in time what the others wait for; the message names them."""
 
 
-class Exchange:
+class RankExchange:
     """Small things from rank to rank. The methods up to `spread_each` are collective and for the main thread."""
 
     def __init__(self, *, rank: int, world_size: int, store: Any = None, patience_s: float = 300.0) -> None:
@@ -99,7 +99,7 @@ class Exchange:
                 missing = [key.partition("/") for key in keys if not self.is_there([key])]
                 ranks = ", ".join(rank or "0" for _, _, rank in missing[:NAMED])
                 more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-                raise Silent(
+                raise RanksSilent(
                     f"nothing heard of rank {ranks}{more} for {patience_s:.0f} s ({keys[0].partition('/')[0]})"
                 )
             time.sleep(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, waited / 10)))

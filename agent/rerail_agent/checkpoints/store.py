@@ -23,7 +23,7 @@ from rerail_agent.checkpoints.manifest import (
     Manifest,
     dump,
     folder_name,
-    now,
+    format_now,
     parse,
 )
 
@@ -32,7 +32,7 @@ CHUNK = 1 << 23
 NETWORK_FILE_SYSTEMS = ("lustre", "nfs", "nfs4", "fuse.mount-s3", "ceph", "gpfs", "beegfs")
 
 
-class Place(Protocol):
+class CheckpointStore(Protocol):
     """What the Saver needs of either kind; every method may raise OSError."""
 
     @property
@@ -107,20 +107,20 @@ class Place(Protocol):
         ...
 
 
-def place_of(uri: str | os.PathLike[str]) -> Place:
+def open_store(uri: str | os.PathLike[str]) -> CheckpointStore:
     """The place that a path or `s3://bucket/prefix` names."""
     text = os.fspath(uri)
     if text.startswith("s3://"):
-        from rerail_agent.checkpoints.bucket import S3Place
+        from rerail_agent.checkpoints.s3_store import S3Store
 
-        return S3Place.of(text)
+        return S3Store.of(text)
     if "://" in text:
         raise ValueError(f"{text}: checkpoints go to a path or to s3://bucket/prefix")
-    return LocalPlace(os.path.abspath(text))
+    return LocalStore(os.path.abspath(text))
 
 
 @dataclass(frozen=True)
-class LocalPlace:
+class LocalStore:
     """A folder on a disk of this machine, or on a file system that several machines share."""
 
     root: str
@@ -160,7 +160,7 @@ class LocalPlace:
     def commit(self, manifest: Manifest, metadata: bytes) -> Manifest:
         index = write_file(self._saving(manifest.step) / METADATA, [memoryview(metadata)], total=len(metadata))
         self.reveal(manifest.step)
-        complete = replace(manifest, files=(*manifest.files, index), saved_at=now())
+        complete = replace(manifest, files=(*manifest.files, index), saved_at=format_now())
         final = self._folder(manifest.step)
         text = dump(complete)
         write_file(final / f"{MANIFEST}.tmp", [memoryview(text)], total=len(text))
@@ -195,7 +195,7 @@ class LocalPlace:
             size = path.stat().st_size
             if size != entry["bytes"]:
                 raise DamagedCheckpoint(f"{path.name} has {size} bytes instead of {entry['bytes']}")
-            found = checksum(path)
+            found = compute_checksum(path)
         except FileNotFoundError as error:
             raise DamagedCheckpoint(f"{path.name} is missing") from error
         except OSError as error:
@@ -214,7 +214,7 @@ class LocalPlace:
     def set_aside(self, step: int, attempt: int | str) -> str | None:
         # One rename, so a kill leaves it either here or there.
         folder = self._folder(step)
-        place = free_place(Path(self.root) / QUARANTINE / f"a{attempt}-{folder.name}")
+        place = find_free_path(Path(self.root) / QUARANTINE / f"a{attempt}-{folder.name}")
         place.parent.mkdir(exist_ok=True)
         folder.rename(place)
         sync_folder(place.parent)
@@ -290,7 +290,7 @@ def _load_libc() -> Any:
 _libc = _load_libc()
 
 
-def checksum(path: Path) -> str:
+def compute_checksum(path: Path) -> str:
     digest = xxhash.xxh3_64()
     with open(path, "rb", buffering=0) as file:
         buffer = memoryview(bytearray(CHUNK))
@@ -313,7 +313,7 @@ def _opened(folder: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def free_place(wanted: Path) -> Path:
+def find_free_path(wanted: Path) -> Path:
     """The path itself, or with the first number behind it that nothing is called by yet."""
     # A sync that was cut short between its upload and its delete brings a checkpoint back that was moved before.
     places = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
@@ -332,7 +332,7 @@ def file_system_of(path: str) -> str:
     return max(over, key=lambda entry: entry[0], default=(0, ""))[1]
 
 
-def machine() -> str:
+def make_machine_name() -> str:
     """A name that two ranks share only on the same machine."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -8,12 +8,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def tell(message: str) -> None:
+def print_line(message: str) -> None:
     """A line for people, on stderr; the metric lines have stdout."""
     print(f"rerail: {message}", file=sys.stderr, flush=True)
 
 
-class Harmless:
+class FaultIsolation:
     """The parts of the agent that may break without harm, and which of them have."""
 
     def __init__(self) -> None:
@@ -48,6 +48,6 @@ class Harmless:
         self._told.add(kind)
         try:
             text = "".join(traceback.format_exception(fault)).rstrip()
-            tell(f"fault in the agent: {part} {outcome}, training goes on\n{text}")
+            print_line(f"fault in the agent: {part} {outcome}, training goes on\n{text}")
         except (OSError, ValueError):
             self.broken.add("stderr")  # it is closed, or nobody listens there any more
