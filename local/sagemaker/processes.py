@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,6 +16,8 @@ MARKER = "RERAIL_LOCAL_HOST"
 
 _PROC = Path("/proc")
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+# Between two looks at whether a process still blocks SIGTERM.
+BLOCKED_POLL_S = 0.01
 
 
 class HostProcess:
@@ -72,11 +75,24 @@ class HostProcess:
         return self._process is not None and self.exit_code is None
 
     def terminate(self) -> None:
-        """SIGTERM to the entrypoint alone, as `docker stop` does; a PID 1 without a handler never sees it, unless it
-        holds the signal back until it has one: Linux keeps what is blocked, also for PID 1."""
-        if self._process and self.running and takes(self._process.pid, signal.SIGTERM):
+        """Send SIGTERM to the entrypoint alone, as `docker stop` does.
+
+        PID 1 without a handler never sees it. Linux keeps a signal that PID 1 blocks: it arrives once PID 1 unblocks
+        it, if there is a handler by then. A shell blocks signals for a moment whenever it starts a command."""
+        if self._process and self.running and not self._send_sigterm(self._process.pid):
+            threading.Thread(target=self._send_sigterm_once_unblocked, args=(self._process.pid,), daemon=True).start()
+
+    def _send_sigterm(self, pid: int) -> bool:
+        """Send SIGTERM if the process has a handler; return False if it only blocks the signal."""
+        if has_handler(pid, signal.SIGTERM):
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGTERM)
+            return True
+        return not is_blocked(pid, signal.SIGTERM)
+
+    def _send_sigterm_once_unblocked(self, pid: int) -> None:
+        while self.running and not self._send_sigterm(pid):
+            time.sleep(BLOCKED_POLL_S)
 
     def kill(self) -> None:
         """SIGKILL to the whole tree: the entrypoint, its descendants, and orphans that left its session."""
@@ -132,14 +148,23 @@ class Usage:
     resident_bytes: int
 
 
-def takes(pid: int, number: signal.Signals) -> bool:
-    """Does the process have a handler, or does it block the signal? Where the kernel does not tell, assume so."""
+def has_handler(pid: int, number: signal.Signals) -> bool:
+    """Return whether the process catches the signal; True where the kernel does not tell."""
+    return _is_in_mask("SigCgt", pid, number, otherwise=True)
+
+
+def is_blocked(pid: int, number: signal.Signals) -> bool:
+    """Return whether the process blocks the signal."""
+    return _is_in_mask("SigBlk", pid, number, otherwise=False)
+
+
+def _is_in_mask(name: str, pid: int, number: signal.Signals, *, otherwise: bool) -> bool:
     try:
         status = (_PROC / str(pid) / "status").read_text()
     except OSError:
-        return True
-    masks = [line.split()[1] for line in status.splitlines() if line.startswith(("SigCgt", "SigBlk"))]
-    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+        return otherwise
+    mask = next((line.split()[1] for line in status.splitlines() if line.startswith(name)), None)
+    return otherwise if mask is None else bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def tree_of(root: int, marker: str) -> list[ProcessInfo]:
