@@ -1,4 +1,4 @@
-"""What a decision asks of the world, as data; every one may be carried out again without harm."""
+"""The actions that a decision requests, as data; each of them is idempotent."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,67 +10,72 @@ from rerail.model.runbooks import Runbook
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Other machines than the first job's: instance types in the order in which they are wanted, and subnets."""
+    """Machines that replace those of the run's own request."""
 
+    # In order of preference; empty: the request's own.
     instance_types: tuple[str, ...] = ()
     subnets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CreateJob:
-    """Launch the attempt's job from the run's stored request; the name makes a repetition collide with itself.
-
-    `skip_samples` are the samples to pass over, as `first-last,first-last`; `rate` is the factor on the learning rate;
-    `machines` and `max_runtime_s` (seconds) replace the request's own where they are given. `drill`: what was saved
-    after that step is as good, and stays where it is.
-    """
+    """Launch an attempt's job from the run's stored request; repeating it is harmless because job names are unique."""
 
     job_name: str
     attempt: int
+    # The step to resume from; None: no limit.
     resume_step: int | None
+    # The samples to skip, as `first-last,first-last`.
     skip_samples: str = ""
+    # The factor on the learning rate.
     rate: float = 1.0
+    # Replaces the request's machines.
     machines: Machines | None = None
+    # Seconds; replaces the request's MaxRuntimeInSeconds.
     max_runtime_s: int | None = None
+    # The launch is a restart drill: checkpoints newer than the resume step are valid and stay in place.
     drill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """Stop a job; one that is stopping or has ended counts as stopped."""
+    """Stop a job; a job that is stopping or has ended counts as stopped."""
 
     job_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseWarmPool:
-    """Give a job's instances back, so that a relaunch does not land on the same bad node."""
+    """Release a job's warm pool, so that a relaunch does not reuse the same faulty node."""
 
     job_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class PostCommand:
-    """Leave a command in the run's mailbox in place of the one before; the agent heeds each id once."""
+    """Replace the command in the run's mailbox; the agent carries out each command id once."""
 
     command: Command
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineCheckpoints:
-    """Move what a script saved after `resume_step` (None: all of it), and before `saved_before`, out of the folder that
-    the next job is given: that script resumes from whatever it finds. `attempt` is the one that was rolled back.
+    """Move checkpoints that the next job must not resume from out of its checkpoint folder.
 
-    `strict`: refuse where there is something of which nobody can tell the step; where not, a human has looked.
-    `is_vital`: without it the job must not be created; where not, the script may only stumble over what is there.
+    A script without an agent resumes from whatever it finds there.
     """
 
     run: str
+    # The number of the attempt that was rolled back.
     attempt: int
     uri: str
+    # Checkpoints of later steps are moved; None: all of them.
     resume_step: int | None
+    # Checkpoints saved at this time or later stay in place.
     saved_before: datetime
+    # Refuse if the step of a checkpoint cannot be determined; False: an operator has looked at the folder.
     strict: bool = True
+    # The job must not be created without it; False: the remaining files could at most make the script fail.
     is_vital: bool = True
 
 
@@ -78,40 +83,43 @@ Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand | QuarantineCheckpo
 
 
 class Severity(StrEnum):
-    """Who is told: somebody now, whoever looks, or those who were paged, that it is over."""
+    """The urgency of a notice, which selects its recipients."""
 
-    PAGE = "page"
-    INFORM = "inform"
-    CLEAR = "clear"
+    PAGE = "page"  # on-call, immediately
+    INFORM = "inform"  # for reading later
+    CLEAR = "clear"  # the recipients of a page, when it is resolved
 
 
 class ClearedBy(StrEnum):
-    """What ends a page: `Notify.about` says which proposal, or which kind of finding, it is about."""
+    """The event that closes a page."""
 
-    RELEASED = "released"  # the run is held no more
-    ANSWERED = "answered"  # the proposal stands no more
-    LAUNCHED = "launched"  # the brake on all relaunches has let the launch pass
-    MENDED = "mended"  # the trouble is over, or the attempt that it befell is
+    RELEASED = "released"  # the run is no longer held
+    ANSWERED = "answered"  # the proposal is no longer open
+    LAUNCHED = "launched"  # the rate limit on relaunches has admitted the launch
+    MENDED = "mended"  # the problem is resolved, or its attempt has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """A notice for people; `key` is its dedup key.
-
-    `body` says what happened, `did` what Rerail did about it, `todo` what the reader must do, in the imperative, and
-    `by` until when; `since` is when the trouble began. `until` and `about` say what ends a page; `clears` is the key of
-    the page that an all-clear ends.
-    """
+    """A notice for people."""
 
     severity: Severity
     title: str
+    # What happened.
     body: str
+    # The deduplication key.
     key: str
     runbook: Runbook = Runbook.INFORMED
+    # What Rerail did about it.
     did: str = ""
+    # What the reader must do, in the imperative.
     todo: str = ""
+    # When the problem began.
     since: datetime | None = None
+    # Until when the reader must act.
     by: datetime | None = None
+    # For an all-clear: the key of the page that it closes.
     clears: str = ""
+    # For a page: the event that closes it, and which proposal or kind of finding that event is about.
     until: ClearedBy = ClearedBy.RELEASED
     about: str = ""

@@ -1,4 +1,4 @@
-"""The nouns: run, attempt, incident, ledger, and a training job as SageMaker describes it."""
+"""The core records: runs, attempts, incidents, budgets, and a training job as SageMaker describes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,14 +15,16 @@ from rerail.model.finding import Finding
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.self_repairs import SelfRepair, SelfRepairs
 
-JOB_NAME_LIMIT = 63
-SUCCESSOR_SUFFIX = len("-a99999")
+JOB_NAME_LIMIT = 63  # characters that SageMaker allows in a job name
+SUCCESSOR_SUFFIX_LENGTH = len("-a99999")
+# Larger step values are treated as garbage.
 STEP_LIMIT = 10**18
-FORMER = {FORMER_WORDS: {"kill switch": "pause"}}
+# Values of text fields that earlier versions stored, and what they are called now.
+FORMER_FIELD_WORDS = {FORMER_WORDS: {"kill switch": "pause"}}
 
 
 class JobStatus(StrEnum):
-    """TrainingJobStatus, as SageMaker spells it; anything new reads as UNKNOWN and changes nothing."""
+    """The TrainingJobStatus values of SageMaker; values added later are read as UNKNOWN and trigger no action."""
 
     IN_PROGRESS = "InProgress"
     COMPLETED = "Completed"
@@ -38,31 +40,31 @@ class JobStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Nothing of this job runs any more."""
+        """Return whether the job has ended, so that none of its processes run any more."""
         return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 class RunState(StrEnum):
-    """Where a run is in its life; the last three are ends, and a human can release a held one."""
+    """The state of a run; the last three are final, except that an operator can release a held run."""
 
-    WATCHING = "watching"
-    SAVING = "saving"
-    RESTARTING = "restarting"
-    STOPPING = "stopping"
-    WAITING = "waiting"
-    STARTING = "starting"
+    WATCHING = "watching"  # a job is live and monitored
+    SAVING = "saving"  # the agent was asked for a checkpoint before a planned stop
+    RESTARTING = "restarting"  # the training processes are being restarted in place
+    STOPPING = "stopping"  # the job is being stopped
+    WAITING = "waiting"  # the next launch is due later, or waits for a check or an approval
+    STARTING = "starting"  # the next job is being launched
     COMPLETED = "completed"
     STOPPED = "stopped"
-    HELD = "held"
+    HELD = "held"  # Rerail launches nothing until an operator releases the run
 
     @property
     def is_end(self) -> bool:
-        """Rerail does nothing more unless a human asks."""
+        """Return whether Rerail takes no further action unless an operator requests one."""
         return self in (RunState.COMPLETED, RunState.STOPPED, RunState.HELD)
 
 
 class AfterStop(StrEnum):
-    """What follows a stop of ours."""
+    """What Rerail does after a stop that it initiated."""
 
     END = "end"
     RELAUNCH = "relaunch"
@@ -70,88 +72,86 @@ class AfterStop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training job as DescribeTrainingJob tells it: the truth, at one moment.
-
-    `metrics` are its last values, `defined_metrics` the names that its MetricDefinitions may ever give; `billable_s`
-    are the seconds that one of its machines is billed for, `max_runtime_s` its MaxRuntimeInSeconds. `cluster` are
-    the machines that it asks for, `pool` those kept after it; `lacks_machines` says that it is accepted and waits for
-    capacity, `pending_ran_out` that SageMaker stopped it because it had waited for its MaxPendingTimeInSeconds;
-    `repaired` is what SageMaker itself has mended in it.
-    """
+    """A training job as DescribeTrainingJob returned it at one moment."""
 
     name: str
     arn: str
     status: JobStatus
-    secondary: str
+    secondary: str  # SecondaryStatus
     created_at: datetime
     training_started_at: datetime | None = None
     ended_at: datetime | None = None
     failure_reason: str = ""
     checkpoint_uri: str = ""
+    # KeepAlivePeriodInSeconds of the warm pool.
     keep_alive_seconds: int = 0
+    # The last value of each metric (FinalMetricDataList).
     metrics: Mapping[str, float] = field(default_factory=dict)
+    # All metric names that the job's MetricDefinitions can produce.
     defined_metrics: tuple[str, ...] = ()
+    # The machines that the job requests.
     cluster: Cluster = field(default_factory=Cluster)
+    # The machines kept after the job ended.
     pool: WarmPool | None = None
+    # The job was accepted and waits for capacity.
     lacks_machines: bool = False
+    # SageMaker stopped the job because it had waited longer than MaxPendingTimeInSeconds.
     pending_ran_out: bool = False
+    # The restarts that SageMaker itself made within the job.
     repaired: SelfRepairs = field(default_factory=SelfRepairs)
     instance_type: str = ""
     instance_count: int = 1
+    # Seconds that each machine is billed for.
     billable_s: int | None = None
+    # MaxRuntimeInSeconds.
     max_runtime_s: int | None = None
 
     @property
     def is_training(self) -> bool:
-        """The user's code is running now."""
+        """Return whether the training script is running now."""
         return self.status is JobStatus.IN_PROGRESS and self.secondary == "Training"
 
 
 @dataclass(frozen=True, slots=True)
 class InPlaceRestart:
-    """A restart of an attempt's training processes in place; `number` counts them within the attempt, from 1 on.
+    """A restart of an attempt's training processes within the running job."""
 
-    `resume_step`, `skip_samples` and `rate` are what it asks for (see Command); `before_step` is the onset of what went
-    wrong, `fingerprint` and `last_step` those of the failure that it answers, `repairs` how often SageMaker itself had
-    restarted the job by then. `restarted_at` is when the processes were known to run again, `stepped_at` when their
-    first step was; `repaired_at` when SageMaker was first seen to restart the job since, whose container counts its
-    restarts anew; `failed` says why it came to nothing.
-    """
-
+    # Counts the in-place restarts of the attempt, starting at 1.
     number: int
     command_id: str
     reason: str
     asked_at: datetime
     deadline: datetime
+    # The newest step to resume from; see Command.
     resume_step: int | None = None
+    # The samples to skip, as `first-last,first-last`.
     skip_samples: str = ""
+    # The factor on the learning rate.
     rate: float = 1.0
+    # The onset of the problem: only checkpoints older than this step are resumed from.
     before_step: int | None = None
+    # Fingerprint and last step of the failure that caused the restart.
     fingerprint: str = ""
     last_step: int | None = None
+    # How often SageMaker had restarted the job when the restart was requested.
     repairs: int = 0
+    # When the processes were reported to run again.
     restarted_at: datetime | None = None
+    # When they completed their first step.
     stepped_at: datetime | None = None
+    # When SageMaker was first seen to restart the job afterwards; the new container counts its restarts from 0.
     repaired_at: datetime | None = None
+    # Why the restart failed.
     failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One SageMaker job of a run; `agent` says that an agent of ours works in it, which can be asked to save.
-
-    `abilities` are what the agent says its script can do; `skip_samples`, `rate`, `machines` and `max_runtime_s` are
-    what the job is launched with (see CreateJob), or was restarted with in place, by the `orders`. `pool` are the
-    machines kept after it, as last seen; `self_repairs` counts how often SageMaker itself restarted it, `repairs` why,
-    and `repair_seconds` how long that took; `rung` is that of the ladder which it climbed (see ladder.py). `billable_s`
-    are the seconds that one of its machines is billed for; `approved_by` is who asked for the launch or agreed to it,
-    where that was a human. `onset_step` is where what the attempt was stopped for began: nothing that it or those
-    before it saved from there on is resumed from. `is_littered`: a script without an agent would stumble over, or
-    resume from, something newer than it should. `drill`: it was launched to prove that the run can be restarted.
-    """
+    """One SageMaker training job of a run."""
 
     number: int
     job_name: str
+    # None until SageMaker is known to have accepted the job.
     status: JobStatus | None = None
     secondary: str = ""
     created_at: datetime | None = None
@@ -162,150 +162,182 @@ class Attempt:
     fingerprint: str = ""
     resumed_from_step: int | None = None
     last_step: int | None = None
+    # How often SageMaker itself restarted the job.
     self_repairs: int = 0
     keep_alive_seconds: int = 0
+    # An agent runs in the job and can be asked for checkpoints.
     agent: bool = False
+    # What the script can do, as reported by the agent; see Ability.
     abilities: tuple[str, ...] = ()
+    # The next four: what the job was launched with (see CreateJob), or last restarted with in place.
     skip_samples: str = ""
     rate: float = 1.0
     machines: Machines | None = None
     max_runtime_s: int | None = None
+    # The machines kept after the job, as last seen.
     pool: WarmPool | None = None
+    # SageMaker's own restarts by reason, and the seconds they took in all.
     repairs: Mapping[SelfRepair, int] = field(default_factory=dict)
     repair_seconds: float = 0.0
     instance_type: str = ""
     instance_count: int = 1
+    # Seconds that each machine is billed for.
     billable_s: int | None = None
+    # The operator who requested or approved the launch; empty if Rerail launched it on its own.
     approved_by: str = ""
+    # The in-place restarts, oldest first.
     orders: tuple[InPlaceRestart, ...] = ()
+    # The rung of the rollback ladder that led to this attempt; see ladder.py.
     rung: str = ""
+    # Onset of the problem that the attempt was stopped for: no checkpoint of this or an earlier attempt from this step
+    # on is resumed from.
     onset_step: int | None = None
+    # The checkpoint folder holds something newer than the resume step; a script without an agent would fail on it or
+    # resume from it.
     is_littered: bool = False
+    # The attempt was launched to prove that the run can be restarted.
     drill: bool = False
 
     @property
     def restart(self) -> int:
-        """The number of the newest restart in place that the training processes are known to owe their lives to."""
+        """Return the number of the newest in-place restart that is known to have succeeded; 0 if there is none."""
         return max((order.number for order in self.orders if order.restarted_at), default=0)
 
     def is_outdated(self, restart: int) -> bool:
-        """Processes of that restart in place, 0 for the job's own start, have been ended by a later one; a container
-        that SageMaker itself has restarted since counts anew."""
+        """Return whether a later in-place restart has ended the processes of `restart` (0: the job's own start).
+
+        Return False after SageMaker restarted the container, because its count begins at 0 again.
+        """
         return restart < self.restart and self.orders[-1].repairs == self.self_repairs
 
     def counted_anew(self, restart: int, at: datetime) -> bool:
-        """What was saved then is of a container that SageMaker had restarted since the restart in place after this one:
-        its numbers begin at 0 again, and prove nothing."""
+        """Return whether a checkpoint saved at `at` is from a container that counts its restarts from 0 again.
+
+        That is so if SageMaker restarted the container after the next in-place restart; the number `restart` is then
+        no evidence.
+        """
         order = next((order for order in self.orders if order.number == restart + 1), None)
         return order is not None and order.repaired_at is not None and at > order.repaired_at
 
     @property
     def exists(self) -> bool:
-        """SageMaker is known to have accepted this job."""
+        """Return whether SageMaker is known to have accepted the job."""
         return self.status is not None
 
     @property
     def may_be_live(self) -> bool:
-        """The job exists and was not seen to be terminal."""
+        """Return whether the job exists and was not seen to have ended."""
         return self.status is not None and not self.status.is_terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """From the first finding to the first progress beyond it, or to a hold; failures in between belong to it.
+    """A problem of a run, from its first finding to the first progress beyond it, or to a hold.
 
-    `mended` says that it closed by progress; `reason` quotes the decisions in it; `onset_step` is where the trouble
-    began, if the run was rolled back to before that; `restart` is the attempt's restart in place that it befell.
+    Further failures in between belong to the same incident.
     """
 
     number: int
     kind: str
     attempt: int
     cause: Cause
+    # Quotes the decisions made in the incident.
     reason: str
     evidence: str
     happened_at: datetime
     decided_at: datetime
+    # The last step before the failure.
     step: int | None = None
     resume_step: int | None = None
+    # The step at which the problem began, if the run was rolled back to before it.
     onset_step: int | None = None
     actions: tuple[str, ...] = ()
     closed_at: datetime | None = None
+    # The incident was closed by progress.
     mended: bool = False
     resolution: str = ""
+    # The attempt's in-place restart during which it happened; 0 is the job's own start.
     restart: int = 0
 
     @property
     def lost_steps(self) -> int | None:
-        """Steps that have to be trained again, where both ends are known."""
+        """Return how many steps have to be trained again; None if the step of the failure is unknown."""
         return None if self.step is None else max(0, self.step - (self.resume_step or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What each budget has spent since the last proven progress, and why.
+    """What each budget of a run has spent since the last proven progress."""
 
-    `charges` counts failures by cause; `without_progress` counts attempts that trained and left no newer checkpoint;
-    `progress_step` is the newest checkpoint ever proven; `starts` are the recent launches, for the storm rule;
-    `fallbacks` are the other machines that were tried since capacity was missed first. `charged_at` are the times of
-    the charges, which are forgotten with their window; what the attempts up to number `forgiven` have cost, in money
-    and time, a human has forgiven.
-    """
-
+    # Failures by cause.
     charges: Mapping[Cause, int] = field(default_factory=dict)
+    # Attempts in a row that trained and left no newer checkpoint.
     without_progress: int = 0
+    # The newest checkpoint step ever proven.
     progress_step: int | None = None
+    # Recent launches, for the restart-storm limit.
     starts: tuple[datetime, ...] = ()
+    # Since when capacity is missing.
     capacity_since: datetime | None = None
+    # The reasons for the charges, for people.
     entries: tuple[str, ...] = ()
+    # The fallback machines tried since capacity was first missing.
     fallbacks: tuple[str, ...] = ()
+    # When each failure was charged; failures older than the budget's window are dropped.
     charged_at: Mapping[Cause, tuple[datetime, ...]] = field(default_factory=dict)
+    # The cost and run time of attempts up to this number no longer count, because an operator released the run.
     forgiven: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStop:
-    """A stop that we mean: recorded before StopTrainingJob is called, so that ours is never taken for a human's.
+    """A stop that Rerail initiates, recorded before StopTrainingJob is called.
 
-    `before_step` is the onset of what went wrong: the successor resumes from a checkpoint older than that. Where the
-    agent was asked to save first: `command_id` is the wish, `answer_by` until when it should be heard (None when that
-    is settled), `heard_at` when it was, `committed_step` the checkpoint that is on its way to S3. `moves` says that the
-    successor is launched on other machines, namely `machines`, None being those of the run's own request.
-    `approved_by` is who asked for it or agreed to it, where that was a human; `put_off` says that a pause came
-    before the call. `to_step` is the step that an operator named: the successor resumes from the newest clean
-    checkpoint that is no newer, whatever the ladder says. `drill`: it is only to prove that the run can be restarted.
+    The record is how Rerail's own stops are distinguished from stops by a user.
     """
 
     then: AfterStop
     reason: str
     asked_at: datetime
     deadline: datetime
+    # The onset of the problem: the successor resumes from a checkpoint older than this step.
     before_step: int | None = None
+    # Release the warm pool, so that the successor starts on other machines.
     fresh_machines: bool = False
+    # The command that asks the agent for a checkpoint before the stop; empty if none was sent.
     command_id: str = ""
+    # Until when the agent has to acknowledge the command; None once that is settled.
     answer_by: datetime | None = None
+    # When the agent acknowledged it.
     heard_at: datetime | None = None
+    # The step of the committed checkpoint that is being uploaded to S3.
     committed_step: int | None = None
+    # The operator who requested or approved the stop, if any.
     approved_by: str = ""
+    # Rerail was paused before StopTrainingJob was called.
     put_off: bool = False
+    # Launch the successor on `machines`, where None stands for those of the run's own request.
     moves: bool = False
     machines: Machines | None = None
+    # The step named by an operator: the successor resumes from the newest clean checkpoint that is no newer, whatever
+    # the ladder proposes.
     to_step: int | None = None
+    # The stop only serves to prove that the run can be restarted.
     drill: bool = False
 
     @property
     def is_rollback(self) -> bool:
-        """An operator has named the step to go back to, and nothing newer is to be resumed from."""
+        """Return whether an operator named the step to roll back to, so that nothing newer is resumed from."""
         return self.to_step is not None and self.before_step is not None
 
     @property
     def is_tainted(self) -> bool:
-        """What the job would save now holds what went wrong: it is evidence, and never resumed from."""
+        """Return whether a checkpoint saved now would contain the problem: it is evidence and never resumed from."""
         return self.before_step is not None
 
 
 class ProposedAction(StrEnum):
-    """What a proposal would do: launch the next job, or stop the one that runs and relaunch it."""
+    """What a proposal would do: launch the next job, or stop and relaunch the running one."""
 
     LAUNCH = "launch"
     STOP = "stop"
@@ -313,166 +345,192 @@ class ProposedAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A costly action that waits for somebody's word; `id` is unique within the run, and what a word must name.
+    """A costly action that waits for an operator's answer."""
 
-    `attempt` is the one that it concerns, `dollars` what it is estimated to cost, where that is known; `finding` is
-    why a running job would be stopped. `awaits` is who has to speak: a human, or whoever lifts the pause.
-    """
-
+    # Unique within the run; an operator's answer must name it.
     id: str
     plan: ProposedAction
+    # The number of the attempt that the action concerns.
     attempt: int
     what: str
     why: str
     asked_at: datetime
     expires_at: datetime
-    awaits: str = field(default="approval", metadata=FORMER)
+    # What the action waits for: "approval", or "pause" for the end of the account's pause.
+    awaits: str = field(default="approval", metadata=FORMER_FIELD_WORDS)
+    # The estimated cost of the action; None if unknown.
     dollars: float | None = None
+    # Why a running job would be stopped.
     finding: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HealthLabel:
-    """What was learnt of saves after they were made: of all that attempts up to `attempt`, and the last one's restarts
-    in place up to `restart`, have saved from `step` on, or until step `until` and time `before` where these are given.
-    `source` is the finding or the report that said so, `why` is for people."""
+    """A health label for checkpoints that were already saved.
 
+    It applies to checkpoints of all attempts up to `attempt`; of that attempt itself, only up to `restart`.
+    """
+
+    # The first step that the label applies to.
     step: int
     attempt: int
     health: Health
+    # The explanation for people.
     why: str
+    # The finding or report that the label comes from.
     source: str = ""
+    # The last step that the label applies to; None: no limit.
     until: int | None = None
+    # The last in-place restart of `attempt` that the label applies to.
     restart: int = 0
+    # Only checkpoints saved before this time; None: no limit.
     before: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RungTaken:
-    """One rung of the ladder that was climbed for a loss that went wrong at `onset_step`: `attempt` is the one that it
-    led to, the rest is what it was launched with."""
+    """One rung of the rollback ladder that was taken, and what the resulting attempt was launched with."""
 
     rung: str
+    # The number of the attempt that was launched.
     attempt: int
+    # The step at which the loss went wrong.
     onset_step: int
     resume_step: int | None
     skip_samples: str
+    # The factor on the learning rate.
     rate: float
     at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPage:
-    """A page that stands: what was told, of which attempt, and when it was told last."""
+    """A page that is still open."""
 
     tell: Notify
+    # The number of the attempt that the page is about.
     attempt: int
+    # When it was last sent.
     told_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training effort, however many jobs it takes.
-
-    `version` grows by one with every recorded decision; `pending` are the actions decided and not yet known to be done;
-    `commands` are the ids of the operators' last wishes, so that one that arrives twice is granted once; `warnings` are
-    the findings that people were told of last, `defects` the kinds of malformed mail, for the same reason; `cluster`
-    are the machines that the run's own request asks for. `proposal` waits for a human's word; `kept_back` says which
-    check the next launch waits for; `max_runtime_s` is the first request's MaxRuntimeInSeconds. `labels` are what was
-    learnt of saves after they were made, `climbs` the rungs of the ladder that the run has climbed. `pages` are those
-    that stand: what they are about is not over. `hyperpod` is the name or ARN of the HyperPod cluster that the run
-    depends on, where its tag says so; `held_by` is the operator who holds it, `commanded_at` when the newest of
-    the wishes was spoken that hold, release, stop or move it. `seal_key` is what its jobs are handed
-    to seal their reports with, `seals` that an agent of it has done so: from then on it is heard by nothing else.
-    `defined_metrics` are the names that its jobs' MetricDefinitions may give, None until one was described. The world
-    was looked at after `looked_at`, by the clock of the queue that brought the wake-up: ours may jump.
-    """
+    """One training effort, in one or more SageMaker jobs."""
 
     id: str
+    # The name of the policy.
     policy: str
     state: RunState
     created_at: datetime
+    # Oldest first; never empty.
     attempts: tuple[Attempt, ...]
     checkpoint_uri: str = ""
+    # The machines that the run's own request asks for.
     cluster: Cluster = field(default_factory=Cluster)
     ledger: Ledger = field(default_factory=Ledger)
     incidents: tuple[Incident, ...] = ()
+    # Actions that were decided and are not yet known to be done.
     pending: tuple[Action | Notify, ...] = ()
     stop: PlannedStop | None = None
+    # When the run has to be evaluated next.
     wake_at: datetime | None = None
     hold_reason: str = ""
+    # The operator who holds the run.
     held_by: str = ""
+    # When the newest hold, release, stop or move command was issued; older ones are ignored.
     commanded_at: datetime | None = None
     observe_only: bool = False
+    # The ids of the last operator commands, so that a command that arrives twice is carried out once.
     commands: tuple[str, ...] = ()
+    # The findings last sent as notices, and the kinds of malformed mailbox objects, so that each is reported once.
     warnings: tuple[str, ...] = ()
     defects: tuple[str, ...] = ()
+    # The action that waits for an operator's answer.
     proposal: Proposal | None = None
-    kept_back: str = field(default="", metadata=FORMER)
+    # The launch check that the next launch waits for.
+    kept_back: str = field(default="", metadata=FORMER_FIELD_WORDS)
+    # MaxRuntimeInSeconds of the first request.
     max_runtime_s: int | None = None
+    # Health labels for checkpoints that were already saved.
     labels: tuple[HealthLabel, ...] = ()
+    # The rungs of the rollback ladder taken so far.
     climbs: tuple[RungTaken, ...] = ()
+    # The open pages: what they are about is not resolved.
     pages: tuple[OpenPage, ...] = ()
+    # Name or ARN of the HyperPod cluster that the run depends on, from its tag.
     hyperpod: str = ""
+    # The key that the run's jobs receive to sign their reports with.
     seal_key: str = ""
+    # An agent of the run has signed a report: from then on unsigned ones are ignored.
     seals: bool = False
+    # The metric names that the jobs' MetricDefinitions can produce; None until a job was described.
     defined_metrics: tuple[str, ...] | None = None
+    # The AWS state that the last decision used was read after this time, by the clock of the queue that delivered the
+    # wake-up; the function's own clock may jump.
     looked_at: datetime | None = None
+    # Incremented with every recorded decision.
     version: int = 0
 
     @property
     def current(self) -> Attempt:
-        """The newest attempt: the only one that may be live."""
+        """Return the newest attempt, the only one that may be live."""
         return self.attempts[-1]
 
     @property
     def mailbox(self) -> str:
-        """The folder of the mailbox that the current attempt's agent uses: we tell successors the run's name, the first
-        job knows only its own, which differs where it is long or was used before."""
+        """Return the mailbox folder that the current attempt's agent uses.
+
+        Successors receive the run's name. The first job has only its own name, which differs from the run's if it is
+        long or was used before.
+        """
         return self.current.job_name if self.current.number == 1 else self.id
 
     @property
     def open_incident(self) -> Incident | None:
-        """The incident that has seen no progress yet."""
+        """Return the incident that is still open, or None."""
         return self.incidents[-1] if self.incidents and self.incidents[-1].closed_at is None else None
 
     @property
     def is_open(self) -> bool:
-        """Something may still come of this run by itself: it has not ended, owes an action, or has a job that may be
-        live."""
+        """Return whether the run has not ended, has pending actions, or has a job that may be live."""
         return not self.state.is_end or bool(self.pending) or self.current.may_be_live
 
     @property
     def is_swept(self) -> bool:
-        """The sweep has to come by: the run is open, or a page of it stands, and is to be told again some time."""
+        """Return whether the sweep must visit the run: it is open, or has an open page that may be repeated."""
         return self.is_open or bool(self.pages)
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One decision as it is kept: what was heard, what was known, what was found, why, and what was asked for."""
+    """One decision as recorded in a run's timeline."""
 
     run: str
     version: int
     at: datetime
+    # The run's state before and after the decision.
     before: RunState
     after: RunState
     reason: str
     finding: str = ""
+    # The signal that led to the decision.
     signal: Mapping[str, Any] = field(default_factory=dict)
+    # The facts that the decision was based on.
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    # The actions that were decided.
     actions: tuple[Mapping[str, Any], ...] = ()
 
 
 def parse_step(metrics: Mapping[str, float]) -> int | None:
-    """The step among a job's metrics; None where there is none, or a number that is no step: a script may print any."""
+    """Return the step among a job's metrics, or None if it is missing or too large to be a step."""
     step = metrics.get("step")
     return int(step) if step is not None and abs(step) < STEP_LIMIT else None
 
 
 def run_id(job_name: str) -> str:
-    """The run's name: the first job's, shortened (with a digest, so that it stays unique) to leave room for `-a002`."""
-    limit = JOB_NAME_LIMIT - SUCCESSOR_SUFFIX
+    """Return the run's name: the first job's name, shortened with a digest if needed to leave room for `-a002`."""
+    limit = JOB_NAME_LIMIT - SUCCESSOR_SUFFIX_LENGTH
     if len(job_name) <= limit:
         return job_name
     digest = sha256(job_name.encode()).hexdigest()[:8]
@@ -480,5 +538,5 @@ def run_id(job_name: str) -> str:
 
 
 def make_job_name(run: str, attempt: int) -> str:
-    """The job's name as a function of run and attempt, so that a repeated CreateTrainingJob collides with itself."""
+    """Return the job name for an attempt; it is deterministic, so that a repeated CreateTrainingJob is rejected."""
     return f"{run}-a{attempt:03d}"

@@ -1,4 +1,4 @@
-"""What the world told us, each with its time."""
+"""The signals that decisions are made from, each with its time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,17 @@ from rerail.model.run import Job
 
 @dataclass(frozen=True, slots=True)
 class JobObserved:
-    """A job as it is now, with its checkpoints newest first, or None where nobody looked."""
+    """The current description of a job, and its checkpoints."""
 
     at: datetime
     job: Job
+    # Newest first; None if they were not listed.
     checkpoints: Sequence[Checkpoint] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobGone:
-    """SageMaker knows no job of this name."""
+    """SageMaker has no training job of this name."""
 
     at: datetime
     job_name: str
@@ -31,14 +32,15 @@ class JobGone:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; the checkpoints where the next job is due: what it was to resume from may be gone by now."""
+    """Time has passed."""
 
     at: datetime
+    # Listed when the next job is due, since the checkpoint to resume from may have been deleted.
     checkpoints: Sequence[Checkpoint] | None = None
 
 
 class OperatorVerb(StrEnum):
-    """What an operator may ask of a run."""
+    """The operator commands for a run."""
 
     HOLD = "hold"
     RELEASE = "release"
@@ -53,24 +55,28 @@ class OperatorVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OperatorCommand:
-    """An operator's wish; `who` and `why` are quoted in the timeline, a release resumes from the newest checkpoint, a
-    word on a proposal names its id in `proposal`, a rollback and a drill the step to go back to in `step`. `asked_at`
-    is when the wish was spoken, `at` when it is granted."""
+    """A command from an operator."""
 
+    # When the command is processed.
     at: datetime
     id: str
     verb: OperatorVerb
+    # The operator and the reason given; both are quoted in the timeline.
     who: str
     why: str
+    # A release resumes from the newest one.
     checkpoints: Sequence[Checkpoint] | None = None
+    # For an approval or a denial: the id of the proposal.
     proposal: str = ""
+    # For a rollback or a drill: the step to go back to.
     step: int | None = None
+    # When the operator issued the command.
     asked_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ActionsDone:
-    """Actions that were carried out; carrying them out again would change nothing."""
+    """Actions that were carried out; repeating them would change nothing."""
 
     at: datetime
     actions: tuple[Action | Notify, ...]
@@ -78,79 +84,86 @@ class ActionsDone:
 
 @dataclass(frozen=True, slots=True)
 class FindingsObserved:
-    """What the detectors say of a job that runs, and its checkpoints where that may matter.
-
-    `witnessed`: whoever says so looks at the process itself, and silence needs no second witness."""
+    """Detector findings about a running job."""
 
     at: datetime
     job_name: str
     findings: tuple[Finding, ...]
+    # Listed if the findings may lead to an action.
     checkpoints: Sequence[Checkpoint] | None = None
+    # The findings come from the agent, which observes the process itself: a stall needs no second source.
     witnessed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReported:
-    """What an agent has to say, at the time at which we heard it, and the checkpoints where somebody looked."""
+    """A report from an agent."""
 
+    # When the report was received.
     at: datetime
     report: Report
+    # None if they were not listed.
     checkpoints: Sequence[Checkpoint] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReportInvalid:
-    """A report that cannot be read; `defect` is the kind of defect, `why` names the field."""
+    """A report that cannot be read."""
 
     at: datetime
+    # The kind of defect: each kind is reported to people once.
     defect: str
+    # The explanation, with the name of the field.
     why: str
 
 
 class Refusal(StrEnum):
-    """Why a job was not created: SageMaker said so, or the brake on all relaunches of the account."""
+    """Why a job was not created."""
 
-    CAPACITY = "capacity"
-    INVALID = "invalid"
-    BRAKE = "brake"
+    CAPACITY = "capacity"  # SageMaker has no quota or capacity now
+    INVALID = "invalid"  # SageMaker rejects the request itself
+    BRAKE = "brake"  # the account's rate limit on relaunches
 
 
 @dataclass(frozen=True, slots=True)
 class CreateRefused:
-    """CreateTrainingJob answered no, or the brake did: then `until` says when to ask again, and `paged_at` is given
-    where on-call is to hear of it."""
+    """A launch that SageMaker or the rate limit on relaunches refused."""
 
     at: datetime
     action: CreateJob
     refusal: Refusal
     message: str
+    # Rate limit only: when to try again.
     until: datetime | None = None
+    # Rate limit only: set if on-call has to be paged.
     paged_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Rerail is paused, and a stop is owed that was not called for yet."""
+    """Rerail is paused while a stop is pending whose call was not made yet."""
 
     at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRefused:
-    """What a rollback must not resume from cannot be set aside; the message says what is lacking, and the remedy."""
+    """Checkpoints that a rollback must not resume from could not be quarantined."""
 
     at: datetime
     action: QuarantineCheckpoints
+    # What is missing, and the remedy.
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOutdated:
-    """A job of ours is attempt `number` of the run, and newer than its record; `jobs` are those since the record's last
-    attempt of which SageMaker still knows, the newest among them."""
+    """A job launched by Rerail is newer than the run's record."""
 
     at: datetime
+    # The number of that job's attempt.
     number: int
+    # The jobs after the record's last attempt that SageMaker still lists, including the newest.
     jobs: tuple[Job, ...]
 
 
