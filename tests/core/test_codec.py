@@ -185,15 +185,15 @@ def test_what_is_no_record_at_all_is_refused(text):
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
-        ("id", 7, "Run.id: 7 is no str"),
+        ("id", 7, "Run.id: 7 is not a valid str"),
         ("version", "3", "Run.version: '3' is no int"),
         ("version", True, "Run.version: True is no int"),
         ("version", 10**400, "Run.version: a number of more than 64 bits"),
         ("observe_only", "yes", "Run.observe_only: 'yes' is no bool"),
-        ("commands", "abc", "Run.commands: 'abc' is no list"),
+        ("commands", "abc", "Run.commands: 'abc' is not a list"),
         ("pending", [None], "type None is not one of CreateJob"),
-        ("created_at", "2026-01-31T01:00:00", "Run.created_at: '2026-01-31T01:00:00' names no time zone"),
-        ("attempts", [{"type": "Attempt", "number": 1, "job_name": ["gpt"]}], "is no str"),
+        ("created_at", "2026-01-31T01:00:00", "Run.created_at: '2026-01-31T01:00:00' has no time zone"),
+        ("attempts", [{"type": "Attempt", "number": 1, "job_name": ["gpt"]}], "is not a valid str"),
     ],
 )
 def test_a_record_with_a_value_of_another_kind_is_no_record(field, value, named):

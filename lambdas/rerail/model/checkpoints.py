@@ -1,5 +1,7 @@
-"""Which saved state may a run carry on from? A checkpoint exists when its manifest does, and is whole when every
-file that the manifest lists is there with its size."""
+"""Checkpoints and their manifests.
+
+A checkpoint exists once its manifest does. It is complete if every file listed in the manifest exists with its size.
+"""
 
 import json
 import re
@@ -13,7 +15,7 @@ from rerail.model.errors import BadManifest
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-# Ours, and the one that Hugging Face and others write.
+# Rerail's own folder names, and those of Hugging Face and others.
 STEP_FOLDER = re.compile(r"(?:step|checkpoint)-(\d{1,18})")
 EMERGENCY = "emergency"
 DAY_S = 86_400
@@ -21,59 +23,64 @@ REASON = re.compile(r"[a-z_]{1,40}")
 
 
 class Health(StrEnum):
-    """What is known of a checkpoint's state."""
+    """Whether a checkpoint may be resumed from."""
 
-    CLEAN = "clean"
-    SUSPECT = "suspect"
-    QUARANTINED = "quarantined"
+    CLEAN = "clean"  # no problem known
+    SUSPECT = "suspect"  # it may contain the effects of a problem
+    QUARANTINED = "quarantined"  # it must not be resumed from
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A saved state with its manifest; `missing` names the files that the manifest promises and nobody can find,
-    `reason` says why it was saved, if its writer said so; `restart` is the attempt's restart in place that saved it.
+    """A checkpoint.
 
-    `consumed_samples` is the data position: how many samples of the run's order lie behind it.
-
-    A script that knows nothing of Rerail writes no manifest: then `layout` is its own, `attempt` is 0 until somebody
-    has looked up whose it is, and `saved_at` is the time of its newest file.
-
-    `stall_s` is how long the training stood still for it in seconds, `write_s` how long it took to be whole, where its
-    writer has measured that.
+    A script that does not use Rerail writes no manifest. Then `layout` is the script's own, `attempt` is 0 until it was
+    looked up, and `saved_at` is the time of the newest file.
     """
 
     uri: str
     step: int
+    # The attempt that saved it.
     attempt: int
     saved_at: datetime
     health: Health = Health.CLEAN
+    # The files listed in the manifest that do not exist or have another size.
     missing: tuple[str, ...] = ()
+    # Why it was saved, if the writer recorded that.
     reason: str = ""
+    # The attempt's in-place restart that saved it; 0 is the job's own start.
     restart: int = 0
+    # The data position: the number of samples consumed before it. None: unknown.
     consumed_samples: int | None = None
+    # The layout of its files; "manifest" is Rerail's own. See checkpoint_layouts.py.
     layout: str = "manifest"
+    # Seconds for which saving it interrupted training; None: not measured.
     stall_s: float | None = None
+    # Seconds until it was complete; None: not measured.
     write_s: float | None = None
 
     @property
     def has_manifest(self) -> bool:
-        """Its writer says itself what it is."""
+        """Return whether the checkpoint was written with a manifest."""
         return self.layout == "manifest"
 
     @property
     def is_whole(self) -> bool:
-        """Every file is there with its size."""
+        """Return whether every file exists with its expected size."""
         return not self.missing
 
 
 def read_manifest(text: str | bytes, *, uri: str, sizes: Mapping[str, int]) -> Checkpoint:
-    """A checkpoint from its manifest's text and the sizes in bytes of the objects beside it; raises BadManifest."""
+    """Return the checkpoint described by a manifest; raise BadManifest if it is malformed.
+
+    `sizes` are the sizes in bytes of the objects in the checkpoint's folder.
+    """
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadManifest(f"{uri}: not JSON ({error}); this checkpoint is left alone") from error
+        raise BadManifest(f"{uri}: not JSON ({error}); this checkpoint is ignored") from error
     if not isinstance(table, dict):
-        raise BadManifest(f"{uri}: must be a JSON object; this checkpoint is left alone")
+        raise BadManifest(f"{uri}: must be a JSON object; this checkpoint is ignored")
     if table.get("schema") != SCHEMA:
         raise BadManifest(f"{uri}: field 'schema' is {table.get('schema')!r:.100}; this version reads {SCHEMA}")
     return Checkpoint(
@@ -87,14 +94,17 @@ def read_manifest(text: str | bytes, *, uri: str, sizes: Mapping[str, int]) -> C
         restart=_restart(table),
         stall_s=_seconds(table, "stall_s"),
         write_s=_seconds(table, "write_s"),
-        consumed_samples=_consumed(table),
+        consumed_samples=_consumed_samples(table),
     )
 
 
 def newest_usable(
     checkpoints: Sequence[Checkpoint], *, before_step: int | None = None, health: Health = Health.CLEAN
 ) -> Checkpoint | None:
-    """The one to resume from: the newest that is whole and clean, and older than `before_step` where that is given."""
+    """Return the newest complete checkpoint of this health, or None if there is none.
+
+    With `before_step`, only checkpoints of earlier steps count.
+    """
     usable = [c for c in checkpoints if c.is_whole and c.health is health]
     if before_step is not None:
         usable = [c for c in usable if c.step < before_step]
@@ -102,7 +112,7 @@ def newest_usable(
 
 
 def newest_step(checkpoints: Sequence[Checkpoint] | None) -> int:
-    """The step of the newest usable checkpoint; 0 where there is none."""
+    """Return the step of the newest checkpoint that is complete and clean; 0 if there is none."""
     newest = newest_usable(checkpoints or ())
     return newest.step if newest else 0
 
@@ -132,19 +142,19 @@ def _health(table: Mapping[str, Any], *, uri: str) -> Health:
 
 
 def _reason(table: Mapping[str, Any]) -> str:
-    """One word, or nothing: it is quoted to people, and no manifest is refused for it."""
+    """Return the reason if it is a single word, else "". It is only shown to people, so a bad one is no error."""
     reason = table.get("reason")
     return reason if isinstance(reason, str) and REASON.fullmatch(reason) else ""
 
 
-def _consumed(table: Mapping[str, Any]) -> int | None:
-    """None where nothing is said; writers that do not know say 0."""
+def _consumed_samples(table: Mapping[str, Any]) -> int | None:
+    """Return the number of consumed samples, or None if it is missing or 0, which writers use for "unknown"."""
     number = table.get("consumed_samples")
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
 def _seconds(table: Mapping[str, Any], name: str) -> float | None:
-    """Measured by some writers only; what is no such number counts as not measured."""
+    """Return a duration in seconds, or None if it is missing or not a number from 0 to a day."""
     value = table.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < DAY_S:
         return None
@@ -152,7 +162,7 @@ def _seconds(table: Mapping[str, Any], name: str) -> float | None:
 
 
 def _restart(table: Mapping[str, Any]) -> int:
-    """0 where nothing is said: before there were restarts in place, and by writers that know none."""
+    """Return the number of the in-place restart, or 0 if it is missing, as in manifests of older writers."""
     number = table.get("restart")
     return number if type(number) is int and number > 0 else 0
 
@@ -177,14 +187,14 @@ def _missing(table: Mapping[str, Any], sizes: Mapping[str, int], *, uri: str) ->
 
 
 def is_inside(name: str) -> bool:
-    """A relative path of plain parts: such names are joined to paths by those who load the checkpoint."""
+    """Return whether a file name stays inside the checkpoint folder when a loader joins it to the folder's path."""
     parts = name.split("/")
     return not {"", ".", ".."} & set(parts) and name.isprintable() and "\\" not in name
 
 
 def bucket_and_folder(uri: str) -> tuple[str, str]:
-    """`s3://bucket/some/prefix` -> (`bucket`, `some/prefix/`), with or without a slash at its end."""
-    # Not urlparse: `?` and `#` are plain characters in a key.
+    """Split `s3://bucket/some/prefix`, with or without a final slash, into `bucket` and `some/prefix/`."""
+    # urlparse is not used, because `?` and `#` are ordinary characters in a key.
     bucket, _, path = uri.removeprefix("s3://").partition("/")
     folder = path.strip("/")
     return bucket, f"{folder}/" if folder else ""

@@ -1,4 +1,4 @@
-"""Records to JSON and back: frozen dataclasses of the core, nothing else, with a schema version for those to come."""
+"""Serialize the core's frozen dataclasses to JSON with a schema version, and read them back."""
 
 import json
 import types
@@ -15,7 +15,7 @@ SCHEMA = 1
 LARGEST = 2**63 - 1
 NUMBERS = frozenset({int, float})
 SCALARS: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
-# In a field's metadata: the words that an older version stored, and what this version calls them.
+# Key of a field's metadata: a mapping from values that older versions stored to their current names.
 FORMER_WORDS = "former words"
 # The names that types had in records of earlier versions.
 FORMER_TYPES = {"SetAside": "QuarantineCheckpoints", "Tell": "Notify"}
@@ -27,12 +27,12 @@ class BadRecord(RerailError):
 
 
 def dumps(value: Any) -> str:
-    """One record as JSON text; fields that hold their default are left out."""
+    """Return a record as JSON text, without fields that have their default value."""
     return json.dumps({"schema": SCHEMA, **plain(value)}, separators=(",", ":"))
 
 
 def loads(cls: type[T], text: str) -> T:
-    """The record that `dumps` wrote; raises BadRecord."""
+    """Return the record that `dumps` wrote; raise BadRecord if it cannot be read."""
     try:
         table = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
@@ -44,8 +44,10 @@ def loads(cls: type[T], text: str) -> T:
 
 
 def read_plain(cls: type[T], table: Any) -> T:
-    """The record that `plain` made into JSON types; raises BadRecord. Whether a text is a text, a number a number, and
-    what a time's zone is, is for the reader to ask: it knows what is meant."""
+    """Return the record that `plain` converted to JSON types; raise BadRecord if it cannot be read.
+
+    The types of scalar values and the time zones of times are not checked; that is up to the caller.
+    """
     if not isinstance(table, dict):
         raise BadRecord(f"a {cls.__name__} must be a JSON object")
     record: T = _read(cls, table, path=cls.__name__, strict=False)
@@ -53,7 +55,7 @@ def read_plain(cls: type[T], table: Any) -> T:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON types: times in ISO 8601, durations in seconds, dataclasses as objects with their `type`."""
+    """Return a value as JSON types: times in ISO 8601, durations in seconds, dataclasses as objects with a `type`."""
     if is_dataclass(value) and not isinstance(value, type):
         row = {f.name: getattr(value, f.name) for f in fields(value) if getattr(value, f.name) != _default(f)}
         return {"type": type(value).__name__, **{name: plain(item) for name, item in row.items()}}
@@ -64,7 +66,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        # The detectors' windows: hundreds of numbers in a row, once a minute for every run.
+        # A fast path for the detectors' windows: hundreds of numbers, once a minute for every run.
         return list(value) if NUMBERS.issuperset(map(type, value)) else [plain(item) for item in value]
     return value
 
@@ -79,14 +81,14 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
 
 
 @cache
-def _former_words(cls: type[Any]) -> Mapping[str, Mapping[str, str]]:
+def _former_words_of(cls: type[Any]) -> Mapping[str, Mapping[str, str]]:
     return {f.name: f.metadata[FORMER_WORDS] for f in fields(cls) if FORMER_WORDS in f.metadata}
 
 
 def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     if kind in SCALARS:
         if strict and type(value) not in SCALARS[kind]:
-            raise BadRecord(f"{path}: {value!r:.40} is no {kind.__name__}")
+            raise BadRecord(f"{path}: {value!r:.40} is not a valid {kind.__name__}")
         if type(value) is int and not -LARGEST <= value <= LARGEST:
             raise BadRecord(f"{path}: a number of more than 64 bits")
         return value
@@ -99,7 +101,7 @@ def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
         if arguments[0] in NUMBERS and NUMBERS.issuperset(map(type, value)):
             return tuple(value)
         if strict and not isinstance(value, list):
-            raise BadRecord(f"{path}: {value!r:.40} is no list")
+            raise BadRecord(f"{path}: {value!r:.40} is not a list")
         return tuple(_read(arguments[0], item, path=f"{path}[{i}]", strict=strict) for i, item in enumerate(value))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         named = {key: _read(arguments[1], item, path=f"{path}.{key}", strict=strict) for key, item in value.items()}
@@ -107,7 +109,7 @@ def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     if kind is datetime:
         at = datetime.fromisoformat(value)
         if strict and at.tzinfo is None:
-            raise BadRecord(f"{path}: {value!r:.40} names no time zone")
+            raise BadRecord(f"{path}: {value!r:.40} has no time zone")
         return at
     if kind is timedelta:
         return timedelta(seconds=value)
@@ -130,11 +132,11 @@ def _read_union(kinds: tuple[Any, ...], value: Any, *, path: str, strict: bool) 
 
 def _read_dataclass(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     if not isinstance(value, dict):
-        raise BadRecord(f"{path}: {value!r:.40} is no {kind.__name__}")
+        raise BadRecord(f"{path}: {value!r:.40} is not a valid {kind.__name__}")
     hints = _hints(kind)
     known = {name: item for name, item in value.items() if name in hints}
     try:
-        for name, words in _former_words(kind).items():
+        for name, words in _former_words_of(kind).items():
             if name in known:
                 known[name] = words.get(known[name], known[name])
         read = {name: _read(hints[name], item, path=f"{path}.{name}", strict=strict) for name, item in known.items()}

@@ -1,8 +1,8 @@
-"""What can go wrong, in the words of whoever has to mend it."""
+"""The exceptions of the core; their messages are written for the person who has to fix the problem."""
 
 
 class RerailError(Exception):
-    """Anything that Rerail reports on purpose."""
+    """The base class of all errors that Rerail raises deliberately."""
 
 
 class PolicyError(RerailError):
@@ -14,13 +14,13 @@ class UnknownPolicy(PolicyError):
 
 
 class BadMessage(RerailError):
-    """A message on the queue is not one of ours, or lacks a field that we need."""
+    """A message on the queue is not in a known format, or lacks a required field."""
 
 
 class BadMailboxObject(BadMessage):
-    """An object in the mailbox is not one of ours, or malformed; the message names the field.
+    """An object in the mailbox is unknown or malformed; the message names the field.
 
-    `defect` is one of a few words for the kind of defect: people are told once of each.
+    `defect` is a word for the kind of defect; each kind is reported to people once.
     """
 
     def __init__(self, message: str, *, defect: str = "content") -> None:
@@ -29,15 +29,15 @@ class BadMailboxObject(BadMessage):
 
 
 class BadManifest(RerailError):
-    """A checkpoint's manifest cannot be believed; the message names the object and the field."""
+    """A checkpoint's manifest is malformed; the message names the object and the field."""
 
 
 class Conflict(RerailError):
-    """The run was changed by somebody else since it was loaded: load it again and decide again."""
+    """The run was changed concurrently since it was loaded: load it again and repeat the decision."""
 
 
 class JobNotFound(RerailError):
-    """SageMaker knows no training job of that name."""
+    """SageMaker has no training job of that name."""
 
 
 class JobExists(RerailError):
@@ -45,7 +45,7 @@ class JobExists(RerailError):
 
 
 class RequestRefused(RerailError):
-    """SageMaker will never accept this request as it stands; the message is SageMaker's."""
+    """SageMaker rejects this request and will not accept it unchanged; the message is SageMaker's."""
 
 
 class CapacityRefused(RerailError):
@@ -53,24 +53,24 @@ class CapacityRefused(RerailError):
 
 
 class Throttled(RerailError):
-    """The service asked us to come back later; nothing was done."""
+    """The service throttled the call; nothing was done."""
 
 
 class CallFailed(RerailError):
-    """A call failed in a way that says neither yes nor no: the action stays pending and is tried again."""
+    """A call failed without a definite answer: the action stays pending and is tried again."""
 
 
 class CommandNotStored(RerailError):
-    """The mailbox took no command: it stays pending and is tried again, and the supervisor does without the agent."""
+    """The command could not be stored: it stays pending, and the supervisor meanwhile acts without the agent."""
 
 
 class ActionUnfinished(RerailError):
-    """Part of an action is done and time is up: it stays pending, and the next turn goes on."""
+    """Only part of an action was done in time: it stays pending and is continued later."""
 
 
 class QuarantineFailed(RerailError):
-    """What has to be set aside cannot be; the message says what is lacking, and the remedy."""
+    """Checkpoints could not be quarantined; the message says what is missing, and the remedy."""
 
 
 class StateUnknown(RerailError):
-    """The world could not be asked: nothing is known, so nothing is done."""
+    """AWS could not be queried: the state is unknown, so nothing is done."""

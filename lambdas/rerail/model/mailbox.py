@@ -1,8 +1,9 @@
-"""The mailbox between the supervisor and the agent in a running job: which objects there are, and what they say.
+"""The mailbox protocol between the supervisor and the agent in a running job: its objects and their format.
 
-One bucket, one folder a run: `runs/<run>/command.json` (written by the supervisor alone: the newest wish, and which
-attempt owns the run), `runs/<run>/heartbeat.json` (overwritten by the agent once a minute) and
-`runs/<run>/reports/<id>.json` (one object for each thing that the agent has to say; never overwritten).
+The mailbox is one bucket with one folder per run:
+`runs/<run>/command.json` holds the newest command and the attempt that owns the run; only the supervisor writes it.
+`runs/<run>/heartbeat.json` is overwritten by the agent once a minute.
+`runs/<run>/reports/<id>.json` holds one report of the agent and is never overwritten.
 """
 
 import json
@@ -24,34 +25,31 @@ SIZE_LIMIT = 64 * 1024
 REPORT_KEY = re.compile(
     r"runs/(?P<run>[a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})/reports/(?P<id>[a-zA-Z0-9][a-zA-Z0-9._-]{0,126})\.json"
 )
+# Characters per field.
 LIMITS = {"reason": 500, "evidence": 48_000, "path": 1024, "skip_samples": 20_000}
 FINDINGS_LIMIT = 20
 ABILITIES_LIMIT = 10
 RATE_LIMIT = 1_000
-QUOTED = 1_000  # characters of a finding's evidence: it goes into notices
-# Times that anybody can reckon with.
+QUOTED = 1_000  # characters of a finding's evidence, which is quoted in notices
+# The range of times that is accepted.
 EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
-# Terminals and mail programs make something of these.
+# Control characters, which terminals and mail programs would interpret, are replaced by spaces.
 CONTROLS = {code: " " for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class CommandKind(StrEnum):
-    """What the supervisor asks of the attempt that it names."""
+    """What the supervisor requests of the attempt named in a command."""
 
-    TRAIN = "train"  # nothing but this: the attempt named here owns the run, older ones must not save any more
-    CHECKPOINT = "checkpoint"  # save now, at a step that all ranks agree on, and report it
-    RESTART = "restart"  # end the training processes and start them again, on all machines, in this very job
+    TRAIN = "train"  # train on: this attempt owns the run, and older attempts must not save checkpoints any more
+    CHECKPOINT = "checkpoint"  # save a checkpoint now, at a step that all ranks agree on, and report it
+    RESTART = "restart"  # end the training processes and start them again, on all machines, within this job
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The supervisor's newest wish; `id` comes back in the reports that answer it.
+    """The supervisor's newest command to an agent."""
 
-    The last four are those of a restart in place: its number within the attempt, from 1 on; the newest step to resume
-    from (None: the newest that there is, 0: from the start); the samples to pass over, as `first-last,first-last`; and
-    the factor on the learning rate.
-    """
-
+    # Reports that answer the command quote this id.
     id: str
     run: str
     attempt: int
@@ -59,51 +57,48 @@ class Command:
     asked_at: datetime
     deadline: datetime | None = None
     reason: str = ""
+    # The remaining fields are for an in-place restart. Its number within the attempt, starting at 1.
     restart: int = 0
+    # The newest step to resume from; None: the newest checkpoint, 0: start from the beginning.
     resume_step: int | None = None
+    # The samples to skip, as `first-last,first-last`.
     skip_samples: str = ""
+    # The factor on the learning rate.
     rate: float = 1.0
 
 
 class ReportKind(StrEnum):
-    """What a report is about."""
+    """The subject of a report."""
 
-    HELLO = "hello"  # an agent works in this attempt: it can be asked for checkpoints
-    HEARD = "heard"  # the command has arrived; the ranks will agree on a step
+    HELLO = "hello"  # an agent runs in this attempt and can be asked for checkpoints
+    HEARD = "heard"  # the command was received; the ranks will agree on a step
     CHECKPOINT = "checkpoint"  # a checkpoint is committed
-    REFUSED = "refused"  # the command cannot be granted; `reason` says why
-    FINDINGS = "findings"  # the detectors, which the agent runs step by step, have something to say
-    RESTARTED = "restarted"  # the training processes run again; with a step, when they have come to that one
-    DAMAGED = "damaged"  # the files of a checkpoint do not match its manifest: it is not to be resumed from
-    UNLOADED = "unloaded"  # a checkpoint could not be loaded this time, for whatever reason
-    CRASHED = "crashed"  # they have died, the container waits a while for an order; `evidence` is the failure's text
+    REFUSED = "refused"  # the command cannot be carried out; `reason` says why
+    FINDINGS = "findings"  # new findings of the detectors, which the agent runs at each step
+    RESTARTED = "restarted"  # the training processes run again; with `step`: they have completed that step
+    DAMAGED = "damaged"  # the files of a checkpoint do not match its manifest: it must not be resumed from
+    UNLOADED = "unloaded"  # a checkpoint could not be loaded this time, for any reason
+    CRASHED = "crashed"  # the training processes died, and the container waits for a command; `evidence` is the error
 
 
 class Ability(StrEnum):
-    """What a script or its init can do beyond saving when it is asked to."""
+    """What a script or its init can do besides saving a checkpoint on request."""
 
-    SKIP = "skip"  # passes over RERAIL_SKIP_SAMPLES
+    SKIP = "skip"  # skips the samples in RERAIL_SKIP_SAMPLES
     RATE = "rate"  # multiplies its learning rate by RERAIL_LR_SCALE
     RESTART = "restart"  # its training processes can be restarted in place
 
 
 class Durability(StrEnum):
-    """Where a committed checkpoint lies."""
+    """Where a committed checkpoint is stored."""
 
-    LOCAL = "local"  # on the machine's disk, from where SageMaker copies it to S3 in its own time
-    REMOTE = "remote"  # in S3 or on a shared file system: it survives the machine
+    LOCAL = "local"  # on the machine's disk, from where SageMaker uploads it to S3 in the background
+    REMOTE = "remote"  # in S3 or on a shared file system, where it outlives the machine
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One thing that the agent has to say; `command` is the id of the command that it answers, if it answers one.
-
-    `step` is the step that was saved, `path` the folder of the checkpoint, `evidence` text for people (stacks);
-    a hello names the script's `abilities` (see Ability). `restart` is the number of the restart in place that the
-    processes which say so owe their lives to, 0 for the job's own start; `saved_by` is the attempt that saved the
-    checkpoint of which a report says that it is damaged. `sealed` is for the reader to say, whatever is written there:
-    it carries the seal of the run's key.
-    """
+    """A report of an agent."""
 
     id: str
     run: str
@@ -111,56 +106,73 @@ class Report:
     job: str
     told: ReportKind
     at: datetime
+    # The id of the command that the report answers, if any.
     command: str = ""
+    # The step of the checkpoint.
     step: int | None = None
     durability: Durability | None = None
+    # The folder of the checkpoint.
     path: str = ""
     reason: str = ""
     findings: tuple[Finding, ...] = ()
+    # Text for people, such as stack traces.
     evidence: str = ""
+    # For a hello: what the script can do; see Ability.
     abilities: tuple[str, ...] = ()
+    # The in-place restart that started the reporting processes; 0 is the job's own start.
     restart: int = 0
+    # For a damaged checkpoint: the attempt that saved it.
     saved_by: int | None = None
+    # Set by the reader, whatever the object contains: the report is signed with the run's key.
     sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Where the job is now: `step` is the last completed one, `step_seconds` the mean since the last heartbeat."""
+    """The current progress of a job, as reported by its agent."""
 
     run: str
     attempt: int
     job: str
     at: datetime
     phase: Phase
+    # The last completed step, and when it was completed.
     step: int | None = None
     moved_at: datetime | None = None
     loss: float | None = None
+    # The mean duration of a step since the last heartbeat, in seconds.
     step_seconds: float | None = None
     tokens_per_s: float | None = None
+    # The in-place restart that started the processes; 0 is the job's own start.
     restart: int = 0
 
 
 def bucket_name(account: str, region: str) -> str:
-    """The mailbox bucket of an account and region. Its name contains `sagemaker`, because the managed policy
-    AmazonSageMakerFullAccess lets training roles use such buckets: no permission has to be added for most of them."""
+    """Return the name of the mailbox bucket of an account and region.
+
+    The name contains `sagemaker`, because the managed policy AmazonSageMakerFullAccess grants access to such buckets.
+    Most training roles therefore need no further permission.
+    """
     return f"sagemaker-rerail-{account}-{region}"
 
 
 def command_key(run: str) -> str:
+    """Return the object key of a run's command."""
     return f"runs/{run}/command.json"
 
 
 def heartbeat_key(run: str) -> str:
+    """Return the object key of a run's heartbeat."""
     return f"runs/{run}/heartbeat.json"
 
 
 def report_key(run: str, id: str) -> str:
+    """Return the object key of a report."""
     return f"runs/{run}/reports/{id}.json"
 
 
 def run_of_report(key: str) -> tuple[str, str]:
-    """The run and the report's id in an object key; raises BadMailboxObject for any other object."""
+    """Return the run and the report id of an object key; raise BadMailboxObject for any other object."""
     match = REPORT_KEY.fullmatch(key)
     if not match:
         raise BadMailboxObject(f"object {key[:200]!r}: not a report; those are runs/<run>/reports/<id>.json")
@@ -168,20 +180,23 @@ def run_of_report(key: str) -> tuple[str, str]:
 
 
 def write(mail: Command | Report | Heartbeat) -> bytes:
-    """The object's content."""
+    """Return the content of the object as JSON."""
     return json.dumps({"schema": SCHEMA, **plain(mail)}, separators=(",", ":"), allow_nan=False).encode()
 
 
 def read_command(text: bytes, *, run: str) -> Command:
-    """The command in the mailbox of a run; raises BadMailboxObject."""
+    """Return the command in the mailbox of a run; raise BadMailboxObject if it is malformed."""
     command: Command = _read(Command, text, run=run)
     return command
 
 
 def read_report(text: bytes, *, run: str, id: str, seal_key: str = "") -> Report:
-    """The report of this id in the mailbox of a run, and whether this key has sealed it; raises BadMailboxObject."""
-    is_of_the_run = is_signed(text, name=report_key(run, id), key=seal_key)
-    report: Report = replace(_read(Report, text, run=run), sealed=is_of_the_run)
+    """Return the report with this id in the mailbox of a run, with `sealed` set if it is signed with `seal_key`.
+
+    Raise BadMailboxObject if it is malformed, or signed with another key.
+    """
+    is_sealed = is_signed(text, name=report_key(run, id), key=seal_key)
+    report: Report = replace(_read(Report, text, run=run), sealed=is_sealed)
     if report.id != id:
         what = f"field 'id' is {report.id[:100]!r}, but the object is called {id!r}"
         raise BadMailboxObject(f"mail for run {run}: {what}", defect="id")
@@ -189,7 +204,7 @@ def read_report(text: bytes, *, run: str, id: str, seal_key: str = "") -> Report
 
 
 def read_heartbeat(text: bytes, *, run: str) -> Heartbeat:
-    """The heartbeat of a run; raises BadMailboxObject."""
+    """Return the heartbeat of a run; raise BadMailboxObject if it is malformed."""
     heartbeat: Heartbeat = _read(Heartbeat, text, run=run)
     return heartbeat
 
@@ -211,63 +226,68 @@ def _read(cls: type[Any], text: bytes, *, run: str) -> Any:
         mail = read_plain(cls, table)
     except (BadRecord, TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise BadMailboxObject(f"{where}: {error!s:.400}", defect="field") from error
-    if problem := next(_problems(mail, LIMITS), None):
+    if problem := next(_find_problems(mail, LIMITS), None):
         raise BadMailboxObject(f"{where}: field {problem}", defect="field")
     if mail.run != run:
-        what = f"field 'run' is {mail.run!r:.100}; it must be the run whose folder the object lies in"
+        what = f"field 'run' is {mail.run!r:.100}; it must be the run whose folder contains the object"
         raise BadMailboxObject(f"{where}: {what}", defect="run")
-    return _legible(mail)
+    return _without_control_characters(mail)
 
 
 def find_problem(finding: Finding) -> str:
-    """What is wrong with a finding that came from elsewhere, with its field's name in front; nothing for a sound one.
+    """Return the first problem of a finding from an external source, starting with the field's name; "" if it is valid.
 
-    The codec reads fields into their places and does not look at what they hold."""
-    return next(_problems(finding, LIMITS), "")
+    The codec does not check the values of fields in such records.
+    """
+    return next(_find_problems(finding, LIMITS), "")
 
 
-def _problems(mail: Any, limits: Mapping[str, int]) -> Iterator[str]:
-    """The types and ranges that a reader relies on: what stands in the bucket was not necessarily written by us."""
+def _find_problems(mail: Any, limits: Mapping[str, int]) -> Iterator[str]:
+    """Yield every violation of types and ranges: the objects may have been written by others."""
     for name in (f.name for f in fields(mail)):
         value = getattr(mail, name)
         if name == "abilities":
-            if len(value) > ABILITIES_LIMIT or not all(isinstance(each, str) and len(each) <= 40 for each in value):
+            if len(value) > ABILITIES_LIMIT or not all(
+                isinstance(ability, str) and len(ability) <= 40 for ability in value
+            ):
                 yield f"'abilities' is {value!r:.60}; it must be at most {ABILITIES_LIMIT} words"
         elif name == "findings":
             if len(value) > FINDINGS_LIMIT:
                 yield f"'findings' has {len(value)} entries; at most {FINDINGS_LIMIT} are read"
-            yield from (f"'findings': {problem}" for finding in value for problem in _problems(finding, limits))
+            yield from (f"'findings': {problem}" for finding in value for problem in _find_problems(finding, limits))
         elif value is None and name not in _REQUIRED:
             continue
         elif (kinds := _KINDS.get(name)) and (not isinstance(value, kinds) or isinstance(value, bool)):
-            yield f"'{name}' is {value!r:.60}; it must be {_SPOKEN[kinds]}"
+            yield f"'{name}' is {value!r:.60}; it must be {_TYPE_NAMES[kinds]}"
         else:
-            yield from _out_of_range(name, value, limits.get(name, 128))
+            yield from _find_range_problems(name, value, limits.get(name, 128))
 
 
-def _out_of_range(name: str, value: Any, limit: int) -> Iterator[str]:
+def _find_range_problems(name: str, value: Any, limit: int) -> Iterator[str]:
     if isinstance(value, str) and len(value) > limit:
         yield f"'{name}' has {len(value)} characters; at most {limit}"
     elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-        yield f"'{name}' is no text: it holds half a character"
+        yield f"'{name}' is not valid text: it contains half of a surrogate pair"
     elif isinstance(value, datetime) and value.tzinfo is None:
         yield f"'{name}' has no time zone; write it as 2026-01-31T03:00:00+00:00"
     elif isinstance(value, datetime) and not EARLIEST <= value < LATEST:
         yield f"'{name}' is {value:%Y-%m-%d}; it must be a time between {EARLIEST:%Y} and {LATEST:%Y}"
     elif name in _NUMBERS and isinstance(value, int) and abs(value) >= 10**18:
-        yield f"'{name}' is {value!r:.60}; that is too great a number"
+        yield f"'{name}' is {value!r:.60}; the number is too large"
     elif name in _COUNTS and not 0 <= value < 10**18:
         yield f"'{name}' is {value!r:.60}; it must be a whole number, 0 or more"
     elif name == "rate" and not 0 < value <= RATE_LIMIT:
         yield f"'{name}' is {value!r:.60}; it must be a number above 0, at most {RATE_LIMIT}"
 
 
-def _legible(mail: Any) -> Any:
-    """The mail with its texts as people may be shown them."""
-    words = {name: getattr(mail, name).translate(CONTROLS) for name in ("reason", "evidence") if hasattr(mail, name)}
+def _without_control_characters(mail: Any) -> Any:
+    """Return the object with its texts made safe to show to people."""
+    texts = {name: getattr(mail, name).translate(CONTROLS) for name in ("reason", "evidence") if hasattr(mail, name)}
     if isinstance(mail, Report):
-        words["findings"] = tuple(replace(f, evidence=f.evidence.translate(CONTROLS)[:QUOTED]) for f in mail.findings)
-    return replace(mail, **words)
+        texts["findings"] = tuple(
+            replace(f, evidence=f.evidence.translate(CONTROLS)[:QUOTED]) for f in mail.findings
+        )
+    return replace(mail, **texts)
 
 
 _COUNTS = ("attempt", "step", "onset_step", "restart", "resume_step", "saved_by")
@@ -278,9 +298,9 @@ _KINDS: Mapping[str, Any] = {
     **dict.fromkeys(("asked_at", "deadline", "at", "onset_at", "moved_at"), datetime),
     **dict.fromkeys(_NUMBERS, (int, float)),
 }
-# Whatever their default, these may not be null.
+# These must not be null, whatever their default.
 _REQUIRED = (
     *("id", "run", "job", "attempt", "command", "path", "reason", "evidence", "asked_at"),
     *("restart", "skip_samples", "rate"),
 )
-_SPOKEN: Mapping[Any, str] = {str: "text", int: "a whole number", datetime: "a time", (int, float): "a number"}
+_TYPE_NAMES: Mapping[Any, str] = {str: "text", int: "a whole number", datetime: "a time", (int, float): "a number"}
