@@ -1,4 +1,4 @@
-"""What the core needs of the world, in the core's own words; rerail.aws answers with AWS, the tests with fakes."""
+"""The interfaces through which the core uses AWS; rerail.aws implements them, and the tests use fakes."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -16,142 +16,156 @@ from rerail.sweep.shards import PARTITIONS
 
 
 class Runs(Protocol):
-    """The memory: runs, their requests and timelines, and which run a job belongs to."""
+    """The store of runs, their requests and timelines, and the run of each job."""
 
     def load(self, run_id: str) -> Run | None:
-        """The run as last saved."""
+        """Return the run as last recorded, or None."""
 
     def save(self, run: Run, entry: TimelineEntry | None = None, request: Mapping[str, Any] | None = None) -> None:
-        """Record the run (and the names of its jobs, a timeline entry, its request) if the stored version is
-        `run.version - 1`; raises Conflict if it is not. All of it or nothing."""
+        """Record the run with the names of its jobs, a timeline entry and its request, all or nothing.
+
+        Raise Conflict unless the stored version is `run.version - 1`.
+        """
 
     def request(self, run_id: str) -> Mapping[str, Any]:
-        """The CreateTrainingJob request that the run's attempts are made from."""
+        """Return the CreateTrainingJob request that the run's attempts are launched from."""
 
     def run_of(self, job_name: str) -> str | None:
-        """The run that the job belongs to."""
+        """Return the id of the run that the job belongs to, or None."""
 
     def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
-        """Remember that the job is not ours; False if that was known already."""
+        """Record that the job is not supervised; return False if that was already recorded."""
 
     def unheard_of(self, job_names: Collection[str]) -> set[str]:
-        """Those jobs that are neither of a run nor ignored."""
+        """Return the jobs that neither belong to a run nor are ignored."""
 
     def open_runs(self, parts: Iterable[int] = range(PARTITIONS)) -> Iterable[tuple[str, Run | None]]:
-        """Name and record of every run, in these parts of the index, that the sweep has to ask about; None where the
-        record cannot be read."""
+        """Return the id and the record of every run that the sweep must visit, from these parts of the index.
+
+        The record is None if it cannot be read.
+        """
 
 
 class Jobs(Protocol):
     """SageMaker's training jobs."""
 
     def describe(self, job_name: str) -> tuple[Job, Mapping[str, Any]]:
-        """The job, and the whole description it was read from; raises JobNotFound."""
+        """Return the job and the description it was read from; raise JobNotFound if there is none."""
 
     def tags(self, arn: str) -> Mapping[str, str]:
-        """The job's tags."""
+        """Return the job's tags."""
 
     def request_members(self) -> Collection[str]:
-        """The members that CreateTrainingJob takes."""
+        """Return the names of the request members of CreateTrainingJob."""
 
     def changed_since(self, time: datetime) -> Mapping[str, tuple[JobStatus, str]]:
-        """The jobs that changed since then, by name, each with its status and its secondary status; raises Blind."""
+        """Return the status and secondary status of the jobs that changed since then; raise StateUnknown on failure."""
 
     def create(self, request: Mapping[str, Any]) -> None:
-        """Launch; raises JobExists, CapacityRefused, RequestRefused or Throttled."""
+        """Launch a job; raise JobExists, CapacityRefused, RequestRefused or Throttled."""
 
     def stop(self, job_name: str) -> None:
-        """Stop; a job that is stopping, has ended or never was counts as stopped; raises Throttled."""
+        """Stop a job; one that is stopping, has ended or does not exist counts as stopped. Raise Throttled."""
 
     def release_warm_pool(self, job_name: str) -> None:
-        """Give the retained instances back; no pool counts as released; raises Throttled."""
+        """Release the warm pool; a job without one counts as released. Raise Throttled."""
 
 
 class Checkpoints(Protocol):
-    """Saved states."""
+    """The checkpoints of jobs."""
 
     def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
-        """The newest checkpoints below the URI that have a readable manifest, newest first, of those up to a step where
-        that is given; where nothing has one, all saves of a script whose layout is known."""
+        """Return the newest checkpoints below the URI that have a readable manifest, newest first.
+
+        With `upto`, only checkpoints up to that step count. If there is no manifest at all, return all checkpoints of a
+        known layout.
+        """
 
     def times(self, uri: str) -> Sequence[datetime]:
-        """When the saves below the URI were made, by a listing alone; raises Blind."""
+        """Return when the checkpoints below the URI were saved, from a listing alone; raise StateUnknown on failure."""
 
     def set_aside(self, action: QuarantineCheckpoints) -> None:
-        """Move aside what a script must not resume from; nothing is lost, wherever it ends, and repeating it goes on.
+        """Move checkpoints that a script must not resume from to the quarantine folder.
 
-        Raises Unfinished where time was up, Throttled, CallFailed, or QuarantineFailed where waiting does not help."""
+        Nothing is lost if it is interrupted, and a repetition continues. Raise ActionUnfinished if time ran out,
+        Throttled, CallFailed, or QuarantineFailed if waiting does not help.
+        """
 
 
 class Policies(Protocol):
     """Policies by name."""
 
     def get(self, name: str) -> Policy:
-        """The policy; raises UnknownPolicy or PolicyError."""
+        """Return the policy; raise UnknownPolicy or PolicyError."""
 
 
 class Pause(Protocol):
-    """The account's pause."""
+    """The pause of the account."""
 
     def is_paused(self) -> bool:
-        """Return whether Rerail is paused, so that no job may be stopped or created; where nobody can tell, what was
-        known last."""
+        """Return whether Rerail is paused, so that no job may be stopped or created.
+
+        If the state cannot be read, return the last known one.
+        """
 
 
 class RateLimit(Protocol):
-    """The count of all relaunches of the account."""
+    """The rate limit on relaunches of the account."""
 
     def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
-        """Count one launch, or keep it back: see `rerail.supervisor.rate_limit`; raises Throttled."""
+        """Count one launch or postpone it; see `rerail.supervisor.rate_limit`. Raise Throttled."""
 
 
 class Bus(Protocol):
-    """The voice: notices for people and for anyone's own rules."""
+    """The event bus that notices are published on, for people and for users' own rules."""
 
     def publish(self, notice: Notice) -> None:
-        """Put the notice on the bus; raises where it was not accepted."""
+        """Publish a notice; raise an error if it was not accepted."""
 
 
 class ReceivedHeartbeat(NamedTuple):
-    """A heartbeat, when it arrived by the mailbox's own clock (the job's may be wrong), and whether the run's key has
-    sealed it."""
+    """A heartbeat from the mailbox."""
 
     heartbeat: Heartbeat
+    # When it arrived, by the mailbox's clock: the job's clock may be wrong.
     at: datetime
+    # Signed with the run's key.
     sealed: bool = False
 
 
 class ReceivedHeartbeats(NamedTuple):
-    """The heartbeats that there are, by folder, and of the others that should be readable why they are not."""
+    """The heartbeats of several mailbox folders."""
 
     heard: Mapping[str, ReceivedHeartbeat]
+    # Why a heartbeat could not be read, by folder.
     unread: Mapping[str, str]
 
 
 class Mailbox(Protocol):
-    """Commands to the agents in running jobs, and what they have to say."""
+    """The commands to the agents in running jobs, and their reports and heartbeats."""
 
     def post(self, command: Command) -> None:
-        """Replace the command in the folder of its run; raises Throttled or CommandNotStored."""
+        """Replace the command in the folder of its run; raise Throttled or CommandNotStored."""
 
     def report(self, key: str, seal_key: str = "") -> Report | None:
-        """Return the report in this object, or None where there is none.
+        """Return the report in this object, or None if it does not exist.
 
-        Raises BadMailboxObject, also for the signature of another key, and StateUnknown where S3 does not answer."""
+        Raise BadMailboxObject if it is malformed or signed with another key, StateUnknown if S3 does not answer.
+        """
 
     def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
-        """The newest heartbeat in each of these folders, whose runs have these keys."""
+        """Return the newest heartbeat of each folder, checked with the signing keys of their runs."""
 
 
 class Queue(Protocol):
-    """The way to the supervisor."""
+    """The supervisor's queue."""
 
     def wake(self, wakeups: Sequence[Mapping[str, Any]], *, at: datetime) -> None:
-        """Ask the supervisor to look at these runs or jobs, or tell it what was found."""
+        """Send the supervisor requests to evaluate runs or jobs, or findings."""
 
 
 def policy_of(run: Run, policies: Policies) -> Policy:
-    """The run's policy; one that was removed since the run began gives way to the default."""
+    """Return the run's policy, or the default if it was removed since the run began."""
     try:
         return policies.get(run.policy)
     except UnknownPolicy:

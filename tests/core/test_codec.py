@@ -186,10 +186,10 @@ def test_what_is_no_record_at_all_is_refused(text):
     ("field", "value", "named"),
     [
         ("id", 7, "Run.id: 7 is not a valid str"),
-        ("version", "3", "Run.version: '3' is no int"),
-        ("version", True, "Run.version: True is no int"),
+        ("version", "3", "Run.version: '3' is not a valid int"),
+        ("version", True, "Run.version: True is not a valid int"),
         ("version", 10**400, "Run.version: a number of more than 64 bits"),
-        ("observe_only", "yes", "Run.observe_only: 'yes' is no bool"),
+        ("observe_only", "yes", "Run.observe_only: 'yes' is not a valid bool"),
         ("commands", "abc", "Run.commands: 'abc' is not a list"),
         ("pending", [None], "type None is not one of CreateJob"),
         ("created_at", "2026-01-31T01:00:00", "Run.created_at: '2026-01-31T01:00:00' has no time zone"),

@@ -271,7 +271,7 @@ def test_counting_on_passes_over_what_is_skipped(position, samples, pairs):
 
 @pytest.mark.parametrize("text", ["5", "7-3", "a-b", "1-2;3-4", "-1-3"])
 def test_what_is_no_range_is_refused(text):
-    with pytest.raises(ValueError, match="is no range of sample ids; write first-last"):
+    with pytest.raises(ValueError, match="is not a valid range of sample ids; write first-last"):
         skipped_samples.parse_ranges(text)
 
 

@@ -61,12 +61,12 @@ def test_more_memory_and_the_same_kind_of_gpu_is_a_place_to_go(before, after):
     [
         ("ml.p4d.24xlarge", "ml.g5.12xlarge", "ml.g5.12xlarge has 4 GPUs, not 8: the world size would change"),
         ("ml.p5.4xlarge", "ml.p5.48xlarge", "ml.p5.48xlarge has 8 GPUs, not 1: the world size would change"),
-        ("ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.p5.48xlarge has H100 GPUs, another generation than A100"),
+        ("ml.p4d.24xlarge", "ml.p5.48xlarge", "ml.p5.48xlarge has H100 GPUs, a different generation from A100"),
         ("ml.p4de.24xlarge", "ml.p4d.24xlarge", "ml.p4d.24xlarge has GPUs of 40 GiB, not 80"),
         ("ml.g5.2xlarge", "ml.g5.xlarge", "ml.g5.xlarge has 16 GiB of memory, not 32"),
         ("ml.r5.large", "ml.m5.large", "ml.m5.large has 8 GiB of memory, not 16"),
         ("ml.c5.2xlarge", "ml.m5.xlarge", "ml.m5.xlarge has 4 CPUs, not 8"),
-        ("ml.trn2.48xlarge", "ml.p5.48xlarge", "the machines of ml.trn2.48xlarge are not known here"),
+        ("ml.trn2.48xlarge", "ml.p5.48xlarge", "the hardware of ml.trn2.48xlarge is unknown"),
     ],
 )
 def test_what_would_change_the_run_is_no_place_to_go(before, after, why):
@@ -79,11 +79,11 @@ def test_what_would_change_the_run_is_no_place_to_go(before, after, why):
     [
         (of("ml.p5.48xlarge", plan="arn:aws:sagemaker:…"), Machines(("ml.p5e.48xlarge",)), "a training plan"),
         (of("ml.p5.48xlarge", plan="arn:aws:sagemaker:…"), Machines(subnets=("subnet-2",)), "a training plan"),
-        (of("ml.p5.48xlarge", prefers=True), Machines(("ml.p5e.48xlarge",)), "says which instance types it takes"),
-        (of("ml.p5.48xlarge", grouped=True), Machines(("ml.p5e.48xlarge",)), "says which instance types it takes"),
-        (replace(of("ml.p5.48xlarge"), subnets=()), Machines(subnets=("subnet-2",)), "no network of its own"),
+        (of("ml.p5.48xlarge", prefers=True), Machines(("ml.p5e.48xlarge",)), "own request lists its instance types"),
+        (of("ml.p5.48xlarge", grouped=True), Machines(("ml.p5e.48xlarge",)), "own request lists its instance types"),
+        (replace(of("ml.p5.48xlarge"), subnets=()), Machines(subnets=("subnet-2",)), "no VPC configuration"),
         (of("ml.g5.xlarge", spot=True), Machines(("ml.g5.2xlarge", "ml.g5.4xlarge")), "a spot job takes one"),
-        (Cluster(), Machines(("ml.p5e.48xlarge",)), "the machines of the run are not known here"),
+        (Cluster(), Machines(("ml.p5e.48xlarge",)), "the hardware of the run is unknown"),
     ],
 )
 def test_what_ties_a_run_to_its_machines_is_respected(cluster, machines, why):
@@ -131,7 +131,7 @@ def test_a_fall_back_names_types_and_subnets(text, machines, spoken):
     [
         ("", "names no instance type"),
         ("p4de.24xlarge", "'p4de.24xlarge' is neither an instance type such as"),
-        ("ml.p9.48xlarge", "the machines of ml.p9.48xlarge are not known here"),
+        ("ml.p9.48xlarge", "the hardware of ml.p9.48xlarge is unknown"),
         (" ".join(sorted(TYPES)[:6]), "names 6 instance types, at most 5"),
     ],
 )

@@ -1,11 +1,11 @@
-"""Why a training job died, in nine words."""
+"""The causes of failed training jobs."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """The cause of a failure: what a remedy is chosen by."""
+    """The cause of a failure, from which the remedy is chosen."""
 
     INFRASTRUCTURE = "infrastructure"
     HARDWARE = "hardware"
@@ -18,5 +18,5 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
 
-# May the same job, relaunched unchanged, get further? Running out of memory, a bug and bad data come back every time.
+# Whether an unchanged relaunch may succeed. Running out of memory, bugs and bad data fail again every time.
 RETRY: Mapping[Cause, bool] = {cause: cause not in (Cause.OOM, Cause.DATA, Cause.USER_CODE) for cause in Cause}

@@ -1,4 +1,4 @@
-"""What a detector says: a kind of trouble, how far it has come, and the numbers behind it."""
+"""Findings of the detectors: the kind of problem, its level, and the evidence."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,16 +6,16 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How far a trouble has come; the last two are its ends."""
+    """The level of a problem; the last two mean that it is over."""
 
     WARN = "warn"
     INTERVENE = "intervene"
-    MENDED = "mended"  # the loss has come back to where it was
-    ACCEPTED = "accepted"  # it has stayed where it is for so long that this is its level now
+    MENDED = "mended"  # the loss has recovered
+    ACCEPTED = "accepted"  # the loss has stayed at its new level for so long that this is its normal level now
 
 
 class Kind(StrEnum):
-    """Which question was answered with yes."""
+    """The kind of problem, named after the detector."""
 
     NON_FINITE = "non_finite"
     LOSS_SPIKE = "loss_spike"
@@ -35,16 +35,19 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer; `onset_step` is where the trouble began (None: unknown), `evidence` one sentence with the numbers;
-    `idle`: of silence, that the machines are known to do nothing; `doubt`: since when it counts, where the clock that
-    says so is in doubt."""
+    """A problem that a detector found in a run."""
 
     kind: Kind
     level: Level
+    # The step at which it was found.
     step: int | None
+    # The step at which the problem began; None: unknown.
     onset_step: int | None
+    # One sentence with the measured values.
     evidence: str
     at: datetime | None = None
     onset_at: datetime | None = None
+    # For missing metrics or steps: the machines are known to be idle.
     idle: bool = False
+    # From when on silence counts, if the clock that measured it is in doubt.
     doubt: datetime | None = None

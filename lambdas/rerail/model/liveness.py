@@ -1,15 +1,15 @@
-"""When a run last moved, what it is doing, and how long it took for such things before."""
+"""The liveness of a run: its phase, its last progress, and the longest gaps seen so far."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-# The first gaps between steps hold compilation and warm-up.
+# The first gaps between steps include compilation and warm-up.
 IGNORED_GAPS = 5
 
 
 class Phase(StrEnum):
-    """What a run is doing, as far as anyone told us."""
+    """What a run is doing, as far as known."""
 
     CAPACITY = "capacity"
     STARTUP = "startup"
@@ -20,60 +20,63 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """The signs of life of one attempt, and the longest gaps of the run in seconds, halfway to the newest longest.
-
-    `idle` is the second signal: True when the accelerators are known to do nothing, None when nobody knows;
-    `started_at` is when the machines last were there and the script began.
-    """
+    """The last signs of life of an attempt, and the longest gaps of the run."""
 
     phase: Phase = Phase.STARTUP
+    # When the phase began.
     since: datetime | None = None
+    # When a new step was last completed.
     moved_at: datetime | None = None
     step: int | None = None
+    # When metrics or a heartbeat were last received.
     heard_at: datetime | None = None
+    # The number of gaps between steps so far.
     gaps: int = 0
+    # The longest gaps in seconds between steps, for a checkpoint, and for an evaluation. A new maximum counts by half.
     step_s: float = 0.0
     save_s: float = 0.0
     evaluation_s: float = 0.0
+    # Whether the accelerators are idle, as a second signal; None: unknown.
     idle: bool | None = None
+    # When the machines were last available and the script started.
     started_at: datetime | None = None
 
     def longest(self, phase: Phase) -> float:
-        """The longest gap known for a phase, in seconds; 0 when none is."""
+        """Return the longest known gap of a phase in seconds; 0 if there is none."""
         return {Phase.STEP: self.step_s, Phase.SAVE: self.save_s, Phase.EVALUATION: self.evaluation_s}.get(phase, 0.0)
 
 
 def with_phase(pulse: Liveness, phase: Phase, at: datetime) -> Liveness:
-    """The pulse after the run entered a phase; the length of the one that ended is learnt."""
+    """Return the liveness after the run entered a phase; the duration of the phase that ended is learnt."""
     if phase is pulse.phase:
         return pulse if pulse.since else replace(pulse, since=at)
     seconds = (at - pulse.since).total_seconds() if pulse.since else 0.0
     if pulse.phase is Phase.SAVE:
-        pulse = replace(pulse, save_s=_longer(pulse.save_s, seconds))
+        pulse = replace(pulse, save_s=_update_longest(pulse.save_s, seconds))
     elif pulse.phase is Phase.EVALUATION:
-        pulse = replace(pulse, evaluation_s=_longer(pulse.evaluation_s, seconds))
+        pulse = replace(pulse, evaluation_s=_update_longest(pulse.evaluation_s, seconds))
     moved_at = at if phase is Phase.STEP else pulse.moved_at
     started_at = at if phase is Phase.STARTUP else pulse.started_at
     return replace(pulse, phase=phase, since=at, moved_at=moved_at, started_at=started_at)
 
 
 def with_row(pulse: Liveness, at: datetime, *, step: int | None) -> Liveness:
-    """The pulse after a row of metrics; a step that is new is a movement, and its gap is learnt."""
+    """Return the liveness after a row of metrics; a new step counts as progress, and its gap is learnt."""
     pulse = replace(pulse, heard_at=max(at, pulse.heard_at or at))
     if step is None or (pulse.step is not None and step <= pulse.step):
         return pulse
     if pulse.step is None or pulse.moved_at is None or pulse.phase is not Phase.STEP:
         return replace(with_phase(pulse, Phase.STEP, at), moved_at=at, step=step)
     gap = (at - pulse.moved_at).total_seconds()
-    longer = pulse.step_s if pulse.gaps < IGNORED_GAPS else _longer(pulse.step_s, gap)
+    longer = pulse.step_s if pulse.gaps < IGNORED_GAPS else _update_longest(pulse.step_s, gap)
     return replace(pulse, moved_at=at, step=step, gaps=pulse.gaps + 1, step_s=longer)
 
 
 def with_relaunch(pulse: Liveness, at: datetime) -> Liveness:
-    """The pulse of the run's next attempt: it starts up anew, and remembers what was learnt."""
+    """Return the liveness of the run's next attempt, which keeps the longest gaps."""
     return Liveness(Phase.CAPACITY, at, step_s=pulse.step_s, save_s=pulse.save_s, evaluation_s=pulse.evaluation_s)
 
 
-def _longer(longest: float, seconds: float) -> float:
-    # Halfway, as NVIDIA's resiliency extension does: a maximum alone never forgets one bad day.
+def _update_longest(longest: float, seconds: float) -> float:
+    # Halfway to a new maximum, as in NVIDIA's resiliency extension: a plain maximum would keep one outlier for ever.
     return (longest + seconds) / 2 if seconds > longest > 0 else max(longest, seconds)

@@ -1,4 +1,4 @@
-"""Machines by instance type: which may take another's place in a run, and what makes up the cluster of a job.
+"""Machines by instance type, which of them can replace each other in a run, and the cluster of a job.
 
 The figures are those of AWS's pages on instance types (aws.amazon.com/ec2/instance-types); the generations of the
 accelerators are NVIDIA's compute capabilities (developer.nvidia.com/cuda-gpus).
@@ -12,21 +12,22 @@ from typing import Any
 from rerail.model.actions import Machines
 
 SUBNET = re.compile(r"subnet-[0-9a-z]{1,40}")
-MOST_PREFERENCES = 5  # InstancePreferences holds no more
+MOST_PREFERENCES = 5  # the maximum length of InstancePreferences
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine: its accelerators with their `generation` and memory in GiB each, its CPUs and its memory in GiB.
+    """The hardware of one machine."""
 
-    Programs that were built for one generation need not run on another.
-    """
-
+    # The number of accelerators, and their name.
     gpus: int
     gpu: str
+    # The compute capability; programs built for one generation may not run on another.
     generation: str
+    # Memory of each accelerator in GiB.
     gpu_gib: int
     cpus: int
+    # Host memory in GiB.
     gib: int
 
     def __str__(self) -> str:
@@ -35,39 +36,45 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class WarmPool:
-    """What SageMaker tells of the machines kept after a job: their status, the seconds billed for keeping them, and the
-    job that has taken them over."""
+    """The machines kept after a job, as described by SageMaker."""
 
     status: str
+    # Seconds billed for keeping them.
     billed_s: int = 0
+    # The name of the job that reuses them.
     reused_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The machines that a job asks for: all that a warm pool is matched by, and what ties the job to them.
+    """The machines that a job requests: all properties that a warm pool is matched by, and further constraints.
 
-    `prefers` says that the job itself names several instance types, of which SageMaker takes one; `plan` is its
-    training plan, `grouped` a mixed cluster, `spot` managed spot training. Session tags match too, but no description
-    tells them.
+    Warm pools are matched by session tags too, but descriptions do not contain these.
     """
 
     role: str = ""
     instance_types: tuple[str, ...] = ()
     count: int = 0
     volume_gb: int = 0
+    # The KMS key of the volume.
     volume_key: str = ""
     security_groups: tuple[str, ...] = ()
     subnets: tuple[str, ...] = ()
+    # Traffic between the containers is encrypted.
     encrypted: bool = False
+    # Network isolation is enabled.
     isolated: bool = False
+    # Managed spot training.
     spot: bool = False
+    # A heterogeneous cluster of instance groups.
     grouped: bool = False
+    # The request names several instance types, of which SageMaker selects one.
     prefers: bool = False
+    # The ARN of the training plan.
     plan: str = ""
 
     def on(self, machines: Machines | None) -> "Cluster":
-        """The same cluster on other machines."""
+        """Return the cluster with these machines instead; unchanged if None."""
         if machines is None:
             return self
         return replace(
@@ -78,15 +85,15 @@ class Cluster:
 
 
 def cluster_of(description: Mapping[str, Any]) -> Cluster:
-    """The cluster in a request or in a description, where SageMaker may have chosen one of several types already."""
+    """Return the cluster in a request, or in a description, where SageMaker may have selected one of several types."""
     resources = description.get("ResourceConfig") or {}
     vpc = description.get("VpcConfig") or {}
     preferences = resources.get("InstancePreferences") or ()
-    kind = resources.get("SelectedInstanceType") or resources.get("InstanceType", "")
-    plans = [plan for each in preferences for plan in each.get("TrainingPlanArns", ())]
+    instance_type = resources.get("SelectedInstanceType") or resources.get("InstanceType", "")
+    plans = [plan for preference in preferences for plan in preference.get("TrainingPlanArns", ())]
     return Cluster(
         role=description.get("RoleArn", ""),
-        instance_types=(kind,) if kind else tuple(each["InstanceType"] for each in preferences),
+        instance_types=(instance_type,) if instance_type else tuple(p["InstanceType"] for p in preferences),
         count=resources.get("SelectedInstanceCount") or resources.get("InstanceCount", 0),
         volume_gb=resources.get("VolumeSizeInGB", 0),
         volume_key=resources.get("VolumeKmsKeyId", ""),
@@ -102,17 +109,20 @@ def cluster_of(description: Mapping[str, Any]) -> Cluster:
 
 
 def pool_of(description: Mapping[str, Any]) -> WarmPool | None:
-    """The warm pool in a DescribeTrainingJob answer."""
-    told = description.get("WarmPoolStatus")
-    if not told or not told.get("Status"):
+    """Return the warm pool in a DescribeTrainingJob response, or None."""
+    pool = description.get("WarmPoolStatus")
+    if not pool or not pool.get("Status"):
         return None
     return WarmPool(
-        told["Status"], int(told.get("ResourceRetainedBillableTimeInSeconds") or 0), told.get("ReusedByJob") or ""
+        pool["Status"], int(pool.get("ResourceRetainedBillableTimeInSeconds") or 0), pool.get("ReusedByJob") or ""
     )
 
 
 def read_fallback(text: str) -> Machines:
-    """A policy's fall-back: instance types and subnets, apart by blanks; raises ValueError that says what is wrong."""
+    """Return a policy's fallback: instance types and subnets, separated by spaces.
+
+    Raise ValueError with the problem if it is malformed.
+    """
     types, subnets = [], []
     for word in text.split():
         if word in TYPES:
@@ -120,8 +130,7 @@ def read_fallback(text: str) -> Machines:
         elif SUBNET.fullmatch(word):
             subnets.append(word)
         elif word.startswith("ml."):
-            what = f"the machines of {word:.100} are not known here"
-            raise ValueError(f"{what}, so nobody can tell whether a run fits them")
+            raise ValueError(f"the hardware of {word:.100} is unknown, so Rerail cannot check whether a run fits it")
         else:
             raise ValueError(f"{word!r:.100} is neither an instance type such as ml.p4de.24xlarge nor a subnet")
     if not types and not subnets:
@@ -132,37 +141,39 @@ def read_fallback(text: str) -> Machines:
 
 
 def find_misfit(cluster: Cluster, machines: Machines) -> str:
-    """Why a job of this cluster must not be launched on those machines, or nothing: the world must stay as large, what
-    was built for one generation must run, and nothing may become smaller."""
+    """Return why a job of this cluster must not be launched on these machines, or "" if it may.
+
+    The world size and the GPU generation must stay the same, and no resource may become smaller.
+    """
     if cluster.plan:
         return "the run's machines are reserved by a training plan"
     if machines.subnets and not cluster.subnets:
-        return "the run has no network of its own"
+        return "the run has no VPC configuration"
     if not machines.instance_types:
         return ""
     if cluster.grouped or cluster.prefers:
-        return "the run itself says which instance types it takes"
+        return "the run's own request lists its instance types"
     if cluster.spot and len(machines.instance_types) > 1:
         return "a spot job takes one instance type"
     if len(cluster.instance_types) != 1 or cluster.instance_types[0] not in TYPES:
-        return f"the machines of {', '.join(cluster.instance_types) or 'the run'} are not known here"
+        return f"the hardware of {', '.join(cluster.instance_types) or 'the run'} is unknown"
     before = TYPES[cluster.instance_types[0]]
-    return next(filter(None, (_lesser(before, kind) for kind in machines.instance_types)), "")
+    return next(filter(None, (_find_shortfall(before, name) for name in machines.instance_types)), "")
 
 
 def format_instance_types(machines: Machines) -> str:
-    """Machines as people call them."""
+    """Return the machines as text for people."""
     parts = (" or ".join(machines.instance_types), " and ".join(machines.subnets))
     return " in ".join(part for part in parts if part)
 
 
-def _lesser(before: Machine, kind: str) -> str:
-    """What is less about a machine of this kind than about the one before."""
+def _find_shortfall(before: Machine, kind: str) -> str:
+    """Return what this instance type lacks compared with the machine before, or ""."""
     after = TYPES[kind]
     if after.gpus != before.gpus:
         return f"{kind} has {after.gpus} GPUs, not {before.gpus}: the world size would change"
     if after.generation != before.generation:
-        return f"{kind} has {after.gpu} GPUs, another generation than {before.gpu}"
+        return f"{kind} has {after.gpu} GPUs, a different generation from {before.gpu}"
     if after.gpu_gib < before.gpu_gib:
         return f"{kind} has GPUs of {after.gpu_gib} GiB, not {before.gpu_gib}"
     if after.gib < before.gib:
@@ -172,21 +183,21 @@ def _lesser(before: Machine, kind: str) -> str:
     return ""
 
 
-def _sizes(family: str, gpu: tuple[str, str, int], rows: Mapping[str, tuple[int, int, int]]) -> dict[str, Machine]:
-    """A family's sizes: GPUs, CPUs and memory of each."""
+def _gpu_family(family: str, gpu: tuple[str, str, int], rows: Mapping[str, tuple[int, int, int]]) -> dict[str, Machine]:
+    """Return the machines of a GPU family, from the GPUs, CPUs and memory of each size."""
     name, generation, gib = gpu
     return {f"ml.{family}.{size}": Machine(g, name, generation, gib, cpus, m) for size, (g, cpus, m) in rows.items()}
 
 
-def _without_gpus(family: str, gib_per_cpu: int, sizes: str) -> dict[str, Machine]:
-    """General machines grow evenly: `large` has two CPUs, `xlarge` four, and `Nxlarge` N times four."""
+def _cpu_family(family: str, gib_per_cpu: int, sizes: str) -> dict[str, Machine]:
+    """Return the machines of a family without GPUs: `large` has 2 CPUs, `xlarge` 4, and `Nxlarge` N times 4."""
     cpus = {size: 2 if size == "large" else 4 * int(size.removesuffix("xlarge") or 1) for size in sizes.split()}
     return {f"ml.{family}.{size}": Machine(0, "", "", 0, n, n * gib_per_cpu) for size, n in cpus.items()}
 
 
 _V100, _T4 = ("V100", "7.0", 16), ("T4", "7.5", 16)
 _A10G, _L4, _L40S = ("A10G", "8.6", 24), ("L4", "8.9", 24), ("L40S", "8.9", 48)
-_ONE_OF = {
+_SINGLE_GPU_SIZES = {
     "xlarge": (1, 4, 16),
     "2xlarge": (1, 8, 32),
     "4xlarge": (1, 16, 64),
@@ -194,31 +205,31 @@ _ONE_OF = {
     "16xlarge": (1, 64, 256),
     "12xlarge": (4, 48, 192),
 }
-_UP_TO_EIGHT = {**_ONE_OF, "24xlarge": (4, 96, 384), "48xlarge": (8, 192, 768)}
-_TWICE_THE_MEMORY = {size: (gpus, cpus, 2 * gib) for size, (gpus, cpus, gib) in _UP_TO_EIGHT.items()}
-_SIZES_OF_5 = "xlarge 2xlarge 4xlarge 12xlarge 24xlarge"
-_SIZES_OF_6 = "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 32xlarge"
-_SIZES_OF_7 = "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge"
+_GPU_SIZES = {**_SINGLE_GPU_SIZES, "24xlarge": (4, 96, 384), "48xlarge": (8, 192, 768)}
+_DOUBLE_MEMORY_SIZES = {size: (gpus, cpus, 2 * gib) for size, (gpus, cpus, gib) in _GPU_SIZES.items()}
+_GENERATION_5_SIZES = "xlarge 2xlarge 4xlarge 12xlarge 24xlarge"
+_GENERATION_6_SIZES = "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 32xlarge"
+_GENERATION_7_SIZES = "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge"
 
 TYPES: Mapping[str, Machine] = {
-    **_sizes("p3", _V100, {"2xlarge": (1, 8, 61), "8xlarge": (4, 32, 244), "16xlarge": (8, 64, 488)}),
-    **_sizes("p3dn", ("V100", "7.0", 32), {"24xlarge": (8, 96, 768)}),
-    **_sizes("g4dn", _T4, _ONE_OF),
-    **_sizes("g5", _A10G, _UP_TO_EIGHT),
-    **_sizes("g6", _L4, _UP_TO_EIGHT),
-    **_sizes("g6e", _L40S, _TWICE_THE_MEMORY),
-    **_sizes("p4d", ("A100", "8.0", 40), {"24xlarge": (8, 96, 1152)}),
-    **_sizes("p4de", ("A100", "8.0", 80), {"24xlarge": (8, 96, 1152)}),
-    **_sizes("p5", ("H100", "9.0", 80), {"4xlarge": (1, 16, 256), "48xlarge": (8, 192, 2048)}),
-    **_sizes("p5e", ("H200", "9.0", 141), {"48xlarge": (8, 192, 2048)}),
-    **_sizes("p5en", ("H200", "9.0", 141), {"48xlarge": (8, 192, 2048)}),
-    **_sizes("p6-b200", ("B200", "10.0", 179), {"48xlarge": (8, 192, 2048)}),
-    **_without_gpus("m5", 4, f"large {_SIZES_OF_5}"),
-    **_without_gpus("m6i", 4, _SIZES_OF_6),
-    **_without_gpus("m7i", 4, _SIZES_OF_7),
-    **_without_gpus("c5", 2, "xlarge 2xlarge 4xlarge 9xlarge 18xlarge"),
-    **_without_gpus("c6i", 2, _SIZES_OF_6.removeprefix("large ")),
-    **_without_gpus("c7i", 2, _SIZES_OF_7),
-    **_without_gpus("r5", 8, f"large {_SIZES_OF_5} 8xlarge 16xlarge"),
-    **_without_gpus("r7i", 8, _SIZES_OF_7),
+    **_gpu_family("p3", _V100, {"2xlarge": (1, 8, 61), "8xlarge": (4, 32, 244), "16xlarge": (8, 64, 488)}),
+    **_gpu_family("p3dn", ("V100", "7.0", 32), {"24xlarge": (8, 96, 768)}),
+    **_gpu_family("g4dn", _T4, _SINGLE_GPU_SIZES),
+    **_gpu_family("g5", _A10G, _GPU_SIZES),
+    **_gpu_family("g6", _L4, _GPU_SIZES),
+    **_gpu_family("g6e", _L40S, _DOUBLE_MEMORY_SIZES),
+    **_gpu_family("p4d", ("A100", "8.0", 40), {"24xlarge": (8, 96, 1152)}),
+    **_gpu_family("p4de", ("A100", "8.0", 80), {"24xlarge": (8, 96, 1152)}),
+    **_gpu_family("p5", ("H100", "9.0", 80), {"4xlarge": (1, 16, 256), "48xlarge": (8, 192, 2048)}),
+    **_gpu_family("p5e", ("H200", "9.0", 141), {"48xlarge": (8, 192, 2048)}),
+    **_gpu_family("p5en", ("H200", "9.0", 141), {"48xlarge": (8, 192, 2048)}),
+    **_gpu_family("p6-b200", ("B200", "10.0", 179), {"48xlarge": (8, 192, 2048)}),
+    **_cpu_family("m5", 4, f"large {_GENERATION_5_SIZES}"),
+    **_cpu_family("m6i", 4, _GENERATION_6_SIZES),
+    **_cpu_family("m7i", 4, _GENERATION_7_SIZES),
+    **_cpu_family("c5", 2, "xlarge 2xlarge 4xlarge 9xlarge 18xlarge"),
+    **_cpu_family("c6i", 2, _GENERATION_6_SIZES.removeprefix("large ")),
+    **_cpu_family("c7i", 2, _GENERATION_7_SIZES),
+    **_cpu_family("r5", 8, f"large {_GENERATION_5_SIZES} 8xlarge 16xlarge"),
+    **_cpu_family("r7i", 8, _GENERATION_7_SIZES),
 }

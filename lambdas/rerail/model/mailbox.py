@@ -284,9 +284,7 @@ def _without_control_characters(mail: Any) -> Any:
     """Return the object with its texts made safe to show to people."""
     texts = {name: getattr(mail, name).translate(CONTROLS) for name in ("reason", "evidence") if hasattr(mail, name)}
     if isinstance(mail, Report):
-        texts["findings"] = tuple(
-            replace(f, evidence=f.evidence.translate(CONTROLS)[:QUOTED]) for f in mail.findings
-        )
+        texts["findings"] = tuple(replace(f, evidence=f.evidence.translate(CONTROLS)[:QUOTED]) for f in mail.findings)
     return replace(mail, **texts)
 
 

@@ -1,4 +1,4 @@
-"""Policies: every threshold and budget, read from TOML and checked with one clear error."""
+"""Policies: every threshold and budget of a supervised job, read from TOML and checked."""
 
 import difflib
 import json
@@ -18,7 +18,7 @@ from rerail.model.thresholds import Thresholds
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 FALLBACKS_LIMIT = 10
-WORDS = {bool: "true or false", str: "text in quotes"}
+TYPE_DESCRIPTIONS = {bool: "true or false", str: "text in quotes"}
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
@@ -29,34 +29,34 @@ class Mode(StrEnum):
     """What a policy lets Rerail do."""
 
     ACT = "act"
-    APPROVE = "approve"
-    OBSERVE = "observe"
-    PAUSE = "pause"
+    APPROVE = "approve"  # stops and relaunches need an operator's approval
+    OBSERVE = "observe"  # detect and report, but never act
+    PAUSE = "pause"  # postpone everything that would stop or create a job
 
 
 class OnMaxRuntime(StrEnum):
-    """What to do when a job ran into its own MaxRuntimeInSeconds."""
+    """What to do when a job reached its own MaxRuntimeInSeconds."""
 
     STOP = "stop"
     RELAUNCH = "relaunch"
 
 
 class MaxRuntime(StrEnum):
-    """Whether a request's MaxRuntimeInSeconds is for the whole run, or for each attempt anew."""
+    """Whether a request's MaxRuntimeInSeconds applies to the whole run or to each attempt."""
 
     PER_RUN = "per_run"
     PER_ATTEMPT = "per_attempt"
 
 
 class OnExpiry(StrEnum):
-    """What becomes of a proposal that nobody has answered."""
+    """What to do with a proposal that was not answered in time."""
 
     ACT = "act"
     HOLD = "hold"
 
 
 class OnAlarm(StrEnum):
-    """What to do when a CloudWatch alarm of the user's own on the job goes off."""
+    """What to do when a CloudWatch alarm that the user set on the job fires."""
 
     INFORM = "inform"
     RESTART = "restart"
@@ -64,10 +64,9 @@ class OnAlarm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How many failures of one cause in a row a run may have before it is held; progress refunds them all, and those
-    older than `window` no longer count (0: they count for ever).
+    """How many failures in a row of each cause a run may have before it is held; progress resets all counts.
 
-    `unknown` has no budget of its own: what we cannot name is bounded by progress, storms and the total alone.
+    Unknown causes have no budget of their own: the limits on progress, restart storms and attempts bound them.
     """
 
     infrastructure: int = 10
@@ -77,10 +76,11 @@ class Retries:
     user_code: int = 1
     data: int = 1
     oom: int = 0
+    # Older failures no longer count; 0: all failures since the last progress count.
     window: timedelta = timedelta(hours=24)
 
     def of(self, cause: Cause) -> int | None:
-        """The budget of a cause, or None where the cause has none of its own."""
+        """Return the budget of a cause, or None if it has none of its own."""
         budgets: dict[Cause, int] = {
             Cause.INFRASTRUCTURE: self.infrastructure,
             Cause.HARDWARE: self.hardware,
@@ -95,22 +95,28 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Brakes that hold whatever the cause; 0 dollars, or relaunches of the account, are no brake."""
+    """Limits that apply whatever the cause; 0 disables a limit in dollars and the limit on the account's relaunches."""
 
+    # Jobs per run.
     attempts: int = 50
+    # Attempts in a row that trained, failed and left no newer checkpoint.
     attempts_without_progress: int = 3
+    # This many launches within `starts_window` are a restart storm.
     starts: int = 5
     starts_window: timedelta = timedelta(minutes=30)
+    # The cost of all attempts of a run, and of the attempts since an incident began.
     run_dollars: float = 0.0
     incident_dollars: float = 0.0
+    # Relaunches of all runs of the account within `account_window`.
     account_relaunches: int = 100
     account_window: timedelta = timedelta(hours=1)
+    # The last attempt gets at least this much run time.
     least_runtime: timedelta = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential backoff with full jitter: uniform between nothing and `base` doubled per failure, at most `cap`."""
+    """Exponential backoff with full jitter: uniform between 0 and `base` doubled for each failure, at most `cap`."""
 
     base: timedelta = timedelta(seconds=30)
     cap: timedelta = timedelta(minutes=15)
@@ -118,67 +124,78 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Waiting for machines costs time, not attempts; the `fallbacks` are other machines, tried in this order once the
-    run has waited for `fallback_after`."""
+    """How a run waits for machines; waiting costs time, but no attempts."""
 
+    # How long a run waits before it is held.
     wait: timedelta = timedelta(hours=12)
+    # Backoff between two launches.
     base: timedelta = timedelta(minutes=2)
     cap: timedelta = timedelta(minutes=20)
+    # How long a run waits before it tries the fallback machines.
     fallback_after: timedelta = timedelta(minutes=30)
+    # Other instance types and subnets, tried in this order.
     fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SaveTimeouts:
-    """How long a planned stop waits: for the agent's word that it has heard of it, and for the checkpoint in all."""
+    """How long a planned stop waits for a checkpoint."""
 
+    # Until the agent has acknowledged the command.
     answer: timedelta = timedelta(minutes=2)
+    # Until the checkpoint is complete; then the job is stopped without it.
     deadline: timedelta = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
 class MailboxPolicy:
-    """Whether a report or a heartbeat without a seal is passed over from the start, and not only once an agent of the
-    run has sealed one (see seals.py)."""
+    """Which messages from agents are accepted."""
 
+    # Ignore unsigned reports and heartbeats from the start, not only once an agent of the run has signed one.
     sealed_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class InPlacePolicy:
-    """Whether training processes are restarted in place where no other machine is needed, how often in one attempt, and
-    how long the agent's init may take until they run again."""
+    """When training processes are restarted within the running job."""
 
+    # Restart in place if no other machine is needed; False: always launch a new job.
     in_place: bool = True
+    # In-place restarts per attempt.
     per_attempt: int = 3
+    # How long the agent's init may take until the processes run again.
     deadline: timedelta = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """How long a proposal waits for a human, and what then becomes of a job that runs and of one that has died."""
+    """How long a proposal waits for an operator, and what happens if it is not answered."""
 
     wait: timedelta = timedelta(minutes=30)
+    # While a job is running.
     on_expiry: OnExpiry = OnExpiry.HOLD
+    # While no job is running.
     on_expiry_dead: OnExpiry = OnExpiry.ACT
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What is expected of one machine until the run itself has told: its mean time between failures."""
+    """The assumptions behind the recommended checkpoint interval."""
 
+    # Mean time between failures of one machine, used until the run has data of its own.
     machine_mtbf: timedelta = timedelta(days=264)
 
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """After how long a page that still stands is told again; 0 is never."""
+    """How notices are repeated."""
 
+    # A page that is still open is sent again after this; 0: never.
     refire: timedelta = timedelta(hours=4)
 
 
 class WhichClusters(StrEnum):
-    """Of which HyperPod clusters people are told: of all, of those that an open run needs, or of none."""
+    """The HyperPod clusters that notices are sent for: all, those that an open run needs, or none."""
 
     ALL = "all"
     NEEDED = "needed"
@@ -187,36 +204,42 @@ class WhichClusters(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClusterPolicy:
-    """What is told of HyperPod clusters: of which, after how long what lasts is told again where HyperPod repeats it,
-    how long HyperPod may mend a part until that is told (0 is never, for both), and how many notices of each kind one
-    cluster may cause in an hour. Read of the policy `default`."""
+    """Notices about HyperPod clusters; read from the policy `default` only."""
 
     tell: WhichClusters = WhichClusters.ALL
+    # A lasting condition that HyperPod reports again is sent again after this; 0: never.
     again: timedelta = timedelta(hours=4)
+    # How long HyperPod may repair a part before that is reported; 0: never.
     patience: timedelta = timedelta(hours=2)
+    # Notices of each severity for the parts of one cluster within an hour.
     most: int = 10
 
 
 @dataclass(frozen=True, slots=True)
 class CostBenefit:
-    """Whether waiting for a loss to mend is weighed against a relaunch, and how long it must have lasted at least."""
+    """Whether waiting for a loss to recover is weighed against the cost of a relaunch."""
 
     enabled: bool = False
+    # The problem must have lasted at least this long, and this many rows.
     least: timedelta = timedelta(minutes=5)
     least_rows: int = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """How a loss that does not mend is answered (see ladder.py): how far back, how much data is passed over, how often
-    each rung is tried for one trouble; 0 tries leave a rung out."""
+    """The rollback ladder for a loss that does not recover; see rollback_ladder.py."""
 
+    # Roll back to the newest clean checkpoint at least this many steps before the onset.
     margin_steps: int = 100
+    # A loss that goes wrong again within this many steps is the same problem and takes the next rung.
     near_steps: int = 500
+    # Batches to skip around the onset, and on the far_skip rung.
     skip_batches: int = 200
     far_skip_batches: int = 500
+    # Each cut multiplies the learning rate by this factor, but not below the share `least_rate`.
     rate_factor: float = 0.9
     least_rate: float = 0.5
+    # How often each rung is tried for one problem; 0 leaves the rung out.
     replays: int = 1
     skips: int = 1
     far_skips: int = 1
@@ -225,11 +248,11 @@ class Ladder:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All that may differ from one supervised job to the next; where many wait to be launched, those of a higher
-    `priority` go first."""
+    """All settings that may differ between supervised jobs."""
 
     name: str = "default"
     mode: Mode = Mode.ACT
+    # If several runs wait to be launched, those with a higher priority go first.
     priority: int = 50
     on_max_runtime: OnMaxRuntime = OnMaxRuntime.STOP
     on_alarm: OnAlarm = OnAlarm.INFORM
@@ -249,16 +272,17 @@ class Policy:
     ladder: Ladder = field(default_factory=Ladder)
     metrics: MetricNames = field(default_factory=MetricNames)
     detection: Thresholds = field(default_factory=Thresholds)
+    # Dollars per machine-hour by instance type; they override prices.py.
     prices: Mapping[str, float] = field(default_factory=dict)
 
     def scaled(self, factor: float) -> "Policy":
-        """The same policy on a clock that runs `factor` times as fast: every duration divided by it."""
+        """Return a copy with every duration divided by `factor`, for a clock that runs that much faster."""
         scaled: Policy = _scaled(self, factor)
         return scaled
 
 
 def parse_policy(text: str, *, name: str) -> Policy:
-    """Read a policy from TOML text; raises PolicyError that names the field and the remedy."""
+    """Return the policy in a TOML text; raise PolicyError that names the field and the remedy if it is invalid."""
     if not NAME.fullmatch(name):
         raise PolicyError(f"policy {name!r}: the name must be 1-63 letters, digits, '.', '_' or '-'")
     try:
@@ -275,22 +299,22 @@ def parse_policy(text: str, *, name: str) -> Policy:
 
 
 def to_toml(policy: Policy) -> str:
-    """The policy as TOML text that `parse_policy` reads back unchanged."""
+    """Return the policy as TOML text that `parse_policy` reads back unchanged."""
     plain, sections = [], []
     for f in fields(policy):
         value = getattr(policy, f.name)
         if is_dataclass(value):
-            rows = "".join(f"{g.name} = {_literal(getattr(value, g.name))}\n" for g in fields(value))
+            rows = "".join(f"{g.name} = {_format_literal(getattr(value, g.name))}\n" for g in fields(value))
             sections.append(f"\n[{f.name}]\n{rows}")
         elif isinstance(value, Mapping):
             rows = "".join(f"{json.dumps(key)} = {item!r}\n" for key, item in value.items())
             sections.append(f"\n[{f.name}]\n{rows}" if rows else "")
         elif f.name != "name":
-            plain.append(f"{f.name} = {_literal(value)}\n")
+            plain.append(f"{f.name} = {_format_literal(value)}\n")
     return "".join(plain + sections)
 
 
-def _literal(value: Any) -> str:
+def _format_literal(value: Any) -> str:
     if isinstance(value, timedelta):
         return f'"{value.total_seconds():.6f}'.rstrip("0").rstrip(".") + 's"'
     if isinstance(value, bool):
@@ -304,12 +328,12 @@ def _read(cls: type[Any], table: Mapping[str, Any], *, where: str, path: str) ->
     values = {}
     for key, value in table.items():
         if key not in known:
-            raise PolicyError(f"{where}: unknown field '{path}{key}'; {_suggestion(key, known)}")
-        values[key] = _value(hints[key], value, where=where, path=f"{path}{key}")
+            raise PolicyError(f"{where}: unknown field '{path}{key}'; {_suggest_field(key, known)}")
+        values[key] = _read_value(hints[key], value, where=where, path=f"{path}{key}")
     return cls(**values)
 
 
-def _value(kind: Any, value: Any, *, where: str, path: str) -> Any:
+def _read_value(kind: Any, value: Any, *, where: str, path: str) -> Any:
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise PolicyError(f"{where}: field '{path}' must be a table, written [{path}]")
@@ -320,14 +344,14 @@ def _value(kind: Any, value: Any, *, where: str, path: str) -> Any:
             raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; it must be one of {', '.join(allowed)}")
         return kind(value)
     if kind is timedelta:
-        return _duration(value, where=where, path=path)
+        return _read_duration(value, where=where, path=path)
     if kind == tuple[str, ...]:
-        return _fallbacks(value, where=where, path=path)
+        return _read_fallbacks(value, where=where, path=path)
     if kind == Mapping[str, float]:
-        return _prices(value, where=where, path=path)
+        return _read_prices(value, where=where, path=path)
     if kind in (bool, str):
         if not isinstance(value, kind):
-            raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; it must be {WORDS[kind]}")
+            raise PolicyError(f"{where}: field '{path}' is {value!r:.200}; it must be {TYPE_DESCRIPTIONS[kind]}")
         return value
     if kind is float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1_000_000:
@@ -338,7 +362,7 @@ def _value(kind: Any, value: Any, *, where: str, path: str) -> Any:
     return value
 
 
-def _fallbacks(value: Any, *, where: str, path: str) -> tuple[str, ...]:
+def _read_fallbacks(value: Any, *, where: str, path: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or len(value) > FALLBACKS_LIMIT:
         raise PolicyError(
             f"{where}: field '{path}' is {value!r:.200}; it must be a list of at most {FALLBACKS_LIMIT} texts such as "
@@ -349,11 +373,11 @@ def _fallbacks(value: Any, *, where: str, path: str) -> tuple[str, ...]:
             read_fallback(item)
         except ValueError as error:
             what = f"field '{path}[{number}]' is {item!r:.100}"
-            raise PolicyError(f"{where}: {what}: {error}; mend or remove it") from error
+            raise PolicyError(f"{where}: {what}: {error}; correct or remove it") from error
     return tuple(" ".join(item.split()) for item in value)
 
 
-def _prices(value: Any, *, where: str, path: str) -> dict[str, float]:
+def _read_prices(value: Any, *, where: str, path: str) -> dict[str, float]:
     if not isinstance(value, Mapping) or len(value) > PRICES_LIMIT:
         limit = f"of at most {PRICES_LIMIT} prices"
         raise PolicyError(f"{where}: field '{path}' must be a table, written [{path}], {limit}")
@@ -361,10 +385,10 @@ def _prices(value: Any, *, where: str, path: str) -> dict[str, float]:
         if not INSTANCE_TYPE.fullmatch(key):
             remedy = 'it must be an instance type, written "ml.p5.48xlarge" = 63.30'
             raise PolicyError(f"{where}: field '{path}' names {key!r:.100}; {remedy}")
-    return {key: _value(float, price, where=where, path=f"{path}.{key}") for key, price in value.items()}
+    return {key: _read_value(float, price, where=where, path=f"{path}.{key}") for key, price in value.items()}
 
 
-def _duration(value: Any, *, where: str, path: str) -> timedelta:
+def _read_duration(value: Any, *, where: str, path: str) -> timedelta:
     match = DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if not match or len(match[1]) > 20:
         raise PolicyError(
@@ -376,7 +400,7 @@ def _duration(value: Any, *, where: str, path: str) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-def _suggestion(key: str, known: Mapping[str, Field[Any]]) -> str:
+def _suggest_field(key: str, known: Mapping[str, Field[Any]]) -> str:
     names = [name for name in known if name != "name"]
     close = difflib.get_close_matches(key, names, n=1)
     return f"did you mean '{close[0]}'?" if close else f"the fields here are {', '.join(names)}"

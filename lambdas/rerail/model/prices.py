@@ -1,9 +1,9 @@
-"""What an hour of one training machine costs: dollars by instance type, on demand, in us-east-1.
+"""On-demand prices of training machines in us-east-1: dollars per hour by instance type.
 
-From public copies of aws.amazon.com/sagemaker/pricing, "Training", of 2023 to 2025 (among them the price lists of
-aws-samples' model benchmarks); P4, P5 and Trainium are 1.15 times EC2's price since its reduction of June 2025. Written
-down in November 2026, and not compared with the list of that day: prices change, other regions are dearer, savings
-plans and training plans cheaper. A policy's [prices] take precedence.
+The prices are from public copies of aws.amazon.com/sagemaker/pricing, "Training", of 2023 to 2025, among them the price
+lists of aws-samples' model benchmarks. P4, P5 and Trainium are 1.15 times EC2's price since its reduction of June 2025.
+They were recorded in November 2026 and not compared with the list of that day. Prices change; other regions are more
+expensive, savings plans and training plans are cheaper. A policy's [prices] take precedence.
 """
 
 from collections.abc import Mapping
@@ -55,5 +55,5 @@ DOLLARS_AN_HOUR: Mapping[str, float] = {
 
 
 def price(instance_type: str, overrides: Mapping[str, float]) -> float | None:
-    """Dollars an hour of one such machine; None where nobody has said what it costs."""
+    """Return the dollars per hour of one machine of this type, or None if the price is unknown."""
     return overrides.get(instance_type, DOLLARS_AN_HOUR.get(instance_type))

@@ -1,6 +1,6 @@
-"""What of a job's request is nobody's business, where its text turns up elsewhere: in a failure, a refusal, a log line.
+"""Remove secret values of a job's request from other texts: failure reasons, error messages and log lines.
 
-SageMaker quotes the script's command line, hyperparameters and all, and a refused request's fields with their values.
+SageMaker quotes the script's command line with all hyperparameters, and the field values of rejected requests.
 """
 
 import json
@@ -16,29 +16,31 @@ NAMES = re.compile(
     re.IGNORECASE,
 )
 WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
-# Shorter ones, and numbers, are no secrets, and stand in every other text.
-LEAST = 6
+# Shorter values and numbers are not secrets, and occur in most texts by chance.
+MIN_SECRET_LENGTH = 6
 
 
 def redact_values(text: str, request: Mapping[str, Any]) -> str:
-    """The text without the values of the request's variables and hyperparameters whose names say that they are secret,
-    and without those that are addresses with a password; `request` may be a description as well."""
+    """Return the text without the secret values of a request or job description.
+
+    Secret are environment variables and hyperparameters with a telling name, and URLs that contain a password.
+    """
     if not text:
         return text
-    for value in sorted(_secrets(request), key=len, reverse=True):
+    for value in sorted(_find_secrets(request), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return text
 
 
-def _secrets(request: Mapping[str, Any]) -> Iterator[str]:
+def _find_secrets(request: Mapping[str, Any]) -> Iterator[str]:
     for place in PLACES:
         for name, value in (request.get(place) or {}).items():
             if NAMES.search(name) or WITH_PASSWORD.search(value):
-                yield from (each for each in _spellings(value) if len(each) >= LEAST and not _is_number(each))
+                yield from (s for s in _list_spellings(value) if len(s) >= MIN_SECRET_LENGTH and not _is_number(s))
 
 
-def _spellings(value: str) -> set[str]:
-    """As it stands, and as script mode hands it on: hyperparameters are JSON there."""
+def _list_spellings(value: str) -> set[str]:
+    """Return the value as it is and as script mode passes it on, where hyperparameters are JSON."""
     try:
         read = json.loads(value)
     except (ValueError, RecursionError):

@@ -1,12 +1,12 @@
-"""Which page of the runbooks a notice or an alarm belongs to: `docs/runbooks/<name>.md`, one for each thing to do."""
+"""The runbooks that notices and alarms link to: `docs/runbooks/<name>.md`, one for each task."""
 
 from enum import StrEnum
 
 
 class Runbook(StrEnum):
-    """The name of a page; each is linked from what it is about."""
+    """The name of a runbook."""
 
-    # Runs that wait for a human.
+    # Runs that wait for an operator.
     OUT_OF_MEMORY = "out-of-memory"
     SAME_ERROR = "same-error"
     ATTEMPTS_SPENT = "attempts-spent"
@@ -23,13 +23,13 @@ class Runbook(StrEnum):
     APPROVAL = "approval"
     NOT_SET_ASIDE = "not-set-aside"
     OBSERVING = "observing"
-    # Runs that go on, and want a look.
+    # Runs that continue, but should be looked at.
     BLIND = "blind"
     CHECKPOINT_STALL = "checkpoint-stall"
     PLATEAU = "plateau"
     GRAD_NORM = "grad-norm"
     RESUME_MISMATCH = "resume-mismatch"
-    # HyperPod, which repairs itself.
+    # HyperPod clusters, which HyperPod itself repairs.
     HYPERPOD = "hyperpod"
     # The supervisor itself.
     DEAD_LETTERS = "dead-letters"
@@ -40,5 +40,5 @@ class Runbook(StrEnum):
     NO_SWEEP = "no-sweep"
     UNDELIVERED = "undelivered"
     UNHEALTHY = "unhealthy"
-    # What has happened, where nothing is to be done.
+    # Events that need no action.
     INFORMED = "informed"

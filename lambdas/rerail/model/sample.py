@@ -1,4 +1,4 @@
-"""What a run reported at one moment: a logged row, or a minute's aggregate of many."""
+"""Samples of a run's metrics: a logged row, or the aggregate of a minute."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,10 +6,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row of a series. None = not logged; nan and inf mean that the log really printed them.
-
-    `sound_to`: the loss is not finite, which is only known from its silence, and was so up to this step for certain.
-    """
+    """One row of a series; None means not logged, while nan and inf mean that the log printed these values."""
 
     step: int | None = None
     at: datetime | None = None
@@ -18,8 +15,12 @@ class Sample:
     step_time_s: float | None = None
     lr: float | None = None
     tokens_per_s: float | None = None
+    # The run itself reported a loss or gradient that is not finite.
     nonfinite: bool = False
+    # The number of logged rows that the sample aggregates.
     count: int = 1
+    # The minimum and maximum loss of the aggregated rows.
     loss_min: float | None = None
     loss_max: float | None = None
+    # Set if a non-finite loss is inferred from missing values: the last step at which the loss was certainly finite.
     sound_to: int | None = None

@@ -1,10 +1,10 @@
-"""Hide what looks like a secret in a text that others wrote: whoever has a report's link may read it."""
+"""Hide text that looks like a secret: anyone who has a report's link can read the report."""
 
 import re
 
 HIDDEN = "[hidden]"
-# Each with the part that may stay; names before, and values after, are short enough to be looked for in any line.
-_SHAPES = (
+# The first group is kept. The lengths are bounded, so that any line can be searched quickly.
+_SECRET_PATTERNS = (
     re.compile(r"(\b(?:AKIA|ASIA))[A-Z0-9]{16}\b"),
     re.compile(r"(\b(?:hf|ghp|gho|ghs|ghu|github_pat|glpat|sk|pk|xox[abeprs])[_-])[A-Za-z0-9_-]{16,400}"),
     re.compile(r"(\beyJ)[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{2,2000}\.[A-Za-z0-9_-]{2,2000}"),
@@ -20,7 +20,7 @@ _SHAPES = (
 
 
 def redact_patterns(text: str) -> str:
-    """The text with its secrets hidden, as far as their form gives them away."""
-    for shape in _SHAPES:
-        text = shape.sub(rf"\g<1>{HIDDEN}", text)
+    """Return the text with everything hidden that has the form of a secret."""
+    for pattern in _SECRET_PATTERNS:
+        text = pattern.sub(rf"\g<1>{HIDDEN}", text)
     return text

@@ -1,4 +1,4 @@
-"""What SageMaker itself has mended within a job: spot interruptions, repairs of the cluster, and retries."""
+"""Restarts that SageMaker makes within a job: after spot interruptions, cluster repairs, and retries."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,49 +6,59 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-# The job is up again when it trains; these lead there.
-ON_THE_WAY = ("Interrupted", "Restarting", "Starting", "LaunchingMLInstances", "PreparingTrainingStack", "Pending")
-# Left for these, a job was interrupted whatever it did before.
-INTERRUPTIONS = ("Interrupted", "Restarting")
+# The statuses before the job trains again.
+ON_THE_WAY = (
+    "Interrupted",
+    "Restarting",
+    "Starting",
+    "LaunchingMLInstances",
+    "PreparingTrainingStack",
+    "Pending",
+)
+# These are interruptions whatever status preceded them.
+INTERRUPTION_STATUSES = ("Interrupted", "Restarting")
 
 
 class SelfRepair(StrEnum):
-    """Why SageMaker started a job's training again, in the same job."""
+    """Why SageMaker restarted training within the same job."""
 
     SPOT = "spot"  # the spot market took the machines back
-    CLUSTER = "cluster"  # a machine was broken: rebooted or replaced
-    RETRY = "retry"  # an internal error, and the job's RetryStrategy
+    CLUSTER = "cluster"  # a faulty machine was rebooted or replaced
+    RETRY = "retry"  # an internal error, retried under the job's RetryStrategy
 
 
 @dataclass(frozen=True, slots=True)
 class SelfRepairs:
-    """How often SageMaker started a job's training again, by why, and the seconds until it trained again, in all."""
+    """How often SageMaker restarted a job's training, by reason."""
 
     counts: Mapping[SelfRepair, int] = field(default_factory=dict)
+    # The total time in seconds until training continued.
     seconds: float = 0.0
 
     @property
     def total(self) -> int:
-        """However often, for whatever reason."""
+        """Return the number of restarts for all reasons."""
         return sum(self.counts.values())
 
 
 def count_repairs(transitions: Sequence[Mapping[str, Any]], *, retries: bool) -> SelfRepairs:
-    """What the secondary statuses of a job tell; `retries` says that its request has a RetryStrategy.
+    """Count the restarts in a job's secondary status transitions.
 
-    The whole history is read each time, so that what happened between two looks is counted too."""
+    `retries` is whether the request has a RetryStrategy. The whole history is read each time, so that restarts
+    between two observations are counted too.
+    """
     counts: dict[SelfRepair, int] = {}
     seconds, kind, since, before = 0.0, None, None, ""
-    for each in transitions:
-        status = each.get("Status", "")
-        interrupted = status in INTERRUPTIONS or (before == "Training" and status in ON_THE_WAY)
+    for transition in transitions:
+        status = transition.get("Status", "")
+        interrupted = status in INTERRUPTION_STATUSES or (before == "Training" and status in ON_THE_WAY)
         if interrupted and kind is None:
-            kind, since = _kind(each, retries), each.get("StartTime")
-        elif kind and kind is not SelfRepair.SPOT and status in ON_THE_WAY and _is_of_the_cluster(each):
-            kind = SelfRepair.CLUSTER  # said a status later
+            kind, since = _classify_restart(transition, retries), transition.get("StartTime")
+        elif kind and kind is not SelfRepair.SPOT and status in ON_THE_WAY and _is_cluster_repair(transition):
+            kind = SelfRepair.CLUSTER  # reported one status later
         elif kind and status == "Training":
             counts[kind] = counts.get(kind, 0) + 1
-            seconds += _between(since, each.get("StartTime"))
+            seconds += _seconds_between(since, transition.get("StartTime"))
             kind = None
         before = status
     if kind:
@@ -57,22 +67,22 @@ def count_repairs(transitions: Sequence[Mapping[str, Any]], *, retries: bool) ->
 
 
 def format_repairs(counts: Mapping[SelfRepair, int]) -> str:
-    """The counts as people say them: "spot 2, cluster 1"."""
+    """Return the counts as text, such as "spot 2, cluster 1"."""
     return ", ".join(f"{kind} {counts[kind]}" for kind in SelfRepair if counts.get(kind))
 
 
-def _kind(transition: Mapping[str, Any], retries: bool) -> SelfRepair:
+def _classify_restart(transition: Mapping[str, Any], retries: bool) -> SelfRepair:
     if transition.get("Status") == "Interrupted":
         return SelfRepair.SPOT
-    if _is_of_the_cluster(transition):
+    if _is_cluster_repair(transition):
         return SelfRepair.CLUSTER
-    # "Repairing training cluster ..." is not always said; without a RetryStrategy nothing else restarts a job.
+    # The message "Repairing training cluster" may be missing; without a RetryStrategy nothing else restarts a job.
     return SelfRepair.RETRY if retries else SelfRepair.CLUSTER
 
 
-def _is_of_the_cluster(transition: Mapping[str, Any]) -> bool:
+def _is_cluster_repair(transition: Mapping[str, Any]) -> bool:
     return "repair" in transition.get("StatusMessage", "").lower()
 
 
-def _between(start: datetime | None, end: datetime | None) -> float:
+def _seconds_between(start: datetime | None, end: datetime | None) -> float:
     return (end - start).total_seconds() if start and end else 0.0

@@ -1,28 +1,29 @@
-"""The samples that a run passes over: ranges of absolute ids, written `first-last,first-last` as its script reads them.
+"""The samples that a run skips: ranges of absolute ids, in the form `first-last,first-last` that the script reads.
 
-A set of them only ever grows: what one launch skips every later one skips too."""
+The set only grows: samples skipped by one launch are skipped by all later ones.
+"""
 
 import re
 
-Ranges = tuple[tuple[int, int], ...]  # first and last id of each, in ascending order, with a gap between any two
+Ranges = tuple[tuple[int, int], ...]  # the first and last id of each range, ascending, with gaps in between
 PART = re.compile(r"([0-9]{1,15})-([0-9]{1,15})")
-# SageMaker takes 512 characters as the value of an environment variable.
+# SageMaker allows 512 characters in the value of an environment variable.
 LIMIT = 512
 
 
 def parse_ranges(text: str) -> Ranges:
-    """The ranges in a text; raises ValueError."""
+    """Return the ranges in a text; raise ValueError if it is malformed."""
     ranges = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = PART.fullmatch(part)
         if not match or int(match[1]) > int(match[2]):
-            raise ValueError(f"{part!r:.100} is no range of sample ids; write first-last, such as 10240-10495")
+            raise ValueError(f"{part!r:.100} is not a valid range of sample ids; write first-last, such as 10240-10495")
         ranges.append((int(match[1]), int(match[2])))
     return merge_ranges(ranges)
 
 
 def format_ranges(ranges: Ranges) -> str:
-    """The ranges as text of at most LIMIT characters: where it would be longer, the smallest gaps are skipped too."""
+    """Return the ranges as text of at most LIMIT characters, closing the smallest gaps if it would be longer."""
     ranges = merge_ranges(ranges)
     while len(text := ",".join(f"{first}-{last}" for first, last in ranges)) > LIMIT:
         at = min(range(len(ranges) - 1), key=lambda i: ranges[i + 1][0] - ranges[i][1])
@@ -31,18 +32,18 @@ def format_ranges(ranges: Ranges) -> str:
 
 
 def merge_ranges(ranges: list[tuple[int, int]] | Ranges) -> Ranges:
-    """The same ids in as few ranges as there can be."""
-    found: list[tuple[int, int]] = []
+    """Return the same ids in as few ranges as possible."""
+    merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
-            found.append((first, last))
-    return tuple(found)
+            merged.append((first, last))
+    return tuple(merged)
 
 
 def advance(position: int, samples: int, ranges: Ranges) -> int:
-    """The id of the next sample after so many were trained on from `position` on, with these passed over."""
+    """Return the id of the next sample after training on `samples` samples from `position`, skipping the ranges."""
     for first, last in ranges:
         if last < position:
             continue
