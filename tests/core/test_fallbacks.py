@@ -67,7 +67,7 @@ def test_a_policy_lists_its_fall_backs_and_keeps_their_order():
         ('"ml.p4de.24xlarge"', "must be a list of at most 10 texts"),
         ("[1]", "must be a list of at most 10 texts"),
         ('["p4de"]', "field 'capacity.fallbacks[0]' is 'p4de'"),
-        ('["subnet-1", "ml.p99.large"]', "field 'capacity.fallbacks[1]' is 'ml.p99.large': the machines of"),
+        ('["subnet-1", "ml.p99.large"]', "field 'capacity.fallbacks[1]' is 'ml.p99.large': the hardware of"),
     ],
 )
 def test_a_fall_back_that_nobody_could_launch_is_refused_when_the_policy_is_read(value, said):

@@ -1,11 +1,13 @@
-"""A run's CloudWatch metrics: what to ask for, at what price, and the samples that the answers make.
+"""Read a run's CloudWatch metrics: the queries, their cost, and the conversion of results to samples.
 
-SageMaker reads the metrics off the job's log lines and keeps them by the minute under the job's name: a run's series is
-the series of its attempts, stitched by step. The price is GetMetricData's, $0.01 per 1,000 metrics: a series that is
-read each minute costs 43,200 / 1,000 x $0.01 = $0.43 a month. Five series a run (the default) are at most $2.16 a
-job-month; the price list counts up to five statistics of one metric in one request as one, which makes it $1.30, but
-bills are reported to count each. The three more of `detailed` make it $3.46, a period of five minutes a fifth of it.
-Datapoints cost nothing, so what is asked of a run is cut by series and by how often, not by how far back.
+SageMaker extracts the metrics from the job's log lines and stores them by the minute under the job's name. A run's
+series consists of the series of its attempts, joined by step.
+
+The cost is GetMetricData's, $0.01 per 1,000 metrics: a series that is read each minute costs
+43,200 / 1,000 x $0.01 = $0.43 a month. Five series a run (the default) are at most $2.16 a job-month. By the price
+list, up to five statistics of one metric in one request count as one, which makes it $1.30, but bills are reported to
+count each. The three further series of `detailed` make it $3.46; a period of five minutes costs a fifth.
+Datapoints are free, so the queries are limited by the number of series and the frequency, not by the time range.
 """
 
 from collections import defaultdict
@@ -21,17 +23,17 @@ from rerail.model.run import parse_step
 from rerail.model.sample import Sample
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# CloudWatch reads younger datapoints from another, narrower quota, and keeps high-resolution ones no longer than this.
+# Younger datapoints are subject to a separate, narrower quota; high-resolution ones are not kept longer than this.
 LOOK_BACK = timedelta(hours=3)
-# Runs that are read to about now are asked for together, apart from the few whose long silence needs a longer look.
+# Runs that were read recently are queried together, separately from the few that need a longer time range.
 FRESH_PERIODS = 5
-RESOLUTIONS = (1, 5, 10, 20, 30)  # seconds, below the minutes: what GetMetricData takes
-# Minutes in which the log flows and the loss is missing before this reads as NaN.
-SILENCE = 2
+RESOLUTIONS = (1, 5, 10, 20, 30)  # the periods below a minute that GetMetricData accepts, in seconds
+# After this many minutes with other metrics but no loss, the loss counts as NaN.
+MIN_SILENT_MINUTES = 2
 
 
 class Statistic(StrEnum):
-    """How a minute's values become one, as CloudWatch spells it."""
+    """The CloudWatch statistics that aggregate the values of a period."""
 
     AVERAGE = "Average"
     MINIMUM = "Minimum"
@@ -40,7 +42,7 @@ class Statistic(StrEnum):
 
 
 class MetricQuery(NamedTuple):
-    """One series: a metric of a job, or of one of its hosts (`algo-1`) where `host` says so."""
+    """A query for one series: a metric of a job, or of one of its hosts (such as `algo-1`)."""
 
     job: str
     metric: str
@@ -57,17 +59,18 @@ class Series(Protocol):
     def read(
         self, asked: Sequence[MetricQuery], start: datetime, end: datetime, period: timedelta
     ) -> Mapping[MetricQuery, Points]:
-        """The values of each period from start to before end, oldest first, by the time at which the period begins.
+        """Return the values of each period from `start` to before `end`, oldest first, by the start of the period.
 
-        No values is an empty series; a query that was not fully answered is left out. Raises Throttled or Blind."""
+        A series without values is empty; a query that was not fully answered is missing. Raise Throttled or
+        StateUnknown.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class MetricNames:
-    """What the job's metrics are called; an empty name says that this job does not publish it.
+    """The names of the job's metrics; an empty name is a metric that the job does not publish.
 
-    Each name has its regular expression in `definitions`. `period` is how often, and over how long, values are read,
-    `heartbeat` how often an agent says where its job is.
+    `definitions` gives the regular expression for each.
     """
 
     step: str = "step"
@@ -75,14 +78,19 @@ class MetricNames:
     grad_norm: str = "grad_norm"
     tokens_per_s: str = "tokens_per_s"
     nonfinite: str = "nonfinite"
+    # Also read the maximum loss, the gradient norm and the throughput.
     detailed: bool = False
+    # How often values are read, and the interval that they are aggregated over.
     period: timedelta = timedelta(minutes=1)
+    # How often the agent writes a heartbeat.
     heartbeat: timedelta = timedelta(minutes=1)
 
 
 def select_names(names: MetricNames, defined: Collection[str]) -> MetricNames | None:
-    """The names that a job with these MetricDefinitions can publish; None where neither step nor loss is among them:
-    such a job is not watched, costs nothing, and its silence means nothing."""
+    """Return the names that a job with these MetricDefinitions can publish, or None without a step and a loss.
+
+    A job without both is not monitored: it causes no cost, and missing metrics mean nothing.
+    """
 
     def known(name: str) -> str:
         return name if name in defined else ""
@@ -99,99 +107,104 @@ def select_names(names: MetricNames, defined: Collection[str]) -> MetricNames | 
 
 
 # The line `rerail step=60 loss=2.34567891 grad_norm=1.2 lr=0.0003 tokens_per_s=12345 nonfinite=0`, fields in any order.
-# Not anchored: mpirun and torchrun put their prefix before it. No look-around: which engine SageMaker runs is not
-# documented. A value ends at a space or with the line, so that `nan`, `inf` and a torn line give no number.
+# Not anchored, because mpirun and torchrun add prefixes. No look-around, because it is not documented which engine
+# SageMaker uses. A value ends at a space or the end of the line, so that `nan`, `inf` and truncated lines do not match.
 _LINE = r"\brerail (?:[a-z_]+=\S* )*"
 _NUMBER = r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"
 _VALUES = {"step": "([0-9]+)", "loss": _NUMBER, "grad_norm": _NUMBER, "tokens_per_s": _NUMBER, "nonfinite": "([01])"}
 
 
 def definitions(names: MetricNames = MetricNames()) -> list[dict[str, str]]:
-    """The MetricDefinitions for a job that prints our metric line.
+    """Return the MetricDefinitions for a job that prints Rerail's metric line.
 
-    Several ranks may print it: the greatest step, the mean loss and any rank's non-finite value are what is read.
+    Several ranks may print it: the queries read the maximum step, the mean loss and any rank's non-finite flag.
     """
     named = {key: getattr(names, key) for key in _VALUES}
     return [{"Name": name, "Regex": rf"{_LINE}{key}={_VALUES[key]}(?:\s|$)"} for key, name in named.items() if name]
 
 
-# Field of MetricNames, statistic, and what it is in a sample's row. The step and the flag are the last and the worst of
-# their minute. The least loss tells a run that mends itself from one that does not where steps are slow; the count says
-# how many lines the minute stands for.
-_ALWAYS = (
+# Field of MetricNames, statistic, and column of a sample's row. The maxima give the last step of the minute and whether
+# any flag was set. With slow steps the minimum loss shows whether a run recovers by itself; the count is the number of
+# lines in the minute.
+_DEFAULT_COLUMNS = (
     ("step", Statistic.MAXIMUM, "step"),
     ("loss", Statistic.AVERAGE, "loss"),
     ("loss", Statistic.MINIMUM, "loss_min"),
     ("loss", Statistic.COUNT, "count"),
     ("nonfinite", Statistic.MAXIMUM, "nonfinite"),
 )
-# What steps already tell, or what is only a warning and two minutes old when it arrives.
-_DETAILS = (
+# Not needed by default: implied by the steps, or used only for warnings that arrive two minutes late.
+_DETAILED_COLUMNS = (
     ("loss", Statistic.MAXIMUM, "loss_max"),
     ("grad_norm", Statistic.MAXIMUM, "grad_norm"),
     ("tokens_per_s", Statistic.AVERAGE, "tokens_per_s"),
 )
-_OF_HOSTS = ("GPUUtilization", "CPUUtilization")
+_HOST_METRICS = ("GPUUtilization", "CPUUtilization")
 FIRST_HOST = "algo-1"
 
 
 @lru_cache(maxsize=64)
 def _columns(names: MetricNames) -> tuple[tuple[str, Statistic, str], ...]:
-    wanted = _ALWAYS + (_DETAILS if names.detailed else () if names.step else _DETAILS[-1:])
+    wanted = _DEFAULT_COLUMNS + (_DETAILED_COLUMNS if names.detailed else () if names.step else _DETAILED_COLUMNS[-1:])
     named = ((getattr(names, key), statistic, column) for key, statistic, column in wanted)
     return tuple((name, statistic, column) for name, statistic, column in named if name)
 
 
 def queries(job: str, names: MetricNames, *, stall_suspected: bool = False) -> tuple[MetricQuery, ...]:
-    """What to ask about a job in Training; its first host's load only where a stall wants a second witness.
+    """Return the queries for a job in Training.
 
-    Without a `step` the speed is read from `tokens_per_s` instead.
+    The first host's load is only read to confirm a suspected stall. Without a `step` metric the speed is read from
+    `tokens_per_s` instead.
     """
     asked = tuple(MetricQuery(job, name, statistic) for name, statistic, _ in _columns(names))
-    hosts = tuple(MetricQuery(job, metric, Statistic.AVERAGE, FIRST_HOST) for metric in _OF_HOSTS)
+    hosts = tuple(MetricQuery(job, metric, Statistic.AVERAGE, FIRST_HOST) for metric in _HOST_METRICS)
     return asked + hosts if stall_suspected else asked
 
 
 @dataclass(frozen=True, slots=True)
 class LossSilence:
-    """Whether the loss was ever heard, for how many minutes it is missing now, and the longest time it came back from.
+    """For how long the loss has been missing while other metrics arrive.
 
-    `sound_to` is the step before the last minute with a loss: in that minute, too, it may have been missing at times.
-    A job that logs its loss more rarely than its steps thereby teaches us not to take the pause for a NaN.
+    A job that logs its loss less often than its steps raises `longest`, so that its normal gaps do not count as NaN.
     """
 
+    # Whether a loss was ever received.
     loss_heard: bool = False
+    # Minutes without a loss until now.
     minutes: int = 0
+    # The longest gap in minutes after which the loss came back.
     longest: int = 0
+    # The step before the last minute with a loss; during that minute the loss may already have been missing.
     sound_to: int | None = None
 
     @property
     def tells_of_nan(self) -> bool:
-        return self.minutes >= max(SILENCE, 2 * self.longest + 1)
+        """Return whether the gap is long enough to count as NaN."""
+        return self.minutes >= max(MIN_SILENT_MINUTES, 2 * self.longest + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far the series of a run's current job was read, and which of the run's steps were judged.
-
-    `read_to` is the end of the last minute with any value in it, `step` the last one judged in any attempt, `seen_step`
-    and `seen_at` this job's last step and the end of its minute. `behind`: the job repeats steps that were judged.
-    """
+    """How far the series of a run's current job was read and evaluated."""
 
     job: str
+    # The end of the last minute with any value.
     read_to: datetime | None = None
+    # The last step evaluated in any attempt.
     step: int | None = None
+    # The last step of this job, and the end of its minute.
     seen_step: int | None = None
     seen_at: datetime | None = None
+    # The job repeats steps that were already evaluated.
     behind: bool = False
     silence: LossSilence = field(default_factory=LossSilence)
 
 
 def with_next_attempt(cursor: Cursor, job: str, *, judged_to: int | None = None) -> Cursor:
-    """The cursor for the run's next attempt.
+    """Return the cursor for the run's next attempt.
 
-    Steps up to the last judged one are replays. Where we rolled back because of them they are new steps with the same
-    numbers: then `judged_to` names the step that the watch was set back to, and all after it is judged again.
+    Steps up to the last evaluated one are replays and are skipped. After a rollback they are new steps with the same
+    numbers: then `judged_to` is the step to go back to, and all later steps are evaluated again.
     """
     step = cursor.step if judged_to is None or cursor.step is None else min(cursor.step, judged_to)
     longest = cursor.silence.longest
@@ -201,9 +214,9 @@ def with_next_attempt(cursor: Cursor, job: str, *, judged_to: int | None = None)
 def with_agent_progress(
     cursor: Cursor, *, step: int | None, moved_at: datetime, at: datetime, period: timedelta
 ) -> Cursor:
-    """The cursor after somebody else, at `at`, has judged the run up to `step`, which was completed at `moved_at`.
+    """Return the cursor after the agent evaluated the run up to `step`, which was completed at `moved_at`.
 
-    The minute in which that was is read again: it may hold more steps, and without any it makes no sample.
+    `at` is the time of the report. Its minute is read again, because it may contain further steps.
     """
     read_to = _floor(at, resolution(period))
     cursor = replace(cursor, read_to=max(read_to, cursor.read_to or read_to))
@@ -215,7 +228,7 @@ def with_agent_progress(
 
 @dataclass(frozen=True, slots=True)
 class MetricsReading:
-    """A run whose job is in Training, as the reading of all runs sees it."""
+    """A run whose job is in Training, and the metrics to read for it."""
 
     cursor: Cursor
     names: MetricNames
@@ -223,27 +236,29 @@ class MetricsReading:
 
 
 def fetch(series: Series, watched: Iterable[MetricsReading], *, now: datetime) -> dict[MetricQuery, Points]:
-    """What is new for all runs, in as few requests as may be; a run without a settled minute costs nothing."""
-    alike: dict[tuple[timedelta, bool], list[tuple[datetime, MetricsReading]]] = defaultdict(list)
-    for each in watched:
-        period = resolution(each.names.period)
-        start, end = window(each.cursor, period, now=now)
+    """Read the new values of all runs in as few requests as possible; a run without a complete minute costs nothing."""
+    groups: dict[tuple[timedelta, bool], list[tuple[datetime, MetricsReading]]] = defaultdict(list)
+    for reading in watched:
+        period = resolution(reading.names.period)
+        start, end = window(reading.cursor, period, now=now)
         if start < end:
-            alike[period, end - start <= FRESH_PERIODS * period].append((start, each))
+            groups[period, end - start <= FRESH_PERIODS * period].append((start, reading))
     answers: dict[MetricQuery, Points] = {}
-    for (period, _), group in alike.items():
+    for (period, _), group in groups.items():
         asked = [
             query
-            for _, each in group
-            for query in queries(each.cursor.job, each.names, stall_suspected=each.stall_suspected)
+            for _, reading in group
+            for query in queries(reading.cursor.job, reading.names, stall_suspected=reading.stall_suspected)
         ]
         answers |= series.read(asked, min(start for start, _ in group), _floor(now - period, period), period)
     return answers
 
 
 def window(cursor: Cursor, period: timedelta, *, now: datetime) -> tuple[datetime, datetime]:
-    """From the end of what was read to the end of what has settled: a minute is left alone for a minute after its end,
-    because it is still filling."""
+    """Return the time range to read: from the end of the last reading to the last complete period.
+
+    A period counts as complete one period after its end, because values arrive late.
+    """
     oldest = _floor(now - LOOK_BACK, period)
     start = oldest if cursor.read_to is None else max(oldest, _floor(cursor.read_to, period))
     return start, _floor(now - period, period)
@@ -252,12 +267,12 @@ def window(cursor: Cursor, period: timedelta, *, now: datetime) -> tuple[datetim
 def samples(
     series: Mapping[MetricQuery, Points], cursor: Cursor, names: MetricNames, *, now: datetime
 ) -> tuple[Cursor, tuple[Sample, ...]]:
-    """The settled minutes since the cursor that bring new steps, oldest first, and the cursor behind them.
+    """Return the cursor after the complete minutes, and the samples of those with new steps, oldest first.
 
-    Each minute is judged once, in order, however often and in whatever order its values arrive; what arrives after a
-    later minute was judged is lost. Each step is judged once: after a resume at step R the minutes that end at or
-    before the last judged step move the cursor and make no sample. A minute that lacks its step counts as the one
-    before. Without step names every minute is new. Where a series could not be read, nothing is judged until it can.
+    Each minute is evaluated once and in order; values that arrive after a later minute was evaluated are lost. Each
+    step is evaluated once: after a resume, minutes up to the last evaluated step move the cursor without a sample.
+    A minute without a step is treated like the one before. Without a step metric every minute is new. If a series
+    could not be read, nothing is evaluated until it can be.
     """
     period = resolution(names.period)
     settled = now - period
@@ -269,19 +284,21 @@ def samples(
         for at, value in points:
             if isfinite(value):
                 rows.setdefault(at, {})[column] = value
-    found = []
+    new_samples = []
     for at in sorted(rows):
         end = at + period
         if end <= settled and (cursor.read_to is None or at >= cursor.read_to):
-            cursor, sample = _judge(cursor, end, rows[at], names)
-            found += [sample] if sample else []
-    return cursor, tuple(found)
+            cursor, sample = _evaluate_minute(cursor, end, rows[at], names)
+            new_samples += [sample] if sample else []
+    return cursor, tuple(new_samples)
 
 
-def _judge(cursor: Cursor, end: datetime, row: Mapping[str, float], names: MetricNames) -> tuple[Cursor, Sample | None]:
+def _evaluate_minute(
+    cursor: Cursor, end: datetime, row: Mapping[str, float], names: MetricNames
+) -> tuple[Cursor, Sample | None]:
     step = parse_step(row)
     behind = cursor.behind if step is None else cursor.step is not None and step <= cursor.step
-    silence = _listen(cursor, row) if names.loss else cursor.silence
+    silence = _update_silence(cursor, row) if names.loss else cursor.silence
     silent = "nonfinite" not in row and silence.tells_of_nan
     after = Cursor(
         job=cursor.job,
@@ -310,10 +327,12 @@ def _judge(cursor: Cursor, end: datetime, row: Mapping[str, float], names: Metri
     return after, sample
 
 
-def _listen(cursor: Cursor, row: Mapping[str, float]) -> LossSilence:
-    """CloudWatch takes no NaN and no number's expression reads one: the loss then falls silent while the log flows.
+def _update_silence(cursor: Cursor, row: Mapping[str, float]) -> LossSilence:
+    """Return the state of missing losses after one more row.
 
-    A job that publishes the flag says so itself, and its word is taken."""
+    CloudWatch stores no NaN and the metric definitions do not match one, so a NaN loss shows as a missing loss while
+    other metrics continue. For a job that publishes the `nonfinite` flag, only the flag counts.
+    """
     silence = cursor.silence
     if "loss" in row:
         before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0
@@ -326,7 +345,7 @@ def _listen(cursor: Cursor, row: Mapping[str, float]) -> LossSilence:
 def _step_time(
     cursor: Cursor, end: datetime, step: int | None, row: Mapping[str, float], names: MetricNames
 ) -> float | None:
-    """Seconds a step since this job's last one, pauses included; seconds a logged line for a job without steps."""
+    """Return the mean seconds per step since the job's last one, pauses included; per logged line without steps."""
     if not names.step and "count" in row:
         return resolution(names.period).total_seconds() / max(1, int(row["count"]))
     if step is None or cursor.seen_step is None or cursor.seen_at is None or step <= cursor.seen_step:
@@ -335,24 +354,24 @@ def _step_time(
 
 
 class Load(NamedTuple):
-    """How busy a job's first host is, in percent of one device each; None: not known."""
+    """The utilization of a job's first host, in percent of one device; None: unknown."""
 
     gpu: float | None
     cpu: float | None
 
 
 def load(series: Mapping[MetricQuery, Points], job: str) -> Load:
-    """The newest load. Near nothing confirms a hang; full GPUs do not deny one, for a collective that waits spins."""
-    last = [series.get(MetricQuery(job, metric, Statistic.AVERAGE, FIRST_HOST)) for metric in _OF_HOSTS]
+    """Return the newest load; an idle host confirms a hang, but busy GPUs do not exclude one, since waiting spins."""
+    last = [series.get(MetricQuery(job, metric, Statistic.AVERAGE, FIRST_HOST)) for metric in _HOST_METRICS]
     gpu, cpu = (max(points)[1] if points else None for points in last)
     return Load(gpu, cpu)
 
 
 @lru_cache(maxsize=64)
 def resolution(period: timedelta) -> timedelta:
-    """The shortest period that GetMetricData takes and that is no shorter than this."""
+    """Return the shortest period accepted by GetMetricData that is at least this long."""
     seconds = period.total_seconds()
-    short = next((each for each in RESOLUTIONS if seconds <= each), None)
+    short = next((allowed for allowed in RESOLUTIONS if seconds <= allowed), None)
     return timedelta(seconds=short) if short else timedelta(minutes=-(-seconds // 60))
 
 
