@@ -32,8 +32,8 @@ SECTION = re.compile(r"\[(\w+)\]\s*(?:#\s*(.*))?")
 FIELD = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\[[^\]]*\]|[^#]*?)\s*(?:#\s*(.*))?")
 # What no module of its own asks: the words of the enumeration's other members.
 ASKED_ELSEWHERE = {
-    Kind.ALARM: "Has a CloudWatch alarm of your own on the job gone off?",
-    Kind.RESUME_MISMATCH: "Do the losses after a resume differ from those that followed the same checkpoint before?",
+    Kind.ALARM: "Report that a CloudWatch alarm of your own on the job fired.",
+    Kind.RESUME_MISMATCH: "Detect losses after a resume that differ from those after the same checkpoint before.",
 }
 MEANING = "## What it means\n"
 # Notices as readers get them, letter by letter, which the tests of notices keep.
@@ -155,7 +155,7 @@ def findings() -> str:
         cause = CAUSES.get(kind)
         acts = f"stops the job, charged to `{cause}`" if cause else "people are told, the job goes on"
         rows.append((f"`{kind}`", _question(kind), acts))
-    return table(("finding", "question", "what may come of it"), rows)
+    return table(("finding", "what it detects", "what may come of it"), rows)
 
 
 def runbooks() -> str:

@@ -102,7 +102,7 @@ def test_the_best_interval_is_shown_where_saves_are_measured(deployed):
         for name, body in (("a", b"1"), ("manifest.json", json.dumps(manifest).encode())):
             client("s3").put_object(Bucket="bucket", Key=f"gpt/step-{step:09d}/{name}", Body=body)
     assert "saving: the run saves every 2 min; every " in (said := shown(RUN))
-    assert "a save costs 5 s, a failure comes every" in said
+    assert "a checkpoint costs 5 s, a failure occurs every" in said
     assert "saving:" not in shown(replace(RUN, version=1), "status")
     assert "gpt: saving: the run saves every 2 min; every " in shown(replace(RUN, version=2), "status", "--advice")
 

@@ -100,10 +100,10 @@ def test_the_advice_says_what_it_was_reckoned_from():
     often = advise_interval(run, saves(every=MINUTE, stall_s=5.0), Policy(), at=NOON)
     assert format_advice(often) == (
         "the run saves every 60 s; every 6 min would waste less: "
-        "a save costs 5 s, a failure comes every 3.6 h (9 so far)"
+        "a checkpoint costs 5 s, a failure occurs every 3.6 h (9 so far)"
     )
     near = advise_interval(run, saves(every=5 * MINUTE, stall_s=5.0), Policy(), at=NOON)
-    assert format_advice(near).startswith("the run saves every 5 min, which is near the best, 6 min")
+    assert format_advice(near).startswith("the run saves every 5 min, which is close to the optimum of 6 min")
 
 
 def test_saving_more_often_than_a_save_takes_is_of_no_use():
@@ -111,7 +111,7 @@ def test_saving_more_often_than_a_save_takes_is_of_no_use():
     run = a_run(failures=9, hours=30, machines=1000)
     advice = advise_interval(run, saves(every=HOUR, stall_s=0.5, write_s=600.0), Policy(), at=NOON)
     assert (advice.interval_s, advice.bound) == (600, True)
-    assert "more often does not help" in format_advice(advice)
+    assert "a shorter interval does not help" in format_advice(advice)
 
 
 def test_what_was_never_measured_gets_no_advice():

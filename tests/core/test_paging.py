@@ -178,7 +178,7 @@ def test_who_was_blind_sees_again_and_says_so():
     assert (pages(world), cleared(world)) == (["gpt/blind-1"], [])
     _prints(world, step, minutes=5)
     assert cleared(world) == ["gpt/blind-1"]
-    assert "metrics are heard again" in told(world, Severity.CLEAR)[0].body
+    assert "metrics are received again" in told(world, Severity.CLEAR)[0].body
     assert world.run().state is RunState.WATCHING
 
 

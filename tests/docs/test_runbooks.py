@@ -127,7 +127,7 @@ NIGHTS: dict[Runbook, Callable[[], World]] = {
     Runbook.OBSERVING: partial(died, NODE_LOST, Policy(mode=Mode.OBSERVE)),
     Runbook.BLIND: partial(found, Kind.BLIND, "no metrics for 640 s while the job is training"),
     Runbook.CHECKPOINT_STALL: partial(
-        found, Kind.CHECKPOINT_STALL, "a save has been running for 1900 s, limit 900 s", Level.INTERVENE
+        found, Kind.CHECKPOINT_STALL, "a checkpoint has been running for 1900 s, limit 900 s", Level.INTERVENE
     ),
     Runbook.PLATEAU: partial(found, Kind.PLATEAU, "loss 2.31 is 0.8% better than at step 4100"),
     Runbook.GRAD_NORM: partial(found, Kind.GRAD_NORM, "gradient norm 14.2 is 6.1 times its median 2.33"),

@@ -1,6 +1,7 @@
-"""How long people on call take where nobody else looks after a run: assumed, no figure is published.
+"""Assumed times that people on call need for a run without Rerail; no figures are published.
 
-The simulation draws from these, and what Rerail saves is told against their medians."""
+The simulation samples from them, and Rerail's savings are measured against their medians.
+"""
 
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """How long people take: log-normal, by its median and its 90th percentile, in minutes."""
+    """A log-normal delay, given by its median and its 90th percentile in minutes."""
 
     median: float
     p90: float
@@ -21,31 +22,36 @@ class Delay:
         return f"{self.median:g} / {self.p90:g}"
 
 
-# Until a dead run is running again; BLOOM: 7.3 h for the first one.
+# Until a failed run is running again; BLOOM: 7.3 h for the first one.
 CRASH = Delay(20, 90)
-# Until a loss is seen and rolled back.
+# Until a diverged loss is noticed and rolled back.
 DIVERGED = Delay(120, 600)
 # Until a slow machine is found; BLOOM: by elimination.
 SLOW = Delay(360, 1440)
 # Seconds until a hang ends the job by itself: NCCL's watchdog in many issues; BLOOM: not after 3 h.
 WATCHDOG_S = 1800.0
-# What a slow machine costs all, as a share of their speed; BLOOM: 0.05.
+# The share of speed that all machines lose through a slow one; BLOOM: 0.05.
 SLOW_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Unattended:
-    """What becomes of a trouble that only people see to: seconds until the run is in order again, the seconds of
-    these in which its machines are billed, and the share of its speed that is lost meanwhile."""
+    """What a problem costs if only people take care of it."""
 
+    # Seconds until it is resolved.
     seconds: float
+    # The seconds of these for which the machines are billed.
     billed_s: float = 0.0
+    # The share of speed that is lost meanwhile.
     share: float = 1.0
 
 
 def estimate_unattended(kind: str) -> Unattended:
-    """For an incident of that kind, the median; the mean is twice as long and more, since some troubles are found in
-    the morning. Whoever's job has ended is called at once, whatever it has ended of."""
+    """Return the median for an incident of this kind.
+
+    The mean is at least twice as long, since some problems are only found in the morning. If a job has ended, people
+    are called at once, whatever the cause.
+    """
     crash_s = CRASH.median * MINUTE_S
     if kind == Kind.THROUGHPUT_DROP:
         return Unattended(SLOW.median * MINUTE_S, SLOW.median * MINUTE_S, SLOW_SHARE)

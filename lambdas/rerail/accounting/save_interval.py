@@ -1,4 +1,4 @@
-"""How often to save: what a save costs against what a failure does, after Young and Daly."""
+"""The checkpoint interval that wastes the least time, from the costs of checkpoints and failures (Young, Daly)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,27 +13,32 @@ from rerail.model.checkpoints import Checkpoint
 from rerail.model.policy import Policy
 from rerail.model.run import Run
 
-# Waste grows by 8 % at half as long again, and by 25 % at twice: nearer than that nobody need change anything.
+# Waste grows by 8 % at 1.5 times the best interval and by 25 % at twice: within this factor no change is needed.
 NEAR = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The interval that wastes least, in seconds, and what it was reckoned from; `actual_s` is how often the run saves,
-    `bound` that saving more often would not help, since a save takes so long to be whole."""
+    """The recommended checkpoint interval, and what it was computed from; all times are in seconds."""
 
     interval_s: float
+    # For how long one checkpoint interrupts training.
     stall_s: float
+    # The mean time between failures.
     mtbf_s: float
+    # The number of failures so far.
     failures: int
+    # The run's current interval; None: unknown.
     actual_s: float | None = None
+    # The interval is limited by the time until a checkpoint is complete, so a shorter one would not help.
     bound: bool = False
 
 
 def optimal_interval(stall_s: float, mtbf_s: float) -> float:
-    """Seconds of training between two saves, Daly's second order of Young's optimum (J. T. Daly, FGCS 22, 2006).
+    """Return the best training time between two checkpoints in seconds (J. T. Daly, FGCS 22, 2006, second order).
 
-    `stall_s` is what one save keeps the training waiting, `mtbf_s` the mean time between failures."""
+    `stall_s` is for how long one checkpoint interrupts training, `mtbf_s` the mean time between failures.
+    """
     if stall_s <= 0 or mtbf_s <= 0:
         return 0.0
     if stall_s >= 2 * mtbf_s:
@@ -43,20 +48,23 @@ def optimal_interval(stall_s: float, mtbf_s: float) -> float:
 
 
 def advise_interval(run: Run, checkpoints: Sequence[Checkpoint], policy: Policy, *, at: datetime) -> Advice | None:
-    """What this run's own saves and failures say; None where no save has been measured yet."""
-    stalls = [each.stall_s for each in checkpoints if each.stall_s]
+    """Return the recommendation from the run's own data; None if no checkpoint was measured yet."""
+    stalls = [checkpoint.stall_s for checkpoint in checkpoints if checkpoint.stall_s]
     if not stalls:
         return None
     stall_s, (mtbf_s, failures) = median(stalls), mean_time_between_failures(run, policy, at=at)
     interval_s = optimal_interval(stall_s, mtbf_s)
-    whole_s = max((each.write_s for each in checkpoints if each.write_s), default=0.0)
-    return Advice(max(interval_s, whole_s), stall_s, mtbf_s, failures, _actual(checkpoints), whole_s > interval_s)
+    whole_s = max((checkpoint.write_s for checkpoint in checkpoints if checkpoint.write_s), default=0.0)
+    return Advice(
+        max(interval_s, whole_s), stall_s, mtbf_s, failures, _measure_interval(checkpoints), whole_s > interval_s
+    )
 
 
 def mean_time_between_failures(run: Run, policy: Policy, *, at: datetime) -> tuple[float, int]:
-    """The run's mean time between failures in seconds, and how many it has had.
+    """Return the run's mean time between failures in seconds, and its number of failures.
 
-    Its own figure leans on the policy's for so many machines, which counts as one failure."""
+    The policy's figure for this number of machines is included as if it were one failure.
+    """
     failures = sum(attempt.cause not in (None, Cause.CAPACITY) for attempt in run.attempts)
     failures += sum(attempt.self_repairs for attempt in run.attempts)
     hours = sum(training_seconds(attempt, at) for attempt in run.attempts) / HOUR_S
@@ -66,29 +74,30 @@ def mean_time_between_failures(run: Run, policy: Policy, *, at: datetime) -> tup
 
 
 def format_advice(advice: Advice) -> str:
-    """One sentence, for people."""
-    best = _time(advice.interval_s)
+    """Return the recommendation as one sentence."""
+    best = _format_seconds(advice.interval_s)
     why = (
-        f"a save costs {advice.stall_s:.3g} s, a failure comes every {_time(advice.mtbf_s)} ({advice.failures} so far)"
+        f"a checkpoint costs {advice.stall_s:.3g} s, a failure occurs every {_format_seconds(advice.mtbf_s)} "
+        f"({advice.failures} so far)"
     )
     if advice.bound:
-        why += "; more often does not help, a save takes as long to be whole"
+        why += "; a shorter interval does not help, because a checkpoint takes that long to complete"
     if advice.actual_s is None:
         return f"save every {best}: {why}"
     ratio = advice.actual_s / advice.interval_s if advice.interval_s else 1.0
-    now = f"the run saves every {_time(advice.actual_s)}"
+    now = f"the run saves every {_format_seconds(advice.actual_s)}"
     if 1 / NEAR <= ratio <= NEAR:
-        return f"{now}, which is near the best, {best}: {why}"
+        return f"{now}, which is close to the optimum of {best}: {why}"
     return f"{now}; every {best} would waste less: {why}"
 
 
-def _actual(checkpoints: Sequence[Checkpoint]) -> float | None:
-    """The median time between the periodic saves of one start of one attempt."""
+def _measure_interval(checkpoints: Sequence[Checkpoint]) -> float | None:
+    """Return the median seconds between periodic checkpoints of the same attempt and restart, or None."""
     times = sorted((c.attempt, c.restart, c.saved_at) for c in checkpoints if c.reason in ("", "periodic"))
     pairs = zip(times, times[1:], strict=False)
     gaps = [(b[2] - a[2]).total_seconds() for a, b in pairs if a[:2] == b[:2] and b[2] > a[2]]
     return median(gaps) if gaps else None
 
 
-def _time(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return format_duration(timedelta(seconds=seconds))

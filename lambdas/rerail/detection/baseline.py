@@ -1,17 +1,17 @@
-"""What the next log loss would be if nothing happened, and how far this run strays from that of its own accord."""
+"""The expected next log loss of a run, and its normal deviations from that."""
 
 from dataclasses import dataclass, field
 
 from rerail.detection.window import Window
 from rerail.model.thresholds import Thresholds
 
-LEVEL_ROWS = 12  # short enough to follow a steep start, long enough to shrug off a spike of the median width, 5 rows
+LEVEL_ROWS = 12  # short enough to follow a steep start, long enough to ignore a spike of the median width, 5 rows
 LEVEL_NEEDS = 6
 NOISE_ROWS = 96
 NOISE_NEEDS = 28
 HISTORY_ROWS = 512
-# Increments of white noise have a median of 0.95 standard deviations. A log whose rows differ far less from one another
-# than from their median prints running means, which stray where an epoch begins: it takes twice the jump to tell.
+# Increments of white noise have a median of 0.95 standard deviations. If rows differ far less from one another than
+# from their median, the log prints running means, which deviate at the start of an epoch: the gate is then doubled.
 SMOOTH = 0.4
 SMOOTH_GATE = 2.0
 INTERQUARTILE = 1.349  # of a normal distribution, in standard deviations
@@ -19,25 +19,31 @@ INTERQUARTILE = 1.349  # of a normal distribution, in standard deviations
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One log loss against its baseline: where it was expected, how far above it is, and how far it may be."""
+    """One log loss compared with its baseline; all values are log losses."""
 
     expected: float
+    # How far the loss is above the expected one.
     excess: float
+    # The standard deviation of the noise.
     noise: float
+    # The largest normal excess.
     allowed: float
 
 
 @dataclass(slots=True)
 class Baseline:
-    """The median of the last rows, what came off it lately, and what came off it over a longer past.
+    """The level of the log loss and its deviations; the caller decides which rows are learnt.
 
-    The caller decides what may be learnt. The distance from a median lags behind a falling loss by a drift that is
-    about the same from row to row: it is taken out again with the median of the distances.
+    A median lags behind a falling loss by a drift that is about the same in each row. The median of the residuals
+    removes it.
     """
 
     level: Window = field(default_factory=lambda: Window(LEVEL_ROWS))
+    # The recent distances from the level.
     residuals: Window = field(default_factory=lambda: Window(NOISE_ROWS))
+    # The distances over a longer time, without the drift.
     history: Window = field(default_factory=lambda: Window(HISTORY_ROWS))
+    # The absolute differences between consecutive rows.
     increments: Window = field(default_factory=lambda: Window(NOISE_ROWS))
 
     def __post_init__(self) -> None:
@@ -45,11 +51,11 @@ class Baseline:
         self.history, self.increments = self.history.copy(), self.increments.copy()
 
     def copy(self) -> "Baseline":
-        """Another one with the same memory."""
+        """Return a copy."""
         return Baseline(self.level, self.residuals, self.history, self.increments)
 
     def read(self, value: float, detection: Thresholds) -> Reading | None:
-        """Judge a value against the rows before it; None while they are too few."""
+        """Compare a value with the rows before it; return None while there are too few."""
         if len(self.residuals) < NOISE_NEEDS:
             return None
         spread = self.residuals.quantile(0.75) - self.residuals.quantile(0.25)
@@ -64,7 +70,7 @@ class Baseline:
         return Reading(expected, value - expected, noise, allowed)
 
     def learn(self, value: float) -> None:
-        """Take an ordinary value in."""
+        """Learn from a normal value."""
         if len(self.level) >= LEVEL_NEEDS:
             self.increments.push(abs(value - self.level.values[-1]))
             residual = value - self.level.median()
@@ -73,14 +79,14 @@ class Baseline:
         self.level.push(value)
 
     def follow(self, value: float) -> None:
-        """Let the level follow, and learn nothing about the noise: the way back from a spike is no noise."""
+        """Update the level, but not the noise, because the recovery from a spike is not noise."""
         self.level.push(value)
 
     def habit(self, excess: float) -> None:
-        """Remember one jump as a thing this run does: the rare one stays news, the frequent one does not."""
+        """Add a jump to the history, so that frequent jumps of the run are no longer reported."""
         self.history.push(excess)
 
     def clear(self) -> None:
-        """Forget all, as at the start of a run."""
+        """Forget everything, as at the start of a run."""
         for window in (self.level, self.residuals, self.history, self.increments):
             window.clear()

@@ -1,4 +1,4 @@
-"""Are the metrics that should be there missing?"""
+"""Detect missing metrics of a running job."""
 
 from datetime import datetime
 
@@ -8,11 +8,11 @@ from rerail.model.thresholds import Thresholds
 
 
 def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
-    """Steps are due, and nothing has been heard: blind is not healthy, but it is no reason to stop a job either."""
+    """Return a warning if no metrics arrive while steps are due; that alone is no reason to stop a job."""
     if pulse.phase is Phase.CAPACITY or pulse.since is None:
         return None
     heard = max(pulse.heard_at, pulse.since) if pulse.heard_at else pulse.since
-    # Before the first row the start-up may take its time; the first row that is overdue then is the start-up's matter.
+    # Before the first row, the longer limit for the startup applies; startup_stall reports a missing first step.
     limit = detection.startup_limit if pulse.phase is Phase.STARTUP else detection.blind_after
     if now - heard <= limit:
         return None

@@ -1,22 +1,22 @@
-"""Did the logging interval change, so that old noise and old slopes say nothing about the rows to come?"""
+"""Detect a change of the logging interval, after which noise and slopes learnt before are not valid."""
 
 from dataclasses import dataclass
 
-# An interval counts as another one when it is more than twice or less than half the one before, three rows running.
+# An interval has changed if it is more than twice or less than half the previous one for three rows in a row.
 FACTOR = 2.0
 ROWS = 3
 
 
 @dataclass(slots=True)
 class Cadence:
-    """Steps from one row to the next, as they have been so far."""
+    """The number of steps between two logged rows."""
 
     step: int | None = None
     interval: float | None = None
     odd: int = 0
 
     def changed(self, step: int | None) -> bool:
-        """Take in the step of one more row; True at the row from which on the interval is another one."""
+        """Record the step of one more row, and return whether the interval has changed at this row."""
         before, self.step = self.step, step
         if before is None or step is None or step <= before:
             return False
@@ -31,5 +31,5 @@ class Cadence:
         return True
 
     def copy(self) -> "Cadence":
-        """Another one with the same memory."""
+        """Return a copy."""
         return Cadence(self.step, self.interval, self.odd)

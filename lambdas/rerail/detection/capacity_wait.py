@@ -1,4 +1,4 @@
-"""Has a run been waiting for machines for long?"""
+"""Detect a long wait for machines."""
 
 from datetime import datetime
 
@@ -8,7 +8,7 @@ from rerail.model.thresholds import Thresholds
 
 
 def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
-    """Warn only: waiting costs time, and stopping a job that waits would cost its place in the queue."""
+    """Return a warning if the wait is too long; never intervene, since a stopped job loses its place in the queue."""
     if pulse.phase is not Phase.CAPACITY or pulse.since is None or now - pulse.since <= detection.capacity_wait_after:
         return None
     text = f"waiting for machines for {(now - pulse.since).total_seconds() / 60:.0f} minutes"

@@ -1,4 +1,4 @@
-"""Does a save take far longer than this run's saves do, or do they arrive no more?"""
+"""Detect checkpoints that take far longer than usual, or that no longer arrive."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -7,17 +7,18 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Liveness, Phase
 from rerail.model.thresholds import Thresholds
 
-SAVES_NEEDED = 3  # two intervals: one alone may be the odd one
+MIN_CHECKPOINTS = 3  # two intervals, because a single one may be unusual
 
 
 def find_missing_checkpoint(
     saves: Sequence[datetime], now: datetime, detection: Thresholds, *, started_at: datetime | None = None
 ) -> Finding | None:
-    """The next save should have come long ago, by the longest interval between the saves that there are.
+    """Return a warning if the next checkpoint is long overdue by the longest interval between the existing ones.
 
-    `started_at`: when the script last began; before that nobody could save."""
+    `saves` are the times of the checkpoints. Time before `started_at`, the last start of the script, does not count.
+    """
     times = sorted(saves)
-    if len(times) < SAVES_NEEDED:
+    if len(times) < MIN_CHECKPOINTS:
         return None
     longest = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
     limit = max(detection.save_floor, detection.save_factor * longest)
@@ -34,7 +35,7 @@ def _format(duration: timedelta) -> str:
 
 
 def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
-    """A save is running beyond the floor and a multiple of the longest one; intervene when it doubles."""
+    """Return a finding if a checkpoint takes longer than the limit, and intervene at twice the limit."""
     if pulse.phase is not Phase.SAVE or pulse.since is None:
         return None
     running = now - pulse.since
@@ -42,5 +43,5 @@ def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Findi
     if running <= limit:
         return None
     level = Level.INTERVENE if running > 2 * limit else Level.WARN
-    text = f"a save has been running for {running.total_seconds():.0f} s, limit {limit.total_seconds():.0f} s"
+    text = f"a checkpoint has been running for {running.total_seconds():.0f} s, limit {limit.total_seconds():.0f} s"
     return Finding(Kind.CHECKPOINT_STALL, level, pulse.step, pulse.step, text, now, pulse.since)

@@ -1,4 +1,4 @@
-"""All detectors over one run's samples, in one order, with the state that outlives a relaunch."""
+"""Run all detectors over a run's samples, with state that is kept across relaunches."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
@@ -23,7 +23,7 @@ from rerail.model.thresholds import Thresholds
 
 @dataclass(slots=True)
 class Detectors:
-    """What each detector of a series remembers; the order of the fields is the order in which they are asked."""
+    """The state of each detector; the order of the fields is the order in which they run."""
 
     non_finite: NonFinite = field(default_factory=NonFinite)
     frozen_loss: FrozenLoss = field(default_factory=FrozenLoss)
@@ -35,7 +35,7 @@ class Detectors:
     throughput_drop: ThroughputDrop = field(default_factory=ThroughputDrop)
 
 
-# The questions that silence answers, and no sample: asked at a time, of the pulse.
+# The detectors that run on the liveness at a point in time, because they detect missing samples.
 QUESTIONS = (
     stall.find_overdue,
     startup_stall.find_overdue,
@@ -47,7 +47,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class DetectorState:
-    """All that is remembered of one run's metrics, from attempt to attempt."""
+    """The detector state of one run, kept across attempts."""
 
     judges: Detectors = field(default_factory=Detectors)
     pulse: Liveness = field(default_factory=Liveness)
@@ -56,41 +56,41 @@ class DetectorState:
 def evaluate_sample(
     watch: DetectorState, sample: Sample, detection: Thresholds
 ) -> tuple[DetectorState, tuple[Finding, ...]]:
-    """The watch after one more sample, and what it makes the detectors say; the old watch stays as it was."""
-    judges = Detectors(*(_twin(getattr(watch.judges, name)) for name in _ORDER))
+    """Return the state after one more sample, and the findings; the given state is not changed."""
+    judges = Detectors(*(_copy_detector(getattr(watch.judges, name)) for name in _DETECTOR_NAMES))
     beat = pulse.with_row(watch.pulse, sample.at, step=sample.step) if sample.at else watch.pulse
-    return DetectorState(judges, beat), tuple(_judged(judges, sample, detection))
+    return DetectorState(judges, beat), tuple(_run_detectors(judges, sample, detection))
 
 
-def _twin(judge: Any) -> Any:
-    """Another judge that remembers the same; `dataclasses.replace` does no more, and takes twice as long."""
-    twin = object.__new__(type(judge))
+def _copy_detector(judge: Any) -> Any:
+    """Return a copy of a detector; `dataclasses.replace` would do the same in twice the time."""
+    copy = object.__new__(type(judge))
     for name in judge.__slots__:
-        setattr(twin, name, getattr(judge, name))
-    if hasattr(twin, "__post_init__"):
-        twin.__post_init__()
-    return twin
+        setattr(copy, name, getattr(judge, name))
+    if hasattr(copy, "__post_init__"):
+        copy.__post_init__()
+    return copy
 
 
 def find_overdue(watch: DetectorState, now: datetime, detection: Thresholds) -> tuple[Finding, ...]:
-    """What is overdue at this moment: the findings that silence makes."""
-    answers = (question(watch.pulse, now, detection) for question in QUESTIONS)
-    return tuple(answer for answer in answers if answer is not None)
+    """Return the findings about steps, checkpoints, metrics or machines that are overdue now."""
+    findings = (find(watch.pulse, now, detection) for find in QUESTIONS)
+    return tuple(finding for finding in findings if finding is not None)
 
 
 def evaluate_series(samples: Iterable[Sample], detection: Thresholds) -> Iterator[tuple[int, Finding]]:
-    """Every finding of a whole series with the 0-based row at which it was spoken."""
+    """Yield every finding of a whole series with the 0-based row at which it was made."""
     judges = Detectors()
     for row, sample in enumerate(samples):
-        for finding in _judged(judges, sample, detection):
+        for finding in _run_detectors(judges, sample, detection):
             yield row, finding
 
 
-def _judged(judges: Detectors, sample: Sample, detection: Thresholds) -> Iterator[Finding]:
-    for name in _ORDER:
+def _run_detectors(judges: Detectors, sample: Sample, detection: Thresholds) -> Iterator[Finding]:
+    for name in _DETECTOR_NAMES:
         finding: Finding | None = getattr(judges, name).see(sample, detection)
         if finding is not None:
             yield finding
 
 
-_ORDER = tuple(f.name for f in fields(Detectors))
+_DETECTOR_NAMES = tuple(f.name for f in fields(Detectors))

@@ -1,4 +1,4 @@
-"""Has the loss risen above where it already was, and does it stay there?"""
+"""Detect a loss that has risen above an earlier level and stays there."""
 
 import math
 from dataclasses import dataclass, field
@@ -18,16 +18,16 @@ BEST_ROWS = 200
 HISTORY_ROWS = 128
 HISTORY_NEEDS = 24
 NORMAL_MAD = 1.4826
-UNTOLD_CAP = 8  # a rise that is mending slowly is watched so many times longer before it is the level
-# A loss that jumps back to within a quarter of where the run began was most likely begun anew, not broken.
+UNREPORTED_CAP = 8  # a slowly recovering rise is followed this many times longer before it becomes the normal level
+# A loss that jumps back to within a quarter of its starting level most likely belongs to a restarted run.
 RESTART_WITHIN = 0.25
 LEARNT = 0.2  # log units below the start of the run
-FORGIVEN_ROWS = 512  # what a run mended by itself counts half as much after so many rows
+RECOVERY_HALF_LIFE_ROWS = 512  # an earlier recovery counts half as much after this many rows
 
 
 @dataclass(slots=True)
 class Divergence:
-    """The level now, the best level of the past, how far this run rises of its own accord, and the rise going on."""
+    """The current and the best level of the loss, the normal rises of the run, and the rise in progress."""
 
     cadence: Cadence = field(default_factory=Cadence)
     rows: int = 0
@@ -50,16 +50,16 @@ class Divergence:
         self.rise = self.rise.copy() if self.rise else None
 
     def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
-        """Warn when the level of some rows is too high, intervene when it neither mends nor is mending in time."""
+        """Warn if the level of the last rows is too high, and intervene if it does not recover in time."""
         if sample.loss is None or not 0 < sample.loss < math.inf:
             return None
         if self.cadence.changed(sample.step):
             self._forget()
-        self._take(math.log(sample.loss))
+        self._add(math.log(sample.loss))
         now = self.recent.median()
-        return self._rising(now, sample, detection) if self.rise else self._level(now, sample, detection)
+        return self._follow_rise(now, sample, detection) if self.rise else self._check_level(now, sample, detection)
 
-    def _take(self, value: float) -> None:
+    def _add(self, value: float) -> None:
         self.rows += 1
         self.recent.push(value)
         self.level.push(value)
@@ -67,7 +67,7 @@ class Divergence:
         if self.rows == NOW_ROWS:
             self.start = self.recent.median()
 
-    def _level(self, now: float, sample: Sample, detection: Thresholds) -> Finding | None:
+    def _check_level(self, now: float, sample: Sample, detection: Thresholds) -> Finding | None:
         if len(self.level) >= NOW_ROWS:
             self.lagged.append(self.level.median())
         if len(self.lagged) <= NOW_ROWS:
@@ -80,20 +80,20 @@ class Divergence:
             self.rises.push(rise)
             return None
         self.rise = LossRise(self.best.value(), allowed, peak=rise, trough=rise, onset=sample.step, since=sample.at)
-        # What this run mended by itself before is no news; whether it lasts is judged all the same.
-        known = self.mended * 0.5 ** ((self.rows - self.mended_row) / FORGIVEN_ROWS)
+        # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
+        known = self.mended * 0.5 ** ((self.rows - self.mended_row) / RECOVERY_HALF_LIFE_ROWS)
         return self._finding(Level.WARN, sample, rise) if rise > detection.rise_tolerated * known else None
 
     def _allowed(self, detection: Thresholds) -> float:
         noise = max(NORMAL_MAD * self.strays.median(), detection.rise_tail * self.strays.quantile(0.9))
         within_noise = detection.rise_noise * max(noise, detection.noise_floor)
-        # A slow rise must not become a habit while it goes on. But where nothing was learnt yet there is nothing to
-        # lose: an objective that grows from the start, as the value loss of reinforcement learning does, is a habit.
+        # A slow rise must not become normal while it goes on. But before the loss has ever fallen, rises are normal:
+        # some objectives grow from the start, such as the value loss of reinforcement learning.
         learnt = len(self.rises) == HISTORY_ROWS and self.start - self.best.value() > max(LEARNT, within_noise)
         habit = detection.rise_history * self.rises.quantile(detection.rise_quantile)
         return max(detection.rise_gate, within_noise, min(habit, detection.rise_history_cap) if learnt else habit)
 
-    def _rising(self, now: float, sample: Sample, detection: Thresholds) -> Finding | None:
+    def _follow_rise(self, now: float, sample: Sample, detection: Thresholds) -> Finding | None:
         assert self.rise is not None
         rise, going = now - self.rise.base, self.rise
         if rise < detection.rise_mended * going.allowed:
@@ -102,7 +102,7 @@ class Divergence:
         if going.goes_on(rise, sample, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection):
             going.told = True
             return self._finding(Level.INTERVENE, sample, rise)
-        if going.rows > detection.rise_cap_rows * (1 if going.told else UNTOLD_CAP):
+        if going.rows > detection.rise_cap_rows * (1 if going.told else UNREPORTED_CAP):
             self._forget()
         return None
 

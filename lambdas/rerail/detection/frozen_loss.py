@@ -1,4 +1,4 @@
-"""Did the loss stop changing at all while steps go on?"""
+"""Detect a loss that stops changing while steps continue."""
 
 from dataclasses import dataclass, field
 
@@ -8,13 +8,13 @@ from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
 LEVEL_ROWS = 12
-# A loss that was ten times smaller than some rows before when it first read zero went there by learning.
+# If the loss was ten times smaller than its recent level just before it became zero, it fell to zero by learning.
 LEARNT = 0.1
 
 
 @dataclass(slots=True)
 class FrozenLoss:
-    """The value that repeats itself, how often in a row, and how often a value did so before."""
+    """The value that repeats, the number of its repetitions, and the longest repetition before."""
 
     level: Window = field(default_factory=lambda: Window(LEVEL_ROWS, digits=15))
     value: float | None = None
@@ -27,17 +27,17 @@ class FrozenLoss:
         self.level = self.level.copy()
 
     def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
-        """Warn when a value has come far more often in a row than any before, intervene when it goes on."""
+        """Warn if a value repeats far more often in a row than any before, and intervene if that continues."""
         loss = sample.loss
         if loss is None or loss != loss or sample.step is None:
             return None
         if loss != self.value:
-            self._changed(loss, sample.step)
+            self._start_value(loss, sample.step)
             return None
         self.repeats += 1
         return self._judge(sample, detection)
 
-    def _changed(self, loss: float, step: int) -> None:
+    def _start_value(self, loss: float, step: int) -> None:
         self.longest = max(self.longest, self.repeats)
         before, self.value, self.repeats, self.onset = self.value, loss, 1, step
         if len(self.level) and before is not None:
@@ -49,7 +49,7 @@ class FrozenLoss:
         if self.learnt or not len(self.level):
             return None
         rows = detection.frozen_zero_rows if self.value == 0 else detection.frozen_rows
-        # A log that prints few digits repeats itself: what it did before is no news.
+        # A log with few digits repeats values, so earlier repetitions raise the limit.
         rows = max(rows, detection.frozen_factor * self.longest)
         if self.repeats not in (rows, detection.frozen_patience * rows):
             return None

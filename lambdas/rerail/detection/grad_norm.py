@@ -1,4 +1,4 @@
-"""Did the gradient norm jump, as it does before one loss spike in five?"""
+"""Detect a jump of the gradient norm, which precedes one loss spike in five."""
 
 import math
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class GradNorm:
         self.norms = self.norms.copy()
 
     def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
-        """Warn at the first row of a jump; it is a reason to save early, never one to stop."""
+        """Warn at the first row of a jump; it is a reason to save a checkpoint early, but not to stop."""
         norm = sample.grad_norm
         if norm is None or not 0 < norm < math.inf:
             return None

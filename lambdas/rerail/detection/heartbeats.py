@@ -1,4 +1,4 @@
-"""What a heartbeat tells of a run: its pulse, by the mailbox's clock, and how far the agent itself has judged."""
+"""Update a run's liveness and cursor from the heartbeats of its agent, by the mailbox's clock."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -9,75 +9,79 @@ from rerail.model.metrics import Cursor, with_agent_progress
 from rerail.model.run import Attempt
 from rerail.ports import ReceivedHeartbeat
 
-# One may be late, two are not: then the metrics are read again.
-BELIEVED_INTERVALS = 2.5
+# One heartbeat may be late; if two are missing, the metrics are read again.
+MAX_AGE_INTERVALS = 2.5
 
 
 @dataclass(frozen=True, slots=True)
 class LastHeartbeat:
-    """The newest heartbeat that was heard: whose it is, when it was made by the job's clock, and when it arrived."""
+    """The newest heartbeat that was received."""
 
     job: str
     restart: int
+    # When it was made, by the job's clock.
     at: datetime
+    # When it arrived, by the mailbox's clock.
     arrived: datetime
     step: int | None = None
 
 
 def make_last_heartbeat(beat: ReceivedHeartbeat) -> LastHeartbeat:
-    """What to remember of a heartbeat."""
+    """Return the record of a received heartbeat."""
     heartbeat = beat.heartbeat
     return LastHeartbeat(heartbeat.job, heartbeat.restart, heartbeat.at, beat.at, heartbeat.step)
 
 
 def select_new(beat: ReceivedHeartbeat, last: LastHeartbeat | None) -> ReceivedHeartbeat | None:
-    """The heartbeat with the time at which it arrived first; None for one that was heard before a newer one. Whoever
-    may read the mailbox can write an old heartbeat, seal and all, once more: that is no sign of life."""
+    """Return the heartbeat with the time at which it first arrived, or None if a newer one was received before.
+
+    A copy of an old heartbeat, with its valid signature, can be written again by others. It is not a sign of life.
+    """
     heartbeat = beat.heartbeat
     if last is None or (heartbeat.job, heartbeat.restart) != (last.job, last.restart):
         return beat
     if heartbeat.at == last.at:
         return beat._replace(at=min(beat.at, last.arrived))
-    # Clocks are set back, steps are not.
+    # A clock may be set back, but steps do not go back.
     is_older = heartbeat.at < last.at and (heartbeat.step or 0) <= (last.step or 0)
     return None if is_older else beat
 
 
 def is_credible(beat: ReceivedHeartbeat, attempt: Attempt, *, every: timedelta, at: datetime) -> bool:
-    """It is of this attempt, and young by the mailbox's clock: what the job calls the time proves nothing."""
+    """Return whether it is from this attempt and recent by the mailbox's clock; the job's clock may be wrong."""
     heartbeat = beat.heartbeat
     ours = (heartbeat.attempt, heartbeat.job) == (attempt.number, attempt.job_name)
     ours = ours and not attempt.is_outdated(heartbeat.restart)
-    return ours and at - beat.at < BELIEVED_INTERVALS * every
+    return ours and at - beat.at < MAX_AGE_INTERVALS * every
 
 
 def update_liveness(pulse: Liveness, beat: ReceivedHeartbeat, *, at: datetime) -> Liveness:
-    """The pulse after a heartbeat: the phase that the job is in, and when it last completed a step."""
+    """Return the liveness after a heartbeat: the phase of the job, and when it last completed a step."""
     heartbeat, now = beat.heartbeat, min(beat.at, at)
     if heartbeat.phase in (Phase.CAPACITY, Phase.STARTUP):
         pulse = with_phase(pulse, Phase.STARTUP, now)
     else:
-        pulse = with_phase(_moved(pulse, heartbeat, now), heartbeat.phase, now)
+        pulse = with_phase(_with_step(pulse, heartbeat, now), heartbeat.phase, now)
     return replace(pulse, heard_at=max(now, pulse.heard_at or now), idle=None)
 
 
-def _moved(pulse: Liveness, heartbeat: Heartbeat, now: datetime) -> Liveness:
+def _with_step(pulse: Liveness, heartbeat: Heartbeat, now: datetime) -> Liveness:
     if heartbeat.step is None:
         return pulse
     if pulse.step is not None and heartbeat.step < pulse.step:
-        pulse = replace(pulse, step=None)  # restarted within its job, and repeating steps: it moves nevertheless
+        pulse = replace(pulse, step=None)  # restarted within the job and repeating steps, which is progress too
     moved = max(filter(None, (pulse.moved_at, find_last_step_time(heartbeat, now))))
     return replace(with_row(pulse, moved, step=heartbeat.step), moved_at=moved)
 
 
 def find_last_step_time(heartbeat: Heartbeat, now: datetime) -> datetime:
-    """When the last step was completed: so long before the heartbeat as the job's own clock says."""
+    """Return when the last step was completed; its distance to the heartbeat is taken from the job's clock."""
     still = heartbeat.at - heartbeat.moved_at if heartbeat.moved_at else timedelta(0)
     return now - max(still, timedelta(0))
 
 
 def with_agent_cursor(cursor: Cursor, beat: ReceivedHeartbeat, *, period: timedelta, at: datetime) -> Cursor:
-    """The cursor to go on from, should the heartbeats cease: the agent judges every step up to its last heartbeat."""
+    """Return the cursor to continue from if heartbeats stop; the agent evaluates all steps up to its last heartbeat."""
     now = min(beat.at, at)
     return with_agent_progress(
         cursor, step=beat.heartbeat.step, moved_at=find_last_step_time(beat.heartbeat, now), at=now, period=period

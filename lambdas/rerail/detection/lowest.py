@@ -1,11 +1,11 @@
-"""The lowest of the last few values of a series."""
+"""The minimum of the last values of a series."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class RunningMinimum:
-    """A queue of the values that may still become the lowest: rising, oldest first; amortised O(1) a push."""
+    """A sliding-window minimum: an ascending queue of the values that may still become the minimum."""
 
     size: int
     pushed: int = 0
@@ -16,7 +16,7 @@ class RunningMinimum:
         self.numbers, self.values = list(self.numbers), list(self.values)
 
     def push(self, value: float) -> None:
-        """Take one more value in, and forget what is older than `size` pushes."""
+        """Add a value and drop those older than `size` pushes, in amortised O(1)."""
         self.pushed += 1
         while self.values and self.values[-1] >= value:
             self.values.pop()
@@ -28,9 +28,9 @@ class RunningMinimum:
             self.numbers.pop(0)
 
     def value(self) -> float:
-        """The lowest; there must have been a push."""
+        """Return the minimum; there must have been a push."""
         return self.values[0]
 
     def copy(self) -> "RunningMinimum":
-        """Another one with the same values."""
+        """Return a copy."""
         return RunningMinimum(self.size, self.pushed, self.numbers, self.values)

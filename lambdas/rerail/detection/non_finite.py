@@ -1,4 +1,4 @@
-"""Is the loss or the gradient no number any more?"""
+"""Detect a loss or gradient that is not finite."""
 
 import math
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
-# Of so many rows half being bad is as good as a run of bad ones; the first rows of a real run were nan, nan and six
-# rows later nan once more, and it trained on for ten thousand.
+# If half of this many rows are bad, that counts like a sequence of bad rows. A real run had nan in its first two rows
+# and once more six rows later, and then trained for ten thousand rows.
 MEMORY = 10
 
 
 @dataclass(slots=True)
 class NonFinite:
-    """Which of the last rows were bad, newest in the lowest bit, and what has been said about it."""
+    """Which of the last rows were bad (the newest in the lowest bit), and the level reported."""
 
     recent: int = 0
     good: int = 0
@@ -22,8 +22,8 @@ class NonFinite:
     told: Level | None = None
 
     def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
-        """Warn at the first bad row, intervene when there are several in a few."""
-        fault = _fault(sample)
+        """Warn at the first bad row, and intervene if there are several within a few rows."""
+        fault = _find_fault(sample)
         self.recent = (self.recent << 1 | (fault is not None)) & ((1 << MEMORY) - 1)
         if fault is None:
             self.good += 1
@@ -37,8 +37,8 @@ class NonFinite:
         run = (~self.recent & (self.recent + 1)).bit_length() - 1
         if (run >= detection.non_finite_patience or bad >= MEMORY // 2) and self.told is not Level.INTERVENE:
             return self._finding(Level.INTERVENE, sample, f"{fault} in {bad} of the last {MEMORY} rows")
-        # An infinite gradient with a sound loss is what a loss scaler provokes on purpose: it must come again.
-        if self.told is None and not (bad == 1 and _scaler_probe(sample)):
+        # Loss scalers cause an infinite gradient with a finite loss on purpose, so a single one is not reported.
+        if self.told is None and not (bad == 1 and _is_scaler_probe(sample)):
             return self._finding(Level.WARN, sample, fault)
         return None
 
@@ -47,17 +47,17 @@ class NonFinite:
         return Finding(Kind.NON_FINITE, level, sample.step, self.onset, evidence, sample.at)
 
 
-def _fault(sample: Sample) -> str | None:
+def _find_fault(sample: Sample) -> str | None:
     if sample.sound_to is not None:
-        return "the log goes on without a loss that is a number"
+        return "the log continues without a finite loss"
     if sample.nonfinite:
-        return "the run says itself that loss or gradient is not finite"
+        return "the run itself reports that loss or gradient is not finite"
     for name, value in (("loss", sample.loss), ("gradient norm", sample.grad_norm)):
         if value is not None and not math.isfinite(value):
             return f"{name} is {value}"
     return None
 
 
-def _scaler_probe(sample: Sample) -> bool:
+def _is_scaler_probe(sample: Sample) -> bool:
     sound = sample.loss is not None and math.isfinite(sample.loss)
     return sound and not sample.nonfinite and sample.grad_norm is not None and math.isinf(sample.grad_norm)

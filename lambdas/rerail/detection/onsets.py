@@ -1,4 +1,4 @@
-"""Where does a trouble with the loss begin? What does not mend was a spike first: a rollback reaches behind that."""
+"""Find the step at which a problem with the loss began, so that a rollback goes back to before it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,8 +7,9 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.thresholds import Thresholds
 
 OF_THE_LOSS = frozenset({Kind.NON_FINITE, Kind.LOSS_SPIKE, Kind.DIVERGENCE, Kind.FROZEN_LOSS})
-# So many times the detectors' patience back, an earlier trouble still belongs to this one.
-PATIENCES, KEPT = 3, 20
+# Problems found within this many times the detectors' patience belong together.
+PATIENCE_FACTOR = 3
+MAX_ONSETS = 20
 
 Onsets = tuple[tuple[int, int], ...]
 
@@ -16,13 +17,15 @@ Onsets = tuple[tuple[int, int], ...]
 def with_onsets(
     onsets: Onsets, findings: Sequence[Finding], *, row: int, detection: Thresholds
 ) -> tuple[Onsets, tuple[Finding, ...]]:
-    """The recent onsets, each with the row at which it was found, and this row's findings: grave ones begin with the
-    earliest of them."""
+    """Return the recent onsets, and this row's findings, where severe ones begin at the earliest onset.
+
+    Each onset is a pair of the row at which it was found and the step. A divergence usually begins with a spike.
+    """
     new = ((row, f.onset_step) for f in findings if f.kind in OF_THE_LOSS and f.onset_step is not None)
-    recent = row - PATIENCES * max(detection.patience_rows, detection.patience_steps)
-    onsets = (*(each for each in onsets if each[0] > recent), *new)[-KEPT:]
+    recent = row - PATIENCE_FACTOR * max(detection.patience_rows, detection.patience_steps)
+    onsets = (*((found_at, step) for found_at, step in onsets if found_at > recent), *new)[-MAX_ONSETS:]
     earliest = min((onset for _, onset in onsets), default=None)
-    grave = (f.kind in OF_THE_LOSS and f.level is Level.INTERVENE for f in findings)
+    severe = (f.kind in OF_THE_LOSS and f.level is Level.INTERVENE for f in findings)
     return onsets, tuple(
-        replace(f, onset_step=earliest) if is_grave else f for f, is_grave in zip(findings, grave, strict=True)
+        replace(f, onset_step=earliest) if is_severe else f for f, is_severe in zip(findings, severe, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Has the run learnt next to nothing for most of its life?"""
+"""Detect a loss that has hardly improved for most of the run."""
 
 import math
 from bisect import bisect_right
@@ -10,15 +10,15 @@ from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
 LEVEL_ROWS = 25
-# One mark for every fifth more steps: a run of a billion steps needs a hundred.
+# One mark for every 20 % more steps: a run of a billion steps needs a hundred.
 SPACING = 1.2
-# A run that learns is better after eight times the steps; one that sits at the trivial level is not.
+# A run that learns improves over eight times the steps; one at the trivial level does not.
 SPAN = 8
 
 
 @dataclass(slots=True)
 class Plateau:
-    """The level of the loss now, and marks of (step, level) of the past, ever further apart."""
+    """The current level of the loss, and earlier levels at steps that are increasingly far apart."""
 
     level: Window = field(default_factory=lambda: Window(LEVEL_ROWS))
     rows: int = 0
@@ -30,7 +30,7 @@ class Plateau:
         self.level, self.steps, self.levels = self.level.copy(), list(self.steps), list(self.levels)
 
     def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
-        """Warn once when the loss is hardly better than at an eighth of the steps, if the policy asks for it."""
+        """Warn once if the loss is hardly better than at an eighth of the steps; the policy must enable it."""
         if not detection.plateau or sample.loss is None or not 0 < sample.loss < math.inf or sample.step is None:
             return None
         self.rows += 1
@@ -46,7 +46,7 @@ class Plateau:
         if early < 0:
             return None
         gained = self.levels[early] - self.level.median()
-        # In noise wider than a third of the gain that is asked for, nothing can be said.
+        # If the noise is wider than a third of the required gain, the gain cannot be measured.
         if self.level.quantile(0.75) - self.level.quantile(0.25) > detection.plateau_gain / 3:
             return None
         if abs(gained) > detection.plateau_gain or self.told:

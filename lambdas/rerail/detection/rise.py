@@ -1,4 +1,4 @@
-"""A loss that is above where it already was: does it mend, and if not, is it time to act?"""
+"""A rise of the loss in progress: whether it recovers, and when to intervene."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -6,11 +6,11 @@ from datetime import datetime
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
-# A restart (concatenated launches, new folds) needs longer to prove that it does not learn; it shows by rows 8.
+# A restarted run (concatenated launches, new folds) gets more patience; it is recognized after 8 rows.
 RESTART_SHOWS = 8
 RESTART_RISE = 0.5
 RESTART_PATIENCE = 8
-# It stays: within a fifth of its peak, and not falling. Or it turns: it had half mended, and is as high again.
+# The rise stays (within a fifth of its peak and not falling), or it turns (half recovered, then high again).
 STAYS_AT = 0.8
 FALLS = 0.95
 TURNS = 2.0
@@ -19,28 +19,34 @@ TURNS_AT = 0.3
 
 @dataclass(slots=True)
 class LossRise:
-    """One rise above `base`, in log units: how far it may be, was at most, was at least since then, and was of late."""
+    """A rise of the log loss above `base`."""
 
     base: float
+    # The largest normal rise.
     allowed: float
+    # The highest rise so far, and the lowest since then.
     peak: float
     trough: float
+    # The step and the time at which the rise began.
     onset: int | None
     since: datetime | None
     rows: int = 1
+    # The loss most likely belongs to a restarted run.
     restart: bool = False
+    # An intervention was requested.
     told: bool = False
+    # The recent rises, oldest first.
     past: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.past = list(self.past)
 
     def copy(self) -> "LossRise":
-        """Another one with the same memory."""
+        """Return a copy."""
         return replace(self)
 
     def goes_on(self, rise: float, sample: Sample, *, restart: bool, detection: Thresholds) -> bool:
-        """Take one more row in; True when patience is at its end, and the loss neither mended nor is mending."""
+        """Add one more row, and return whether the patience is over and the loss is not recovering."""
         self.rows += 1
         if self.rows == RESTART_SHOWS:
             self.restart = restart and rise > RESTART_RISE
@@ -52,7 +58,7 @@ class LossRise:
         return not self.told and self._patience_is_over(sample, detection) and self._lasts(rise, before)
 
     def _patience_is_over(self, sample: Sample, detection: Thresholds) -> bool:
-        """Counted in rows, in steps and in time, as far as each is known: minutes alone mend nothing in slow steps."""
+        """Return whether the patience is over in rows, steps and time; time alone means little with slow steps."""
         times = RESTART_PATIENCE if self.restart else 1
         steps = sample.step - self.onset if sample.step is not None and self.onset is not None else None
         waited = sample.at - self.since if sample.at and self.since else None

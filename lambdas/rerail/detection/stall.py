@@ -1,4 +1,4 @@
-"""Does training stand still, or did it just do so?"""
+"""Detect a training that stands still, or that just did."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -15,15 +15,15 @@ STEP_NEEDS = 50
 DIGITS = 9  # of seconds: steps may take milliseconds
 WARM_UP_ROWS = 6  # the first steps compile, allocate and fill caches
 PAUSE = 1.25
-# Saves and evaluations come at intervals. Before two at one distance were seen, or a good many at any, a long step
-# may be the first of its kind.
+# Checkpoints and evaluations come at intervals. Until two equal intervals, or many pauses, were seen, a long step may
+# be the first pause of its kind.
 REGULAR_WITHIN = 2
 MANY_PAUSES = 10
 
 
 @dataclass(slots=True)
 class Stall:
-    """How long steps take, and the longest pause this run is known to make."""
+    """The duration of steps, and the longest known pause of the run, in seconds."""
 
     steps: Window = field(default_factory=lambda: Window(STEP_ROWS, digits=DIGITS))
     rows: int = 0
@@ -37,7 +37,7 @@ class Stall:
         self.steps = self.steps.copy()
 
     def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
-        """Warn, in hindsight, of one step that took far longer than any pause before."""
+        """Warn after a step that took far longer than any pause before."""
         seconds = read_step_seconds(sample)
         if seconds is None:
             return None
@@ -68,7 +68,10 @@ class Stall:
 
 
 def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
-    """No step for far longer than this run ever paused; intervene when a second signal or more time confirms it."""
+    """Return a finding if no step was made for far longer than any pause of the run.
+
+    Intervene if the machines are idle, or at twice the limit.
+    """
     if pulse.phase not in (Phase.STEP, Phase.EVALUATION) or pulse.moved_at is None:
         return None
     still = now - pulse.moved_at

@@ -1,4 +1,4 @@
-"""Is the first step of an attempt overdue?"""
+"""Detect an attempt whose first step is overdue."""
 
 from datetime import datetime
 
@@ -8,7 +8,10 @@ from rerail.model.thresholds import Thresholds
 
 
 def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
-    """Training has begun, and no step has come for too long; intervene when it doubles."""
+    """Return a finding if there is no first step within the limit.
+
+    Intervene if the machines are idle, or at twice the limit.
+    """
     if pulse.phase is not Phase.STARTUP or pulse.since is None:
         return None
     waited = now - pulse.since

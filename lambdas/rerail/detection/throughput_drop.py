@@ -1,4 +1,4 @@
-"""Do the steps take longer than they used to, and stay so?"""
+"""Detect steps that have become slower and stay slow."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
 # Medians of 50 rows against the 500 before them found every drop of 5 % and more in synthetic runs, without a false
-# alarm; evaluations and saves, being rarer than every second row, do not move a median.
+# alarm. Evaluations and checkpoints are rarer than every second row, so they do not affect a median.
 NOW_ROWS = 50
 BEFORE_ROWS = 500
 BEST_NEEDS = 200
@@ -17,7 +17,7 @@ DIGITS = 9  # of seconds: steps may take milliseconds
 
 @dataclass(slots=True)
 class ThroughputDrop:
-    """Step times of now, of before, the best of all, and the drop that is going on."""
+    """Current, earlier and best step times, and the drop in progress."""
 
     recent: Window = field(default_factory=lambda: Window(NOW_ROWS, digits=DIGITS))
     before: Window = field(default_factory=lambda: Window(BEFORE_ROWS, digits=DIGITS))
@@ -33,7 +33,7 @@ class ThroughputDrop:
         self.recent, self.before = self.recent.copy(), self.before.copy()
 
     def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
-        """Warn when the slowness has lasted for some rows, intervene when it is grave and has lasted for long."""
+        """Warn if steps have been slow for some rows, and intervene if they are very slow for long."""
         seconds = read_step_seconds(sample)
         if seconds is None:
             return None
@@ -45,8 +45,8 @@ class ThroughputDrop:
         if len(self.before) < self.recent.size:
             return None
         if self.slow:
-            return self._still(sample, detection)
-        usual = self._left_behind(detection)
+            return self._follow_drop(sample, detection)
+        usual = self._find_earlier_step_time(detection)
         if usual is not None:
             self.slow, self.lasting, self.usual, self.onset, self.reported = 1, 0, usual, sample.step, 0
         return None
@@ -60,8 +60,8 @@ class ThroughputDrop:
             if len(self.before) >= BEST_NEEDS:
                 self.best = min(self.best or self.before.median(), self.before.median())
 
-    def _left_behind(self, detection: Thresholds) -> float | None:
-        """The step time that the last rows have left behind, suddenly or creeping; None when they have not."""
+    def _find_earlier_step_time(self, detection: Thresholds) -> float | None:
+        """Return the earlier step time if the last rows are slower, suddenly or gradually; otherwise None."""
         usual, now = self.before.median(), self.recent.median()
         if now > usual * (1 + detection.throughput_drop) and self.recent.quantile(0.25) > self.before.quantile(0.75):
             return usual
@@ -69,7 +69,7 @@ class ThroughputDrop:
             return self.best
         return None
 
-    def _still(self, sample: Sample, detection: Thresholds) -> Finding | None:
+    def _follow_drop(self, sample: Sample, detection: Thresholds) -> Finding | None:
         self.slow += 1
         share = self.recent.median() / self.usual - 1
         if share < detection.throughput_drop / 2:
@@ -102,7 +102,7 @@ class ThroughputDrop:
 
 
 def read_step_seconds(sample: Sample) -> float | None:
-    """Seconds a step, or what stands for them: the reciprocal of the tokens a second."""
+    """Return the seconds per step, or the reciprocal of the tokens per second; None if neither is valid."""
     if sample.step_time_s is not None:
         seconds = sample.step_time_s
     elif sample.tokens_per_s:

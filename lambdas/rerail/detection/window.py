@@ -1,4 +1,4 @@
-"""The last few values of a series, with their order statistics at hand."""
+"""The last values of a series, with their order statistics."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Window:
-    """At most `size` values, oldest first, kept to so many digits that they are short to store.
+    """At most `size` values, oldest first, rounded to `digits` decimal places to keep records short.
 
-    A push costs O(log size) comparisons, a quantile nothing. The ranks are no field: they are found again when the
-    window is read from its record.
+    A push takes O(log size) comparisons, a quantile O(1). The sorted list is not stored in records.
     """
 
     size: int
@@ -17,7 +16,7 @@ class Window:
     digits: int = 6
 
     def __post_init__(self) -> None:
-        # A list of its own again: sequences come back from JSON as tuples.
+        # Sequences are read from JSON as tuples, and a list must not be shared.
         self.values = list(self.values)
         self.ranked = sorted(self.values)
 
@@ -25,7 +24,7 @@ class Window:
         return len(self.values)
 
     def push(self, value: float) -> None:
-        """Take one more finite value in, and forget the oldest when full."""
+        """Add a finite value, and drop the oldest if the window is full."""
         value = round(value, self.digits)
         values, ranked = self.values, self.ranked
         values.append(value)
@@ -34,21 +33,21 @@ class Window:
             del ranked[bisect_left(ranked, values.pop(0))]
 
     def quantile(self, share: float) -> float:
-        """The value below which about this share of the others lies; the window must not be empty."""
+        """Return the value below which about this share of the others lies; the window must not be empty."""
         return self.ranked[min(len(self.ranked) - 1, int(share * len(self.ranked)))]
 
     def median(self) -> float:
-        """The middle value."""
+        """Return the median; the window must not be empty."""
         return self.ranked[len(self.ranked) // 2]
 
     def copy(self) -> "Window":
-        """Another window with the same values."""
-        twin = object.__new__(Window)  # nothing is sorted anew: this is done for every run, every minute
-        twin.size, twin.digits = self.size, self.digits
-        twin.values, twin.ranked = self.values.copy(), self.ranked.copy()
-        return twin
+        """Return a copy."""
+        copy = object.__new__(Window)  # avoids sorting, because this happens for every run every minute
+        copy.size, copy.digits = self.size, self.digits
+        copy.values, copy.ranked = self.values.copy(), self.ranked.copy()
+        return copy
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all values."""
         self.values.clear()
         self.ranked.clear()

@@ -1,6 +1,7 @@
-"""What a message on the queue asks for: a look at a job, a visit to a run, or an operator's command.
+"""Parse the messages on the supervisor's queue: job and alarm events, due runs, reports, and operator commands.
 
-Messages are EventBridge envelopes, whoever sends them. They are hints: nothing in them is believed but names."""
+All messages are EventBridge envelopes. They are hints: only the names in them are trusted.
+"""
 
 import json
 import re
@@ -36,7 +37,7 @@ WORDS_LIMIT = 500
 
 @dataclass(frozen=True, slots=True)
 class QueueMessage:
-    """When a message was sent and when it was first received, both by the queue's clock."""
+    """When a message was sent and first received, both by the queue's clock."""
 
     sent_at: datetime
     received_at: datetime
@@ -44,37 +45,39 @@ class QueueMessage:
 
 @dataclass(frozen=True, slots=True)
 class JobStateChanged:
-    """Something happened to this job."""
+    """The state of a job may have changed."""
 
     job_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunDue:
-    """Something is due for this run."""
+    """A run has to be evaluated."""
 
     run: str
 
 
 @dataclass(frozen=True, slots=True)
 class CommandReceived:
-    """An operator asks something of a run; `id` tells a repetition from a second wish, `proposal` is the one that a
-    word of approval is about, `step` the one that a rollback or a drill goes back to, `asked_at` when the bus took it
-    (None: nobody knows)."""
+    """A command from an operator for a run."""
 
+    # Distinguishes a repeated delivery from a second command.
     id: str
     run: str
     verb: OperatorVerb
     who: str
     why: str
+    # For an approval or a denial: the id of the proposal.
     proposal: str = ""
+    # For a rollback or a drill: the step to go back to.
     step: int | None = None
+    # When the event bus accepted it; None: unknown.
     asked_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FindingsReceived:
-    """The sweep's detectors have something to say of a run's job."""
+    """Findings of the sweep's detectors about a run's job."""
 
     run: str
     job_name: str
@@ -83,7 +86,7 @@ class FindingsReceived:
 
 @dataclass(frozen=True, slots=True)
 class AlarmStateChanged:
-    """A CloudWatch alarm on a metric of this job changed its state to `state`."""
+    """A CloudWatch alarm on a metric of a job changed its state to `state`."""
 
     job_name: str
     alarm: str
@@ -93,7 +96,7 @@ class AlarmStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class ReportFiled:
-    """An agent has left a report in the mailbox, in the folder `run`."""
+    """An agent has stored a report in the mailbox, in the folder `run`."""
 
     run: str
     id: str
@@ -102,14 +105,14 @@ class ReportFiled:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDue:
-    """HyperPod has been mending a part of this cluster for long."""
+    """HyperPod has been repairing a part of a cluster for a long time."""
 
     cluster: str
 
 
 @dataclass(frozen=True, slots=True)
 class UnrelatedObject:
-    """Somebody left an object in the mailbox that is none of the agents' reports: it is let lie."""
+    """An object in the mailbox is not an agent's report; it is ignored."""
 
     why: str
 
@@ -128,53 +131,53 @@ Message = (
 
 
 def parse_message(body: str) -> Message:
-    """The wake-up in a message's body; raises BadMessage that names the field."""
+    """Return the message in a queue message's body; raise BadMessage that names the field if it is malformed."""
     try:
         envelope = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"the message is not JSON: {error}") from error
-    detail = _table(_table(envelope, "the message").get("detail"), "field 'detail'")
+    detail = _require_object(_require_object(envelope, "the message").get("detail"), "field 'detail'")
     match envelope.get("source"):
         case "aws.sagemaker" if is_hyperpod(envelope.get("detail-type")):
             return read_hyperpod(envelope, detail)
         case "aws.sagemaker":
-            return JobStateChanged(_name(detail, "TrainingJobName"))
+            return JobStateChanged(_require_name(detail, "TrainingJobName"))
         case "aws.cloudwatch":
-            return _alarm(detail)
+            return _parse_alarm(detail)
         case "aws.s3":
-            return _report(envelope, detail)
+            return _parse_report(envelope, detail)
         case "rerail.sweep" if "findings" in detail:
-            return _trouble(detail)
+            return _parse_findings(detail)
         case "rerail.sweep" if "run" in detail:
-            return RunDue(_name(detail, "run"))
+            return RunDue(_require_name(detail, "run"))
         case "rerail.sweep" if "cluster" in detail:
-            return ClusterDue(_name(detail, "cluster"))
+            return ClusterDue(_require_name(detail, "cluster"))
         case "rerail.sweep":
-            return JobStateChanged(_name(detail, "job"))
+            return JobStateChanged(_require_name(detail, "job"))
         case "rerail.operator":
-            return _command(envelope, detail)
+            return _parse_command(envelope, detail)
         case source:
             raise BadMessage(f"field 'source' is {source!r:.100}; it must be one of {', '.join(SOURCES)}")
 
 
-def _command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandReceived:
+def _parse_command(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> CommandReceived:
     verb = detail.get("verb")
     if verb not in list(OperatorVerb):
         raise BadMessage(f"field 'detail.verb' is {verb!r:.100}; it must be one of {', '.join(OperatorVerb)}")
     return CommandReceived(
-        id=_words(envelope, "id"),
-        run=_name(detail, "run"),
+        id=_require_text(envelope, "id"),
+        run=_require_name(detail, "run"),
         verb=OperatorVerb(verb),
-        who=_words(detail, "who"),
-        why=_words(detail, "why", default=""),
-        proposal=_words(detail, "proposal", default=""),
-        step=_step(detail, needed=verb == OperatorVerb.ROLLBACK),
-        asked_at=_taken_at(envelope),
+        who=_require_text(detail, "who"),
+        why=_require_text(detail, "why", default=""),
+        proposal=_require_text(detail, "proposal", default=""),
+        step=_parse_step(detail, needed=verb == OperatorVerb.ROLLBACK),
+        asked_at=_parse_event_time(envelope),
     )
 
 
-def _taken_at(envelope: Mapping[str, Any]) -> datetime | None:
-    """When the bus took the event, by AWS's clock; an event without a readable time is worth its words all the same."""
+def _parse_event_time(envelope: Mapping[str, Any]) -> datetime | None:
+    """Return when the event bus accepted the event, by AWS's clock, or None if the time is missing or malformed."""
     try:
         at = datetime.fromisoformat(str(envelope.get("time")))
     except ValueError:
@@ -182,8 +185,8 @@ def _taken_at(envelope: Mapping[str, Any]) -> datetime | None:
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _step(detail: Mapping[str, Any], *, needed: bool) -> int | None:
-    """A step in training; None where none is named, and none is needed."""
+def _parse_step(detail: Mapping[str, Any], *, needed: bool) -> int | None:
+    """Return the training step, or None if there is none and none is needed; raise BadMessage otherwise."""
     step = detail.get("step")
     if step is None and not needed:
         return None
@@ -192,7 +195,7 @@ def _step(detail: Mapping[str, Any], *, needed: bool) -> int | None:
     return step
 
 
-def _trouble(detail: Mapping[str, Any]) -> FindingsReceived:
+def _parse_findings(detail: Mapping[str, Any]) -> FindingsReceived:
     findings = detail["findings"]
     try:
         read = tuple(read_plain(Finding, finding) for finding in findings)
@@ -200,14 +203,14 @@ def _trouble(detail: Mapping[str, Any]) -> FindingsReceived:
         raise BadMessage(f"field 'detail.findings' cannot be read: {error}") from error
     if problem := next(filter(None, map(find_problem, read)), ""):
         raise BadMessage(f"field 'detail.findings' cannot be read: field {problem}")
-    return FindingsReceived(_name(detail, "run"), _name(detail, "job"), read)
+    return FindingsReceived(_require_name(detail, "run"), _require_name(detail, "job"), read)
 
 
-def _report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> ReportFiled | UnrelatedObject:
-    """Only the object's key: which bucket is the mailbox, we know ourselves."""
+def _parse_report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> ReportFiled | UnrelatedObject:
+    """Return the report named by the object's key; the bucket in the event is ignored, since the mailbox is known."""
     if envelope.get("detail-type") != FILED:
         raise BadMessage(f"field 'detail-type' is {envelope.get('detail-type')!r:.100}; it must be {FILED!r}")
-    key = _table(detail.get("object"), "field 'detail.object'").get("key")
+    key = _require_object(detail.get("object"), "field 'detail.object'").get("key")
     if not isinstance(key, str):
         raise BadMessage("field 'detail.object.key' must be text")
     try:
@@ -217,19 +220,19 @@ def _report(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> ReportFil
     return ReportFiled(run, id, key)
 
 
-def _alarm(detail: Mapping[str, Any]) -> AlarmStateChanged:
-    state = _table(detail.get("state"), "field 'detail.state'")
+def _parse_alarm(detail: Mapping[str, Any]) -> AlarmStateChanged:
+    state = _require_object(detail.get("state"), "field 'detail.state'")
     return AlarmStateChanged(
-        job_name=_alarmed_job(detail),
+        job_name=_find_alarmed_job(detail),
         alarm=str(detail.get("alarmName", ""))[:WORDS_LIMIT],
         state=str(state.get("value", "")),
         reason=str(state.get("reason", ""))[:WORDS_LIMIT],
     )
 
 
-def _alarmed_job(detail: Mapping[str, Any]) -> str:
-    """The job in the dimensions of the alarm's metrics: TrainingJobName, or Host, which is `<job>/algo-<n>`."""
-    configuration = _table(detail.get("configuration"), "field 'detail.configuration'")
+def _find_alarmed_job(detail: Mapping[str, Any]) -> str:
+    """Return the job in the alarm's metric dimensions: TrainingJobName, or Host in the form `<job>/algo-<n>`."""
+    configuration = _require_object(detail.get("configuration"), "field 'detail.configuration'")
     metrics = configuration.get("metrics")
     for metric in metrics if isinstance(metrics, list) else ():
         dimensions = metric
@@ -242,20 +245,20 @@ def _alarmed_job(detail: Mapping[str, Any]) -> str:
     raise BadMessage("field 'detail.configuration.metrics' names no training job (dimension TrainingJobName or Host)")
 
 
-def _table(value: Any, name: str) -> Mapping[str, Any]:
+def _require_object(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise BadMessage(f"{name} must be a JSON object")
     return value
 
 
-def _name(table: Mapping[str, Any], field: str) -> str:
+def _require_name(table: Mapping[str, Any], field: str) -> str:
     value = table.get(field)
     if not isinstance(value, str) or not JOB_NAME.fullmatch(value):
         raise BadMessage(f"field 'detail.{field}' is {value!r:.100}; it must be the name of a training job or run")
     return value
 
 
-def _words(table: Mapping[str, Any], field: str, *, default: str | None = None) -> str:
+def _require_text(table: Mapping[str, Any], field: str, *, default: str | None = None) -> str:
     value = table.get(field, default)
     if not isinstance(value, str) or len(value) > WORDS_LIMIT:
         raise BadMessage(f"field '{field}' must be text of at most {WORDS_LIMIT} characters")

@@ -1,7 +1,7 @@
-"""What Rerail publishes about itself: every measure by name, and the only words that may tell several of one apart.
+"""The CloudWatch metrics that Rerail publishes about itself, with their units and dimensions.
 
-A measure has one dimension at most, and its values are the words of an enum of the core: no name of a run, a job or a
-person ever becomes one, so what is published, and paid for, does not grow with the runs.
+A metric has at most one dimension, whose values are the members of an enum of the core. Names of runs, jobs or people
+are never dimension values, so the number and the cost of metrics do not grow with the number of runs.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ COUNT, SECONDS, NONE = "Count", "Seconds", "None"
 
 
 class ActionLabel(StrEnum):
-    """What a decision asks of the world, as a measure has it."""
+    """The kind of action, as a dimension value."""
 
     CREATE = "create"
     STOP = "stop"
@@ -29,7 +29,7 @@ class ActionLabel(StrEnum):
 
 
 class MetricValue(NamedTuple):
-    """One value to be published: `dimension` and `of` are empty where the measure has but one."""
+    """One value to publish; `dimension` and its value `of` are empty for a metric without dimension."""
 
     name: str
     value: float
@@ -40,30 +40,31 @@ class MetricValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServiceMetric:
-    """Its name and unit in CloudWatch; `by` are the words that tell its values apart, in the dimension of that name."""
+    """A CloudWatch metric."""
 
     name: str
     unit: str = COUNT
     dimension: str = ""
+    # The enum of the dimension's values; None: no dimension.
     by: type[StrEnum] | None = None
 
     def of(self, value: float, word: StrEnum | None = None) -> MetricValue:
-        """The value, of that word; raises TypeError for a word that is none of this measure's."""
+        """Return a value for publishing; raise TypeError if `word` is not a member of this metric's enum."""
         if (type(word) if word is not None else None) is not self.by:
             raise TypeError(f"{self.name} is told by {self.by and self.by.__name__}, and not by {word!r}")
         return MetricValue(self.name, value, self.unit, self.dimension, word.value if word is not None else "")
 
     def __len__(self) -> int:
-        """How many metrics of CloudWatch it can become."""
+        """Return how many CloudWatch metrics it can create."""
         return len(self.by) if self.by else 1
 
     @property
     def words(self) -> Iterator[str]:
-        """All values that its dimension can have."""
+        """Return all values of its dimension."""
         return (word.value for word in self.by or ())
 
 
-# By the sweep, each minute: first the round itself ...
+# Published by the sweep each minute: about the sweep itself ...
 COMPLETED = ServiceMetric("SweepsCompleted")
 OPEN = ServiceMetric("OpenRuns")
 DUE = ServiceMetric("DueRuns")
@@ -74,7 +75,7 @@ FINDINGS = ServiceMetric("Findings")
 BEATING = ServiceMetric("BeatingRuns")
 GARBLED = ServiceMetric("GarbledHeartbeats")
 UNREAD = ServiceMetric("UnreadRounds")
-# ... and then all runs that it came by.
+# ... and about all visited runs.
 RUNS = ServiceMetric("Runs", COUNT, "State", RunState)
 HELD = ServiceMetric("HeldRuns")
 INCIDENTS = ServiceMetric("OpenIncidents")
@@ -98,7 +99,7 @@ SWEEP = (
     *(DOLLARS, LOST, SAVED, SAVED_S, PAUSED),
 )
 
-# By supervise, for each message.
+# Published by supervise for each message.
 WAKEUPS = ServiceMetric("Wakeups")
 DECISIONS = ServiceMetric("Decisions")
 ACTIONS = ServiceMetric("Actions", COUNT, "Action", ActionLabel)
@@ -107,10 +108,10 @@ NOTICES = ServiceMetric("NoticesDecided", COUNT, "Severity", Severity)
 DECIDED_IN = ServiceMetric("SignalToDecision", SECONDS)
 SUPERVISE = (WAKEUPS, DECISIONS, ACTIONS, OPENED, NOTICES, DECIDED_IN)
 
-# By notify, for each notice.
+# Published by notify for each notice.
 TOLD = tuple(ServiceMetric(f"Notices.{severity}") for severity in Severity)
 
-# By report, for each notice too.
+# Published by report for each notice.
 REPORTS = ServiceMetric("Reports")
 
 ALL = {"sweep": SWEEP, "supervise": SUPERVISE, "notify": TOLD, "report": (REPORTS,)}
