@@ -180,7 +180,7 @@ def test_there_may_be_no_run_at_all():
     """A broken node is told all the same; it is nobody's run."""
     (notice,) = Told().hear(heard(sample("node_unhealthy")))
     assert (notice.severity, notice.run) == (Severity.PAGE, f"hyperpod/{CLUSTER}")
-    assert "No open run says that it depends on this cluster" in notice.body
+    assert "No open run is tagged as depending on this cluster" in notice.body
 
 
 def test_a_run_that_has_ended_depends_on_nothing():
@@ -298,7 +298,7 @@ def test_a_storm_is_told_in_ten_notices():
     world = Told().with_policy(most=3)
     told = world.hear(*[health("Unhealthy", node=f"i-0123456789abcde{n:02}") for n in range(20)])
     assert len(told) == 3
-    assert "until 01:00 UTC other parts are told no more" in told[2].body
+    assert "until 01:00 UTC other parts are not reported" in told[2].body
     assert world.hear(heard(sample("cluster_failed")))[0].title == f"HyperPod cluster {CLUSTER} has failed"
     world.clock.pass_by(timedelta(hours=1))
     assert len(world.hear(health("Unhealthy", minute=60, node="i-0123456789abcde19"))) == 1
@@ -356,8 +356,8 @@ def test_a_node_that_takes_long_to_be_mended_wakes_whoever_needs_it():
     world.minutes(30)
     assert [notice.severity for notice in world.bus.told] == [Severity.INFORM, Severity.PAGE]
     page = world.bus.told[-1]
-    assert page.title == f"HyperPod cluster {CLUSTER}: node i-0123456789abcdef0 is still being mended by HyperPod"
-    assert page.todo.startswith(f"See what it waits for: aws sagemaker list-cluster-events --cluster-name {CLUSTER}")
+    assert page.title == f"HyperPod cluster {CLUSTER}: node i-0123456789abcdef0 is still being repaired by HyperPod"
+    assert page.todo.startswith(f"Check what it waits for: aws sagemaker list-cluster-events --cluster-name {CLUSTER}")
     (clear,) = world.hear(health("Healthy", minute=150))
     assert (clear.severity, clear.clears) == (Severity.CLEAR, page.key)
 

@@ -1,8 +1,8 @@
 """Split the wall time of a run into goodput and kinds of badput, from its record alone.
 
 A record contains when jobs were created, started and ended, when decisions were made, and to which step a run went
-back. In between, a job is assumed to train: goodput includes the startup of its processes, its checkpoints and slow machines,
-which no record contains.
+back. In between, a job is assumed to train: goodput includes the startup of its processes, its checkpoints and slow
+machines, which no record contains.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

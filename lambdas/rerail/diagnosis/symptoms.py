@@ -1,9 +1,9 @@
-"""The signs by which a cause is known: ordered rules over the words that a dying job leaves behind.
+"""Ordered rules that derive the cause of a failure from the text of a failed job.
 
-`RULES` is read from the top and the first match wins, so its order is policy: broken hardware named inside a watchdog
-line is hardware, a root error beats the cascade it set off on other ranks, and vague words come last. A rule that is
-not `firm` reads such vague words; it never overrules what the training program itself reported. `FALLBACKS`, `WRAPPERS`
-and `LOOSE` are asked in this order when `RULES` is silent, each knowing less than the one before.
+`RULES` is searched from the top and the first match wins, so the order matters. Faulty hardware named inside a watchdog
+message is a hardware failure, a root error has priority over the errors that it causes on other ranks, and vague words
+come last. A rule that is not `firm` matches such vague words and never overrides the training program's own report.
+`FALLBACKS`, `WRAPPERS` and `LOOSE` are tried in this order if `RULES` has no match; each is less specific.
 """
 
 import re
@@ -15,26 +15,27 @@ from rerail.model.causes import Cause
 
 @dataclass(frozen=True, slots=True)
 class SymptomRule:
-    """One question asked of the text: does any of these patterns occur?"""
+    """A rule that matches if any of its patterns occurs in the text."""
 
     name: str
     cause: Cause
     pattern: str
+    # May override the training program's own report of a user error.
     firm: bool
 
     def search(self, text: str) -> re.Match[str] | None:
-        """The first occurrence of any of its patterns."""
+        """Return the first match of any of the patterns, or None."""
         return _compiled(self.pattern).search(text)
 
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    # At the first use: compiling all rules costs more than the rest of a cold start of the core.
+    # Compiled at the first use, because compiling all rules costs more than the rest of the core's cold start.
     return re.compile(pattern, re.IGNORECASE)
 
 
 def _near(thing: str) -> tuple[str, str]:
-    """Patterns for a thing close to a word of trouble, in either order."""
+    """Return patterns for a thing close to a word for a problem, in either order."""
     return rf"\b{thing}\b.{{0,40}}\b{_TROUBLE}", rf"\b{_TROUBLE}\b.{{0,25}}\b{thing}\b"
 
 
@@ -46,13 +47,13 @@ def _rule(name: str, cause: Cause, *patterns: str, firm: bool = True) -> Symptom
 # "Xid (0000:01:00): 31", is never taken for the number.
 _XID = r"\bs?xid\b(?:\s?\((?:PCI:)?[0-9a-f:.]{5,20}\))?+(?: (?:errors?|codes?|events?))?+[\s:=#(]*+"
 # NVIDIA's catalogue: 13, 31, 43, 68 are faults of the program (bad address, bad instruction), 45 is the driver tidying
-# up after a killed process, 63 and 92 are repaired memory. All other numbers speak of the device.
+# up after a killed process, 63 and 92 are repaired memory. All other numbers are faults of the device.
 _XID_PROGRAM, _XID_TIDY = r"(?:13|31|43|68)\b", r"(?:45)\b"
 _PART = (
     r"(?:GPUs?(?! ?(?:node|memory|util))|NVLinks?|NV-?Switch\w*|HBM\d*\w*|DIMMs?|CPUs?|PSUs?|motherboard"
     r"|graphics cards?)"
 )
-# A worker or a pod is as often a process as a machine: that one "failed" says nothing, so only the notes listen to it.
+# A worker or a pod is as often a process as a machine, so "worker failed" is only used by the rules for notes.
 _MACHINE = r"(?:nodes?|hosts?|instances?|machines?|servers?|VMs?|TPUs?)"
 _NODE = rf"(?:{_MACHINE}|workers?|pods?)"
 _HOST = (  # n30041, jean-zay-12, r10i4n8, gpu-2-12, a100-st-p4d24xlarge-22
@@ -80,7 +81,7 @@ _DATA_PATH = (
 )
 
 RULES: tuple[SymptomRule, ...] = (
-    # ---- The platform's own full stop: nothing failed.
+    # ---- A limit of the platform: nothing failed.
     _rule(
         "max-runtime",
         Cause.UNKNOWN,
@@ -88,7 +89,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"\bMaxRuntimeExceeded\b",
         r"\bMaxWaitTimeExceeded\b",
     ),
-    # ---- A device that is broken, whatever else the line says.
+    # ---- A faulty device, whatever else the line contains.
     _rule(
         "gpu-memory-error",
         Cause.HARDWARE,
@@ -151,7 +152,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"nvme\w*:? .{0,40}(?:controller is down|I/O error|removing after probe)",
         r"DCGM.{0,60}\bfail|fail\w* .{0,30}(?:DCGM|nvidia-smi|burn-in|GPU diagnostic)|silent data corruption",
     ),
-    # ---- No machine to run on: time mends it, trying harder does not.
+    # ---- No machines available: waiting helps, more attempts do not.
     _rule(
         "capacity",
         Cause.CAPACITY,
@@ -195,7 +196,7 @@ RULES: tuple[SymptomRule, ...] = (
         rf"\b{_MACHINE}(?:[- ]\S+)?(?: \S+){{0,3}}? (?:not |un-?)healthy\b|\bUNHEALTHY_\w+",
         r"system status check",
     ),
-    # ---- NCCL told to do the impossible: the same settings fail for ever.
+    # ---- Invalid NCCL configuration: the same settings fail every time.
     _rule(
         "nccl-settings",
         Cause.USER_CODE,
@@ -249,7 +250,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"instance type with more memory|larger instance|Java heap space|GC overhead limit",
         r"insufficient (?:\w+ )?(?:memory|RAM)\b|(?:memory|RAM) (?:is|was) (?:not |in)(?:enough|sufficient)",
     ),
-    # ---- Training that went nowhere, when data is not named as the reason.
+    # ---- Diverged training, when data is not named as the reason.
     _rule(
         "bad-data-note",
         Cause.DATA,
@@ -366,7 +367,7 @@ RULES: tuple[SymptomRule, ...] = (
         rf"(?:missing|could not find|cannot find|can't find|unable to find) (?:\w+ ){{0,2}}{_RECORD} (?:files?|"
         r"shards?|director\w+)",
     ),
-    # ---- The world around the job: nodes, fabric, storage, other people's servers.
+    # ---- Infrastructure around the job: nodes, network, storage, external servers.
     _rule(
         "node-failure",
         Cause.INFRASTRUCTURE,
@@ -477,7 +478,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"CannotPullContainer|Connection broken|InvalidChunkLength",
         r"Address already in use|EADDRINUSE|failed to listen on any local",
     ),
-    # ---- Numbers that ran away, found by the program itself. Before the exceptions that carry them.
+    # ---- Non-finite numbers found by the program itself; before the exceptions that report them.
     _rule(
         "not-finite",
         Cause.DIVERGED,
@@ -492,7 +493,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"scale already at minimum|Infinite gradient|gradient explo\w*|loss (?:explo|diverg|blew|blow)\w*|nan or inf",
         r"inf or nan|inf/nan|nan/inf|`inf`, `nan`|FloatingPointError|found invalid values: tensor|exploding gradient",
     ),
-    # ---- The program's own mistake, by the words only a mistake prints.
+    # ---- Errors of the program, by messages that only such errors print.
     _rule(
         "program-fault-on-device",
         Cause.USER_CODE,
@@ -566,7 +567,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"(?<!\w)error: argument|usage: \S+\.py|uncaught exception during training|framework error:",
         r"assertion .{0,80}failed",
     ),
-    # ---- Nobody moved: the clock spoke before any error did.
+    # ---- Hangs: a timeout fired before any error.
     _rule(
         "collective-timeout",
         Cause.HANG,
@@ -592,7 +593,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"no progress (?:for|in|since)",
         r"no (?:new )?(?:log|output|step|iteration)s? (?:for|in|since) (?:the (?:last|past) )?\d+",
     ),
-    # ---- What the other ranks print when one is gone: a cascade, or the network itself.
+    # ---- Errors that other ranks print when one is gone, or network errors.
     _rule(
         "peer-gone",
         Cause.INFRASTRUCTURE,
@@ -613,7 +614,7 @@ RULES: tuple[SymptomRule, ...] = (
         r"Socket closed|socket (?:error|failure)|peer (?:\S+ ){0,4}(?:closed|gone|exited|disconnect\w*)",
         r"Transport (?:closed|error)",
     ),
-    # ---- Vague words, and operators' notes. From here on nothing overrules the program's own report.
+    # ---- Vague words and operators' notes. From here on no rule overrides the program's own report.
     _rule(
         "device-note",
         Cause.HARDWARE,
@@ -726,7 +727,7 @@ RULES: tuple[SymptomRule, ...] = (
     ),
 )
 
-# Asked last, when the words said nothing: an exception of no known kind, or the wrapper SageMaker puts around any exit.
+# Tried if no rule matches: an unknown exception, or the wrapper that SageMaker puts around any exit.
 FALLBACKS: tuple[SymptomRule, ...] = (
     _rule(
         "some-exception",
@@ -750,7 +751,7 @@ WRAPPERS: tuple[SymptomRule, ...] = (
     ),
     _rule("request-refused", Cause.USER_CODE, r"\bClientError\b", firm=False),
 )
-# When there is not even that: a thing is named, and near it that something is wrong with it.
+# Tried last: a thing is named near a word for a problem.
 LOOSE: tuple[SymptomRule, ...] = (
     _rule(
         "device-trouble",

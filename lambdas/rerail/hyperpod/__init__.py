@@ -1,1 +1,1 @@
-"""HyperPod clusters: their events, and what people are told of them."""
+"""HyperPod clusters: their events, and the notices about them."""

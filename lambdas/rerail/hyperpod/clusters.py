@@ -1,7 +1,8 @@
-"""HyperPod clusters: what people are told of their troubles, once each, with the runs that depend on them.
+"""Send notices about problems of HyperPod clusters, once each, with the runs that depend on them.
 
-HyperPod mends its own nodes, and Rerail leaves them to it: nothing is done here but telling. What was told is
-remembered for each cluster, since there may be no run at all; a notice is recorded before it is said, as everywhere."""
+HyperPod repairs its own nodes, so Rerail takes no action besides the notices. What was reported is recorded for each
+cluster, since there may be no run at all. As everywhere, a notice is recorded before it is sent.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from rerail.notices.notice import Notice
 from rerail.ports import Bus, Policies, Runs
 
 TRIES = 8
-# The cap on notices counts those of the last hour; what a part was like is of no use after a month.
+# The limit on notices counts those of the last hour; the condition of a part is dropped after a month.
 WINDOW, KEPT_FOR = timedelta(hours=1), timedelta(days=30)
 NAMED_RUNS = 10
 NOTHING_MORE = "Nothing more: this page is over"
@@ -27,46 +28,57 @@ LEFT_ALONE = "nothing but this notice: HyperPod's nodes are left to HyperPod"
 
 @dataclass(frozen=True, slots=True)
 class ClusterPart:
-    """One part of a cluster as it was last heard of: its condition since when, when people were last told of it (None:
-    they were not), whether a page about it stands, and whether they were told that mending it takes long."""
+    """The last known state of one part of a cluster."""
 
     condition: Condition
+    # When the condition began.
     since: datetime
+    # The time of the last event about the part.
     heard_at: datetime
+    # When the last notice about it was sent; None: never.
     told_at: datetime | None = None
+    # A page about it is open.
     paged: bool = False
+    # A notice was sent that its repair takes long.
     late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """What is known of a cluster's parts, when notices about it were told, and those that are still owed."""
+    """The recorded state of a cluster."""
 
     cluster: str
     arn: str = ""
     parts: Mapping[str, ClusterPart] = field(default_factory=dict)
+    # When notices of each severity were sent in the last hour.
     told: Mapping[Severity, tuple[datetime, ...]] = field(default_factory=dict)
+    # Notices that are not sent yet.
     pending: tuple[Notice, ...] = ()
     version: int = 0
 
     @property
     def waits(self) -> bool:
-        """People were told of something that HyperPod is mending, and may have to be told that it takes long."""
+        """Return whether HyperPod is repairing a reported part, so that a late notice may be due."""
         return any(_is_awaited(part) for part in self.parts.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterChange:
-    """A sign that people do not know of yet; `since` is when the trouble began, `paged` says that they were paged,
-    `late` that HyperPod takes long to mend it."""
+    """A change of condition that was not reported yet."""
 
     sign: ConditionChange
+    # When the problem began.
     since: datetime
+    # On-call was paged about the part.
     paged: bool
+    # HyperPod takes long to repair it.
     late: bool = False
 
     def severity(self, depending: Sequence[str]) -> Severity:
-        """Somebody is woken for what waits for a human alone, or too long for a run, and told when it is over."""
+        """Return the severity of the notice, given the runs that depend on the cluster.
+
+        On-call is paged for problems that need an operator or delay a run too long, and gets an all-clear afterwards.
+        """
         if self.sign.condition is Condition.WELL:
             return Severity.CLEAR if self.paged else Severity.INFORM
         wakes = self.sign.condition is Condition.BROKEN or (self.late and bool(depending))
@@ -74,22 +86,21 @@ class ClusterChange:
 
 
 class ClusterRecords(Protocol):
-    """The memory of clusters."""
+    """The store of cluster records."""
 
     def recall(self, cluster: str) -> ClusterRecord:
-        """What is known of the cluster; of an unknown one, nothing."""
+        """Return the record of the cluster; an empty one if there is none."""
 
     def keep(self, memory: ClusterRecord, *, until: datetime) -> None:
-        """Record it if the stored version is `memory.version - 1`, at least until then; raises Conflict if it is
-        not."""
+        """Store the record at least until `until`; raise Conflict unless the stored version is `memory.version - 1`."""
 
     def waiting(self) -> Iterable[ClusterRecord]:
-        """Those of clusters of which something is being mended (see `waits`)."""
+        """Return the records of clusters with a part under repair (see `waits`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterMonitor:
-    """The loop for clusters over its ports."""
+    """Processes messages about clusters."""
 
     memories: ClusterRecords
     runs: Runs
@@ -98,14 +109,14 @@ class ClusterMonitor:
     clock: Callable[[], datetime]
 
     def handle(self, wakeup: ClusterMessage) -> ClusterRecord:
-        """Tell what is new of the cluster; raises where it could not be told, so that it is tried again."""
+        """Record the news of a cluster and send notices; raise an error if sending fails, so that it is tried again."""
         for _ in range(TRIES):
             before = self.memories.recall(wakeup.cluster)
             try:
                 return self._say(self._noted(before, wakeup))
             except Conflict:
                 continue
-        raise Conflict(f"what is known of {wakeup.cluster} is being changed by others again and again: try later")
+        raise Conflict(f"the record of {wakeup.cluster} is being changed concurrently again and again: try later")
 
     def _noted(self, before: ClusterRecord, wakeup: ClusterMessage) -> ClusterRecord:
         at, policy = self.clock(), default_of(self.policies)
@@ -131,14 +142,14 @@ class ClusterMonitor:
         return after
 
     def _depending(self, memory: ClusterRecord) -> list[str]:
-        """The open runs whose tag names the cluster."""
+        """Return the ids of the open runs whose tag names the cluster."""
         names = (memory.cluster, memory.arn)
         runs = (run for _, run in self.runs.open_runs() if run and run.is_open)
         return sorted(run.id for run in runs if run.hyperpod and run.hyperpod in names)
 
 
 def default_of(policies: Policies) -> ClusterPolicy:
-    """The account's default policy: a cluster is no run's own. People are told, whatever has become of it."""
+    """Return the cluster settings of the default policy, or the built-in ones if that policy is invalid."""
     try:
         return policies.get("default").hyperpod
     except PolicyError:
@@ -148,9 +159,11 @@ def default_of(policies: Policies) -> ClusterPolicy:
 def with_event(
     memory: ClusterRecord, heard: ClusterEventReceived, *, at: datetime, policy: ClusterPolicy
 ) -> tuple[ClusterRecord, tuple[ClusterChange, ...]]:
-    """What is known after this event, and what of it is news. A repetition is none until `again` has passed; an event
-    that is older than what was heard of the same part is none at all."""
-    parts, news = {name: part for name, part in memory.parts.items() if at - _newest(part) < KEPT_FOR}, []
+    """Return the record after an event, and the changes to report.
+
+    A repetition is reported only after `policy.again`. An event older than the last one about the same part is ignored.
+    """
+    parts, news = {name: part for name, part in memory.parts.items() if at - _last_activity(part) < KEPT_FOR}, []
     for sign in heard.signs:
         known = parts.get(sign.part)
         if known is None and sign.condition is Condition.WELL or known and heard.at < known.heard_at:
@@ -170,10 +183,10 @@ def with_event(
 
 
 def find_overdue(memory: ClusterRecord, *, at: datetime, policy: ClusterPolicy) -> tuple[ClusterChange, ...]:
-    """What HyperPod has been mending for longer than the policy's patience, and nobody was told of as late."""
+    """Return the parts under repair for longer than the policy's patience that were not yet reported as late."""
     return tuple(
         ClusterChange(
-            ConditionChange(name, part.condition, "is still being mended by HyperPod"),
+            ConditionChange(name, part.condition, "is still being repaired by HyperPod"),
             part.since,
             part.paged,
             late=True,
@@ -191,28 +204,30 @@ def with_notices(
     at: datetime,
     policy: ClusterPolicy,
 ) -> ClusterRecord:
-    """The memory with a notice owed for each piece of news that people are to be told of."""
-    for each in news:
-        part, severity = memory.parts[each.sign.part], each.severity(depending)
-        if each.late:  # it is looked at once, whoever is told
+    """Return the record with a pending notice for each change that has to be reported."""
+    for change in news:
+        part, severity = memory.parts[change.sign.part], change.severity(depending)
+        if change.late:  # lateness is reported at most once, whether or not a notice follows
             part = replace(part, late=True)
-            memory = _with(memory, each, part)
-        if each.sign.condition is not Condition.WELL and not _concerns(each, depending, policy):
+            memory = _with_part(memory, change, part)
+        if change.sign.condition is not Condition.WELL and not _is_reportable(change, depending, policy):
             continue
         recent = tuple(time for time in memory.told.get(severity, ()) if at - time < WINDOW)
-        capped = each.sign.condition is not Condition.WELL and each.sign.part != WHOLE
+        capped = change.sign.condition is not Condition.WELL and change.sign.part != WHOLE
         if capped and len(recent) >= policy.most:
             continue
         is_last = capped and len(recent) + 1 == policy.most
-        notice = _notice(each, memory.cluster, depending, at=at, is_last=is_last)
-        if each.sign.condition is not Condition.WELL:
-            memory = _with(memory, each, replace(part, told_at=at, paged=part.paged or severity is Severity.PAGE))
+        notice = _make_notice(change, memory.cluster, depending, at=at, is_last=is_last)
+        if change.sign.condition is not Condition.WELL:
+            memory = _with_part(
+                memory, change, replace(part, told_at=at, paged=part.paged or severity is Severity.PAGE)
+            )
         told = {**memory.told, severity: (*recent, at)} if capped else memory.told
         memory = replace(memory, told=told, pending=(*memory.pending, notice))
     return memory
 
 
-def _with(memory: ClusterRecord, news: ClusterChange, part: ClusterPart) -> ClusterRecord:
+def _with_part(memory: ClusterRecord, news: ClusterChange, part: ClusterPart) -> ClusterRecord:
     return replace(memory, parts={**memory.parts, news.sign.part: part})
 
 
@@ -220,33 +235,33 @@ def _is_awaited(part: ClusterPart) -> bool:
     return part.condition is Condition.MENDING and part.told_at is not None and not part.late
 
 
-def _newest(part: ClusterPart) -> datetime:
-    """By whichever clock is later: an event may have lain aside for long."""
+def _last_activity(part: ClusterPart) -> datetime:
+    """Return the later of the last event and the last notice, since an event may have been delayed for long."""
     return max(part.heard_at, part.told_at or part.heard_at)
 
 
-def _concerns(news: ClusterChange, depending: Sequence[str], policy: ClusterPolicy) -> bool:
-    """That somebody deletes a cluster is their own affair, unless a run needs it."""
+def _is_reportable(news: ClusterChange, depending: Sequence[str], policy: ClusterPolicy) -> bool:
+    """Return whether a change has to be reported; a deletion only if a run needs the cluster."""
     if policy.tell is WhichClusters.NONE:
         return False
     only_if_needed = policy.tell is WhichClusters.NEEDED or news.sign.condition is Condition.GOING
     return bool(depending) or not only_if_needed
 
 
-def _notice(news: ClusterChange, name: str, depending: Sequence[str], *, at: datetime, is_last: bool) -> Notice:
+def _make_notice(news: ClusterChange, name: str, depending: Sequence[str], *, at: datetime, is_last: bool) -> Notice:
     sign, severity = news.sign, news.severity(depending)
     thread = f"hyperpod/{name}"
     page = f"{thread}/{sign.part.replace(' ', '/')}"
     subject = f"HyperPod cluster {name}" if sign.part == WHOLE else f"HyperPod cluster {name}: {sign.part}"
     is_over, is_clear = sign.condition is Condition.WELL, severity is Severity.CLEAR
     kind = "late" if news.late else sign.condition
-    body = [f"{subject} {sign.what}", f'HyperPod says: "{sign.says}"' if sign.says else "", _spoken_runs(depending)]
+    body = [f"{subject} {sign.what}", f'HyperPod reports: "{sign.says}"' if sign.says else "", _format_runs(depending)]
     if is_last:
         until = f"{at + WINDOW:%H:%M} UTC"
-        body.append(f"There have been many notices about this cluster: until {until} other parts are told no more")
+        body.append(f"There have been many notices about this cluster: until {until} other parts are not reported")
     keys = {Severity.PAGE: page, Severity.CLEAR: f"{page}/clear", Severity.INFORM: f"{page}/{kind}"}
     return Notice(
-        run=depending[0] if len(depending) == 1 else thread,  # which no run is called
+        run=depending[0] if len(depending) == 1 else thread,  # which cannot be the name of a run
         severity=severity,
         title=f"HyperPod cluster {name}: all clear: {sign.part} {sign.what}" if is_clear else f"{subject} {sign.what}",
         body=". ".join(filter(None, body)) + ".",
@@ -255,33 +270,33 @@ def _notice(news: ClusterChange, name: str, depending: Sequence[str], *, at: dat
         thread=thread,
         since=news.since,
         did="" if is_over else LEFT_ALONE,
-        todo=NOTHING_MORE if is_clear else _todo(news, name, depending),
+        todo=NOTHING_MORE if is_clear else _format_todo(news, name, depending),
         runbook=Runbook.HYPERPOD,
         clears=page if is_clear else "",
     )
 
 
-def _spoken_runs(depending: Sequence[str]) -> str:
+def _format_runs(depending: Sequence[str]) -> str:
     if not depending:
-        return "No open run says that it depends on this cluster"
+        return "No open run is tagged as depending on this cluster"
     more = len(depending) - NAMED_RUNS
     named = ", ".join(depending[:NAMED_RUNS]) + (f" and {more} more" if more > 0 else "")
     return f"Runs that depend on this cluster: {named}"
 
 
-def _todo(news: ClusterChange, cluster: str, depending: Sequence[str]) -> str:
+def _format_todo(news: ClusterChange, cluster: str, depending: Sequence[str]) -> str:
     kind, _, id = news.sign.part.partition(" ")
     look = f"rerail show {depending[0]}" if depending else ""
     match news.sign.condition, kind:
         case Condition.MENDING, _ if news.late:
-            todo = f"See what it waits for: aws sagemaker list-cluster-events --cluster-name {cluster}"
+            todo = f"Check what it waits for: aws sagemaker list-cluster-events --cluster-name {cluster}"
         case Condition.BROKEN, "node":
             command = f"aws sagemaker batch-replace-cluster-nodes --cluster-name {cluster} --node-ids {id}"
             todo = f"Replace the node: {command}"
         case Condition.BROKEN, _:
-            todo = f"See what it lacks, and mend it: aws sagemaker describe-cluster --cluster-name {cluster}"
+            todo = f"Check what is wrong and repair it: aws sagemaker describe-cluster --cluster-name {cluster}"
         case Condition.GOING, _:
             todo = "If runs still need the cluster, hold them before it is gone: rerail hold RUN"
         case _:
             return ""
-    return f"{todo}. Then see whether the run goes on: {look}" if look else todo
+    return f"{todo}. Then check that the run continues: {look}" if look else todo

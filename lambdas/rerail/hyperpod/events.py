@@ -1,8 +1,9 @@
-"""What SageMaker HyperPod says of a cluster, read for one question: is a part of it broken, being mended, or well?
+"""Parse SageMaker HyperPod events into the condition of the parts of a cluster.
 
-Three kinds of event come from the default bus (SageMaker developer guide, "SageMaker HyperPod cluster events
-reference"); each may be repeated, late or lost. Names, times and a few known words are read; the rest is text for
-people, cut to a length. What is not known says nothing."""
+Three kinds of event arrive on the default bus (SageMaker developer guide, "SageMaker HyperPod cluster events
+reference"). Each may be repeated, late or lost. Names, times and a few known values are parsed; the rest is shown to
+people as shortened text. Unknown values are ignored.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,38 +23,41 @@ CLUSTER_ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:cluster/[a
 NODE = re.compile(r"i-[a-z0-9]{8,32}")
 WORDS_LIMIT, GROUPS_LIMIT = 500, 100
 WHOLE = "cluster"
-# Nobody but a human gets such a node back to work.
+# Errors with these words need an operator.
 HOPELESS = ("replacement", "reboot", "terminate")
 
 
 class Condition(StrEnum):
-    """How a part of a cluster is, seen from a run that needs it."""
+    """The condition of a part of a cluster, for a run that needs it."""
 
     WELL = "well"
-    NOTED = "noted"  # it can wait
-    MENDING = "mending"  # HyperPod is at it
-    BROKEN = "broken"  # it waits for a human
-    GOING = "going"  # somebody takes the cluster away
+    NOTED = "noted"  # a warning that can wait
+    MENDING = "mending"  # HyperPod is repairing it
+    BROKEN = "broken"  # it needs an operator
+    GOING = "going"  # the cluster is being deleted
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionChange:
-    """What an event says of one part: `part` is "cluster", "group NAME" or "node ID", `what` completes the sentence
-    that it begins, `says` are HyperPod's own words."""
+    """The condition of one part of a cluster, as reported by an event."""
 
+    # "cluster", "group NAME" or "node ID".
     part: str
     condition: Condition
+    # The predicate of a sentence about the part, such as "has failed".
     what: str
+    # HyperPod's own message.
     says: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterEventReceived:
-    """A HyperPod cluster has something to say; `at` is when it happened, by HyperPod's clock."""
+    """An event of a HyperPod cluster."""
 
     id: str
     cluster: str
     arn: str
+    # When it happened, by HyperPod's clock.
     at: datetime
     signs: tuple[ConditionChange, ...]
 
@@ -73,53 +77,53 @@ REPAIRS = {"replace": "being replaced", "reboot": "being rebooted"}
 
 
 def is_hyperpod(detail_type: Any) -> bool:
-    """Whether an event of SageMaker is about a HyperPod cluster."""
+    """Return whether a SageMaker event is about a HyperPod cluster."""
     return detail_type in (STATE_CHANGE, NODE_HEALTH, CLUSTER_EVENT)
 
 
 def read_hyperpod(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> ClusterEventReceived:
-    """The event; raises BadMessage that names the field."""
+    """Return the parsed event; raise BadMessage that names the field if it is malformed."""
     kind = envelope.get("detail-type")
     if kind == CLUSTER_EVENT:
-        detail = _table(detail.get("EventDetails"), "detail.EventDetails")
+        detail = _require_object(detail.get("EventDetails"), "detail.EventDetails")
     cluster, arn = detail.get("ClusterName"), detail.get("ClusterArn")
     if not isinstance(cluster, str) or not CLUSTER_NAME.fullmatch(cluster):
         raise BadMessage(f"field 'ClusterName' is {cluster!r:.100}; it must be the name of a HyperPod cluster")
     if not isinstance(arn, str) or not CLUSTER_ARN.fullmatch(arn):
         raise BadMessage(f"field 'ClusterArn' is {arn!r:.200}; it must be the ARN of a HyperPod cluster")
-    read = {STATE_CHANGE: _of_state, NODE_HEALTH: _of_health, CLUSTER_EVENT: _of_event}[str(kind)]
+    read = {STATE_CHANGE: _read_state, NODE_HEALTH: _read_health, CLUSTER_EVENT: _read_event}[str(kind)]
     id = detail.get("EventId") or envelope.get("id")
-    return ClusterEventReceived(clean_text(id), cluster, arn, _time(envelope, detail), tuple(read(detail)))
+    return ClusterEventReceived(clean_text(id), cluster, arn, _read_time(envelope, detail), tuple(read(detail)))
 
 
 def names_cluster(tag: str) -> bool:
-    """Whether a tag's value can be the name or the ARN of a HyperPod cluster."""
+    """Return whether a tag's value can be the name or the ARN of a HyperPod cluster."""
     return bool(CLUSTER_NAME.fullmatch(tag) or CLUSTER_ARN.fullmatch(tag))
 
 
 def clean_text(value: Any, limit: int = WORDS_LIMIT) -> str:
-    """Somebody's words on one line, cut to a length; nothing where it is no text."""
+    """Return external text on one line, shortened to `limit` characters; "" if it is not text."""
     if not isinstance(value, str):
         return ""
     line = " ".join("".join(c if c.isprintable() else " " for c in value).split())
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
-def _of_state(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
+def _read_state(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
     if known := STATES.get(str(detail.get("ClusterStatus"))):
         yield ConditionChange(WHOLE, *known, says=clean_text(detail.get("FailureMessage")))
     groups = detail.get("InstanceGroups")
     for group in groups[:GROUPS_LIMIT] if isinstance(groups, list) else ():
         if isinstance(group, dict) and (known := GROUP_STATES.get(str(group.get("Status")))):
-            name, now, wanted = clean_text(group.get("InstanceGroupName"), 63), *_counts(group)
+            name, now, wanted = clean_text(group.get("InstanceGroupName"), 63), *_read_counts(group)
             yield ConditionChange(f"group {name}", *known, says=f"it has {now} of {wanted} instances")
 
 
-def _of_health(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
-    summary = _table(detail.get("HealthSummary"), "detail.HealthSummary")
+def _read_health(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
+    summary = _require_object(detail.get("HealthSummary"), "detail.HealthSummary")
     status, repair = (clean_text(summary.get(name), 40) for name in ("HealthStatus", "RepairAction"))
     says = " ".join(filter(None, (clean_text(summary.get(name)) for name in ("HealthStatusReason", "Recommendation"))))
-    part = f"node {_node(detail)}"
+    part = f"node {_read_node(detail)}"
     if status.lower() == "healthy":
         yield ConditionChange(part, Condition.WELL, "is healthy", says)
     elif status.lower() == "unhealthy" and repair.lower() in ("", "none"):
@@ -129,12 +133,12 @@ def _of_health(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
         yield ConditionChange(part, Condition.MENDING, f"is unhealthy and {doing} by HyperPod", says)
 
 
-def _of_event(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
-    level, says, part = detail.get("EventLevel"), clean_text(detail.get("Description")), _part(detail)
+def _read_event(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
+    level, says, part = detail.get("EventLevel"), clean_text(detail.get("Description")), _read_part(detail)
     if level == "Error":
         hopeless = part.startswith("node") and any(word in says.lower() for word in HOPELESS)
         condition = Condition.BROKEN if hopeless or part == WHOLE else Condition.NOTED
-        yield ConditionChange(part, condition, "has an error", " ".join(filter(None, (says, _failure(detail)))))
+        yield ConditionChange(part, condition, "has an error", " ".join(filter(None, (says, _find_failure(detail)))))
     elif level == "Warn":
         yield ConditionChange(part, Condition.NOTED, "has a warning", says)
     elif "completed successfully" in says:
@@ -143,38 +147,38 @@ def _of_event(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
         yield ConditionChange(part, Condition.WELL, "has left the cluster", says)
 
 
-def _part(detail: Mapping[str, Any]) -> str:
+def _read_part(detail: Mapping[str, Any]) -> str:
     match detail.get("ResourceType"):
         case "Instance" if detail.get("InstanceId"):
-            return f"node {_node(detail)}"
+            return f"node {_read_node(detail)}"
         case "Instance" | "InstanceGroup":
             return f"group {clean_text(detail.get('InstanceGroupName'), 63)}"
         case _:
             return WHOLE
 
 
-def _failure(detail: Mapping[str, Any]) -> str:
-    """The one text in an event's metadata that says why."""
-    found: Any = detail
+def _find_failure(detail: Mapping[str, Any]) -> str:
+    """Return the failure message in an event's metadata, or ""."""
+    value: Any = detail
     for name in ("EventDetails", "EventMetadata", str(detail.get("ResourceType")), "FailureMessage"):
-        found = found.get(name) if isinstance(found, dict) else None
-    return clean_text(found)
+        value = value.get(name) if isinstance(value, dict) else None
+    return clean_text(value)
 
 
-def _node(detail: Mapping[str, Any]) -> str:
+def _read_node(detail: Mapping[str, Any]) -> str:
     id = detail.get("InstanceId")
     if not isinstance(id, str) or not NODE.fullmatch(id):
         raise BadMessage(f"field 'InstanceId' is {id!r:.100}; it must be the id of an EC2 instance")
     return id
 
 
-def _counts(group: Mapping[str, Any]) -> tuple[str, str]:
+def _read_counts(group: Mapping[str, Any]) -> tuple[str, str]:
     now, wanted = (group.get(name) for name in ("CurrentCount", "TargetCount"))
     return (str(now) if isinstance(now, int) else "?", str(wanted) if isinstance(wanted, int) else "?")
 
 
-def _time(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> datetime:
-    """When it happened: to the millisecond where the event says so itself."""
+def _read_time(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> datetime:
+    """Return when the event happened, to the millisecond if the event contains its own time."""
     exact = detail.get("EventTime")
     try:
         if isinstance(exact, int | float) and not isinstance(exact, bool):
@@ -183,15 +187,15 @@ def _time(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> datetime:
             at = datetime.fromisoformat(str(envelope.get("time")))
             at = at if at.tzinfo else at.replace(tzinfo=UTC)
         if not EARLIEST <= at < LATEST:
-            raise ValueError("nobody can reckon with that time")
+            raise ValueError("the time is out of range")
     except (ValueError, OverflowError, OSError) as error:
-        told = envelope.get("time") if exact is None else exact
+        given = envelope.get("time") if exact is None else exact
         range = f"between {EARLIEST:%Y} and {LATEST:%Y}"
-        raise BadMessage(f"field 'time' is {told!r:.60}; it must be a time in ISO 8601 {range}") from error
+        raise BadMessage(f"field 'time' is {given!r:.60}; it must be a time in ISO 8601 {range}") from error
     return at
 
 
-def _table(value: Any, name: str) -> Mapping[str, Any]:
+def _require_object(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise BadMessage(f"field '{name}' must be a JSON object")
     return value

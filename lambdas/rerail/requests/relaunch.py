@@ -1,4 +1,4 @@
-"""The request that launches a job again: rebuilt from what SageMaker tells of the first, renamed each time."""
+"""Build the CreateTrainingJob requests of a run's attempts from the description of its first job."""
 
 import hmac
 import json
@@ -18,14 +18,14 @@ ATTEMPT_TAG = "rerail:attempt"
 RESERVED_TAG_PREFIX = "aws:"
 ENVIRONMENT_LIMIT = 100
 TAG_LIMIT = 50
-# What an attempt before was told is no news to the next one.
+# Variables for a single attempt, which are not carried over to the next one.
 ORDERED = ("RERAIL_RESUME_STEP", "RERAIL_LR_SCALE", "RERAIL_KEEP_NEWER")
 OURS = ("RERAIL_RUN", "RERAIL_ATTEMPT", "RERAIL_SKIP_SAMPLES", *ORDERED)
 LOCAL_PATH = "/opt/ml/checkpoints"
 # Returned by DescribeTrainingJob, refused by CreateTrainingJob.
 READ_ONLY_RESOURCE_FIELDS = ("SelectedInstanceType", "SelectedInstanceCount")
 NAMES_OF_TYPES = ("InstanceType", "InstancePreferences")
-# A user's own names and values: an empty value means something here.
+# Names and values chosen by the user, whose empty values must be kept.
 VERBATIM = ("HyperParameters", "Environment")
 OWNED_BY = {
     "AutoMLJobArn": "an AutoML job",
@@ -36,7 +36,7 @@ SERVERLESS = ("ServerlessJobConfig", "ModelPackageConfig")
 
 
 def reason_to_refuse(description: Mapping[str, Any]) -> str:
-    """Why a job of this kind can never be relaunched, or nothing."""
+    """Return why a job of this kind can never be relaunched, or ""."""
     for name, owner in OWNED_BY.items():
         if description.get(name):
             return f"it belongs to {owner}, which launches its own jobs"
@@ -46,7 +46,10 @@ def reason_to_refuse(description: Mapping[str, Any]) -> str:
 
 
 def rebuild(description: Mapping[str, Any], tags: Mapping[str, str], *, members: Collection[str]) -> dict[str, Any]:
-    """A CreateTrainingJob request that says the same as the description; `members` are those the operation takes."""
+    """Return the CreateTrainingJob request equivalent to a description.
+
+    `members` are the request members of the operation.
+    """
     request = {name: _pruned(value, name) for name, value in description.items() if name in members}
     for name in READ_ONLY_RESOURCE_FIELDS:
         request.get("ResourceConfig", {}).pop(name, None)
@@ -57,15 +60,18 @@ def rebuild(description: Mapping[str, Any], tags: Mapping[str, str], *, members:
 
 
 def make_request(request: Mapping[str, Any], action: CreateJob, *, run: str) -> dict[str, Any]:
-    """The request of one attempt. What it has to know travels in Environment: hyperparameters become command-line
-    flags in script mode, and an unknown flag ends the script."""
+    """Return the request of one attempt; raise RequestRefused if there is no room for its variables or tags.
+
+    Rerail's values are passed in Environment: hyperparameters become command-line flags in script mode, and an unknown
+    flag would end the script.
+    """
     own = request.get("Environment", {})
     environment = {
         **{k: v for k, v in own.items() if k not in ORDERED},
         "RERAIL_RUN": run,
         "RERAIL_ATTEMPT": str(action.attempt),
-        **_resume_step(request, action),
-        **_orders(action, own),
+        **_variable_for_resume(request, action),
+        **_variables_for_script(action, own),
     }
     if len(environment) > ENVIRONMENT_LIMIT:
         raise RequestRefused(
@@ -81,15 +87,15 @@ def make_request(request: Mapping[str, Any], action: CreateJob, *, run: str) -> 
         "Environment": environment,
         "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
     }
-    _move(launched, action.machines)
-    _allot(launched, action.max_runtime_s)
-    _rename_in_hyperparameters(launched)
-    _end_with_slash(launched)
+    _set_machines(launched, action.machines)
+    _set_runtime_limit(launched, action.max_runtime_s)
+    _set_job_name_hyperparameter(launched)
+    _add_slash_to_checkpoint_uri(launched)
     return launched
 
 
 def checkpoint_uri(request: Mapping[str, Any]) -> str:
-    """Where in S3 a job's checkpoints come to lie, by its request or its description; "" where Rerail cannot look."""
+    """Return where a job's checkpoints are stored in S3, by its request or description; "" if Rerail cannot read it."""
     config = request.get("CheckpointConfig") or {}
     copied = config.get("LocalPath", LOCAL_PATH).rstrip("/")
     place: str = (request.get("Environment") or {}).get("RERAIL_CHECKPOINTS", "") or copied
@@ -100,51 +106,59 @@ def checkpoint_uri(request: Mapping[str, Any]) -> str:
 
 
 def read_signing_key(request: Mapping[str, Any]) -> str:
-    """The key that a job's environment hands to its agent; nothing where there is none, or none that is one."""
+    """Return the signing key in a job's environment; "" if it is missing or malformed."""
     key: str = (request.get("Environment") or {}).get(VARIABLE, "")
     return key if KEY.fullmatch(key) else ""
 
 
 def is_handed(description: Mapping[str, Any], key: str) -> bool:
-    """The job was launched with this key: a name and tags are given by whoever creates a job. True without a key."""
+    """Return whether the job was launched with this key; True for an empty key.
+
+    Names and tags are no proof, because they are chosen by the creator of a job.
+    """
     return not key or hmac.compare_digest(read_signing_key(description), key)
 
 
 def with_signing_key(request: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The request with a key for the agents of the jobs that are made from it; as it is, where there is no room."""
+    """Return the request with a signing key in its environment, or unchanged if there is no room for a variable."""
     environment = {**(request.get("Environment") or {}), VARIABLE: key}
     if not key or len(environment.keys() | set(OURS)) > ENVIRONMENT_LIMIT:
         return dict(request)
     return {**request, "Environment": environment}
 
 
-def _resume_step(request: Mapping[str, Any], action: CreateJob) -> dict[str, str]:
-    """Nothing that may be resumed from is step 0; where Rerail cannot look, nothing is said, and the job looks."""
+def _variable_for_resume(request: Mapping[str, Any], action: CreateJob) -> dict[str, str]:
+    """Return the variable with the resume step, 0 if there is no checkpoint.
+
+    If Rerail cannot read the checkpoints, return no variable, and the job searches for itself.
+    """
     if action.resume_step is None and not checkpoint_uri(request):
         return {}
     return {"RERAIL_RESUME_STEP": str(action.resume_step or 0)}
 
 
-def _orders(action: CreateJob, own: Mapping[str, str]) -> dict[str, str]:
-    """What the script is asked to do otherwise than at first, on top of what its owner asked of it. What of that cannot
-    be read stays as it is: the script says so, and what is to be done about it."""
+def _variables_for_script(action: CreateJob, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for skipped samples and the learning rate, combined with the user's own values.
+
+    Malformed values of the user are kept, because the script reports them with a remedy.
+    """
     skip, rate = action.skip_samples, action.rate
     try:
-        asked = float(own.get("RERAIL_LR_SCALE") or 1.0)
-        scale = f"{asked * rate:.6g}"
+        own_rate = float(own.get("RERAIL_LR_SCALE") or 1.0)
+        scale = f"{own_rate * rate:.6g}"
     except ValueError:
-        asked, scale = math.nan, own["RERAIL_LR_SCALE"]
+        own_rate, scale = math.nan, own["RERAIL_LR_SCALE"]
     try:
         skip = skips.format_ranges((*skips.parse_ranges(own.get("RERAIL_SKIP_SAMPLES", "")), *skips.parse_ranges(skip)))
     except ValueError:
         skip = f"{own['RERAIL_SKIP_SAMPLES']},{skip}".rstrip(",")
-    told = {"RERAIL_SKIP_SAMPLES": skip} if skip else {}
-    told |= {"RERAIL_LR_SCALE": scale} if (asked, rate) != (1.0, 1.0) else {}
-    return told | ({"RERAIL_KEEP_NEWER": "1"} if action.drill else {})
+    variables = {"RERAIL_SKIP_SAMPLES": skip} if skip else {}
+    variables |= {"RERAIL_LR_SCALE": scale} if (own_rate, rate) != (1.0, 1.0) else {}
+    return variables | ({"RERAIL_KEEP_NEWER": "1"} if action.drill else {})
 
 
-def _move(request: dict[str, Any], machines: Machines | None) -> None:
-    """Other machines than the request's own: one type, or several of which SageMaker takes the first that it has."""
+def _set_machines(request: dict[str, Any], machines: Machines | None) -> None:
+    """Put other machines into the request: one type, or several of which SageMaker takes the first available."""
     if machines and machines.subnets:
         request["VpcConfig"] = {**request.get("VpcConfig", {}), "Subnets": list(machines.subnets)}
     if not machines or not machines.instance_types:
@@ -153,16 +167,16 @@ def _move(request: dict[str, Any], machines: Machines | None) -> None:
     if len(machines.instance_types) == 1:
         request["ResourceConfig"] = {**others, "InstanceType": machines.instance_types[0]}
     else:
-        wanted = [{"InstanceType": each} for each in machines.instance_types]
+        wanted = [{"InstanceType": instance_type} for instance_type in machines.instance_types]
         request["ResourceConfig"] = {**others, "InstancePreferences": wanted}
     parameters = request.get("HyperParameters", {})
-    if "sagemaker_instance_type" in parameters:  # what SageMaker's own launcher is told
+    if "sagemaker_instance_type" in parameters:  # read by SageMaker's own launcher
         first = json.dumps(machines.instance_types[0])
         request["HyperParameters"] = {**parameters, "sagemaker_instance_type": first}
 
 
-def _allot(request: dict[str, Any], max_runtime_s: int | None) -> None:
-    """What is left of the run's time; spot jobs wait for machines as long as before, beside what they may train."""
+def _set_runtime_limit(request: dict[str, Any], max_runtime_s: int | None) -> None:
+    """Limit the run time to what is left, in seconds; the time that spot jobs may wait for machines stays the same."""
     condition = request.get("StoppingCondition") or {}
     first = condition.get("MaxRuntimeInSeconds")
     if max_runtime_s is None or first is None or max_runtime_s >= first:
@@ -173,13 +187,13 @@ def _allot(request: dict[str, Any], max_runtime_s: int | None) -> None:
     request["StoppingCondition"] = left
 
 
-def _rename_in_hyperparameters(request: dict[str, Any]) -> None:
+def _set_job_name_hyperparameter(request: dict[str, Any]) -> None:
     parameters = request.get("HyperParameters", {})
     if "sagemaker_job_name" in parameters:
         request["HyperParameters"] = {**parameters, "sagemaker_job_name": json.dumps(request["TrainingJobName"])}
 
 
-def _end_with_slash(request: dict[str, Any]) -> None:
+def _add_slash_to_checkpoint_uri(request: dict[str, Any]) -> None:
     # S3Uri is a bare prefix: without the slash `runs/a-1` would also restore every checkpoint of `runs/a-10`.
     config = request.get("CheckpointConfig")
     if config and not config["S3Uri"].endswith("/"):

@@ -1,4 +1,4 @@
-"""One line in a launching script has a job supervised: `supervised(...)`, for boto3 and SageMaker's Python SDK."""
+"""Enable supervision of a job in a launch script: `supervised(...)`, for boto3 and SageMaker's Python SDK."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ OUR_TAGS = 2  # of a successor: its run and its attempt
 CREATE = "provide-client-params.sagemaker.CreateTrainingJob"
 V3_ALONE = ("compute", "source_code", "training_image", "algorithm_name")
 CHANNEL, CHANNELS_LIMIT = "rerail", 20
-# How AWS's PyTorch images start, and how init becomes PID 1 in front of it: a wheel is a zip, Python reads from it.
+# How AWS's PyTorch images start, and the command that makes init PID 1; Python can import from a wheel directly.
 IMAGES_OWN, TRAIN = ("bash", "-m", "start_with_right_hostname.sh"), ("train",)
 UNDER_INIT = 'export PYTHONPATH=$0${PYTHONPATH:+:$PYTHONPATH}; exec python -m rerail_agent.init "$@"'
 T = TypeVar("T")
@@ -28,18 +28,18 @@ def supervised(
     environment: Mapping[str, str] | None = None,
     agent: str = "",
 ) -> T:
-    """The same job, supervised by Rerail under this policy: tag, metric definitions, checkpoint folder, environment.
+    """Return the job with what supervision needs: policy tag, metric definitions, checkpoint folder, environment.
 
-    `job` is a CreateTrainingJob request, or the keyword arguments of an Estimator of the SDK's version 2: these come
-    back as a new dict. Or it is an Estimator, a ModelTrainer of version 3, or a boto3 Session, whose jobs will all be
-    supervised: these are changed, and come back. What the job says itself stands.
+    `job` is a CreateTrainingJob request, or the keyword arguments of an Estimator of the SDK's version 2: these are
+    returned as a new dict. Or it is an Estimator, a ModelTrainer of version 3, or a boto3 Session, whose jobs will all
+    be supervised: these are changed and returned. Values that the job already sets are kept.
 
-    `checkpoints` is an S3 folder, for a session the one above its jobs'; where it is left out, all but an Estimator are
-    given one of their own. `metrics=False` leaves out the definitions of Rerail's metric line, for a script that does
-    not print it. `agent` is the agent's wheel in S3, for a request or a session: its init becomes PID 1, so that
-    SIGTERM reaches the ranks, where the image starts as AWS's do or ContainerEntrypoint says what it runs.
+    `checkpoints` is an S3 folder, for a session the parent of its jobs' folders. Without it, all but an Estimator get a
+    folder of their own. `metrics=False` omits the definitions of Rerail's metric line, for a script that does not print
+    it. `agent` is the agent's wheel in S3, for a request or a session: its init becomes PID 1, so that SIGTERM reaches
+    the ranks. That requires an AWS PyTorch image, or ContainerEntrypoint in the request.
 
-    Raises RequestRefused, which names the field and the remedy, and TypeError for anything else.
+    Raise RequestRefused, which names the field and the remedy, and TypeError for any other kind of job.
     """
     if not NAME.fullmatch(policy):
         raise RequestRefused(f"policy {policy!r}: must be 1-63 letters, digits, '.', '_' or '-', as its file is called")
@@ -47,15 +47,17 @@ def supervised(
         raise RequestRefused(f"checkpoints {checkpoints!r}: must be a folder in S3, s3://bucket/folder/")
     if agent and not (agent.startswith("s3://") and agent.endswith(".whl")):
         raise RequestRefused(f"agent {agent!r}: must be the agent's wheel in S3, s3://bucket/.../rerail_agent-....whl")
-    wishes = JobAdditions(policy, _folder(checkpoints) if checkpoints else "", metrics, dict(environment or {}), agent)
+    additions = JobAdditions(
+        policy, _with_slash(checkpoints) if checkpoints else "", metrics, dict(environment or {}), agent
+    )
     if isinstance(job, Mapping):
-        return wishes.in_arguments(job) if _is_snake(job) else wishes.in_request(job)  # type: ignore[return-value]
+        return additions.in_arguments(job) if _has_python_names(job) else additions.in_request(job)  # type: ignore[return-value]
     if hasattr(job, "with_metric_definitions"):
-        wishes.in_trainer(job)
+        additions.in_trainer(job)
     elif hasattr(job, "metric_definitions") and hasattr(job, "checkpoint_s3_uri"):
-        wishes.in_estimator(job)
+        additions.in_estimator(job)
     elif hasattr(job, "events") and hasattr(job.events, "register"):
-        job.events.register(CREATE, wishes.in_parameters)
+        job.events.register(CREATE, additions.in_parameters)
     else:
         raise TypeError(
             f"supervised() takes a CreateTrainingJob request, an Estimator or its arguments, a ModelTrainer or a boto3 "
@@ -65,7 +67,7 @@ def supervised(
 
 
 class JobAdditions:
-    """What is added to a job, in each of the shapes that a job comes in."""
+    """What supervision adds to a job, for each representation of a job."""
 
     def __init__(
         self, policy: str, checkpoints: str, metrics: bool, environment: Mapping[str, str], agent: str
@@ -75,22 +77,22 @@ class JobAdditions:
         self.definitions = definitions() if metrics else []
 
     def in_request(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """A request for boto3's create_training_job."""
+        """Return a request for boto3's create_training_job with the additions."""
         request = dict(job)
         algorithm = dict(request.get("AlgorithmSpecification") or {})
         pairs = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
         request["Tags"] = [{"Key": key, "Value": value} for key, value in self._tagged(pairs).items()]
-        if found := self._measured(algorithm.get("MetricDefinitions") or [], "Name"):
-            request["AlgorithmSpecification"] = {**algorithm, "MetricDefinitions": found}
-        if told := self._told(request.get("Environment") or {}):
-            request["Environment"] = told
+        if metrics := self._with_metrics(algorithm.get("MetricDefinitions") or [], "Name"):
+            request["AlgorithmSpecification"] = {**algorithm, "MetricDefinitions": metrics}
+        if environment := self._with_environment(request.get("Environment") or {}):
+            request["Environment"] = environment
         config = request.get("CheckpointConfig") or {}
-        if place := self._place(config.get("S3Uri", "")) or _own_place(request):
+        if place := self._place(config.get("S3Uri", "")) or _make_checkpoint_uri(request):
             request["CheckpointConfig"] = {**config, "S3Uri": place}
         return under_init(request, self.agent) if self.agent else request
 
     def in_parameters(self, params: dict[str, Any], **_: Any) -> None:
-        """A request on its way through a boto3 session. A policy of its own stands, and it has a folder of its own."""
+        """Change a request that a boto3 session is about to send; its own policy tag and checkpoint folder are kept."""
         tags = [tag["Key"] for tag in params.get("Tags") or []]
         place = f"{self.checkpoints}{params.get('TrainingJobName', '')}/" if self.checkpoints else ""
         here = JobAdditions("", place, bool(self.definitions), self.environment, self.agent)
@@ -98,41 +100,41 @@ class JobAdditions:
         params.update(here.in_request(params))
 
     def in_arguments(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of an Estimator, SDK version 2."""
-        if strangers := [name for name in V3_ALONE if name in job]:
-            raise RequestRefused(f"{strangers[0]} belongs to a ModelTrainer: make one, and call supervised(trainer)")
+        """Return the keyword arguments of an Estimator (SDK version 2) with the additions."""
+        if unknown := [name for name in V3_ALONE if name in job]:
+            raise RequestRefused(f"{unknown[0]} belongs to a ModelTrainer: make one, and call supervised(trainer)")
         self._refuse_agent("an Estimator")
         arguments = dict(job)
         arguments["tags"] = self._tags_of_version_2(job.get("tags"))
-        if found := self._measured(job.get("metric_definitions") or [], "Name"):
-            arguments["metric_definitions"] = found
+        if metrics := self._with_metrics(job.get("metric_definitions") or [], "Name"):
+            arguments["metric_definitions"] = metrics
         if place := self._place(job.get("checkpoint_s3_uri") or ""):
             arguments["checkpoint_s3_uri"] = place
-        if told := self._told(job.get("environment") or {}):
-            arguments["environment"] = told
+        if environment := self._with_environment(job.get("environment") or {}):
+            arguments["environment"] = environment
         return arguments
 
     def in_estimator(self, estimator: Any) -> None:
-        """An Estimator, SDK version 2, before `fit`."""
+        """Change an Estimator (SDK version 2) before `fit`."""
         names = ("tags", "metric_definitions", "checkpoint_s3_uri", "environment")
         for name, value in self.in_arguments({name: getattr(estimator, name, None) for name in names}).items():
             setattr(estimator, name, value)
 
     def in_trainer(self, trainer: Any) -> None:
-        """A ModelTrainer, SDK version 3, before `train`. It makes its own models of the plain values."""
+        """Change a ModelTrainer (SDK version 3) before `train`; it converts plain values to its own models."""
         self._refuse_agent("a ModelTrainer")
         pairs = {_field(tag, "key"): _field(tag, "value") for tag in trainer.tags or []}
         trainer.tags = [{"key": key, "value": value} for key, value in self._tagged(pairs).items()]
-        trainer.environment = self._told(trainer.environment or {})
+        trainer.environment = self._with_environment(trainer.environment or {})
         own = [
-            {"name": _field(each, "name"), "regex": _field(each, "regex")}
-            for each in getattr(trainer, "_metric_definitions", None) or []
+            {"name": _field(metric, "name"), "regex": _field(metric, "regex")}
+            for metric in getattr(trainer, "_metric_definitions", None) or []
         ]
-        ours = [{"name": each["Name"], "regex": each["Regex"]} for each in self.definitions]
-        if found := self._measured(own, "name", ours):
-            trainer.with_metric_definitions(found)
+        ours = [{"name": metric["Name"], "regex": metric["Regex"]} for metric in self.definitions]
+        if metrics := self._with_metrics(own, "name", ours):
+            trainer.with_metric_definitions(metrics)
         config = trainer.checkpoint_config or trainer.with_checkpoint_config().checkpoint_config
-        # Without an address the SDK fills in a folder of each job's own.
+        # Without a URI the SDK uses a separate folder for each job.
         if place := self._place(config.s3_uri or ""):
             config.s3_uri = place
 
@@ -141,47 +143,56 @@ class JobAdditions:
             raise RequestRefused(f"agent: {job} has no field for it; give supervised() the boto3 session instead")
 
     def _tagged(self, tags: Mapping[str, str]) -> dict[str, str]:
-        asked, there = self.tags.get(POLICY_TAG), tags.get(POLICY_TAG)
-        if asked and there and there != asked:
-            raise RequestRefused(f"the job has the tag {POLICY_TAG}={there} already, not {asked}; name one of the two")
+        policy, present = self.tags.get(POLICY_TAG), tags.get(POLICY_TAG)
+        if policy and present and present != policy:
+            raise RequestRefused(
+                f"the job has the tag {POLICY_TAG}={present} already, not {policy}; name one of the two"
+            )
         if len(tags.keys() | self.tags.keys()) > TAG_LIMIT - OUR_TAGS:
             raise RequestRefused(f"the job has {len(tags)} tags: a relaunch needs 3 of the {TAG_LIMIT}; remove some")
         return {**tags, **self.tags}
 
     def _tags_of_version_2(self, tags: Any) -> list[dict[str, str]]:
-        """The SDK takes a list of pairs, and a plain dict too."""
+        """Return the tags as a list of pairs; the SDK accepts a plain dict too."""
         pairs = tags if isinstance(tags, Mapping) else {tag["Key"]: tag["Value"] for tag in tags or []}
         return [{"Key": key, "Value": value} for key, value in self._tagged(pairs).items()]
 
-    def _measured(
+    def _with_metrics(
         self, own: Iterable[Mapping[str, str]], key: str, ours: list[dict[str, str]] | None = None
     ) -> list[dict[str, str]]:
-        """A job with a loss or a step of its own is read by those alone: ours would only be missed in its log."""
-        found = [dict(each) for each in own]
-        names = {each[key] for each in found}
+        """Return the job's metric definitions with Rerail's added.
+
+        A job that already defines a loss or a step keeps its own only, because its log has no metric line of Rerail.
+        """
+        metrics = [dict(metric) for metric in own]
+        names = {metric[key] for metric in metrics}
         if names & {MetricNames().step, MetricNames().loss}:
-            return found
-        found += [each for each in (self.definitions if ours is None else ours) if each[key] not in names]
-        if len(found) > METRICS_LIMIT:
-            raise RequestRefused(f"{len(found)} metric definitions are too many, at most {METRICS_LIMIT}; remove some")
-        return found
+            return metrics
+        metrics += [m for m in (self.definitions if ours is None else ours) if m[key] not in names]
+        if len(metrics) > METRICS_LIMIT:
+            raise RequestRefused(
+                f"{len(metrics)} metric definitions are too many, at most {METRICS_LIMIT}; remove some"
+            )
+        return metrics
 
     def _place(self, own: str) -> str:
         place = own or self.checkpoints
-        return _folder(place) if place else ""
+        return _with_slash(place) if place else ""
 
-    def _told(self, own: Mapping[str, str]) -> dict[str, str]:
-        told = {**self.environment, **own}
-        if len(told) > ENVIRONMENT_LIMIT - OUR_TAGS:
-            raise RequestRefused(f"Environment would have {len(told)} variables: a relaunch needs a few; remove some")
-        return told
+    def _with_environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        environment = {**self.environment, **own}
+        if len(environment) > ENVIRONMENT_LIMIT - OUR_TAGS:
+            raise RequestRefused(
+                f"Environment would have {len(environment)} variables: a relaunch needs a few; remove some"
+            )
+        return environment
 
 
 def under_init(request: Mapping[str, Any], wheel: str) -> dict[str, Any]:
-    """The request with the agent's init as PID 1 in front of what its container runs, and the wheel as a channel."""
+    """Return the request with the agent's init as PID 1 before the container's command, and the wheel as a channel."""
     channels = list(request.get("InputDataConfig") or [])
     if any(channel["ChannelName"] == CHANNEL for channel in channels):
-        return dict(request)  # it is there already
+        return dict(request)  # already added
     if len(channels) >= CHANNELS_LIMIT:
         raise RequestRefused(f"the agent's channel would be one more than {CHANNELS_LIMIT}; join some channels")
     algorithm = dict(request.get("AlgorithmSpecification") or {})
@@ -197,21 +208,21 @@ def under_init(request: Mapping[str, Any], wheel: str) -> dict[str, Any]:
     return {**request, "AlgorithmSpecification": {**algorithm, **entry}, "InputDataConfig": [*channels, channel]}
 
 
-def _is_snake(job: Mapping[str, Any]) -> bool:
+def _has_python_names(job: Mapping[str, Any]) -> bool:
     return not any(name[:1].isupper() for name in job)
 
 
-def _folder(uri: str) -> str:
+def _with_slash(uri: str) -> str:
     # Without the slash `runs/a-1` would also restore every checkpoint of `runs/a-10`.
     return uri if uri.endswith("/") else f"{uri}/"
 
 
-def _own_place(request: Mapping[str, Any]) -> str:
+def _make_checkpoint_uri(request: Mapping[str, Any]) -> str:
     if "RERAIL_CHECKPOINTS" in (request.get("Environment") or {}):
-        return ""  # it saves elsewhere
+        return ""  # its checkpoints are stored elsewhere
     output = (request.get("OutputDataConfig") or {}).get("S3OutputPath", "")
     name = request.get("TrainingJobName", "")
-    return f"{_folder(output)}{name}/checkpoints/" if output and name else ""
+    return f"{_with_slash(output)}{name}/checkpoints/" if output and name else ""
 
 
 def _field(thing: Any, name: str) -> Any:
