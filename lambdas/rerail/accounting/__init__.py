@@ -1,1 +1,1 @@
-"""What a run's time and money were spent on."""
+"""Accounting of a run's time and money."""

@@ -1,1 +1,1 @@
-"""The detectors: pure functions over a run's samples, one question per module, shared by the sweep and the agent."""
+"""The detectors: pure functions over a run's samples, one module per problem, shared by the sweep and the agent."""

@@ -1,1 +1,1 @@
-"""The cause of a failed training job, from the text that it left."""
+"""Diagnosis of failed training jobs from their messages and logs."""

@@ -1,1 +1,1 @@
-"""Messages on the supervisor's queue, and the metrics that Rerail publishes of itself."""
+"""Messages on the supervisor's queue, and the metrics that Rerail publishes about itself."""

@@ -1,1 +1,1 @@
-"""The data that every other package speaks of: runs, signals, actions, policies, and the agent's protocol."""
+"""The data types that all other packages use: runs, signals, actions, policies, and the agent's protocol."""

@@ -1,7 +1,7 @@
-"""Every threshold of the detectors, with its default and where it was learnt.
+"""The thresholds of the detectors, with their defaults and where they were measured.
 
-"Corpus" means the labelled real training logs of the benchmark; a row is what was logged at once, be it one step or a
-minute of them. Losses are compared as logarithms: 0.093 is a factor of 1.10.
+"Corpus" means the labelled real training logs of the benchmark. A row is one logged line: a step, or a minute of steps.
+Losses are compared as logarithms: 0.093 is a factor of 1.10.
 """
 
 from dataclasses import dataclass
@@ -10,36 +10,38 @@ from datetime import timedelta
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What may differ from one watched run to the next."""
+    """The thresholds of one run; names that end in `_rows` count rows."""
 
-    # Non-finite: so many bad rows in a row intervene; after so many good ones the next bad one is news again.
+    # Non-finite: intervene after this many bad rows in a row; after this many good ones a bad row is reported again.
     non_finite_patience: int = 3
     non_finite_quiet_rows: int = 100
 
-    # Below this no noise is believed: logs round, and the loss of a short stretch may stand still. 0.4 % of the loss.
+    # The minimum noise: logs are rounded, and a loss may be constant for some rows. 0.4 % of the loss.
     noise_floor: float = 0.004
 
-    # Loss spike: one row above all four of: noise, an effect that matters, and twice what this run does of its own
-    # accord. The gate on the effect is the largest single gain on the corpus (false alarms by five at equal recall).
+    # Loss spike: one row above the noise, a relevant effect, and about twice the run's normal deviations up and down.
+    # The gate on the effect brings the largest single gain on the corpus (false alarms by five at equal recall).
     spike_noise: float = 5.5
     spike_gate: float = 0.093
-    # Small jumps must be the surer: effect squared over noise, so that 15 % needs ten standard deviations.
+    # Small jumps must be more certain: effect squared over noise, so that 15 % needs ten standard deviations.
     spike_sure: float = 1.5
-    # The share of the last 512 rows that are habit, upwards (frequent outliers, two modes, saw-teeth), and downwards:
-    # rare jumps down are never spikes, so they tell the habit of a restless log without counting its accidents.
+    # The quantiles of the last 512 rows that count as normal, upwards (frequent outliers, two modes, saw-teeth) and
+    # downwards. Jumps down are never spikes, so they measure normal deviations without the accidents.
     history_up: float = 0.975
     history_up_factor: float = 2.2
     history_down: float = 0.005
     history_down_factor: float = 1.9
-    # Or so many rows in a row, each above this share of what one row alone would need. On the corpus 6 rows find one
-    # more group's spikes (recall .90 for .81) for three more false alarms in 494,000 rows.
+    # Or this many rows in a row, each above this share of the limit for a single row. On the corpus, 6 rows find one
+    # more group's spikes (recall .90 instead of .81) for three more false alarms in 494,000 rows.
     run_rows: int = 7
     run_share: float = 0.4
-    # Mended below this share of the limit; the way back teaches nothing for so many rows; a second warning when the
-    # loss has not mended by then (the median spike is 5 rows wide); the level is accepted after so many rows.
+    # A spike has recovered below this share of the limit.
     spike_mended: float = 0.5
+    # Noise is not learnt for this many rows after a spike.
     spike_aftermath_rows: int = 12
+    # Warn again if the loss has not recovered by then; the median spike is 5 rows wide.
     spike_again_rows: int = 8
+    # The level is accepted as normal after this many rows.
     spike_cap_rows: int = 64
 
     # Divergence: the median of 8 rows against the best level of the last 200.
@@ -52,45 +54,48 @@ class Thresholds:
     rise_tolerated: float = 1.2
     rise_mended: float = 0.5
     rise_cap_rows: int = 128
-    # 64 rows lost none of 240 self-mending spikes in a simulation; on the corpus 56 lose one, 48 two, 32 five, and 64
-    # to 96 none: the default keeps a distance to that edge. The other two hold where rows are a moment apart.
+    # With 64 rows, none of 240 spikes that recover by themselves was interrupted in a simulation. On the corpus 56 rows
+    # interrupt one, 48 two, 32 five, and 64 to 96 none: the default keeps a distance to that limit. The other two apply
+    # if rows follow each other quickly.
     patience_rows: int = 80
     patience_steps: int = 64
     patience: timedelta = timedelta(0)
 
-    # Frozen: the same number so often, or exactly 0.0, or some times the longest repetition before.
+    # Frozen: this many repetitions of a value, or of exactly 0.0, and a multiple of the longest repetition before.
     frozen_rows: int = 50
     frozen_zero_rows: int = 20
     frozen_factor: int = 3
     frozen_patience: int = 2
 
-    # Plateau: off, because many a sound run ends on one.
+    # Plateau: off by default, because many healthy runs end on one.
     plateau: bool = False
     plateau_rows: int = 200
     plateau_gain: float = 0.03
 
-    # Gradient norm: it warns early of one spike in five only, by twice its median.
+    # Gradient norm: at twice its median it announces only one spike in five.
     grad_norm_noise: float = 6.0
     grad_norm_factor: float = 2.0
-    # A jump to less than this is not reported: gradients are commonly clipped at 1, so it changes next to nothing.
+    # A jump to less than this is not reported: gradients are commonly clipped at 1, so it has hardly any effect.
     grad_norm_floor: float = 3.0
 
-    # Throughput: told at 10 % for 50 rows, acted on at 20 % for 200 (a relaunch must be repaid).
-    throughput_window_rows: int = 50  # whose median is "now"; as many before it are the least to compare with
+    # Throughput: warn at 10 % for 50 rows, intervene at 20 % for 200, so that the relaunch pays off.
+    throughput_window_rows: int = (
+        50  # the rows of the current median; at least as many earlier rows are needed to compare with
+    )
     throughput_drop: float = 0.10
     throughput_rows: int = 50
     throughput_creep: float = 0.5
     throughput_grave: float = 0.20
     throughput_patience_rows: int = 200
     throughput_cap_rows: int = 1000
-    # Slow steps are reported once they have lost this much time. At once by default: of the labelled drops some are of
-    # steps that take milliseconds. Local runs, whose machine has other work, are given seconds.
+    # Slow steps are reported once they have lost this much time. The default is 0, because some of the labelled drops
+    # are of steps that take milliseconds. Local runs, whose machine has other work, use seconds.
     throughput_floor: timedelta = timedelta(0)
 
-    # Stalls: five times the longest gap known, as NVIDIA's resiliency extension has it, and never less than the floor.
+    # Stalls: five times the longest known gap, as in NVIDIA's resiliency extension, and at least the floor.
     stall_factor: float = 5.0
     stall_floor: timedelta = timedelta(minutes=5)
-    save_factor: float = 3.0  # so many of the longest interval between saves without one is told
+    save_factor: float = 3.0  # warn if no checkpoint arrives for this many times the longest interval between two
     save_floor: timedelta = timedelta(minutes=10)
     startup_limit: timedelta = timedelta(minutes=30)
     blind_after: timedelta = timedelta(minutes=10)

@@ -1,1 +1,1 @@
-"""CreateTrainingJob requests: of a supervised job, and of its relaunch."""
+"""CreateTrainingJob requests for supervised jobs and their relaunches."""
