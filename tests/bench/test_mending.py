@@ -1,12 +1,12 @@
 """How long spikes of real logs last: the table that the supervisor weighs with is the corpus' own."""
 
 from bench.mending import read, table
-from rerail.decisions.cost_benefit import NEVER_MENDS
+from rerail.decisions.cost_benefit import NO_RECOVERY_RATES
 
 
 def test_the_supervisor_weighs_with_what_the_logs_have_shown():
     """Derived again from the labels, the table is the one that is deployed."""
-    assert table(read()) == NEVER_MENDS
+    assert table(read()) == NO_RECOVERY_RATES
 
 
 def label(rows: int, recovered: str, *, kind: str = "loss_spike", score: str = "count") -> dict[str, str]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.decisions.budgets import (
-    KEPT_ENTRIES,
+    MAX_ENTRIES,
     remaining_retries,
     with_charge,
     with_fresh_budgets,
@@ -146,11 +146,11 @@ def test_what_is_left_is_never_less_than_nothing():
     assert not {Cause.UNKNOWN, Cause.CAPACITY} & set(rest)
 
 
-@given(st.lists(st.tuples(causes, moments), min_size=KEPT_ENTRIES, max_size=2 * KEPT_ENTRIES))
+@given(st.lists(st.tuples(causes, moments), min_size=MAX_ENTRIES, max_size=2 * MAX_ENTRIES))
 def test_the_diary_stays_short(failures):
     """Only the newest entries are kept, the newest last."""
     ledger = Ledger()
     for cause, at in failures:
         ledger = failed(ledger, cause, at=at)
-    assert len(ledger.entries) == KEPT_ENTRIES
+    assert len(ledger.entries) == MAX_ENTRIES
     assert ledger.entries[-1].startswith(f"{failures[-1][1]:%Y-%m-%dT%H:%M:%SZ}")

@@ -289,4 +289,4 @@ def test_durations_are_said_as_people_say_them(duration, words):
 
 def test_every_advice_belongs_to_a_cause_with_a_budget():
     """An advice that no rule could ever give would be a wish."""
-    assert all(Policy().retries.of(cause) is not None for cause in remedies.ADVICE)
+    assert all(Policy().retries.of(cause) is not None for cause in remedies.ADVICE_BY_CAUSE)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rerail.decisions.cost_benefit import (
     ASSUMED_START,
-    NEVER_MENDS,
+    NO_RECOVERY_RATES,
     chance_of_no_recovery,
     estimate_start_up,
     with_cost_estimate,
@@ -102,8 +102,8 @@ def test_never_before_it_has_lasted_as_long_as_the_policy_demands(lasted, step_s
 
 def test_the_longer_it_lasts_the_less_likely_it_mends():
     """Rows and chances rise together, and every duration has one."""
-    assert list(NEVER_MENDS) == sorted(NEVER_MENDS)
-    assert [chance for _, chance in NEVER_MENDS] == sorted(chance for _, chance in NEVER_MENDS)
+    assert list(NO_RECOVERY_RATES) == sorted(NO_RECOVERY_RATES)
+    assert [chance for _, chance in NO_RECOVERY_RATES] == sorted(chance for _, chance in NO_RECOVERY_RATES)
     assert (chance_of_no_recovery(0), chance_of_no_recovery(31), chance_of_no_recovery(10_000)) == (0.07, 0.16, 0.65)
 
 

@@ -1,1 +1,1 @@
-"""The pure decision: one module per signal or rule."""
+"""Pure decisions: one module per signal, rule or remedy."""

@@ -1,6 +1,7 @@
-"""Proposals: a costly action that waits for a human's word, with what, why, what it costs and until when.
+"""Proposals: costly actions that wait for an operator's approval, with their reason, cost and expiry.
 
-A word names the proposal that it answers, so that one which comes late never grants a newer one."""
+An answer names the proposal's id, so that a late answer never approves a newer proposal.
+"""
 
 from dataclasses import replace
 from datetime import datetime
@@ -17,30 +18,32 @@ from rerail.model.runbooks import Runbook
 
 
 def propose_stop(run: Run, finding: Finding, why: str, plan: str, *, at: datetime, policy: Policy) -> Decision:
-    """Ask before a running job is stopped; a newer finding takes the place of the one before it."""
+    """Propose to stop a running job; a newer proposal replaces the one before it."""
     awaits = PAUSE if policy.mode is Mode.PAUSE else APPROVAL
-    run, tell = _proposed(run, ProposedAction.STOP, plan, why, at=at, policy=policy, awaits=awaits, finding=finding)
-    return Decision(run, (tell,), f"{why}; {_spoken(run)}", finding=finding.kind)
+    run, notice = _with_proposal(
+        run, ProposedAction.STOP, plan, why, at=at, policy=policy, awaits=awaits, finding=finding
+    )
+    return Decision(run, (notice,), f"{why}; {_format_proposal(run)}", finding=finding.kind)
 
 
 def propose_launch(run: Run, why: str, happened: str, *, at: datetime, policy: Policy) -> Decision:
-    """Ask before the next job is created; `why` is for the timeline, `happened` for whoever is asked."""
+    """Propose to create the next job; `why` is for the timeline, `happened` for the page."""
     what = f"create {run.current.job_name} {format_start(run.current.resumed_from_step)}"
-    run, tell = _proposed(
+    run, notice = _with_proposal(
         replace(run, kept_back=APPROVAL), ProposedAction.LAUNCH, what, happened, at=at, policy=policy, awaits=APPROVAL
     )
-    return Decision(run, (tell,), f"{why}; {_spoken(run)}" if why else _spoken(run))
+    return Decision(run, (notice,), f"{why}; {_format_proposal(run)}" if why else _format_proposal(run))
 
 
 def needs_a_proposal(run: Run, policy: Policy) -> bool:
-    """The next job waits for nobody's word yet, and needs it."""
+    """Return whether the next job needs an approval that was not requested yet."""
     if policy.mode is not Mode.APPROVE or run.state is not RunState.WAITING or run.current.approved_by:
         return False
     return not run.current.exists and run.proposal is None and not run.observe_only
 
 
 def is_still_valid(run: Run) -> bool:
-    """The proposal speaks of the run as it is: its attempt is the current one, and what it would do can be done."""
+    """Return whether the proposal is about the current attempt and can still be carried out."""
     proposal = run.proposal
     if proposal is None or proposal.attempt != run.current.number:
         return False
@@ -50,14 +53,14 @@ def is_still_valid(run: Run) -> bool:
 
 
 def on_launch_approved(run: Run, who: str, said: str, *, at: datetime, policy: Policy) -> Decision:
-    """Create the job that was proposed, at once: whoever says yes has waited long enough."""
+    """Create the approved job at once, without the rest of its delay."""
     run = replace(with_attempt(run, replace(run.current, approved_by=who)), proposal=None, kept_back="")
     run, actions = with_launch(run, at, policy)
-    return Decision(run, actions, f"{said}: creating {run.current.job_name} {_start(run)}")
+    return Decision(run, actions, f"{said}: creating {run.current.job_name} {_format_resume(run)}")
 
 
 def on_denied(run: Run, said: str, *, at: datetime) -> Decision:
-    """No: a dead run is held, a job that runs goes on."""
+    """Hold a run that has no job; let a running job go on."""
     assert run.proposal is not None
     if run.proposal.plan is ProposedAction.LAUNCH:
         what = f"{said}: {run.proposal.what} is not to be"
@@ -67,7 +70,7 @@ def on_denied(run: Run, said: str, *, at: datetime) -> Decision:
 
 
 def on_expired(run: Run, *, at: datetime, policy: Policy) -> Decision | None:
-    """Nobody has answered in time: what the policy says for a run whose job is dead. None while there is time."""
+    """Do what the policy says for an expired proposal to launch a job; None while it is open."""
     proposal = run.proposal
     if (
         proposal is None
@@ -76,22 +79,22 @@ def on_expired(run: Run, *, at: datetime, policy: Policy) -> Decision | None:
         or proposal.plan is not ProposedAction.LAUNCH
     ):
         return None
-    silence = format_unanswered(proposal)
+    expiry = format_unanswered(proposal)
     if policy.approval.on_expiry_dead is OnExpiry.ACT:
-        return on_launch_approved(run, "the policy", f"{silence}, and the policy acts then", at=at, policy=policy)
+        return on_launch_approved(run, "the policy", f"{expiry}, and the policy acts then", at=at, policy=policy)
     todo = f"see whether to {proposal.what}"
-    return hold_run(run, at, f"{silence}: held", because="nobody has answered", todo=todo, runbook=Runbook.APPROVAL)
+    return hold_run(run, at, f"{expiry}: held", because="nobody has answered", todo=todo, runbook=Runbook.APPROVAL)
 
 
 def leave_job_running(run: Run, proposal: Proposal) -> Decision:
-    """Nobody has answered in time, and the policy leaves a job that runs as it is."""
-    silence, kind = format_unanswered(proposal), proposal.finding.kind if proposal.finding else "finding"
-    reason = f"{silence}: the job is left as it is. To do: look at it; `rerail restart {run.id}` moves it"
-    tell = make_notice(
+    """Leave a running job as it is after its proposal has expired, and page."""
+    expiry, kind = format_unanswered(proposal), proposal.finding.kind if proposal.finding else "finding"
+    reason = f"{expiry}: the job is left as it is. To do: look at it; `rerail restart {run.id}` moves it"
+    notice = make_notice(
         run,
         Severity.PAGE,
         f"{kind}: nobody has answered, the job goes on",
-        f"{silence}: {proposal.what}, because of {proposal.why}",
+        f"{expiry}: {proposal.what}, because of {proposal.why}",
         key=f"unanswered-{run.current.number}-{kind}",
         runbook=Runbook.APPROVAL,
         did="nothing: the job is left as it is",
@@ -100,25 +103,26 @@ def leave_job_running(run: Run, proposal: Proposal) -> Decision:
         until=ClearedBy.MENDED,
         about=kind,
     )
-    return Decision(replace(run, proposal=None), (tell,), reason)
+    return Decision(replace(run, proposal=None), (notice,), reason)
 
 
 def propose_again(run: Run, proposal: Proposal, why: str, *, at: datetime, policy: Policy) -> Decision:
-    """What waited for the end of a pause waits for a human from now on."""
+    """Propose to an operator what waited for the end of a pause."""
     assert proposal.finding is not None
     return propose_stop(run, proposal.finding, f"{why}: {proposal.why}", proposal.what, at=at, policy=policy)
 
 
 def format_unanswered(proposal: Proposal) -> str:
-    """That its time is up, in words."""
+    """Return in words that the proposal expired without an answer."""
     return f"nobody has answered {proposal.id} within {format_duration(proposal.expires_at - proposal.asked_at)}"
 
 
-def _start(run: Run) -> str:
+def _format_resume(run: Run) -> str:
+    """Return where the current attempt resumes, in words."""
     return format_start(run.current.resumed_from_step)
 
 
-def _proposed(
+def _with_proposal(
     run: Run,
     plan: ProposedAction,
     what: str,
@@ -129,7 +133,7 @@ def _proposed(
     awaits: str,
     finding: Finding | None = None,
 ) -> tuple[Run, Notify]:
-    """The run with its proposal, numbered by the decision that makes it, and the page that says how to answer."""
+    """Return the run with a proposal, numbered by the run's version, and the notice that says how to answer."""
     proposal = Proposal(
         id=f"p{run.version + 1}",
         plan=plan,
@@ -143,16 +147,20 @@ def _proposed(
         finding=finding,
     )
     run = replace(run, proposal=proposal)
-    body, key, since = why or what, f"proposal-{proposal.id}", _began(run, finding, at)
+    body, key, since = why or what, f"proposal-{proposal.id}", _find_start(run, finding, at)
     if awaits != APPROVAL:
         todo = "To lift the pause: rerail resume"
-        title, runbook, did = "waits until the pause is lifted", Runbook.OBSERVING, f"nothing yet: {_spoken(run)}"
+        title, runbook, did = (
+            "waits until the pause is lifted",
+            Runbook.OBSERVING,
+            f"nothing yet: {_format_proposal(run)}",
+        )
         return run, make_notice(
             run, Severity.INFORM, title, body, key=key, runbook=runbook, did=did, todo=todo, since=since
         )  # fmt: skip
     todo = (
         f"Yes: rerail approve {run.id} --proposal {proposal.id}\nNo: rerail deny {run.id} --proposal {proposal.id}\n"
-        f"Otherwise: {_otherwise(plan, policy)} after {format_duration(policy.approval.wait)}"
+        f"Otherwise: {_format_expiry(plan, policy)} after {format_duration(policy.approval.wait)}"
     )
     return run, make_notice(
         run,
@@ -161,7 +169,7 @@ def _proposed(
         body,
         key=key,
         runbook=Runbook.APPROVAL,
-        did=f"nothing yet: {_spoken(run)}",
+        did=f"nothing yet: {_format_proposal(run)}",
         todo=todo,
         since=since,
         by=proposal.expires_at,
@@ -170,23 +178,25 @@ def _proposed(
     )
 
 
-def _began(run: Run, finding: Finding | None, at: datetime) -> datetime:
-    """When the trouble began that the proposal is to mend."""
+def _find_start(run: Run, finding: Finding | None, at: datetime) -> datetime:
+    """Return when the trouble began that the proposal answers."""
     if finding:
         return finding.onset_at or finding.at or at
     return run.open_incident.happened_at if run.open_incident else at
 
 
-def _otherwise(plan: ProposedAction, policy: Policy) -> str:
-    chosen = policy.approval.on_expiry_dead if plan is ProposedAction.LAUNCH else policy.approval.on_expiry
-    if chosen is OnExpiry.ACT:
+def _format_expiry(plan: ProposedAction, policy: Policy) -> str:
+    """Return what happens when the proposal expires, in words."""
+    on_expiry = policy.approval.on_expiry_dead if plan is ProposedAction.LAUNCH else policy.approval.on_expiry
+    if on_expiry is OnExpiry.ACT:
         return "it is done"
     return "the run is held" if plan is ProposedAction.LAUNCH else "the job is left as it is"
 
 
-def _spoken(run: Run) -> str:
+def _format_proposal(run: Run) -> str:
+    """Return the run's proposal with its cost and what it waits for, in words."""
     proposal = run.proposal
     assert proposal is not None
     cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}"
-    whom = "waiting for approval" if proposal.awaits == APPROVAL else PAUSED
-    return f"proposal {proposal.id}: {proposal.what}{cost} ({whom})"
+    awaited = "waiting for approval" if proposal.awaits == APPROVAL else PAUSED
+    return f"proposal {proposal.id}: {proposal.what}{cost} ({awaited})"

@@ -1,4 +1,4 @@
-"""How much of each budget is left: failures charge it, and only proven progress gives it back."""
+"""Retry budgets: failures charge them, and only proven progress refunds them."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -7,15 +7,15 @@ from rerail.model.causes import Cause
 from rerail.model.policy import Limits, Policy
 from rerail.model.run import Ledger
 
-KEPT_ENTRIES = 20
+MAX_ENTRIES = 20
 
 
 def with_refund(ledger: Ledger, *, newest_step: int, at: datetime) -> Ledger:
-    """The ledger after looking at how far the run has come: farther than ever before clears every charge."""
+    """Return the ledger with every charge refunded if the run got farther than ever before, else unchanged."""
     if newest_step <= (ledger.progress_step or 0):
         return ledger
     return replace(
-        _noted(ledger, at, f"progress to step {newest_step}: every charge refunded"),
+        _with_entry(ledger, at, f"progress to step {newest_step}: every charge refunded"),
         charges={},
         charged_at={},
         without_progress=0,
@@ -26,16 +26,18 @@ def with_refund(ledger: Ledger, *, newest_step: int, at: datetime) -> Ledger:
 
 
 def with_charge(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool, at: datetime) -> Ledger:
-    """The ledger after one more failure of this cause; capacity is charged in time, from the first refusal on."""
+    """Return the ledger with one more failure of this cause; capacity is charged in time since its first refusal."""
     if cause is Cause.CAPACITY:
         since = ledger.capacity_since or at
-        # A launch that never got machines is no start: it must not count towards a restart storm.
+        # A launch that never got machines must not count towards a restart storm.
         return replace(
-            _noted(ledger, at, f"no capacity since {since:%H:%M:%S}"), capacity_since=since, starts=ledger.starts[:-1]
+            _with_entry(ledger, at, f"no capacity since {since:%H:%M:%S}"),
+            capacity_since=since,
+            starts=ledger.starts[:-1],
         )
     count = ledger.charges.get(cause, 0) + 1
     return replace(
-        _noted(ledger, at, f"{cause}: failure {count} since the last progress"),
+        _with_entry(ledger, at, f"{cause}: failure {count} since the last progress"),
         charges={**ledger.charges, cause: count},
         charged_at={**ledger.charged_at, cause: (*ledger.charged_at.get(cause, ()), at)},
         without_progress=ledger.without_progress + (1 if trained and not progressed else 0),
@@ -45,29 +47,29 @@ def with_charge(ledger: Ledger, cause: Cause, *, trained: bool, progressed: bool
 
 
 def with_recent_charges(ledger: Ledger, *, window: timedelta, at: datetime) -> Ledger:
-    """The ledger without the charges that are older than the window; 0 forgets none."""
-    recent = {cause: tuple(t for t in times if at - t < window) for cause, times in ledger.charged_at.items()}
+    """Return the ledger without charges older than the window; a window of 0 keeps them all."""
+    recent = {cause: tuple(time for time in times if at - time < window) for cause, times in ledger.charged_at.items()}
     if not window or recent == ledger.charged_at:
         return ledger
     left = {c: n - len(ledger.charged_at.get(c, ())) + len(recent.get(c, ())) for c, n in ledger.charges.items()}
-    gone = [f"{cause}: {n - left[cause]}" for cause, n in ledger.charges.items() if left[cause] < n]
+    dropped = [f"{cause}: {n - left[cause]}" for cause, n in ledger.charges.items() if left[cause] < n]
     return replace(
-        _noted(ledger, at, f"older than the window, no longer counted: {', '.join(gone)}"),
+        _with_entry(ledger, at, f"older than the window, no longer counted: {', '.join(dropped)}"),
         charges={cause: count for cause, count in left.items() if count > 0},
         charged_at={cause: times for cause, times in recent.items() if times},
     )
 
 
 def with_start(ledger: Ledger, *, at: datetime, limits: Limits) -> Ledger:
-    """The ledger after one more launch; launches older than the storm window are forgotten."""
+    """Return the ledger with one more launch, without launches older than the storm window."""
     recent = tuple(start for start in ledger.starts if at - start < limits.starts_window)
     return replace(ledger, starts=(*recent, at))
 
 
 def with_fresh_budgets(ledger: Ledger, *, who: str, at: datetime) -> Ledger:
-    """The ledger after a human released the run: they have looked, so every budget starts afresh."""
+    """Return the ledger with no charges, after an operator released the run."""
     return replace(
-        _noted(ledger, at, f"released by {who}: every charge forgiven"),
+        _with_entry(ledger, at, f"released by {who}: every charge forgiven"),
         charges={},
         charged_at={},
         without_progress=0,
@@ -78,10 +80,11 @@ def with_fresh_budgets(ledger: Ledger, *, who: str, at: datetime) -> Ledger:
 
 
 def remaining_retries(ledger: Ledger, policy: Policy) -> dict[Cause, int]:
-    """Failures of each cause that the run can still afford."""
+    """Return how many failures of each cause the run can still afford; unlimited causes are absent."""
     budgets = {cause: policy.retries.of(cause) for cause in Cause}
     return {c: max(0, b - ledger.charges.get(c, 0)) for c, b in budgets.items() if b is not None}
 
 
-def _noted(ledger: Ledger, at: datetime, text: str) -> Ledger:
-    return replace(ledger, entries=(*ledger.entries, f"{at:%Y-%m-%dT%H:%M:%SZ} {text}")[-KEPT_ENTRIES:])
+def _with_entry(ledger: Ledger, at: datetime, text: str) -> Ledger:
+    """Return the ledger with one more line of history; at the limit, drop the oldest."""
+    return replace(ledger, entries=(*ledger.entries, f"{at:%Y-%m-%dT%H:%M:%SZ} {text}")[-MAX_ENTRIES:])

@@ -1,4 +1,4 @@
-"""The one decision function: a run, a signal and a policy in; the new run, its actions and a reason out."""
+"""Decide what to do about one signal: the entry point of all decisions."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -64,13 +64,17 @@ from rerail.model.signals import (
     Tick,
 )
 
-TIME_RAN_OUT = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
-PENDING_RAN_OUT = "CapacityError: no machines came within the job's MaxPendingTimeInSeconds"
+TIMEOUT_STATUSES = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
+PENDING_TIMEOUT_REASON = "CapacityError: no machines came within the job's MaxPendingTimeInSeconds"
 NEW_JOB_GRACE = timedelta(minutes=5)
 
 
 def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
-    """Pure: no clock, no I/O. The new run carries the actions as pending; recording it is what makes them owed."""
+    """Return the new run, its actions and the reason for one signal under one policy.
+
+    Pure: it reads no clock and does no I/O. The new run lists the actions as pending; they are carried out only once
+    the run is recorded.
+    """
     if (
         isinstance(signal, JobObserved | FindingsObserved | AgentReported | OperatorCommand | Tick)
         and signal.checkpoints
@@ -94,7 +98,7 @@ def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
         case ReportInvalid():
             decision = on_invalid_report(run, signal)
         case ActionsDone():
-            decision = Decision(_settled_actions(run, signal))
+            decision = Decision(_on_actions_done(run, signal))
         case CreateRefused(refusal=Refusal.BRAKE):
             decision = on_rate_limited(run, signal)
         case CreateRefused():
@@ -113,36 +117,37 @@ def decide(run: Run, signal: Signal, policy: Policy) -> Decision:
 
 
 def _on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
+    """Decide on the current attempt's job as SageMaker describes it."""
     attempt, job = run.current, seen.job
     if job.name != attempt.job_name or (attempt.created_at and job.created_at != attempt.created_at):
-        return Decision(_with_pool(run, job))  # an older attempt, or another job that took the name: not our concern
+        return Decision(_with_pool_status(run, job))  # an older attempt, or another job that reused the name
     if attempt.exists and not attempt.may_be_live:
-        return Decision(run)  # this end was judged already; a repeated or late event changes nothing
+        return Decision(run)  # its end was handled already: ignore repeated and late events
     run = without_pending(run, CreateJob)
-    noted = with_attempt(run, with_facts(attempt, job, seen.at))
-    if noted.current.self_repairs > attempt.self_repairs:
-        noted = with_sagemaker_restart(noted, seen.at)
+    updated = with_attempt(run, with_facts(attempt, job, seen.at))
+    if updated.current.self_repairs > attempt.self_repairs:
+        updated = with_sagemaker_restart(updated, seen.at)
     if attempt.number == 1 and run.cluster != job.cluster:
-        noted = replace(noted, cluster=job.cluster)
+        updated = replace(updated, cluster=job.cluster)
     if run.defined_metrics != job.defined_metrics:
-        noted = replace(noted, defined_metrics=job.defined_metrics)
+        updated = replace(updated, defined_metrics=job.defined_metrics)
     match job.status:
         case JobStatus.COMPLETED:
-            return _on_completed(noted, seen, policy)
+            return _on_completed(updated, seen, policy)
         case JobStatus.FAILED:
-            return on_failed_instead(noted, seen, policy) or on_failed(noted, seen, policy)
+            return on_failed_instead(updated, seen, policy) or on_failed(updated, seen, policy)
         case JobStatus.STOPPED:
-            return _on_stopped(noted, seen, policy)
+            return _on_stopped(updated, seen, policy)
         case JobStatus.IN_PROGRESS:
-            return _on_progress(noted, attempt, seen, policy)
+            return _on_progress(updated, attempt, seen, policy)
         case JobStatus.STOPPING | JobStatus.DELETING | JobStatus.UNKNOWN:
-            return Decision(noted)
+            return Decision(updated)
         case _ as unreachable:
             assert_never(unreachable)
 
 
 def _on_progress(run: Run, before: Attempt, seen: JobObserved, policy: Policy) -> Decision:
-    """The job lives: keep still, but for a stop that we are in the middle of."""
+    """Decide on a job that has not ended: act only to finish a stop that is under way."""
     if run.state is RunState.SAVING and run.stop and (saved := on_checkpoints(run, run.stop, seen.checkpoints or ())):
         return saved
     if run.state is RunState.STOPPING and not has_pending(run, StopJob):
@@ -153,15 +158,15 @@ def _on_progress(run: Run, before: Attempt, seen: JobObserved, policy: Policy) -
         reason = f"{format_drill(run)}attempt {run.current.number} trains: watching it"
         return Decision(run, reason=reason, finding="training")
     if run.state is RunState.WAITING:
-        # A launch of ours that we had given up on came to life after all: it is the one live attempt.
+        # A launch that Rerail had given up on was created after all: it is the one live attempt.
         run = replace(run, state=RunState.STARTING, wake_at=None)
         return Decision(run, reason=f"attempt {run.current.number} exists after all: waiting for it to train")
     if run.proposal and (answer := on_proposal(run, run.proposal, seen, policy)):
         return answer
     if run.current.self_repairs > before.self_repairs:
-        so_far = format_repairs(run.current.repairs)
+        repairs = format_repairs(run.current.repairs)
         reason = f"SageMaker itself restarts the job ({seen.job.secondary}): keeping still"
-        return Decision(run, reason=reason + (f"; so far: {so_far}" if so_far else ""), finding="self_repair")
+        return Decision(run, reason=reason + (f"; so far: {repairs}" if repairs else ""), finding="self_repair")
     if run.state is RunState.STARTING and (called_back := on_pending(run, seen, policy)):
         return called_back
     return _on_recovery(run, seen)
@@ -176,72 +181,84 @@ def _on_recovery(run: Run, seen: JobObserved) -> Decision:
     if newest <= find_proving_step(run, incident):
         return Decision(run)
     reason = f"recovered: attempt {run.current.number} committed a new checkpoint at step {newest}"
-    key, did, since = f"recovered-{incident.number}", "watching on", incident.happened_at
-    tell = make_notice(run, Severity.INFORM, "recovered", reason, key=key, did=did, since=since)
-    return Decision(with_incident_closed(run, reason, seen.at, mended=True), (tell,), reason, finding="recovered")
+    key, action_text, since = f"recovered-{incident.number}", "watching on", incident.happened_at
+    notice = make_notice(run, Severity.INFORM, "recovered", reason, key=key, did=action_text, since=since)
+    return Decision(with_incident_closed(run, reason, seen.at, mended=True), (notice,), reason, finding="recovered")
 
 
 def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
+    """End the run, unless an operator's rollback is under way: then relaunch."""
     if run.stop and run.stop.is_rollback:
-        # What it has come to is what the operator does not want.
+        # The operator rejected the result of these steps.
         what = f"attempt {run.current.number} completed while it was to be rolled back ({run.stop.reason})"
         return relaunch_now(run, seen, policy, what)
     run = with_incident_closed(with_end(run, RunState.COMPLETED), "the run completed", seen.at, mended=True)
     reason = f"attempt {run.current.number} completed: the run is done"
-    tell = make_notice(run, Severity.INFORM, "completed", reason, key="completed")
-    return Decision(run, (tell,), reason, finding="completed")
+    notice = make_notice(run, Severity.INFORM, "completed", reason, key="completed")
+    return Decision(run, (notice,), reason, finding="completed")
 
 
 def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:
-    """Ours, SageMaker's own clock, or a human: only a stop that we recorded before we called for it is ours."""
-    stopped = f"attempt {run.current.number}"
+    """Decide on a stopped job.
+
+    Rerail's own stops are recorded before the call, so any other stop is SageMaker's time limit or an operator's.
+    """
+    what = f"attempt {run.current.number}"
     if run.state is RunState.STOPPING and run.stop:
-        stopped += f" has stopped as asked ({run.stop.reason})"
+        what += f" has stopped as asked ({run.stop.reason})"
         if run.stop.then is AfterStop.RELAUNCH:
-            return relaunch_now(run, seen, policy, stopped)
-        return finish_stopped(run, seen, stopped)
-    if seen.job.secondary in TIME_RAN_OUT:
-        stopped += f" ran out of time ({seen.job.secondary})"
+            return relaunch_now(run, seen, policy, what)
+        return finish_stopped(run, seen, what)
+    if seen.job.secondary in TIMEOUT_STATUSES:
+        what += f" ran out of time ({seen.job.secondary})"
         if policy.on_max_runtime is OnMaxRuntime.RELAUNCH and may_act(run, policy):
-            return relaunch_now(run, seen, policy, stopped)
-        return finish_stopped(run, seen, f"{stopped}, and the policy ends there")
+            return relaunch_now(run, seen, policy, what)
+        return finish_stopped(run, seen, f"{what}, and the policy ends there")
     if seen.job.pending_ran_out:
-        return on_failed(run, replace(seen, job=replace(seen.job, failure_reason=PENDING_RAN_OUT)), policy)
-    return finish_stopped(run, seen, f"{stopped} was stopped by somebody else: never relaunched against a human")
+        return on_failed(run, replace(seen, job=replace(seen.job, failure_reason=PENDING_TIMEOUT_REASON)), policy)
+    return finish_stopped(run, seen, f"{what} was stopped by somebody else: never relaunched against a human")
 
 
 def _on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
-    if answer := on_expired(run, at=tick.at, policy=policy):
-        return answer
+    """Do what is due at this time: expired proposals, deferred stops, launches, and deadlines."""
+    if decision := on_expired(run, at=tick.at, policy=policy):
+        return decision
     if is_deferred_stop_due(run) and policy.mode is not Mode.PAUSE and run.current.status is not JobStatus.STOPPING:
         return stop_now(run, "the pause was lifted: stopping the job")
-    run = _without_ended_pools(run, tick.at)
+    run = _without_expired_releases(run, tick.at)
     if run.state is RunState.WAITING and run.wake_at and tick.at >= run.wake_at:
         pool = format_machines(run, tick.at)
-        run, gone = choose_resume_step_again(run, tick.checkpoints)
+        run, note = choose_resume_step_again(run, tick.checkpoints)
         run, actions = with_launch(run, tick.at, policy)
         attempt = run.current
-        start = f"{format_start(attempt.resumed_from_step)}{gone}"
+        start = f"{format_start(attempt.resumed_from_step)}{note}"
         return Decision(run, actions, f"the wait is over: creating {attempt.job_name} {start}{pool}")
     if run.state is RunState.SAVING and run.stop:
         return on_save_deadline(run, run.stop, tick.at)
     return on_restart_due(run, tick.at, policy) if run.state is RunState.RESTARTING else Decision(run)
 
 
-def _without_ended_pools(run: Run, at: datetime) -> Run:
-    """What has ended by itself need not be given back, and holds no launch back."""
-    past = [a for a in run.pending if isinstance(a, ReleaseWarmPool) and pools.has_ended(run, a, at)]
-    return replace(run, pending=tuple(a for a in run.pending if a not in past)) if past else run
+def _without_expired_releases(run: Run, at: datetime) -> Run:
+    """Return the run without pending releases of warm pools that have ended by themselves."""
+    expired = [
+        action for action in run.pending if isinstance(action, ReleaseWarmPool) and pools.has_ended(run, action, at)
+    ]
+    return replace(run, pending=tuple(action for action in run.pending if action not in expired)) if expired else run
 
 
-def _with_pool(run: Run, job: Job) -> Run:
-    """The run with what the job of an earlier attempt tells of the machines kept after it."""
-    attempts = tuple(replace(each, pool=job.pool) if _is_news(each, job) else each for each in run.attempts)
+def _with_pool_status(run: Run, job: Job) -> Run:
+    """Return the run with the warm pool's status that an earlier attempt's job reports."""
+    attempts = tuple(
+        replace(attempt, pool=job.pool) if _is_pool_change(attempt, job) else attempt for attempt in run.attempts
+    )
     return replace(run, attempts=attempts)
 
 
-def _is_news(attempt: Attempt, job: Job) -> bool:
-    """The seconds that are billed for a pool change all the time; what becomes of it is worth a record."""
+def _is_pool_change(attempt: Attempt, job: Job) -> bool:
+    """Return whether the job reports a change of its warm pool that is worth a record.
+
+    The billed seconds change all the time and do not count.
+    """
     before, now = attempt.pool, job.pool
     if (attempt.job_name, attempt.created_at) != (job.name, job.created_at):
         return False
@@ -249,28 +266,34 @@ def _is_news(attempt: Attempt, job: Job) -> bool:
 
 
 def _on_gone(run: Run, gone: JobGone) -> Decision:
+    """Hold the run if the current attempt's job no longer exists in SageMaker."""
     attempt = run.current
     if gone.job_name != attempt.job_name or not attempt.may_be_live or run.state.is_end:
         return Decision(run)
     if run.ledger.starts and gone.at - run.ledger.starts[-1] < NEW_JOB_GRACE:
-        return Decision(run)  # a job just created may not be visible everywhere yet
+        return Decision(run)  # describe calls are eventually consistent after a creation
     run = with_attempt(run, replace(attempt, status=JobStatus.STOPPED, ended_at=gone.at))
     what = f"SageMaker no longer knows {attempt.job_name}"
     todo = "find out who deleted it, then release the run"
     return hold_run(run, gone.at, what, because="its job is gone", todo=todo, runbook=Runbook.JOB_GONE)
 
 
-def _settled_actions(run: Run, done: ActionsDone) -> Run:
-    """What was carried out is owed no more; a job that was created exists from now on, a pool given back does not."""
+def _on_actions_done(run: Run, done: ActionsDone) -> Run:
+    """Return the run without the completed actions; a created job now exists, a released pool does not."""
     run = replace(run, pending=tuple(action for action in run.pending if action not in done.actions))
     released = {action.job_name for action in done.actions if isinstance(action, ReleaseWarmPool)}
-    run = replace(run, attempts=tuple(_given_back(a) if a.job_name in released else a for a in run.attempts))
+    run = replace(
+        run,
+        attempts=tuple(
+            _with_pool_released(attempt) if attempt.job_name in released else attempt for attempt in run.attempts
+        ),
+    )
     if make_create_job(run) in done.actions and not run.current.exists:
         run = with_attempt(run, replace(run.current, status=JobStatus.IN_PROGRESS, secondary="Starting"))
     return run
 
 
-def _given_back(attempt: Attempt) -> Attempt:
-    """The attempt without the machines that were kept after it."""
-    billed = attempt.pool.billed_s if attempt.pool else 0
-    return replace(attempt, pool=WarmPool(pools.GIVEN_BACK, billed))
+def _with_pool_released(attempt: Attempt) -> Attempt:
+    """Return the attempt with its warm pool marked as released."""
+    billed_s = attempt.pool.billed_s if attempt.pool else 0
+    return replace(attempt, pool=WarmPool(pools.GIVEN_BACK, billed_s))

@@ -1,4 +1,4 @@
-"""What waits although it was decided: launches that the gate keeps back, stops that a pause puts off."""
+"""Defer what was decided but may not be done yet: launches that fail a check, and stops during a pause."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -27,50 +27,59 @@ from rerail.model.signals import CreateRefused, Paused
 
 
 def with_deferrals(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
-    """The decision as it may be carried out now, and what keeps the rest of it waiting, said once."""
-    decision = _stops_put_off(before, decision, at=at, policy=policy)
-    decision = _launch_kept_back(before, decision, at=at, policy=policy)
-    decision = replace(decision, run=_without_stale_waits(decision.run))
+    """Return the part of the decision that may be carried out now; what defers the rest is reported once."""
+    decision = _defer_stops(before, decision, at=at, policy=policy)
+    decision = _defer_launch(before, decision, at=at, policy=policy)
+    decision = replace(decision, run=_without_stale_deferrals(decision.run))
     if needs_a_proposal(decision.run, policy):
-        decided, happened = _happened(decision)
-        asked = propose_launch(decision.run, decision.reason, happened, at=at, policy=policy)
-        return replace(decided, run=asked.run, actions=(*decided.actions, *asked.actions), reason=asked.reason)
-    return _priced(decision, policy)
+        shortened, happened = _split_event(decision)
+        proposed = propose_launch(decision.run, decision.reason, happened, at=at, policy=policy)
+        return replace(
+            shortened, run=proposed.run, actions=(*shortened.actions, *proposed.actions), reason=proposed.reason
+        )
+    return _with_price_check(decision, policy)
 
 
-def _happened(decision: Decision) -> tuple[Decision, str]:
-    """The decision without what it tells of a launch that does not go ahead, and what has happened: one message says
-    that, and what is asked instead."""
-    said = [a for a in decision.actions if isinstance(a, Notify) and a.severity is Severity.INFORM]
-    actions = tuple(action for action in decision.actions if action not in said)
-    return replace(decision, actions=actions), said[0].body if said else decision.reason
+def _split_event(decision: Decision) -> tuple[Decision, str]:
+    """Return the decision without its informing notices, and what happened.
+
+    One message then reports both the event and what becomes of the launch.
+    """
+    notices = [
+        action for action in decision.actions if isinstance(action, Notify) and action.severity is Severity.INFORM
+    ]
+    actions = tuple(action for action in decision.actions if action not in notices)
+    return replace(decision, actions=actions), notices[0].body if notices else decision.reason
 
 
 def on_paused(run: Run, paused: Paused) -> Decision:
-    """Take back a stop that was recorded and not called: until it is, a stop of this job is somebody else's."""
+    """Withdraw a stop that was recorded but not called yet.
+
+    Until Rerail calls it, a stop of this job is not Rerail's.
+    """
     if not has_pending(run, StopJob) or run.stop is None:
         return Decision(run)
     what = "is called off" if run.stop.drill else "waits"
     reason = f"{PAUSED}: the stop ({run.stop.reason}) {what}, the job goes on"
-    return Decision(_put_off(without_pending(run, StopJob), paused.at), reason=reason)
+    return Decision(_with_stop_deferred(without_pending(run, StopJob), paused.at), reason=reason)
 
 
 def on_rate_limited(run: Run, refused: CreateRefused) -> Decision:
-    """Too many relaunches of the account in a short time: this one waits, and on-call is paged once."""
+    """Defer the launch while the account's rate limit on relaunches is reached; page on-call once."""
     if run.state is not RunState.STARTING or refused.action.job_name != run.current.job_name or run.current.exists:
         return Decision(run)
     run = without_pending(run, CreateJob)
-    ledger = replace(run.ledger, starts=run.ledger.starts[:-1])  # what never began is no start
-    again = refused.until or refused.at
-    run = replace(run, state=RunState.WAITING, wake_at=again, kept_back=BRAKE, ledger=ledger)
-    reason = f"{run.current.job_name} waits {format_duration(again - refused.at)}: {refused.message}"
+    ledger = replace(run.ledger, starts=run.ledger.starts[:-1])  # the launch did not happen
+    retry_at = refused.until or refused.at
+    run = replace(run, state=RunState.WAITING, wake_at=retry_at, kept_back=BRAKE, ledger=ledger)
+    reason = f"{run.current.job_name} waits {format_duration(retry_at - refused.at)}: {refused.message}"
     if refused.paged_at is None:
         return Decision(run, reason=reason, finding="brake")
     key = f"rerail/brake-{refused.paged_at:%Y%m%dT%H%M%S}"
     if key in run.warnings:
         return Decision(run, reason=reason, finding="brake")
     run = with_warnings(run, key)
-    tell = Notify(
+    notice = Notify(
         severity=Severity.PAGE,
         title="relaunches are held back: something bigger is wrong than one run",
         body=reason,
@@ -81,111 +90,113 @@ def on_rate_limited(run: Run, refused: CreateRefused) -> Decision:
         since=refused.at,
         until=ClearedBy.LAUNCHED,
     )
-    return Decision(run, (tell,), reason, finding="brake")
+    return Decision(run, (notice,), reason, finding="brake")
 
 
 def is_deferred_stop_due(run: Run) -> bool:
-    """A stop that a pause had put off can be called now."""
+    """Return whether a stop that was deferred by a pause is still to be called."""
     return run.state is RunState.SAVING and run.stop is not None and run.stop.put_off
 
 
-def _stops_put_off(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
-    """While Rerail is paused no stop is called for; one that was called already stays ours."""
+def _defer_stops(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
+    """Remove new stops from the decision while Rerail is paused; a stop that was called stays Rerail's."""
     if policy.mode is not Mode.PAUSE or not any(isinstance(action, StopJob) for action in decision.actions):
         return decision
     actions = tuple(action for action in decision.actions if not isinstance(action, StopJob))
     if before.state is RunState.STOPPING and not has_pending(before, StopJob):
         return Decision(replace(decision.run, state=RunState.STOPPING), actions)
-    run = _put_off(decision.run, at)
+    run = _with_stop_deferred(decision.run, at)
     if run == before:
         return Decision(run, actions)
     return replace(decision, run=run, actions=actions, reason=f"{decision.reason}; not yet: {PAUSED}")
 
 
-def _put_off(run: Run, at: datetime) -> Run:
-    """As if it were still being saved: a stop seen in this state is not ours."""
+def _with_stop_deferred(run: Run, at: datetime) -> Run:
+    """Return the run in the state SAVING: a stop that is seen in this state is not Rerail's."""
     assert run.stop is not None
-    if run.stop.drill:  # nothing is wrong, and whoever asked for it waits no longer
+    if run.stop.drill:  # nothing is wrong, so a drill is dropped rather than deferred
         return replace(run, state=RunState.WATCHING, stop=None)
     deadline = min(run.stop.deadline, at)
     return replace(run, state=RunState.SAVING, stop=replace(run.stop, put_off=True, deadline=deadline, answer_by=None))
 
 
-def _launch_kept_back(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
+def _defer_launch(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
+    """Report why the launch is deferred, once for each obstacle."""
     run = decision.run
     if run.state is not RunState.WAITING or not run.kept_back or run.kept_back == BRAKE:
         return decision
     if run == before:
-        return Decision(run)  # said already
+        return Decision(run)  # reported already
     if run.kept_back == before.kept_back and run.current.job_name == before.current.job_name:
         return decision
-    found = find_obstacle(run, at, policy)
-    return decision if found is None else _told(decision, found, at=at)
+    obstacle = find_obstacle(run, at, policy)
+    return decision if obstacle is None else _with_obstacle(decision, obstacle, at=at)
 
 
-def _told(decision: Decision, found: Obstacle, *, at: datetime) -> Decision:
-    run, reason = decision.run, f"{decision.reason}; not yet: {found.why}" if decision.reason else found.why
-    if found.means is Consequence.HOLD:
-        decided, happened = _happened(decision)
+def _with_obstacle(decision: Decision, obstacle: Obstacle, *, at: datetime) -> Decision:
+    """Return the decision after a failed launch check: hold the run, end it, or report that it waits."""
+    run, reason = decision.run, f"{decision.reason}; not yet: {obstacle.why}" if decision.reason else obstacle.why
+    if obstacle.means is Consequence.HOLD:
+        shortened, happened = _split_event(decision)
         stopped = hold_run(
             run,
             at,
             f"{reason}; held",
-            because=found.why,
-            happened=f"{happened}; held: {found.why}" if happened else found.why,
-            todo=found.advice,
-            runbook=found.runbook,
+            because=obstacle.why,
+            happened=f"{happened}; held: {obstacle.why}" if happened else obstacle.why,
+            todo=obstacle.advice,
+            runbook=obstacle.runbook,
         )
-        return replace(stopped, actions=(*decided.actions, *stopped.actions), finding=decision.finding)
+        return replace(stopped, actions=(*shortened.actions, *stopped.actions), finding=decision.finding)
     number = run.current.number
-    if found.means is Consequence.END:
+    if obstacle.means is Consequence.END:
         run = with_incident_closed(with_end(run, RunState.STOPPED), "the run was stopped", at)
-        tell = make_notice(
+        notice = make_notice(
             run,
             Severity.INFORM,
             "stopped",
-            found.why,
+            obstacle.why,
             key=f"spent-{number}",
-            runbook=found.runbook,
+            runbook=obstacle.runbook,
             did="the run ends here",
-            todo=format_instruction(found.advice),
+            todo=format_instruction(obstacle.advice),
         )
-        reason = f"{reason}: the run ends here. To do: {found.advice}"
-        return replace(decision, run=run, actions=(*decision.actions, *pools.make_release(run), tell), reason=reason)
-    if found.check == APPROVAL:
-        return replace(decision, reason=reason)  # the proposal says it
-    tell = make_notice(
+        reason = f"{reason}: the run ends here. To do: {obstacle.advice}"
+        return replace(decision, run=run, actions=(*decision.actions, *pools.make_release(run), notice), reason=reason)
+    if obstacle.check == APPROVAL:
+        return replace(decision, reason=reason)  # the proposal reports it
+    notice = make_notice(
         run,
         Severity.INFORM,
         "waits",
-        found.why,
+        obstacle.why,
         key=f"waits-{number}",
-        runbook=found.runbook,
+        runbook=obstacle.runbook,
         did="nothing yet: it is launched when that is over",
-        todo=format_instruction(found.advice),
+        todo=format_instruction(obstacle.advice),
     )
-    return replace(decision, actions=(*decision.actions, tell), reason=reason)
+    return replace(decision, actions=(*decision.actions, notice), reason=reason)
 
 
-def _without_stale_waits(run: Run) -> Run:
-    """Nothing is kept back, or proposed, that is not waited for any more."""
+def _without_stale_deferrals(run: Run) -> Run:
+    """Return the run without a deferral or proposal that no longer applies."""
     if run.kept_back and run.state is not RunState.WAITING:
         run = replace(run, kept_back="")
     return run if run.proposal is None or is_still_valid(run) else replace(run, proposal=None)
 
 
-def _priced(decision: Decision, policy: Policy) -> Decision:
-    """Say once that a cap on money cannot be kept, where nobody has said what the machines cost."""
+def _with_price_check(decision: Decision, policy: Policy) -> Decision:
+    """Report once that a cost cap cannot be enforced because the machines' price is unknown."""
     run = decision.run
     capped = policy.limits.run_dollars or policy.limits.incident_dollars
     if not capped or not any(isinstance(action, CreateJob) for action in decision.actions):
         return decision
-    kind = find_unpriced_type(run, policy.prices)
-    key = f"unpriced-{kind}"
-    if not kind or key in run.warnings:
+    instance_type = find_unpriced_type(run, policy.prices)
+    key = f"unpriced-{instance_type}"
+    if not instance_type or key in run.warnings:
         return decision
-    why = f"the price of a machine {kind} is not known: the caps on money cannot be kept"
+    why = f"the price of a machine {instance_type} is not known: the caps on money cannot be kept"
     todo = "Name it in the policy's [prices]"
-    tell = make_notice(run, Severity.INFORM, "no cap on money", why, key=key, runbook=Runbook.MONEY_SPENT, todo=todo)
+    notice = make_notice(run, Severity.INFORM, "no cap on money", why, key=key, runbook=Runbook.MONEY_SPENT, todo=todo)
     run = with_warnings(run, key)
-    return replace(decision, run=run, actions=(*decision.actions, tell), reason=f"{decision.reason}; {why}")
+    return replace(decision, run=run, actions=(*decision.actions, notice), reason=f"{decision.reason}; {why}")

@@ -1,8 +1,9 @@
-"""A restart drill: nothing is wrong, and the run is stopped and relaunched to prove that it can be.
+"""Restart drills: stop and relaunch a healthy run to prove that it can be resumed.
 
-Two wishes, each of them harmless alone: to save now and go on, and later to stop at once and relaunch from that save.
-Whoever asks lets the job train some steps in between, has them trained twice, and compares. How many steps those are is
-not the supervisor's business: it sees no single step. Nothing is charged, labelled or set aside."""
+The two commands are harmless alone: one saves a checkpoint and goes on, the other stops at once and relaunches from it.
+The caller lets the job train some steps in between, has them trained twice, and compares. The supervisor does not see
+single steps, so it does not know their number. Nothing is charged, labelled or quarantined.
+"""
 
 from dataclasses import replace
 
@@ -25,22 +26,26 @@ from rerail.model.signals import OperatorCommand
 
 
 def on_save(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
-    """Have the agent save; the job goes on."""
-    if refusal := _not_training(run):
+    """Have the agent save a checkpoint; the job goes on."""
+    if refusal := _find_state_refusal(run):
         return Decision(run, reason=f"{said}, but {refusal}")
     if not run.current.agent:
         return Decision(run, reason=f"{said}, but no agent works in the job: nobody can be asked")
     deadline = command.at + policy.save.deadline
-    wish = make_command(run, CommandKind.CHECKPOINT, at=command.at, deadline=deadline, reason=said)
+    checkpoint_command = make_command(run, CommandKind.CHECKPOINT, at=command.at, deadline=deadline, reason=said)
     return Decision(
-        without_pending(run, PostCommand), (PostCommand(wish),), f"{said}: asking the agent to save, the job goes on"
+        without_pending(run, PostCommand),
+        (PostCommand(checkpoint_command),),
+        f"{said}: asking the agent to save, the job goes on",
     )
 
 
 def on_drill(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
-    """Stop the job at once and relaunch it: from the step that was named where an agent takes it up, else from the
-    newest that the script finds."""
-    if refusal := _not_training(run) or _not_possible(run, command, policy):
+    """Stop the job at once and relaunch it.
+
+    It resumes from the named step if it has an agent, else from the newest checkpoint that the script finds.
+    """
+    if refusal := _find_state_refusal(run) or _find_drill_refusal(run, command, policy):
         return Decision(run, reason=f"{said}, but {refusal}")
     step = command.step if run.current.agent else None
     stop = PlannedStop(
@@ -57,23 +62,23 @@ def on_drill(run: Run, command: OperatorCommand, policy: Policy, said: str) -> D
 
 
 def with_drill_done(run: Run) -> Run:
-    """The run whose job trains again: a start that was a drill counts towards no restart storm."""
+    """Return the run whose job trains again: the start of a drill does not count towards a restart storm."""
     if not run.current.drill:
         return run
     return replace(run, ledger=replace(run.ledger, starts=run.ledger.starts[:-1]))
 
 
 def format_drill(run: Run) -> str:
-    """That it was one, and how long it took: to be put before a reason."""
-    before = run.attempts[-2] if run.current.drill and len(run.attempts) > 1 else None
-    if before is None or before.ended_at is None:
+    """Return that the launch was a drill and how long it took, as a prefix for a reason; else an empty string."""
+    previous = run.attempts[-2] if run.current.drill and len(run.attempts) > 1 else None
+    if previous is None or previous.ended_at is None:
         return ""
-    at = run.current.training_started_at or before.ended_at
-    return f"restart drill, {format_duration(max(at - before.ended_at, at - at))} after its job had ended: "
+    at = run.current.training_started_at or previous.ended_at
+    return f"restart drill, {format_duration(max(at - previous.ended_at, at - at))} after its job had ended: "
 
 
-def _not_training(run: Run) -> str:
-    """Why the run is in no state for it, and what to do; "" where it is."""
+def _find_state_refusal(run: Run) -> str:
+    """Return why the run is not in a state for it and what to do, or an empty string."""
     if run.state is RunState.HELD:
         return f"the run is held: `rerail release {run.id}` first"
     attempt = run.current
@@ -83,13 +88,18 @@ def _not_training(run: Run) -> str:
     return f"the run does not train ({run.state}): say it again when it does"
 
 
-def _not_possible(run: Run, command: OperatorCommand, policy: Policy) -> str:
+def _find_drill_refusal(run: Run, command: OperatorCommand, policy: Policy) -> str:
+    """Return why a drill is not possible and what to do, or an empty string."""
     if policy.mode is Mode.PAUSE:
         return f"{PAUSED}: repeat the command after `rerail resume`"
     if run.proposal:
         return f"{run.proposal.id} waits for an answer: `rerail show {run.id}` tells which"
-    clean = [each.step for each in command.checkpoints or () if each.is_whole and each.health is Health.CLEAN]
-    if run.current.agent and command.step is not None and command.step not in clean:
+    clean_steps = [
+        checkpoint.step
+        for checkpoint in command.checkpoints or ()
+        if checkpoint.is_whole and checkpoint.health is Health.CLEAN
+    ]
+    if run.current.agent and command.step is not None and command.step not in clean_steps:
         return f"no clean checkpoint of step {command.step} is there: `rerail checkpoints {run.id}` lists what there is"
     if choose_resume_step(command.checkpoints) is None:
         return "nothing is saved that it could be relaunched from"

@@ -1,6 +1,6 @@
-"""A planned stop saves first: the agent is asked, heard and waited for, as long as it is worth it.
+"""Emergency checkpoints: before a planned stop, have the agent save a checkpoint and wait for it up to a deadline.
 
-Without an agent the next checkpoint that the script saves of its own accord is waited for, where it is worth anything.
+Without an agent, wait for the script's next checkpoint where that is worth it.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from rerail.model.signals import AgentReported
 
 
 def checkpoint_then_stop(run: Run, stop: PlannedStop, policy: Policy, reason: str, *tells: Notify) -> Decision:
-    """Stop the job once its state is saved; at once, where nobody can be asked and nothing is worth waiting for."""
+    """Stop the job once its state is saved, or at once where there is nothing to wait for."""
     run = replace(without_pending(run, StopJob, PostCommand), state=RunState.SAVING, stop=stop)
     if run.current.agent:
-        return _asked(run, stop, policy, reason, tells)
+        return _request_checkpoint(run, stop, policy, reason, tells)
     if stop.is_tainted or not run.checkpoint_uri:
         nowhere = "" if run.checkpoint_uri else ": the job has no checkpoints to wait for, stopping it"
         decision = stop_now(run, f"{reason}{nowhere}")
@@ -30,59 +30,66 @@ def checkpoint_then_stop(run: Run, stop: PlannedStop, policy: Policy, reason: st
     return Decision(run, tells, f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job")
 
 
-def _asked(run: Run, stop: PlannedStop, policy: Policy, reason: str, tells: tuple[Notify, ...]) -> Decision:
+def _request_checkpoint(
+    run: Run, stop: PlannedStop, policy: Policy, reason: str, tells: tuple[Notify, ...]
+) -> Decision:
+    """Send the agent the command to save, and wait for its answer."""
     at = stop.asked_at
     command = make_command(run, CommandKind.CHECKPOINT, at=at, deadline=stop.deadline, reason=stop.reason)
-    asked = replace(stop, command_id=command.id, answer_by=min(at + policy.save.answer, stop.deadline))
+    requested = replace(stop, command_id=command.id, answer_by=min(at + policy.save.answer, stop.deadline))
     actions: tuple[Action | Notify, ...] = (PostCommand(command), *tells)
     wait = format_duration(stop.deadline - at)
     reason = f"{reason}: asking the agent to save first, then stopping the job, after {wait} at the latest"
-    return Decision(replace(run, stop=asked), actions, reason)
+    return Decision(replace(run, stop=requested), actions, reason)
 
 
 def on_checkpoints(run: Run, stop: PlannedStop, checkpoints: Sequence[Checkpoint]) -> Decision | None:
-    """Stop the job if what is waited for lies in S3 now.
+    """Stop the job if the awaited checkpoint is in S3 now.
 
-    While the agent is expected to answer, only its own checkpoint will do: the script's own may be some steps older."""
-    answer = next((c for c in checkpoints if c.is_whole and _answers(stop, c)), None)
-    if answer:
-        return stop_now(run, f"{_the_save(answer.step)} is committed: stopping the job")
+    While an answer of the agent is expected, only its own checkpoint counts: the script's own may be some steps older.
+    """
+    requested = next((c for c in checkpoints if c.is_whole and _is_requested(stop, c)), None)
+    if requested:
+        return stop_now(run, f"{_format_checkpoint(requested.step)} is committed: stopping the job")
     newest = newest_usable(checkpoints)
-    if _expects_the_agent(stop) or newest is None or newest.saved_at <= stop.asked_at:
+    if _awaits_agent(stop) or newest is None or newest.saved_at <= stop.asked_at:
         return None
     return stop_now(run, f"the checkpoint of step {newest.step} is newer than the wish to stop: stopping the job")
 
 
-def _answers(stop: PlannedStop, checkpoint: Checkpoint) -> bool:
-    """The one that was reported, or one saved for the reason for which nobody else saves: the report may be lost.
+def _is_requested(stop: PlannedStop, checkpoint: Checkpoint) -> bool:
+    """Return whether the checkpoint is the one that was requested.
 
-    It may well be suspect, where the state was: then it is evidence, and the wait is over all the same."""
-    asked = bool(stop.command_id) and checkpoint.reason == EMERGENCY and checkpoint.saved_at > stop.asked_at
-    return asked or checkpoint.step == stop.committed_step
+    The agent's report may be lost, so an emergency checkpoint newer than the request also counts. It may be suspect: it
+    ends the wait all the same.
+    """
+    is_emergency = bool(stop.command_id) and checkpoint.reason == EMERGENCY and checkpoint.saved_at > stop.asked_at
+    return is_emergency or checkpoint.step == stop.committed_step
 
 
-def _expects_the_agent(stop: PlannedStop) -> bool:
+def _awaits_agent(stop: PlannedStop) -> bool:
+    """Return whether the agent has acknowledged the command or still has time to."""
     return stop.heard_at is not None or stop.answer_by is not None
 
 
 def on_save_deadline(run: Run, stop: PlannedStop, at: datetime) -> Decision:
-    """Each leg of the wait has its end: the agent has to hear of it soon, and the whole of it ends at the deadline."""
+    """Stop the job once the deadline for its checkpoint has passed, or the agent has not answered in time."""
     if run.current.status is JobStatus.STOPPING:
-        return Decision(run)  # somebody else stops it: to call that ours would relaunch against a human
+        return Decision(run)  # not Rerail's stop: relaunching would override an operator
     if at >= stop.deadline:
         return stop_now(run, "no newer checkpoint came before the deadline: stopping the job all the same")
     if stop.heard_at or stop.answer_by is None or at < stop.answer_by:
         return Decision(run)
-    silent = f"the agent has not answered within {format_duration(stop.answer_by - stop.asked_at)}"
+    what = f"the agent has not answered within {format_duration(stop.answer_by - stop.asked_at)}"
     if stop.is_tainted or not run.checkpoint_uri:
-        return stop_now(run, f"{silent}: stopping the job, there is no other checkpoint to wait for")
+        return stop_now(run, f"{what}: stopping the job, there is no other checkpoint to wait for")
     run = replace(run, stop=replace(stop, answer_by=None))
     wait = format_duration(stop.deadline - at)
-    return Decision(run, reason=f"{silent}: waiting up to {wait} more for a checkpoint of the script's own")
+    return Decision(run, reason=f"{what}: waiting up to {wait} more for a checkpoint of the script's own")
 
 
 def on_agent_answer(run: Run, reported: AgentReported) -> Decision:
-    """What the agent says to our wish; said twice, late or to another wish it changes nothing."""
+    """Act on the agent's answer to the current command; repeated, late and other answers change nothing."""
     report, stop = reported.report, run.stop
     if run.state is not RunState.SAVING or stop is None or not stop.command_id or report.command != stop.command_id:
         return Decision(run)
@@ -100,20 +107,21 @@ def on_agent_answer(run: Run, reported: AgentReported) -> Decision:
 
 
 def _on_committed(run: Run, stop: PlannedStop, reported: AgentReported) -> Decision:
-    """Where it survives the machine, or nobody will resume from it, it need not be looked for."""
-    step, what = reported.report.step, _the_save(reported.report.step)
-    known = replace(stop, heard_at=stop.heard_at or reported.at, answer_by=None, committed_step=step)
+    """Stop the job if the checkpoint survives the machine or will not be resumed from; else wait for it in S3."""
+    step, what = reported.report.step, _format_checkpoint(reported.report.step)
+    updated = replace(stop, heard_at=stop.heard_at or reported.at, answer_by=None, committed_step=step)
     if reported.report.durability is Durability.REMOTE:
-        return stop_now(replace(run, stop=known), f"{what} is committed: stopping the job")
+        return stop_now(replace(run, stop=updated), f"{what} is committed: stopping the job")
     if stop.is_tainted or not run.checkpoint_uri:
         return stop_now(run, f"{what} is committed, and nobody will resume from it: stopping the job")
-    run = replace(run, stop=known)
-    if decision := on_checkpoints(run, known, reported.checkpoints or ()):
+    run = replace(run, stop=updated)
+    if decision := on_checkpoints(run, updated, reported.checkpoints or ()):
         return decision
-    if known == stop:
+    if updated == stop:
         return Decision(run)
     return Decision(run, reason=f"{what} is committed on the machine: stopping the job once all of it is in S3")
 
 
-def _the_save(step: int | None) -> str:
+def _format_checkpoint(step: int | None) -> str:
+    """Return the emergency checkpoint and its step, if known, in words."""
     return "the emergency checkpoint" + (f" of step {step}" if step is not None else "")

@@ -1,4 +1,4 @@
-"""Other machines where there is no capacity: which come next, in the policy's order, each once while the wait lasts."""
+"""Choose fall-back machines when there is no capacity: in the policy's order, each once during a wait."""
 
 import re
 from collections.abc import Iterator
@@ -18,53 +18,61 @@ QUOTA = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A quota of the account by its name, the instances that it allows, and those that the job needs."""
+    """A service quota of the account that is too small for the job."""
 
-    name: str
-    limit: int
-    needed: int
+    name: str  # as SageMaker's message names it
+    limit: int  # instances that it allows
+    needed: int  # instances that the job needs
 
     def __str__(self) -> str:
         return f"the quota '{self.name}' is {self.limit}, and the job needs {self.needed}"
 
 
 def find_missing_quota(refusal: str) -> Quota | None:
-    """The quota in SageMaker's words that is too small for the job even if nothing else runs: waiting does not mend
-    it."""
-    found = QUOTA.search(refusal)
-    if not found:
+    """Return the quota that SageMaker's refusal names if it is too small for the job alone, or None.
+
+    Waiting cannot resolve such a refusal.
+    """
+    match = QUOTA.search(refusal)
+    if not match:
         return None
-    quota = Quota(found["name"], int(found["limit"]), int(found["needed"]))
+    quota = Quota(match["name"], int(match["limit"]), int(match["needed"]))
     return quota if quota.limit < quota.needed else None
 
 
 def list_untried(run: Run, policy: Policy) -> tuple[Machines, ...]:
-    """The policy's fall-backs that fit the run and were not tried since capacity was missed first, in its order."""
-    gone = {*run.ledger.fallbacks, *_names(run.current.machines)}
-    return tuple(each for each in _listed(policy) if _suits(run, each) and format_instance_types(each) not in gone)
+    """Return the policy's fall-backs that fit the run and were not tried during this wait, in order."""
+    tried = {*run.ledger.fallbacks, *_names(run.current.machines)}
+    return tuple(
+        machines
+        for machines in _list_fallbacks(policy)
+        if _is_suitable(run, machines) and format_instance_types(machines) not in tried
+    )
 
 
 def format_unsuitable(run: Run, policy: Policy) -> str:
-    """Why fall-backs of the policy are not used for this run, in words, or nothing."""
-    reasons = (find_misfit(run.cluster, each) for each in _listed(policy))
+    """Return why fall-backs of the policy do not fit this run, or an empty string."""
+    reasons = (find_misfit(run.cluster, machines) for machines in _list_fallbacks(policy))
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
 def with_machines(run: Run, machines: Machines | None) -> Run:
-    """The run with its next launch on these machines, None being its request's own. What it leaves for want of capacity
-    and what it goes to both count as tried."""
+    """Return the run whose next launch uses these machines; None: those of its own request.
+
+    Both the machines that it leaves and those that it goes to count as tried.
+    """
     names = (*run.ledger.fallbacks, *_names(run.current.machines), *_names(machines))
     ledger = replace(run.ledger, fallbacks=tuple(dict.fromkeys(names)))
     attempt = replace(run.current, machines=machines)
     return replace(run, ledger=ledger, attempts=(*run.attempts[:-1], attempt))
 
 
-def _suits(run: Run, machines: Machines) -> bool:
-    """They are others than the run's own, and the run fits them."""
+def _is_suitable(run: Run, machines: Machines) -> bool:
+    """Return whether the machines differ from the run's own and fit the run."""
     return run.cluster.on(machines) != run.cluster and not find_misfit(run.cluster, machines)
 
 
-def _listed(policy: Policy) -> Iterator[Machines]:
+def _list_fallbacks(policy: Policy) -> Iterator[Machines]:
     return (read_fallback(text) for text in policy.capacity.fallbacks)
 
 

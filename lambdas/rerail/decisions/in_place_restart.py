@@ -1,6 +1,8 @@
-"""Restart in place: what no other machine is needed for is mended within the job, by an order to its init.
+"""In-place restart: the container's init restarts the training processes inside the running job.
 
-It is the first rung for a failure; a relaunch is the next one, where the order cannot be obeyed or has not helped."""
+It is the first remedy for failures that need no other machine. A relaunch follows where the init cannot do it or it has
+not helped.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,26 +33,28 @@ from rerail.model.policy import Mode, Policy
 from rerail.model.run import AfterStop, Incident, InPlaceRestart, JobStatus, PlannedStop, Run, RunState
 from rerail.model.signals import AgentReported, JobObserved
 
-# What says nothing against the machines.
+# Causes for which the machines are not at fault.
 IN_PLACE = (Cause.DIVERGED, Cause.USER_CODE, Cause.DATA)
-# What a rank says whose peer on another machine is gone: the peer's own init knows more.
-OF_PEERS = (Cause.INFRASTRUCTURE, Cause.HANG)
-LIVE = (RunState.WATCHING, RunState.STARTING)
+# What a rank reports after its peer on another machine died: the peer's own init reports the real cause.
+PEER_FAILURE_CAUSES = (Cause.INFRASTRUCTURE, Cause.HANG)
+LIVE_STATES = (RunState.WATCHING, RunState.STARTING)
 
 
 @dataclass(frozen=True, slots=True)
 class RestartTarget:
-    """What the training processes shall begin with; `resume_step` None is the newest checkpoint that they find, 0 the
-    start. `before_step` is the onset of what went wrong, if the run goes back to before that."""
+    """The state in which the training processes are restarted."""
 
-    resume_step: int | None = None
-    before_step: int | None = None
-    skip_samples: str = ""
-    rate: float = 1.0
+    resume_step: int | None = None  # None: the newest checkpoint that they find; 0: from the start
+    before_step: int | None = None  # the onset of the trouble if the run is rolled back to before it
+    skip_samples: str = ""  # ranges of sample ids
+    rate: float = 1.0  # factor on the learning-rate schedule
 
 
 def choose_target(run: Run, failure: Failure, before_step: int | None) -> RestartTarget:
-    """Back to the newest clean checkpoint older than the onset; on a file system that only the job sees, to any."""
+    """Return where to restart: at the failure's resume step, or from the start without one.
+
+    On a file system that only the job can read, any checkpoint before the onset will do.
+    """
     step = failure.resume_step or 0
     if failure.resume_step is None and not run.checkpoint_uri and before_step is not None:
         step = max(0, before_step - 1)
@@ -58,7 +62,7 @@ def choose_target(run: Run, failure: Failure, before_step: int | None) -> Restar
 
 
 def find_obstacle(run: Run, failure: Failure, aim: RestartTarget, policy: Policy) -> str:
-    """Why the training processes cannot be restarted in place; nothing where they can."""
+    """Return why the training processes cannot be restarted in place, or an empty string."""
     orders, incident, cause = run.current.orders, run.open_incident, failure.diagnosis.cause
     if not policy.restart.in_place:
         return "the policy restarts nothing in place"
@@ -74,12 +78,12 @@ def find_obstacle(run: Run, failure: Failure, aim: RestartTarget, policy: Policy
         return ""  # there was progress since: it is another incident
     if orders[-1].failed:
         return f"the restart in place before this one came to nothing ({orders[-1].failed})"
-    asked = RestartTarget(orders[-1].resume_step, orders[-1].before_step, orders[-1].skip_samples, orders[-1].rate)
-    return "the same restart in place has not helped" if replace(asked, before_step=aim.before_step) == aim else ""
+    previous = RestartTarget(orders[-1].resume_step, orders[-1].before_step, orders[-1].skip_samples, orders[-1].rate)
+    return "the same restart in place has not helped" if replace(previous, before_step=aim.before_step) == aim else ""
 
 
 def can_restart(run: Run) -> bool:
-    """The attempt's agent has said that an init of ours is there to obey."""
+    """Return whether the attempt's agent has reported that a Rerail init can restart the processes."""
     return Ability.RESTART in run.current.abilities
 
 
@@ -93,12 +97,12 @@ def restart(
     kind: str,
     began: datetime | None = None,
 ) -> Decision:
-    """Order the restart. The failure is charged already; to be called only where there is no obstacle."""
+    """Order the restart. The failure must be charged already, and there must be no obstacle."""
     number = 1 + max((order.number for order in run.current.orders), default=0)
     start = format_start(aim.resume_step or None) if aim.resume_step is not None else "from the newest checkpoint"
     did = f"restarting the training processes in place, {start} (restart {number} of this attempt)"
     reason = f"{what}; {did}"
-    run = _marked(
+    run = _with_rollback_noted(
         with_incident(run, failure, reason, ("restart",), kind=kind, onset_step=aim.before_step, began=began), aim
     )
     deadline = failure.at + policy.restart.deadline
@@ -126,12 +130,12 @@ def restart(
     attempt = replace(run.current, orders=(*run.current.orders, order), skip_samples=aim.skip_samples, rate=aim.rate)
     run = replace(with_attempt(without_pending(run, PostCommand), attempt), state=RunState.RESTARTING)
     key = f"restart-{attempt.number}-{number}"
-    tell = make_notice(run, Severity.INFORM, f"{kind}: restarting in place", what, key=key, did=did, since=began)
-    return Decision(run, (PostCommand(command), tell), reason)
+    notice = make_notice(run, Severity.INFORM, f"{kind}: restarting in place", what, key=key, did=did, since=began)
+    return Decision(run, (PostCommand(command), notice), reason)
 
 
-def _marked(run: Run, aim: RestartTarget) -> Run:
-    """The run whose incident knows what is rolled back: what this attempt saved since the onset, until now."""
+def _with_rollback_noted(run: Run, aim: RestartTarget) -> Run:
+    """Return the run whose open incident records that this attempt's checkpoints since the onset are rolled back."""
     incident = run.open_incident
     if incident is None or aim.before_step is None:
         return run
@@ -149,15 +153,19 @@ def _marked(run: Run, aim: RestartTarget) -> Run:
 
 
 def _with_incident(run: Run, incident: Incident) -> Run:
+    """Return the run with its newest incident replaced."""
     return replace(run, incidents=(*run.incidents[:-1], incident))
 
 
-# What is heard of it
+# Reports about a restart
 
 
 def is_saved_since_restart(run: Run, incident: Incident, checkpoint: Checkpoint) -> bool:
-    """By processes that were started after the incident: what the attempt has saved before is no progress. A script
-    that keeps manifests of its own does not say which processes saved it; there its time has to do."""
+    """Return whether the checkpoint was saved by processes that were started after the incident.
+
+    Earlier checkpoints of the same attempt are not progress. Without Rerail's manifests the time of the checkpoint
+    decides.
+    """
     order = find_newest_restart(run)
     if run.current.number != incident.attempt or order is None or checkpoint.restart > incident.restart:
         return True
@@ -167,28 +175,28 @@ def is_saved_since_restart(run: Run, incident: Incident, checkpoint: Checkpoint)
 
 
 def find_newest_restart(run: Run) -> InPlaceRestart | None:
-    """The attempt's last order, however far it has come."""
+    """Return the attempt's newest in-place restart, whatever its progress, or None."""
     return run.current.orders[-1] if run.current.orders else None
 
 
 def on_processes_restarted(run: Run, report: Report, *, at: datetime) -> Decision:
-    """Whoever speaks as one of the processes that an order has started proves that they run again."""
+    """Record that restarted processes run again: any report from one of them proves it."""
     order = find_newest_restart(run)
     if order is None or report.restart != order.number or order.failed or report.told is ReportKind.REFUSED:
         return Decision(run)
-    steps = report.told is ReportKind.RESTARTED and report.step is not None
-    known = replace(
+    has_stepped = report.told is ReportKind.RESTARTED and report.step is not None
+    updated = replace(
         order,
         restarted_at=order.restarted_at or at,
-        stepped_at=order.stepped_at or (at if steps else None),
+        stepped_at=order.stepped_at or (at if has_stepped else None),
     )
-    if known == order:
+    if updated == order:
         return Decision(run)
     after = format_duration(at - order.asked_at)
-    run = _with_order(run, known)
+    run = _with_order(run, updated)
     if run.state is RunState.RESTARTING:
         run = replace(without_pending(run, PostCommand), state=RunState.WATCHING)
-    if known.stepped_at and not order.stepped_at:
+    if updated.stepped_at and not order.stepped_at:
         return Decision(
             run, reason=f"restart {order.number} in place: step {report.step} is done, {after} after the order"
         )
@@ -196,87 +204,102 @@ def on_processes_restarted(run: Run, report: Report, *, at: datetime) -> Decisio
 
 
 def is_from_before_restart(run: Run, finding: Finding) -> bool:
-    """It was seen before the training processes were restarted in place."""
+    """Return whether the finding was observed before the last in-place restart."""
     order = find_newest_restart(run)
     return bool(order and order.restarted_at and finding.at and finding.at <= order.restarted_at)
 
 
 def is_about_newest_restart(run: Run, report: Report) -> bool:
-    """It is about the attempt's newest order."""
+    """Return whether the report answers the attempt's newest restart command."""
     order = find_newest_restart(run)
     return order is not None and report.command == order.command_id
 
 
 def on_refused(run: Run, reported: AgentReported) -> Decision:
-    """One machine whose init cannot obey is enough: the others would wait for its ranks."""
+    """Give up the restart when one machine's init cannot do it: the others would wait for its ranks."""
     order = find_newest_restart(run)
-    waiting = run.state in (RunState.RESTARTING, *LIVE)
+    waiting = run.state in (RunState.RESTARTING, *LIVE_STATES)
     if order is None or order.stepped_at or order.failed or not waiting or _is_being_stopped(run):
         return Decision(run)
     why = reported.report.reason or "it does not say why"
-    return _given_up(run, order, f"the job's init cannot restart it in place ({why})", at=reported.at)
+    return _give_up(run, order, f"the job's init cannot restart it in place ({why})", at=reported.at)
 
 
 def on_restart_due(run: Run, at: datetime, policy: Policy) -> Decision:
-    """An order has its end; then the job is stopped, to be relaunched. Not while SageMaker itself restarts the job: the
-    new container's init finds the order, and is given as long."""
+    """Stop the job for a relaunch once the restart's deadline has passed.
+
+    While SageMaker itself restarts the job the deadline is extended: the new container's init finds the command.
+    """
     order = find_newest_restart(run)
     if order is None or at < order.deadline or _is_being_stopped(run):
         return Decision(run)
     if run.current.secondary not in ("", "Training"):
         return Decision(_with_order(run, replace(order, deadline=at + policy.restart.deadline)))
     waited = format_duration(at - order.asked_at)
-    return _given_up(run, order, f"nothing was heard of the restart in place in {waited}", at=at)
+    return _give_up(run, order, f"nothing was heard of the restart in place in {waited}", at=at)
 
 
 def _is_being_stopped(run: Run) -> bool:
-    """By somebody else: to call that ours would relaunch against a human."""
+    """Return whether an operator is stopping the job: taking that for Rerail's stop would relaunch it against them."""
     return run.current.status is JobStatus.STOPPING
 
 
-def _given_up(run: Run, order: InPlaceRestart, why: str, *, at: datetime) -> Decision:
+def _give_up(run: Run, order: InPlaceRestart, why: str, *, at: datetime) -> Decision:
+    """Record that the restart failed, and stop the job to relaunch it."""
     run = _with_order(run, replace(order, failed=why[:200]))
     run = with_attempt(run, replace(run.current, onset_step=order.before_step))
-    stop = PlannedStop(AfterStop.RELAUNCH, order.reason, asked_at=at, deadline=at, before_step=_bound(order))
+    stop = PlannedStop(
+        AfterStop.RELAUNCH, order.reason, asked_at=at, deadline=at, before_step=_choose_before_step(order)
+    )
     return stop_now(replace(run, stop=stop), f"{why}: stopping the job, to relaunch it")
 
 
-def _bound(order: InPlaceRestart) -> int | None:
-    """The successor takes up what the restart should have."""
+def _choose_before_step(order: InPlaceRestart) -> int | None:
+    """Return the bound that makes the next attempt resume where the restart should have."""
     return order.before_step if order.resume_step is None else order.resume_step + 1
 
 
 def _with_order(run: Run, order: InPlaceRestart) -> Run:
+    """Return the run with its newest in-place restart replaced."""
     return with_attempt(run, replace(run.current, orders=(*run.current.orders[:-1], order)))
 
 
 def on_failed_instead(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:
-    """The job ended of the very failure that the order was to mend: that is charged already, and the next rung is a
-    relaunch. None for every other end."""
+    """Relaunch if the job ended from the failure that the restart was to resolve: it is charged already.
+
+    None for every other end.
+    """
     order = find_newest_restart(run)
     ours = run.state is RunState.RESTARTING or (run.stop is not None and run.stop.then is AfterStop.RELAUNCH)
     if order is None or order.restarted_at or not ours or not may_act(run, policy):
         return None
     if run.stop and run.stop.is_rollback:
-        return None  # an operator's wish came after the order
+        return None  # an operator's command came after the restart was ordered
     diagnosis = diagnose(seen.job.failure_reason, secondary_status=seen.job.secondary)
     if diagnosis.fingerprint != order.fingerprint:
         return None
     why = order.failed or "the job ended before it could be restarted in place"
     run = _with_order(run, replace(order, failed=why))
-    stop = PlannedStop(AfterStop.RELAUNCH, order.reason, asked_at=seen.at, deadline=seen.at, before_step=_bound(order))
+    stop = PlannedStop(
+        AfterStop.RELAUNCH, order.reason, asked_at=seen.at, deadline=seen.at, before_step=_choose_before_step(order)
+    )
     return replace(relaunch_now(replace(run, stop=stop), seen, policy, why), finding="job_failed")
 
 
-# A crash that the container outlives for a while
+# Crashes of the training processes while the container still runs
 
 
 def on_crash(run: Run, reported: AgentReported, policy: Policy) -> Decision:
-    """Judged as the job's failure would be; where the rules relaunch and no other machine is needed, in place."""
+    """Decide on a crash as on a failed job; where the rules relaunch on the same machines, restart in place."""
     report = reported.report
     diagnosis = diagnose(report.evidence or report.reason)
     key = f"crashed-{run.current.number}-{report.restart}"
-    if run.state not in LIVE or key in run.warnings or diagnosis.cause in OF_PEERS or _is_being_stopped(run):
+    if (
+        run.state not in LIVE_STATES
+        or key in run.warnings
+        or diagnosis.cause in PEER_FAILURE_CAUSES
+        or _is_being_stopped(run)
+    ):
         return Decision(run)
     failure = Failure(
         diagnosis=diagnosis,
@@ -284,33 +307,37 @@ def on_crash(run: Run, reported: AgentReported, policy: Policy) -> Decision:
         resume_step=choose_resume_step(reported.checkpoints),
         at=reported.at,
     )
-    what = _spoken_crash(run, diagnosis)
+    what = _format_crash(run, diagnosis)
     charged = with_failure_charged(with_attempt(run, with_diagnosis(run.current, failure)), failure)
     aim = RestartTarget(skip_samples=run.current.skip_samples, rate=run.current.rate)
     verdict = remedy(charged, failure, policy)
-    against = verdict.why if isinstance(verdict, Hold) else find_obstacle(charged, failure, aim, policy)
+    obstacle = verdict.why if isinstance(verdict, Hold) else find_obstacle(charged, failure, aim, policy)
     if policy.mode is not Mode.ACT or not may_act(run, policy):
-        against = "nothing is done without a human" if may_act(run, policy) else "observing only"
+        obstacle = "nothing is done without a human" if may_act(run, policy) else "observing only"
     run = with_warnings(run, key)
-    if against:
-        return _left_to_end(run, f"{what}: not restarted in place ({against}), the job ends", reported.at)
+    if obstacle:
+        return _let_job_end(run, f"{what}: not restarted in place ({obstacle}), the job ends", reported.at)
     charged = replace(charged, warnings=run.warnings)
     return replace(restart(charged, failure, aim, policy, what, kind="crashed"), finding="crashed")
 
 
-def _spoken_crash(run: Run, diagnosis: Diagnosis) -> str:
-    died = diagnosis.evidence or "no reason given"
-    return f"the training processes of attempt {run.current.number} died: {diagnosis.cause} ({died})"
+def _format_crash(run: Run, diagnosis: Diagnosis) -> str:
+    """Return the crash in words."""
+    evidence = diagnosis.evidence or "no reason given"
+    return f"the training processes of attempt {run.current.number} died: {diagnosis.cause} ({evidence})"
 
 
-def _left_to_end(run: Run, reason: str, at: datetime) -> Decision:
-    """Nothing is charged: the job's own failure will be. Who waits for an order is told that none will come."""
+def _let_job_end(run: Run, reason: str, at: datetime) -> Decision:
+    """Tell the waiting init that no restart follows.
+
+    Nothing is charged here: the job's own failure will be.
+    """
     command = make_command(run, CommandKind.TRAIN, at=at, reason="no restart in place")
     return Decision(without_pending(run, PostCommand), (PostCommand(command),), reason, finding="crashed")
 
 
 def make_withdrawal(run: Run, at: datetime) -> Sequence[Action]:
-    """The order is taken back, for an init that has not obeyed it yet."""
+    """Return the command that cancels a restart that has not been carried out yet, if there is one."""
     if run.state is not RunState.RESTARTING:
         return ()
     return (PostCommand(make_command(run, CommandKind.TRAIN, at=at, reason="the restart in place is called off")),)

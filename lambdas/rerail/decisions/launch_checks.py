@@ -1,6 +1,8 @@
-"""The gate in front of every launch: what has to be true before a run's next job is created, in order.
+"""Launch checks: what must hold before a run's next job is created, in order.
 
-The brake on all relaunches of the account is asked last, when the job is created: it is not the run's own matter."""
+The account's rate limit on relaunches is checked last, when the job is created, because it is not a property of one
+run.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +26,7 @@ PAUSED = "Rerail is paused for this account"
 
 
 class Consequence(StrEnum):
-    """What becomes of a launch that may not go ahead: it waits, the run is held, or the run ends."""
+    """What happens to a launch that fails a check: it waits, the run is held, or the run ends."""
 
     WAIT = "wait"
     HOLD = "hold"
@@ -33,25 +35,25 @@ class Consequence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a launch may not go ahead now: the check that says so, a sentence, the remedy, and where more is said."""
+    """Why a launch cannot go ahead now."""
 
-    check: str
-    means: Consequence
-    why: str
-    advice: str
-    runbook: Runbook
+    check: str  # the name of the failed check
+    means: Consequence  # what happens to the launch
+    why: str  # for people
+    advice: str  # what to do
+    runbook: Runbook  # the page with more detail
 
 
 Check = Callable[[Run, datetime, Policy], Obstacle | None]
 
 
 def find_obstacle(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
-    """The first check of the current attempt's launch that fails."""
+    """Return the first failed check of the current attempt's launch, or None."""
     return next(filter(None, (check(run, at, policy) for check in CHECKS)), None)
 
 
 def is_not_paused(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
-    """While Rerail is paused for the account, or the policy pauses, no job is created."""
+    """While Rerail is paused for the account or by the policy, no job is created."""
     if policy.mode is not Mode.PAUSE:
         return None
     return Obstacle(
@@ -78,22 +80,23 @@ def has_time_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
 
 
 def has_run_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
-    """A run may cost only so much, where the policy says so and the price is known."""
+    """A run's cost is capped if the policy sets a cap and the price is known."""
     cap = policy.limits.run_dollars
     spent = run_dollars(run, at, policy.prices) if cap else None
     advice = "see what it has come to, then release the run to grant it as much again"
-    return _overspent(RUN_MONEY, spent, cap, "the run has cost", "limits.run_dollars", advice)
+    return _check_budget(RUN_MONEY, spent, cap, "the run has cost", "limits.run_dollars", advice)
 
 
 def has_incident_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
-    """What mending one incident may cost, where the policy says so and the price is known."""
+    """The cost of recovering from one incident is capped if the policy sets a cap and the price is known."""
     cap = policy.limits.incident_dollars
     spent = incident_dollars(run, at, policy.prices) if cap else None
-    advice = "find out why relaunching does not mend it, then release the run"
-    return _overspent(INCIDENT_MONEY, spent, cap, "this incident has cost", "limits.incident_dollars", advice)
+    advice = "find out why relaunching does not resolve it, then release the run"
+    return _check_budget(INCIDENT_MONEY, spent, cap, "this incident has cost", "limits.incident_dollars", advice)
 
 
-def _overspent(check: str, spent: float | None, cap: float, what: str, field: str, advice: str) -> Obstacle | None:
+def _check_budget(check: str, spent: float | None, cap: float, what: str, field: str, advice: str) -> Obstacle | None:
+    """Return an obstacle if the amount spent has reached the cap; an unknown price passes."""
     if spent is None or spent < cap:
         return None
     why = f"{what} {format_dollars(spent)}, of at most {format_dollars(cap)} ({field})"
@@ -101,14 +104,14 @@ def _overspent(check: str, spent: float | None, cap: float, what: str, field: st
 
 
 def is_approved(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
-    """In the mode `approve` a human is asked first."""
+    """In the mode `approve`, an operator approves each launch."""
     if policy.mode is not Mode.APPROVE or run.current.approved_by:
         return None
     why = f"{run.current.job_name} waits for approval"
     return Obstacle(APPROVAL, Consequence.WAIT, why, f"`rerail approve {run.id}`", Runbook.APPROVAL)
 
 
-# Order is policy: nobody is asked to approve what could not be launched anyway.
+# Order matters: approval comes last, so that it is requested only for launches that could go ahead.
 CHECKS: tuple[Check, ...] = (
     is_not_paused,
     has_time_left,
@@ -119,12 +122,15 @@ CHECKS: tuple[Check, ...] = (
 
 
 def with_launch_blocked(run: Run, obstacle: Obstacle, at: datetime) -> Run:
-    """The run with its launch put off: the minute's tick tries again."""
+    """Return the run with its launch deferred; each minute's tick tries again."""
     return replace(run, state=RunState.WAITING, kept_back=obstacle.check, wake_at=run.wake_at or at)
 
 
 def with_runtime_left(run: Run, at: datetime, policy: Policy) -> Run:
-    """The run whose current attempt is given what is left of the run's time; whole seconds, and never next to none."""
+    """Return the run whose current attempt gets what is left of the run's time, in whole seconds.
+
+    It is never less than the policy's least runtime.
+    """
     left = runtime_left(run, at, policy)
     if left is None or run.current.number == 1 or run.max_runtime_s is None:
         return run
@@ -134,7 +140,7 @@ def with_runtime_left(run: Run, at: datetime, policy: Policy) -> Run:
 
 
 def format_dollars(amount: float) -> str:
-    """Money as people say it."""
+    """Return an amount in dollars, for people."""
     if 0 < amount < 0.01:
         return "less than a cent"
     return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}"

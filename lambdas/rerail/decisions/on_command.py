@@ -1,4 +1,4 @@
-"""Operators' wishes: hold, release, stop, restart, roll back, save, drill, and their word on what is proposed."""
+"""Decide on operators' commands: hold, release, stop, restart, roll back, save, drill, approve and deny."""
 
 from dataclasses import replace
 from typing import assert_never
@@ -28,19 +28,27 @@ from rerail.model.policy import Mode, Policy
 from rerail.model.run import AfterStop, PlannedStop, ProposedAction, Run, RunState
 from rerail.model.signals import OperatorCommand, OperatorVerb
 
-KEPT_COMMANDS = 10
-# Of these the one that was spoken last counts, in whatever order they arrive.
-LAST_WORD = (OperatorVerb.HOLD, OperatorVerb.RELEASE, OperatorVerb.STOP, OperatorVerb.RESTART, OperatorVerb.ROLLBACK)
+MAX_COMMANDS = 10
+# Of these the command that was issued last counts, whatever the order of arrival.
+ORDERED_VERBS = (
+    OperatorVerb.HOLD,
+    OperatorVerb.RELEASE,
+    OperatorVerb.STOP,
+    OperatorVerb.RESTART,
+    OperatorVerb.ROLLBACK,
+)
 
 
 def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
-    """Grant the wish, or say why there is nothing to grant; one that arrives twice is granted once."""
+    """Carry out the command, or report why it cannot be; a repeated command changes nothing."""
     if command.id in run.commands:
         return Decision(run)
-    run = replace(run, commands=(*run.commands, command.id)[-KEPT_COMMANDS:])
+    run = replace(run, commands=(*run.commands, command.id)[-MAX_COMMANDS:])
     said = f"{command.who} said {command.verb}" + (f" ({command.why})" if command.why else "")
-    if command.verb in LAST_WORD:
-        asked_at = min(command.asked_at, command.at) if command.asked_at else None  # whoever puts an event may date it
+    if command.verb in ORDERED_VERBS:
+        asked_at = (
+            min(command.asked_at, command.at) if command.asked_at else None
+        )  # the sender sets this time: never let it be in the future
         if asked_at and run.commanded_at and asked_at < run.commanded_at:
             return Decision(run, reason=f"{said}, but something else was said after that: nothing is done")
         run = replace(run, commanded_at=asked_at or run.commanded_at)
@@ -52,7 +60,7 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
         case OperatorVerb.STOP | OperatorVerb.RESTART:
             return _on_stop(run, command, policy, said)
         case OperatorVerb.APPROVE | OperatorVerb.DENY:
-            return _on_word(run, command, policy, said)
+            return _on_answer(run, command, policy, said)
         case OperatorVerb.ROLLBACK:
             return on_rollback(run, command, policy)
         case OperatorVerb.SAVE:
@@ -63,8 +71,8 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
             assert_never(unreachable)
 
 
-def _on_word(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
-    """Yes or no to the proposal that stands, and to no other."""
+def _on_answer(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+    """Approve or deny the open proposal; an answer to another proposal changes nothing."""
     proposal = run.proposal
     if proposal is None:
         return Decision(run, reason=f"{said}, but nothing waits for approval ({run.state}): nothing to answer")
@@ -82,6 +90,7 @@ def _on_word(run: Run, command: OperatorCommand, policy: Policy, said: str) -> D
 
 
 def _on_hold(run: Run, command: OperatorCommand, said: str) -> Decision:
+    """Hold the run and withdraw what is pending; a running job goes on unsupervised."""
     if run.state.is_end:
         return Decision(run, reason=f"{said}, but the run has ended ({run.state}): nothing to hold")
     withdrawn = tuple(make_withdrawal(run, command.at))
@@ -91,9 +100,10 @@ def _on_hold(run: Run, command: OperatorCommand, said: str) -> Decision:
 
 
 def _on_release(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+    """Release a held run: watch its running job again, or launch the next one."""
     if run.state is not RunState.HELD:
         return Decision(run, reason=f"{said}, but the run is not held ({run.state}): nothing to release")
-    looked = run.hold_reason.startswith(NOT_ASIDE)
+    was_unquarantined = run.hold_reason.startswith(NOT_ASIDE)
     run = with_release(run, who=command.who, at=command.at)
     attempt, step = run.current, choose_resume_step(command.checkpoints)
     if attempt.may_be_live:
@@ -101,22 +111,25 @@ def _on_release(run: Run, command: OperatorCommand, policy: Policy, said: str) -
         return Decision(run, reason=f"{said}: watching attempt {attempt.number} again")
     if attempt.exists:
         run = with_next_attempt(run, step, wake_at=command.at)
-    else:  # its creation was refused or called off: the same attempt, once more
+    else:  # its creation was refused or withdrawn: launch the same attempt again
         run = with_attempt(run, replace(attempt, resumed_from_step=step))
     run = with_attempt(run, replace(run.current, approved_by=command.who))
     pool = format_machines(run, command.at)
     run, actions = with_launch(run, command.at, policy)
-    if looked:
-        actions = tuple(replace(a, strict=False) if isinstance(a, QuarantineCheckpoints) else a for a in actions)
+    if was_unquarantined:
+        actions = tuple(
+            replace(action, strict=False) if isinstance(action, QuarantineCheckpoints) else action for action in actions
+        )
     return Decision(run, actions, f"{said}: creating {run.current.job_name} {format_start(step)}{pool}")
 
 
 def _on_stop(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+    """Stop the job after an emergency checkpoint, to end the run or to relaunch it."""
     then = AfterStop.END if command.verb is OperatorVerb.STOP else AfterStop.RELAUNCH
     if not run.current.may_be_live:
         return _on_stop_without_job(run, then, said)
     if run.state is RunState.STOPPING and run.stop:
-        # To wait again would take the end of the job, which we have caused, for somebody else's doing.
+        # Waiting again would attribute the stop that Rerail called to an operator.
         run = replace(run, stop=replace(run.stop, then=then, reason=said, approved_by=command.who))
         return Decision(run, reason=f"{said}: the job is being stopped already")
     if run.state is RunState.HELD:
@@ -127,6 +140,7 @@ def _on_stop(run: Run, command: OperatorCommand, policy: Policy, said: str) -> D
 
 
 def _on_stop_without_job(run: Run, then: AfterStop, said: str) -> Decision:
+    """End a run that has no live job; there is nothing to restart."""
     if then is AfterStop.RELAUNCH or run.state in (RunState.COMPLETED, RunState.STOPPED):
         return Decision(run, reason=f"{said}, but no job of this run is live ({run.state}): nothing to stop")
     run = with_end(without_pending(run, CreateJob), RunState.STOPPED)

@@ -1,4 +1,4 @@
-"""A failed attempt: diagnose it, settle the ledger, ask the rules, and open an incident."""
+"""Decide on failed attempts: diagnose, charge the ledger, apply the rules and open an incident."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -39,13 +39,13 @@ from rerail.model.run import AfterStop, Attempt, Incident, PlannedStop, Run, Run
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import CreateRefused, JobObserved, QuarantineRefused, Refusal
 
-# An incident quotes its decisions, the newest in full: one record must hold it, whatever a night brings.
-REASONS_LIMIT, ACTIONS_LIMIT = 4_000, 50
+# An incident keeps its newest reasons and actions: one DynamoDB item must hold it after any number of failures.
+MAX_REASON_CHARS, MAX_ACTIONS = 4_000, 50
 NOT_ASIDE = "what must not be resumed from cannot be set aside"
 
 
 def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
-    """Diagnose, settle the ledger, ask the rules, and open an incident."""
+    """Diagnose the failure, charge the ledger, apply the rules, and open an incident."""
     diagnosis = diagnose(seen.job.failure_reason, secondary_status=seen.job.secondary)
     failure = Failure(
         diagnosis=diagnosis,
@@ -58,7 +58,7 @@ def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
     what = f"attempt {run.current.number} failed: {diagnosis.cause} ({diagnosis.evidence or 'no reason given'})"
     if run.state is RunState.HELD:
         reason = f"{what}; the run stays held"
-        tell = make_notice(
+        notice = make_notice(
             run,
             Severity.INFORM,
             "failed while held",
@@ -68,43 +68,48 @@ def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
             todo=f"When it may go on: rerail release {run.id}",
             since=run.current.ended_at,
         )
-        return Decision(with_incident(run, failure, reason, ()), (tell,), reason, finding="job_failed")
+        return Decision(with_incident(run, failure, reason, ()), (notice,), reason, finding="job_failed")
     if run.stop and run.stop.then is AfterStop.END:
         return finish_stopped(run, seen, f"{what}, while it was being stopped ({run.stop.reason})")
     if run.stop and run.stop.is_tainted and (may_act(run, policy) or run.stop.is_rollback):
-        # What was to be rolled back has ended by itself.
+        # The job ended by itself before it was stopped for the rollback.
         decision = relaunch_now(run, seen, policy, f"{what}, while it was being stopped ({run.stop.reason})")
-        return replace(decision, finding="job_failed", inputs=_inputs(run, failure, seen))
+        return replace(decision, finding="job_failed", inputs=_make_inputs(run, failure, seen))
     verdict = remedy(run, failure, policy)
     if isinstance(verdict, Relaunch) and is_loss_rollback(failure):
-        decision = _climbed(run, verdict, failure, seen, policy, what)
+        decision = _climb_ladder(run, verdict, failure, seen, policy, what)
     else:
-        decision = _applied(run, verdict, failure, policy, what)
-    return replace(decision, finding="job_failed", inputs=_inputs(run, failure, seen))
+        decision = _apply_verdict(run, verdict, failure, policy, what)
+    return replace(decision, finding="job_failed", inputs=_make_inputs(run, failure, seen))
 
 
 def is_loss_rollback(failure: Failure) -> bool:
-    """The loss went wrong, and it is known where: how often what is tried, the ladder says."""
+    """Return whether the loss diverged at a known step, so that the rollback ladder limits the tries."""
     return failure.diagnosis.cause is Cause.DIVERGED and failure.last_step is not None
 
 
-def _climbed(run: Run, verdict: Relaunch, failure: Failure, seen: JobObserved, policy: Policy, what: str) -> Decision:
-    """The script itself gave its loss up: back to before the trouble that was told, or before its last step."""
+def _climb_ladder(
+    run: Run, verdict: Relaunch, failure: Failure, seen: JobObserved, policy: Policy, what: str
+) -> Decision:
+    """Apply the ladder's next rung after the script itself gave up on its loss.
+
+    The onset is the one that was reported, else the attempt's last step.
+    """
     onset = health.find_open_onset(run)
     onset = (failure.last_step or 0) if onset is None else onset
     rung = ladder.plan_rollback(run, onset, seen.checkpoints or (), policy)
     if isinstance(rung, Hold):
-        return _applied(run, rung, failure, policy, what)
+        return _apply_verdict(run, rung, failure, policy, what)
     run = with_attempt(run, replace(run.current, onset_step=onset)) if may_act(run, policy) else run
     failure, verdict = replace(failure, resume_step=rung.resume_step), replace(verdict, why=rung.why)
-    decision = _applied(run, verdict, failure, policy, what, onset_step=onset)
+    decision = _apply_verdict(run, verdict, failure, policy, what, onset_step=onset)
     if decision.run.state is not RunState.WAITING:
         return decision
     return replace(decision, run=ladder.with_rung_taken(decision.run, rung, onset, at=failure.at))
 
 
 def with_diagnosis(attempt: Attempt, failure: Failure) -> Attempt:
-    """The attempt with what it failed of."""
+    """Return the attempt with the diagnosis of its failure."""
     return replace(
         attempt,
         cause=failure.diagnosis.cause,
@@ -114,28 +119,30 @@ def with_diagnosis(attempt: Attempt, failure: Failure) -> Attempt:
 
 
 def with_failure_charged(run: Run, failure: Failure) -> Run:
-    """The run's ledger with this failure charged. A script that keeps no manifests proves its progress by getting
-    farther than any attempt before it."""
-    before = run.ledger
+    """Return the run with this failure charged to its ledger.
+
+    A script without manifests proves progress by getting farther than any attempt before it.
+    """
+    previous = run.ledger
     farthest = failure.resume_step if failure.resume_step is not None else failure.last_step
-    ledger = with_refund(before, newest_step=farthest or 0, at=failure.at)
+    ledger = with_refund(previous, newest_step=farthest or 0, at=failure.at)
     return replace(
         run,
         ledger=with_charge(
             ledger,
             failure.diagnosis.cause,
-            # The ladder goes back again and again on purpose, and has bounds of its own.
+            # Rollbacks repeat steps on purpose, and the ladder has limits of its own.
             trained=run.current.training_started_at is not None and not is_loss_rollback(failure),
-            progressed=ledger.progress_step != before.progress_step,
+            progressed=ledger.progress_step != previous.progress_step,
             at=failure.at,
         ),
     )
 
 
-def _applied(
+def _apply_verdict(
     run: Run, verdict: Verdict, failure: Failure, policy: Policy, what: str, *, onset_step: int | None = None
 ) -> Decision:
-    """A verdict of the rules turned into a new state, its actions and one notice."""
+    """Return the decision that carries out a verdict: a new state, its actions and one notice."""
     match verdict:
         case Hold():
             reason = f"{what}; held: {verdict.why}. To do: {verdict.advice}"
@@ -155,12 +162,12 @@ def _applied(
                 gives_back=False,
             )
         case Relaunch():
-            leaves = verdict.fresh_machines or (verdict.moves and verdict.machines != run.current.machines)
-            release = pools.make_release(run) if leaves else ()
+            changes_machines = verdict.fresh_machines or (verdict.moves and verdict.machines != run.current.machines)
+            release = pools.make_release(run) if changes_machines else ()
             did = f"relaunching {format_start(failure.resume_step)} in {format_duration(verdict.delay)} ({verdict.why})"
             did += "; the warm pool is given back first" if release else ""
             reason = f"{what}; {did}"
-            tell = make_notice(
+            notice = make_notice(
                 run,
                 Severity.INFORM,
                 f"{failure.diagnosis.cause}: relaunching",
@@ -174,18 +181,19 @@ def _applied(
             run = with_next_attempt(run, failure.resume_step, wake_at=failure.at + verdict.delay)
             run = with_stale_checkpoints_noted(run, failure.checkpoints)
             run = with_machines(run, verdict.machines) if verdict.moves else run
-            return Decision(run, (*release, tell), reason)
+            return Decision(run, (*release, notice), reason)
         case _ as unreachable:
             assert_never(unreachable)
 
 
-def _inputs(run: Run, failure: Failure, seen: JobObserved) -> dict[str, Any]:
+def _make_inputs(run: Run, failure: Failure, seen: JobObserved) -> dict[str, Any]:
+    """Return the facts that the decision rests on, for the timeline."""
     return {
         "failure_reason": seen.job.failure_reason,
         "rule": failure.diagnosis.rule,
         "last_step": failure.last_step,
         "resume_step": failure.resume_step,
-        "checkpoints": [c.step for c in (seen.checkpoints or ())][:10],
+        "checkpoints": [checkpoint.step for checkpoint in (seen.checkpoints or ())][:10],
         "charges": dict(run.ledger.charges),
         "without_progress": run.ledger.without_progress,
     }
@@ -201,16 +209,16 @@ def with_incident(
     onset_step: int | None = None,
     began: datetime | None = None,
 ) -> Run:
-    """The run with this failure in its open incident, or in a new one where there was progress since."""
-    before = run.open_incident
-    if before and (failure.resume_step or 0) > find_proving_step(run, before):
+    """Return the run with this failure in its open incident, or in a new one if there was progress since."""
+    previous = run.open_incident
+    if previous and (failure.resume_step or 0) > find_proving_step(run, previous):
         run = with_incident_closed(
             run, f"recovered: a new checkpoint at step {failure.resume_step}", failure.at, mended=True
         )
-    elif before:
-        quoted = f"{before.reason}\n{reason}"[-REASONS_LIMIT:]
-        longer = replace(before, reason=quoted, actions=(*before.actions, *actions)[-ACTIONS_LIMIT:])
-        return replace(run, incidents=(*run.incidents[:-1], longer))
+    elif previous:
+        quoted = f"{previous.reason}\n{reason}"[-MAX_REASON_CHARS:]
+        extended = replace(previous, reason=quoted, actions=(*previous.actions, *actions)[-MAX_ACTIONS:])
+        return replace(run, incidents=(*run.incidents[:-1], extended))
     incident = Incident(
         number=len(run.incidents) + 1,
         kind=kind,
@@ -230,7 +238,7 @@ def with_incident(
 
 
 def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
-    """SageMaker did not create the job: wait for capacity, or hold where it never will."""
+    """Wait for capacity after SageMaker refused to create the job, or hold where it never will."""
     if run.state is not RunState.STARTING or refused.action.job_name != run.current.job_name or run.current.exists:
         return Decision(run)
     run = without_pending(run, CreateJob)
@@ -246,16 +254,16 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
                 todo="mend the request, then release the run",
                 runbook=Runbook.REQUEST_REFUSED,
             )
-        # What it refuses may be our choice of machines, and not the owner's request.
+        # SageMaker may have refused the fall-back machines rather than the owner's request.
     run = replace(run, ledger=with_charge(run.ledger, Cause.CAPACITY, trained=False, progressed=False, at=refused.at))
     verdict = capacity_verdict(run, policy, at=refused.at, refusal=refused.message)
     if isinstance(verdict, Hold):
         return hold_as_ruled(run, refused.at, what, verdict)
-    return _waiting_for_room(run, verdict, refused.at, what)
+    return _wait_for_capacity(run, verdict, refused.at, what)
 
 
-def _waiting_for_room(run: Run, verdict: Relaunch, at: datetime, what: str) -> Decision:
-    """Another try later, on the machines that the verdict names; people are told where those are others."""
+def _wait_for_capacity(run: Run, verdict: Relaunch, at: datetime, what: str) -> Decision:
+    """Schedule another launch on the verdict's machines; send a notice where those change."""
     did = f"trying again in {format_duration(verdict.delay)} ({verdict.why})"
     reason = f"{what}; {did}"
     run = replace(run, state=RunState.WAITING, wake_at=at + verdict.delay)
@@ -263,50 +271,59 @@ def _waiting_for_room(run: Run, verdict: Relaunch, at: datetime, what: str) -> D
         return Decision(run, reason=reason, finding="capacity_wait")
     run = with_machines(run, verdict.machines)
     release = pools.make_release(run) if pools.is_unmatched(run) else ()
-    there = format_instance_types(verdict.machines) if verdict.machines else "its own machines"
+    destination = format_instance_types(verdict.machines) if verdict.machines else "its own machines"
     key = f"moved-{run.current.number}-{len(run.ledger.fallbacks)}-{verdict.machines is None}"
     since = run.ledger.capacity_since
-    tell = make_notice(run, Severity.INFORM, f"no capacity: going to {there}", what, key=key, did=did, since=since)
-    return Decision(run, (*release, tell), reason, finding="capacity_wait")
+    notice = make_notice(
+        run, Severity.INFORM, f"no capacity: going to {destination}", what, key=key, did=did, since=since
+    )
+    return Decision(run, (*release, notice), reason, finding="capacity_wait")
 
 
 def on_pending(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:
-    """SageMaker accepted the job and has no machines for it: after the policy's wait it is called back for the next
-    fall-back, if there is one. It has never trained, so nothing is lost; without a fall-back it keeps its place."""
+    """Stop a job that has waited too long for machines, to relaunch it on the next fall-back; None otherwise.
+
+    The job has never trained, so nothing is lost. Without a fall-back it keeps its place in the queue.
+    """
     since, others = seen.job.created_at, list_untried(run, policy)
     if not seen.job.lacks_machines or run.current.training_started_at or run.cluster.spot or not others:
         return None
     if seen.at - since < policy.capacity.fallback_after or not may_act(run, policy) or policy.mode is not Mode.ACT:
-        return None  # where a human has to agree first, the job keeps its place meanwhile
+        return None  # the job keeps its place while an approval is needed
     ledger = replace(run.ledger, capacity_since=run.ledger.capacity_since or since)
     ledger = with_charge(ledger, Cause.CAPACITY, trained=False, progressed=False, at=seen.at)
     run = with_attempt(replace(run, ledger=ledger), replace(run.current, cause=Cause.CAPACITY))
-    there, waited = format_instance_types(others[0]), format_duration(seen.at - since)
-    what, did = f"{run.current.job_name} has waited {waited} for machines", f"calling it back, to go to {there}"
+    destination, waited = format_instance_types(others[0]), format_duration(seen.at - since)
+    what, did = f"{run.current.job_name} has waited {waited} for machines", f"calling it back, to go to {destination}"
     reason = f"{what}: {did}"
     stop = PlannedStop(
         AfterStop.RELAUNCH, f"no capacity for {waited}", seen.at, seen.at, moves=True, machines=others[0]
     )
     decision = stop_now(replace(run, stop=stop), reason)
     key = f"moved-{run.current.number}"
-    tell = make_notice(run, Severity.INFORM, f"no capacity: going to {there}", what, key=key, did=did, since=since)
-    return replace(decision, actions=(*decision.actions, tell), finding="capacity_wait")
+    notice = make_notice(
+        run, Severity.INFORM, f"no capacity: going to {destination}", what, key=key, did=did, since=since
+    )
+    return replace(decision, actions=(*decision.actions, notice), finding="capacity_wait")
 
 
 def split_advice(message: str) -> tuple[str, str]:
-    """What a message says, and the remedy at its end: names within it are other people's text."""
-    what, found, todo = message.rpartition(". To do: ")
-    return (what, todo) if found else (message, "")
+    """Split a message into what happened and the advice at its end, which may be empty."""
+    what, separator, todo = message.rpartition(". To do: ")  # the last one: job names are foreign text
+    return (what, todo) if separator else (message, "")
 
 
 def on_quarantine_refused(run: Run, refused: QuarantineRefused) -> Decision:
-    """A job without an agent would resume from what went wrong: it is not launched, and people are asked."""
+    """Hold the run where checkpoints could not be quarantined and a job without an agent would resume from them.
+
+    Where the quarantine was only a precaution, launch anyway and send a notice.
+    """
     if not has_pending(run, QuarantineCheckpoints):
         return Decision(run)
     if not refused.action.is_vital:
         body = f"{run.current.job_name} may stumble over a save that is not finished: {refused.message}"
         what, todo = split_advice(body)
-        tell = make_notice(
+        notice = make_notice(
             run,
             Severity.INFORM,
             "not set aside",
@@ -318,7 +335,7 @@ def on_quarantine_refused(run: Run, refused: QuarantineRefused) -> Decision:
         )
         return Decision(
             without_pending(run, QuarantineCheckpoints),
-            (tell,),
+            (notice,),
             f"launched all the same: {body}",
             finding="not_set_aside",
         )

@@ -1,4 +1,4 @@
-"""A finding about a job that runs: people are told at once, the job is stopped only for what will not mend."""
+"""Decide on findings about a running job: notify people, and stop the job only for trouble that a restart resolves."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ from rerail.model.run import AfterStop, PlannedStop, Proposal, ProposedAction, R
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import FindingsObserved, JobObserved
 
-# What stopping the job can mend, and the cause that its budget is charged to. Anything else is for people.
+# The findings that stopping the job can resolve, and the cause whose budget is charged. The others go to people.
 CAUSES = {
     Kind.NON_FINITE: Cause.DIVERGED,
     Kind.LOSS_SPIKE: Cause.DIVERGED,
@@ -48,7 +48,7 @@ CAUSES = {
     Kind.STARTUP_STALL: Cause.HANG,
     Kind.ALARM: Cause.UNKNOWN,
 }
-RUNBOOKS = {
+RUNBOOK_BY_KIND = {
     Kind.BLIND: Runbook.BLIND,
     Kind.CHECKPOINT_STALL: Runbook.CHECKPOINT_STALL,
     Kind.PLATEAU: Runbook.PLATEAU,
@@ -56,119 +56,151 @@ RUNBOOKS = {
     Kind.RESUME_MISMATCH: Runbook.RESUME_MISMATCH,
     Kind.CAPACITY_WAIT: Runbook.NO_CAPACITY,
 }
-# It will not save any more, whoever asks.
+# A hung job cannot save an emergency checkpoint.
 HANGS = (Kind.STALL, Kind.STARTUP_STALL)
-# Of so many usual intervals without a save one is overdue; where nobody knows what is usual, after so many times the
-# shortest silence that is a stall.
-LATE, UNKNOWN = 1.5, 6
-LIVE = (RunState.WATCHING, RunState.STARTING)
+# A checkpoint is overdue after this many of the longest recent intervals between two checkpoints.
+OVERDUE_INTERVALS = 1.5
+# With fewer than two checkpoints the interval is unknown: then after this many times the policy's shortest stall.
+OVERDUE_STALL_FLOORS = 6
+LIVE_STATES = (RunState.WATCHING, RunState.STARTING)
 
 
-def on_findings(run: Run, found: FindingsObserved, policy: Policy) -> Decision:
-    """The gravest finding decides; each is told once."""
-    if found.job_name != run.current.job_name or not run.current.may_be_live:
-        return Decision(run)  # it speaks of an attempt that is over
-    run = with_findings(run, [finding for finding in found.findings if not is_from_before_restart(run, finding)])
-    if run.state not in LIVE:
-        return Decision(run)  # it is being dealt with already
-    away = run.current.secondary not in ("", "Training")  # SageMaker restarts it: nothing moves, and nothing is wrong
-    findings = tuple(f for f in found.findings if not (away and f.kind in HANGS) and not is_from_before_restart(run, f))
-    findings = findings if found.witnessed else tuple(_borne_out(f, found, policy) for f in findings)
-    findings = tuple(_weighed(run, finding, found, policy) for finding in findings)
-    paged = _paged(run)
-    fresh = tuple(f for f in findings if _key(run, f) not in run.warnings or (f.level in OVER and f.kind in paged))
-    grave = [finding for finding in fresh if finding.level is Level.INTERVENE]
-    if grave:
-        return _on_grave(_told(run, grave[:1]), grave[0], found, policy)
-    warnings = tuple(finding for finding in fresh if finding.level not in OVER)
-    over = tuple(finding for finding in fresh if finding.level in OVER)
-    return _on_warning(_withdrawn(run, over), warnings, over) if fresh else Decision(run)
+def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decision:
+    """Act on the most severe new finding, or send notices of the warnings.
+
+    Each finding is reported once.
+    """
+    if observed.job_name != run.current.job_name or not run.current.may_be_live:
+        return Decision(run)  # about an attempt that has ended
+    run = with_findings(run, [finding for finding in observed.findings if not is_from_before_restart(run, finding)])
+    if run.state not in LIVE_STATES:
+        return Decision(run)  # it is being handled already
+    # While SageMaker restarts the job, missing progress is no hang.
+    restarting = run.current.secondary not in ("", "Training")
+    findings = tuple(
+        finding
+        for finding in observed.findings
+        if not (restarting and finding.kind in HANGS) and not is_from_before_restart(run, finding)
+    )
+    findings = (
+        findings
+        if observed.witnessed
+        else tuple(_check_against_checkpoints(finding, observed, policy) for finding in findings)
+    )
+    findings = tuple(_with_cost_estimate(run, finding, observed, policy) for finding in findings)
+    paged = _list_paged_kinds(run)
+    new = tuple(
+        finding
+        for finding in findings
+        if _make_key(run, finding) not in run.warnings or (finding.level in OVER and finding.kind in paged)
+    )
+    interventions = [finding for finding in new if finding.level is Level.INTERVENE]
+    if interventions:
+        return _on_intervention(_with_notified(run, interventions[:1]), interventions[0], observed, policy)
+    warnings = tuple(finding for finding in new if finding.level not in OVER)
+    resolved = tuple(finding for finding in new if finding.level in OVER)
+    return _on_warning(_without_resolved_proposal(run, resolved), warnings, resolved) if new else Decision(run)
 
 
-def _withdrawn(run: Run, over: Sequence[Finding]) -> Run:
-    """Nobody is asked any more whether to stop a job for what has mended."""
-    asked = run.proposal.finding if run.proposal and run.proposal.plan is ProposedAction.STOP else None
-    mended = {finding.kind for finding in over if finding.level is Level.MENDED}
-    return replace(run, proposal=None) if asked and asked.kind in mended else run
+def _without_resolved_proposal(run: Run, resolved: Sequence[Finding]) -> Run:
+    """Return the run without a proposal to stop the job for a finding that has recovered."""
+    proposed = run.proposal.finding if run.proposal and run.proposal.plan is ProposedAction.STOP else None
+    recovered = {finding.kind for finding in resolved if finding.level is Level.MENDED}
+    return replace(run, proposal=None) if proposed and proposed.kind in recovered else run
 
 
-def _weighed(run: Run, finding: Finding, found: FindingsObserved, policy: Policy) -> Finding:
-    """Where nobody has looked at the checkpoints, nothing is weighed: a relaunch might begin from nothing."""
-    if found.checkpoints is None and run.checkpoint_uri:
+def _with_cost_estimate(run: Run, finding: Finding, observed: FindingsObserved, policy: Policy) -> Finding:
+    """Return the finding with its cost estimate.
+
+    If the checkpoints were not listed, it is unchanged: a relaunch might have to start from scratch.
+    """
+    if observed.checkpoints is None and run.checkpoint_uri:
         return finding
-    step = choose_resume_step(found.checkpoints, before_step=finding.onset_step)
-    return with_cost_estimate(run, finding, step, at=found.at, policy=policy)
+    step = choose_resume_step(observed.checkpoints, before_step=finding.onset_step)
+    return with_cost_estimate(run, finding, step, at=observed.at, policy=policy)
 
 
-def _borne_out(finding: Finding, found: FindingsObserved, policy: Policy) -> Finding:
-    """A job that saves does not stand still: then it is we who are blind, and that stops no job."""
-    newest = newest_usable(found.checkpoints or ())
+def _check_against_checkpoints(finding: Finding, observed: FindingsObserved, policy: Policy) -> Finding:
+    """Return the finding as the checkpoints confirm it.
+
+    A stalled job that has saved a checkpoint is training, so only its metrics are missing. A stall is a warning until a
+    checkpoint is overdue.
+    """
+    newest = newest_usable(observed.checkpoints or ())
     if finding.kind is not Kind.STALL or finding.onset_at is None:
         return finding
     if newest is None or newest.saved_at <= finding.onset_at:
-        return finding if finding.idle or _is_due(finding, found, policy) else replace(finding, level=Level.WARN)
+        return (
+            finding
+            if finding.idle or _is_checkpoint_overdue(finding, observed, policy)
+            else replace(finding, level=Level.WARN)
+        )
     text = f"{finding.evidence}, yet a checkpoint was saved at step {newest.step}: its metrics are missing"
     return replace(finding, kind=Kind.BLIND, evidence=text)
 
 
-def _is_due(finding: Finding, found: FindingsObserved, policy: Policy) -> bool:
-    """By the longest time between two saves of late the next one should be there by now: only then does an empty folder
-    tell of a job that stands still. Before two saves nobody knows, and it takes a long silence. A clock in doubt
-    measures from then on."""
-    times = sorted(checkpoint.saved_at for checkpoint in found.checkpoints or ())
+def _is_checkpoint_overdue(finding: Finding, observed: FindingsObserved, policy: Policy) -> bool:
+    """Return whether the next checkpoint should exist by now, so that its absence confirms a stall.
+
+    The expected interval is the longest between two recent checkpoints. Before there are two, only a long silence
+    counts. Doubtful clocks measure from the time of the doubt.
+    """
+    times = sorted(checkpoint.saved_at for checkpoint in observed.checkpoints or ())
     longest = max((later - earlier for earlier, later in zip(times, times[1:], strict=False)), default=None)
     since = finding.onset_at if longest is None else times[-1]
-    late = UNKNOWN * policy.detection.stall_floor if longest is None else LATE * longest
-    return since is None or found.at - max(since, finding.doubt or since) > late
+    overdue = OVERDUE_STALL_FLOORS * policy.detection.stall_floor if longest is None else OVERDUE_INTERVALS * longest
+    return since is None or observed.at - max(since, finding.doubt or since) > overdue
 
 
-def _on_warning(run: Run, warnings: tuple[Finding, ...], over: tuple[Finding, ...] = ()) -> Decision:
-    said = [f"warning: {finding.kind}: {finding.evidence}" for finding in warnings]
-    said += [f"{finding.kind} {finding.level}: {finding.evidence}" for finding in over]
-    findings = (*warnings, *over)
-    why = "; ".join(finding.evidence for finding in over)
-    paged = _paged(run)
-    run, clears = clear_pages(run, {finding.kind for finding in over}, why)
-    tells = tuple(
+def _on_warning(run: Run, warnings: tuple[Finding, ...], resolved: tuple[Finding, ...] = ()) -> Decision:
+    """Send notices of new warnings and of resolved findings, and all-clears for open pages."""
+    reasons = [f"warning: {finding.kind}: {finding.evidence}" for finding in warnings]
+    reasons += [f"{finding.kind} {finding.level}: {finding.evidence}" for finding in resolved]
+    findings = (*warnings, *resolved)
+    why = "; ".join(finding.evidence for finding in resolved)
+    paged = _list_paged_kinds(run)
+    run, clears = clear_pages(run, {finding.kind for finding in resolved}, why)
+    notices = tuple(
         make_notice(
             run,
             Severity.INFORM,
-            f"{f.kind} ({word})",
-            f.evidence,
-            key=_key(run, f),
-            runbook=RUNBOOKS.get(f.kind, Runbook.INFORMED),
-            did="nothing: it may well mend by itself" if word == "warning" else "nothing more",
-            since=f.onset_at or f.at,
+            f"{finding.kind} ({state})",
+            finding.evidence,
+            key=_make_key(run, finding),
+            runbook=RUNBOOK_BY_KIND.get(finding.kind, Runbook.INFORMED),
+            did="nothing: it may well recover by itself" if state == "warning" else "nothing more",
+            since=finding.onset_at or finding.at,
         )
-        for findings, word in ((warnings, "warning"), (over, "over"))
-        for f in findings
-        if not (word == "over" and f.kind in paged)  # they have an all-clear of their own
+        for findings, state in ((warnings, "warning"), (resolved, "over"))
+        for finding in findings
+        if not (state == "over" and finding.kind in paged)  # the page's all-clear reports it
     )
-    run = _told(run, findings)
-    cleared = tuple(f"{kind}-" for kind in paged & {finding.kind for finding in over})
-    # What comes again after an all-clear is news.
+    run = _with_notified(run, findings)
+    cleared = tuple(f"{kind}-" for kind in paged & {finding.kind for finding in resolved})
+    # A warning that recurs after an all-clear is reported again.
     run = replace(run, warnings=tuple(key for key in run.warnings if not cleared or not key.startswith(cleared)))
-    return Decision(run, (*tells, *clears), "; ".join(said), finding=findings[0].kind)
+    return Decision(run, (*notices, *clears), "; ".join(reasons), finding=findings[0].kind)
 
 
-def _paged(run: Run) -> set[str]:
-    """The kinds of findings about which a page stands."""
+def _list_paged_kinds(run: Run) -> set[str]:
+    """Return the kinds of findings that have an open page."""
     return {page.tell.about for page in run.pages if page.tell.until is ClearedBy.MENDED}
 
 
-def _on_grave(run: Run, finding: Finding, found: FindingsObserved, policy: Policy) -> Decision:
+def _on_intervention(run: Run, finding: Finding, observed: FindingsObserved, policy: Policy) -> Decision:
+    """Decide on a finding that calls for action: restart in place, relaunch, propose it, hold, or page."""
     cause = CAUSES.get(finding.kind)
     what = f"{finding.kind}: {finding.evidence}"
     if cause is None:
         reason = f"{what}. The job goes on; nobody but you can tell whether it should"
-        return Decision(run, (_page(run, finding),), reason, finding=finding.kind)
+        return Decision(run, (_make_page(run, finding),), reason, finding=finding.kind)
     before_step = finding.onset_step if cause is Cause.DIVERGED else None
-    failure = _failure(run, finding, cause, found, before_step)
+    failure = _make_failure(run, finding, cause, observed, before_step)
     charged = with_failure_charged(
         with_attempt(run, replace(run.current, cause=cause, fingerprint=finding.kind)), failure
     )
     verdict = remedy(charged, failure, policy)
-    rung = _rung(charged, before_step, verdict, found, policy)
+    rung = _plan_rung(charged, before_step, verdict, observed, policy)
     elsewhere = False
     if isinstance(rung, Hold) and is_untried_elsewhere(charged):
         elsewhere, rung = True, None
@@ -177,50 +209,52 @@ def _on_grave(run: Run, finding: Finding, found: FindingsObserved, policy: Polic
         verdict, rung = rung, None
     elif rung and isinstance(verdict, Relaunch):
         failure, verdict = replace(failure, resume_step=rung.resume_step), replace(verdict, why=rung.why)
-    if not may_act(run, policy):  # nothing is done, so nothing is charged, and the job has not failed
-        did = f"observing only: it would be {_plan(verdict, failure)}"
+    if not may_act(run, policy):  # nothing is done, so nothing is charged
+        did = f"observing only: it would be {_format_plan(verdict, failure)}"
         reason = f"{what}; {did}"
-        tell = make_notice(
+        notice = make_notice(
             run,
             Severity.INFORM,
             f"{finding.kind}: observing only",
             what,
-            key=_key(run, finding),
+            key=_make_key(run, finding),
             runbook=Runbook.OBSERVING,
             did=did,
             since=finding.onset_at or finding.at,
         )
-        return Decision(run, (tell,), reason, finding=finding.kind)
+        return Decision(run, (notice,), reason, finding=finding.kind)
     if isinstance(verdict, Hold):
         advice = f"{verdict.advice}; the job goes on until you stop it"
-        reason = f"{what}; {_plan(verdict, failure)}. To do: {advice}"
+        reason = f"{what}; {_format_plan(verdict, failure)}. To do: {advice}"
         began = finding.onset_at or finding.at
-        kept = with_incident(charged, failure, reason, ("hold",), kind=finding.kind, began=began)
-        return _named(hold_as_ruled(kept, found.at, what, replace(verdict, advice=advice)), finding)
-    if policy.mode is not Mode.ACT:  # somebody is asked first, or Rerail is paused
+        recorded = with_incident(charged, failure, reason, ("hold",), kind=finding.kind, began=began)
+        return _with_finding(hold_as_ruled(recorded, observed.at, what, replace(verdict, advice=advice)), finding)
+    if policy.mode is not Mode.ACT:  # an approval is needed first, or Rerail is paused
         plan = f"stop the job and relaunch it {format_start(failure.resume_step)}"
-        return _named(propose_stop(run, finding, what, plan, at=found.at, policy=policy), finding)
+        return _with_finding(propose_stop(run, finding, what, plan, at=observed.at, policy=policy), finding)
     charged = with_rollback_labels(charged, finding) if before_step is not None else charged
-    lifted = with_rung_taken(charged, rung, before_step, at=found.at) if rung and before_step is not None else charged
-    aim = choose_target(lifted, failure, before_step)
-    if not elsewhere and can_restart(run) and not find_obstacle(lifted, failure, aim, policy):
+    planned = (
+        with_rung_taken(charged, rung, before_step, at=observed.at) if rung and before_step is not None else charged
+    )
+    aim = choose_target(planned, failure, before_step)
+    if not elsewhere and can_restart(run) and not find_obstacle(planned, failure, aim, policy):
         began = finding.onset_at or finding.at
-        said = f"{what}; {rung.why}" if rung else what
-        decision = restart(lifted, failure, aim, policy, said, kind=finding.kind, began=began)
-        return _named(decision, finding)
-    did = _plan(verdict, failure)
-    return _named(_stopping(charged, failure, finding, policy, what, did, before_step), finding)
+        explained = f"{what}; {rung.why}" if rung else what
+        decision = restart(planned, failure, aim, policy, explained, kind=finding.kind, began=began)
+        return _with_finding(decision, finding)
+    did = _format_plan(verdict, failure)
+    return _with_finding(_stop_job(charged, failure, finding, policy, what, did, before_step), finding)
 
 
-def _page(run: Run, finding: Finding) -> Notify:
-    """What stopping the job cannot mend; one page for each kind of trouble, however often it is found anew."""
+def _make_page(run: Run, finding: Finding) -> Notify:
+    """Return the page for trouble that stopping the job cannot resolve; one for each kind and attempt."""
     return make_notice(
         run,
         Severity.PAGE,
         f"{finding.kind}: {finding.evidence}",
         f"{finding.kind}: {finding.evidence}",
         key=f"{finding.kind}-{run.current.number}",
-        runbook=RUNBOOKS.get(finding.kind, Runbook.INFORMED),
+        runbook=RUNBOOK_BY_KIND.get(finding.kind, Runbook.INFORMED),
         did="nothing: the job goes on, stopping it would not mend this",
         todo=f"See whether the job should go on: nobody but you can tell\nIf not: rerail stop {run.id}",
         since=finding.onset_at or finding.at,
@@ -229,32 +263,38 @@ def _page(run: Run, finding: Finding) -> Notify:
     )
 
 
-def _rung(
-    run: Run, before_step: int | None, verdict: Verdict, found: FindingsObserved, policy: Policy
+def _plan_rung(
+    run: Run, before_step: int | None, verdict: Verdict, observed: FindingsObserved, policy: Policy
 ) -> ladder.RollbackPlan | Hold | None:
-    """What the ladder says where the loss went wrong at a known step and the rules let the run go on."""
+    """Return the ladder's next rung where the loss diverged at a known step and the rules allow a relaunch."""
     if before_step is None or isinstance(verdict, Hold):
         return None
-    return ladder.plan_rollback(run, before_step, found.checkpoints or (), policy)
+    return ladder.plan_rollback(run, before_step, observed.checkpoints or (), policy)
 
 
 def on_stop_approved(
     run: Run, proposal: Proposal, checkpoints: Sequence[Checkpoint] | None, *, at: datetime, policy: Policy, who: str
 ) -> Decision:
-    """Do what was proposed, on the world as it is now; `who` has agreed to it, "" where nobody had to."""
+    """Carry out the proposed stop, by the state of the run now.
+
+    `who` approved it; "" where no approval was needed.
+    """
     assert proposal.finding is not None
-    found = FindingsObserved(at, run.current.job_name, (proposal.finding,), checkpoints, witnessed=True)
-    decision = _on_grave(replace(run, proposal=None), proposal.finding, found, replace(policy, mode=Mode.ACT))
+    observed = FindingsObserved(at, run.current.job_name, (proposal.finding,), checkpoints, witnessed=True)
+    decision = _on_intervention(replace(run, proposal=None), proposal.finding, observed, replace(policy, mode=Mode.ACT))
     stop = decision.run.stop
     return replace(decision, run=replace(decision.run, stop=stop and replace(stop, approved_by=who)))
 
 
 def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy) -> Decision | None:
-    """The job that would be stopped still runs: act where the time has come, or the pause was lifted."""
+    """Act on a proposal to stop a running job once it has expired or the pause was lifted.
+
+    None if it is not due yet.
+    """
     if (
         proposal.plan is not ProposedAction.STOP
         or policy.mode is Mode.PAUSE
-        or run.state not in LIVE
+        or run.state not in LIVE_STATES
         or not seen.job.is_training
     ):
         return None
@@ -269,10 +309,13 @@ def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
 
 
 def _on_resumed(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy) -> Decision:
-    """What was found during a pause; what is old by now may have mended, and a human has to say so."""
+    """Decide on a finding from a pause, after the pause was lifted.
+
+    One that has expired may have recovered, so an operator has to approve it.
+    """
     assert proposal.finding is not None
-    heard = FindingsObserved(seen.at, run.current.job_name, (proposal.finding,), seen.checkpoints)
-    if _borne_out(proposal.finding, heard, policy).kind is not proposal.finding.kind:
+    observed = FindingsObserved(seen.at, run.current.job_name, (proposal.finding,), seen.checkpoints)
+    if _check_against_checkpoints(proposal.finding, observed, policy).kind is not proposal.finding.kind:
         return Decision(replace(run, proposal=None), reason=f"{proposal.why}: no longer so, the job saves")
     if policy.mode is Mode.APPROVE or seen.at >= proposal.expires_at:
         return propose_again(run, proposal, "the pause was lifted", at=seen.at, policy=policy)
@@ -280,16 +323,17 @@ def _on_resumed(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
     return replace(decision, reason=f"the pause was lifted: {decision.reason}")
 
 
-def _plan(verdict: Verdict, failure: Failure) -> str:
+def _format_plan(verdict: Verdict, failure: Failure) -> str:
+    """Return what is to be done, in words."""
     if isinstance(verdict, Hold):
         return f"held: {verdict.why}"
     return f"stopping the job, to relaunch {format_start(failure.resume_step)} ({verdict.why})"
 
 
-def _stopping(
+def _stop_job(
     run: Run, failure: Failure, finding: Finding, policy: Policy, what: str, did: str, before_step: int | None
 ) -> Decision:
-    """Stop at once where no checkpoint would ever come; else have one saved first."""
+    """Stop the job to relaunch it: at once after a hang, otherwise after an emergency checkpoint."""
     began = finding.onset_at or finding.at or failure.at
     actions, reason = ("stop", "relaunch"), f"{what}; {did}"
     run = with_incident(run, failure, reason, actions, kind=finding.kind, onset_step=before_step, began=began)
@@ -302,33 +346,38 @@ def _stopping(
         before_step=before_step,
         fresh_machines=failure.diagnosis.cause is Cause.HARDWARE,
     )
-    title, key = f"{finding.kind}: relaunching", _key(run, finding)
-    tell = make_notice(run, Severity.INFORM, title, what, key=key, did=did, since=began)
+    title, key = f"{finding.kind}: relaunching", _make_key(run, finding)
+    notice = make_notice(run, Severity.INFORM, title, what, key=key, did=did, since=began)
     if finding.kind not in HANGS:
-        return checkpoint_then_stop(run, stop, policy, reason, tell)
+        return checkpoint_then_stop(run, stop, policy, reason, notice)
     decision = stop_now(replace(run, stop=stop), reason)
-    return replace(decision, actions=(*decision.actions, tell))
+    return replace(decision, actions=(*decision.actions, notice))
 
 
-def _failure(run: Run, finding: Finding, cause: Cause, found: FindingsObserved, before_step: int | None) -> Failure:
+def _make_failure(
+    run: Run, finding: Finding, cause: Cause, observed: FindingsObserved, before_step: int | None
+) -> Failure:
+    """Return the finding as a failure for the rules."""
     return Failure(
         diagnosis=Diagnosis(cause, finding.evidence, finding.kind, finding.kind, step=finding.onset_step),
         last_step=finding.step if finding.step is not None else run.current.last_step,
-        resume_step=choose_resume_step(found.checkpoints, before_step=before_step),
-        at=found.at,
+        resume_step=choose_resume_step(observed.checkpoints, before_step=before_step),
+        at=observed.at,
     )
 
 
-def _named(decision: Decision, finding: Finding) -> Decision:
+def _with_finding(decision: Decision, finding: Finding) -> Decision:
+    """Return the decision with the finding that it answers."""
     return replace(decision, finding=finding.kind, inputs={"level": finding.level, "onset_step": finding.onset_step})
 
 
-def _told(run: Run, findings: tuple[Finding, ...] | list[Finding]) -> Run:
-    return with_warnings(run, *(_key(run, finding) for finding in findings))
+def _with_notified(run: Run, findings: tuple[Finding, ...] | list[Finding]) -> Run:
+    """Return the run with these findings recorded as reported."""
+    return with_warnings(run, *(_make_key(run, finding) for finding in findings))
 
 
-def _key(run: Run, finding: Finding) -> str:
-    """One notice for each level of each trouble since each start, however often the detectors repeat it."""
+def _make_key(run: Run, finding: Finding) -> str:
+    """Return the key of a finding's notice: one per kind, level, onset and start of the processes."""
     attempt, restart = run.current.number, run.current.restart
     where = f"{attempt}.{restart}" if restart else str(attempt)
     return f"{finding.kind}-{finding.level}-{where}-{finding.onset_step}"

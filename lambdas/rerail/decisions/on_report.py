@@ -1,4 +1,4 @@
-"""What an agent reports from within a job: a hint, which concerns nothing but the current attempt of its own run."""
+"""Decide on agents' reports from within a job; a report counts only for the current attempt of its run."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,79 +22,83 @@ REFUSED_SAVES = (ReportKind.DAMAGED, ReportKind.UNLOADED)
 
 
 def on_report(run: Run, reported: AgentReported, policy: Policy) -> Decision:
-    """Whoever reports is there, whatever it says: an agent works in this attempt."""
+    """Record that the attempt has an agent, and act on the report."""
     report, attempt = reported.report, run.current
     if report.told in REFUSED_SAVES:
-        return _on_refused_save(run, reported)
+        return _on_refused_checkpoint(run, reported)
     if (report.attempt, report.job) != (attempt.number, attempt.job_name):
         return Decision(run)
     if attempt.exists and not attempt.may_be_live:
         return Decision(run)
     run = replace(run, seals=run.seals or report.sealed)
-    if not _is_of_init(report):
+    if not _is_from_init(report):
         run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
     if attempt.is_outdated(report.restart) and report.told is not ReportKind.REFUSED:
         return Decision(run)
-    alive = on_processes_restarted(run, report, at=reported.at)
-    decision = _on_words(alive.run, reported, policy)
-    return decision if decision.reason else replace(decision, reason=alive.reason)
+    restarted = on_processes_restarted(run, report, at=reported.at)
+    decision = _on_report_kind(restarted.run, reported, policy)
+    return decision if decision.reason else replace(decision, reason=restarted.reason)
 
 
-def _on_refused_save(run: Run, reported: AgentReported) -> Decision:
-    """Said of a file that lies there, so it is true also when the attempt is over."""
+def _on_refused_checkpoint(run: Run, reported: AgentReported) -> Decision:
+    """Label a checkpoint that could not be restored; the report counts even if its attempt has ended."""
     report = reported.report
-    known = any((a.number, a.job_name) == (report.attempt, report.job) for a in run.attempts)
-    after = with_unrestorable(run, report) if known else run
+    is_known = any((attempt.number, attempt.job_name) == (report.attempt, report.job) for attempt in run.attempts)
+    after = with_unrestorable(run, report) if is_known else run
     if after == run:
         return Decision(run)
     label = after.labels[-1]
     reason = f"the checkpoint of step {label.step} is {label.health}: {label.why}"
     key = f"{label.health}-{label.step}-{label.attempt}"
     did = "no later attempt resumes from it"
-    tell = make_notice(after, Severity.INFORM, f"a checkpoint is {label.health}", reason, key=key, did=did)
-    return Decision(after, (tell,), reason, finding="damaged_checkpoint")
+    notice = make_notice(after, Severity.INFORM, f"a checkpoint is {label.health}", reason, key=key, did=did)
+    return Decision(after, (notice,), reason, finding="damaged_checkpoint")
 
 
-def _is_of_init(report: Report) -> bool:
-    """PID 1 speaks for the processes that it starts: it is no agent in the script, which could save."""
+def _is_from_init(report: Report) -> bool:
+    """Return whether the container's init sent the report: it is not an agent, and cannot save checkpoints."""
     return report.told is ReportKind.CRASHED or (report.told is ReportKind.RESTARTED and report.step is None)
 
 
-def _on_words(run: Run, reported: AgentReported, policy: Policy) -> Decision:
-    told = reported.report.told
-    if told is ReportKind.FINDINGS:
-        return on_findings(run, _found(run, reported), policy)
-    if told is ReportKind.CRASHED:
+def _on_report_kind(run: Run, reported: AgentReported, policy: Policy) -> Decision:
+    """Act on the report by its kind."""
+    kind = reported.report.told
+    if kind is ReportKind.FINDINGS:
+        return on_findings(run, _make_observed(run, reported), policy)
+    if kind is ReportKind.CRASHED:
         return on_crash(run, reported, policy)
-    if told is ReportKind.REFUSED and is_about_newest_restart(run, reported.report):
+    if kind is ReportKind.REFUSED and is_about_newest_restart(run, reported.report):
         return on_refused(run, reported)
-    return Decision(run) if told is ReportKind.RESTARTED else on_agent_answer(run, reported)
+    return Decision(run) if kind is ReportKind.RESTARTED else on_agent_answer(run, reported)
 
 
-def _found(run: Run, reported: AgentReported) -> FindingsObserved:
-    """The findings, dated within the attempt by our clock: the agent's may be wrong."""
+def _make_observed(run: Run, reported: AgentReported) -> FindingsObserved:
+    """Return the findings with times limited to the attempt: the agent's clock may be wrong."""
     attempt = run.current
     begin = attempt.training_started_at or attempt.created_at or run.created_at
     findings = tuple(
-        replace(f, at=_within(f.at, begin, reported.at), onset_at=_within(f.onset_at, begin, reported.at))
-        for f in reported.report.findings
+        replace(
+            finding, at=_clamp(finding.at, begin, reported.at), onset_at=_clamp(finding.onset_at, begin, reported.at)
+        )
+        for finding in reported.report.findings
     )
     return FindingsObserved(reported.at, attempt.job_name, findings, reported.checkpoints, witnessed=True)
 
 
-def _within(at: datetime | None, begin: datetime, end: datetime) -> datetime | None:
+def _clamp(at: datetime | None, begin: datetime, end: datetime) -> datetime | None:
+    """Return the time limited to the range from `begin` to `end`."""
     return at and min(max(at, begin), end)
 
 
 def redact_report(report: Report, request: Mapping[str, Any]) -> Report:
-    """The report with its texts as everybody may read them, who is told of it."""
+    """Return the report with secrets of the job's request removed from its texts."""
     findings = tuple(replace(finding, evidence=redact_values(finding.evidence, request)) for finding in report.findings)
     reason, evidence = redact_values(report.reason, request), redact_values(report.evidence, request)
     return replace(report, findings=findings, reason=reason, evidence=evidence)
 
 
 def on_invalid_report(run: Run, refused: ReportInvalid) -> Decision:
-    """Said once for each kind of defect; nothing else comes of it."""
+    """Send a notice about an invalid report, once for each kind of defect."""
     if refused.defect in run.defects:
         return Decision(run)
     run = replace(run, defects=(*run.defects, refused.defect))
@@ -104,7 +108,7 @@ def on_invalid_report(run: Run, refused: ReportInvalid) -> Decision:
         reason = f"a report does not show that this run's job has written it, and is passed over: {refused.why}"
         todo = "Find out who else writes into the mailbox, or whether the job's image has several versions of the agent"
     key = f"mail-{refused.defect}"
-    tell = make_notice(
+    notice = make_notice(
         run, Severity.INFORM, "a report cannot be read", reason, key=key, did="it is passed over", todo=todo
     )
-    return Decision(run, (tell,), reason, finding="bad_mail")
+    return Decision(run, (notice,), reason, finding="bad_mail")

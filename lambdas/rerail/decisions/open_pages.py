@@ -1,4 +1,4 @@
-"""Pages that stand: told once, told again after a while, and ended by an all-clear when what they are about is over."""
+"""Open pages: send each once, repeat it after a while, and send an all-clear when its subject is over."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,72 +12,81 @@ from rerail.model.run import OpenPage, Run, RunState
 
 
 def with_pages(decision: Decision, *, at: datetime, policy: Policy, ticks: bool) -> Decision:
-    """The decision with the pages that it makes or ends: one page stands at most for each key, an all-clear follows
-    each, and where time has passed (`ticks`) those that stand for long are told again."""
-    run, told, kept = decision.run, [], []
+    """Return the decision with its pages opened, closed and repeated.
+
+    There is at most one open page per key. With `ticks`, pages that have been open for long are sent again.
+    """
+    run, sent = decision.run, []
     for action in decision.actions:
         if isinstance(action, Notify) and action.severity is Severity.PAGE:
-            if _stands_already(run, action):
+            if _is_open(run, action):
                 continue
-            run = _noted(run, action, at)
-            told.append(action)
-        kept.append(action)
-    owing = replace(run, pending=(*run.pending, *kept))
-    over = [page for page in run.pages if _is_over(owing, page)]
-    ends = [_spoken_end(run, page) for page in over]
-    clears = [make_all_clear(run, p, end, decision.reason or end) for p, end in zip(over, ends, strict=True)]
-    run = replace(run, pages=tuple(page for page in run.pages if page not in over))
-    again = [page for page in run.pages if ticks and _is_due(owing, page, at, policy)]
-    run = replace(run, pages=tuple(replace(page, told_at=at) if page in again else page for page in run.pages))
-    actions = (*kept, *clears, *(page.tell for page in again))
+            run = _with_page(run, action, at)
+        sent.append(action)
+    updated = replace(run, pending=(*run.pending, *sent))
+    closed = [page for page in run.pages if _is_over(updated, page)]
+    ends = [_format_end(run, page) for page in closed]
+    all_clears = [
+        make_all_clear(run, page, end, decision.reason or end) for page, end in zip(closed, ends, strict=True)
+    ]
+    run = replace(run, pages=tuple(page for page in run.pages if page not in closed))
+    repeated = [page for page in run.pages if ticks and _is_due(updated, page, at, policy)]
+    run = replace(run, pages=tuple(replace(page, told_at=at) if page in repeated else page for page in run.pages))
+    actions = (*sent, *all_clears, *(page.tell for page in repeated))
     reason = decision.reason
-    if not reason and (clears or again):
-        reason = "; ".join([*(clear.body for clear in clears), *(f"still so: {page.tell.title}" for page in again)])
+    if not reason and (all_clears or repeated):
+        reason = "; ".join(
+            [*(all_clear.body for all_clear in all_clears), *(f"still so: {page.tell.title}" for page in repeated)]
+        )
     if run == decision.run and actions == decision.actions:
         return decision
     return replace(decision, run=run, actions=actions, reason=reason)
 
 
 def clear_pages(run: Run, kinds: Iterable[str], why: str) -> tuple[Run, tuple[Notify, ...]]:
-    """The run without the pages about findings of these kinds, and their all-clears: the trouble is over."""
-    over = [page for page in run.pages if page.tell.until is ClearedBy.MENDED and page.tell.about in set(kinds)]
-    run = replace(run, pages=tuple(page for page in run.pages if page not in over))
-    return run, tuple(make_all_clear(run, page, f"{page.tell.about} is over", why) for page in over)
+    """Return the run without pages about findings of these kinds, and their all-clears."""
+    closed = [page for page in run.pages if page.tell.until is ClearedBy.MENDED and page.tell.about in set(kinds)]
+    run = replace(run, pages=tuple(page for page in run.pages if page not in closed))
+    return run, tuple(make_all_clear(run, page, f"{page.tell.about} is over", why) for page in closed)
 
 
 def make_all_clear(run: Run, page: OpenPage, end: str, why: str) -> Notify:
-    """What is told of the end of a page to those who had it."""
-    told = page.tell
+    """Return the all-clear for a page, to the recipients of the page."""
+    notice = page.tell
     return Notify(
         severity=Severity.CLEAR,
         title=f"{run.id}: all clear: {end}",
         body=why,
-        key=f"{told.key}/clear",
-        runbook=told.runbook,
+        key=f"{notice.key}/clear",
+        runbook=notice.runbook,
         todo="Nothing more: this page is over",
-        since=told.since or page.told_at,
-        clears=told.key,
+        since=notice.since or page.told_at,
+        clears=notice.key,
     )
 
 
-def _stands_already(run: Run, tell: Notify) -> bool:
-    """It was told, and is told again in its own time; a run that is held anew after a release is news."""
-    return tell.until is not ClearedBy.RELEASED and any(page.tell.key == tell.key for page in run.pages)
+def _is_open(run: Run, notice: Notify) -> bool:
+    """Return whether the page is open already.
+
+    A page about a held run is always sent: the run was released and held again.
+    """
+    return notice.until is not ClearedBy.RELEASED and any(page.tell.key == notice.key for page in run.pages)
 
 
-def _noted(run: Run, tell: Notify, at: datetime) -> Run:
-    others = tuple(page for page in run.pages if page.tell.key != tell.key)
-    return replace(run, pages=(*others, OpenPage(tell, run.current.number, at)))
+def _with_page(run: Run, notice: Notify, at: datetime) -> Run:
+    """Return the run with this page open, instead of one with the same key."""
+    others = tuple(page for page in run.pages if page.tell.key != notice.key)
+    return replace(run, pages=(*others, OpenPage(notice, run.current.number, at)))
 
 
 def _is_over(run: Run, page: OpenPage) -> bool:
-    """By the run as it is now: whatever was missed in between, the page ends."""
-    attempt, tell = run.current, page.tell
-    match tell.until:
+    """Return whether the page is over, by the state of the run alone."""
+    attempt, notice = run.current, page.tell
+    match notice.until:
         case ClearedBy.RELEASED:
             return run.state is not RunState.HELD or attempt.number != page.attempt
         case ClearedBy.ANSWERED:
-            return run.proposal is None or run.proposal.id != tell.about
+            return run.proposal is None or run.proposal.id != notice.about
         case ClearedBy.LAUNCHED:
             return run.kept_back != BRAKE and not (has_pending(run, CreateJob) and not attempt.exists)
         case ClearedBy.MENDED:
@@ -86,13 +95,13 @@ def _is_over(run: Run, page: OpenPage) -> bool:
 
 
 def _is_due(run: Run, page: OpenPage, at: datetime, policy: Policy) -> bool:
-    """Not while it is still owed: the bus may have refused it for as long."""
+    """Return whether the page is to be sent again; not while its first sending is pending."""
     refire = policy.notices.refire
     return bool(refire) and at - page.told_at >= refire and page.tell not in run.pending
 
 
-def _spoken_end(run: Run, page: OpenPage) -> str:
-    """What the end of a page means; that an attempt is over does not mean that what ailed it is."""
+def _format_end(run: Run, page: OpenPage) -> str:
+    """Return why the page is over; that an attempt has ended does not mean that its trouble is resolved."""
     match page.tell.until:
         case ClearedBy.RELEASED:
             return f"no longer held ({run.state})"

@@ -1,7 +1,8 @@
-"""An operator's rollback: back to a step of their choice; what was saved after it is not resumed from any more.
+"""An operator's rollback: relaunch from a step of their choice and never resume from newer checkpoints.
 
-It is answered as a loss that went wrong there: what the job saves on its way out is evidence, what is newer is
-labelled, and moved out of the way of a script without an agent. But no budget is charged, and the ladder has no say."""
+It works as for a loss that diverged there: newer checkpoints are labelled, and quarantined for a script without an
+agent. No budget is charged, and the rollback ladder does not apply.
+"""
 
 from dataclasses import replace
 
@@ -21,29 +22,29 @@ from rerail.model.policy import Policy
 from rerail.model.run import AfterStop, PlannedStop, Run, RunState
 from rerail.model.signals import OperatorCommand
 
-OVER = (RunState.COMPLETED, RunState.STOPPED)
+ENDED_STATES = (RunState.COMPLETED, RunState.STOPPED)
 
 
 def on_rollback(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
-    """Stop the job and relaunch it from there, or take a held run up again there; or say why not."""
+    """Stop the job and relaunch it from the step, or relaunch a held run there; or report why not."""
     said = f"{command.who} said rollback to step {command.step}" + (f" ({command.why})" if command.why else "")
-    if refusal := _refusal(run, command):
+    if refusal := _find_refusal(run, command):
         return Decision(run, reason=f"{said}, but {refusal}")
     step = command.step or 0
     why = f"saved after step {step}, to which {command.who} rolled the run back"
     run = with_operator_rollback(run, step, why=why + (f": {command.why}" if command.why else ""), source=command.id)
-    if run.state is RunState.HELD:  # they have looked
+    if run.state is RunState.HELD:  # the command implies a release
         run = with_release(run, who=command.who, at=command.at)
     if not run.current.may_be_live:
-        return _relaunched(run, command, policy, said)
-    return _stopped(run, command, policy, said, step)
+        return _relaunch(run, command, policy, said)
+    return _stop_job(run, command, policy, said, step)
 
 
-def _refusal(run: Run, command: OperatorCommand) -> str:
-    """Why there is nothing that can be done, and what can; "" where it can be done."""
+def _find_refusal(run: Run, command: OperatorCommand) -> str:
+    """Return why the rollback cannot be done and what to do instead, or an empty string."""
     if command.step is None:
         return "without a step: name it with --to"
-    if run.state in OVER:
+    if run.state in ENDED_STATES:
         return f"the run has ended ({run.state}): start the job again by hand"
     waits = run.current.number > 1 and run.state in (RunState.WAITING, RunState.HELD)
     if not run.current.exists and not waits:
@@ -56,9 +57,9 @@ def _refusal(run: Run, command: OperatorCommand) -> str:
     return ""
 
 
-def _relaunched(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
-    """No job is live: the next one is launched at once, for whoever says so has waited long enough."""
-    step = _start(run, command)
+def _relaunch(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+    """Launch the next job at once: no job is live, and the command counts as its approval."""
+    step = _choose_start(run, command)
     if run.current.exists:
         run = with_next_attempt(run, step, wake_at=command.at)
     run = with_attempt(run, replace(run.current, resumed_from_step=step, approved_by=command.who, drill=False))
@@ -67,13 +68,14 @@ def _relaunched(run: Run, command: OperatorCommand, policy: Policy, said: str) -
     return Decision(run, actions, f"{said}: creating {run.current.job_name} {format_start(step)}")
 
 
-def _start(run: Run, command: OperatorCommand) -> int | None:
-    """The newest clean checkpoint at or before the step; where Rerail cannot look, what the job finds there."""
+def _choose_start(run: Run, command: OperatorCommand) -> int | None:
+    """Return the newest clean step up to the requested one, or that step where Rerail cannot list checkpoints."""
     step = command.step or 0
     return choose_resume_step(command.checkpoints, before_step=step + 1) if run.checkpoint_uri else step
 
 
-def _stopped(run: Run, command: OperatorCommand, policy: Policy, said: str, step: int) -> Decision:
+def _stop_job(run: Run, command: OperatorCommand, policy: Policy, said: str, step: int) -> Decision:
+    """Stop the live job, to relaunch it from the step."""
     if run.state is RunState.STOPPING and run.stop:
         stop = replace(run.stop, then=AfterStop.RELAUNCH, reason=said, approved_by=command.who)
         run = replace(run, stop=replace(stop, before_step=step + 1, to_step=step, drill=False))

@@ -1,8 +1,8 @@
-"""What has to be moved for a rollback of a script that knows nothing of Rerail, and where to?
+"""Plan which objects to move so that a script without an agent resumes from the right checkpoint.
 
-It resumes from whatever lies in its checkpoint folder, which SageMaker copies to the machine at the start of a job. So
-all that was saved after the step to resume from goes to a place outside of that folder, and what names the last save (a
-pointer, or a copy such as `last.ckpt`) is kept there too and then names the one to resume from.
+Such a script resumes from whatever is in its checkpoint folder, which SageMaker copies to the machine when a job
+starts. Checkpoints after the step to resume from therefore move to a folder outside of it. Pointers to the newest
+checkpoint, and copies such as `last.ckpt`, move too and are rewritten for the checkpoint to resume from.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,37 +25,36 @@ from rerail.model.checkpoints import bucket_and_folder
 from rerail.model.errors import QuarantineFailed
 
 PLACE = "rerail-quarantine/"
-# The keys that are ever written, as IAM matches them: what is set aside and what is the last save once more, both of
-# which are copied, and the texts that name the last save.
+# All keys that are ever written, as IAM patterns. COPIED: quarantined objects and copies of the last checkpoint.
+# WRITTEN: those and the pointers, which are small texts.
 COPIED = (f"{PLACE}*", "*/last*.ckpt")
 WRITTEN = (*COPIED, f"*/{LATEST}", f"*/{TRACKER}")
-NAMED = 3
+MAX_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineMove:
-    """An object that goes aside: copied to `target` and then taken away, or replaced by what the script should find.
+    """One object to move: copied to `target`, then deleted or replaced."""
 
-    `text` is what is written in its place, `twin` the key of the object that is copied there; keys are whole ones.
-    """
-
-    source: StoredObject
-    target: str
-    text: str = ""
-    twin: str = ""
+    source: StoredObject  # its key includes the folder
+    target: str  # full key
+    text: str = ""  # written in its place, if not empty
+    twin: str = ""  # full key of the object that is copied in its place, if not empty
 
     @property
     def is_replaced(self) -> bool:
-        """Something else takes its place."""
+        """Whether another object or text takes its place."""
         return bool(self.text or self.twin)
 
 
 def plan_moves(
     stored: Sequence[StoredObject], pointers: Mapping[str, str], action: QuarantineCheckpoints
 ) -> list[QuarantineMove]:
-    """Return the moves that are left to do, pointers first; raises QuarantineFailed.
+    """Return the moves that are left to do, pointers first.
 
-    Keys of `stored` and `pointers` are relative to the checkpoint folder."""
+    Keys of `stored` and `pointers` are relative to the checkpoint folder. Raises QuarantineFailed where the folders
+    overlap, or, with `strict`, where the steps of the checkpoints cannot be determined.
+    """
     bucket, folder = bucket_and_folder(action.uri)
     if PLACE.startswith(folder) or folder.startswith(PLACE):
         raise QuarantineFailed(
@@ -63,55 +62,69 @@ def plan_moves(
             "given it too. To do: move aside by hand what must not be resumed from, then release the run; next time "
             "give the run a folder of its own in the bucket"
         )
-    found = find_checkpoints(stored, pointers)
-    if action.strict and not found and (strange := [*find_undated(stored), *find_copies(stored)]):
-        names = ", ".join(each.key for each in strange[:NAMED])
+    checkpoints = find_checkpoints(stored, pointers)
+    if action.strict and not checkpoints and (unrecognized := [*find_undated(stored), *find_copies(stored)]):
+        names = ", ".join(item.key for item in unrecognized[:MAX_NAMES])
         raise QuarantineFailed(
             f"nobody can tell of which step the saves under {action.uri} are ({names}). To do: move what must not be "
             f"resumed from out of that folder, then release the run"
         )
-    place = f"{PLACE}{action.run}/a{action.attempt:03d}/"
-    moves = [*_pointers(stored, pointers, found, action), *_tainted(found, action)]
-    return [_from_the_bucket(move, folder=folder, place=place) for move in moves]
+    target_folder = f"{PLACE}{action.run}/a{action.attempt:03d}/"
+    moves = [*_list_pointer_moves(stored, pointers, checkpoints, action), *_list_rolled_back(checkpoints, action)]
+    return [_with_full_keys(move, folder=folder, target_folder=target_folder) for move in moves]
 
 
-def _from_the_bucket(move: QuarantineMove, *, folder: str, place: str) -> QuarantineMove:
+def _with_full_keys(move: QuarantineMove, *, folder: str, target_folder: str) -> QuarantineMove:
+    """Return the move with keys from the root of the bucket."""
     source = move.source._replace(key=f"{folder}{move.source.key}")
-    return QuarantineMove(source, f"{place}{move.source.key}", move.text, f"{folder}{move.twin}" if move.twin else "")
+    return QuarantineMove(
+        source, f"{target_folder}{move.source.key}", move.text, f"{folder}{move.twin}" if move.twin else ""
+    )
 
 
-def _tainted(found: Sequence[LayoutCheckpoint], action: QuarantineCheckpoints) -> Iterator[QuarantineMove]:
-    for save in found:
-        if _is_after(save.step, action) and save.saved_at <= action.saved_before:
-            yield from (QuarantineMove(each, each.key) for each in save.files.values())
+def _list_rolled_back(
+    checkpoints: Sequence[LayoutCheckpoint], action: QuarantineCheckpoints
+) -> Iterator[QuarantineMove]:
+    """Yield the moves of all files of checkpoints newer than the step to resume from."""
+    for checkpoint in checkpoints:
+        if _is_newer(checkpoint.step, action) and checkpoint.saved_at <= action.saved_before:
+            yield from (QuarantineMove(file, file.key) for file in checkpoint.files.values())
 
 
-def _is_after(step: int, action: QuarantineCheckpoints) -> bool:
+def _is_newer(step: int, action: QuarantineCheckpoints) -> bool:
+    """Return whether the step is newer than the one to resume from."""
     return action.resume_step is None or step > action.resume_step
 
 
-def _pointers(
+def _list_pointer_moves(
     stored: Sequence[StoredObject],
     pointers: Mapping[str, str],
-    found: Sequence[LayoutCheckpoint],
+    checkpoints: Sequence[LayoutCheckpoint],
     action: QuarantineCheckpoints,
 ) -> Iterator[QuarantineMove]:
-    """What names the last save, and what is it once more: it would lead the script to what is set aside."""
-    for each in find_pointers(stored):
-        step = parse_pointer(each.key, pointers.get(each.key, ""))
-        if step is not None and _is_after(step, action) and each.at <= action.saved_before:
-            kept = _kept(found, each, action)
-            yield QuarantineMove(each, each.key, text=format_pointer(each.key, kept.step) if kept else "")
-    for each in find_copies(stored) if found else ():
-        kept = _kept(found, each, action)
+    """Yield the moves of pointers to, and copies of, the newest checkpoint: they would lead to a quarantined one."""
+    for item in find_pointers(stored):
+        step = parse_pointer(item.key, pointers.get(item.key, ""))
+        if step is not None and _is_newer(step, action) and item.at <= action.saved_before:
+            kept = _find_kept(checkpoints, item, action)
+            yield QuarantineMove(item, item.key, text=format_pointer(item.key, kept.step) if kept else "")
+    for item in find_copies(stored) if checkpoints else ():
+        kept = _find_kept(checkpoints, item, action)
         twin = next(iter(kept.files.values())) if kept and len(kept.files) == 1 else None
-        if each.at <= action.saved_before and (twin is None or (twin.etag, twin.bytes) != (each.etag, each.bytes)):
-            yield QuarantineMove(each, each.key, twin=twin.key if twin else "")
+        if item.at <= action.saved_before and (twin is None or (twin.etag, twin.bytes) != (item.etag, item.bytes)):
+            yield QuarantineMove(item, item.key, twin=twin.key if twin else "")
 
 
-def _kept(
-    found: Sequence[LayoutCheckpoint], beside: StoredObject, action: QuarantineCheckpoints
+def _find_kept(
+    checkpoints: Sequence[LayoutCheckpoint], beside: StoredObject, action: QuarantineCheckpoints
 ) -> LayoutCheckpoint | None:
-    """The save to resume from, in the same folder."""
+    """Return the checkpoint to resume from in the same folder, or None."""
     parent = beside.key[: beside.key.rfind("/") + 1]
-    return next((s for s in found if (s.step, s.parent) == (action.resume_step, parent) and s.is_whole), None)
+    return next(
+        (
+            checkpoint
+            for checkpoint in checkpoints
+            if (checkpoint.step, checkpoint.parent) == (action.resume_step, parent) and checkpoint.is_whole
+        ),
+        None,
+    )

@@ -1,4 +1,4 @@
-"""What to do about a failed attempt: ordered rules, first match wins; order is policy."""
+"""Choose the remedy for a failed attempt by ordered rules; the first match wins."""
 
 import random
 from collections.abc import Callable
@@ -16,44 +16,42 @@ from rerail.model.policy import Policy
 from rerail.model.run import Run
 from rerail.model.runbooks import Runbook
 
-# Where the platform is at fault, the same error at the same step proves nothing about the next try.
-PLATFORM = (Cause.INFRASTRUCTURE, Cause.HARDWARE, Cause.CAPACITY)
+# For platform faults, the same error at the same step does not predict the next attempt.
+PLATFORM_CAUSES = (Cause.INFRASTRUCTURE, Cause.HARDWARE, Cause.CAPACITY)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt as the rules see it, and what was saved, where somebody looked; the run's ledger is charged for
-    it already."""
+    """A failed attempt as the rules see it; the run's ledger is already charged for it."""
 
     diagnosis: Diagnosis
-    last_step: int | None
-    resume_step: int | None
+    last_step: int | None  # the last step known before the failure
+    resume_step: int | None  # the step to resume from; None: from the start
     at: datetime
-    checkpoints: tuple[Checkpoint, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()  # as they were listed; empty where they were not listed
 
 
 @dataclass(frozen=True, slots=True)
 class Relaunch:
-    """Try again after `delay`, on fresh machines where `fresh_machines` says so; where it `moves`, on `machines`, None
-    being those of the run's own request."""
+    """The verdict to try again."""
 
-    delay: timedelta
+    delay: timedelta  # before the job is created
     why: str
-    fresh_machines: bool = False
-    moves: bool = False
-    machines: Machines | None = None
+    fresh_machines: bool = False  # release the warm pool first, so that other machines are used
+    moves: bool = False  # launch on `machines` from now on
+    machines: Machines | None = None  # only with `moves`; None: those of the run's own request
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Stop trying and ask a human; `advice` is what to do, and the runbook says more of it."""
+    """The verdict to stop trying and page the operator."""
 
     why: str
-    advice: str
-    runbook: Runbook = Runbook.BUDGET_SPENT
+    advice: str  # what to do
+    runbook: Runbook = Runbook.BUDGET_SPENT  # the page with more detail
 
 
-# From so many hangs in a row on, the machines are suspect too.
+# From this many hangs in a row, the machines are suspect too.
 HANGS_TOLERATED = 2
 
 Verdict = Relaunch | Hold
@@ -61,7 +59,7 @@ Rule = Callable[[Run, Failure, Policy], Verdict | None]
 
 
 def remedy(run: Run, failure: Failure, policy: Policy) -> Verdict:
-    """The first rule that has an answer; the last one always has."""
+    """Return the verdict of the first rule that applies; the last rule always does."""
     for rule in RULES:
         if verdict := rule(run, failure, policy):
             return verdict
@@ -69,26 +67,37 @@ def remedy(run: Run, failure: Failure, policy: Policy) -> Verdict:
 
 
 def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
-    """Twice the same error at the same step is a deterministic failure: a third try only costs money."""
-    if hold := _same_error_after_a_restart(run, failure):
+    """Hold if the same error occurred twice at the same step.
+
+    Such an error is deterministic, and a third attempt only costs money.
+    """
+    if hold := _hold_same_error_after_restart(run, failure):
         return hold
-    before = next((attempt for attempt in reversed(run.attempts[:-1]) if attempt.cause is not Cause.CAPACITY), None)
+    previous = next((attempt for attempt in reversed(run.attempts[:-1]) if attempt.cause is not Cause.CAPACITY), None)
     cause = failure.diagnosis.cause
-    if before is None or failure.last_step is None or cause in (*PLATFORM, Cause.DIVERGED):
+    if previous is None or failure.last_step is None or cause in (*PLATFORM_CAUSES, Cause.DIVERGED):
         return None
-    if (before.fingerprint, before.last_step) != (failure.diagnosis.fingerprint, failure.last_step):
+    if (previous.fingerprint, previous.last_step) != (failure.diagnosis.fingerprint, failure.last_step):
         return None
     return Hold(
-        f"the same error at step {failure.last_step} in attempts {before.number} and {run.current.number}",
+        f"the same error at step {failure.last_step} in attempts {previous.number} and {run.current.number}",
         "mend the code or the data at that step, then release the run",
         Runbook.SAME_ERROR,
     )
 
 
-def _same_error_after_a_restart(run: Run, failure: Failure) -> Hold | None:
-    """The same, of one job's processes that were restarted in place. What diverges again is a case for other data."""
+def _hold_same_error_after_restart(run: Run, failure: Failure) -> Hold | None:
+    """Hold if the same error occurred at the same step before and after an in-place restart.
+
+    Divergence is excepted: the rollback ladder answers it with other data.
+    """
     order, cause = (run.current.orders[-1] if run.current.orders else None), failure.diagnosis.cause
-    if order is None or not order.restarted_at or failure.last_step is None or cause in (*PLATFORM, Cause.DIVERGED):
+    if (
+        order is None
+        or not order.restarted_at
+        or failure.last_step is None
+        or cause in (*PLATFORM_CAUSES, Cause.DIVERGED)
+    ):
         return None
     if (order.fingerprint, order.last_step) != (failure.diagnosis.fingerprint, failure.last_step):
         return None
@@ -100,9 +109,9 @@ def _same_error_after_a_restart(run: Run, failure: Failure) -> Hold | None:
 
 
 def attempts_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
-    """A run has only so many attempts, whatever the causes."""
-    had_machines = [each for each in run.attempts if each.cause is not Cause.CAPACITY and not each.drill]
-    if len(had_machines) < policy.limits.attempts:
+    """Hold once the run has used all its attempts, whatever their causes."""
+    attempts = [attempt for attempt in run.attempts if attempt.cause is not Cause.CAPACITY and not attempt.drill]
+    if len(attempts) < policy.limits.attempts:
         return None
     return Hold(
         f"all {policy.limits.attempts} attempts are spent",
@@ -112,7 +121,7 @@ def attempts_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | None
 
 
 def restart_storm(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
-    """Many launches in a short time: something is wrong that relaunching does not see."""
+    """Hold after many launches in a short time: relaunching does not fix what is wrong."""
     window = policy.limits.starts_window
     recent = [start for start in run.ledger.starts if failure.at - start < window]
     if failure.diagnosis.cause is Cause.CAPACITY or len(recent) < policy.limits.starts:
@@ -125,7 +134,7 @@ def restart_storm(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
 
 
 def no_progress(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
-    """Attempts that train and leave no newer checkpoint burn money in place."""
+    """Hold after several attempts that trained and left no newer checkpoint."""
     if run.ledger.without_progress < policy.limits.attempts_without_progress:
         return None
     return Hold(
@@ -137,35 +146,40 @@ def no_progress(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
 
 
 def wait_for_capacity(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
-    """No machines: wait for them, within a budget of time."""
+    """Wait for machines where there is no capacity, within a time budget."""
     if failure.diagnosis.cause is not Cause.CAPACITY:
         return None
     return capacity_verdict(run, policy, at=failure.at, refusal=failure.diagnosis.evidence)
 
 
 def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
-    """Each cause has its own ledger."""
+    """Hold once the failure's cause has used up its own budget."""
     cause = failure.diagnosis.cause
     budget = policy.retries.of(cause)
     if budget is None or run.ledger.charges.get(cause, 0) <= budget:
         return None
     spent = "is not retried" if budget == 0 else f"has spent its budget of {budget} without progress"
-    advice = ADVICE.get(cause, "look at the evidence, then release the run")
-    return Hold(f"{cause} {spent}", advice, RUNBOOKS.get(cause, Runbook.BUDGET_SPENT))
+    advice = ADVICE_BY_CAUSE.get(cause, "look at the evidence, then release the run")
+    return Hold(f"{cause} {spent}", advice, RUNBOOK_BY_CAUSE.get(cause, Runbook.BUDGET_SPENT))
 
 
 def leave_the_bad_node(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
-    """A warm pool would hand the same broken node back; a second hang in a row makes its machines suspect."""
+    """Relaunch on fresh machines after a hardware failure or repeated hangs.
+
+    A warm pool would return the same broken node.
+    """
     cause = failure.diagnosis.cause
     hangs_again = cause is Cause.HANG and run.ledger.charges.get(cause, 0) >= HANGS_TOLERATED
     if cause is not Cause.HARDWARE and not hangs_again:
         return None
-    return Relaunch(_backoff(run, failure, policy), _spending(run, failure, policy), fresh_machines=True)
+    return Relaunch(
+        _choose_backoff(run, failure, policy), _format_retries_left(run, failure, policy), fresh_machines=True
+    )
 
 
 def resume(run: Run, failure: Failure, policy: Policy) -> Verdict:
-    """Everything else: try again from the newest clean checkpoint."""
-    return Relaunch(_backoff(run, failure, policy), _spending(run, failure, policy))
+    """Relaunch from the newest clean checkpoint: the rule for every other failure."""
+    return Relaunch(_choose_backoff(run, failure, policy), _format_retries_left(run, failure, policy))
 
 
 RULES: tuple[Rule, ...] = (
@@ -179,7 +193,7 @@ RULES: tuple[Rule, ...] = (
     resume,
 )
 
-ADVICE = {
+ADVICE_BY_CAUSE = {
     Cause.USER_CODE: "mend the script, then release the run",
     Cause.DATA: "mend or leave out the input that the evidence names, then release the run",
     Cause.OOM: "use a smaller batch or a larger instance, then release the run",
@@ -187,12 +201,14 @@ ADVICE = {
     Cause.DIVERGED: "lower the learning rate or look at the data before the onset, then release the run",
 }
 
-RUNBOOKS = {Cause.OOM: Runbook.OUT_OF_MEMORY, Cause.DIVERGED: Runbook.DIVERGED}
+RUNBOOK_BY_CAUSE = {Cause.OOM: Runbook.OUT_OF_MEMORY, Cause.DIVERGED: Runbook.DIVERGED}
 
 
 def capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "") -> Verdict:
-    """Wait for machines, with growing pauses, until the policy's patience is at an end; after a part of it, or at once
-    where a quota keeps the run from its own machines for ever, try the policy's fall-backs."""
+    """Wait for machines with growing delays, then fall back to others, and hold at the end of the policy's wait.
+
+    Fall-backs are tried after part of the wait, or at once where a quota permanently excludes the run's own machines.
+    """
     waited = at - (run.ledger.capacity_since or at)
     quota, others = find_missing_quota(refusal), list_untried(run, policy)
     if waited >= policy.capacity.wait:
@@ -201,14 +217,14 @@ def capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "
             "choose another instance type or region, or release the run to wait again",
             Runbook.NO_CAPACITY,
         )
-    given_up = f", {format_instance_types(run.current.machines)} is given up" if run.current.machines else ""
+    abandoned = f", {format_instance_types(run.current.machines)} is given up" if run.current.machines else ""
     seed = f"{run.id}:{run.version}"
     if others and (quota or waited >= policy.capacity.fallback_after):
         why = str(quota) if quota else f"no capacity for {format_duration(waited)}"
-        pause = draw_delay(policy.capacity.base, seed=seed, least=0.5)
+        delay = draw_delay(policy.capacity.base, seed=seed, least=0.5)
         return Relaunch(
-            pause,
-            f"{why}{given_up}: falling back to {format_instance_types(others[0])}",
+            delay,
+            f"{why}{abandoned}: falling back to {format_instance_types(others[0])}",
             moves=True,
             machines=others[0],
         )
@@ -219,38 +235,43 @@ def capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "
             "then release the run",
             Runbook.NO_CAPACITY,
         )
-    pause = min(policy.capacity.cap, max(policy.capacity.base, waited / 2))
-    if others:  # their time has come before a long pause would be over
-        pause = min(pause, max(policy.capacity.base, policy.capacity.fallback_after - waited))
+    delay = min(policy.capacity.cap, max(policy.capacity.base, waited / 2))
+    if others:  # a fall-back may be due before a long delay ends
+        delay = min(delay, max(policy.capacity.base, policy.capacity.fallback_after - waited))
     unused = format_unsuitable(run, policy) if waited >= policy.capacity.fallback_after and not others else ""
     return Relaunch(
-        draw_delay(pause, seed=seed, least=0.5),
-        f"no capacity for {format_duration(waited)} of at most {format_duration(policy.capacity.wait)}{given_up}"
+        draw_delay(delay, seed=seed, least=0.5),
+        f"no capacity for {format_duration(waited)} of at most {format_duration(policy.capacity.wait)}{abandoned}"
         + (f"; fall-backs passed over: {unused}" if unused else ""),
         moves=run.current.machines is not None,
     )
 
 
 def draw_delay(longest: timedelta, *, seed: str, least: float = 0.0) -> timedelta:
-    """Uniform between `least` x longest and longest; the same for the same seed, so that a repetition decides alike."""
+    """Return a random delay, uniform between `least` x longest and longest.
+
+    The same seed gives the same delay, so that a repeated decision is identical.
+    """
     return longest * random.Random(seed).uniform(least, 1.0)
 
 
 def format_duration(duration: timedelta) -> str:
-    """A duration as people say it."""
+    """Return a duration in seconds, minutes or hours, for people."""
     seconds = duration.total_seconds()
     if seconds < 90:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _backoff(run: Run, failure: Failure, policy: Policy) -> timedelta:
+def _choose_backoff(run: Run, failure: Failure, policy: Policy) -> timedelta:
+    """Return the delay before the next attempt: exponential in the failures of this cause, with full jitter."""
     failures = max(1, run.ledger.charges.get(failure.diagnosis.cause, 1))
     longest = min(policy.backoff.cap, policy.backoff.base * 2 ** min(failures - 1, 20))
     return draw_delay(longest, seed=f"{run.id}:{run.current.number}")
 
 
-def _spending(run: Run, failure: Failure, policy: Policy) -> str:
+def _format_retries_left(run: Run, failure: Failure, policy: Policy) -> str:
+    """Return how many retries the cause has left, in words."""
     cause = failure.diagnosis.cause
     budget = policy.retries.of(cause)
     if budget is None:

@@ -1,7 +1,8 @@
-"""The ladder for a loss that does not mend: replay, skip data, skip more from farther back, lower the rate, hold.
+"""The rollback ladder for a diverged loss: replay, skip data, skip more, lower the learning rate, hold.
 
-A rung is climbed when the trouble comes again where it was, or little beyond; one far beyond is a new trouble, and
-starts with a replay again. What a rung skips is named by absolute sample ids, and stays skipped in later attempts."""
+The next rung is taken when the trouble returns at or shortly after its onset. Trouble far beyond it is new and starts
+with a replay. Skipped data is named by absolute sample ids and stays skipped in later attempts.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,12 +20,12 @@ from rerail.model.policy import Ladder, Policy
 from rerail.model.run import Run, RungTaken
 from rerail.model.runbooks import Runbook
 
-KEPT_CLIMBS = 30
-PAIRS = 8  # of checkpoints around the onset, to learn from how many samples a step takes
+MAX_RUNGS_TAKEN = 30
+MAX_CHECKPOINT_PAIRS = 8  # around the onset, to estimate the samples per step
 
 
 class Rung(StrEnum):
-    """What is done about the trouble, from the cheapest on; each does what those before it do, and more."""
+    """The rungs from the cheapest on; each adds to those before it."""
 
     REPLAY = "replay"
     SKIP = "skip"
@@ -34,65 +35,67 @@ class Rung(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RollbackPlan:
-    """One rung for one trouble: where to resume (None: from the start), all samples to pass over, the factor on the
-    learning rate, and why in words."""
+    """One rung for one onset."""
 
     rung: Rung
-    resume_step: int | None
-    skip_samples: str
-    rate: float
-    why: str
+    resume_step: int | None  # None: from the start
+    skip_samples: str  # the ranges of all sample ids to skip, those of earlier rungs included
+    rate: float  # factor on the learning-rate schedule
+    why: str  # for the reason of the decision
 
 
 @dataclass(frozen=True, slots=True)
 class LadderPosition:
-    """Where a trouble began, what there is to go back to (newest first), and what was tried for it before."""
+    """The state from which the next rung is chosen."""
 
     run: Run
-    onset: int
+    onset: int  # the step at which the loss diverged
     ladder: Ladder
-    saves: tuple[Checkpoint, ...]
-    tried: tuple[RungTaken, ...]
+    saves: tuple[Checkpoint, ...]  # all listed checkpoints, with their health
+    tried: tuple[RungTaken, ...]  # rungs taken for this onset before, oldest first
 
     @property
     def clean(self) -> list[int]:
-        """The steps that may be gone back to, newest first: all are older than the onset."""
+        """The steps of the complete, clean checkpoints older than the onset, newest first."""
         sound = (c.step for c in self.saves if c.is_whole and c.health is Health.CLEAN and c.step < self.onset)
         return sorted(set(sound), reverse=True)
 
     @property
     def limit(self) -> int:
-        """The newest step that is a margin older than the onset."""
+        """The newest step that keeps the policy's margin before the onset."""
         return self.onset - self.ladder.margin_steps
 
 
 def plan_rollback(run: Run, onset_step: int, checkpoints: Sequence[Checkpoint], policy: Policy) -> RollbackPlan | Hold:
-    """The next rung for a loss that went wrong at a step, or why there is none; the same input has the same answer."""
+    """Return the next rung for a loss that diverged at a step, or a hold when no rung is left.
+
+    The same input gives the same plan.
+    """
     tried = select_rungs_taken(run, onset_step, policy)
-    place = LadderPosition(run, onset_step, policy.ladder, with_health(run, checkpoints), tried)
-    reached = max((_number(climb.rung) for climb in tried), default=0)
+    position = LadderPosition(run, onset_step, policy.ladder, with_health(run, checkpoints), tried)
+    reached = max((_rank(taken.rung) for taken in tried), default=0)
     passed_over: list[str] = []
     for rung in list(Rung)[reached:]:
-        spent = sum(climb.rung == rung for climb in tried)
-        if spent >= _tries(policy.ladder)[rung]:
+        tries = sum(taken.rung == rung for taken in tried)
+        if tries >= _list_tries(policy.ladder)[rung]:
             continue
-        if obstacle := _obstacle(place, rung):
+        if obstacle := _find_rung_obstacle(position, rung):
             passed_over.append(f"{rung} is passed over: {obstacle}")
             continue
-        found = _planned(place, rung)
-        return replace(found, why="; ".join([f"rung {rung}: {found.why}", *passed_over]))
-    climbed = ", ".join(f"{climb.rung} in attempt {climb.attempt}" for climb in tried) or "nothing"
+        plan = _make_plan(position, rung)
+        return replace(plan, why="; ".join([f"rung {rung}: {plan.why}", *passed_over]))
+    climbed = ", ".join(f"{taken.rung} in attempt {taken.attempt}" for taken in tried) or "nothing"
     why = "; ".join([f"the loss went wrong again at step {onset_step} after {climbed}", *passed_over])
     advice = "look at the data and the learning rate before the onset, then release the run"
     return Hold(why, advice, Runbook.DIVERGED)
 
 
 def with_rung_taken(run: Run, planned: RollbackPlan, onset_step: int, *, at: datetime) -> Run:
-    """The run whose current attempt goes on from a rung; it remembers the climb."""
+    """Return the run whose current attempt carries out a rung, with the rung recorded."""
     attempt = replace(
         run.current, skip_samples=planned.skip_samples, rate=planned.rate, rung=planned.rung.value
     )  # fmt: skip
-    climb = RungTaken(
+    taken = RungTaken(
         rung=planned.rung.value,
         attempt=attempt.number,
         onset_step=onset_step,
@@ -102,25 +105,30 @@ def with_rung_taken(run: Run, planned: RollbackPlan, onset_step: int, *, at: dat
         at=at,
     )
     attempts = (*run.attempts[:-1], attempt)
-    return replace(run, attempts=attempts, climbs=(*run.climbs, climb)[-KEPT_CLIMBS:])
+    return replace(run, attempts=attempts, climbs=(*run.climbs, taken)[-MAX_RUNGS_TAKEN:])
 
 
 def select_rungs_taken(run: Run, onset_step: int, policy: Policy) -> tuple[RungTaken, ...]:
-    """The rungs climbed for it so far, oldest first: each time it began no more than `near_steps` beyond the last."""
-    found: list[RungTaken] = []
-    for climb in reversed(run.climbs):
-        if onset_step > climb.onset_step + policy.ladder.near_steps:
+    """Return the rungs taken for this onset so far, oldest first.
+
+    A chain of rungs belongs together while each onset is at most `near_steps` beyond the one before.
+    """
+    chain: list[RungTaken] = []
+    for taken in reversed(run.climbs):
+        if onset_step > taken.onset_step + policy.ladder.near_steps:
             break
-        found.insert(0, climb)
-        onset_step = climb.onset_step
-    return tuple(found)
+        chain.insert(0, taken)
+        onset_step = taken.onset_step
+    return tuple(chain)
 
 
-def _number(rung: str) -> int:
+def _rank(rung: str) -> int:
+    """Return the rung's place on the ladder."""
     return list(Rung).index(Rung(rung))
 
 
-def _tries(ladder: Ladder) -> dict[Rung, int]:
+def _list_tries(ladder: Ladder) -> dict[Rung, int]:
+    """Return how often each rung may be taken."""
     return {
         Rung.REPLAY: ladder.replays,
         Rung.SKIP: ladder.skips,
@@ -129,106 +137,123 @@ def _tries(ladder: Ladder) -> dict[Rung, int]:
     }
 
 
-def _obstacle(place: LadderPosition, rung: Rung) -> str:
-    """Why a rung cannot be climbed, or nothing."""
-    attempt, ladder = place.run.current, place.ladder
-    # The same script in each attempt: one hello may be lost.
-    able = {ability for each in place.run.attempts for ability in each.abilities}
+def _find_rung_obstacle(position: LadderPosition, rung: Rung) -> str:
+    """Return why a rung cannot be taken, or an empty string."""
+    current, ladder = position.run.current, position.ladder
+    # Every attempt runs the same script, and one attempt's report may be lost.
+    able = {ability for attempt in position.run.attempts for ability in attempt.abilities}
     match rung:
         case Rung.REPLAY:
             return ""
         case Rung.SKIP | Rung.FAR_SKIP:
             if Ability.SKIP not in able:
                 return "the script does not say that it honours RERAIL_SKIP_SAMPLES"
-            return "" if _samples_a_step(place) else "no checkpoint says how many samples it had consumed"
+            return "" if _estimate_samples_per_step(position) else "no checkpoint says how many samples it had consumed"
         case Rung.RATE:
             if Ability.RATE not in able:
                 return "the script does not say that it honours RERAIL_LR_SCALE"
-            lowest = attempt.rate * ladder.rate_factor < ladder.least_rate
-            return f"the learning rate is at {attempt.rate:g} of the schedule already" if lowest else ""
+            lowest = current.rate * ladder.rate_factor < ladder.least_rate
+            return f"the learning rate is at {current.rate:g} of the schedule already" if lowest else ""
 
 
-def _planned(place: LadderPosition, rung: Rung) -> RollbackPlan:
-    attempt, ladder = place.run.current, place.ladder
-    step, whence = _resume(place, rung)
-    calm = RollbackPlan(rung, step, attempt.skip_samples, attempt.rate, whence)
+def _make_plan(position: LadderPosition, rung: Rung) -> RollbackPlan:
+    """Return the plan of one rung."""
+    attempt, ladder = position.run.current, position.ladder
+    step, how = _choose_step(position, rung)
+    replay = RollbackPlan(rung, step, attempt.skip_samples, attempt.rate, how)
     match rung:
         case Rung.REPLAY:
-            return calm
+            return replay
         case Rung.SKIP | Rung.FAR_SKIP:
             batches = ladder.skip_batches if rung is Rung.SKIP else ladder.far_skip_batches
-            first, last = _window(place, step, batches)
+            first, last = _find_skip_window(position, step, batches)
             skipped = skips.format_ranges((*skips.parse_ranges(attempt.skip_samples), (first, last)))
-            why = f"{whence}, skipping samples {first}-{last} ({batches} batches around the onset)"
-            return replace(calm, skip_samples=skipped, why=why)
+            why = f"{how}, skipping samples {first}-{last} ({batches} batches around the onset)"
+            return replace(replay, skip_samples=skipped, why=why)
         case Rung.RATE:
             rate = round(attempt.rate * ladder.rate_factor, 6)
-            why = f"{whence}, with the learning rate at {rate:g} of the schedule"
-            return replace(calm, rate=rate, why=why)
+            why = f"{how}, with the learning rate at {rate:g} of the schedule"
+            return replace(replay, rate=rate, why=why)
 
 
-def _resume(place: LadderPosition, rung: Rung) -> tuple[int | None, str]:
-    """The step to go back to, and in words how that was chosen."""
-    onset, last = place.onset, place.tried[-1].resume_step if place.tried else None
-    if not place.run.checkpoint_uri:
+def _choose_step(position: LadderPosition, rung: Rung) -> tuple[int | None, str]:
+    """Return the step to go back to, and how it was chosen, in words."""
+    onset, last = position.onset, position.tried[-1].resume_step if position.tried else None
+    if not position.run.checkpoint_uri:
         return max(0, onset - 1), f"back to before step {onset}, to what the job itself finds there"
-    ceiling = place.limit if last is None or rung in (Rung.REPLAY, Rung.SKIP) else min(place.limit, last)
+    ceiling = position.limit if last is None or rung in (Rung.REPLAY, Rung.SKIP) else min(position.limit, last)
     if rung is Rung.FAR_SKIP and last is not None:
-        if older := [step for step in place.clean if step < last and step <= place.limit]:
+        if older := [step for step in position.clean if step < last and step <= position.limit]:
             return older[0], f"farther back than before, to {onset - older[0]} steps before the onset at step {onset}"
-        step, whence = _newest(place, ceiling)
-        return step, f"{whence} (no older clean checkpoint is there)"
-    return _newest(place, ceiling)
+        step, how = _choose_newest_clean(position, ceiling)
+        return step, f"{how} (no older clean checkpoint is there)"
+    return _choose_newest_clean(position, ceiling)
 
 
-def _newest(place: LadderPosition, ceiling: int) -> tuple[int | None, str]:
-    onset, margin = place.onset, place.ladder.margin_steps
-    clean = place.clean
+def _choose_newest_clean(position: LadderPosition, ceiling: int) -> tuple[int | None, str]:
+    """Return the newest clean step up to the ceiling, and how it was chosen, in words."""
+    onset, margin = position.onset, position.ladder.margin_steps
+    clean = position.clean
     if not clean:
-        lost = "no clean checkpoint from before the onset is left" if place.saves else "nothing was saved"
-        return None, f"back to the start: {lost}, and the loss went wrong at step {onset}"
+        why = "no clean checkpoint from before the onset is left" if position.saves else "nothing was saved"
+        return None, f"back to the start: {why}, and the loss went wrong at step {onset}"
     if fitting := [step for step in clean if step <= ceiling]:
         return fitting[0], f"back to {onset - fitting[0]} steps before the onset at step {onset}"
     back = f"back to {onset - clean[0]} steps before the onset at step {onset}"
     if onset <= margin:
         return clean[0], back
-    lost = f"no clean checkpoint from at least {margin} steps before it is left; have the job keep more of them"
-    return clean[0], f"{back} ({lost})"
+    why = f"no clean checkpoint from at least {margin} steps before it is left; have the job keep more of them"
+    return clean[0], f"{back} ({why})"
 
 
-def _window(place: LadderPosition, resume_step: int | None, batches: int) -> tuple[int, int]:
-    """First and last id of so many batches around the onset, none of them from before the checkpoint."""
-    batch = _samples_a_step(place)
-    earliest = max((c.consumed_samples or 0 for c in place.saves if c.step == resume_step), default=0)
-    first = max(earliest, _position(place, batch) - batches // 2 * batch)
-    return first, first + max(1, batches) * batch - 1
+def _find_skip_window(position: LadderPosition, resume_step: int | None, batches: int) -> tuple[int, int]:
+    """Return the first and last sample id of this many batches around the onset, none before the checkpoint."""
+    batch_size = _estimate_samples_per_step(position)
+    earliest = max((c.consumed_samples or 0 for c in position.saves if c.step == resume_step), default=0)
+    first = max(earliest, _find_onset_sample(position, batch_size) - batches // 2 * batch_size)
+    return first, first + max(1, batches) * batch_size - 1
 
 
-def _position(place: LadderPosition, batch: int) -> int:
-    """The id of the first sample of the step at which the trouble began, counted on from a checkpoint on its way."""
-    attempt, onset = place.run.current, place.onset
-    behind = [c for c in place.saves if c.step < onset and c.consumed_samples]
-    own = [c for c in behind if c.attempt == attempt.number or c.step <= (attempt.resumed_from_step or 0)]
-    anchor = max(own or behind, key=lambda c: (c.step, c.attempt, c.consumed_samples or 0), default=None)
-    at, consumed = (anchor.step, anchor.consumed_samples or 0) if anchor else (0, 0)
-    return skips.advance(consumed, (max(1, onset) - 1 - at) * batch, skips.parse_ranges(attempt.skip_samples))
+def _find_onset_sample(position: LadderPosition, batch_size: int) -> int:
+    """Return the id of the first sample of the onset's step, counted on from the nearest checkpoint before it."""
+    attempt, onset = position.run.current, position.onset
+    earlier = [checkpoint for checkpoint in position.saves if checkpoint.step < onset and checkpoint.consumed_samples]
+    own = [
+        checkpoint
+        for checkpoint in earlier
+        if checkpoint.attempt == attempt.number or checkpoint.step <= (attempt.resumed_from_step or 0)
+    ]
+    anchor = max(
+        own or earlier,
+        key=lambda checkpoint: (checkpoint.step, checkpoint.attempt, checkpoint.consumed_samples or 0),
+        default=None,
+    )
+    step, consumed = (anchor.step, anchor.consumed_samples or 0) if anchor else (0, 0)
+    return skips.advance(consumed, (max(1, onset) - 1 - step) * batch_size, skips.parse_ranges(attempt.skip_samples))
 
 
-def _samples_a_step(place: LadderPosition) -> int:
-    """By the data positions of checkpoints that one attempt saved one after the other; 0 where nobody can tell.
+def _estimate_samples_per_step(position: LadderPosition) -> int:
+    """Return the samples per step, from the data positions of consecutive checkpoints; 0 if unknown.
 
-    The most frequent answer of those nearest to the onset: a pair with a skip between them says too much."""
-    nearest = sorted(_steps_between(place), key=lambda pair: abs(pair[0] - place.onset))[:PAIRS]
+    It is the most frequent value of the pairs nearest to the onset: pairs with a skip between them give too much.
+    """
+    nearest = sorted(_list_samples_per_step(position), key=lambda pair: abs(pair[0] - position.onset))[
+        :MAX_CHECKPOINT_PAIRS
+    ]
     counted = Counter(samples for _, samples in nearest)
     return min(counted, key=lambda samples: (-counted[samples], samples), default=0)
 
 
-def _steps_between(place: LadderPosition) -> Iterator[tuple[int, int]]:
-    """The later step of each pair, and how many samples were consumed a step since the earlier."""
-    known = sorted((c.attempt, c.step, c.consumed_samples) for c in place.saves if c.consumed_samples is not None)
-    for number, saves in groupby(known, key=lambda save: save[0]):
-        positions = [(step, consumed) for _, step, consumed in saves]
-        begin = [(0, 0)] if number == 1 else []
-        for (before, there), (after, here) in pairwise(begin + positions):
-            if after > before and here > there:
-                yield after, -(-(here - there) // (after - before))
+def _list_samples_per_step(position: LadderPosition) -> Iterator[tuple[int, int]]:
+    """Yield the later step of each pair of checkpoints of one attempt, and the samples per step between them."""
+    known = sorted(
+        (checkpoint.attempt, checkpoint.step, checkpoint.consumed_samples)
+        for checkpoint in position.saves
+        if checkpoint.consumed_samples is not None
+    )
+    for number, group in groupby(known, key=lambda entry: entry[0]):
+        positions = [(step, consumed) for _, step, consumed in group]
+        start = [(0, 0)] if number == 1 else []
+        for (before, samples_before), (after, samples_after) in pairwise(start + positions):
+            if after > before and samples_after > samples_before:
+                yield after, -(-(samples_after - samples_before) // (after - before))
