@@ -56,8 +56,8 @@ class Nameless(Supervisor):
 class Headstrong(Supervisor):
     """It takes every job that was stopped for one that has failed, whoever stopped it."""
 
-    def visit(self, run_id: str, hear: Any = None, **how: Any) -> Run:
-        return Supervisor.visit(replace(self, jobs=_StoppedHasFailed(self.jobs)), run_id, hear, **how)
+    def visit(self, run_id: str, make_signal: Any = None, **how: Any) -> Run:
+        return Supervisor.visit(replace(self, jobs=_StoppedHasFailed(self.jobs)), run_id, make_signal, **how)
 
 
 class _StoppedHasFailed:
@@ -128,12 +128,12 @@ class Trusting(Supervisor):
 class Impatient(Supervisor):
     """It acts on what it has decided before that is recorded."""
 
-    def _turn(self, run: Run, signal: Any, **how: Any) -> Run:
+    def _record_turn(self, run: Run, signal: Any, **how: Any) -> Run:
         if run.state == "waiting" and run.wake_at and signal.at >= run.wake_at and not run.current.exists:
             attempt = run.current
             early = CreateJob(f"{attempt.job_name}-0", attempt.number, attempt.resumed_from_step)
             self.jobs.create(make_request(self.runs.request(run.id), early, run=run.id))
-        return Supervisor._turn(self, run, signal, **how)
+        return Supervisor._record_turn(self, run, signal, **how)
 
 
 class SureOfItsClock(Monitor):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rerail.messages.messages import CommandReceived, JobStateChanged, QueueMessage, RunDue
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
-from rerail.supervisor.observe import SEEN_AFTER
+from rerail.supervisor.observe import EVENT_VISIBLE_AFTER
 from tests.fakes import MIDNIGHT, World
 
 A_MOMENT = timedelta(seconds=5)
@@ -71,7 +71,7 @@ def test_what_the_look_may_just_have_missed_is_looked_at_again():
     world = watched()
     post = died(world)
     world.clock.pass_by(timedelta(minutes=2))
-    late = QueueMessage(post.received_at - SEEN_AFTER + timedelta(milliseconds=1), world.clock())
+    late = QueueMessage(post.received_at - EVENT_VISIBLE_AFTER + timedelta(milliseconds=1), world.clock())
     world.supervisor().handle(RunDue("gpt"), late)
     assert world.sagemaker.live() == ["gpt-a002"]
 

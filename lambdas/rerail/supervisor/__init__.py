@@ -1,1 +1,1 @@
-"""One turn of the supervisor: observe, decide, record, act."""
+"""The supervisor: observes a run, decides, records the decision and acts."""

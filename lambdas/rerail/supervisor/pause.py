@@ -1,20 +1,21 @@
-"""The account's pause: while Rerail is paused, nothing that stops or creates a job is decided or performed."""
+"""The account's pause: while Rerail is paused, it neither decides nor performs stops and creations of jobs."""
 
 from dataclasses import dataclass, replace
 
 from rerail.model.policy import Mode, Policy
 from rerail.ports import Pause, Policies
 
-# The words of the parameter. Every version reads these two, so a command line works with a stack of another version.
+# Values of the SSM parameter. Every version reads `on` and `off`, so the CLI works with a stack of another version.
 ACTIVE, PAUSED = "on", "off"
 MEANINGS = {ACTIVE: False, "active": False, PAUSED: True, "paused": True}
 
 
 @dataclass(frozen=True, slots=True)
 class PausablePolicies:
-    """The port `Policies`: every policy as it is, and with the mode `pause` while Rerail is paused.
+    """The `Policies` port, with the mode `pause` in every policy while Rerail is paused.
 
-    A policy that only observes stops and creates nothing anyway, and is left as it is."""
+    A policy that only observes is unchanged: it stops and creates nothing.
+    """
 
     policies: Policies
     pause: Pause

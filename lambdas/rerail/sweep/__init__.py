@@ -1,1 +1,1 @@
-"""The check of all open runs, once a minute."""
+"""The sweep: checks all open runs once a minute."""

@@ -1,7 +1,8 @@
-"""Whose job need not be described this minute: SageMaker lists what has changed, a hundred jobs a call, and what it
-does not list is as it was described last. The record holds that.
+"""Choose the jobs that need not be described this minute, because SageMaker does not list them as changed.
 
-DescribeTrainingJob is throttled, at a rate that is published nowhere: of a large fleet it would take minutes."""
+DescribeTrainingJob is throttled at an unpublished rate, so describing a large fleet would take minutes. One list call
+returns a hundred changed jobs; the others are as they were recorded last.
+"""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,15 +11,17 @@ from zlib import crc32
 from rerail.model.run import Job, JobStatus, Run, RunState
 from rerail.sweep.shards import hash_name
 
-# As long as there are no more open runs than this each job is described each minute, whatever is listed.
+# Up to this many open runs, each job is described each minute.
 EACH_MINUTE = 300
-# Of more than that each is described in its own minute of so many, at most so often over the whole fleet.
+# In larger fleets, each job is described once in a multiple of this many minutes, at most EACH_MINUTE jobs a minute.
 OWN_MINUTE = 10
 
 
 def is_known(run: Run, changed: Mapping[int, int], *, fleet: int, at: datetime) -> bool:
-    """The run's job is as the record has it: it trains or is on its way there, it is not listed as anything else, and
-    nothing is under way."""
+    """Return whether the run's job is as recorded, so that it need not be described.
+
+    It trains or starts, is not listed as changed, has nothing pending, and is not due for its periodic description.
+    """
     return (
         (run.state is RunState.STARTING or (run.state is RunState.WATCHING and run.current.secondary == "Training"))
         and not run.pending
@@ -31,23 +34,23 @@ def is_known(run: Run, changed: Mapping[int, int], *, fleet: int, at: datetime) 
 
 
 def has_changed(run: Run, changed: Mapping[int, int]) -> bool:
-    """SageMaker lists the run's job as something else than is recorded of it."""
+    """Return whether SageMaker lists the run's job with another status than recorded."""
     recorded = hash_name(run.current.job_name, run.current.status or "", run.current.secondary)
     return changed.get(hash_name(run.current.job_name), recorded) != recorded
 
 
 def describe_period(fleet: int) -> int:
-    """In how many minutes each job of so many is described once, though nothing is said of it: 300 jobs a minute."""
+    """Return in how many minutes each job of the fleet is described once, at most 300 jobs a minute."""
     return OWN_MINUTE * max(1, -(-fleet // (OWN_MINUTE * EACH_MINUTE)))
 
 
 def is_describe_due(run_id: str, at: datetime, *, every: int) -> bool:
-    """Each run in a minute of its own, so that a thousand are not asked about at once."""
+    """Return whether the run's job is due this minute; runs are spread evenly over the period."""
     return (int(at.timestamp() / 60) + crc32(run_id.encode())) % every == 0
 
 
 def job_of(run: Run) -> Job:
-    """The run's job as it was described last, as far as it matters to a run that is watched."""
+    """Return the run's job as it was described last, with the fields that a watched run needs."""
     attempt = run.current
     assert attempt.status is not None and attempt.created_at is not None
     return Job(

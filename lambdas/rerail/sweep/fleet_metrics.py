@@ -1,4 +1,4 @@
-"""All runs that a sweep came by, at once: how many are in which state, and what became of their time and money."""
+"""Metrics of the whole fleet: runs by state, and how their time and money were spent."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,17 +13,16 @@ from rerail.model.run import Run, RunState
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """`runs` by state (those that are held as long as their page stands), open `incidents` by cause, and the runs'
-    accounts as one, from the beginning of each; a run that ends leaves the sums."""
+    """The open runs of a sweep as one; a run that ends leaves the sums."""
 
-    runs: Mapping[RunState, int] = field(default_factory=dict)
-    incidents: Mapping[Cause, int] = field(default_factory=dict)
+    runs: Mapping[RunState, int] = field(default_factory=dict)  # by state; held runs as long as their page is open
+    incidents: Mapping[Cause, int] = field(default_factory=dict)  # open ones by cause
     attempts: int = 0
-    account: Account = field(default_factory=Account)
+    account: Account = field(default_factory=Account)  # the runs' accounts summed, each since its start
 
 
 def make_fleet(runs: Iterable[Run], accounts: Iterable[Account]) -> Fleet:
-    """The runs that could be read, and the accounts of those whose policy is known."""
+    """Return the fleet of the runs that could be read, with the accounts of those whose policy could be read."""
     states: Counter[RunState] = Counter()
     causes: Counter[Cause] = Counter()
     attempts = 0
@@ -36,38 +35,41 @@ def make_fleet(runs: Iterable[Run], accounts: Iterable[Account]) -> Fleet:
 
 
 def sum_fleets(fleets: Iterable[Fleet]) -> Fleet:
-    """Parts of one fleet as the whole."""
+    """Return the parts of a fleet as one."""
     states: Counter[RunState] = Counter()
     causes: Counter[Cause] = Counter()
     parts = list(fleets)
-    for each in parts:
-        states.update(each.runs)
-        causes.update(each.incidents)
-    attempts = sum(each.attempts for each in parts)
-    return Fleet(dict(states), dict(causes), attempts, sum_accounts(each.account for each in parts))
+    for part in parts:
+        states.update(part.runs)
+        causes.update(part.incidents)
+    attempts = sum(part.attempts for part in parts)
+    return Fleet(dict(states), dict(causes), attempts, sum_accounts(part.account for part in parts))
 
 
 def list_metrics(fleet: Fleet) -> Iterator[MetricValue]:
-    """What is published of it. Of what is told by state, cause or kind only what there is: each metric is paid for by
-    the hours in which it was published."""
-    told = fleet.account
+    """Yield the fleet's metrics.
+
+    Metrics by state, cause or kind are published only where they are not zero: CloudWatch bills each metric per hour
+    published.
+    """
+    account = fleet.account
     yield from (measures.RUNS.of(count, state) for state, count in fleet.runs.items() if count)
     yield from (measures.INCIDENTS_BY_CAUSE.of(count, cause) for cause, count in fleet.incidents.items() if count)
-    yield from (measures.BADPUT.of(seconds, kind) for kind, seconds in told.badput_s.items() if seconds)
+    yield from (measures.BADPUT.of(seconds, kind) for kind, seconds in account.badput_s.items() if seconds)
     yield measures.HELD.of(fleet.runs.get(RunState.HELD, 0))
     yield measures.INCIDENTS.of(sum(fleet.incidents.values()))
     yield measures.ATTEMPTS.of(fleet.attempts)
-    yield measures.RELAUNCHES.of(told.relaunches)
-    yield measures.RESTARTS.of(told.restarts)
-    yield measures.GOODPUT.of(told.goodput_s)
-    yield measures.SAVED_S.of(told.saved_s)
+    yield measures.RELAUNCHES.of(account.relaunches)
+    yield measures.RESTARTS.of(account.restarts)
+    yield measures.GOODPUT.of(account.goodput_s)
+    yield measures.SAVED_S.of(account.saved_s)
     for measure, value in (
-        (measures.SHARE, None if told.share is None else 100 * told.share),
-        (measures.MTTD, told.mttd_s),
-        (measures.MTTR, told.mttr_s),
-        (measures.DOLLARS, told.dollars),
-        (measures.LOST, told.lost_dollars),
-        (measures.SAVED, told.saved_dollars),
+        (measures.SHARE, None if account.share is None else 100 * account.share),
+        (measures.MTTD, account.mttd_s),
+        (measures.MTTR, account.mttr_s),
+        (measures.DOLLARS, account.dollars),
+        (measures.LOST, account.lost_dollars),
+        (measures.SAVED, account.saved_dollars),
     ):
-        if value is not None:  # nothing is known: no value is no zero
+        if value is not None:  # an unknown value is not zero
             yield measure.of(value)

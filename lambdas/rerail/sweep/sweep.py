@@ -1,6 +1,7 @@
-"""The minute's round: ask about every open run, and wake the supervisor for those where something is to be done.
+"""The sweep: check every open run once a minute, and wake the supervisor for those with something to do.
 
-It only reads. What it would decide is decided again by the supervisor, the one that writes and acts."""
+It never writes to runs. What it decides is decided again by the supervisor, which alone writes and acts.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,45 +29,38 @@ from rerail.sweep.fleet_metrics import make_fleet as fleet_of
 from rerail.sweep.launch_order import WaitingLaunch, choose_launches, make_launch
 from rerail.sweep.shards import ENOUGH, PARTITIONS, Shard, Shards, fan_out, hash_name, select_newest
 
-# How far back the round looks for tagged jobs whose events were lost; several rounds overlap.
+# How far back the sweep looks for tagged jobs whose events were lost; several sweeps overlap.
 LOOK_BACK = timedelta(minutes=15)
 READERS = 8
-# Runs that are judged together: two calls of GetMetricData at once.
-AT_A_TIME = 200
-# A run whose job lives, as far as is known, and which nobody is stopping.
-IN_A_JOB = (RunState.WATCHING, RunState.STARTING)
-# What a job that nobody told us of may be doing: one that has ended otherwise needs no supervisor.
+# Runs whose metrics are read together: two concurrent calls of GetMetricData.
+BATCH_SIZE = 200
+# States of a run whose job is live and not being stopped.
+LIVE_STATES = (RunState.WATCHING, RunState.STARTING)
+# Statuses in which a job without a run is adopted.
 WORTH_ADOPTING = (JobStatus.IN_PROGRESS, JobStatus.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What one round saw: how many runs are open, watched and due, how many findings and unknown jobs there are.
+    """What one sweep saw."""
 
-    `blind` are the runs about which nothing could be learnt, `broken` says why of those whose record makes no sense;
-    `unread` says why no metrics could be read; `beating` counts the runs that were judged by their heartbeat, `garbled`
-    says why others' heartbeats could not be read. `fleet` are all runs that it came by,
-    as one; `paused` says whether Rerail is paused, None where nobody was asked; `unswept` are the parts of the fleet of
-    which no other invocation has told lately.
-    """
-
-    open: int
-    due: int
-    discovered: int
-    blind: tuple[str, ...]
-    watched: int = 0
-    found: int = 0
-    unread: str = ""
-    beating: int = 0
-    garbled: Mapping[str, str] = field(default_factory=dict)
-    broken: Mapping[str, str] = field(default_factory=dict)
-    fleet: Fleet = field(default_factory=Fleet, compare=False)
-    paused: bool | None = None
-    unswept: tuple[int, ...] = ()
+    open: int  # open runs
+    due: int  # runs for which the supervisor was woken
+    discovered: int  # jobs without a run for which the supervisor was woken
+    blind: tuple[str, ...]  # runs whose state could not be determined
+    watched: int = 0  # runs whose job trains
+    found: int = 0  # findings
+    unread: str = ""  # why metrics could not be read, if so
+    beating: int = 0  # runs evaluated by their heartbeat
+    garbled: Mapping[str, str] = field(default_factory=dict)  # run -> why its heartbeat could not be read
+    broken: Mapping[str, str] = field(default_factory=dict)  # run -> why its record could not be processed
+    fleet: Fleet = field(default_factory=Fleet, compare=False)  # all runs of this sweep as one
+    paused: bool | None = None  # whether Rerail is paused; None where that was not read
+    unswept: tuple[int, ...] = ()  # parts of the fleet without a recent report of another invocation
 
 
 def list_metrics(report: SweepReport) -> Iterator[MetricValue]:
-    """What is published of a round beside its counts; first of all that it was made, in all its parts."""
+    """Yield the metrics of a sweep beside its counts: whether it was complete comes first."""
     yield measures.COMPLETED.of(0 if report.unswept else 1)
     yield measures.UNREAD.of(1 if report.unread else 0)
     if report.paused is not None:
@@ -76,34 +70,31 @@ def list_metrics(report: SweepReport) -> Iterator[MetricValue]:
 
 @dataclass(frozen=True, slots=True)
 class RunCheck:
-    """One run as the round found it: `due` is None where nobody can tell, `launch` where it waits for its next job and
-    for nothing else; `watchable` while its job is in progress.
+    """One run as the sweep found it."""
 
-    `run` and `policy` are None where they could not be read; `problem` is what went wrong that never should."""
-
-    name: str
-    due: bool | None
-    watchable: MonitoredRun | None = None
-    run: Run | None = None
-    policy: Policy | None = None
-    launch: WaitingLaunch | None = None
+    name: str  # the run's id
+    due: bool | None  # whether the supervisor is needed; None where unknown
+    watchable: MonitoredRun | None = None  # while its job is in progress
+    run: Run | None = None  # None where it could not be read
+    policy: Policy | None = None  # None where it could not be read
+    launch: WaitingLaunch | None = None  # where it waits for its next job and nothing else
     account: Account | None = None
-    problem: str = ""
+    problem: str = ""  # an unexpected error, if any
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedJobs:
-    """What SageMaker lists of jobs that changed lately: each with its status, or `refused` says why it cannot be had.
-    `marks` are the same as numbers, None where every job is described anyway."""
+    """The jobs that SageMaker lists as recently changed."""
 
-    jobs: Mapping[str, tuple[JobStatus, str]] = field(default_factory=dict)
+    jobs: Mapping[str, tuple[JobStatus, str]] = field(default_factory=dict)  # name -> status and secondary status
+    # The same as hashes (see Shard.changed); None where every job is described anyway.
     marks: Mapping[int, int] | None = None
-    refused: RerailError | None = None
+    refused: RerailError | None = None  # why they could not be listed, if so
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The round over its ports."""
+    """The sweep over its ports."""
 
     runs: Runs
     jobs: Jobs
@@ -118,199 +109,227 @@ class Sweep:
     shares: Shards | None = None
 
     def make(self, *, name: str = "") -> SweepReport:
-        """Ask about every open run, judge the metrics of those in training, look for jobs that nobody told us of.
+        """Check every open run, evaluate the metrics of training jobs, and look for jobs whose events were lost.
 
-        `name` is the function's own: of a large fleet it asks other invocations of it to sweep a share each. What they
-        report is told with the next round."""
+        `name` is the function's own name: in a large fleet, other invocations of it sweep a shard each. Their results
+        are included in the next sweep's report.
+        """
         at = self.clock()
-        taken, left = self._taken(range(PARTITIONS))
-        fleet = len(taken) * PARTITIONS // (PARTITIONS - len(left))
-        news = self._news(at) if fleet > EACH_MINUTE else ChangedJobs()
-        unasked = self._hand_on(left, Shard((), at, fleet, news.marks or {}), runs=len(taken), to=name)
-        report = self._swept(taken, news, at, parts=PARTITIONS - len(left), fleet=fleet)
-        self.queue.wake([{"cluster": name} for name in self._overdue(at)], at=at)
-        if refused := news.refused or unasked:
-            raise refused
-        jobs = self.jobs.changed_since(at - LOOK_BACK) if news.marks is None else news.jobs
-        strangers = self.runs.unheard_of([name for name, (status, _) in jobs.items() if status in WORTH_ADOPTING])
-        self.queue.wake([{"job": job} for job in sorted(strangers)], at=at)
+        runs, left = self._list_runs(range(PARTITIONS))
+        fleet = len(runs) * PARTITIONS // (PARTITIONS - len(left))
+        changed = self._list_changed_jobs(at) if fleet > EACH_MINUTE else ChangedJobs()
+        error = self._hand_on_parts(left, Shard((), at, fleet, changed.marks or {}), runs=len(runs), to=name)
+        report = self._check_runs(runs, changed, at, parts=PARTITIONS - len(left), fleet=fleet)
+        self.queue.wake([{"cluster": name} for name in self._list_overdue_clusters(at)], at=at)
+        if first_error := changed.refused or error:
+            raise first_error
+        jobs = self.jobs.changed_since(at - LOOK_BACK) if changed.marks is None else changed.jobs
+        unknown = self.runs.unheard_of([name for name, (status, _) in jobs.items() if status in WORTH_ADOPTING])
+        self.queue.wake([{"job": job} for job in sorted(unknown)], at=at)
         paused = self.pause.is_paused() if self.pause else None
-        return self._with_shares(replace(report, discovered=len(strangers), paused=paused), left, at)
+        return self._with_shard_reports(replace(report, discovered=len(unknown), paused=paused), left, at)
 
     def make_share(self, share: Shard, *, name: str = "") -> SweepReport:
-        """Sweep these parts of the fleet, and leave word of it for the next round."""
+        """Sweep one shard of the fleet, and store the report for the next sweep."""
         at = self.clock()
         if share.is_stale(at) or self.shares is None:
             return SweepReport(0, 0, 0, ())
-        taken, left = self._taken(share.parts)
-        unasked = self._hand_on(left, share, runs=len(taken), to=name)
+        runs, left = self._list_runs(share.parts)
+        error = self._hand_on_parts(left, share, runs=len(runs), to=name)
         parts = share.parts[: len(share.parts) - len(left)]
-        news = ChangedJobs(marks=share.changed)
-        report = self._swept(taken, news, at, parts=len(parts), fleet=share.fleet)
+        changed = ChangedJobs(marks=share.changed)
+        report = self._check_runs(runs, changed, at, parts=len(parts), fleet=share.fleet)
         self.shares.keep(parts, report, at=at)
-        if unasked:
-            raise unasked
+        if error:
+            raise error
         return report
 
-    def _taken(self, parts: Sequence[int]) -> tuple[list[tuple[str, Run | None]], Sequence[int]]:
-        """The open runs, part after part, until they are enough for one invocation; and the parts that are left."""
-        taken: list[tuple[str, Run | None]] = []
+    def _list_runs(self, parts: Sequence[int]) -> tuple[list[tuple[str, Run | None]], Sequence[int]]:
+        """Return the open runs, part after part until they are enough for one invocation, and the remaining parts."""
+        runs: list[tuple[str, Run | None]] = []
         for read, part in enumerate(parts, start=1):
-            taken += self.runs.open_runs((part,))
-            if len(taken) >= ENOUGH and self.shares:
-                return taken, parts[read:]
-        return taken, ()
+            runs += self.runs.open_runs((part,))
+            if len(runs) >= ENOUGH and self.shares:
+                return runs, parts[read:]
+        return runs, ()
 
-    def _news(self, at: datetime) -> ChangedJobs:
-        """Asked first where the fleet is large. Refused, every job is taken to be as it was; that is said, last of
-        all."""
+    def _list_changed_jobs(self, at: datetime) -> ChangedJobs:
+        """Return the recently changed jobs, as hashes too.
+
+        If they cannot be listed, every job counts as unchanged, and the error is raised at the end of the sweep.
+        """
         try:
             jobs = self.jobs.changed_since(at - LOOK_BACK)
         except RerailError as error:
             return ChangedJobs(marks={}, refused=error)
         return ChangedJobs(jobs, {hash_name(name): hash_name(name, *states) for name, states in jobs.items()})
 
-    def _hand_on(self, left: Sequence[int], share: Shard, *, runs: int, to: str) -> RerailError | None:
-        """Have the parts that are left swept by others. One that cannot be asked keeps none of the rest waiting."""
-        unasked: RerailError | None = None
+    def _hand_on_parts(self, left: Sequence[int], share: Shard, *, runs: int, to: str) -> RerailError | None:
+        """Invoke the function for the remaining parts; return the last error, which does not stop the others."""
+        failed: RerailError | None = None
         for parts in fan_out(runs=runs, read=len(share.parts or range(PARTITIONS)) - len(left), left=left):
             assert self.shares is not None
             try:
                 self.shares.hand_on(replace(share, parts=parts), to=to)
             except RerailError as error:
-                unasked = error
-        return unasked
+                failed = error
+        return failed
 
-    def _with_shares(self, report: SweepReport, left: Sequence[int], at: datetime) -> SweepReport:
-        """The round with what the others had to say of the parts that they sweep."""
+    def _with_shard_reports(self, report: SweepReport, left: Sequence[int], at: datetime) -> SweepReport:
+        """Return the report with those of the shards that other invocations sweep."""
         if not left or self.shares is None:
             return report
         others, unswept = select_newest(self.shares.reports(), left, at=at)
         return replace(merge_reports([report, *others]), paused=report.paused, unswept=unswept)
 
-    def _swept(
-        self, taken: list[tuple[str, Run | None]], news: ChangedJobs, at: datetime, *, parts: int, fleet: int
+    def _check_runs(
+        self, runs: list[tuple[str, Run | None]], changed: ChangedJobs, at: datetime, *, parts: int, fleet: int
     ) -> SweepReport:
-        """Ask about these runs, wake the supervisor for those that are due, and judge what they publish."""
+        """Check these runs, wake the supervisor for those that are due, and evaluate their metrics."""
 
-        def look(named: tuple[str, Run | None]) -> RunCheck:
+        def check(named: tuple[str, Run | None]) -> RunCheck:
             name, run = named
             try:
-                if run is None or news.marks is None:
-                    return self._look(name, run, at)
-                if run.state in IN_A_JOB and has_changed(run, news.marks):
-                    return self._unlooked(name, run)
-                return self._look(name, run, at, known=is_known(run, news.marks, fleet=fleet, at=at))
-            except Exception as error:  # a record that makes no sense must not keep the round from all other runs
+                if run is None or changed.marks is None:
+                    return self._check_run(name, run, at)
+                if run.state in LIVE_STATES and has_changed(run, changed.marks):
+                    return self._skip_check(name, run)
+                return self._check_run(name, run, at, known=is_known(run, changed.marks, fleet=fleet, at=at))
+            except Exception as error:  # one malformed record must not stop the check of all other runs
                 return RunCheck(name, None, problem=f"{type(error).__name__}: {error!s:.300}")
 
         with ThreadPoolExecutor(READERS) as readers:
             # A single run needs no thread of its own.
-            looks = [_accounted(each, at) for each in (readers.map if len(taken) > 1 else map)(look, taken)]
-        due = [look.name for look in looks if look.due and not look.launch]
-        due += choose_launches([look.launch for look in looks if look.due and look.launch], parts=parts, at=at)
+            checks = [_with_account(result, at) for result in (readers.map if len(runs) > 1 else map)(check, runs)]
+        due = [check.name for check in checks if check.due and not check.launch]
+        due += choose_launches([check.launch for check in checks if check.due and check.launch], parts=parts, at=at)
         self.queue.wake([{"run": name} for name in due], at=at)  # first: what follows may be refused
-        watchable = [look.watchable for look in looks if look.watchable]
-        beats = self._beats(watchable)
-        watchable = [with_heartbeat(each, beats.heard.get(each.run.mailbox), at=at) for each in watchable]
-        watchable = [each for each in watchable if each.is_watched]
-        # The two apart: what CloudWatch refuses to tell must not deafen us to the heartbeats.
-        heard, _ = self._judge([each for each in watchable if each.beat], at)
-        found, unread = self._judge([each for each in watchable if not each.beat], at)
+        watchable = [check.watchable for check in checks if check.watchable]
+        heartbeats = self._read_heartbeats(watchable)
+        watchable = [
+            with_heartbeat(monitored, heartbeats.heard.get(monitored.run.mailbox), at=at) for monitored in watchable
+        ]
+        watchable = [monitored for monitored in watchable if monitored.is_watched]
+        # Separately, so that an error of CloudWatch does not affect runs with heartbeats.
+        by_heartbeat, _ = self._evaluate([monitored for monitored in watchable if monitored.beat], at)
+        by_metrics, unread = self._evaluate([monitored for monitored in watchable if not monitored.beat], at)
         return SweepReport(
-            open=len(looks),
-            due=sum(look.due or False for look in looks),
+            open=len(checks),
+            due=sum(check.due or False for check in checks),
             discovered=0,
-            blind=tuple(look.name for look in looks if look.due is None),
-            broken={look.name: look.problem for look in looks if look.problem},
-            watched=sum(each.trains for each in watchable),
-            found=found + heard,
+            blind=tuple(check.name for check in checks if check.due is None),
+            broken={check.name: check.problem for check in checks if check.problem},
+            watched=sum(monitored.trains for monitored in watchable),
+            found=by_metrics + by_heartbeat,
             unread=unread,
-            beating=sum(each.beat is not None for each in watchable),
-            garbled=beats.unread,
-            fleet=fleet_of([each.run for each in looks if each.run], [each.account for each in looks if each.account]),
+            beating=sum(monitored.beat is not None for monitored in watchable),
+            garbled=heartbeats.unread,
+            fleet=fleet_of(
+                [check.run for check in checks if check.run], [check.account for check in checks if check.account]
+            ),
         )
 
-    def _overdue(self, at: datetime) -> list[str]:
-        """HyperPod clusters of which something has been mended for too long."""
-        waiting = list(self.hyperpods.waiting()) if self.hyperpods else []
-        policy = default_of(self.policies) if waiting else Policy().hyperpod
-        return [memory.cluster for memory in waiting if find_overdue(memory, at=at, policy=policy)]
+    def _list_overdue_clusters(self, at: datetime) -> list[str]:
+        """Return the HyperPod clusters with a repair that takes too long."""
+        records = list(self.hyperpods.waiting()) if self.hyperpods else []
+        policy = default_of(self.policies) if records else Policy().hyperpod
+        return [record.cluster for record in records if find_overdue(record, at=at, policy=policy)]
 
-    def _beats(self, watchable: list[MonitoredRun]) -> ReceivedHeartbeats:
-        """An agent that is there says more, for less: its heartbeat is read before any metric is paid for."""
-        keys = {each.run.mailbox: each.run.seal_key for each in watchable if each.trains and each.run.current.agent}
+    def _read_heartbeats(self, watchable: list[MonitoredRun]) -> ReceivedHeartbeats:
+        """Return the heartbeats of runs with an agent: they contain more than metrics and cost less to read."""
+        keys = {
+            monitored.run.mailbox: monitored.run.seal_key
+            for monitored in watchable
+            if monitored.trains and monitored.run.current.agent
+        }
         return self.mailbox.heartbeats(list(keys), keys) if keys else ReceivedHeartbeats({}, {})
 
-    def _judge(self, watchable: list[MonitoredRun], at: datetime) -> tuple[int, str]:
-        """How much was found, and why not all could be judged. So many at a time: after an outage of CloudWatch each
-        brings hours of values, and those of a thousand runs at once are more than the function can hold."""
-        found, unread = 0, ""
-        for start in range(0, len(watchable), AT_A_TIME):
-            told, refused = self._judged(watchable[start : start + AT_A_TIME], at)
-            found, unread = found + told, unread or refused
-        return found, unread
+    def _evaluate(self, watchable: list[MonitoredRun], at: datetime) -> tuple[int, str]:
+        """Return the number of findings, and why some runs could not be evaluated, if so.
 
-    def _judged(self, watchable: list[MonitoredRun], at: datetime) -> tuple[int, str]:
-        """Tell what was found before it is remembered: a round that dies in between tells it again."""
+        Runs are evaluated in batches: after an outage of CloudWatch each has hours of values, too many to hold for a
+        thousand runs.
+        """
+        findings, unread = 0, ""
+        for start in range(0, len(watchable), BATCH_SIZE):
+            count, problem = self._evaluate_batch(watchable[start : start + BATCH_SIZE], at)
+            findings, unread = findings + count, unread or problem
+        return findings, unread
+
+    def _evaluate_batch(self, watchable: list[MonitoredRun], at: datetime) -> tuple[int, str]:
+        """Return the number of findings and the problem, if any, for one batch.
+
+        Findings are sent before the detectors' state is saved: a sweep that dies in between sends them again.
+        """
         try:
             judgements = self.watching.judge(watchable, at=at)
         except RerailError as error:
             return 0, str(error)
-        except Exception as error:  # what is remembered of one run makes no sense: the others are judged without it
+        except Exception as error:  # one run's stored state is malformed: evaluate the others without it
             if len(watchable) == 1:
                 return 0, f"{watchable[0].run.id} cannot be judged: {type(error).__name__}: {error!s:.300}"
             half = len(watchable) // 2
-            (one, why), (other, or_why) = self._judged(watchable[:half], at), self._judged(watchable[half:], at)
-            return one + other, why or or_why
-        told = [judgement for judgement in judgements if judgement.findings]
+            (first, first_problem), (second, second_problem) = (
+                self._evaluate_batch(watchable[:half], at),
+                self._evaluate_batch(watchable[half:], at),
+            )
+            return first + second, first_problem or second_problem
+        with_findings = [judgement for judgement in judgements if judgement.findings]
         wakeups = [
-            {"run": each.memory.run, "job": each.memory.cursor.job, "findings": [plain(f) for f in each.findings]}
-            for each in told
+            {
+                "run": judgement.memory.run,
+                "job": judgement.memory.cursor.job,
+                "findings": [plain(finding) for finding in judgement.findings],
+            }
+            for judgement in with_findings
         ]
         self.queue.wake(wakeups, at=at)
         self.watching.keep(judgements)
-        return sum(len(judgement.findings) for judgement in told), ""
+        return sum(len(judgement.findings) for judgement in with_findings), ""
 
-    def _unlooked(self, name: str, run: Run) -> RunCheck:
-        """Where thousands of jobs change at once each is described once, by the supervisor."""
+    def _skip_check(self, name: str, run: Run) -> RunCheck:
+        """Return the run as due without a check: when thousands of jobs change, the supervisor describes each once."""
         try:
             return RunCheck(name, True, run=run, policy=policy_of(run, self.policies))
         except RerailError:
             return RunCheck(name, True, run=run)
 
-    def _look(self, name: str, run: Run | None, at: datetime, *, known: bool = False) -> RunCheck:
-        """What the supervisor has to do for the run, and whether its job trains; where its job is `known`, by what is
-        recorded of it."""
+    def _check_run(self, name: str, run: Run | None, at: datetime, *, known: bool = False) -> RunCheck:
+        """Return whether the supervisor is needed for the run, and whether its job trains.
+
+        With `known`, the recorded job is used instead of a description.
+        """
         if run is None:
             return RunCheck(name, None)
         policy: Policy | None = None
         try:
             policy = policy_of(run, self.policies)
             signals = observe(run, self.jobs, self.checkpoints, at=at, known=job_of(run) if known else None)
-            watchable = self._watchable(run, policy, signals, at)
+            watchable = self._make_monitored(run, policy, signals, at)
         except RerailError:
-            # Blind is not healthy: counted, reported, and never a reason to act; what is owed is owed all the same.
+            # Unknown is not healthy: it is counted and reported, but never a reason to act. Pending actions stay due.
             return RunCheck(name, True if run.pending else None, run=run, policy=policy)
         decisions = [decide(run, signal, policy) for signal in signals]
         due = bool(run.pending) or any(decision.run != run for decision in decisions)
         launch = make_launch(run, decisions, priority=policy.priority) if due else None
         return RunCheck(name, due, watchable, run, policy, launch)
 
-    def _watchable(self, run: Run, policy: Policy, signals: tuple[Signal, ...], at: datetime) -> MonitoredRun | None:
-        """A run that nobody is stopping, with its job in progress and metrics or heartbeats to be expected of it."""
+    def _make_monitored(
+        self, run: Run, policy: Policy, signals: tuple[Signal, ...], at: datetime
+    ) -> MonitoredRun | None:
+        """Return the run for the detectors if its job is in progress and has metrics or heartbeats, else None."""
         seen = next((signal for signal in signals if isinstance(signal, JobObserved)), None)
         if seen is None or seen.job.status is not JobStatus.IN_PROGRESS:
             return None
-        if run.state not in IN_A_JOB:
+        if run.state not in LIVE_STATES:
             return None
         names = select_names(policy.metrics, seen.job.defined_metrics)
         if names is None and not run.current.agent:
             return None
-        return MonitoredRun(run, policy, names, trains=seen.job.is_training, saves=self._saves(run, seen, at))
+        return MonitoredRun(run, policy, names, trains=seen.job.is_training, saves=self._list_save_times(run, seen, at))
 
-    def _saves(self, run: Run, seen: JobObserved, at: datetime) -> tuple[datetime, ...]:
-        """When it saved, where that was read anyway; and now and then, to see whether saves still arrive."""
+    def _list_save_times(self, run: Run, seen: JobObserved, at: datetime) -> tuple[datetime, ...]:
+        """Return when checkpoints were saved; if they were not listed, list their times every few minutes."""
         if seen.checkpoints is not None or not run.checkpoint_uri or not seen.job.is_training:
             return tuple(checkpoint.saved_at for checkpoint in seen.checkpoints or ())
         return (
@@ -318,29 +337,29 @@ class Sweep:
         )
 
 
-def _accounted(look: RunCheck, at: datetime) -> RunCheck:
-    """With the run's figures, from what has been read already; where a record makes none, the others' are told."""
-    if look.run is None or look.policy is None:
-        return look
+def _with_account(check: RunCheck, at: datetime) -> RunCheck:
+    """Return the check with the run's account; if that fails, with the problem."""
+    if check.run is None or check.policy is None:
+        return check
     try:
-        return replace(look, account=make_account(look.run, at, look.policy))
-    except Exception as error:  # whatever it is, what is due for the run is due all the same
-        return replace(look, problem=f"{type(error).__name__}: {error!s:.300}")
+        return replace(check, account=make_account(check.run, at, check.policy))
+    except Exception as error:  # the run's visit must not depend on its account
+        return replace(check, problem=f"{type(error).__name__}: {error!s:.300}")
 
 
 def merge_reports(reports: Iterable[SweepReport]) -> SweepReport:
-    """What several invocations saw of one fleet, as one."""
-    told = list(reports)
+    """Return the reports of several invocations on one fleet as one."""
+    parts = list(reports)
     return SweepReport(
-        open=sum(each.open for each in told),
-        due=sum(each.due for each in told),
-        discovered=sum(each.discovered for each in told),
-        blind=tuple(name for each in told for name in each.blind),
-        watched=sum(each.watched for each in told),
-        found=sum(each.found for each in told),
-        unread=next((each.unread for each in told if each.unread), ""),
-        beating=sum(each.beating for each in told),
-        garbled={name: why for each in told for name, why in each.garbled.items()},
-        broken={name: why for each in told for name, why in each.broken.items()},
-        fleet=sum_fleets(each.fleet for each in told),
+        open=sum(part.open for part in parts),
+        due=sum(part.due for part in parts),
+        discovered=sum(part.discovered for part in parts),
+        blind=tuple(name for part in parts for name in part.blind),
+        watched=sum(part.watched for part in parts),
+        found=sum(part.found for part in parts),
+        unread=next((part.unread for part in parts if part.unread), ""),
+        beating=sum(part.beating for part in parts),
+        garbled={name: why for part in parts for name, why in part.garbled.items()},
+        broken={name: why for part in parts for name, why in part.broken.items()},
+        fleet=sum_fleets(part.fleet for part in parts),
     )
