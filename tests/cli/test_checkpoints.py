@@ -168,7 +168,7 @@ def test_what_was_learnt_of_a_save_is_shown_with_its_reason(s3):
     save(s3, 60)
     save(s3, 80)
     labels = (
-        HealthLabel(40, 1, Health.CLEAN, "the loss had mended by step 50", "loss_spike", until=50),
+        HealthLabel(40, 1, Health.CLEAN, "the loss had recovered by step 50", "loss_spike", until=50),
         HealthLabel(60, 1, Health.QUARANTINED, "it could not be loaded, twice: bad magic", "r1", until=60),
         HealthLabel(70, 1, Health.SUSPECT, "saved after the loss had gone wrong at step 70", "divergence"),
     )
@@ -179,12 +179,12 @@ def test_what_was_learnt_of_a_save_is_shown_with_its_reason(s3):
     assert known == {
         80: ("suspect", "saved after the loss had gone wrong at step 70"),
         60: ("quarantined", "it could not be loaded, twice: bad magic"),
-        40: ("clean", "the loss had mended by step 50"),
+        40: ("clean", "the loss had recovered by step 50"),
         20: ("clean", ""),
     }
     printed = " ".join(rerail("gpt").stdout.split())
     assert "not from step 60: it could not be loaded, twice: bad magic" in printed
-    assert "step 40 is clean: the loss had mended by step 50" in printed
+    assert "step 40 is clean: the loss had recovered by step 50" in printed
 
 
 def test_with_nothing_to_resume_from_it_says_so(s3):

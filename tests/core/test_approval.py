@@ -58,7 +58,7 @@ def test_a_dead_run_is_relaunched_when_a_human_says_so(world):
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WAITING, ["gpt"])
     assert (proposal.plan, proposal.what) == (ProposedAction.LAUNCH, "create gpt-a002 from step 500")
     (page,) = pages(world)
-    assert page.title == "gpt: your word is needed: create gpt-a002 from step 500"
+    assert page.title == "gpt: your approval is needed: create gpt-a002 from step 500"
     assert page.todo.splitlines() == [
         f"Yes: rerail approve gpt --proposal {proposal.id}",
         f"No: rerail deny gpt --proposal {proposal.id}",
@@ -151,7 +151,7 @@ def test_a_running_job_that_nobody_answers_for_is_left_alone_or_moved(world, cho
     world.minutes(6)
     assert world.sagemaker.live() == [live]
     if choice is OnExpiry.HOLD:
-        assert pages(world)[-1].title == "gpt: divergence: nobody has answered, the job goes on"
+        assert pages(world)[-1].title == "gpt: divergence: no answer, the job goes on"
         assert world.run().proposal is None
 
 

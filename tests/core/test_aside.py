@@ -56,7 +56,7 @@ def test_what_is_tainted_is_out_of_the_way_before_the_job_is_launched(world):
     assert [c.step for c in world.checkpoints.aside] == [500, 400]
     assert (world.run().current.job_name, world.run().current.resumed_from_step) == ("gpt-a002", 300)
     assert world.run().pending == ()
-    assert "from step 300, once what was saved since is set aside" in world.runs.timeline[-2].reason
+    assert "from step 300, once newer checkpoints are quarantined" in world.runs.timeline[-2].reason
 
 
 def test_a_job_waits_for_as_many_turns_as_moving_takes(world):
@@ -98,7 +98,7 @@ def test_when_a_human_has_looked_what_nobody_can_date_is_left_alone(world):
     asked = []
     move = world.checkpoints.set_aside
     world.checkpoints.set_aside = lambda action: asked.append(action.strict) or move(action)
-    world.checkpoints.forbidden = "nobody can tell of which step the saves are"
+    world.checkpoints.forbidden = "the steps of the checkpoints are unknown"
     diverged(world)
     world.minutes(2)
     tell(world, OperatorVerb.RELEASE, "looked")

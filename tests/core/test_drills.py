@@ -32,7 +32,7 @@ def with_agent() -> World:
 def test_the_agent_saves_and_the_job_goes_on():
     """The wish alone changes nothing else."""
     world = with_agent()
-    assert say(world, OperatorVerb.SAVE) == "ada said save: asking the agent to save, the job goes on"
+    assert say(world, OperatorVerb.SAVE) == "ada said save: having the agent save a checkpoint, the job goes on"
     asked = world.mailbox.commands[-1]
     assert (asked.wish, asked.attempt) == (CommandKind.CHECKPOINT, 1)
     Agent(world, told=1).commits(505)
@@ -151,7 +151,7 @@ def test_a_pause_that_comes_before_the_stop_calls_it_off():
     world.sagemaker.stop, world.pause.paused = stop, True
     world.minutes(2)
     assert (world.run().state, world.run().stop, world.sagemaker.live()) == (RunState.WATCHING, None, ["gpt"])
-    assert any("restart drill of ada) is called off" in entry.reason for entry in world.runs.timeline)
+    assert any("restart drill of ada) is cancelled" in entry.reason for entry in world.runs.timeline)
     world.pause.paused = False
     world.minutes(5)
     assert list(world.sagemaker.jobs) == ["gpt"]
@@ -184,4 +184,4 @@ def test_what_is_not_there_cannot_be_drilled_from():
     empty.supervisor().handle(JobStateChanged("gpt"))
     empty.minutes(2)
     assert refused(empty).endswith("but nothing is saved that it could be relaunched from")
-    assert "no agent works in the job" in refused(empty, OperatorVerb.SAVE)
+    assert "the job has no agent" in refused(empty, OperatorVerb.SAVE)

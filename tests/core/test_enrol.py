@@ -121,7 +121,7 @@ def test_a_policy_that_cannot_be_had_makes_an_observer(asked, problem):
     (notice,) = enrolled.run.pending
     assert (notice.severity, notice.title, notice.key) == (Severity.INFORM, "gpt: observing only", "gpt/policy")
     assert notice.body == enrolled.reason
-    assert notice.todo == "Deploy that policy or mend the tag rerail:policy, then start the job again"
+    assert notice.todo == "Deploy that policy or fix the tag rerail:policy, then start the job again"
 
 
 def test_a_name_that_was_used_before_is_another_run():

@@ -95,7 +95,7 @@ def test_a_slow_job_is_moved_without_losing_a_step(world, agent):
     run = relaunched(world)
     assert run.current.resumed_from_step == 520
     assert run.incidents[0].lost_steps == 0
-    assert "the agent has heard the wish for a checkpoint: all ranks save at one step" in said(world)
+    assert "the agent has received the request for a checkpoint: all ranks save at one step" in said(world)
 
 
 def test_the_incident_of_a_job_that_was_moved_is_open_until_it_has_come_further(world, agent):
@@ -425,7 +425,9 @@ def test_a_human_who_stops_the_job_while_it_saves_has_stopped_it(world, agent):
 def test_an_agent_that_cannot_save_is_not_waited_for(world, agent):
     found(world)
     agent.refuses("disk full")
-    reason = "the agent cannot save (disk full): stopping the job, its newest clean checkpoint must do"
+    reason = (
+        "the agent cannot save a checkpoint (disk full): stopping the job, to resume from its newest clean checkpoint"
+    )
     assert said(world)[-1] == reason
     assert relaunched(world).current.resumed_from_step == 500
 

@@ -75,7 +75,7 @@ def test_a_loss_that_mends_makes_them_clean_again(world):
     world.checkpoints.save(step=600)
     world.checkpoints.save(step=610, health=Health.SUSPECT)
     assert health_of(world, 460)[0] is Health.CLEAN
-    assert "had mended by step 470" in health_of(world, 460)[1]
+    assert "had recovered by step 470" in health_of(world, 460)[1]
     assert health_of(world, 600) == (Health.CLEAN, "")
     assert health_of(world, 610)[0] is Health.SUSPECT, "of what came later nobody has said that it is over"
     assert dies(world) == 600

@@ -114,9 +114,14 @@ def test_a_trouble_in_the_same_data_is_counted_on_from_what_was_skipped():
 @pytest.mark.parametrize(
     ("abilities", "batch", "rungs", "said"),
     [
-        ((), BATCH, [Rung.REPLAY], "skip is passed over: the script does not say that it honours RERAIL_SKIP_SAMPLES"),
+        (
+            (),
+            BATCH,
+            [Rung.REPLAY],
+            "skip is passed over: the script does not report that it supports RERAIL_SKIP_SAMPLES",
+        ),
         (("rate",), BATCH, [Rung.REPLAY, Rung.RATE], "the loss went wrong again"),
-        (("skip",), BATCH, RUNGS[:3], "lower_rate is passed over: the script does not say that it honours"),
+        (("skip",), BATCH, RUNGS[:3], "lower_rate is passed over: the script does not report that it supports"),
         (BOTH, 0, [Rung.REPLAY, Rung.RATE], "the loss went wrong again"),
     ],
 )

@@ -339,7 +339,7 @@ def test_more_relaunches_than_the_account_may_have_wait_and_page_once(world):
     world.minutes(10)
     states = [world.run(name).state for name in names]
     assert sorted(states) == [RunState.WAITING, RunState.WAITING, RunState.WATCHING, RunState.WATCHING]
-    assert told(world, Severity.PAGE) == ["relaunches are held back: something bigger is wrong than one run"]
+    assert told(world, Severity.PAGE) == ["relaunches are rate-limited: many runs fail at once"]
     page = next(notice for notice in world.bus.told if notice.severity is Severity.PAGE)
     assert "2 relaunches over all runs within 60 min, of at most 2" in page.body
     world.minutes(70)

@@ -89,7 +89,7 @@ def test_what_a_stop_cannot_mend_pages_and_stops_nothing(world, kind):
     assert world.run().state is RunState.WATCHING
     (page,) = [notice for notice in world.bus.told if notice.severity is Severity.PAGE]
     assert page.title.startswith(f"gpt: {kind}: ")
-    assert page.todo.startswith("See whether the job should go on: nobody but you can tell")
+    assert page.todo.startswith("Decide whether the job should go on: Rerail cannot")
 
 
 def test_observing_says_what_it_would_do(world):

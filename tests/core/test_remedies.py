@@ -91,7 +91,7 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time():
     verdict = remedy(a_run(earlier(Cause.DATA)), a_failure(Cause.DATA), Policy())
     assert verdict == Hold(
         "the same error at step 110 in attempts 1 and 2",
-        "mend the code or the data at that step, then release the run",
+        "fix the code or the data at that step, then release the run",
         Runbook.SAME_ERROR,
     )
 
@@ -152,7 +152,7 @@ def test_attempts_that_leave_no_checkpoint_burn_money_in_place(resume, than):
     run = a_run(ledger=Ledger(without_progress=3))
     assert remedy(run, a_failure(Cause.UNKNOWN, resume=resume), Policy()) == Hold(
         f"3 attempts trained and left no newer checkpoint than {than}",
-        "save checkpoints more often than the job fails, or mend what kills it",
+        "save checkpoints more often than the job fails, or fix what ends it",
         Runbook.NO_PROGRESS,
     )
     assert isinstance(remedy(a_run(ledger=Ledger(without_progress=2)), a_failure(Cause.UNKNOWN), Policy()), Relaunch)
@@ -161,8 +161,8 @@ def test_attempts_that_leave_no_checkpoint_burn_money_in_place(resume, than):
 @pytest.mark.parametrize(
     ("cause", "advice"),
     [
-        (Cause.USER_CODE, "mend the script, then release the run"),
-        (Cause.DATA, "mend or leave out the input that the evidence names, then release the run"),
+        (Cause.USER_CODE, "fix the script, then release the run"),
+        (Cause.DATA, "fix or leave out the input that the evidence names, then release the run"),
         (Cause.HANG, "look at the ranks' stacks and the network, then release the run"),
         (Cause.DIVERGED, "lower the learning rate or look at the data before the onset, then release the run"),
         (Cause.HARDWARE, "look at the evidence, then release the run"),

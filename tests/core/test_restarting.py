@@ -248,7 +248,7 @@ def test_an_order_that_nobody_obeys_has_an_end(world, job, hears):
     world.minutes(4)
     run = world.run()
     assert (run.state, run.current.number, run.current.resumed_from_step) == (RunState.WATCHING, 2, 400)
-    assert run.attempts[0].orders[0].failed == "nothing was heard of the restart in place in 5 min"
+    assert run.attempts[0].orders[0].failed == "no report of the restart in place arrived within 5 min"
     assert run.ledger.charges == {Cause.DIVERGED: 1}, "charged once"
 
 

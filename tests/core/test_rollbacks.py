@@ -43,7 +43,9 @@ def test_a_job_with_an_agent_saves_its_evidence_and_goes_back():
     agent = Agent(world)
     agent.hello()
     said = roll_back(world, 320)
-    assert said.startswith("ada said rollback to step 320 (the data was wrong): asking the agent to save first")
+    assert said.startswith(
+        "ada said rollback to step 320 (the data was wrong): having the agent save a checkpoint first"
+    )
     agent.hears()
     world.checkpoints.save(step=510, reason=EMERGENCY)
     agent.commits(510)
@@ -186,7 +188,7 @@ def test_a_script_that_saves_nowhere_is_let_be():
     world = World()
     world.sagemaker.submit("gpt", uri="")
     world.supervisor().handle(JobStateChanged("gpt"))
-    assert "but its jobs save nowhere that Rerail knows of" in roll_back(world, 300)
+    assert "but its jobs have no checkpoint folder that Rerail can read" in roll_back(world, 300)
     assert world.sagemaker.live() == ["gpt"]
 
 

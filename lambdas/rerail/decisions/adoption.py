@@ -85,8 +85,8 @@ def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, 
             body=reason,
             key=f"{name}/policy",
             runbook=Runbook.OBSERVING,
-            did="watching and telling, nothing else",
-            todo=f"Deploy that policy or mend the tag {POLICY_TAG}, then start the job again",
+            did="watching and sending notices, nothing else",
+            todo=f"Deploy that policy or fix the tag {POLICY_TAG}, then start the job again",
         )
         notices = (notice,)
     run = Run(

@@ -52,21 +52,21 @@ def is_still_valid(run: Run) -> bool:
     return run.state in (RunState.WATCHING, RunState.STARTING)
 
 
-def on_launch_approved(run: Run, who: str, said: str, *, at: datetime, policy: Policy) -> Decision:
+def on_launch_approved(run: Run, who: str, summary: str, *, at: datetime, policy: Policy) -> Decision:
     """Create the approved job at once, without the rest of its delay."""
     run = replace(with_attempt(run, replace(run.current, approved_by=who)), proposal=None, kept_back="")
     run, actions = with_launch(run, at, policy)
-    return Decision(run, actions, f"{said}: creating {run.current.job_name} {_format_resume(run)}")
+    return Decision(run, actions, f"{summary}: creating {run.current.job_name} {_format_resume(run)}")
 
 
-def on_denied(run: Run, said: str, *, at: datetime) -> Decision:
+def on_denied(run: Run, summary: str, *, at: datetime) -> Decision:
     """Hold a run that has no job; let a running job go on."""
     assert run.proposal is not None
     if run.proposal.plan is ProposedAction.LAUNCH:
-        what = f"{said}: {run.proposal.what} is not to be"
+        what = f"{summary}: not done: {run.proposal.what}"
         return hold_run(run, at, what, because="denied", runbook=Runbook.APPROVAL, severity=Severity.INFORM)
     what, run = run.proposal.what, replace(run, proposal=None)
-    return Decision(run, reason=f"{said}: the job goes on ({what} is not to be)")
+    return Decision(run, reason=f"{summary}: the job goes on (not done: {what})")
 
 
 def on_expired(run: Run, *, at: datetime, policy: Policy) -> Decision | None:
@@ -83,7 +83,7 @@ def on_expired(run: Run, *, at: datetime, policy: Policy) -> Decision | None:
     if policy.approval.on_expiry_dead is OnExpiry.ACT:
         return on_launch_approved(run, "the policy", f"{expiry}, and the policy acts then", at=at, policy=policy)
     todo = f"see whether to {proposal.what}"
-    return hold_run(run, at, f"{expiry}: held", because="nobody has answered", todo=todo, runbook=Runbook.APPROVAL)
+    return hold_run(run, at, f"{expiry}: held", because="no answer", todo=todo, runbook=Runbook.APPROVAL)
 
 
 def leave_job_running(run: Run, proposal: Proposal) -> Decision:
@@ -93,7 +93,7 @@ def leave_job_running(run: Run, proposal: Proposal) -> Decision:
     notice = make_notice(
         run,
         Severity.PAGE,
-        f"{kind}: nobody has answered, the job goes on",
+        f"{kind}: no answer, the job goes on",
         f"{expiry}: {proposal.what}, because of {proposal.why}",
         key=f"unanswered-{run.current.number}-{kind}",
         runbook=Runbook.APPROVAL,
@@ -114,7 +114,7 @@ def propose_again(run: Run, proposal: Proposal, why: str, *, at: datetime, polic
 
 def format_unanswered(proposal: Proposal) -> str:
     """Return in words that the proposal expired without an answer."""
-    return f"nobody has answered {proposal.id} within {format_duration(proposal.expires_at - proposal.asked_at)}"
+    return f"no answer to {proposal.id} within {format_duration(proposal.expires_at - proposal.asked_at)}"
 
 
 def _format_resume(run: Run) -> str:
@@ -165,7 +165,7 @@ def _with_proposal(
     return run, make_notice(
         run,
         Severity.PAGE,
-        f"your word is needed: {what}",
+        f"your approval is needed: {what}",
         body,
         key=key,
         runbook=Runbook.APPROVAL,

@@ -184,7 +184,7 @@ def _close_label(run: Run, label: HealthLabel, finding: Finding) -> Iterator[Hea
     elif finding.step is None:
         return  # its end is unknown: the manifests' own health counts
     elif finding.level is Level.MENDED:
-        why = f"the loss that went wrong at step {label.step} had mended by step {finding.step} ({finding.kind})"
+        why = f"the loss that went wrong at step {label.step} had recovered by step {finding.step} ({finding.kind})"
         yield replace(label, health=Health.CLEAN, why=why, until=finding.step)
     else:
         yield replace(label, until=finding.step)

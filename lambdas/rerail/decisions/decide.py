@@ -151,7 +151,7 @@ def _on_progress(run: Run, before: Attempt, seen: JobObserved, policy: Policy) -
     if run.state is RunState.SAVING and run.stop and (saved := on_checkpoints(run, run.stop, seen.checkpoints or ())):
         return saved
     if run.state is RunState.STOPPING and not has_pending(run, StopJob):
-        return stop_now(run, "the job still runs although it was asked to stop: asking again")
+        return stop_now(run, "the job still runs after the request to stop: requesting it again")
     if run.state is RunState.STARTING and seen.job.is_training:
         ledger = replace(run.ledger, capacity_since=None, fallbacks=())
         run = with_drill_done(replace(run, state=RunState.WATCHING, ledger=ledger))
@@ -216,7 +216,11 @@ def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         return finish_stopped(run, seen, f"{what}, and the policy ends there")
     if seen.job.pending_ran_out:
         return on_failed(run, replace(seen, job=replace(seen.job, failure_reason=PENDING_TIMEOUT_REASON)), policy)
-    return finish_stopped(run, seen, f"{what} was stopped by somebody else: never relaunched against a human")
+    return finish_stopped(
+        run,
+        seen,
+        f"{what} was stopped, but not by Rerail: it is not relaunched, because an operator may have stopped it",
+    )
 
 
 def _on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
@@ -273,7 +277,7 @@ def _on_gone(run: Run, gone: JobGone) -> Decision:
     if run.ledger.starts and gone.at - run.ledger.starts[-1] < NEW_JOB_GRACE:
         return Decision(run)  # describe calls are eventually consistent after a creation
     run = with_attempt(run, replace(attempt, status=JobStatus.STOPPED, ended_at=gone.at))
-    what = f"SageMaker no longer knows {attempt.job_name}"
+    what = f"SageMaker no longer has {attempt.job_name}"
     todo = "find out who deleted it, then release the run"
     return hold_run(run, gone.at, what, because="its job is gone", todo=todo, runbook=Runbook.JOB_GONE)
 

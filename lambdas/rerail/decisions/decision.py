@@ -243,7 +243,7 @@ def relaunch_now(run: Run, seen: JobObserved, policy: Policy, what: str) -> Deci
     pool = format_machines(replace(run, pending=(*run.pending, *release)), seen.at)
     run, actions = with_launch(run, seen.at, policy)
     note = (
-        ", once what was saved since is set aside" if any(isinstance(a, QuarantineCheckpoints) for a in actions) else ""
+        ", once newer checkpoints are quarantined" if any(isinstance(a, QuarantineCheckpoints) for a in actions) else ""
     )
     return Decision(run, (*release, *actions), f"{what}: relaunching {format_start(step)}{note}{pool}")
 

@@ -59,7 +59,7 @@ def on_paused(run: Run, paused: Paused) -> Decision:
     """
     if not has_pending(run, StopJob) or run.stop is None:
         return Decision(run)
-    what = "is called off" if run.stop.drill else "waits"
+    what = "is cancelled" if run.stop.drill else "waits"
     reason = f"{PAUSED}: the stop ({run.stop.reason}) {what}, the job goes on"
     return Decision(_with_stop_deferred(without_pending(run, StopJob), paused.at), reason=reason)
 
@@ -81,7 +81,7 @@ def on_rate_limited(run: Run, refused: CreateRefused) -> Decision:
     run = with_warnings(run, key)
     notice = Notify(
         severity=Severity.PAGE,
-        title="relaunches are held back: something bigger is wrong than one run",
+        title="relaunches are rate-limited: many runs fail at once",
         body=reason,
         key=key,
         runbook=Runbook.RELAUNCH_BRAKE,

@@ -25,28 +25,28 @@ from rerail.model.run import AfterStop, JobStatus, PlannedStop, Run, RunState
 from rerail.model.signals import OperatorCommand
 
 
-def on_save(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+def on_save(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Have the agent save a checkpoint; the job goes on."""
     if refusal := _find_state_refusal(run):
-        return Decision(run, reason=f"{said}, but {refusal}")
+        return Decision(run, reason=f"{summary}, but {refusal}")
     if not run.current.agent:
-        return Decision(run, reason=f"{said}, but no agent works in the job: nobody can be asked")
+        return Decision(run, reason=f"{summary}, but the job has no agent that could save a checkpoint")
     deadline = command.at + policy.save.deadline
-    checkpoint_command = make_command(run, CommandKind.CHECKPOINT, at=command.at, deadline=deadline, reason=said)
+    checkpoint_command = make_command(run, CommandKind.CHECKPOINT, at=command.at, deadline=deadline, reason=summary)
     return Decision(
         without_pending(run, PostCommand),
         (PostCommand(checkpoint_command),),
-        f"{said}: asking the agent to save, the job goes on",
+        f"{summary}: having the agent save a checkpoint, the job goes on",
     )
 
 
-def on_drill(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+def on_drill(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Stop the job at once and relaunch it.
 
     It resumes from the named step if it has an agent, else from the newest checkpoint that the script finds.
     """
     if refusal := _find_state_refusal(run) or _find_drill_refusal(run, command, policy):
-        return Decision(run, reason=f"{said}, but {refusal}")
+        return Decision(run, reason=f"{summary}, but {refusal}")
     step = command.step if run.current.agent else None
     stop = PlannedStop(
         then=AfterStop.RELAUNCH,
@@ -57,8 +57,8 @@ def on_drill(run: Run, command: OperatorCommand, policy: Policy, said: str) -> D
         to_step=step,
         drill=True,
     )
-    start = format_start(step) if step is not None else "from its newest save"
-    return stop_now(replace(run, stop=stop), f"restart drill: {said}: stopping the job, to relaunch it {start}")
+    start = format_start(step) if step is not None else "from its newest checkpoint"
+    return stop_now(replace(run, stop=stop), f"restart drill: {summary}: stopping the job, to relaunch it {start}")
 
 
 def with_drill_done(run: Run) -> Run:

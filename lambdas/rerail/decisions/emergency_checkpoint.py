@@ -17,29 +17,29 @@ from rerail.model.run import JobStatus, PlannedStop, Run, RunState
 from rerail.model.signals import AgentReported
 
 
-def checkpoint_then_stop(run: Run, stop: PlannedStop, policy: Policy, reason: str, *tells: Notify) -> Decision:
+def checkpoint_then_stop(run: Run, stop: PlannedStop, policy: Policy, reason: str, *notices: Notify) -> Decision:
     """Stop the job once its state is saved, or at once where there is nothing to wait for."""
     run = replace(without_pending(run, StopJob, PostCommand), state=RunState.SAVING, stop=stop)
     if run.current.agent:
-        return _request_checkpoint(run, stop, policy, reason, tells)
+        return _request_checkpoint(run, stop, policy, reason, notices)
     if stop.is_tainted or not run.checkpoint_uri:
         nowhere = "" if run.checkpoint_uri else ": the job has no checkpoints to wait for, stopping it"
         decision = stop_now(run, f"{reason}{nowhere}")
-        return replace(decision, actions=(*decision.actions, *tells))
+        return replace(decision, actions=(*decision.actions, *notices))
     wait = format_duration(stop.deadline - stop.asked_at)
-    return Decision(run, tells, f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job")
+    return Decision(run, notices, f"{reason}: waiting up to {wait} for a newer checkpoint, then stopping the job")
 
 
 def _request_checkpoint(
-    run: Run, stop: PlannedStop, policy: Policy, reason: str, tells: tuple[Notify, ...]
+    run: Run, stop: PlannedStop, policy: Policy, reason: str, notices: tuple[Notify, ...]
 ) -> Decision:
     """Send the agent the command to save, and wait for its answer."""
     at = stop.asked_at
     command = make_command(run, CommandKind.CHECKPOINT, at=at, deadline=stop.deadline, reason=stop.reason)
     requested = replace(stop, command_id=command.id, answer_by=min(at + policy.save.answer, stop.deadline))
-    actions: tuple[Action | Notify, ...] = (PostCommand(command), *tells)
+    actions: tuple[Action | Notify, ...] = (PostCommand(command), *notices)
     wait = format_duration(stop.deadline - at)
-    reason = f"{reason}: asking the agent to save first, then stopping the job, after {wait} at the latest"
+    reason = f"{reason}: having the agent save a checkpoint first, then stopping the job, after {wait} at the latest"
     return Decision(replace(run, stop=requested), actions, reason)
 
 
@@ -54,7 +54,7 @@ def on_checkpoints(run: Run, stop: PlannedStop, checkpoints: Sequence[Checkpoint
     newest = newest_usable(checkpoints)
     if _awaits_agent(stop) or newest is None or newest.saved_at <= stop.asked_at:
         return None
-    return stop_now(run, f"the checkpoint of step {newest.step} is newer than the wish to stop: stopping the job")
+    return stop_now(run, f"the checkpoint of step {newest.step} is newer than the request to stop: stopping the job")
 
 
 def _is_requested(stop: PlannedStop, checkpoint: Checkpoint) -> bool:
@@ -99,11 +99,14 @@ def on_agent_answer(run: Run, reported: AgentReported) -> Decision:
         return _on_committed(run, stop, reported)
     if report.told is ReportKind.REFUSED:
         why = report.reason or "it does not say why"
-        return stop_now(run, f"the agent cannot save ({why}): stopping the job, its newest clean checkpoint must do")
+        return stop_now(
+            run,
+            f"the agent cannot save a checkpoint ({why}): stopping the job, to resume from its newest clean checkpoint",
+        )
     if stop.heard_at:
         return Decision(run)
     run = replace(run, stop=replace(stop, heard_at=reported.at))
-    return Decision(run, reason="the agent has heard the wish for a checkpoint: all ranks save at one step")
+    return Decision(run, reason="the agent has received the request for a checkpoint: all ranks save at one step")
 
 
 def _on_committed(run: Run, stop: PlannedStop, reported: AgentReported) -> Decision:
@@ -113,7 +116,7 @@ def _on_committed(run: Run, stop: PlannedStop, reported: AgentReported) -> Decis
     if reported.report.durability is Durability.REMOTE:
         return stop_now(replace(run, stop=updated), f"{what} is committed: stopping the job")
     if stop.is_tainted or not run.checkpoint_uri:
-        return stop_now(run, f"{what} is committed, and nobody will resume from it: stopping the job")
+        return stop_now(run, f"{what} is committed, and no later attempt resumes from it: stopping the job")
     run = replace(run, stop=updated)
     if decision := on_checkpoints(run, updated, reported.checkpoints or ()):
         return decision

@@ -77,7 +77,7 @@ def find_obstacle(run: Run, failure: Failure, aim: RestartTarget, policy: Policy
     if (failure.resume_step or 0) > (incident.resume_step or 0):
         return ""  # there was progress since: it is another incident
     if orders[-1].failed:
-        return f"the restart in place before this one came to nothing ({orders[-1].failed})"
+        return f"the restart in place before this one failed ({orders[-1].failed})"
     previous = RestartTarget(orders[-1].resume_step, orders[-1].before_step, orders[-1].skip_samples, orders[-1].rate)
     return "the same restart in place has not helped" if replace(previous, before_step=aim.before_step) == aim else ""
 
@@ -236,7 +236,7 @@ def on_restart_due(run: Run, at: datetime, policy: Policy) -> Decision:
     if run.current.secondary not in ("", "Training"):
         return Decision(_with_order(run, replace(order, deadline=at + policy.restart.deadline)))
     waited = format_duration(at - order.asked_at)
-    return _give_up(run, order, f"nothing was heard of the restart in place in {waited}", at=at)
+    return _give_up(run, order, f"no report of the restart in place arrived within {waited}", at=at)
 
 
 def _is_being_stopped(run: Run) -> bool:
@@ -340,4 +340,4 @@ def make_withdrawal(run: Run, at: datetime) -> Sequence[Action]:
     """Return the command that cancels a restart that has not been carried out yet, if there is one."""
     if run.state is not RunState.RESTARTING:
         return ()
-    return (PostCommand(make_command(run, CommandKind.TRAIN, at=at, reason="the restart in place is called off")),)
+    return (PostCommand(make_command(run, CommandKind.TRAIN, at=at, reason="the restart in place is cancelled")),)

@@ -44,71 +44,71 @@ def on_command(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
     if command.id in run.commands:
         return Decision(run)
     run = replace(run, commands=(*run.commands, command.id)[-MAX_COMMANDS:])
-    said = f"{command.who} said {command.verb}" + (f" ({command.why})" if command.why else "")
+    summary = f"{command.who} said {command.verb}" + (f" ({command.why})" if command.why else "")
     if command.verb in ORDERED_VERBS:
         asked_at = (
             min(command.asked_at, command.at) if command.asked_at else None
         )  # the sender sets this time: never let it be in the future
         if asked_at and run.commanded_at and asked_at < run.commanded_at:
-            return Decision(run, reason=f"{said}, but something else was said after that: nothing is done")
+            return Decision(run, reason=f"{summary}, but something else was said after that: nothing is done")
         run = replace(run, commanded_at=asked_at or run.commanded_at)
     match command.verb:
         case OperatorVerb.HOLD:
-            return _on_hold(run, command, said)
+            return _on_hold(run, command, summary)
         case OperatorVerb.RELEASE:
-            return _on_release(run, command, policy, said)
+            return _on_release(run, command, policy, summary)
         case OperatorVerb.STOP | OperatorVerb.RESTART:
-            return _on_stop(run, command, policy, said)
+            return _on_stop(run, command, policy, summary)
         case OperatorVerb.APPROVE | OperatorVerb.DENY:
-            return _on_answer(run, command, policy, said)
+            return _on_answer(run, command, policy, summary)
         case OperatorVerb.ROLLBACK:
             return on_rollback(run, command, policy)
         case OperatorVerb.SAVE:
-            return on_save(run, command, policy, said)
+            return on_save(run, command, policy, summary)
         case OperatorVerb.DRILL:
-            return on_drill(run, command, policy, said)
+            return on_drill(run, command, policy, summary)
         case _ as unreachable:
             assert_never(unreachable)
 
 
-def _on_answer(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+def _on_answer(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Approve or deny the open proposal; an answer to another proposal changes nothing."""
     proposal = run.proposal
     if proposal is None:
-        return Decision(run, reason=f"{said}, but nothing waits for approval ({run.state}): nothing to answer")
+        return Decision(run, reason=f"{summary}, but nothing waits for approval ({run.state}): nothing to answer")
     if command.proposal != proposal.id:
         named = f"of {command.proposal}" if command.proposal else "without the id of a proposal"
-        return Decision(run, reason=f"{said} {named}, but what stands is {proposal.id}: nothing is done")
+        return Decision(run, reason=f"{summary} {named}, but what stands is {proposal.id}: nothing is done")
     if command.verb is OperatorVerb.DENY:
-        return on_denied(run, said, at=command.at)
+        return on_denied(run, summary, at=command.at)
     if proposal.plan is ProposedAction.LAUNCH:
-        return on_launch_approved(run, command.who, said, at=command.at, policy=policy)
+        return on_launch_approved(run, command.who, summary, at=command.at, policy=policy)
     if policy.mode is Mode.PAUSE:
-        return Decision(run, reason=f"{said}, but {PAUSED}: repeat the command after `rerail resume`")
+        return Decision(run, reason=f"{summary}, but {PAUSED}: repeat the command after `rerail resume`")
     decision = on_stop_approved(run, proposal, command.checkpoints, at=command.at, policy=policy, who=command.who)
-    return replace(decision, reason=f"{said}: {decision.reason}")
+    return replace(decision, reason=f"{summary}: {decision.reason}")
 
 
-def _on_hold(run: Run, command: OperatorCommand, said: str) -> Decision:
+def _on_hold(run: Run, command: OperatorCommand, summary: str) -> Decision:
     """Hold the run and withdraw what is pending; a running job goes on unsupervised."""
     if run.state.is_end:
-        return Decision(run, reason=f"{said}, but the run has ended ({run.state}): nothing to hold")
+        return Decision(run, reason=f"{summary}, but the run has ended ({run.state}): nothing to hold")
     withdrawn = tuple(make_withdrawal(run, command.at))
     run = without_pending(run, CreateJob, StopJob, PostCommand, QuarantineCheckpoints)
-    run = replace(run, state=RunState.HELD, hold_reason=said, held_by=command.who, wake_at=None, stop=None)
-    return Decision(run, withdrawn, f"{said}: held, a job that runs goes on unsupervised")
+    run = replace(run, state=RunState.HELD, hold_reason=summary, held_by=command.who, wake_at=None, stop=None)
+    return Decision(run, withdrawn, f"{summary}: held, a job that runs goes on unsupervised")
 
 
-def _on_release(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+def _on_release(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Release a held run: watch its running job again, or launch the next one."""
     if run.state is not RunState.HELD:
-        return Decision(run, reason=f"{said}, but the run is not held ({run.state}): nothing to release")
+        return Decision(run, reason=f"{summary}, but the run is not held ({run.state}): nothing to release")
     was_unquarantined = run.hold_reason.startswith(NOT_ASIDE)
     run = with_release(run, who=command.who, at=command.at)
     attempt, step = run.current, choose_resume_step(command.checkpoints)
     if attempt.may_be_live:
         run = replace(run, state=RunState.WATCHING)
-        return Decision(run, reason=f"{said}: watching attempt {attempt.number} again")
+        return Decision(run, reason=f"{summary}: watching attempt {attempt.number} again")
     if attempt.exists:
         run = with_next_attempt(run, step, wake_at=command.at)
     else:  # its creation was refused or withdrawn: launch the same attempt again
@@ -120,28 +120,28 @@ def _on_release(run: Run, command: OperatorCommand, policy: Policy, said: str) -
         actions = tuple(
             replace(action, strict=False) if isinstance(action, QuarantineCheckpoints) else action for action in actions
         )
-    return Decision(run, actions, f"{said}: creating {run.current.job_name} {format_start(step)}{pool}")
+    return Decision(run, actions, f"{summary}: creating {run.current.job_name} {format_start(step)}{pool}")
 
 
-def _on_stop(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+def _on_stop(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Stop the job after an emergency checkpoint, to end the run or to relaunch it."""
     then = AfterStop.END if command.verb is OperatorVerb.STOP else AfterStop.RELAUNCH
     if not run.current.may_be_live:
-        return _on_stop_without_job(run, then, said)
+        return _on_stop_without_job(run, then, summary)
     if run.state is RunState.STOPPING and run.stop:
         # Waiting again would attribute the stop that Rerail called to an operator.
-        run = replace(run, stop=replace(run.stop, then=then, reason=said, approved_by=command.who))
-        return Decision(run, reason=f"{said}: the job is being stopped already")
+        run = replace(run, stop=replace(run.stop, then=then, reason=summary, approved_by=command.who))
+        return Decision(run, reason=f"{summary}: the job is being stopped already")
     if run.state is RunState.HELD:
         run = replace(run, hold_reason="", held_by="")
     deadline = command.at + policy.save.deadline
-    stop = PlannedStop(then=then, reason=said, asked_at=command.at, deadline=deadline, approved_by=command.who)
-    return checkpoint_then_stop(run, stop, policy, said)
+    stop = PlannedStop(then=then, reason=summary, asked_at=command.at, deadline=deadline, approved_by=command.who)
+    return checkpoint_then_stop(run, stop, policy, summary)
 
 
-def _on_stop_without_job(run: Run, then: AfterStop, said: str) -> Decision:
+def _on_stop_without_job(run: Run, then: AfterStop, summary: str) -> Decision:
     """End a run that has no live job; there is nothing to restart."""
     if then is AfterStop.RELAUNCH or run.state in (RunState.COMPLETED, RunState.STOPPED):
-        return Decision(run, reason=f"{said}, but no job of this run is live ({run.state}): nothing to stop")
+        return Decision(run, reason=f"{summary}, but no job of this run is live ({run.state}): nothing to stop")
     run = with_end(without_pending(run, CreateJob), RunState.STOPPED)
-    return Decision(run, reason=f"{said}: no job is live, the run ends here")
+    return Decision(run, reason=f"{summary}: no job is live, the run ends here")

@@ -242,7 +242,7 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
     if run.state is not RunState.STARTING or refused.action.job_name != run.current.job_name or run.current.exists:
         return Decision(run)
     run = without_pending(run, CreateJob)
-    what = f"SageMaker has no room for {run.current.job_name} ({refused.message})"
+    what = f"SageMaker has no capacity for {run.current.job_name} ({refused.message})"
     if refused.refusal is Refusal.INVALID:
         what = f"SageMaker refuses to create {run.current.job_name}: {refused.message}"
         if run.current.machines is None:
@@ -251,7 +251,7 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
                 refused.at,
                 what,
                 because="SageMaker refuses the request",
-                todo="mend the request, then release the run",
+                todo="fix the request, then release the run",
                 runbook=Runbook.REQUEST_REFUSED,
             )
         # SageMaker may have refused the fall-back machines rather than the owner's request.
@@ -321,7 +321,7 @@ def on_quarantine_refused(run: Run, refused: QuarantineRefused) -> Decision:
     if not has_pending(run, QuarantineCheckpoints):
         return Decision(run)
     if not refused.action.is_vital:
-        body = f"{run.current.job_name} may stumble over a save that is not finished: {refused.message}"
+        body = f"{run.current.job_name} may fail on an unfinished checkpoint: {refused.message}"
         what, todo = split_advice(body)
         notice = make_notice(
             run,

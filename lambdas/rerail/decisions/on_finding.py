@@ -192,7 +192,7 @@ def _on_intervention(run: Run, finding: Finding, observed: FindingsObserved, pol
     cause = CAUSES.get(finding.kind)
     what = f"{finding.kind}: {finding.evidence}"
     if cause is None:
-        reason = f"{what}. The job goes on; nobody but you can tell whether it should"
+        reason = f"{what}. The job goes on; you have to decide whether it should"
         return Decision(run, (_make_page(run, finding),), reason, finding=finding.kind)
     before_step = finding.onset_step if cause is Cause.DIVERGED else None
     failure = _make_failure(run, finding, cause, observed, before_step)
@@ -255,8 +255,8 @@ def _make_page(run: Run, finding: Finding) -> Notify:
         f"{finding.kind}: {finding.evidence}",
         key=f"{finding.kind}-{run.current.number}",
         runbook=RUNBOOK_BY_KIND.get(finding.kind, Runbook.INFORMED),
-        did="nothing: the job goes on, stopping it would not mend this",
-        todo=f"See whether the job should go on: nobody but you can tell\nIf not: rerail stop {run.id}",
+        did="nothing: the job goes on, stopping it would not resolve this",
+        todo=f"Decide whether the job should go on: Rerail cannot\nIf not: rerail stop {run.id}",
         since=finding.onset_at or finding.at,
         until=ClearedBy.MENDED,
         about=finding.kind,
@@ -316,7 +316,7 @@ def _on_resumed(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
     assert proposal.finding is not None
     observed = FindingsObserved(seen.at, run.current.job_name, (proposal.finding,), seen.checkpoints)
     if _check_against_checkpoints(proposal.finding, observed, policy).kind is not proposal.finding.kind:
-        return Decision(replace(run, proposal=None), reason=f"{proposal.why}: no longer so, the job saves")
+        return Decision(replace(run, proposal=None), reason=f"{proposal.why}: no longer so, the job saves checkpoints")
     if policy.mode is Mode.APPROVE or seen.at >= proposal.expires_at:
         return propose_again(run, proposal, "the pause was lifted", at=seen.at, policy=policy)
     decision = on_stop_approved(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="")

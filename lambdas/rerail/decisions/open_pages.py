@@ -106,7 +106,7 @@ def _format_end(run: Run, page: OpenPage) -> str:
         case ClearedBy.RELEASED:
             return f"no longer held ({run.state})"
         case ClearedBy.ANSWERED:
-            return "your word is no longer needed"
+            return "approval is no longer needed"
         case ClearedBy.LAUNCHED:
             return "relaunches go ahead again" if run.current.exists else f"its launch waits no longer ({run.state})"
         case ClearedBy.MENDED:

@@ -27,17 +27,17 @@ ENDED_STATES = (RunState.COMPLETED, RunState.STOPPED)
 
 def on_rollback(run: Run, command: OperatorCommand, policy: Policy) -> Decision:
     """Stop the job and relaunch it from the step, or relaunch a held run there; or report why not."""
-    said = f"{command.who} said rollback to step {command.step}" + (f" ({command.why})" if command.why else "")
+    summary = f"{command.who} said rollback to step {command.step}" + (f" ({command.why})" if command.why else "")
     if refusal := _find_refusal(run, command):
-        return Decision(run, reason=f"{said}, but {refusal}")
+        return Decision(run, reason=f"{summary}, but {refusal}")
     step = command.step or 0
     why = f"saved after step {step}, to which {command.who} rolled the run back"
     run = with_operator_rollback(run, step, why=why + (f": {command.why}" if command.why else ""), source=command.id)
     if run.state is RunState.HELD:  # the command implies a release
         run = with_release(run, who=command.who, at=command.at)
     if not run.current.may_be_live:
-        return _relaunch(run, command, policy, said)
-    return _stop_job(run, command, policy, said, step)
+        return _relaunch(run, command, policy, summary)
+    return _stop_job(run, command, policy, summary, step)
 
 
 def _find_refusal(run: Run, command: OperatorCommand) -> str:
@@ -50,14 +50,14 @@ def _find_refusal(run: Run, command: OperatorCommand) -> str:
     if not run.current.exists and not waits:
         return "its next job is just being created: say it again in a minute"
     if not run.checkpoint_uri:
-        return "" if has_agent(run) else "its jobs save nowhere that Rerail knows of: restart it by hand"
+        return "" if has_agent(run) else "its jobs have no checkpoint folder that Rerail can read: restart it by hand"
     if command.step and choose_resume_step(command.checkpoints, before_step=command.step + 1) is None:
         there = f"`rerail checkpoints {run.id}` lists what there is, --to 0 begins again"
         return f"nothing clean was saved at or before it: {there}"
     return ""
 
 
-def _relaunch(run: Run, command: OperatorCommand, policy: Policy, said: str) -> Decision:
+def _relaunch(run: Run, command: OperatorCommand, policy: Policy, summary: str) -> Decision:
     """Launch the next job at once: no job is live, and the command counts as its approval."""
     step = _choose_start(run, command)
     if run.current.exists:
@@ -65,7 +65,7 @@ def _relaunch(run: Run, command: OperatorCommand, policy: Policy, said: str) -> 
     run = with_attempt(run, replace(run.current, resumed_from_step=step, approved_by=command.who, drill=False))
     run = replace(run, state=RunState.WAITING, wake_at=command.at, kept_back="")
     run, actions = with_launch(run, command.at, policy)
-    return Decision(run, actions, f"{said}: creating {run.current.job_name} {format_start(step)}")
+    return Decision(run, actions, f"{summary}: creating {run.current.job_name} {format_start(step)}")
 
 
 def _choose_start(run: Run, command: OperatorCommand) -> int | None:
@@ -74,19 +74,19 @@ def _choose_start(run: Run, command: OperatorCommand) -> int | None:
     return choose_resume_step(command.checkpoints, before_step=step + 1) if run.checkpoint_uri else step
 
 
-def _stop_job(run: Run, command: OperatorCommand, policy: Policy, said: str, step: int) -> Decision:
+def _stop_job(run: Run, command: OperatorCommand, policy: Policy, summary: str, step: int) -> Decision:
     """Stop the live job, to relaunch it from the step."""
     if run.state is RunState.STOPPING and run.stop:
-        stop = replace(run.stop, then=AfterStop.RELAUNCH, reason=said, approved_by=command.who)
+        stop = replace(run.stop, then=AfterStop.RELAUNCH, reason=summary, approved_by=command.who)
         run = replace(run, stop=replace(stop, before_step=step + 1, to_step=step, drill=False))
-        return Decision(run, reason=f"{said}: the job is being stopped already, to be relaunched from there")
+        return Decision(run, reason=f"{summary}: the job is being stopped already, to be relaunched from there")
     stop = PlannedStop(
         then=AfterStop.RELAUNCH,
-        reason=said,
+        reason=summary,
         asked_at=command.at,
         deadline=command.at + policy.save.deadline,
         before_step=step + 1,
         approved_by=command.who,
         to_step=step,
     )
-    return checkpoint_then_stop(run, stop, policy, said)
+    return checkpoint_then_stop(run, stop, policy, summary)

@@ -58,7 +58,7 @@ def plan_moves(
     bucket, folder = bucket_and_folder(action.uri)
     if PLACE.startswith(folder) or folder.startswith(PLACE):
         raise QuarantineFailed(
-            f"what is set aside goes to s3://{bucket}/{PLACE}, and that is not outside of {action.uri}: a job would be "
+            f"quarantined checkpoints go to s3://{bucket}/{PLACE}, which overlaps with {action.uri}: a job would be "
             "given it too. To do: move aside by hand what must not be resumed from, then release the run; next time "
             "give the run a folder of its own in the bucket"
         )
@@ -66,7 +66,7 @@ def plan_moves(
     if action.strict and not checkpoints and (unrecognized := [*find_undated(stored), *find_copies(stored)]):
         names = ", ".join(item.key for item in unrecognized[:MAX_NAMES])
         raise QuarantineFailed(
-            f"nobody can tell of which step the saves under {action.uri} are ({names}). To do: move what must not be "
+            f"the steps of the checkpoints under {action.uri} are unknown ({names}). To do: move what must not be "
             f"resumed from out of that folder, then release the run"
         )
     target_folder = f"{PLACE}{action.run}/a{action.attempt:03d}/"

@@ -81,7 +81,7 @@ def same_error_at_the_same_step(run: Run, failure: Failure, policy: Policy) -> V
         return None
     return Hold(
         f"the same error at step {failure.last_step} in attempts {previous.number} and {run.current.number}",
-        "mend the code or the data at that step, then release the run",
+        "fix the code or the data at that step, then release the run",
         Runbook.SAME_ERROR,
     )
 
@@ -103,7 +103,7 @@ def _hold_same_error_after_restart(run: Run, failure: Failure) -> Hold | None:
         return None
     return Hold(
         f"the same error at step {failure.last_step} before and after a restart in place",
-        "mend the code or the data at that step, then release the run",
+        "fix the code or the data at that step, then release the run",
         Runbook.SAME_ERROR,
     )
 
@@ -140,7 +140,7 @@ def no_progress(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
     return Hold(
         f"{run.ledger.without_progress} attempts trained and left no newer checkpoint than "
         f"{'none at all' if failure.resume_step is None else f'step {failure.resume_step}'}",
-        "save checkpoints more often than the job fails, or mend what kills it",
+        "save checkpoints more often than the job fails, or fix what ends it",
         Runbook.NO_PROGRESS,
     )
 
@@ -194,8 +194,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 ADVICE_BY_CAUSE = {
-    Cause.USER_CODE: "mend the script, then release the run",
-    Cause.DATA: "mend or leave out the input that the evidence names, then release the run",
+    Cause.USER_CODE: "fix the script, then release the run",
+    Cause.DATA: "fix or leave out the input that the evidence names, then release the run",
     Cause.OOM: "use a smaller batch or a larger instance, then release the run",
     Cause.HANG: "look at the ranks' stacks and the network, then release the run",
     Cause.DIVERGED: "lower the learning rate or look at the data before the onset, then release the run",

@@ -147,11 +147,11 @@ def _find_rung_obstacle(position: LadderPosition, rung: Rung) -> str:
             return ""
         case Rung.SKIP | Rung.FAR_SKIP:
             if Ability.SKIP not in able:
-                return "the script does not say that it honours RERAIL_SKIP_SAMPLES"
+                return "the script does not report that it supports RERAIL_SKIP_SAMPLES"
             return "" if _estimate_samples_per_step(position) else "no checkpoint says how many samples it had consumed"
         case Rung.RATE:
             if Ability.RATE not in able:
-                return "the script does not say that it honours RERAIL_LR_SCALE"
+                return "the script does not report that it supports RERAIL_LR_SCALE"
             lowest = current.rate * ladder.rate_factor < ladder.least_rate
             return f"the learning rate is at {current.rate:g} of the schedule already" if lowest else ""
 
