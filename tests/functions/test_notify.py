@@ -93,7 +93,7 @@ def test_what_is_not_set_up_is_left_out(account, receivers, monkeypatch):
 def test_one_way_that_fails_keeps_no_other_from_being_told(account, receivers):
     """The chat's topic is gone: people, pager and webhook are told, then the function fails and is run again."""
     account.sns.delete_topic(TopicArn=account.topics["chat-page"])
-    with pytest.raises(Exception, match="gpt-7b/held-2 was not told everywhere: chat: NotFoundException"):
+    with pytest.raises(Exception, match="gpt-7b/held-2 was not delivered to every channel: chat: NotFoundException"):
         told("notice_page")
     assert len(account.heard("page")) == 1
     assert len(account.heard(receivers)) == 2

@@ -1,1 +1,1 @@
-"""Notices to people, and how each kind of receiver gets them."""
+"""Notices to operators, and their format for each kind of receiver."""

@@ -1,4 +1,4 @@
-"""What a human is told: one model of a notice, made of a decision's words and the run as it is then."""
+"""The notice: what happened to a run, what Rerail did, and what the operator must do."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -13,53 +13,47 @@ from rerail.model.policy import Policy
 from rerail.model.run import Run
 from rerail.model.runbooks import Runbook
 
-# What a reader is ready to read, and one event on the bus can carry.
+# In characters: a notice must stay readable and fit into one EventBridge event.
 TITLE_LIMIT, TEXT_LIMIT = 250, 4_000
 _NUMBER, _AMOUNT = (int, type(None)), (int, float, type(None))
-# What a notice is told with: whoever may put events on the bus may have written it.
-KINDS: Mapping[str, Any] = {
+# Expected type of each field. Anyone with events:PutEvents on the bus can write a notice, so the types are checked.
+_FIELD_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("run", "title", "body", "key", "thread", "did", "todo", "clears", "state", "job"), str),
     **dict.fromkeys(("attempt", "step"), _NUMBER),
     "dollars": _AMOUNT,
 }
-SPOKEN: Mapping[Any, str] = {str: "text", _NUMBER: "a whole number, or nothing", _AMOUNT: "a number, or nothing"}
+_TYPE_NAMES: Mapping[Any, str] = {str: "text", _NUMBER: "a whole number or null", _AMOUNT: "a number or null"}
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One notice for every reader: each rendering of it is made of nothing else.
+    """One notice; every channel formats it from these fields alone."""
 
-    `body` says what happened, `did` what Rerail did about it, `todo` what the reader must do, `by` until when; `since`
-    is when the trouble began, `at` when it was told. `key` is the dedup key, `thread` what belongs to one run;
-    `clears` is the key of the page that an all-clear ends. `dollars` is what the run has cost so far, None where a
-    price is not known; `state`, `attempt`, `job` and `step` say where the run is.
-    """
-
-    run: str
+    run: str  # the run's id, or the job's name for a job that belongs to no run
     severity: Severity
     title: str
-    body: str
-    key: str
-    at: datetime | None = None
-    thread: str = ""
-    since: datetime | None = None
-    did: str = ""
-    todo: str = ""
-    by: datetime | None = None
+    body: str  # what happened
+    key: str  # deduplication key
+    at: datetime | None = None  # when the notice was made
+    thread: str = ""  # groups the notices of one run
+    since: datetime | None = None  # when the problem began
+    did: str = ""  # what Rerail did
+    todo: str = ""  # what the operator must do, one step a line
+    by: datetime | None = None  # deadline for `todo`
     runbook: Runbook = Runbook.INFORMED
-    clears: str = ""
-    state: str = ""
-    attempt: int | None = None
-    job: str = ""
-    step: int | None = None
-    dollars: float | None = None
+    clears: str = ""  # key of the page that this all-clear resolves
+    state: str = ""  # the run's state; "" for a job that belongs to no run
+    attempt: int | None = None  # number of the current attempt
+    job: str = ""  # its SageMaker training job
+    step: int | None = None  # its last known training step
+    dollars: float | None = None  # cost of the run so far; None if a price is not known
 
 
 def make_run_notice(tell: Notify, run: Run, *, at: datetime, policy: Policy) -> Notice:
-    """What the decision has to say, with where the run is and what it has cost so far."""
+    """Return the decision's notice with the run's current state and its cost so far."""
     attempt = run.current
     return Notice(
-        **_words(tell),
+        **_decision_fields(tell),
         run=run.id,
         thread=run.id,
         at=at,
@@ -72,48 +66,50 @@ def make_run_notice(tell: Notify, run: Run, *, at: datetime, policy: Policy) -> 
 
 
 def make_job_notice(tell: Notify, job: str, *, at: datetime) -> Notice:
-    """What is to be said of a job that belongs to no run."""
-    return Notice(**_words(tell), run=job, thread=job, at=at, job=job)
+    """Return a notice about a job that belongs to no run."""
+    return Notice(**_decision_fields(tell), run=job, thread=job, at=at, job=job)
 
 
 def cost_so_far(run: Run, at: datetime, policy: Policy) -> float | None:
-    """Dollars of all attempts of the run, whatever a human has forgiven; None where a price is not known."""
-    spent = [attempt_dollars(attempt, at, policy.prices) for attempt in run.attempts]
-    return None if None in spent else sum(each for each in spent if each is not None)
+    """Return the dollars spent on all attempts, regardless of releases, or None if a price is not known."""
+    costs = [attempt_dollars(attempt, at, policy.prices) for attempt in run.attempts]
+    return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 
 def as_detail(notice: Notice) -> dict[str, Any]:
-    """The notice as the detail of a `Rerail Notice` event: every field, as JSON types, times in ISO 8601."""
+    """Return the notice as the detail of a `Rerail Notice` event: JSON types, times in ISO 8601."""
     values = {f.name: getattr(notice, f.name) for f in fields(notice)}
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
 def read_detail(detail: Mapping[str, Any]) -> Notice:
-    """The notice that `as_detail` wrote, here or in another version; raises BadRecord that names the field."""
-    known = {"runbook": Runbook.INFORMED} if detail.get("runbook") not in list(Runbook) else {}
-    notice: Notice = read_plain(Notice, {**detail, **known})
-    for name, kinds in KINDS.items():
+    """Return the notice that `as_detail` of any version wrote. Raises BadRecord, which names the malformed field."""
+    # Another version may name a runbook that this one does not have.
+    overrides = {"runbook": Runbook.INFORMED} if detail.get("runbook") not in list(Runbook) else {}
+    notice: Notice = read_plain(Notice, {**detail, **overrides})
+    for name, types in _FIELD_TYPES.items():
         value = getattr(notice, name)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise BadRecord(f"Notice.{name} is {value!r:.100}; it must be {SPOKEN[kinds]}")
-    return replace(notice, at=_of_utc(notice.at), since=_of_utc(notice.since), by=_of_utc(notice.by))
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise BadRecord(f"Notice.{name} is {value!r:.100}; it must be {_TYPE_NAMES[types]}")
+    return replace(notice, at=_make_utc(notice.at), since=_make_utc(notice.since), by=_make_utc(notice.by))
 
 
 def truncate(text: str, limit: int) -> str:
-    """The text, cut to so many characters, as one can see."""
+    """Return the text in at most `limit` characters; a truncated text ends in "..."."""
     return text if len(text) <= limit else f"{text[: limit - 3].rstrip()}..."
 
 
-def _of_utc(time: datetime | None) -> datetime | None:
-    """A time that names no zone is UTC's: whoever puts a notice on the bus by hand may leave it out. One that nobody
-    can reckon with is left out too: it keeps no page from being told."""
+def _make_utc(time: datetime | None) -> datetime | None:
+    """Return the time with UTC for a missing time zone, or None if it is out of range.
+
+    A notice put on the bus by hand may lack the zone. An unusable time must not block a page."""
     if time is None:
         return None
     time = time if time.tzinfo else time.replace(tzinfo=UTC)
     return time if EARLIEST <= time < LATEST else None
 
 
-def _words(tell: Notify) -> dict[str, Any]:
+def _decision_fields(tell: Notify) -> dict[str, Any]:
     return {
         "severity": tell.severity,
         "title": truncate(tell.title, TITLE_LIMIT),

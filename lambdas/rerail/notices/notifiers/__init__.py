@@ -1,1 +1,1 @@
-"""One notice in the form of each receiver, from the notice and its links alone."""
+"""The format of a notice for each receiver, made from the notice and its links alone."""

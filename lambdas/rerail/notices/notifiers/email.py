@@ -1,4 +1,4 @@
-"""A notice as an e-mail: the subject says it all, the text starts with what happened and ends with links."""
+"""Format a notice as an e-mail: the subject is the title; the text starts with what happened and ends with links."""
 
 from rerail.notices.notice import Notice, truncate
 from rerail.notices.notifiers.links import Links
@@ -12,18 +12,18 @@ from rerail.notices.notifiers.text import (
     list_next_steps,
 )
 
-# Of SNS: ASCII, no line breaks or control characters; 256 KiB of text.
+# Limits of SNS: a subject is ASCII without line breaks or control characters; a text has at most 256 KiB.
 SUBJECT_LIMIT, TEXT_LIMIT_BYTES = 100, 256 * 1024
 
 
 def as_subject(notice: Notice) -> str:
-    """The title, as SNS takes a subject."""
+    """Return the title as a valid SNS subject."""
     title = " ".join("".join(c if " " <= c <= "~" else " " for c in notice.title).split())
     return truncate(title, SUBJECT_LIMIT) or "Rerail"
 
 
 def as_text(notice: Notice, links: Links) -> str:
-    """The whole notice as plain text, for a reader who sees nothing else."""
+    """Return the whole notice as plain text."""
     todo = (
         "\n".join(["What to do:", *(f"  - {step}" for step in list_next_steps(notice))])
         if list_next_steps(notice)
@@ -36,6 +36,7 @@ def as_text(notice: Notice, links: Links) -> str:
         ("Cost so far", format_cost(notice)),
         ("Where", clean_text(format_state(notice))),
     )
-    said = "\n".join(f"{name}: {value}" for name, value in facts if value)
-    led = "\n".join(f"  {name}: {address}" for name, address in [*links.named, ("Terminal", links.show)] if address)
-    return "\n\n".join(filter(None, (indent(notice.body) or clean_text(notice.title), todo, said, f"Links:\n{led}")))
+    fact_lines = "\n".join(f"{name}: {value}" for name, value in facts if value)
+    link_lines = "\n".join(f"  {name}: {link}" for name, link in [*links.named, ("Terminal", links.show)] if link)
+    happened = indent(notice.body) or clean_text(notice.title)
+    return "\n\n".join(filter(None, (happened, todo, fact_lines, f"Links:\n{link_lines}")))

@@ -1,4 +1,4 @@
-"""Where a reader goes from a notice: the report, the runbook, the console, and the words for a terminal."""
+"""Links of a notice: the report, the runbook, the console, and a command for the terminal."""
 
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -6,7 +6,8 @@ from urllib.parse import quote
 from rerail.messages.messages import JOB_NAME
 from rerail.notices.notice import Notice
 
-CONSOLES = {
+# Console host of each AWS partition.
+CONSOLE_HOSTS = {
     "aws": "console.aws.amazon.com",
     "aws-cn": "console.amazonaws.cn",
     "aws-us-gov": "console.amazonaws-us-gov.com",
@@ -15,49 +16,49 @@ CONSOLES = {
 
 @dataclass(frozen=True, slots=True)
 class NoticeOrigin:
-    """The account and region in which a notice was made, and where its docs are served ("": nowhere)."""
+    """The account and region that a notice comes from."""
 
     account: str
     region: str
-    docs_url: str = ""
+    docs_url: str = ""  # where the documentation is served; "" if it is not
 
     @property
     def partition(self) -> str:
-        """The part of AWS that the region belongs to."""
+        """Return the AWS partition of the region."""
         return {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(self.region.rpartition("-")[0].rpartition("-")[0], "aws")
 
     @property
     def console(self) -> str:
-        """The host of the region's console."""
-        return f"https://{self.region}.{CONSOLES[self.partition]}"
+        """Return the URL of the region's console."""
+        return f"https://{self.region}.{CONSOLE_HOSTS[self.partition]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Addresses, "" where there is none; `runbook` is the page's path where the docs are served nowhere, `show` are
-    words for a terminal, `job_arn` is the job as other tools name it."""
+    """The links of a notice; "" for each that does not exist."""
 
-    report: str = ""
-    runbook: str = ""
-    console: str = ""
-    show: str = ""
+    report: str = ""  # URL of the run's incident report
+    runbook: str = ""  # URL, or the path in the repository if the documentation is not served
+    console: str = ""  # URL of the job in the SageMaker console
+    show: str = ""  # command for the terminal
     job_arn: str = ""
 
     @property
     def addresses(self) -> tuple[tuple[str, str], ...]:
-        """Those that can be opened, with their names."""
+        """Return name and URL of each link that a browser can open."""
         return tuple((name, url) for name, url in self.named if url.startswith("https://"))
 
     @property
     def named(self) -> tuple[tuple[str, str], ...]:
-        """All that there are, with their names, as a reader of text is shown them."""
+        """Return name and address of each link that exists."""
         named = (("Report", self.report), ("Runbook", self.runbook), ("Console", self.console))
         return tuple((name, url) for name, url in named if url)
 
 
 def links_of(notice: Notice, place: NoticeOrigin, *, report: str = "") -> Links:
-    """The notice's links; `report` is the report's, where there is one. What is no name leads nowhere: whoever may put
-    events on our bus could else have people open, or type, what he has written."""
+    """Return the notice's links; `report` is the URL of its incident report, "" for none.
+
+    Only valid job names become links or commands: anyone with events:PutEvents on the bus can write a notice."""
     job = quote(notice.job, safe="") if JOB_NAME.fullmatch(notice.job) else ""
     console = f"{place.console}/sagemaker/home?region={place.region}#/jobs/{job}" if job else ""
     arn = f"arn:{place.partition}:sagemaker:{place.region}:{place.account}:training-job/{notice.job}"
@@ -71,10 +72,10 @@ def links_of(notice: Notice, place: NoticeOrigin, *, report: str = "") -> Links:
 
 
 def runbook_page(name: str, docs_url: str) -> str:
-    """Where a runbook is read: on the site of the docs, or else in the repository."""
+    """Return the runbook's URL, or its path in the repository if `docs_url` is empty."""
     return f"{docs_url.rstrip('/')}/runbooks/{name}/" if docs_url else f"docs/runbooks/{name}.md"
 
 
 def console_of_report(bucket: str, key: str, place: NoticeOrigin) -> str:
-    """The report's object in the console of S3: whoever opens it logs in."""
+    """Return the URL of the report's object in the S3 console, which requires a login."""
     return f"{place.console}/s3/object/{bucket}?region={place.region}&prefix={quote(key, safe='/')}"

@@ -1,4 +1,4 @@
-"""The voice: tells one notice in every way that is set up, each on its own, and raises where one of them failed."""
+"""Send a notice through every configured channel, and raise if any of them fails."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,24 +11,26 @@ Channel = Callable[[Notice, Links], None]
 
 
 class NotificationFailed(RerailError):
-    """A notice was not told in every way; the message names the ways and their errors."""
+    """A notice did not reach every channel; the message names the failed channels and their errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notifier:
-    """The ways to tell a notice, by name, the surest first."""
+    """Sends notices through the configured channels."""
 
-    ways: Sequence[tuple[str, Channel]]
+    ways: Sequence[tuple[str, Channel]]  # name and channel, the most reliable first
 
     def tell(self, notice: Notice, links: Links) -> None:
-        """Tell it in every way; one that fails keeps no other from being tried. Raises Untold: to tell it again is no
-        harm, since receivers know it by its key."""
+        """Send the notice through every channel, including those after a failed one.
+
+        Raises NotificationFailed. A retry is safe, because receivers deduplicate by the notice's key."""
         failed: list[tuple[str, Exception]] = []
-        for name, way in self.ways:
+        for name, channel in self.ways:
             try:
-                way(notice, links)
-            except Exception as error:  # whatever it is, the others come first
+                channel(notice, links)
+            except Exception as error:  # the other channels must still be tried
                 failed.append((name, error))
         if failed:
-            said = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed)
-            raise NotificationFailed(f"{notice.key} was not told everywhere: {said}") from failed[0][1]
+            errors = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed)
+            what = f"the notice {notice.key} was not delivered to every channel"
+            raise NotificationFailed(f"{what}: {errors}") from failed[0][1]

@@ -1,6 +1,6 @@
-"""A notice as an event of PagerDuty's Events API v2: pages trigger, all-clears resolve, by the key of the page.
+"""Format a notice as an event of PagerDuty's Events API v2: pages trigger, all-clears resolve, by the key of the page.
 
-What only informs is not sent: whatever the severity, an event of this API is an alert, and opens an incident."""
+Notices of severity `inform` are not sent: every event of this API is an alert and opens an incident."""
 
 from hashlib import sha256
 from typing import Any
@@ -14,17 +14,17 @@ SUMMARY_LIMIT, KEY_LIMIT = 1_024, 255
 
 
 def as_pagerduty(notice: Notice, links: Links) -> dict[str, Any] | None:
-    """The body to be sent, without the routing key, which is put in where it leaves; None where there is none."""
+    """Return the request body without the routing key, which EventBridge adds; None for a notice that only informs."""
     match notice.severity:
         case Severity.PAGE:
-            return _trigger(notice, links)
+            return _make_trigger(notice, links)
         case Severity.CLEAR:
-            return {"event_action": "resolve", "dedup_key": _key(notice.clears)}
+            return {"event_action": "resolve", "dedup_key": _dedup_key(notice.clears)}
         case Severity.INFORM:
             return None
 
 
-def _trigger(notice: Notice, links: Links) -> dict[str, Any]:
+def _make_trigger(notice: Notice, links: Links) -> dict[str, Any]:
     payload: dict[str, Any] = {
         "summary": truncate(" ".join(clean_text(notice.title).split()), SUMMARY_LIMIT) or "Rerail",
         "source": clean_text(notice.job or notice.run) or "rerail",
@@ -32,25 +32,25 @@ def _trigger(notice: Notice, links: Links) -> dict[str, Any]:
         "component": clean_text(notice.run),
         "group": "sagemaker",
         "class": notice.runbook.value,
-        "custom_details": _details(notice, links),
+        "custom_details": _list_details(notice, links),
     }
     if notice.at:
         payload["timestamp"] = notice.at.isoformat()
     event: dict[str, Any] = {
         "event_action": "trigger",
-        "dedup_key": _key(notice.key),
+        "dedup_key": _dedup_key(notice.key),
         "payload": payload,
         "client": "Rerail",
         "links": [{"href": address, "text": name} for name, address in links.addresses],
     }
-    if opened := links.report or links.console:
-        event["client_url"] = opened
+    if client_url := links.report or links.console:
+        event["client_url"] = client_url
     return event
 
 
-def _details(notice: Notice, links: Links) -> dict[str, Any]:
-    """In the order in which they are read."""
-    said = {
+def _list_details(notice: Notice, links: Links) -> dict[str, Any]:
+    """Return the non-empty details, the most important first."""
+    details = {
         "what happened": clean_text(notice.body),
         "what to do": clean_text(notice.todo),
         "by when": format_deadline(notice),
@@ -61,10 +61,10 @@ def _details(notice: Notice, links: Links) -> dict[str, Any]:
         "runbook": links.runbook,
         "in a terminal": links.show,
     }
-    return {name: value for name, value in said.items() if value}
+    return {name: value for name, value in details.items() if value}
 
 
-def _key(key: str) -> str:
-    """The same for the same key; one that is too long is told apart by its digest."""
+def _dedup_key(key: str) -> str:
+    """Return the deduplication key; a key over the limit ends in its digest, so that it stays unique."""
     key = clean_text(key)
     return key if len(key) <= KEY_LIMIT else f"{key[: KEY_LIMIT - 17]}-{sha256(key.encode()).hexdigest()[:16]}"

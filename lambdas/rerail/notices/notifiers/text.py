@@ -1,4 +1,4 @@
-"""How facts are put for people, in whatever form they are told: times, money, and text that came from elsewhere."""
+"""Format times, money and untrusted text for every channel."""
 
 import unicodedata
 from datetime import UTC, datetime, timedelta
@@ -8,55 +8,56 @@ from rerail.decisions.remedies import format_duration
 from rerail.model.secrets import redact_patterns
 from rerail.notices.notice import Notice
 
-# Joins the parts of one emoji; other invisible characters can turn a line around.
-JOINER = "\u200d"
+# Joins the parts of one emoji. Other invisible characters are removed, since some reverse the direction of a line.
+ZERO_WIDTH_JOINER = "\u200d"
 
 
 def clean_text(text: str) -> str:
-    """The text without what looks like a secret, or is not a character to be read: control, turned around, half of a
-    pair."""
-    read = (character if _is_readable(character) else " " for character in text.replace("\r\n", "\n"))
-    return redact_patterns("".join(read).strip())
+    """Return the text with secrets redacted and unreadable characters replaced by spaces.
+
+    Unreadable are control characters, direction marks and lone surrogates."""
+    readable = (character if _is_readable(character) else " " for character in text.replace("\r\n", "\n"))
+    return redact_patterns("".join(readable).strip())
 
 
 def indent(text: str) -> str:
-    """The text with every line but the first set in: what was quoted can not look like a part of ours."""
+    """Return the text with all lines after the first indented, so that it cannot pass for a part of the notice."""
     return "\n  ".join(line.rstrip() for line in clean_text(text).splitlines() if line.strip())
 
 
 def list_next_steps(notice: Notice) -> list[str]:
-    """What the reader must do, a line each."""
+    """Return the steps that the operator must take."""
     return [line.strip() for line in clean_text(notice.todo).splitlines() if line.strip()]
 
 
 def format_time(time: datetime) -> str:
-    """A moment as everybody reads it alike."""
+    """Return the time in UTC, to the minute."""
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def format_deadline(notice: Notice) -> str:
-    """By when something must be done, and how long that is."""
+    """Return the deadline and the time left, or "" if there is no deadline."""
     if notice.by is None:
         return ""
-    left = notice.by - notice.at if notice.at else timedelta()
-    return format_time(notice.by) + (f" (in {format_duration(left)})" if left > timedelta() else "")
+    remaining = notice.by - notice.at if notice.at else timedelta()
+    return format_time(notice.by) + (f" (in {format_duration(remaining)})" if remaining > timedelta() else "")
 
 
 def format_since(notice: Notice) -> str:
-    """Since when the trouble has been there, and how long that is."""
+    """Return when the problem began and how long ago that is, or "" if that is not known."""
     if notice.since is None:
         return ""
-    ago = notice.at - notice.since if notice.at else timedelta()
-    return format_time(notice.since) + (f" ({format_duration(ago)} ago)" if ago >= timedelta(seconds=1) else "")
+    age = notice.at - notice.since if notice.at else timedelta()
+    return format_time(notice.since) + (f" ({format_duration(age)} ago)" if age >= timedelta(seconds=1) else "")
 
 
 def format_cost(notice: Notice) -> str:
-    """What the run has cost so far; nothing where a price is not known."""
+    """Return the cost of the run so far, or "" if a price is not known."""
     return "" if notice.dollars is None else format_dollars(notice.dollars)
 
 
 def format_state(notice: Notice) -> str:
-    """Where the run is: "held, attempt 2, step 1200, job gpt-a002"."""
+    """Return the position of the run, such as "held, attempt 2, step 1200, job gpt-a002"."""
     parts = (
         notice.state,
         f"attempt {notice.attempt}" if notice.attempt is not None else "",
@@ -67,6 +68,6 @@ def format_state(notice: Notice) -> str:
 
 
 def _is_readable(character: str) -> bool:
-    if character in ("\n", JOINER):
+    if character in ("\n", ZERO_WIDTH_JOINER):
         return True
     return unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")

@@ -1,4 +1,4 @@
-"""A notice as JSON for any receiver of your own: docs/notice.schema.json says what stands in it."""
+"""Format a notice as JSON for any HTTPS receiver; docs/notice.schema.json is its schema."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ VERSION = 1
 
 
 def as_webhook(notice: Notice, links: Links) -> dict[str, Any]:
-    """Every field of the notice, and its links; text is for reading, and free of control characters."""
+    """Return all fields of the notice, with text cleaned, and its links."""
     detail = {name: clean_text(value) if isinstance(value, str) else value for name, value in as_detail(notice).items()}
-    shown = {"report": links.report, "runbook": links.runbook, "console": links.console, "show": links.show}
-    return {"version": VERSION, "source": "rerail", **detail, "links": shown}
+    urls = {"report": links.report, "runbook": links.runbook, "console": links.console, "show": links.show}
+    return {"version": VERSION, "source": "rerail", **detail, "links": urls}
