@@ -1,8 +1,8 @@
-"""How a function is loaded: no search for garbage while it is imported, and ready to act before its first event.
+"""Speed up cold starts: no garbage collection during imports, and clients made before the first event.
 
-Import this before anything large. Nothing that is imported becomes garbage, and searching for it again and again took a
-sixth of a cold start. Lambda gives a whole core while a function is loaded, and afterwards as much of one as its memory
-buys: what the first event is going to need is made before it comes.
+Import this module before anything large. Imported modules never become garbage, and collecting took a sixth of a cold
+start. Lambda grants a full core during initialization, and later only a share that depends on the memory size. What the
+first event needs is therefore made during initialization.
 """
 
 import gc
@@ -13,8 +13,9 @@ gc.disable()
 
 
 def loaded(*makers: Callable[[], object]) -> None:
-    """Call last in a handler's module: make these things, in Lambda only, and search for garbage from now on in what is
-    made from now on."""
+    """Call the makers (in Lambda only), then enable garbage collection for objects made from now on.
+
+    Call this last in a handler's module."""
     if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
         for make in makers:
             make()

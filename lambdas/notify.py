@@ -1,4 +1,4 @@
-"""Notices from the bus to people. A notice that cannot be told raises, so that Lambda tries again and then alarms."""
+"""Lambda function: send notices from the bus to people. A failed notice raises: Lambda retries, then alarms."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from wiring.notify import notify_settings, report_links, voice
 @traced
 def handler(event: dict[str, Any], context: Any) -> None:
     notice = read_detail(event["detail"])
-    place = NoticeOrigin(event["account"], event["region"], notify_settings().docs_url)
-    voice().tell(notice, links_of(notice, place, report=report_links().of(notice, place)))
+    origin = NoticeOrigin(event["account"], event["region"], notify_settings().docs_url)
+    voice().tell(notice, links_of(notice, origin, report=report_links().of(notice, origin)))
     metrics.add_metric(name=f"Notices.{notice.severity}", unit="Count", value=1)
-    logger.info("told", extra={"run": notice.run, "severity": notice.severity, "key": notice.key})
+    logger.info("notified", extra={"run": notice.run, "severity": notice.severity, "key": notice.key})
 
 
 loaded(voice, report_links, clients("sns", "events"))

@@ -1,4 +1,4 @@
-"""Logger, metrics and tracer of every function: one of each, named by the environment."""
+"""Logger, metrics and tracer of every function, configured by environment variables."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -18,28 +18,28 @@ Handler = Callable[[dict[str, Any], Any], Any]
 
 @cache
 def tracer() -> Tracer:
-    """Made at the first use: it loads the X-Ray SDK and makes a client, which costs a third of a cold start."""
+    """Return the tracer, made on first use: loading the X-Ray SDK takes a third of a cold start."""
     return Tracer()
 
 
 def publish(measured: Iterable[MetricValue]) -> None:
-    """Say these in the log, from where CloudWatch takes its metrics; those told apart by a word a line a word."""
-    apart: dict[tuple[str, str], EphemeralMetrics] = {}
-    ours = metrics.provider
-    for each in measured:
-        if not each.dimension:
-            metrics.add_metric(name=each.name, unit=each.unit, value=each.value)
+    """Write the metrics to the log in embedded metric format; each dimension value gets its own log line."""
+    lines: dict[tuple[str, str], EphemeralMetrics] = {}
+    provider = metrics.provider
+    for metric in measured:
+        if not metric.dimension:
+            metrics.add_metric(name=metric.name, unit=metric.unit, value=metric.value)
             continue
-        word = (each.dimension, each.of)
-        line = apart.setdefault(word, EphemeralMetrics(namespace=ours.namespace, service=ours.service))
-        line.add_dimension(name=each.dimension, value=each.of)
-        line.add_metric(name=each.name, unit=each.unit, value=each.value)
-    for line in apart.values():
+        key = (metric.dimension, metric.of)
+        line = lines.setdefault(key, EphemeralMetrics(namespace=provider.namespace, service=provider.service))
+        line.add_dimension(name=metric.dimension, value=metric.of)
+        line.add_metric(name=metric.name, unit=metric.unit, value=metric.value)
+    for line in lines.values():
         line.flush_metrics()
 
 
 def traced(handler: Handler) -> Handler:
-    """Trace the invocations that X-Ray samples, and load nothing for the others."""
+    """Trace the invocations that X-Ray samples, without loading its SDK for the others."""
 
     @wraps(handler)
     def traced_handler(event: dict[str, Any], context: Any) -> Any:

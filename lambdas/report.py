@@ -1,4 +1,4 @@
-"""Notices to incident reports: one page a run, drawn anew whenever people are told of it. No notice waits for it."""
+"""Lambda function: render a run's incident report after each notice about it. Notices do not wait for the report."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from rerail.incident_report.reporter import run_of
 from wiring import clients
 from wiring.report import reporter
 
-# Powertools' own Logger is no logging.Logger, and has all that is asked of one.
+# Powertools' Logger is not a logging.Logger, but has the methods that are used.
 processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, logger=logger)  # type: ignore[arg-type]
 
 
 def draw(record: SQSRecord) -> None:
-    """One notice: draw the page of its run. A notice about a job that belongs to no run has none."""
+    """Render and store the page of the run that the notice is about; a job that belongs to no run has no page."""
     run = run_of(record.body)
-    drawn = reporter().report(run)
-    logger.info("drawn", extra={"run": run, "bytes": drawn and drawn.bytes, "unread": drawn and drawn.unread})
+    page = reporter().report(run)
+    logger.info("drawn", extra={"run": run, "bytes": page and page.bytes, "unread": page and page.unread})
 
 
 @logger.inject_lambda_context(clear_state=True)

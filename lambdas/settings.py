@@ -1,4 +1,4 @@
-"""What each function is told by its environment: read here, and set from here by the stacks."""
+"""Settings of each function: read from its environment, and written there by the stacks."""
 
 import os
 from collections.abc import Mapping
@@ -12,66 +12,63 @@ class Settings:
 
     @classmethod
     def names(cls) -> dict[str, str]:
-        """Field name to the name of its environment variable."""
+        """Return the environment variable of each field."""
         return {f.name: f"RERAIL_{f.name.upper()}" for f in fields(cls)}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Raises KeyError that names the variable that is missing."""
+        """Return the settings. Raises KeyError with the name of a missing variable."""
         return cls(**{name: environment[variable] for name, variable in cls.names().items()})
 
     def variables(self) -> dict[str, str]:
-        """The environment that makes `from_environment` return this."""
+        """Return the environment from which `from_environment` makes these settings."""
         return {variable: getattr(self, name) for name, variable in self.names().items()}
 
 
 @dataclass(frozen=True, slots=True)
 class SuperviseSettings(Settings):
-    """The one function that thinks and acts."""
+    """Settings of `supervise`, the function that decides and acts."""
 
     table: str
     bus: str
-    policy_prefix: str
-    pause_parameter: str
-    mailbox: str
+    policy_prefix: str  # of the SSM parameters with the policies
+    pause_parameter: str  # SSM parameter
+    mailbox: str  # bucket
 
 
 @dataclass(frozen=True, slots=True)
 class SweepSettings(Settings):
-    """The minute's round: reads the world, wakes the supervisor."""
+    """Settings of `sweep`, which checks all open runs each minute and wakes the supervisor."""
 
     table: str
     queue_url: str
-    policy_prefix: str
-    pause_parameter: str
-    mailbox: str
+    policy_prefix: str  # of the SSM parameters with the policies
+    pause_parameter: str  # SSM parameter
+    mailbox: str  # bucket
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSettings(Settings):
-    """The incident reports: `reports` is their bucket, `region` that of the console that they link to, `docs_url` where
-    the runbooks are served, "" for nowhere."""
+    """Settings of `report`, which renders the incident reports."""
 
     table: str
-    policy_prefix: str
-    reports: str
-    region: str
-    docs_url: str = ""
+    policy_prefix: str  # of the SSM parameters with the policies
+    reports: str  # bucket
+    region: str  # of the console that the reports link to
+    docs_url: str = ""  # where the runbooks are served; "" if they are not
 
 
 @dataclass(frozen=True, slots=True)
 class NotifySettings(Settings):
-    """The voice: from the bus to people. What is not there is "": topics for chat, the bucket of the reports, where the
-    docs are served; `pager` and `webhook` are "on" where something on the bus waits for what is rendered for them,
-    `report_links` is "signed" for links that anyone who has the notice can open, or "console"."""
+    """Settings of `notify`, which sends notices to people; "" for what is not configured."""
 
     page_topic: str
     inform_topic: str
     chat_page_topic: str = ""
     chat_inform_topic: str = ""
     bus: str = ""
-    pager: str = ""
-    webhook: str = ""
-    reports: str = ""
-    report_links: str = ""
-    docs_url: str = ""
+    pager: str = ""  # "on" if a rule on the bus forwards events to PagerDuty
+    webhook: str = ""  # "on" if a rule on the bus forwards events to a webhook
+    reports: str = ""  # bucket
+    report_links: str = ""  # "signed" (anyone with the notice can open the link) or "console"
+    docs_url: str = ""  # where the runbooks are served

@@ -1,4 +1,4 @@
-"""Queue to decisions: the one function that thinks and acts. A message that fails goes back alone."""
+"""Lambda function: decide and act on each message of the signals queue. A failed message alone returns to the queue."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -16,22 +16,22 @@ from rerail.supervisor.decision_metrics import list_metrics
 from wiring import clients, now
 from wiring.supervise import hyperpod_watch, supervisor
 
-# Powertools' own Logger is no logging.Logger, and has all that is asked of one.
+# Powertools' Logger is not a logging.Logger, but has the methods that are used.
 processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, logger=logger)  # type: ignore[arg-type]
 
 
 def look(record: SQSRecord) -> None:
-    """One message: read it, do what it asks for, and say in the log what became of the run."""
+    """Handle one message, publish the metrics of its decisions, and log the run's new state."""
     wakeup = parse_message(record.body)
     if isinstance(wakeup, ClusterMessage):
-        known = hyperpod_watch().handle(wakeup)
-        logger.info("looked", extra={"wakeup": wakeup, "cluster": known.cluster, "version": known.version})
+        cluster = hyperpod_watch().handle(wakeup)
+        logger.info("looked", extra={"wakeup": wakeup, "cluster": cluster.cluster, "version": cluster.version})
         return
-    thinker, post = supervisor(), posted(record)
+    loop, message = supervisor(), posted(record)
     try:
-        run = thinker.handle(wakeup, post)
-    finally:  # what was decided is recorded, whatever went wrong after it
-        publish(list_metrics(thinker.turns, waited_s=(now() - post.sent_at).total_seconds()))
+        run = loop.handle(wakeup, message)
+    finally:  # decisions made before an error are counted too
+        publish(list_metrics(loop.turns, waited_s=(now() - message.sent_at).total_seconds()))
     logger.info(
         "looked",
         extra={"wakeup": wakeup, "run": run and run.id, "state": run and run.state, "version": run and run.version},
@@ -39,10 +39,10 @@ def look(record: SQSRecord) -> None:
 
 
 def posted(record: SQSRecord) -> QueueMessage:
-    """When the message was sent and received, as SQS says."""
-    told = record.attributes
-    sent, received = (int(each) / 1000 for each in (told.sent_timestamp, told.approximate_first_receive_timestamp))
-    return QueueMessage(datetime.fromtimestamp(sent, UTC), datetime.fromtimestamp(received, UTC))
+    """Return when the message was sent and first received, according to SQS."""
+    times = (record.attributes.sent_timestamp, record.attributes.approximate_first_receive_timestamp)
+    sent, received = (datetime.fromtimestamp(int(milliseconds) / 1000, UTC) for milliseconds in times)
+    return QueueMessage(sent, received)
 
 
 @logger.inject_lambda_context(clear_state=True)

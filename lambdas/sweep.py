@@ -1,4 +1,4 @@
-"""The minute's round, from the schedule: asks about every open run and wakes the supervisor where something is due."""
+"""Lambda function: check every open run once a minute, and wake the supervisor where something is due."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from wiring.sweep import minute_round
 @metrics.log_metrics
 @traced
 def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
-    share, name = read_shard(event), context.function_name
-    report = minute_round().make_share(share, name=name) if share else minute_round().make(name=name)
+    shard, name = read_shard(event), context.function_name
+    report = minute_round().make_share(shard, name=name) if shard else minute_round().make(name=name)
     counts = {
         "OpenRuns": report.open,
         "DueRuns": report.due,
@@ -26,10 +26,10 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
         "BeatingRuns": report.beating,
         "GarbledHeartbeats": len(report.garbled),
     }
-    told = {"blind": report.blind, "unread": report.unread, "garbled": report.garbled, "unswept": report.unswept}
-    told |= {"broken": report.broken}
-    logger.info("swept", extra={**counts, "parts": share.parts if share else "", **told})
-    if share is None:  # what the others have seen is told with the whole
+    problems = {"blind": report.blind, "unread": report.unread, "garbled": report.garbled, "unswept": report.unswept}
+    problems |= {"broken": report.broken}
+    logger.info("swept", extra={**counts, "parts": shard.parts if shard else "", **problems})
+    if shard is None:  # the first invocation publishes the metrics of all shards
         for name, value in counts.items():
             metrics.add_metric(name=name, unit="Count", value=value)
         publish(list_metrics(report))

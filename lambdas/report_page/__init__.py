@@ -1,1 +1,1 @@
-"""Draws incident reports: the only place in the functions that knows HTML, and the libraries that make it."""
+"""Render incident reports as HTML; only this package loads the HTML and chart libraries."""

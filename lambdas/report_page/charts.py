@@ -1,6 +1,6 @@
-"""Curves as SVG without script, style or links of its own, so that the page's one style sheet rules them.
+"""Draw curves as SVG without scripts, styles or links; the page's style sheet formats them.
 
-pygal scales, lays out and draws; the marks are added to its tree, and what only its scripts need is taken out."""
+pygal scales and draws the lines. This module adds the marks to its element tree and removes what its scripts need."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,33 +16,33 @@ from pygal.style import Style
 from rerail.incident_report.marks import CurveMark
 from rerail.incident_report.report import Axis, Chart
 
-COLOURS = 6
+COLOUR_COUNT = 6
 SVG = "http://www.w3.org/2000/svg"
 DAY_S, HOUR_S, MINUTE_S = 86_400.0, 3_600.0, 60.0
 DECIMALS = re.compile(r"(\d+\.\d)\d+")
-# Of a mark's label, in pixels.
-LETTER, LANE, PADDING = 6.8, 17.0, 10.0
-# What the labels of an upright axis take, with the margins.
-AXIS = 80.0
-ALL_NAMED = 9
-# Marks so near each other share a label where there are many, in pixels.
-NEAR = 24.0
+# Label of a mark, in pixels: width of a character, height of a lane, padding.
+CHARACTER_WIDTH, LANE_HEIGHT, PADDING = 6.8, 17.0, 10.0
+# Width of the vertical axis' labels with the margins, in pixels.
+AXIS_WIDTH = 80.0
+# With more marks than this, labels show numbers only, and marks within this distance in pixels share a label.
+NAMED_MARK_LIMIT = 9
+SHARED_LABEL_DISTANCE = 24.0
 
-# Whatever is installed beside it, so that the same page is made everywhere.
+# Always use the standard library's ElementTree, even if lxml is installed, so that the same page is made everywhere.
 etree.to_etree()
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a picture is made, in pixels at its own scale: a phone is given one with fewer, not smaller letters."""
+    """The size of a chart in pixels; the one for phones has fewer labels instead of smaller ones."""
 
-    name: str
+    name: str  # CSS class
     width: int
     height: int
-    x_labels: int
-    y_labels: int
-    lanes: int
-    names: bool
+    x_labels: int  # maximum number
+    y_labels: int  # maximum number
+    lanes: int  # maximum number of rows for the labels of marks
+    names: bool  # whether the labels of marks include their kind
 
 
 WIDE = Size("wide", 920, 330, x_labels=9, y_labels=6, lanes=5, names=True)
@@ -50,29 +50,28 @@ NARROW = Size("narrow", 380, 280, x_labels=4, y_labels=5, lanes=5, names=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A mark in a picture, or several that nearly touch: what they say, where the first stands, and the lane and side
-    of the label."""
+class _PlacedMark:
+    """A mark with its position, or several marks that share a label."""
 
-    mark: CurveMark
-    says: str
-    x: float
-    text: str
-    lane: int
-    to_the_left: bool
+    mark: CurveMark  # the first one
+    says: str  # descriptions of all
+    x: float  # position of the first one, in pixels
+    text: str  # label
+    lane: int  # row of the label, counted from the plot upwards
+    to_the_left: bool  # whether the label is left of the line
 
 
 def drawn(chart: Chart, marks: Sequence[tuple[int, float, CurveMark]], size: Size) -> str:
-    """The chart as an SVG element; `marks` are numbers of the key with their place along the axis."""
+    """Return the chart as an SVG element; `marks` are number, axis position and mark."""
     lines = [(line, [(x, _scaled(chart, y)) for x, y in line.points]) for line in chart.curve.lines]
-    points = [point for _, each in lines for point in each]
+    points = [point for _, line_points in lines for point in line_points]
     xs = [x for x, _ in points] + [at for _, at, _ in marks] + list(chart.curve.gaps)
     low, high = min(xs), max(xs)
-    bottom, top = _room([y for _, y in points], chart)
-    lanes = _lanes(marks, (low, high), size)
+    bottom, top = _y_range([y for _, y in points], chart)
+    lanes = _count_lanes(marks, (low, high), size)
     picture = pygal.XY(
         width=size.width,
-        height=size.height + int(lanes * LANE),
+        height=size.height + int(lanes * LANE_HEIGHT),
         style=Style(font_family="inherit", colors=("#888",) * max(1, len(lines)), value_colors=("#888",) * len(lines)),
         css=(),
         js=(),
@@ -80,7 +79,7 @@ def drawn(chart: Chart, marks: Sequence[tuple[int, float, CurveMark]], size: Siz
         show_legend=False,
         show_dots=False,
         margin=6,
-        margin_top=int(8 + lanes * LANE),
+        margin_top=int(8 + lanes * LANE_HEIGHT),
         margin_right=14,
         range=(bottom, top),
         xrange=(low, high if high > low else low + 1),
@@ -89,23 +88,23 @@ def drawn(chart: Chart, marks: Sequence[tuple[int, float, CurveMark]], size: Siz
         disable_xml_declaration=True,
         xml_filters=(lambda root: root,),
     )
-    for line, each in lines:
-        picture.add(f"attempt {line.attempt}", each)
-    picture.add_xml_filter(lambda root: _finished(root, picture, chart, marks, size, lanes))
+    for line, line_points in lines:
+        picture.add(f"attempt {line.attempt}", line_points)
+    picture.add_xml_filter(lambda root: _finish(root, picture, chart, marks, size, lanes))
     return ElementTree.tostring(picture.render_tree(), encoding="unicode")
 
 
 def colour(attempt: int) -> str:
-    """The class of an attempt's lines: neighbours differ."""
-    return f"c{(attempt - 1) % COLOURS}"
+    """Return the CSS class of an attempt's lines; consecutive attempts differ."""
+    return f"c{(attempt - 1) % COLOUR_COUNT}"
 
 
 def _scaled(chart: Chart, value: float) -> float:
-    """pygal would make both axes logarithmic; steps are not."""
+    """Return the value on the chart's scale; pygal's own logarithmic mode would apply to the steps too."""
     return log10(value) if chart.logarithmic else value
 
 
-def _room(values: Sequence[float], chart: Chart) -> tuple[float, float]:
+def _y_range(values: Sequence[float], chart: Chart) -> tuple[float, float]:
     low, high = min(values), max(values)
     if chart.unit and not chart.logarithmic:
         low = min(0.0, low)
@@ -122,7 +121,7 @@ def _y_labels(bottom: float, top: float, chart: Chart, most: int) -> Iterator[di
 
 
 def _decades(bottom: float, top: float, most: int) -> list[float]:
-    """1, 2 and 5 times powers of ten; where these are too many or too few, powers alone or round numbers."""
+    """Return ticks at 1, 2 and 5 times powers of ten; with too many or too few, powers alone or round numbers."""
     orders = range(floor(bottom), floor(top) + 1)
     for factors in ((1, 2, 5), (1,)):
         ticks = [factor * 10.0**order for order in orders for factor in factors]
@@ -137,7 +136,7 @@ def _decades(bottom: float, top: float, most: int) -> list[float]:
 
 
 def _round(low: float, high: float, most: int) -> list[float]:
-    """Round numbers between the two."""
+    """Return about `most` round numbers between the two."""
     rough = (high - low) / max(1, most)
     order = 10.0 ** floor(log10(rough))
     step = next(factor * order for factor in (1, 2, 2.5, 5, 10) if factor * order >= rough * 0.999)
@@ -165,17 +164,17 @@ def _unit(seconds: float) -> tuple[float, str]:
 
 
 def short(value: float) -> str:
-    """A number for an axis."""
+    """Format a number for an axis, with a suffix of k, M or G."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size or (abs(value) >= size and value % (size / 10) == 0):
             return f"{value / size:.4g}{letter}"
     return f"{value:.4g}"
 
 
-def _finished(
+def _finish(
     root: Any, picture: Any, chart: Chart, marks: Sequence[tuple[int, float, CurveMark]], size: Size, lanes: int
 ) -> Any:
-    """pygal's tree with our marks, and without what it has for its scripts."""
+    """Return pygal's tree with the marks added and the elements for its scripts removed."""
     view = picture.view
     plot = picture.nodes["plot"]
     for number, line in enumerate(chart.curve.lines):
@@ -187,11 +186,11 @@ def _finished(
         at = view.x(x)
         gap = ElementTree.SubElement(plot, "path", {"class": "gap", "d": f"M{at - 3:.1f} 3 l6 6 m0 -6 l-6 6"})
         ElementTree.SubElement(gap, "title").text = f"not a finite number at {short(x)}"
-    for placed in _placed([(n, view.x(x), mark) for n, x, mark in marks], view.width, size, lanes):
+    for placed in _place_marks([(n, view.x(x), mark) for n, x, mark in marks], view.width, size, lanes):
         _draw(plot, placed, view.height)
-    # All lines first, then all labels, so that no line crosses a letter.
+    # Lines before labels, so that no line is drawn over a label.
     plot[:] = sorted(plot, key=lambda node: node.attrib.get("class", "").startswith("mark-label"))
-    _cleaned(root)
+    _clean(root)
     root.attrib.clear()
     root.attrib |= {
         "xmlns": SVG,
@@ -203,47 +202,51 @@ def _finished(
     return root
 
 
-def _lanes(marks: Sequence[tuple[int, float, CurveMark]], axis: tuple[float, float], size: Size) -> int:
-    """How many lanes the labels will need: how wide the plot will be is known when its axis is laid out, so that it is
-    reckoned here as narrower than it may be."""
-    width = size.width - AXIS
+def _count_lanes(marks: Sequence[tuple[int, float, CurveMark]], axis: tuple[float, float], size: Size) -> int:
+    """Return how many lanes the labels need.
+
+    The width of the plot is not known before pygal's layout, so a lower bound is used."""
+    width = size.width - AXIS_WIDTH
     scale = width / ((axis[1] - axis[0]) or 1.0)
-    guessed = _placed([(n, (x - axis[0]) * scale, mark) for n, x, mark in marks], width, size, size.lanes)
-    return max((placed.lane + 1 for placed in guessed), default=0)
+    placed = _place_marks([(n, (x - axis[0]) * scale, mark) for n, x, mark in marks], width, size, size.lanes)
+    return max((mark.lane + 1 for mark in placed), default=0)
 
 
-def _placed(marks: Sequence[tuple[int, float, CurveMark]], width: float, size: Size, lanes: int) -> Iterator[Placed]:
-    """Each label in the lowest lane where it touches no other, from the right to the left, so that no mark's line goes
-    through the label of one before it; where there are many, neighbours share one."""
+def _place_marks(
+    marks: Sequence[tuple[int, float, CurveMark]], width: float, size: Size, lanes: int
+) -> Iterator[_PlacedMark]:
+    """Place each label in the lowest lane where it overlaps no other; with many marks, neighbours share a label.
+
+    Going from right to left keeps the line of a mark out of the labels to its left."""
     taken: list[list[tuple[float, float]]] = [[] for _ in range(lanes)]
-    named = size.names and len(marks) <= ALL_NAMED
-    for group in reversed(list(_neighbours(marks))):
+    named = size.names and len(marks) <= NAMED_MARK_LIMIT
+    for group in reversed(list(_group_neighbours(marks))):
         number, x, mark = group[0]
-        text = f"{number} {mark.sort}" if named and len(group) == 1 else _numbers([n for n, _, _ in group])
-        length = len(text) * LETTER + PADDING
+        text = f"{number} {mark.sort}" if named and len(group) == 1 else _format_numbers([n for n, _, _ in group])
+        length = len(text) * CHARACTER_WIDTH + PADDING
         to_the_left = x + length > width
         span = (x - length, x) if to_the_left else (x, x + length)
         free = [i for i, lane in enumerate(taken) if all(span[1] <= a or span[0] >= b for a, b in lane)]
         lane = free[0] if free else len(taken) - 1
         taken[lane].append(span)
-        says = "\n".join(f"{n} {each.sort}: {each.says}" for n, _, each in group)
-        yield Placed(mark, says, x, text, lane, to_the_left)
+        says = "\n".join(f"{n} {member.sort}: {member.says}" for n, _, member in group)
+        yield _PlacedMark(mark, says, x, text, lane, to_the_left)
 
 
-def _neighbours(marks: Sequence[tuple[int, float, CurveMark]]) -> Iterator[list[tuple[int, float, CurveMark]]]:
-    """The marks from left to right; of too many for a label each, those that nearly touch are taken together."""
+def _group_neighbours(marks: Sequence[tuple[int, float, CurveMark]]) -> Iterator[list[tuple[int, float, CurveMark]]]:
+    """Yield groups of marks from left to right; only if there are many does a group have more than one mark."""
     group: list[tuple[int, float, CurveMark]] = []
-    for each in sorted(marks, key=lambda mark: (mark[1], mark[0])):
-        if group and (len(marks) <= ALL_NAMED or each[1] - group[0][1] > NEAR):
+    for mark in sorted(marks, key=lambda mark: (mark[1], mark[0])):
+        if group and (len(marks) <= NAMED_MARK_LIMIT or mark[1] - group[0][1] > SHARED_LABEL_DISTANCE):
             yield group
             group = []
-        group.append(each)
+        group.append(mark)
     if group:
         yield group
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    """`1-4, 7`."""
+def _format_numbers(numbers: Sequence[int]) -> str:
+    """Format numbers as ranges, such as "1-4, 7"."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
@@ -253,8 +256,8 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
-def _draw(plot: Any, placed: Placed, height: float) -> None:
-    top = -(placed.lane + 1) * LANE
+def _draw(plot: Any, placed: _PlacedMark, height: float) -> None:
+    top = -(placed.lane + 1) * LANE_HEIGHT
     sort = re.sub(r"\W", "-", placed.mark.sort)
     line = ElementTree.SubElement(plot, "g", {"class": f"mark {sort}"})
     ElementTree.SubElement(line, "title").text = placed.says
@@ -266,8 +269,8 @@ def _draw(plot: Any, placed: Placed, height: float) -> None:
     ElementTree.SubElement(label, "text", {**side, "y": f"{top + 12:.1f}"}).text = placed.text
 
 
-def _cleaned(node: Any) -> None:
-    """Without comments, scripts, styles, tooltips, and titles that repeat an axis."""
+def _clean(node: Any) -> None:
+    """Remove comments, scripts, styles, tooltips, and titles that repeat an axis."""
     for child in list(node):
         name = child.attrib.get("class", "") if isinstance(child.tag, str) else ""
         empty = child.tag == "g" and not len(child)
@@ -283,6 +286,6 @@ def _cleaned(node: Any) -> None:
         child.attrib.pop("style", None)
         if "d" in child.attrib:
             child.attrib["d"] = DECIMALS.sub(r"\1", child.attrib["d"])
-        _cleaned(child)
+        _clean(child)
     for title in [child for child in node if child.tag == "title" and node.tag == "svg"]:
         node.remove(title)

@@ -1,4 +1,4 @@
-"""A story as one HTML page that needs nothing else: no script, no other file, no request."""
+"""Render a report as one self-contained HTML page without scripts and external requests."""
 
 import re
 from base64 import b64encode
@@ -21,15 +21,16 @@ from rerail.model.secrets import redact_patterns
 from rerail.notices.notifiers.links import NoticeOrigin
 
 HERE = Path(__file__).parent
+# Characters beyond the limit that are searched for a secret on the edge.
 MARGIN = 500
-# What one looks for in a log.
-LOUD = re.compile(
+# Log lines to highlight.
+ERROR_WORDS = re.compile(
     r"\b(?:\w*error|\w*exception|traceback|fatal|killed|nan|inf|xid|out of memory|segmentation fault)\b", re.IGNORECASE
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class _Picture:
     """A chart, drawn for a wide screen or paper, and for a phone."""
 
     chart: Chart
@@ -38,13 +39,15 @@ class Picture:
 
 
 def drawn_page(story: IncidentReport, *, docs_url: str = "", region: str = "") -> str:
-    """The page; `docs_url` is where the runbooks are served, "" where they are only in the repository, `region` that of
-    the console that jobs are linked to, "" for none."""
+    """Return the page as HTML.
+
+    `docs_url` is where the runbooks are served, "" if they are only in the repository. `region` is the region of the
+    console that jobs are linked to, "" for no links."""
     style = (HERE / "style.css").read_text(encoding="utf-8")
     numbered = list(enumerate(story.marks, start=1))
     html: str = _template().render(
         story=story,
-        style=Markup(style),  # nosec B704: ours, and it holds nothing of the run
+        style=Markup(style),  # nosec B704: a constant file with no data of the run
         style_hash=b64encode(sha256(style.encode()).digest()).decode(),
         pictures=[_picture(story, chart, numbered) for chart in story.charts],
         numbered=numbered,
@@ -58,14 +61,15 @@ def drawn_page(story: IncidentReport, *, docs_url: str = "", region: str = "") -
     return html
 
 
-def _picture(story: IncidentReport, chart: Chart, numbered: Sequence[tuple[int, CurveMark]]) -> Picture:
-    told = [(number, replace(mark, says=_shortened(mark.says))) for number, mark in numbered]
-    placed = [(number, at, mark) for number, mark in told if (at := _place(story, chart, mark)) is not None]
-    # What pygal and ElementTree have written is escaped by them.
-    return Picture(chart, Markup(drawn(chart, placed, WIDE)), Markup(drawn(chart, placed, NARROW)))  # nosec B704
+def _picture(story: IncidentReport, chart: Chart, numbered: Sequence[tuple[int, CurveMark]]) -> _Picture:
+    marks = [(number, replace(mark, says=_shorten(mark.says))) for number, mark in numbered]
+    placed = [(number, x, mark) for number, mark in marks if (x := _axis_position(story, chart, mark)) is not None]
+    # pygal and ElementTree escape what they write.
+    return _Picture(chart, Markup(drawn(chart, placed, WIDE)), Markup(drawn(chart, placed, NARROW)))  # nosec B704
 
 
-def _place(story: IncidentReport, chart: Chart, mark: CurveMark) -> float | None:
+def _axis_position(story: IncidentReport, chart: Chart, mark: CurveMark) -> float | None:
+    """Return the step of the mark, or its seconds since the run began; None if it is not on the chart."""
     if chart.axis is Axis.STEP:
         inside = mark.step is not None and chart.window[0] <= mark.step <= chart.window[1]
         return float(mark.step) if inside and mark.step is not None else None
@@ -80,7 +84,7 @@ def _template() -> Any:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_seen,
+        finalize=_show_invisible,
     )
     environment.filters |= {
         "clock": _clock,
@@ -88,17 +92,17 @@ def _template() -> Any:
         "iso": lambda at: at.astimezone(UTC).isoformat(timespec="seconds"),
         "short": short,
         "colour": colour,
-        "shortened": _shortened,
+        "shortened": _shorten,
         "named": format_title,
-        "is_loud": LOUD.search,
-        "plainly": _plainly,
+        "is_loud": ERROR_WORDS.search,
+        "plainly": _format_input,
         "lasting": format_length,
     }
     return environment.get_template("page.html")
 
 
-def _seen(value: Any) -> Any:
-    """A text as it can be seen: what is no character to be read, or turns a line around, is marked."""
+def _show_invisible(value: Any) -> Any:
+    """Return the text with control characters and direction marks replaced by U+FFFD; other values unchanged."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in value)
@@ -112,17 +116,17 @@ def _day(at: datetime) -> str:
     return f"{at.astimezone(UTC):%d %b %Y, %H:%M:%S} UTC"
 
 
-def _shortened(text: str, most: int = LINE) -> str:
-    """The beginning of a long text without what looks like a secret, and how much more there is."""
-    start = redact_patterns(text[: most + MARGIN])[:most]  # a secret on the edge is hidden before it is cut
-    start = _seen(start)
+def _shorten(text: str, most: int = LINE) -> str:
+    """Return the text without secrets; a long one is truncated, with the number of omitted characters."""
+    start = redact_patterns(text[: most + MARGIN])[:most]  # truncated after redaction: no half secrets
+    start = _show_invisible(start)
     return start if len(text) <= most else f"{start} ... ({len(text) - most:,} more characters)"
 
 
-def _plainly(value: Any) -> str:
-    """A decision's input as people read it."""
+def _format_input(value: Any) -> str:
+    """Format an input of a decision for display."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {each}" for key, each in value.items()) or "none"
+        return ", ".join(f"{key} {item}" for key, item in value.items()) or "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     return "not known" if value in (None, "") else str(value)

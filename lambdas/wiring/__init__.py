@@ -1,4 +1,4 @@
-"""Which adapter answers which port, a module for each function: the only place where the core meets AWS."""
+"""Connect the ports of the core with their AWS adapters, one module per function."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from rerail.supervisor.pause import PausablePolicies
 
 
 def now() -> datetime:
-    """The only clock."""
+    """Return the current time in UTC; the functions read no other clock."""
     return datetime.now(UTC)
 
 
@@ -19,7 +19,7 @@ def pausable_policies(prefix: str, pause_parameter: str) -> PausablePolicies:
 
 
 def clients(*services: str) -> Callable[[], None]:
-    """Makes the clients of these services; for `loading.loaded`."""
+    """Return a function that makes the clients of these services, for `loading.loaded`."""
 
     def make() -> None:
         for service in services:

@@ -1,4 +1,4 @@
-"""What `notify` is made of: every way to tell people something, and the links that a notice carries."""
+"""Build the channels and links of the `notify` function."""
 
 from functools import cache
 
@@ -15,29 +15,29 @@ from settings import NotifySettings
 
 @cache
 def notify_settings() -> NotifySettings:
-    """What `notify` is told by its environment."""
+    """Return the settings from the environment."""
     return NotifySettings.from_environment()
 
 
 @cache
 def report_links() -> ReportLinks:
-    """Where the reports are."""
+    """Return the links to incident reports."""
     settings = notify_settings()
     return ReportLinks(settings.reports, signed=settings.report_links != "console")
 
 
 @cache
 def voice() -> Notifier:
-    """Every way to tell a notice that is set up; all-clears go where pages go."""
+    """Return the notifier with all configured channels; all-clears go where pages go."""
     settings = notify_settings()
-    ways: list[tuple[str, Channel]] = [("e-mail", _topics(settings.page_topic, settings.inform_topic).say)]
+    channels: list[tuple[str, Channel]] = [("e-mail", _topics(settings.page_topic, settings.inform_topic).say)]
     if settings.chat_page_topic:
-        ways.append(("chat", _topics(settings.chat_page_topic, settings.chat_inform_topic, chat=True).say))
+        channels.append(("chat", _topics(settings.chat_page_topic, settings.chat_inform_topic, chat=True).say))
     if settings.pager:
-        ways.append(("PagerDuty", Receiver(settings.bus, FOR_PAGER, as_pagerduty).send))
+        channels.append(("PagerDuty", Receiver(settings.bus, FOR_PAGER, as_pagerduty).send))
     if settings.webhook:
-        ways.append(("webhook", Receiver(settings.bus, FOR_WEBHOOK, as_webhook).send))
-    return Notifier(ways)
+        channels.append(("webhook", Receiver(settings.bus, FOR_WEBHOOK, as_webhook).send))
+    return Notifier(channels)
 
 
 def _topics(page: str, inform: str, *, chat: bool = False) -> SnsTopics:

@@ -1,4 +1,4 @@
-"""What `report` is made of: what gathers a run's story, and what draws it."""
+"""Build the reporter of the `report` function."""
 
 from functools import cache, partial
 
@@ -16,8 +16,8 @@ from wiring import now
 
 @cache
 def reporter() -> Reporter:
-    """The incident reports."""
-    # The other functions have no layer with what it draws with, and shall not pay for loading it.
+    """Return the reporter."""
+    # Only the `report` function has the layer with the HTML and chart libraries.
     from report_page.page import drawn_page
 
     settings = ReportSettings.from_environment()

@@ -1,4 +1,4 @@
-"""What `supervise` is made of: the loop over runs, and the one over HyperPod clusters."""
+"""Build the supervisor of runs and the monitor of HyperPod clusters for the `supervise` function."""
 
 from functools import cache, partial
 from secrets import token_hex
@@ -18,7 +18,7 @@ from wiring import now, pausable_policies
 
 @cache
 def supervisor() -> Supervisor:
-    """The loop."""
+    """Return the supervisor of runs."""
     settings = SuperviseSettings.from_environment()
     return Supervisor(
         runs=DynamoRuns(settings.table),
@@ -35,7 +35,7 @@ def supervisor() -> Supervisor:
 
 @cache
 def hyperpod_watch() -> ClusterMonitor:
-    """The loop for HyperPod clusters."""
+    """Return the monitor of HyperPod clusters."""
     settings = SuperviseSettings.from_environment()
     return ClusterMonitor(
         memories=DynamoClusters(settings.table),

@@ -1,4 +1,4 @@
-"""What `sweep` is made of: the round."""
+"""Build the sweep of the `sweep` function."""
 
 from functools import cache
 
@@ -19,7 +19,7 @@ from wiring import now, pausable_policies
 
 @cache
 def minute_round() -> Sweep:
-    """The round."""
+    """Return the sweep."""
     settings = SweepSettings.from_environment()
     policies = pausable_policies(settings.policy_prefix, settings.pause_parameter)
     return Sweep(

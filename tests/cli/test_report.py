@@ -37,7 +37,7 @@ def test_the_page_is_written_where_the_command_says(asked, tmp_path: Path):
     said = asked("gpt")
     page = tmp_path / "state" / "reports" / "gpt.html"
     assert (said.exit_code, said.stdout) == (0, f"report: {page}\n")
-    assert "Held: it waits for you" in page.read_text()
+    assert "Held: waiting for an operator" in page.read_text()
 
 
 def test_the_browser_is_opened_on_the_local_file(asked, tmp_path: Path, monkeypatch):

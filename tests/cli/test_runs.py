@@ -144,7 +144,7 @@ def test_who_is_held_reads_what_to_do_and_what_to_type_first(deployed):
     """Words from a job are text, and no markup."""
     reason = "attempt 1 failed: oom ([bold]CUDA[/bold]). To do: use a smaller batch, then release the run"
     said = shown(replace(RUN, state=RunState.HELD, hold_reason=reason, attempts=(TRAINED,)))
-    assert "Held: it waits for you" in said and "rerail release gpt" in said
+    assert "Held: waiting for an operator" in said and "rerail release gpt" in said
     assert "([bold]CUDA[/bold])" in said
 
 
@@ -162,4 +162,4 @@ def test_json_has_all_of_it(deployed):
     assert told["account"]["mttr_s"] == 660.0 and told["account"]["badput_s"]["backoff"] > 0
     assert told["account"]["dollars"] == pytest.approx(1265.92)
     assert told["run"]["id"] == "gpt" and told["budgets"]["hardware"] == 10
-    assert told["headline"] == "Waits to launch attempt 2"
+    assert told["headline"] == "Waiting to launch attempt 2"

@@ -147,9 +147,9 @@ def test_pages_of_logs_are_bounded_over_all_attempts_the_newest_first():
     logs = FakeLogs(printed_by)
     known = gathering(replace(held().run, attempts=attempts), logs=logs).gather("gpt")
     assert known is not None
-    assert logs.pages == gather.PAGES
+    assert logs.pages == gather.PAGE_LIMIT
     assert sorted(known.series) == [69, 70]
-    assert known.unread == (f"curves of the oldest 10 attempts: {gather.ATTEMPTS} are drawn at most",)
+    assert known.unread == (f"curves of the oldest 10 attempts: {gather.ATTEMPT_LIMIT} are drawn at most",)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_pages_of_logs_are_bounded_over_all_attempts_the_newest_first():
 )
 def test_the_finest_period_that_is_kept_and_makes_few_enough_rows(hours, age_days, period):
     """CloudWatch keeps minutes for 15 days, five minutes for 63, hours for 15 months."""
-    found = gather._period(timedelta(hours=hours), timedelta(days=age_days), timedelta(minutes=1))
+    found = gather._choose_period(timedelta(hours=hours), timedelta(days=age_days), timedelta(minutes=1))
     assert found == period
-    assert timedelta(hours=hours) / found <= gather.ROWS
+    assert timedelta(hours=hours) / found <= gather.ROW_LIMIT
 
 
 def test_a_metric_line_is_read_and_nothing_else():

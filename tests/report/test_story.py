@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from report_page.page import drawn_page
-from rerail.incident_report.curves import POINTS, POINTS_OF_A_CHART, loss, thin_points
+from rerail.incident_report.curves import CHART_POINT_LIMIT, LINE_POINT_LIMIT, loss, thin_points
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import MarkKind, list_marks
-from rerail.incident_report.report import INCIDENTS, IncidentReport, make_report
+from rerail.incident_report.report import INCIDENT_LIMIT, IncidentReport, make_report
 from rerail.incident_report.summary import Urgency
 from rerail.model.run import Attempt, InPlaceRestart, Proposal, RunState
 from rerail.model.run import ProposedAction as Planned
@@ -31,7 +31,7 @@ points = st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1e6, 1e6, allow_nan=Fa
 def test_a_held_run_asks_for_a_human_with_what_to_do_and_by_when():
     """The page that stands is what is quoted, with its runbook, its deadline and the words for a terminal."""
     story = make_report(held())
-    assert (story.tone, story.headline) == (Urgency.NEEDED, "Held: it waits for you")
+    assert (story.tone, story.headline) == (Urgency.NEEDED, "Held: waiting for an operator")
     assert story.todo == ("Make the batch smaller.", "Then release the run.")
     assert story.runbook is Runbook.OUT_OF_MEMORY
     assert story.by == held().at + timedelta(hours=4)
@@ -45,7 +45,7 @@ def test_a_held_run_of_an_older_version_asks_all_the_same():
     story = make_report(replace(known, run=replace(known.run, pages=())))
     assert story.tone is Urgency.NEEDED
     assert story.happened.startswith("attempt 1 failed: oom")
-    assert story.todo == ("Mend what is named above, then release the run.",)
+    assert story.todo == ("Fix the problem named above, then release the run.",)
 
 
 def test_a_proposal_is_put_with_both_words_and_its_deadline():
@@ -54,7 +54,7 @@ def test_a_proposal_is_put_with_both_words_and_its_deadline():
     proposal = Proposal("p1", Planned.LAUNCH, 2, "launch attempt 2", "it failed", BEGAN, BEGAN + timedelta(hours=1))
     run = replace(known.run, state=RunState.WAITING, pages=(), proposal=proposal)
     story = make_report(replace(known, run=run))
-    assert (story.tone, story.headline) == (Urgency.NEEDED, "Asks for your word")
+    assert (story.tone, story.headline) == (Urgency.NEEDED, "Waiting for your approval")
     assert story.by == BEGAN + timedelta(hours=1)
     assert story.commands[:2] == ("rerail approve gpt --proposal p1", "rerail deny gpt --proposal p1")
 
@@ -180,9 +180,9 @@ def test_five_hundred_attempts_and_a_million_points_stay_one_small_page():
     story, page = drawn[-1]
     assert len(page.encode()) < MOST_BYTES
     for chart in story.charts:
-        assert sum(len(line.points) for line in chart.curve.lines) <= POINTS_OF_A_CHART
-        assert max(len(line.points) for line in chart.curve.lines) <= POINTS
-    assert (story.older_attempts, story.older_cases) == (440, 499 - INCIDENTS)
+        assert sum(len(line.points) for line in chart.curve.lines) <= CHART_POINT_LIMIT
+        assert max(len(line.points) for line in chart.curve.lines) <= LINE_POINT_LIMIT
+    assert (story.older_attempts, story.older_cases) == (440, 499 - INCIDENT_LIMIT)
     assert "4,845 decisions are left out" in page.replace("4845", "4,845")
 
 

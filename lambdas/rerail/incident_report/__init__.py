@@ -1,1 +1,1 @@
-"""The content of a run's incident report, as data; report_page draws it."""
+"""The content of a run's incident report as data; report_page renders it."""

@@ -1,4 +1,4 @@
-"""What the run has cost and what it saved, in sentences; the sums are goodput.py's."""
+"""List what a run has cost and what Rerail saved; rerail.accounting.goodput computes the figures."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,65 +17,66 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """One figure: what it is, how much, and how it was reckoned."""
+    """One figure of the cost section."""
 
     name: str
     amount: str
-    note: str = ""
+    note: str = ""  # how the amount was computed
 
 
 def list_costs(known: Facts) -> Iterator[CostLine]:
-    """The account of the run until now; figures that nobody knows are left out, and money says why it is unknown."""
-    found = make_account(known.run, known.at, known.policy)
-    unknown = "the price of its machines is not known: write it into the policy's [prices]"
-    yield CostLine(
-        "cost so far", _dollars(found.dollars), "machine time of all attempts" if found.dollars is not None else unknown
-    )
-    if found.lost_dollars:
-        yield CostLine("of that lost", _dollars(found.lost_dollars), "paid for time that brought the run no farther")
-    if found.share is not None:
-        yield CostLine(GOODPUT, f"{found.share:.1%}", "of the time since the run began")
-    lost = [step for incident in known.run.incidents if (step := incident.lost_steps)]
-    if lost:
-        yield CostLine("steps trained again", f"{sum(lost):,}", "between where a run was and where it was resumed")
-    if (noticed_s := _noticed_s(known, found.mttd_s)) is not None:
-        yield CostLine("onset to decision", format_length(noticed_s), f"mean of {found.decided}")
-    if found.mttr_s is not None:
+    """Yield the costs of the run until now; unknown figures are left out, except the cost, with the reason."""
+    account = make_account(known.run, known.at, known.policy)
+    priced = "machine time of all attempts"
+    unpriced = "the price of its machines is not known: write it into the policy's [prices]"
+    yield CostLine("cost so far", _format_cost(account.dollars), unpriced if account.dollars is None else priced)
+    if account.lost_dollars:
+        yield CostLine("of that lost", _format_cost(account.lost_dollars), "paid for time without progress")
+    if account.share is not None:
+        yield CostLine(GOODPUT, f"{account.share:.1%}", "of the time since the run began")
+    lost_steps = [steps for incident in known.run.incidents if (steps := incident.lost_steps)]
+    if lost_steps:
+        yield CostLine("steps trained again", f"{sum(lost_steps):,}", "between the checkpoint and the last step")
+    if (mttd_s := _mean_time_to_decision(known, account.mttd_s)) is not None:
+        yield CostLine("onset to decision", format_length(mttd_s), f"mean of {account.decided}")
+    if account.mttr_s is not None:
         yield CostLine(
             "onset to progress",
-            format_length(found.mttr_s),
-            f"mean of {found.mended}, until a newer checkpoint proved it",
+            format_length(account.mttr_s),
+            f"mean of {account.mended}, until a newer checkpoint proved the recovery",
         )
-    if found.saved_s > 0:
-        times = f"{CRASH.median:g} minutes for a crash, {DIVERGED.median:g} for a loss gone bad"
-        against = f"against people on call, who are assumed to take {times}"
-        money = f", {_dollars(found.saved_dollars)}" if found.saved_dollars else ""
-        yield CostLine("saved, estimated", f"{format_length(found.saved_s)}{money}", against)
+    if account.saved_s > 0:
+        times = f"{CRASH.median:g} minutes for a crash, {DIVERGED.median:g} for a diverged loss"
+        against = f"compared with an on-call engineer, assumed to take {times}"
+        money = f", {_format_cost(account.saved_dollars)}" if account.saved_dollars else ""
+        yield CostLine("saved, estimated", f"{format_length(account.saved_s)}{money}", against)
 
 
-def _noticed_s(known: Facts, recorded_s: float | None) -> float | None:
-    """The mean time from onset to decision: a record knows the onset's step, and the curve when that was."""
+def _mean_time_to_decision(known: Facts, recorded_s: float | None) -> float | None:
+    """Return the mean seconds from onset to decision, None if none is recorded.
+
+    The run's record has the step of an onset, and the curve its time, which may be earlier than the recorded one."""
     if recorded_s is None:
         return None
     times = []
     for incident in known.run.incidents:
         step = incident.onset_step
-        began = find_time_of_step(known, incident.attempt, step) if step is not None else None
-        times.append((incident.decided_at - min(began or incident.happened_at, incident.happened_at)).total_seconds())
+        onset = find_time_of_step(known, incident.attempt, step) if step is not None else None
+        times.append((incident.decided_at - min(onset or incident.happened_at, incident.happened_at)).total_seconds())
     return max(recorded_s, sum(times) / len(times)) if times else recorded_s
 
 
 def list_time_shares(known: Facts) -> tuple[tuple[str, float], ...]:
-    """Where the time went: goodput first, then each kind of badput that there was, in seconds."""
-    found = make_account(known.run, known.at, known.policy)
-    lost = sorted(((kind.value, s) for kind, s in found.badput_s.items() if s > 0), key=lambda each: -each[1])
-    return ((GOODPUT, found.goodput_s), *lost) if found.wall_s > 0 else ()
+    """Return name and seconds of goodput, then of each kind of badput, the longest first."""
+    account = make_account(known.run, known.at, known.policy)
+    badput = sorted(((kind.value, s) for kind, s in account.badput_s.items() if s > 0), key=lambda share: -share[1])
+    return ((GOODPUT, account.goodput_s), *badput) if account.wall_s > 0 else ()
 
 
-def _dollars(amount: float | None) -> str:
+def _format_cost(amount: float | None) -> str:
     return "not known" if amount is None else format_dollars(amount)
 
 
 def format_length(seconds: float) -> str:
-    """A duration as people say it, however long."""
+    """Format a duration in seconds; from two days on, in days."""
     return f"{seconds / DAY_S:.1f} days" if seconds >= 2 * DAY_S else format_duration(timedelta(seconds=seconds))

@@ -1,4 +1,4 @@
-"""What is known of a run when its story is told: its record, its curves, and the last words of its jobs."""
+"""The facts behind an incident report: the run's record, its curves, and the last log lines of its jobs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,57 +13,58 @@ from rerail.model.sample import Sample
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line that a job printed; `source` is its log stream."""
+    """One line that a job printed."""
 
     at: datetime
-    source: str
+    source: str  # name of the log stream
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that a story is made of, at one moment.
-
-    `series` are the rows of each attempt by its number, oldest first; `lines` are the last words before each incident,
-    by the incident's number. `unread` says what could not be read, and why.
-    """
+    """Everything that a report is made from, at one moment."""
 
     run: Run
     at: datetime
     policy: Policy = field(default_factory=Policy)
     timeline: tuple[TimelineEntry, ...] = ()
+    # Metric rows by attempt number, oldest first.
     series: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
+    # The last log lines before each incident, by incident number.
     lines: Mapping[int, tuple[LogLine, ...]] = field(default_factory=dict)
     checkpoints: tuple[Checkpoint, ...] = ()
-    unread: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # what could not be read, with the error
 
 
 class Timelines(Protocol):
-    """The part of the memory that a story needs."""
+    """Read access to stored runs and their timelines."""
 
     def load(self, run_id: str) -> Run | None:
-        """The run as last saved."""
+        """Return the stored run, or None if there is no such run."""
 
     def timeline(self, run_id: str) -> Sequence[TimelineEntry]:
-        """The run's decisions, oldest first."""
+        """Return the run's decisions, oldest first."""
 
     def request(self, run_id: str) -> Mapping[str, Any]:
-        """The CreateTrainingJob request that the run's attempts are made from."""
+        """Return the CreateTrainingJob request that the run's attempts are made from."""
 
 
 class Logs(Protocol):
-    """What training jobs print."""
+    """Read access to the log lines of training jobs."""
 
     def tail(self, job: str, *, until: datetime, lines: int) -> Sequence[LogLine]:
-        """The job's last lines until then, of a few of its hosts, oldest first. Raises Throttled or Blind."""
+        """Return the job's last lines before `until`, oldest first, of a few of its hosts.
+
+        Raises Throttled or StateUnknown."""
 
     def whole(self, job: str, *, pages: int) -> tuple[Sequence[LogLine] | None, int]:
-        """All that the job's first host printed, oldest first, and how many pages were read for that; None instead of
-        the lines where so many pages do not hold them. Raises Throttled or Blind."""
+        """Return all lines of the job's first host, oldest first, and the number of pages read.
+
+        The lines are None if they do not fit into `pages` pages. Raises Throttled or StateUnknown."""
 
 
 class ReportPages(Protocol):
-    """Where the pages are kept."""
+    """Storage of the rendered pages."""
 
     def keep(self, run: str, page: str) -> None:
-        """The run's page, in place of the one before."""
+        """Store the run's page, replacing the previous one."""

@@ -1,4 +1,4 @@
-"""Read what a story needs, within bounds; what cannot be read is missing from the story, and named in it."""
+"""Read the facts for a report, within limits; whatever cannot be read is listed in the report as unread."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,24 +18,24 @@ from rerail.model.run import Attempt, Run, parse_step
 from rerail.model.sample import Sample
 from rerail.ports import Checkpoints, Policies, policy_of
 
-# Curves are read of so many attempts, the newest; of so many rows each.
-ATTEMPTS, ROWS = 60, 1_200
-# An attempt with fewer rows than this in CloudWatch is looked up in its log, of which so many pages are read in all.
-FEW_ROWS, PAGES = 400, 40
-# Last words are read of so many incidents, the newest, and so many lines of each.
-INCIDENTS, LINES = 8, 120
-# How long CloudWatch keeps the values of a minute, and of five.
-MINUTES_KEPT, FIVE_MINUTES_KEPT = timedelta(days=15), timedelta(days=63)
+# Curves are read for the newest attempts, up to this number, and up to this number of rows each.
+ATTEMPT_LIMIT, ROW_LIMIT = 60, 1_200
+# An attempt with fewer rows than this in CloudWatch is read from its log; the page limit is for all attempts.
+FEW_ROWS, PAGE_LIMIT = 400, 40
+# Log lines are read for the newest incidents, up to this number, and up to this number of lines each.
+INCIDENT_LIMIT, LINE_LIMIT = 8, 120
+# How long CloudWatch keeps values of one-minute periods, and of five-minute periods.
+ONE_MINUTE_RETENTION, FIVE_MINUTE_RETENTION = timedelta(days=15), timedelta(days=63)
 MINUTE, FIVE_MINUTES, HOUR = timedelta(minutes=1), timedelta(minutes=5), timedelta(hours=1)
-# A job's last words arrive when it has ended, and are stamped when they arrive.
-AFTERWARDS = timedelta(seconds=30)
-_PATTERNS = {each["Name"]: re.compile(each["Regex"]) for each in definitions(MetricNames())}
+# The last log lines of a job arrive after it has ended, and are timestamped on arrival.
+LOG_DELAY = timedelta(seconds=30)
+_PATTERNS = {metric["Name"]: re.compile(metric["Regex"]) for metric in definitions(MetricNames())}
 T = TypeVar("T")
 
 
 @dataclass
 class FactGatherer:
-    """Over its ports: the memory, the metrics, the logs, the saves and the policies."""
+    """Reads the facts of a run through its ports."""
 
     runs: Timelines
     policies: Policies
@@ -43,10 +43,10 @@ class FactGatherer:
     logs: Logs
     checkpoints: Checkpoints
     clock: Callable[[], datetime]
-    unread: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)  # what the current call could not read, with the error
 
     def gather(self, run_id: str) -> Facts | None:
-        """What is known of the run now; None where there is no such run."""
+        """Return the facts of the run as of now, or None if there is no such run."""
         self.unread = []
         run = self.runs.load(run_id)
         if run is None:
@@ -54,68 +54,71 @@ class FactGatherer:
         at = self.clock()
         policy = self._read("the policy", partial(policy_of, run, self.policies), Policy())
         timeline = self.runs.timeline(run_id)
-        saves = self._read("the checkpoints", partial(self._saves, run), tuple[Checkpoint, ...]())
-        known = Facts(run, at, policy, tuple(timeline), checkpoints=tuple(saves))
-        known = replace(known, series=self._series(run, policy, at), lines=self._last_words(run, at))
+        checkpoints = self._read("the checkpoints", partial(self._list_checkpoints, run), tuple[Checkpoint, ...]())
+        known = Facts(run, at, policy, tuple(timeline), checkpoints=tuple(checkpoints))
+        known = replace(known, series=self._read_series(run, policy, at), lines=self._read_last_lines(run, at))
         return replace(known, unread=tuple(dict.fromkeys(self.unread)))
 
-    def _read(self, what: str, read: Callable[[], T], instead: T) -> T:
+    def _read(self, what: str, read: Callable[[], T], default: T) -> T:
+        """Return what `read` returns; on a RerailError, record the error and return the default."""
         try:
             return read()
         except RerailError as error:
             self.unread.append(f"{what}: {error}")
-            return instead
+            return default
 
-    def _saves(self, run: Run) -> tuple[Checkpoint, ...]:
+    def _list_checkpoints(self, run: Run) -> tuple[Checkpoint, ...]:
         return tuple(self.checkpoints.under(run.checkpoint_uri)) if run.checkpoint_uri else ()
 
-    def _series(self, run: Run, policy: Policy, at: datetime) -> Mapping[int, tuple[Sample, ...]]:
+    def _read_series(self, run: Run, policy: Policy, at: datetime) -> Mapping[int, tuple[Sample, ...]]:
         trained = [attempt for attempt in run.attempts if attempt.training_started_at]
-        if len(trained) > ATTEMPTS:
-            self.unread.append(f"curves of the oldest {len(trained) - ATTEMPTS} attempts: {ATTEMPTS} are drawn at most")
-        pages, found, nothing = PAGES, dict[int, tuple[Sample, ...]](), tuple[Sample, ...]()
-        for attempt in reversed(trained[-ATTEMPTS:]):
+        if len(trained) > ATTEMPT_LIMIT:
+            omitted = len(trained) - ATTEMPT_LIMIT
+            self.unread.append(f"curves of the oldest {omitted} attempts: {ATTEMPT_LIMIT} are drawn at most")
+        pages_left, series, empty = PAGE_LIMIT, dict[int, tuple[Sample, ...]](), tuple[Sample, ...]()
+        for attempt in reversed(trained[-ATTEMPT_LIMIT:]):
             name = attempt.job_name
-            rows = self._read(f"metrics of {name}", partial(self._metrics, attempt, policy, at), nothing)
-            if len(rows) < FEW_ROWS and pages > 0:
-                said, read = self._read(f"log of {name}", partial(self._printed, name, pages), (nothing, 0))
-                pages -= read
-                rows = said if len(said) > len(rows) else rows
+            rows = self._read(f"metrics of {name}", partial(self._read_metrics, attempt, policy, at), empty)
+            if len(rows) < FEW_ROWS and pages_left > 0:
+                logged, pages = self._read(f"log of {name}", partial(self._read_log, name, pages_left), (empty, 0))
+                pages_left -= pages
+                rows = logged if len(logged) > len(rows) else rows
             if rows:
-                found[attempt.number] = rows
-        return dict(sorted(found.items()))
+                series[attempt.number] = rows
+        return dict(sorted(series.items()))
 
-    def _metrics(self, attempt: Attempt, policy: Policy, at: datetime) -> tuple[Sample, ...]:
-        names, asked = policy.metrics, _asked(attempt.job_name, policy.metrics)
-        begun = attempt.training_started_at or at
+    def _read_metrics(self, attempt: Attempt, policy: Policy, at: datetime) -> tuple[Sample, ...]:
+        names, columns = policy.metrics, _make_queries(attempt.job_name, policy.metrics)
+        start = attempt.training_started_at or at
         end = (attempt.ended_at or at) + 2 * names.period
-        period = _period(end - begun, at - begun, names.period)
-        begun = begun - period
-        return _rows(self.series.read(list(asked), begun, end, period), asked, period)
+        period = _choose_period(end - start, at - start, names.period)
+        start = start - period
+        return _make_rows(self.series.read(list(columns), start, end, period), columns, period)
 
-    def _printed(self, job: str, most: int) -> tuple[tuple[Sample, ...], int]:
+    def _read_log(self, job: str, most: int) -> tuple[tuple[Sample, ...], int]:
         lines, pages = self.logs.whole(job, pages=most)
         return tuple(parse_metric_lines(lines or ())), pages
 
-    def _last_words(self, run: Run, at: datetime) -> Mapping[int, tuple[LogLine, ...]]:
-        found: dict[int, tuple[LogLine, ...]] = {}
-        nothing: Sequence[LogLine] = ()
+    def _read_last_lines(self, run: Run, at: datetime) -> Mapping[int, tuple[LogLine, ...]]:
+        lines_of: dict[int, tuple[LogLine, ...]] = {}
+        empty: Sequence[LogLine] = ()
         request: Mapping[str, Any] | None = None
         if run.incidents:
             request = self._read("log lines", partial(self.runs.request, run.id), request)
         if request is None:
-            return found  # nobody could say what in them is secret
-        for incident in run.incidents[-INCIDENTS:]:
+            return lines_of  # without the request, secrets in the lines could not be redacted
+        for incident in run.incidents[-INCIDENT_LIMIT:]:
             job = run.attempts[incident.attempt - 1].job_name
-            until = max(incident.decided_at, incident.happened_at) + AFTERWARDS
-            tail = partial(self.logs.tail, job, until=until, lines=LINES)
-            if lines := self._read(f"log of {job}", tail, nothing):
-                found[incident.number] = tuple(replace(line, text=redact_values(line.text, request)) for line in lines)
-        return found
+            until = max(incident.decided_at, incident.happened_at) + LOG_DELAY
+            tail = partial(self.logs.tail, job, until=until, lines=LINE_LIMIT)
+            if lines := self._read(f"log of {job}", tail, empty):
+                redacted = (replace(line, text=redact_values(line.text, request)) for line in lines)
+                lines_of[incident.number] = tuple(redacted)
+        return lines_of
 
 
-def _asked(job: str, names: MetricNames) -> dict[MetricQuery, str]:
-    """What to ask about a job, and which field of a row it is."""
+def _make_queries(job: str, names: MetricNames) -> dict[MetricQuery, str]:
+    """Return the metric queries for a job, each with the field of a row that it fills."""
     columns = (
         (names.step, Statistic.MAXIMUM, "step"),
         (names.loss, Statistic.AVERAGE, "loss"),
@@ -126,24 +129,26 @@ def _asked(job: str, names: MetricNames) -> dict[MetricQuery, str]:
     return {MetricQuery(job, name, statistic): column for name, statistic, column in columns if name}
 
 
-def _period(length: timedelta, age: timedelta, shortest: timedelta) -> timedelta:
-    """The finest that CloudWatch still keeps of something so old, and that makes no more rows than we want."""
-    kept = resolution(shortest) if age < MINUTES_KEPT else FIVE_MINUTES if age < FIVE_MINUTES_KEPT else HOUR
-    fitting = length / ROWS
-    return kept if fitting <= kept else MINUTE * -(-fitting // MINUTE)
+def _choose_period(length: timedelta, age: timedelta, shortest: timedelta) -> timedelta:
+    """Return the finest period that CloudWatch still keeps at that age and that yields at most ROW_LIMIT rows."""
+    kept = resolution(shortest) if age < ONE_MINUTE_RETENTION else FIVE_MINUTES if age < FIVE_MINUTE_RETENTION else HOUR
+    needed = length / ROW_LIMIT
+    return kept if needed <= kept else MINUTE * -(-needed // MINUTE)
 
 
-def _rows(
-    series: Mapping[MetricQuery, Sequence[tuple[datetime, float]]], asked: Mapping[MetricQuery, str], period: timedelta
+def _make_rows(
+    series: Mapping[MetricQuery, Sequence[tuple[datetime, float]]],
+    columns: Mapping[MetricQuery, str],
+    period: timedelta,
 ) -> tuple[Sample, ...]:
     rows: dict[datetime, dict[str, float]] = {}
-    for query, column in asked.items():
+    for query, column in columns.items():
         for at, value in series.get(query, ()):
             rows.setdefault(at, {})[column] = value
-    return tuple(_sample(at + period, row) for at, row in sorted(rows.items()))
+    return tuple(_make_sample(at + period, row) for at, row in sorted(rows.items()))
 
 
-def _sample(at: datetime, row: Mapping[str, float]) -> Sample:
+def _make_sample(at: datetime, row: Mapping[str, float]) -> Sample:
     return Sample(
         step=parse_step(row),
         at=at,
@@ -155,17 +160,18 @@ def _sample(at: datetime, row: Mapping[str, float]) -> Sample:
 
 
 def parse_metric_lines(lines: Sequence[LogLine]) -> Iterator[Sample]:
-    """The rows in a log that holds our metric line."""
+    """Yield the rows of the log lines that have the metric line of Rerail's agent."""
     for line in lines:
         if "rerail" not in line.text:
             continue
-        found = {name: match[1] for name, pattern in _PATTERNS.items() if (match := pattern.search(line.text))}
-        numbers = {name: _number(text) for name, text in found.items()}
+        texts = {name: match[1] for name, pattern in _PATTERNS.items() if (match := pattern.search(line.text))}
+        numbers = {name: _parse_number(text) for name, text in texts.items()}
         if isfinite(numbers.get("step", inf)):
-            yield _sample(line.at, {name: value for name, value in numbers.items() if isfinite(value)})
+            yield _make_sample(line.at, {name: value for name, value in numbers.items() if isfinite(value)})
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
+    """Return the number, or infinity if the text is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -1,11 +1,13 @@
-"""Where a run's incident report lies: known to who keeps it, who links it, and the stack."""
+"""The bucket and key of a run's incident report, shared by the functions and the stack."""
 
 
 def bucket_name(account: str, region: str) -> str:
-    """The bucket of the reports, without "sagemaker" in its name: AmazonSageMakerFullAccess may write to those."""
+    """Return the bucket of the reports.
+
+    Its name avoids "sagemaker": AmazonSageMakerFullAccess grants write access to buckets with that name part."""
     return f"rerail-reports-{account}-{region}"
 
 
 def page_key(run: str) -> str:
-    """The run's page in that bucket."""
+    """Return the key of the run's page."""
     return f"runs/{run}/report.html"

@@ -1,4 +1,4 @@
-"""What to change, so that the next incident costs less: a few hints, each from what this run has shown."""
+"""Recommend changes that make the next incident cheaper, each based on what happened in this run."""
 
 from collections.abc import Iterator
 
@@ -10,28 +10,29 @@ from rerail.model.causes import Cause
 from rerail.model.finding import Kind
 from rerail.model.run import RunState
 
+# More lost steps than this make the agent worth recommending.
 MANY_STEPS = 10
 
 
 def list_recommendations(known: Facts) -> Iterator[str]:
-    """The hints that apply, the dearest first."""
-    for hint in (_agent, _saving, _checkpoints, _data, _memory, _hardware, _machines, _watched, _prices):
-        yield from hint(known)
+    """Yield the recommendations that apply, the most valuable first."""
+    for recommend in (_agent, _saving, _checkpoints, _data, _memory, _hardware, _machines, _metrics, _prices):
+        yield from recommend(known)
 
 
 def _agent(known: Facts) -> Iterator[str]:
     lost = max((i.lost_steps or 0 for i in known.run.incidents if i.kind != "job_failed"), default=0)
     if lost > MANY_STEPS and not has_agent(known.run):
-        yield f"Put the agent into the script (docs/agent.md): it saves before a stop; here {lost:,} steps were lost."
+        yield f"Add the agent to the script (docs/agent.md): it saves before a stop; here {lost:,} steps were lost."
 
 
 def _saving(known: Facts) -> Iterator[str]:
-    found = advise_interval(known.run, known.checkpoints, known.policy, at=known.at)
-    if found is None:
+    advice = advise_interval(known.run, known.checkpoints, known.policy, at=known.at)
+    if advice is None:
         return
-    ratio = (found.actual_s or 0.0) / found.interval_s if found.interval_s else 1.0
-    if found.actual_s is None or not 1 / NEAR <= ratio <= NEAR:
-        yield f"How often to save: {format_advice(found)}."
+    ratio = (advice.actual_s or 0.0) / advice.interval_s if advice.interval_s else 1.0
+    if advice.actual_s is None or not 1 / NEAR <= ratio <= NEAR:
+        yield f"How often to save: {format_advice(advice)}."
 
 
 def _checkpoints(known: Facts) -> Iterator[str]:
@@ -42,10 +43,10 @@ def _checkpoints(known: Facts) -> Iterator[str]:
 def _data(known: Facts) -> Iterator[str]:
     skipped = [a.skip_samples for a in known.run.attempts if a.skip_samples]
     if skipped:
-        yield f"Look at the samples {skipped[-1]}: the loss went wrong on them each time, and well without them."
+        yield f"Look at the samples {skipped[-1]}: the loss went wrong on them each time, and was normal without them."
     rates = [a.rate for a in known.run.attempts if a.rate != 1.0]
     if rates:
-        yield f"Lower the learning rate in the script itself: the run goes on with {rates[-1]:g} times of it."
+        yield f"Lower the learning rate in the script itself: the run continues with {rates[-1]:g} times of it."
 
 
 def _memory(known: Facts) -> Iterator[str]:
@@ -56,23 +57,23 @@ def _memory(known: Facts) -> Iterator[str]:
 def _hardware(known: Facts) -> Iterator[str]:
     failed = sum(attempt.cause is Cause.HARDWARE for attempt in known.run.attempts)
     if failed > 1:
-        yield f"Open a case with AWS: {failed} attempts failed of broken hardware; their jobs are named below."
+        yield f"Open a case with AWS: {failed} attempts failed because of broken hardware; their jobs are listed below."
 
 
 def _machines(known: Facts) -> Iterator[str]:
     waited = known.run.ledger.capacity_since or any(e.finding == Kind.CAPACITY_WAIT for e in known.timeline)
     if waited and not known.policy.capacity.fallbacks:
-        yield "Name other machines in the policy's [capacity] fallbacks: the run has waited for its own."
+        yield "Name other instance types in the policy's [capacity] fallbacks: the run waited for capacity."
 
 
-def _watched(known: Facts) -> Iterator[str]:
+def _metrics(known: Facts) -> Iterator[str]:
     trained = any(attempt.training_started_at for attempt in known.run.attempts)
     if trained and not known.series:
-        yield "Give the job MetricDefinitions (`rerail metrics` prints them): nobody sees the loss go wrong."
+        yield "Give the job MetricDefinitions (`rerail metrics` prints them): Rerail needs them to detect a bad loss."
     if known.run.state is RunState.HELD and known.run.observe_only:
-        yield "Take a policy that acts: this one only observes."
+        yield "Choose a policy that acts: this one only observes."
 
 
 def _prices(known: Facts) -> Iterator[str]:
     if kind := find_unpriced_type(known.run, known.policy.prices):
-        yield f"Write what a machine {kind} costs an hour into the policy's [prices]: budgets in money need it."
+        yield f"Add the hourly price of {kind} to the policy's [prices]: budgets in dollars need it."

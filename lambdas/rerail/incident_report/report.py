@@ -1,4 +1,4 @@
-"""What an incident report says, as data: what a person needs first, then curves, evidence, cost and timeline."""
+"""The incident report as data: summary first, then curves, evidence, cost and timeline."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,18 +24,19 @@ from rerail.incident_report.summary import Urgency, make_summary
 from rerail.model.run import Attempt, Incident, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
 
-# Of all decisions, the first few and the newest; of all attempts and incidents the newest.
-FIRST, NEWEST = 5, 150
-ATTEMPTS, INCIDENTS = 60, 8
-# A line of a log, and how many are shown of an incident: metric lines are in the curves, a few of them give the place.
-LINE, LINES, METRIC_LINES = 400, 60, 5
-DECISIONS, STACKS = 12, 3
-# With fewer points there is nothing to be seen close by.
-FEW_POINTS = 10
+# The timeline shows the first decisions and the newest; the tables show the newest attempts and incidents.
+OLDEST_DECISIONS, NEWEST_DECISIONS = 5, 150
+ATTEMPT_LIMIT, INCIDENT_LIMIT = 60, 8
+# Characters of a log line, lines per incident, and metric lines among them: the curves show the rest of those.
+LINE, LINE_LIMIT, METRIC_LINE_LIMIT = 400, 60, 5
+# Per incident.
+DECISION_LIMIT, STACK_LIMIT = 12, 3
+# A chart around an incident needs at least so many points.
+MIN_CLOSE_POINTS = 10
 
 
 class Axis(StrEnum):
-    """What lies along a chart's foot."""
+    """The quantity on a chart's horizontal axis."""
 
     STEP = "step"
     TIME = "time"
@@ -43,81 +44,77 @@ class Axis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One picture: `name` is for links, `says` for people; `unit` is that of its values, `window` what it shows."""
+    """One chart of a report."""
 
-    name: str
+    name: str  # anchor on the page
     title: str
-    says: str
+    says: str  # caption
     curve: Curve
     axis: Axis = Axis.STEP
-    unit: str = ""
+    unit: str = ""  # of the values
     logarithmic: bool = False
-    window: Window = EVERYTHING
+    window: Window = EVERYTHING  # the steps shown
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentSection:
-    """One incident with what was known when it was decided, and what the job printed last; `left_out` counts lines.
-
-    `stacks` are where its processes stood, as the agent has written that down."""
+    """One incident with its evidence."""
 
     incident: Incident
     decisions: tuple[TimelineEntry, ...] = ()
-    failure_reason: str = ""
-    stacks: tuple[str, ...] = ()
-    lines: tuple[LogLine, ...] = ()
-    left_out: int = 0
+    failure_reason: str = ""  # as reported by SageMaker
+    stacks: tuple[str, ...] = ()  # stack traces of the training processes, as reported by the agent
+    lines: tuple[LogLine, ...] = ()  # the last lines of the job's log
+    left_out: int = 0  # number of log lines left out
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
-    """Facts that somebody adds to a report: a title, and rows of a name and what there is to say."""
+    """An additional section of a report, such as the setup of a demo."""
 
     title: str
-    rows: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[str, str], ...]  # name and value
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentReport:
-    """An incident report. `todo` are sentences in the imperative, `commands` what one would type; `by` is until when.
-
-    `facts` are the run in a few words, `omitted` counts the decisions that the timeline leaves out."""
+    """The content of a run's incident report."""
 
     run: str
     policy: str
     state: RunState
-    at: datetime
-    began: datetime
+    at: datetime  # when the report was made
+    began: datetime  # when the run began
     tone: Urgency
     headline: str
     happened: str
-    did: str = ""
-    todo: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ()
-    by: datetime | None = None
-    since: datetime | None = None
+    did: str = ""  # what Rerail did, one line each
+    todo: tuple[str, ...] = ()  # what the operator must do, one sentence each
+    commands: tuple[str, ...] = ()  # for the terminal
+    by: datetime | None = None  # deadline for `todo`
+    since: datetime | None = None  # when the problem began
     runbook: Runbook | None = None
-    facts: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()  # name and value of the run's key figures
     charts: tuple[Chart, ...] = ()
     marks: tuple[CurveMark, ...] = ()
     attempts: tuple[Attempt, ...] = ()
-    older_attempts: int = 0
+    older_attempts: int = 0  # number left out
     cases: tuple[IncidentSection, ...] = ()
-    older_cases: int = 0
+    older_cases: int = 0  # number left out
     timeline: tuple[TimelineEntry, ...] = ()
-    omitted: int = 0
+    omitted: int = 0  # number of decisions that the timeline leaves out
     costs: tuple[CostLine, ...] = ()
-    seconds: tuple[tuple[str, float], ...] = ()
-    changes: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
+    seconds: tuple[tuple[str, float], ...] = ()  # seconds of goodput and of each kind of badput
+    changes: tuple[str, ...] = ()  # recommendations
+    unread: tuple[str, ...] = ()  # what could not be read, with the error
     sections: tuple[ReportSection, ...] = field(default_factory=tuple)
 
 
 def make_report(known: Facts, *, sections: Sequence[ReportSection] = ()) -> IncidentReport:
-    """The story of the run as it is known; pure."""
+    """Return the report of the run. Pure."""
     run = known.run
-    kept, omitted = _shortened(known.timeline)
+    kept, omitted = _shorten(known.timeline)
     return IncidentReport(
         run=run.id,
         policy=run.policy + (" (observing only)" if run.observe_only else ""),
@@ -125,13 +122,13 @@ def make_report(known: Facts, *, sections: Sequence[ReportSection] = ()) -> Inci
         at=known.at,
         began=began(known),
         **make_summary(known),
-        facts=tuple(_facts(known)),
-        charts=tuple(chart for chart in _charts(known) if chart.curve.is_drawable),
+        facts=tuple(_list_facts(known)),
+        charts=tuple(chart for chart in _list_charts(known) if chart.curve.is_drawable),
         marks=list_marks(known),
-        attempts=run.attempts[-ATTEMPTS:],
-        older_attempts=max(0, len(run.attempts) - ATTEMPTS),
-        cases=tuple(_case(known, incident) for incident in reversed(run.incidents[-INCIDENTS:])),
-        older_cases=max(0, len(run.incidents) - INCIDENTS),
+        attempts=run.attempts[-ATTEMPT_LIMIT:],
+        older_attempts=max(0, len(run.attempts) - ATTEMPT_LIMIT),
+        cases=tuple(_make_section(known, incident) for incident in reversed(run.incidents[-INCIDENT_LIMIT:])),
+        older_cases=max(0, len(run.incidents) - INCIDENT_LIMIT),
         timeline=kept,
         omitted=omitted,
         costs=tuple(list_costs(known)),
@@ -142,7 +139,7 @@ def make_report(known: Facts, *, sections: Sequence[ReportSection] = ()) -> Inci
     )
 
 
-def _facts(known: Facts) -> Iterator[tuple[str, str]]:
+def _list_facts(known: Facts) -> Iterator[tuple[str, str]]:
     run = known.run
     attempt = run.current
     farthest = max(
@@ -161,40 +158,40 @@ def _facts(known: Facts) -> Iterator[tuple[str, str]]:
     ends = run.state.is_end
     yield (
         "lasted" if ends else "age",
-        format_length((_lasted(known) if ends else known.at - began(known)).total_seconds()),
+        format_length((_duration(known) if ends else known.at - began(known)).total_seconds()),
     )
-    mended = sum(incident.mended for incident in run.incidents)
-    yield "incidents", f"{len(run.incidents)}" + (f", {mended} mended" if mended else "")
+    recovered = sum(incident.mended for incident in run.incidents)
+    yield "incidents", f"{len(run.incidents)}" + (f", {recovered} recovered" if recovered else "")
     yield from ((cost.name, cost.amount) for cost in list(list_costs(known))[:1])
 
 
-def _lasted(known: Facts) -> timedelta:
+def _duration(known: Facts) -> timedelta:
     ends = [attempt.ended_at for attempt in known.run.attempts if attempt.ended_at]
     return max(ends, default=known.at) - began(known)
 
 
-def _charts(known: Facts) -> Iterator[Chart]:
+def _list_charts(known: Facts) -> Iterator[Chart]:
     run, by_step = known.run, loss(known)
-    solid = "Solid is what the run stands on, dashed what it went back behind."
+    solid = "Dashed parts were rolled back."
     if by_step.is_drawable:
         logarithmic = all(y > 0 for line in by_step.lines for _, y in line.points)
         yield Chart("loss", "Loss by step", solid, by_step, logarithmic=logarithmic)
         if window := select_window(known):
-            title, near = f"Loss around incident {run.incidents[-1].number}", loss(known, window)
-            if sum(len(line.points) for line in near.lines) >= FEW_POINTS:
-                says = "The same, close by."
-                yield Chart("close", title, says, near, logarithmic=logarithmic, window=window)
+            title, close = f"Loss around incident {run.incidents[-1].number}", loss(known, window)
+            if sum(len(line.points) for line in close.lines) >= MIN_CLOSE_POINTS:
+                says = "A detail of the chart above."
+                yield Chart("close", title, says, close, logarithmic=logarithmic, window=window)
     else:
         yield Chart("loss", "Loss over time", "The job logs no steps.", loss_by_time(known), Axis.TIME)
     rate, unit = speed(known)
     yield Chart("speed", "Throughput by step", "", rate, unit=unit)
-    says = "What is flat is lost time, what falls back is lost work."
+    says = "Flat parts are lost time, drops are lost work."
     yield Chart("progress", "Progress over time", says, progress(known), Axis.TIME, unit="step")
 
 
-def _case(known: Facts, incident: Incident) -> IncidentSection:
+def _make_section(known: Facts, incident: Incident) -> IncidentSection:
     lines = known.lines.get(incident.number, ())
-    shown = _telling(lines)
+    shown = _select_lines(lines)
     end = incident.closed_at or known.at
     decisions = [
         entry
@@ -204,39 +201,40 @@ def _case(known: Facts, incident: Incident) -> IncidentSection:
     attempt = known.run.attempts[min(incident.attempt, len(known.run.attempts)) - 1]
     return IncidentSection(
         incident,
-        tuple(decisions[:DECISIONS]),
+        tuple(decisions[:DECISION_LIMIT]),
         attempt.failure_reason,
-        tuple(_stacks(known, incident, end))[:STACKS],
+        tuple(_list_stacks(known, incident, end))[:STACK_LIMIT],
         shown,
         len(lines) - len(shown),
     )
 
 
-def _stacks(known: Facts, incident: Incident, end: datetime) -> Iterator[str]:
-    """What the agent's reports of that time say beyond their numbers, each once."""
+def _list_stacks(known: Facts, incident: Incident, end: datetime) -> Iterator[str]:
+    """Yield each distinct stack trace in the agent's reports during the incident."""
     during = (entry for entry in known.timeline if incident.happened_at <= entry.at <= end)
-    yield from dict.fromkeys(text for entry in during if (text := _evidence(entry)))
+    yield from dict.fromkeys(text for entry in during if (text := _find_evidence(entry)))
 
 
-def _evidence(entry: TimelineEntry) -> str:
+def _find_evidence(entry: TimelineEntry) -> str:
     report = entry.signal.get("report")
     return str(report.get("evidence", "")) if isinstance(report, Mapping) else ""
 
 
-def _telling(lines: Sequence[LogLine]) -> tuple[LogLine, ...]:
-    """The newest lines, in which metric lines do not drown the others."""
+def _select_lines(lines: Sequence[LogLine]) -> tuple[LogLine, ...]:
+    """Return the newest lines, with all but the last few metric lines left out."""
     metric = [number for number, line in enumerate(lines) if "rerail step=" in line.text]
-    dropped = set(metric[:-METRIC_LINES])
-    return tuple(line for number, line in enumerate(lines) if number not in dropped)[-LINES:]
+    dropped = set(metric[:-METRIC_LINE_LIMIT])
+    return tuple(line for number, line in enumerate(lines) if number not in dropped)[-LINE_LIMIT:]
 
 
-def _shortened(timeline: Sequence[TimelineEntry]) -> tuple[tuple[TimelineEntry, ...], int]:
-    if len(timeline) <= FIRST + NEWEST:
+def _shorten(timeline: Sequence[TimelineEntry]) -> tuple[tuple[TimelineEntry, ...], int]:
+    if len(timeline) <= OLDEST_DECISIONS + NEWEST_DECISIONS:
         return tuple(timeline), 0
-    return (*timeline[:FIRST], *timeline[-NEWEST:]), len(timeline) - FIRST - NEWEST
+    omitted = len(timeline) - OLDEST_DECISIONS - NEWEST_DECISIONS
+    return (*timeline[:OLDEST_DECISIONS], *timeline[-NEWEST_DECISIONS:]), omitted
 
 
 def format_title(incident: Incident) -> str:
-    """What an incident was, in a few words."""
+    """Return a short title of the incident."""
     kind = format_kind(incident.kind)
     return f"{kind}: {incident.cause.value.replace('_', ' ')}" if incident.kind == "job_failed" else kind

@@ -1,4 +1,4 @@
-"""From a run's name to its page, kept where the notices link to it."""
+"""Make the report page of a run and store it where the notices link to it."""
 
 import json
 from collections.abc import Callable
@@ -12,35 +12,35 @@ from rerail.model.errors import BadMessage
 
 
 def run_of(body: str) -> str:
-    """The run that the notice in a message is about; raises BadMessage that names the field."""
+    """Return the run that the notice in a message is about. Raises BadMessage, which names the malformed field."""
     try:
         run = json.loads(body)["detail"]["run"]
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"the message is not JSON: {error!s:.300}") from error
     except (KeyError, TypeError, IndexError) as error:
-        raise BadMessage("field 'detail.run' is missing; the message must be a notice of the bus") from error
+        raise BadMessage("field 'detail.run' is missing; the message must be a notice from the bus") from error
     if not isinstance(run, str) or not run:
         raise BadMessage(f"field 'detail.run' is {run!r:.100}; it must be the name of a run")
     return run
 
 
 class StoredPage(NamedTuple):
-    """A page that was kept: its size, and what could not be read for it."""
+    """A stored page."""
 
     bytes: int
-    unread: tuple[str, ...]
+    unread: tuple[str, ...]  # what could not be read for it, with the error
 
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """Over its ports: what is known of a run, how a story is drawn, and where pages are kept."""
+    """Makes and stores report pages through its ports."""
 
     gathering: FactGatherer
     draws: Callable[[IncidentReport], str]
     pages: ReportPages
 
     def report(self, run_id: str) -> StoredPage | None:
-        """Draw the run's page anew; None where there is no such run."""
+        """Make and store the run's page; return None if there is no such run."""
         known = self.gathering.gather(run_id)
         if known is None:
             return None
