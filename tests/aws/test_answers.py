@@ -104,14 +104,14 @@ def test_a_status_that_nobody_knows_reads_as_unknown(status):
 @pytest.mark.parametrize(
     ("member", "value", "named"),
     [
-        ("TrainingJobName", 7, "TrainingJobName is 7, no string"),
+        ("TrainingJobName", 7, "TrainingJobName is 7, not a valid string"),
         ("CreationTime", None, "KeyError: 'CreationTime'"),
-        ("ResourceConfig", {"InstanceCount": "many"}, "ResourceConfig.InstanceCount is 'many', no integer"),
-        ("Environment", {"A": [1]}, r"Environment.A is \[1\], no string"),
-        ("EnableManagedSpotTraining", "yes", "EnableManagedSpotTraining is 'yes', no boolean"),
-        ("BillableTimeInSeconds", True, "BillableTimeInSeconds is True, no integer"),
+        ("ResourceConfig", {"InstanceCount": "many"}, "ResourceConfig.InstanceCount is 'many', not a valid integer"),
+        ("Environment", {"A": [1]}, r"Environment.A is \[1\], not a valid string"),
+        ("EnableManagedSpotTraining", "yes", "EnableManagedSpotTraining is 'yes', not a valid boolean"),
+        ("BillableTimeInSeconds", True, "BillableTimeInSeconds is True, not a valid integer"),
         ("BillableTimeInSeconds", 10**400, "BillableTimeInSeconds is a number of more than 64 bits"),
-        ("CreationTime", "2026-11-02T03:00:00", "CreationTime is 2026-11-02 03:00:00, without its time zone"),
+        ("CreationTime", "2026-11-02T03:00:00", "CreationTime is 2026-11-02 03:00:00, without a time zone"),
         ("CreationTime", "9" * 5_000, "Unable to calculate correct timezone offset"),
     ],
 )

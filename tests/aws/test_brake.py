@@ -46,7 +46,7 @@ def test_two_at_once_are_not_both_the_last_one(table, monkeypatch):
 def test_a_count_that_never_stands_still_is_asked_for_later(table, monkeypatch):
     """The launch stays owed."""
     monkeypatch.setattr(DynamoRateLimit, "_keep", lambda self, launches, version: False)
-    with pytest.raises(Throttled, match="try later"):
+    with pytest.raises(Throttled, match="try again later"):
         ask(table, "gpt-a002")
 
 

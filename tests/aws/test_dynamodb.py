@@ -52,7 +52,7 @@ def test_times_in_a_request_become_text(runs):
     """SageMaker's descriptions hold times; a request that kept one stays storable."""
     runs.save(RUN, request={"At": NOON})
     assert runs.request("gpt") == {"At": "2026-01-31T12:00:00+00:00"}
-    with pytest.raises(TypeError, match="a request holds a set, which JSON has no form for"):
+    with pytest.raises(TypeError, match="a request contains a set, which JSON cannot represent"):
         runs.save(replace(RUN, version=2), request={"At": {1}})
 
 

@@ -96,7 +96,7 @@ def test_a_wakeup_that_is_not_accepted_is_an_error(monkeypatch):
             return {"Successful": Entries[1:], "Failed": [{"Id": "0", "Code": "InternalError", "Message": "busy"}]}
 
     monkeypatch.setattr(sqs, "client", lambda service: Choosy())
-    with pytest.raises(RuntimeError, match="1 wake-ups were not accepted, the first because busy"):
+    with pytest.raises(RuntimeError, match="1 wake-ups were not accepted; reason of the first: busy"):
         SqsQueue("url").wake([{"run": "a"}, {"run": "b"}], at=NOON)
 
 

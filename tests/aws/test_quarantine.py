@@ -405,7 +405,7 @@ def refused(code: str) -> Callable[[], ClientError]:
             r"CopyObject for s3://bucket/runs/gpt/checkpoint-500/.*asideBuckets.*release",
         ),
         (refused("SlowDown"), Throttled, "SlowDown"),
-        (refused("PreconditionFailed"), ActionUnfinished, "looks again"),
+        (refused("PreconditionFailed"), ActionUnfinished, "lists it again"),
         (refused("InternalError"), CallFailed, "InternalError"),
         (lambda: EndpointConnectionError(endpoint_url="s3"), CallFailed, "Could not connect"),
     ],

@@ -232,7 +232,7 @@ def test_machines_that_are_kept_and_cannot_be_given_back_yet_stay_owed(api, stat
     refuse(api, "update_training_job", "ValidationException", "can be updated only while the warm pool is Available")
     kept = {**description(), "WarmPoolStatus": {"Status": status}}
     api.add_response("describe_training_job", kept, {"TrainingJobName": "gpt-7b"})
-    with pytest.raises(Throttled, match="the warm pool of gpt-7b cannot be given back yet"):
+    with pytest.raises(Throttled, match="the warm pool of gpt-7b cannot be released yet"):
         SageMakerJobs().release_warm_pool("gpt-7b")
 
 

@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from rerail.aws.clients import client
-from rerail.aws.ssm import FRESH_FOR, SsmPause, SsmPolicies
+from rerail.aws.ssm import CACHE_TTL, SsmPause, SsmPolicies
 from rerail.model.errors import PolicyError, UnknownPolicy
 from rerail.model.policy import Mode, Policy
 from tests.fakes import Clock
@@ -37,7 +37,7 @@ def test_a_policy_is_believed_for_a_minute(policies, clock):
     deploy("night", 'mode = "observe"')
     policies.get("night")
     deploy("night", 'mode = "act"')
-    clock.pass_by(FRESH_FOR - timedelta(seconds=1))
+    clock.pass_by(CACHE_TTL - timedelta(seconds=1))
     assert policies.get("night").mode is Mode.OBSERVE
     clock.pass_by(timedelta(seconds=1))
     assert policies.get("night").mode is Mode.ACT
@@ -78,7 +78,7 @@ def test_a_pause_is_honoured_within_a_minute(clock):
     assert not pause.is_paused()
     write_pause("off")
     assert not pause.is_paused()
-    clock.pass_by(FRESH_FOR)
+    clock.pass_by(CACHE_TTL)
     assert pause.is_paused()
 
 
@@ -95,10 +95,10 @@ def test_a_pause_that_cannot_be_read_is_as_it_was_known_last(clock, known, monke
     pause = SsmPause("/rerail/switch", clock)
     first = pause.is_paused()
     write_pause("maybe")
-    clock.pass_by(FRESH_FOR)
+    clock.pass_by(CACHE_TTL)
     assert pause.is_paused() is first is (known == "off")
     unreadable(monkeypatch)
-    clock.pass_by(FRESH_FOR)
+    clock.pass_by(CACHE_TTL)
     assert pause.is_paused() is first
 
 
@@ -109,7 +109,7 @@ def test_a_pause_that_was_never_read_keeps_everything_waiting(clock, monkeypatch
     assert pause.is_paused()
     monkeypatch.undo()
     write_pause("on")
-    clock.pass_by(FRESH_FOR)
+    clock.pass_by(CACHE_TTL)
     assert not pause.is_paused()
 
 

@@ -1,4 +1,4 @@
-"""One lazily made client a service, shared by all adapters of a process."""
+"""Boto3 clients, made on first use and shared by all adapters of a process."""
 
 from functools import cache
 from typing import Any
@@ -21,10 +21,10 @@ def _session() -> boto3.Session:
 
 @cache
 def client(service: str) -> Any:
-    """The service's client, made at the first use."""
+    """Return the shared client of the service."""
     return client_as(CONFIG, service)
 
 
 def client_as(config: Config, service: str, **where: str) -> Any:
-    """A client of another kind, which is not shared; `where` is its `region_name`, if that is another one."""
+    """Return a new client with its own configuration; `where` may set its `region_name`."""
     return _session().client(service, config=config, **where)

@@ -1,4 +1,4 @@
-"""The metrics of training jobs in CloudWatch, read for all runs together."""
+"""Read the metrics of training jobs from CloudWatch, batched over all runs."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.metrics import MetricQuery, Points
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
-QUERIES = 500  # a request's most
-DATAPOINTS = 100_800  # a request's most; beyond them the answer comes in pages
-READERS = 4
+QUERY_LIMIT = 500  # per request
+DATAPOINT_LIMIT = 100_800  # per request; more are returned in pages
+READERS = 4  # parallel requests
 THROTTLING = ("Throttling", "ThrottlingException", "RequestLimitExceeded", "LimitExceeded", "LimitExceededException")
 
 
@@ -30,14 +30,11 @@ class _Answer:
 
 
 class CloudWatchSeries:
-    """The port `Series` on GetMetricData.
-
-    `calls` and `metrics` count what this object has asked so far: requests, and series in them, which is what is billed
-    (at most: see rerail.model.metrics)."""
+    """The port `Series` on GetMetricData."""
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.metrics = 0
+        self.calls = 0  # requests so far
+        self.metrics = 0  # series in these requests, an upper bound of what is billed (see rerail.model.metrics)
 
     def read(
         self, asked: Sequence[MetricQuery], start: datetime, end: datetime, period: timedelta
@@ -53,7 +50,7 @@ class CloudWatchSeries:
 
 def _batch_size(start: datetime, end: datetime, period: timedelta) -> int:
     points = max(1, -((start - end) // period))
-    return max(1, min(QUERIES, DATAPOINTS // points))
+    return max(1, min(QUERY_LIMIT, DATAPOINT_LIMIT // points))
 
 
 def _read(batch: Sequence[MetricQuery], *, start: datetime, end: datetime, period: timedelta) -> _Answer:
@@ -62,13 +59,13 @@ def _read(batch: Sequence[MetricQuery], *, start: datetime, end: datetime, perio
         client("cloudwatch")
         .get_paginator("get_metric_data")
         .paginate(
-            MetricDataQueries=[_wire(name, query, period) for name, query in queries.items()],
+            MetricDataQueries=[_make_query(name, query, period) for name, query in queries.items()],
             StartTime=start,
             EndTime=end,
             ScanBy="TimestampAscending",
         )
     )
-    found: dict[str, dict[datetime, float]] = defaultdict(dict)
+    values: dict[str, dict[datetime, float]] = defaultdict(dict)
     status: dict[str, str] = {}
     calls = 0
     try:
@@ -76,23 +73,23 @@ def _read(batch: Sequence[MetricQuery], *, start: datetime, end: datetime, perio
             with validated("GetMetricData"):
                 for result in page["MetricDataResults"]:
                     status[result["Id"]] = result.get("StatusCode", "Complete")
-                    found[result["Id"]] |= _points(result)
+                    values[result["Id"]] |= _parse_points(result)
     except ClientError as error:
         throttled = error.response["Error"]["Code"] in THROTTLING
         raise (Throttled if throttled else StateUnknown)(f"GetMetricData: {error}") from error
     except BotoCoreError as error:
         raise StateUnknown(f"GetMetricData: {error}") from error
-    # PartialData on the last page, InternalError, Forbidden, or no word at all: not known, which is not empty.
-    whole = {queries[name]: sorted(found[name].items()) for name in queries if status.get(name) == "Complete"}
-    return _Answer(whole, calls)
+    # A series with another status on its last page, or without one, is unknown, which differs from empty.
+    complete = {queries[name]: sorted(values[name].items()) for name in queries if status.get(name) == "Complete"}
+    return _Answer(complete, calls)
 
 
-def _points(result: Mapping[str, Any]) -> dict[datetime, float]:
+def _parse_points(result: Mapping[str, Any]) -> dict[datetime, float]:
     pairs = zip(result["Timestamps"], result["Values"], strict=True)
     return {at.astimezone(UTC): float(value) for at, value in pairs if isfinite(value)}
 
 
-def _wire(name: str, query: MetricQuery, period: timedelta) -> dict[str, Any]:
+def _make_query(name: str, query: MetricQuery, period: timedelta) -> dict[str, Any]:
     owner = ("Host", f"{query.job}/{query.host}") if query.host else ("TrainingJobName", query.job)
     dimensions = [{"Name": owner[0], "Value": owner[1]}]
     metric = {"Namespace": NAMESPACE, "MetricName": query.metric, "Dimensions": dimensions}

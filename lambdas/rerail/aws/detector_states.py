@@ -1,4 +1,4 @@
-"""What the detectors remember of each run, in the table of the runs: `watch#<run>` with sort key `watch`."""
+"""Store the detector states of each run in the table of runs: `watch#<run>` with sort key `watch`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,15 +15,15 @@ class DynamoDetections:
         self._table = table
 
     def recall(self, run_ids: Sequence[str]) -> Mapping[str, RunDetection]:
-        found = map(_memory, read(self._table, [_key(run) for run in sorted(set(run_ids))]))
-        return {memory.run: memory for memory in found if memory}
+        states = map(_read_state, read(self._table, [_key(run) for run in sorted(set(run_ids))]))
+        return {state.run: state for state in states if state}
 
     def keep(self, memories: Sequence[RunDetection]) -> None:
         write(self._table, [{**_key(memory.run), "doc": pack(dumps(memory))} for memory in memories])
 
 
-def _memory(item: Mapping[str, Any]) -> RunDetection | None:
-    """One that another version wrote is begun afresh: detectors learn again within some rows."""
+def _read_state(item: Mapping[str, Any]) -> RunDetection | None:
+    """Return the state, or None if another version wrote it: detectors relearn within a few rows."""
     try:
         return record(RunDetection, item)
     except BadRecord:

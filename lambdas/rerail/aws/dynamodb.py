@@ -1,7 +1,7 @@
-"""Runs, their requests and timelines in one DynamoDB table.
+"""Store runs, their requests and timelines in one DynamoDB table.
 
 Keys: `run#<run>` with sort keys `run`, `request` and `timeline#<version>`; `job#<job>` with sort key `job`. The sparse
-index `open` holds the runs that the sweep asks about, spread over as many partitions as a round has parts."""
+index `open` holds the runs that the sweep checks, spread over as many partitions as a sweep has shards."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from rerail.model.run import Run, TimelineEntry
 from rerail.sweep.shards import PARTITIONS, partition_of
 
 INDEX = "open"
-PLAIN_CHARACTERS = 50_000
+PLAIN_CHARACTERS = 50_000  # longer records are compressed
 
 
 class DynamoRuns:
@@ -99,8 +99,9 @@ class DynamoRuns:
                 yield from (_named_run(item) for item in _items(page))
 
     def all_runs(self) -> Iterator[tuple[str, Run | None]]:
-        """Name and record of every run, open or ended: for the command line, not for the functions. None where another
-        version wrote the record."""
+        """Yield name and record of every run, open or ended; the record is None if another version wrote it.
+
+        This scans the table: it is for the command line, not for the functions."""
         pages = (
             client("dynamodb")
             .get_paginator("scan")
@@ -114,7 +115,7 @@ class DynamoRuns:
             yield from (_named_run(item) for item in _items(page))
 
     def timeline(self, run_id: str) -> Sequence[TimelineEntry]:
-        """The run's decisions, oldest first."""
+        """Return the run's decisions, oldest first."""
         pages = (
             client("dynamodb")
             .get_paginator("query")
@@ -148,7 +149,7 @@ def _run_item(run: Run) -> dict[str, Any]:
 
 
 def _named_run(item: Mapping[str, Any]) -> tuple[str, Run | None]:
-    """One record that another version wrote must not blind the sweep for all the others."""
+    """Return name and record; the record is None if another version wrote it, so that the sweep can go on."""
     name = ""
     try:
         name = str(item["pk"]["S"]).removeprefix("run#")
@@ -165,13 +166,13 @@ def _run(item: Mapping[str, Any]) -> Run:
 
 
 def run_doc(run: Run) -> dict[str, Any]:
-    """A long record is packed: a long life is a thousand and more bytes an attempt."""
+    """Return the record as an attribute; a long one is compressed (each attempt adds a thousand bytes or more)."""
     text = dumps(run)
     return {"S": text} if len(text) <= PLAIN_CHARACTERS else pack(text)
 
 
 def _items(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A page's items; a page without any list of them tells nothing, which is not the same as none."""
+    """Return a page's items. A page without the member `Items` is invalid, not empty, and raises InvalidResponse."""
     with validated("Query"):
         return [item for item in page["Items"] if item is not None]
 
@@ -190,4 +191,4 @@ def _is_conflict(error: ClientError) -> bool:
 def _json(value: Any) -> str:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
-    raise TypeError(f"a request holds a {type(value).__name__}, which JSON has no form for")
+    raise TypeError(f"a request contains a {type(value).__name__}, which JSON cannot represent")

@@ -1,4 +1,4 @@
-"""Notices on the bus `rerail`, for our own function and for anyone's rules."""
+"""Publish notices on the bus `rerail`."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ class EventBus:
         self.put(NOTICE, as_detail(notice), of=notice)
 
     def put(self, detail_type: str, detail: Mapping[str, Any], *, of: Notice) -> None:
-        """One event about the notice; raises RuntimeError where the bus does not take it."""
+        """Put one event about the notice on the bus. Raises RuntimeError if the bus rejects it."""
         entry: dict[str, Any] = {
             "EventBusName": self._name,
             "Source": RERAIL,
@@ -42,7 +42,7 @@ Rendering = Callable[[Notice, Links], Mapping[str, Any] | None]
 
 
 class Receiver:
-    """Somebody outside of AWS: the bus has a rule that sends him the detail of events of this type, as it is."""
+    """A receiver outside AWS: a rule on the bus forwards the detail of events of this type to it unchanged."""
 
     def __init__(self, bus: str, detail_type: str, rendering: Rendering) -> None:
         self._bus = EventBus(bus)
@@ -50,7 +50,7 @@ class Receiver:
         self._rendering = rendering
 
     def send(self, notice: Notice, links: Links) -> None:
-        """The notice as he wants it, if he wants it at all."""
+        """Send the notice in the receiver's format, unless the format omits this notice."""
         body = self._rendering(notice, links)
         if body is not None:
             self._bus.put(self._detail_type, body, of=notice)

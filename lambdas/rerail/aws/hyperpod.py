@@ -1,6 +1,4 @@
-"""What is known of HyperPod clusters, in the table of the runs: `hyperpod#<cluster>` with sort key `hyperpod`.
-
-Those that the sweep has to ask about are in the index of open runs, in a partition of their own."""
+"""Store the state of HyperPod clusters in the table of runs: `hyperpod#<cluster>` with sort key `hyperpod`."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -16,18 +14,18 @@ from rerail.hyperpod.clusters import ClusterRecord
 from rerail.model.codec import BadRecord, dumps
 from rerail.model.errors import Conflict
 
-# Beside the shards of open runs in the same sparse index: clusters that the sweep has to ask about.
+# Partition of the index of open runs with the clusters that the sweep has to check.
 WAITING = "open#hyperpod"
 
 
 class DynamoClusters:
-    """The port `ClusterRecords` on one table: one item a cluster, changed under a condition."""
+    """The port `ClusterRecords` on one table: one item per cluster, written conditionally."""
 
     def __init__(self, table: str) -> None:
         self._table = table
 
     def recall(self, cluster: str) -> ClusterRecord:
-        """One that another version wrote is begun afresh: at worst something is told twice."""
+        """Return the record; one that another version wrote is replaced by an empty one, which may repeat a notice."""
         item = client("dynamodb").get_item(TableName=self._table, Key=_key(cluster), ConsistentRead=True).get("Item")
         if item is None:
             return ClusterRecord(cluster)
@@ -38,7 +36,7 @@ class DynamoClusters:
                 return ClusterRecord(cluster, version=int(item["version"]["N"]))
 
     def waiting(self) -> Iterator[ClusterRecord]:
-        """Those that another version wrote wait for the cluster's next event."""
+        """Yield the clusters to check; records that another version wrote wait for the cluster's next event."""
         pages = (
             client("dynamodb")
             .get_paginator("query")
@@ -75,7 +73,9 @@ class DynamoClusters:
             client("dynamodb").put_item(TableName=self._table, Item=item, **condition)
         except ClientError as error:
             if error.response["Error"]["Code"] == "ConditionalCheckFailedException":
-                raise Conflict(f"what is known of {memory.cluster} is no longer at version {before}") from error
+                raise Conflict(
+                    f"the record of the cluster {memory.cluster} is no longer at version {before}"
+                ) from error
             raise
 
 

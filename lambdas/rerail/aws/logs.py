@@ -1,4 +1,4 @@
-"""What training jobs print, from CloudWatch Logs; every reading has a bound."""
+"""Read the log lines of training jobs from CloudWatch Logs, within limits."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from rerail.incident_report.facts import LogLine
 from rerail.model.errors import StateUnknown, Throttled
 
 GROUP = "/aws/sagemaker/TrainingJobs"
-# Of a job on a thousand machines the first few speak for all.
-STREAMS = 4
+# Log streams read per job: with a thousand machines the first few are representative.
+STREAM_LIMIT = 4
 THROTTLING = ("ThrottlingException", "Throttling", "LimitExceededException", "ServiceUnavailableException")
 
 
@@ -25,7 +25,7 @@ class CloudWatchLogs:
         end = int(until.timestamp() * 1000) + 1
         found = [
             line
-            for stream in self._streams(job, f"{job}/algo-")[:STREAMS]
+            for stream in self._streams(job, f"{job}/algo-")[:STREAM_LIMIT]
             for line in self._page(stream, endTime=end, limit=lines, startFromHead=False)[0]
         ]
         return sorted(found, key=lambda line: line.at)[-lines:]
@@ -42,20 +42,20 @@ class CloudWatchLogs:
                 page, following = self._page(stream, startFromHead=True, **place)
                 read += 1
                 found += page
-                if following == token or not page:  # the last page's token is its own
+                if following == token or not page:  # the last page returns the token of the request
                     break
                 token = following
         return sorted(found, key=lambda line: line.at), read
 
     def _streams(self, job: str, prefix: str) -> Sequence[str]:
-        """Only the training's own: an agent of Systems Manager writes below `<job>/algo-1-<time>/ssm`."""
-        answer = _ask("describe_log_streams", logGroupName=GROUP, logStreamNamePrefix=prefix)
+        """Return the job's own streams; the Systems Manager agent writes to `<job>/algo-1-<time>/ssm`."""
+        answer = _call("describe_log_streams", logGroupName=GROUP, logStreamNamePrefix=prefix)
         with _readable(f"the logs of {job}"):
             names = [row["logStreamName"] for row in answer.get("logStreams", []) if row and "logStreamName" in row]
             return sorted((name for name in names if name.count("/") == job.count("/") + 1), key=_host)
 
     def _page(self, stream: str, **asked: Any) -> tuple[list[LogLine], str]:
-        answer = _ask("get_log_events", logGroupName=GROUP, logStreamName=stream, **asked)
+        answer = _call("get_log_events", logGroupName=GROUP, logStreamName=stream, **asked)
         with _readable(f"the log {stream}"):
             return list(_lines(stream, answer.get("events", []))), answer.get("nextForwardToken", "")
 
@@ -80,8 +80,10 @@ def _readable(what: str) -> Iterator[None]:
         raise StateUnknown(f"{what}: {error}") from error
 
 
-def _ask(call: str, **request: Any) -> dict[str, Any]:
-    """The answer; nothing where the group or the stream is not there (yet): then nobody has printed anything."""
+def _call(call: str, **request: Any) -> dict[str, Any]:
+    """Return the answer; empty if the log group or stream does not exist (yet).
+
+    Raises Throttled or StateUnknown."""
     try:
         answer: dict[str, Any] = getattr(client("logs"), call)(**request)
         return answer

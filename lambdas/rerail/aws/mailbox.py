@@ -1,4 +1,4 @@
-"""The mailbox in S3: commands to the agents, their reports and heartbeats, each object no larger than it may be."""
+"""The mailbox in S3: write commands to agents, and read their reports and heartbeats up to a size limit."""
 
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ from rerail.ports import ReceivedHeartbeat, ReceivedHeartbeats
 
 MISSING = ("NoSuchKey", "404")
 THROTTLING = ("SlowDown", "503", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded")
-READERS = 10  # as many connections as the SDK keeps open
+READERS = 10  # parallel reads; the SDK keeps as many connections open
 
 
 class S3Mailbox:
@@ -55,22 +55,24 @@ class S3Mailbox:
         read = partial(self._heartbeat, seal_keys or {})
         with ThreadPoolExecutor(READERS) as readers:
             answers = dict(zip(names, readers.map(read, names), strict=True))
-        heard = {name: answer for name, answer in answers.items() if isinstance(answer, ReceivedHeartbeat)}
-        return ReceivedHeartbeats(heard, {name: answer for name, answer in answers.items() if isinstance(answer, str)})
+        received = {name: answer for name, answer in answers.items() if isinstance(answer, ReceivedHeartbeat)}
+        errors = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
+        return ReceivedHeartbeats(received, errors)
 
     def _heartbeat(self, seal_keys: Mapping[str, str], folder: str) -> ReceivedHeartbeat | str | None:
-        """The heartbeat, or why it cannot be read; None where there is none."""
+        """Return the heartbeat, or the reason why it cannot be read; None if there is none."""
         name = heartbeat_key(folder)
         try:
-            if (found := self._get(name)) is None:
+            if (stored := self._get(name)) is None:
                 return None
-            is_of_the_run = is_signed(found[0], name=name, key=seal_keys.get(folder, ""))
-            return ReceivedHeartbeat(read_heartbeat(found[0], run=folder), found[1], is_of_the_run)
+            content, written_at = stored
+            is_authentic = is_signed(content, name=name, key=seal_keys.get(folder, ""))
+            return ReceivedHeartbeat(read_heartbeat(content, run=folder), written_at, is_authentic)
         except (BadMailboxObject, StateUnknown) as error:
             return str(error)
 
     def _get(self, key: str) -> tuple[bytes, datetime] | None:
-        """An object's content, as far as it is worth reading, and when it was written; None where there is none."""
+        """Return an object's content up to one byte over the size limit, and when it was written; None if missing."""
         try:
             answer = client("s3").get_object(Bucket=self._bucket, Key=key)
             with answer["Body"] as body:

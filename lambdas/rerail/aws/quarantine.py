@@ -1,7 +1,7 @@
-"""Moving objects aside in S3: copied, verified, and only then deleted; whatever dies in between is done again.
+"""Move objects to quarantine in S3: copy, verify, then delete; an interrupted move is repeated.
 
-Large objects are copied in parts, and an upload that was begun is gone on with, so that even one object that takes
-longer than a function may run is moved in the end.
+Large objects are copied in parts. A later turn continues an unfinished multipart upload, so that even an object that
+takes longer than the function's timeout is moved eventually.
 """
 
 import time
@@ -16,11 +16,11 @@ from rerail.aws.clients import client
 from rerail.decisions.quarantine import QuarantineMove
 from rerail.model.errors import ActionUnfinished, CallFailed, QuarantineFailed, Throttled
 
-# Of the minute that the supervisor has for ten messages; a turn may look at the same action twice.
+# Out of the supervisor's timeout of one minute for ten messages; a turn may try the same action twice.
 BUDGET_S = 15.0
 MOVERS = 8
 MiB = 1 << 20
-# CopyObject takes 5 GiB at most, and as long as it takes; a part of this size is copied in a few seconds.
+# CopyObject is limited to 5 GiB and has no bound on its duration; a part of this size is copied in seconds.
 WHOLE, PART = 1024 * MiB, 256 * MiB
 MISSING = ("404", "NoSuchKey", "NotFound")
 FORBIDDEN = ("403", "AccessDenied", "Forbidden", "AllAccessDisabled")
@@ -30,19 +30,19 @@ THROTTLING = ("SlowDown", "503", "ServiceUnavailable", "Throttling", "Throttling
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """In bytes: up to `whole` an object is copied at once, larger ones in parts of `part`."""
+    """Sizes in bytes that decide how an object is copied."""
 
-    whole: int = WHOLE
-    part: int = PART
+    whole: int = WHOLE  # up to this size, with a single CopyObject
+    part: int = PART  # size of the parts of larger objects
 
 
 @dataclass(slots=True)
 class ObjectMover:
-    """Moves within one bucket, as far as it gets in `seconds`; `clock` counts seconds."""
+    """Moves objects within one bucket, within a time budget."""
 
     bucket: str
-    seconds: float = BUDGET_S
-    clock: Callable[[], float] = time.monotonic
+    seconds: float = BUDGET_S  # time budget of one call
+    clock: Callable[[], float] = time.monotonic  # in seconds
     sizes: Sizes = field(default_factory=Sizes)
     _end: float = field(default=0.0, init=False)
 
@@ -51,37 +51,37 @@ class ObjectMover:
 
         Raises ActionUnfinished, Throttled, CallFailed or QuarantineFailed."""
         self._end = self.clock() + self.seconds
-        # One after the other: when a pointer is replaced, what it is to point at must be there still.
+        # Pointers first and one by one: the target of a new pointer must still be in place.
         for move in (m for m in moves if m.is_replaced):
-            self._in_time(move)
+            self._move_in_time(move)
         with ThreadPoolExecutor(MOVERS) as movers:
-            for _ in movers.map(self._in_time, [m for m in moves if not m.is_replaced]):
+            for _ in movers.map(self._move_in_time, [m for m in moves if not m.is_replaced]):
                 pass
 
-    def _in_time(self, move: QuarantineMove) -> None:
+    def _move_in_time(self, move: QuarantineMove) -> None:
         if self.clock() >= self._end:
-            raise ActionUnfinished("there is more to move than time: the next turn goes on")
+            raise ActionUnfinished("the time budget is used up before all objects were moved; the next turn continues")
         try:
             self._move(move)
         except ClientError as error:
-            self._end = 0.0  # the others would be told the same
-            raise self._meaning(error, move) from error
+            self._end = 0.0  # the other moves would fail in the same way
+            raise self._translate(error, move) from error
         except BotoCoreError as error:
             self._end = 0.0
-            raise CallFailed(f"setting aside s3://{self.bucket}/{move.source.key}: {error}") from error
+            raise CallFailed(f"moving s3://{self.bucket}/{move.source.key} to quarantine: {error}") from error
 
     def _move(self, move: QuarantineMove) -> None:
         source = self._head(move.source.key)
         if source is None:
             return  # it was moved before, or its owner has deleted it
         if source["ETag"].strip('"') != move.source.etag.strip('"'):
-            raise ActionUnfinished(f"{move.source.key} has changed since it was listed: the next turn looks again")
+            raise ActionUnfinished(f"{move.source.key} has changed since it was listed; the next turn lists it again")
         kept = self._head(move.target)
         if kept is None:
             self._copy(source, move.source.key, move.target)
             kept = self._head(move.target)
         if move.is_replaced:
-            # What was set aside first is the evidence: it is never written over by what took its place.
+            # The first copy in quarantine is the evidence: it is never overwritten.
             self._replace(move)
         elif kept is None or not _is_same(source, kept):
             raise QuarantineFailed(
@@ -95,7 +95,9 @@ class ObjectMover:
         if move.twin:
             twin = self._head(move.twin)
             if twin is None:
-                raise ActionUnfinished(f"{move.twin} is gone since it was listed: the next turn looks again")
+                raise ActionUnfinished(
+                    f"{move.twin} has been deleted since it was listed; the next turn lists it again"
+                )
             self._copy(twin, move.twin, move.source.key)
         else:
             client("s3").put_object(Bucket=self.bucket, Key=move.source.key, Body=move.text.encode())
@@ -112,9 +114,9 @@ class ObjectMover:
         return answer
 
     def _copy(self, source: dict[str, Any], key: str, target: str) -> None:
-        """In the same parts as the object was uploaded in, so that the copy has the same ETag."""
+        """Copy the object in the parts that it was uploaded in, so that the copy has the same ETag."""
         size = source["ContentLength"]
-        if not size or (size <= self.sizes.whole and not _is_of_parts(source)):
+        if not size or (size <= self.sizes.whole and not _is_multipart(source)):
             client("s3").copy_object(
                 Bucket=self.bucket,
                 Key=target,
@@ -123,20 +125,20 @@ class ObjectMover:
                 TaggingDirective="REPLACE",
             )
             return
-        first = self._head(key, PartNumber=1) if _is_of_parts(source) else None
+        first = self._head(key, PartNumber=1) if _is_multipart(source) else None
         part = first["ContentLength"] if first and first["ContentLength"] < size else min(size, self.sizes.part)
         self._copy_parts(source, key, target, part=part)
 
     def _copy_parts(self, source: dict[str, Any], key: str, target: str, *, part: int) -> None:
         s3, size = client("s3"), source["ContentLength"]
         place = {"Bucket": self.bucket, "Key": target}
-        upload, copied = self._begun(target, part=part, size=size)
+        upload, copied = self._find_upload(target, part=part, size=size)
         if not upload:
             upload = s3.create_multipart_upload(**place, **_metadata(source))["UploadId"]
 
         def copy(number: int) -> None:
             if self.clock() >= self._end:
-                raise ActionUnfinished(f"{key} is copied in part: the next turn goes on")
+                raise ActionUnfinished(f"{key} is copied in part; the next turn continues")
             first, last = (number - 1) * part, min(number * part, size) - 1
             answer = s3.upload_part_copy(
                 **place,
@@ -155,51 +157,53 @@ class ObjectMover:
         parts = [{"PartNumber": number, "ETag": copied[number]} for number in numbers]
         s3.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
 
-    def _begun(self, target: str, *, part: int, size: int) -> tuple[str, dict[int, str]]:
-        """An upload that an earlier turn began, and its parts by number; those of another size are copied anew."""
+    def _find_upload(self, target: str, *, part: int, size: int) -> tuple[str, dict[int, str]]:
+        """Return the upload id ("" for none) of an earlier turn, and its parts of the same size."""
         s3 = client("s3")
         pages = s3.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=target)
-        uploads = [each["UploadId"] for page in pages for each in page.get("Uploads", []) if each["Key"] == target]
+        uploads = [
+            upload["UploadId"] for page in pages for upload in page.get("Uploads", []) if upload["Key"] == target
+        ]
         if not uploads:
             return "", {}
         pages = s3.get_paginator("list_parts").paginate(Bucket=self.bucket, Key=target, UploadId=uploads[0])
-        found = [each for page in pages for each in page.get("Parts", [])]
-        usable = [e for e in found if e["Size"] == min(part, size - (e["PartNumber"] - 1) * part)]
-        return uploads[0], {each["PartNumber"]: each["ETag"] for each in usable}
+        parts = [item for page in pages for item in page.get("Parts", [])]
+        usable = [item for item in parts if item["Size"] == min(part, size - (item["PartNumber"] - 1) * part)]
+        return uploads[0], {item["PartNumber"]: item["ETag"] for item in usable}
 
-    def _meaning(self, error: ClientError, move: QuarantineMove) -> Exception:
+    def _translate(self, error: ClientError, move: QuarantineMove) -> Exception:
         code, what = error.response["Error"]["Code"], f"{error.operation_name} for s3://{self.bucket}/{move.source.key}"
         if code in FORBIDDEN:
             return QuarantineFailed(
                 f"{what} is not allowed ({code}). To do: deploy with {self.bucket} in the context value asideBuckets, "
                 "which gives the supervisor s3:PutObject and s3:DeleteObject there (and see checkpointBuckets and "
-                "checkpointKeyArns), or move aside by hand what must not be resumed from; then release the run"
+                "checkpointKeyArns), or move the unusable checkpoints away by hand; then release the run"
             )
         if code in THROTTLING:
             return Throttled(f"{what}: {error}")
         if code in (*CHANGED, *MISSING):
-            return ActionUnfinished(f"{what}: it has changed since it was listed, the next turn looks again")
+            return ActionUnfinished(f"{what}: it has changed since it was listed; the next turn lists it again")
         return CallFailed(f"{what}: {error}")
 
 
-def _is_of_parts(head: dict[str, Any]) -> bool:
+def _is_multipart(head: dict[str, Any]) -> bool:
     return "-" in head["ETag"]
 
 
 def _metadata(source: dict[str, Any]) -> dict[str, Any]:
-    """CopyObject keeps these by itself, an upload in parts does not."""
+    """Return the metadata to set on a multipart upload; CopyObject copies it by itself."""
     return {name: source[name] for name in ("Metadata", "ContentType") if source.get(name)}
 
 
 def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """The size, and a checksum of the whole where both have one of a kind, else the ETag where that is a checksum.
+    """Return whether size and checksum agree: a full-object checksum of the same kind, otherwise the ETag.
 
-    With a KMS key an ETag is none, and that of parts says nothing where the parts differ: then S3's word for each copy,
-    made only of what was listed, is what there is."""
+    ETags are not checksums for KMS-encrypted or multipart objects. Those are compared by size only: each copy was
+    conditional on the ETag that was listed, and S3 reported success."""
     if one["ContentLength"] != other["ContentLength"]:
         return False
     sums = [name for name in one if name.startswith("Checksum") and name != "ChecksumType" and name in other]
     if sums and all(head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" for head in (one, other)):
         return all(one[name] == other[name] for name in sums)
     encrypted = any("kms" in head.get("ServerSideEncryption", "") for head in (one, other))
-    return encrypted or _is_of_parts(one) or _is_of_parts(other) or one["ETag"] == other["ETag"]
+    return encrypted or _is_multipart(one) or _is_multipart(other) or one["ETag"] == other["ETag"]

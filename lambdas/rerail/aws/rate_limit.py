@@ -1,6 +1,6 @@
-"""The count of the account's relaunches: one item beside the runs, changed under a condition.
+"""Store the account's recent relaunches in one item of the table of runs, written conditionally.
 
-Key: `account` with sort key `launches`. Jobs are kept by a digest of their names: an hour of them is one item."""
+Key: `account` with sort key `launches`. Jobs are stored as digests of their names, so that an hour fits one item."""
 
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -15,7 +15,7 @@ from rerail.model.errors import Throttled
 from rerail.supervisor.rate_limit import Admission, Launches, admit
 
 KEY = {"pk": {"S": "account"}, "sk": {"S": "launches"}}
-TRIES = 8
+TRY_LIMIT = 8
 
 
 class DynamoRateLimit:
@@ -25,12 +25,12 @@ class DynamoRateLimit:
         self._table = table
 
     def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
-        for _ in range(TRIES):
+        for _ in range(TRY_LIMIT):
             version, launches = self._load()
-            after, admission = admit(launches, _short(job_name), at=at, limit=limit, window=window)
+            after, admission = admit(launches, _digest(job_name), at=at, limit=limit, window=window)
             if after == launches or self._keep(after, version):
                 return admission
-        raise Throttled("the count of relaunches is being changed by others again and again: try later")
+        raise Throttled("the count of relaunches changed concurrently at every try; try again later")
 
     def _load(self) -> tuple[int, Launches]:
         item = client("dynamodb").get_item(TableName=self._table, Key=KEY, ConsistentRead=True).get("Item")
@@ -53,5 +53,5 @@ class DynamoRateLimit:
         return True
 
 
-def _short(job_name: str) -> str:
+def _digest(job_name: str) -> str:
     return sha256(job_name.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Records in the one table: a text in the attribute `doc`, long ones compressed; many items with few calls."""
+"""Read and write records of the table: text in the attribute `doc`, compressed if long, in batches."""
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,18 +8,18 @@ from rerail.aws.clients import client
 from rerail.model.codec import BadRecord, loads
 from rerail.model.errors import Throttled
 
-# What DynamoDB takes with one call.
+# DynamoDB's limits on items per call.
 READ_BATCH, WRITE_BATCH = 100, 25
 T = TypeVar("T")
 
 
 def pack(text: str) -> dict[str, Any]:
-    """The text as an attribute, at a third of its length: a write is paid for by the kilobyte."""
+    """Return the text as a compressed attribute, a third of its length: writes are billed by the kilobyte."""
     return {"B": zlib.compress(text.encode())}
 
 
 def record(cls: type[T], item: Mapping[str, Any]) -> T:
-    """The record in an item, packed or not; raises BadRecord."""
+    """Return the record in an item, compressed or not. Raises BadRecord."""
     try:
         doc = item["doc"]
         text = zlib.decompress(doc["B"]).decode() if "B" in doc else str(doc["S"])
@@ -31,27 +31,28 @@ def record(cls: type[T], item: Mapping[str, Any]) -> T:
 
 
 def read(table: str, keys: Sequence[Mapping[str, Any]], *, only: str = "") -> Iterator[Mapping[str, Any]]:
-    """The items that are there of those with these keys, none of which may be asked for twice; `only` names the one
-    attribute that matters."""
+    """Yield the existing items with these keys, which must be distinct; `only` restricts them to one attribute.
+
+    Raises Throttled if the table returns nothing of a request."""
     for start in range(0, len(keys), READ_BATCH):
         wanted: dict[str, Any] = {"Keys": keys[start : start + READ_BATCH]}
-        asked: Any = {table: {**wanted, "ProjectionExpression": only} if only else wanted}
-        while asked:
-            answer = client("dynamodb").batch_get_item(RequestItems=asked)
+        request: Any = {table: {**wanted, "ProjectionExpression": only} if only else wanted}
+        while request:
+            answer = client("dynamodb").batch_get_item(RequestItems=request)
             yield from answer.get("Responses", {}).get(table, [])
             left = answer.get("UnprocessedKeys", {})
-            if left == asked:
-                raise Throttled("BatchGetItem: the table reads nothing of what is asked now")
-            asked = left
+            if left == request:
+                raise Throttled("BatchGetItem: the table processed none of the keys")
+            request = left
 
 
 def write(table: str, items: Iterable[Mapping[str, Any]]) -> None:
-    """Put the items, each in the place of what was there."""
+    """Put the items, replacing existing ones. Raises Throttled if the table accepts nothing of a request."""
     puts = [{"PutRequest": {"Item": item}} for item in items]
     for start in range(0, len(puts), WRITE_BATCH):
-        asked: Any = {table: puts[start : start + WRITE_BATCH]}
-        while asked:
-            left = client("dynamodb").batch_write_item(RequestItems=asked).get("UnprocessedItems", {})
-            if left == asked:
-                raise Throttled("BatchWriteItem: the table writes nothing of what is asked now")
-            asked = left
+        request: Any = {table: puts[start : start + WRITE_BATCH]}
+        while request:
+            left = client("dynamodb").batch_write_item(RequestItems=request).get("UnprocessedItems", {})
+            if left == request:
+                raise Throttled("BatchWriteItem: the table processed none of the items")
+            request = left

@@ -1,4 +1,4 @@
-"""Links to reports in their bucket: signed, for whoever has the notice, or to the console, for who may log in."""
+"""Make links to reports: signed URLs for anyone who has the notice, or console links that require a login."""
 
 from functools import cache
 from typing import Any
@@ -11,27 +11,28 @@ from rerail.incident_report.location import page_key
 from rerail.notices.notice import Notice
 from rerail.notices.notifiers.links import NoticeOrigin, console_of_report
 
-# As long as a night; a function's own credentials may end sooner, and what they have signed with them.
+# A night. The function's credentials may expire sooner, and signed URLs expire with them.
 VALID_S = 12 * 3600
 
 
 class ReportLinks:
-    """The address of a run's report; "" where there is no bucket, or no run."""
+    """Makes links to the reports in a bucket."""
 
     def __init__(self, bucket: str, *, signed: bool) -> None:
         self._bucket = bucket
         self._signed = signed
 
     def of(self, notice: Notice, place: NoticeOrigin) -> str:
-        """Good for some hours where it is signed; nothing is asked of S3 for it. Where it cannot be signed it is the
-        console's: people are told all the same."""
+        """Return the URL of the report, "" without a bucket or a run; signing needs no call to S3.
+
+        A URL that cannot be signed is replaced by the console link, so that the notice is sent anyway."""
         if not self._bucket or not notice.state:
             return ""
         key = page_key(notice.run)
         if self._signed:
-            wanted = {"Bucket": self._bucket, "Key": key}
+            params = {"Bucket": self._bucket, "Key": key}
             try:
-                return str(_signer(place.region).generate_presigned_url("get_object", Params=wanted, ExpiresIn=VALID_S))
+                return str(_signer(place.region).generate_presigned_url("get_object", Params=params, ExpiresIn=VALID_S))
             except BotoCoreError:
                 return console_of_report(self._bucket, key, place)
         return console_of_report(self._bucket, key, place)
@@ -39,6 +40,6 @@ class ReportLinks:
 
 @cache
 def _signer(region: str) -> Any:
-    # Objects under a KMS key, and the younger regions, take the newer signature alone, and the region's own host.
+    # KMS-encrypted objects and newer regions accept only signature version 4 and the regional host.
     config = Config(signature_version="s3v4", s3={"addressing_style": "virtual"})
     return client_as(config, "s3", region_name=region)

@@ -1,4 +1,4 @@
-"""The pages of incident reports, each an object in a bucket of its own."""
+"""Store the pages of incident reports in their bucket."""
 
 from rerail.aws.clients import client
 from rerail.incident_report.location import page_key
@@ -13,7 +13,7 @@ class S3ReportPages:
         self._bucket = bucket
 
     def keep(self, run: str, page: str) -> None:
-        # Whoever opens the link again wants what is known by then.
+        # no-cache: a reopened link must show the current page.
         client("s3").put_object(
             Bucket=self._bucket,
             Key=page_key(run),

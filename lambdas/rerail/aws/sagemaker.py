@@ -1,4 +1,4 @@
-"""SageMaker's training jobs: describe, create, stop, in the core's words and errors."""
+"""Describe, create and stop SageMaker training jobs, with the core's types and errors."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
@@ -25,9 +25,9 @@ from rerail.model.self_repairs import count_repairs
 from rerail.requests.relaunch import checkpoint_uri
 
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
-NO_ROOM = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")
-NEVER = ("ValidationException", "AccessDeniedException", "ResourceNotFound")
-PAGE = 100
+CAPACITY_CODES = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")
+PERMANENT_CODES = ("ValidationException", "AccessDeniedException", "ResourceNotFound")
+PAGE_SIZE = 100
 
 
 class SageMakerJobs:
@@ -40,7 +40,7 @@ class SageMakerJobs:
                 return job_from(description), description
         except ClientError as error:
             if _is_missing(error):
-                raise JobNotFound(f"SageMaker knows no training job {job_name!r}") from error
+                raise JobNotFound(f"SageMaker has no training job {job_name!r}") from error
             raise StateUnknown(f"DescribeTrainingJob {job_name}: {error}") from error
         except BotoCoreError as error:
             raise StateUnknown(f"DescribeTrainingJob {job_name}: {error}") from error
@@ -58,11 +58,11 @@ class SageMakerJobs:
         return frozenset(operation.input_shape.members)
 
     def changed_since(self, time: datetime) -> Mapping[str, tuple[JobStatus, str]]:
-        # StatusEquals would filter each page after it is taken (and so miss jobs): filter here.
+        # StatusEquals filters each page after it is cut (and so misses jobs): the caller filters instead.
         pages = (
             client("sagemaker")
             .get_paginator("list_training_jobs")
-            .paginate(LastModifiedTimeAfter=time, PaginationConfig={"PageSize": PAGE})
+            .paginate(LastModifiedTimeAfter=time, PaginationConfig={"PageSize": PAGE_SIZE})
         )
         try:
             with validated("ListTrainingJobs"):
@@ -81,8 +81,8 @@ class SageMakerJobs:
         try:
             client("sagemaker").create_training_job(**request)
         except ClientError as error:
-            raise _refusal(error, request) from error
-        except ParamValidationError as error:  # never sent, and it never will be
+            raise _translate_refusal(error, request) from error
+        except ParamValidationError as error:  # rejected by the SDK, so a retry is useless
             raise RequestRefused(redact_values(str(error), request)) from error
         except BotoCoreError as error:
             raise CallFailed(f"CreateTrainingJob: {error}") from error
@@ -94,7 +94,7 @@ class SageMakerJobs:
             code = error.response["Error"]["Code"]
             if code in THROTTLING:
                 raise Throttled(str(error)) from error
-            # "The request was rejected because the training job is in status Stopped": as good as stopped.
+            # "The request was rejected because the training job is in status Stopped": it has stopped already.
             if code != "ValidationException" and not _is_missing(error):
                 raise
 
@@ -109,14 +109,14 @@ class SageMakerJobs:
                 raise Throttled(str(error)) from error
             if code != "ValidationException" and not _is_missing(error):
                 raise
-            # No pool was kept for this job, or it is gone: as good as released. One that is there cannot be given back
-            # in this moment, and a job that is created now might land on it.
+            # A ValidationException without a pool means that nothing has to be released. With one, the pool cannot be
+            # released right now, and a job created now might be placed on it.
             if not _is_missing(error) and _is_kept(job_name):
-                raise Throttled(f"the warm pool of {job_name} cannot be given back yet: {error}") from error
+                raise Throttled(f"the warm pool of {job_name} cannot be released yet: {error}") from error
 
 
 def job_from(description: Mapping[str, Any]) -> Job:
-    """The job in a DescribeTrainingJob answer."""
+    """Return the job in a DescribeTrainingJob response."""
     return Job(
         name=description["TrainingJobName"],
         arn=description["TrainingJobArn"],
@@ -129,7 +129,7 @@ def job_from(description: Mapping[str, Any]) -> Job:
         checkpoint_uri=checkpoint_uri(description),
         keep_alive_seconds=description.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0),
         defined_metrics=tuple(
-            each["Name"] for each in description.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
+            metric["Name"] for metric in description.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
         ),
         instance_type=_instance_type(description.get("ResourceConfig", {})),
         instance_count=_instance_count(description.get("ResourceConfig", {})),
@@ -155,8 +155,9 @@ def _is_kept(job_name: str) -> bool:
 
 
 def _lacks_machines(description: Mapping[str, Any]) -> bool:
-    """Accepted, and no machines yet: `Pending`, or a start that says so. The message is only a hint, for jobs that
-    name no status of their own while EC2 is asked again and again."""
+    """Return whether the job still waits for machines: status `Pending`, or a start whose message says so.
+
+    The message is only a hint, for jobs without a status of their own while SageMaker retries EC2."""
     transitions = description.get("SecondaryStatusTransitions") or [{}]
     says = "insufficient capacity" in transitions[-1].get("StatusMessage", "").lower()
     secondary = description.get("SecondaryStatus", "")
@@ -164,8 +165,9 @@ def _lacks_machines(description: Mapping[str, Any]) -> bool:
 
 
 def _pending_ran_out(description: Mapping[str, Any]) -> bool:
-    """Stopped by SageMaker's own clock: it never had machines, and has waited for as long as its request allows. No
-    status says so, and without this it would look like a human's stop."""
+    """Return whether SageMaker stopped the job because it waited for machines for `MaxPendingTimeInSeconds`.
+
+    No status says so; without this check it would look like an operator's stop."""
     limit = description.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds")
     ended = description.get("TrainingEndTime") or description.get("LastModifiedTime")
     if description["TrainingJobStatus"] != JobStatus.STOPPED or description.get("TrainingStartTime"):
@@ -174,7 +176,7 @@ def _pending_ran_out(description: Mapping[str, Any]) -> bool:
 
 
 def _instance_type(resources: Mapping[str, Any]) -> str:
-    """The one that the job has, or would get; "" for a cluster of several, whose price is nobody's single one."""
+    """Return the job's instance type, "" for a cluster of several types, which has no single price."""
     return str(resources.get("SelectedInstanceType") or resources.get("InstanceType") or "")
 
 
@@ -187,14 +189,14 @@ def _is_missing(error: ClientError) -> bool:
     return code == "ResourceNotFound" or (code == "ValidationException" and "not found" in message.lower())
 
 
-def _refusal(error: ClientError, request: Mapping[str, Any]) -> Exception:
+def _translate_refusal(error: ClientError, request: Mapping[str, Any]) -> Exception:
     code, message = error.response["Error"]["Code"], redact_values(error.response["Error"]["Message"], request)
     if code == "ResourceInUse":
         return JobExists(message)
-    if code in NO_ROOM:
+    if code in CAPACITY_CODES:
         return CapacityRefused(f"{code}: {message}")
     if code in THROTTLING:
         return Throttled(message)
-    if code in NEVER:
+    if code in PERMANENT_CODES:
         return RequestRefused(f"{code}: {message}")
     return CallFailed(f"CreateTrainingJob: {code}: {message}")

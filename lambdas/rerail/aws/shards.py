@@ -1,6 +1,6 @@
-"""Shares of a round: other invocations of the function, and what they saw, in the table of the runs.
+"""Invoke the function for the shards of a sweep, and store their reports in the table of runs.
 
-Key: `round#<first part>` with sort key `round`; the newest round of a share takes the place of the one before."""
+Key: `round#<first part>` with sort key `round`; the newest report of a shard replaces the previous one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ KEPT_FOR = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """What one invocation saw of its parts, and when."""
+    """The report of one shard."""
 
-    parts: tuple[int, ...]
+    parts: tuple[int, ...]  # partitions of the index of open runs
     at: datetime
     report: SweepReport
 
@@ -44,16 +44,16 @@ class InvokedShards:
 
     def keep(self, parts: Sequence[int], report: SweepReport, *, at: datetime) -> None:
         expires = {"N": str(int((at + KEPT_FOR).timestamp()))}
-        told = ShardReport(tuple(parts), at, report)
-        write(self._table, [{**_key(parts[0]), "doc": pack(dumps(told)), "expires": expires}])
+        shard_report = ShardReport(tuple(parts), at, report)
+        write(self._table, [{**_key(parts[0]), "doc": pack(dumps(shard_report)), "expires": expires}])
 
     def reports(self) -> Mapping[tuple[int, ...], tuple[datetime, SweepReport]]:
-        found = map(_told, read(self._table, [_key(part) for part in range(PARTITIONS)]))
-        return {told.parts: (told.at, told.report) for told in found if told}
+        stored = map(_read_report, read(self._table, [_key(part) for part in range(PARTITIONS)]))
+        return {shard.parts: (shard.at, shard.report) for shard in stored if shard}
 
 
-def _told(item: Mapping[str, Any]) -> ShardReport | None:
-    """One that another version wrote is as good as none: the next is a minute away."""
+def _read_report(item: Mapping[str, Any]) -> ShardReport | None:
+    """Return the report, or None if another version wrote it: the next one comes within a minute."""
     try:
         return record(ShardReport, item)
     except BadRecord:

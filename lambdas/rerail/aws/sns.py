@@ -1,4 +1,4 @@
-"""People: SNS topics for pages and for information, as e-mail and for chat."""
+"""Publish notices on SNS topics, as text for e-mail or as messages for chat."""
 
 import json
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from rerail.notices.notifiers.links import Links
 
 
 class SnsTopics:
-    """Says a notice on the topic of its severity, as text for people or, where `chat`, for Amazon Q Developer."""
+    """Publishes each notice on the topic of its severity, as text or, with `chat`, for Amazon Q Developer."""
 
     def __init__(self, topics: Mapping[Severity, str], *, chat: bool = False) -> None:
         self._topics = topics
         self._chat = chat
 
     def say(self, notice: Notice, links: Links) -> None:
-        """All of it in one message; raises KeyError where no topic is there for the severity."""
+        """Publish the notice in one message. Raises KeyError if there is no topic for its severity."""
         message = json.dumps(as_chat(notice, links)) if self._chat else as_text(notice, links)
-        told = {"run": notice.run, "severity": notice.severity.value, "key": notice.key}
+        attributes = {"run": notice.run, "severity": notice.severity.value, "key": notice.key}
         client("sns").publish(
             TopicArn=self._topics[notice.severity],
             Subject=as_subject(notice),
             Message=message,
             MessageAttributes={
-                name: {"DataType": "String", "StringValue": value} for name, value in told.items() if value
+                name: {"DataType": "String", "StringValue": value} for name, value in attributes.items() if value
             },
         )

@@ -1,4 +1,4 @@
-"""Wake-ups for the supervisor: messages on its queue, in the shape of EventBridge's."""
+"""Send wake-ups to the supervisor's queue, in the format of EventBridge events."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,8 @@ class SqsQueue:
             ]
             answer = client("sqs").send_message_batch(QueueUrl=self._url, Entries=entries)
             if failed := answer.get("Failed"):
-                told = str((failed[0] or {}).get("Message", "of what nobody says"))
-                why = truncate(told)
-                raise RuntimeError(f"{len(failed)} wake-ups were not accepted, the first because {why}")
+                why = truncate(str((failed[0] or {}).get("Message", "SQS gave no reason")))
+                raise RuntimeError(f"{len(failed)} wake-ups were not accepted; reason of the first: {why}")
 
 
 def _message(wakeup: Mapping[str, Any], at: datetime) -> str:

@@ -1,4 +1,4 @@
-"""Policies and the account's pause as they are deployed: an SSM parameter each, read once and believed for a minute."""
+"""Read policies and the account's pause from SSM parameters, cached for a minute."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -11,12 +11,12 @@ from rerail.model.errors import StateUnknown, UnknownPolicy
 from rerail.model.policy import NAME, Policy, parse_policy
 from rerail.supervisor.pause import parse_pause
 
-FRESH_FOR = timedelta(minutes=1)
+CACHE_TTL = timedelta(minutes=1)
 
 
 def is_fresh(read_at: datetime, now: datetime) -> bool:
-    """Still to be believed; what was read after now was read while the clock was wrong."""
-    return timedelta() <= now - read_at < FRESH_FOR
+    """Return whether a cached value is still valid; one read after `now` dates from a wrong clock and is not."""
+    return timedelta() <= now - read_at < CACHE_TTL
 
 
 class SsmPolicies:
@@ -36,7 +36,7 @@ class SsmPolicies:
 
     def _text(self, name: str) -> str:
         if not NAME.fullmatch(name):
-            raise UnknownPolicy(f"{name!r} cannot be the name of a policy")
+            raise UnknownPolicy(f"{name!r} is not a valid name of a policy")
         try:
             with validated("GetParameter"):
                 return str(client("ssm").get_parameter(Name=f"{self._prefix}/{name}")["Parameter"]["Value"])
@@ -51,24 +51,24 @@ class SsmPolicies:
 class SsmPause:
     """The port `Pause` on one parameter, which `rerail.supervisor.pause` reads.
 
-    Where nobody can tell, it is as it was known last. Never known counts as paused, which delays and loses nothing, and
-    is asked again at once. Without the parameter nobody has ever paused: not paused."""
+    If the parameter cannot be read, the last known state holds. Without a known state Rerail counts as paused, which
+    delays but loses nothing, and the next call reads again. A missing parameter means not paused."""
 
     def __init__(self, name: str, clock: Callable[[], datetime]) -> None:
         self._name, self._clock = name, clock
-        self._asked_at: datetime | None = None
+        self._read_at: datetime | None = None
         self._paused = True
 
     def is_paused(self) -> bool:
         now = self._clock()
-        if self._asked_at is None or not is_fresh(self._asked_at, now):
-            found = self._look()
-            if found is not None or self._asked_at:
-                self._paused, self._asked_at = self._paused if found is None else found, now
+        if self._read_at is None or not is_fresh(self._read_at, now):
+            paused = self._read()
+            if paused is not None or self._read_at:
+                self._paused, self._read_at = self._paused if paused is None else paused, now
         return self._paused
 
-    def _look(self) -> bool | None:
-        """None where nobody can tell."""
+    def _read(self) -> bool | None:
+        """Return whether Rerail is paused, or None if the parameter cannot be read."""
         try:
             with validated("GetParameter"):
                 text = str(client("ssm").get_parameter(Name=self._name)["Parameter"]["Value"])

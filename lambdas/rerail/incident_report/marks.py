@@ -112,7 +112,7 @@ def _list_relaunch_marks(known: Facts, before: Attempt, following: Attempt) -> I
     checkpoint = next((c for c in known.checkpoints if c.step == start and start is not None), None)
     if start is not None:
         reason = f" ({checkpoint.reason})" if checkpoint and checkpoint.reason else ""
-        says = f"checkpoint of step {start}{reason}, which attempt {following.number} resumed from"
+        says = f"checkpoint of step {start}{reason}, from which the run resumed"
         saved_at = checkpoint.saved_at if checkpoint else _find_first_time_of_step(known, before, start)
         yield CurveMark(MarkKind.SAVED, says, start, saved_at)
     begins = "from the start" if start is None else f"from step {start}"
