@@ -35,7 +35,7 @@ ASKED_ELSEWHERE = {
     Kind.ALARM: "Report that a CloudWatch alarm of your own on the job fired.",
     Kind.RESUME_MISMATCH: "Detect losses after a resume that differ from those after the same checkpoint before.",
 }
-MEANING = "## What it means\n"
+MEANING = "## Meaning\n"
 # Notices as readers get them, letter by letter, which the tests of notices keep.
 SAMPLES = ROOT / "tests" / "notices" / "golden"
 MAILS = {

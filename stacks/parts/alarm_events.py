@@ -7,7 +7,7 @@ from constructs import Construct
 from stacks.parts.queue_rule import QueueRule
 from stacks.parts.signals_queue import SignalsQueue
 
-# Of all the alarms of an account only those whose metric carries a dimension that names a training job.
+# Only alarms on metrics with a dimension that names a training job.
 
 
 def _with(dimension: str) -> dict[str, object]:

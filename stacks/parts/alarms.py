@@ -1,7 +1,7 @@
-"""Alarms that page: one metric each, so that any CloudWatch (and any stand-in for it) evaluates them.
+"""Alarms that page, each on a single metric, so that CloudWatch emulators can evaluate them too.
 
-Each pages by itself, and says what it means, what to do and which runbook knows more: a letter that has been lying for
-days must not keep a second trouble from waking anybody, and a composite alarm tells of its own changes of state alone.
+Each alarm pages by itself, with its meaning, the remedy and its runbook. A composite alarm would notify only of its own
+state changes, so that an old problem would hide a new one.
 """
 
 from aws_cdk import Duration, Stack
@@ -21,7 +21,7 @@ UNHEALTHY = "RerailUnhealthy"
 
 
 def place(scope: Construct, runbook: Runbook) -> str:
-    """Where the page is: at the context's docsUrl, or in the repository."""
+    """Return the runbook's URL below the context's docsUrl, or its path in the repository."""
     docs = str(scope.node.try_get_context("docsUrl") or "").rstrip("/")
     return f"{docs}/runbooks/{runbook}/" if docs else f"docs/runbooks/{runbook}.md"
 
@@ -37,24 +37,25 @@ def page_when_above(
     limit: int = 0,
     minutes: tuple[int, int] = (1, 1),
 ) -> None:
-    """Page when the metric is above the limit in m of n minutes, and again when it is not any more."""
+    """Page when the metric is above the limit in `minutes` (m of n), and again when it no longer is."""
     alarm = cloudwatch.Alarm(
         scope,
         id,
         metric=metric,
-        alarm_description=_described(scope, says, runbook),
+        alarm_description=_describe(scope, says, runbook),
         threshold=limit,
         comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
         datapoints_to_alarm=minutes[0],
         evaluation_periods=minutes[1],
         treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
     )
-    _tell(alarm, page)
+    _notify(alarm, page)
 
 
 class FunctionAlarms(Construct):
-    """Pages when a function keeps failing or is kept from running; once is not worth waking anybody, since everything
-    is tried again. What an asynchronous function was called for, and lost, is not."""
+    """Pages when a function keeps failing or is throttled.
+
+    A single failure does not page, because everything is retried. Lost events of asynchronous functions are not."""
 
     def __init__(self, scope: Construct, id: str, *, function: lambda_.Function, name: str, page: sns.ITopic) -> None:
         super().__init__(scope, id)
@@ -72,8 +73,8 @@ class FunctionAlarms(Construct):
             "Throttles",
             metric=function.metric_throttles(period=MINUTE),
             page=page,
-            says=f"Rerail: Lambda would not run {name} in 3 of the last 5 minutes: the account's concurrency is used"
-            " up. Find who uses it, or reserve some.",
+            says=f"Rerail: Lambda throttled {name} in 3 of the last 5 minutes: the account's concurrency is used up."
+            " Find out which functions use it, or reserve concurrency.",
             runbook=Runbook.THROTTLES,
             minutes=(3, 5),
         )
@@ -86,8 +87,8 @@ class FunctionAlarms(Construct):
             "EventsDropped",
             metric=function.metric("AsyncEventsDropped", period=MINUTE, statistic="Sum"),
             page=page,
-            says=f"Rerail: Lambda gave up on an event for {name}: too old, or it failed at every try. It lies in the"
-            " function's dead-letter queue. See why it failed, then redrive it.",
+            says=f"Rerail: Lambda gave up on an event for {name}: too old, or it failed at every try. It is in the"
+            " function's dead-letter queue. Find out why it failed, then redrive it.",
             runbook=Runbook.EVENTS_DROPPED,
         )
         page_when_above(
@@ -95,14 +96,14 @@ class FunctionAlarms(Construct):
             "DeadLetterErrors",
             metric=function.metric("DeadLetterErrors", period=MINUTE, statistic="Sum"),
             page=page,
-            says=f"Rerail: {name} failed and its event could not be kept in the dead-letter queue: it is lost."
-            " See what keeps Lambda from sending there.",
+            says=f"Rerail: {name} failed and its event could not be sent to the dead-letter queue: it is lost."
+            " Find out why Lambda cannot send to the queue.",
             runbook=Runbook.EVENTS_DROPPED,
         )
 
 
 class StaleSignals(Construct):
-    """Pages when signals lie in the queue: the supervisor is down, throttled or hopelessly late."""
+    """Pages when a signal waits too long in the queue: the supervisor is down, throttled or late."""
 
     def __init__(self, scope: Construct, id: str, *, queue: sqs.IQueue, page: sns.ITopic) -> None:
         super().__init__(scope, id)
@@ -118,11 +119,10 @@ class StaleSignals(Construct):
 
 
 class DeadMan(Construct):
-    """Watches the watcher: pages when no sweep was completed in 5 minutes, whether none began or all failed or ran out
-    of time. No data means no sweep, so it is breaching.
+    """Pages when no sweep was completed in 5 minutes: none started, or all failed or timed out.
 
-    Five periods of a minute instead of one of five: CloudWatch looks a few periods farther back than it is asked to,
-    and believes old data before it believes in missing ones."""
+    Missing data means no sweep, so it is breaching. Five periods of one minute are used instead of one of five:
+    CloudWatch looks a few periods further back and prefers old data over missing data."""
 
     def __init__(self, scope: Construct, id: str, *, page: sns.ITopic) -> None:
         super().__init__(scope, id)
@@ -130,7 +130,7 @@ class DeadMan(Construct):
             self,
             "NoSweep",
             metric=of_the_sweep(COMPLETED, "Sum"),
-            alarm_description=_described(
+            alarm_description=_describe(
                 self,
                 "Rerail: no sweep was completed for 5 minutes, so runs are not watched. Is the schedule enabled, and"
                 " does the function sweep succeed?",
@@ -142,12 +142,13 @@ class DeadMan(Construct):
             datapoints_to_alarm=5,
             treat_missing_data=cloudwatch.TreatMissingData.BREACHING,
         )
-        _tell(alarm, page)
+        _notify(alarm, page)
 
 
 class Blind(Construct):
-    """Pages when the sweep is made, and learns nothing: not of some runs, or of no run's metrics. That is not healthy,
-    and never a reason to stop a job; where it lasts, somebody has to look."""
+    """Pages when the sweep completes but cannot read some runs, or the metrics of any run.
+
+    Missing information is never a reason to stop a job; if it lasts, an operator has to look."""
 
     def __init__(self, scope: Construct, id: str, *, page: sns.ITopic) -> None:
         super().__init__(scope, id)
@@ -156,8 +157,8 @@ class Blind(Construct):
             "Runs",
             metric=of_the_sweep("BlindRuns", "Maximum"),
             page=page,
-            says="Rerail: for 10 of the last 15 minutes nothing could be learnt of some runs. The sweep's log names"
-            " them: see whether SageMaker answers, and whether their policy and their record can be read.",
+            says="Rerail: in 10 of the last 15 minutes the state of some runs could not be read. The sweep's log names"
+            " them: check whether SageMaker responds, and whether their policy and record can be read.",
             runbook=Runbook.BLIND,
             minutes=(10, 15),
         )
@@ -166,15 +167,15 @@ class Blind(Construct):
             "Metrics",
             metric=of_the_sweep("UnreadRounds", "Maximum"),
             page=page,
-            says="Rerail: in 10 of the last 15 minutes CloudWatch told no metrics, so runs without an agent are not"
-            " judged. The sweep's log says why.",
+            says="Rerail: in 10 of the last 15 minutes CloudWatch returned no metrics, so runs without an agent are"
+            " not checked. The sweep's log has the reason.",
             runbook=Runbook.BLIND,
             minutes=(10, 15),
         )
 
 
 class Undelivered(Construct):
-    """Says when a topic cannot reach one of its subscribers; the others may still hear it."""
+    """Pages when a topic cannot deliver to one of its subscribers; the others may still receive the notice."""
 
     def __init__(self, scope: Construct, id: str, *, topic: sns.ITopic, name: str, page: sns.ITopic) -> None:
         super().__init__(scope, id)
@@ -183,33 +184,31 @@ class Undelivered(Construct):
             "Failed",
             metric=topic.metric_number_of_notifications_failed(period=MINUTE, statistic="Sum"),
             page=page,
-            says=f"Rerail: the topic {name} could not deliver to one of its subscribers. Find which, and mend or remove"
-            " it.",
+            says=f"Rerail: the topic {name} could not deliver to one of its subscribers. Find out which one, and"
+            " fix or remove it.",
             runbook=Runbook.UNDELIVERED,
         )
 
 
 class Health(Construct):
-    """`RerailUnhealthy`: is anything wrong with Rerail itself? One state for a dashboard, a status page, or an alarm of
-    somebody's own that should keep still meanwhile.
+    """The composite alarm `RerailUnhealthy` over every alarm of the stack, for dashboards and status pages.
 
-    It is over every alarm of the stack. It informs and does not page: the alarm that it is about has paged already,
-    with its name and its runbook, and nobody is woken twice for one thing."""
+    It informs and does not page: the alarm behind it has paged already, with its runbook."""
 
     def __init__(self, scope: Construct, id: str, *, inform: sns.ITopic) -> None:
         super().__init__(scope, id)
         stack = Stack.of(self)
-        alarms = [each for each in stack.node.find_all() if isinstance(each, cloudwatch.Alarm)]
-        in_alarm = [cloudwatch.AlarmRule.from_alarm(each, cloudwatch.AlarmState.ALARM) for each in alarms]
+        alarms = [node for node in stack.node.find_all() if isinstance(node, cloudwatch.Alarm)]
+        in_alarm = [cloudwatch.AlarmRule.from_alarm(alarm, cloudwatch.AlarmState.ALARM) for alarm in alarms]
         self.alarm = cloudwatch.CompositeAlarm(
             self,
             "Unhealthy",
             composite_alarm_name=UNHEALTHY,
             alarm_rule=cloudwatch.AlarmRule.any_of(*in_alarm),
-            alarm_description=_described(
+            alarm_description=_describe(
                 self,
-                "Rerail: something is wrong with Rerail itself. The reason names the alarm, which has paged by itself"
-                " and says what to do; this one is over when all of them are.",
+                "Rerail: at least one of Rerail's own alarms is in alarm. The reason names it; it has paged by itself"
+                " and its runbook has the remedy. This alarm ends when all of them are OK.",
                 Runbook.UNHEALTHY,
             ),
         )
@@ -218,7 +217,7 @@ class Health(Construct):
 
 
 def of_the_sweep(name: str, statistic: str) -> cloudwatch.Metric:
-    """One of the measures that it prints each minute."""
+    """Return a metric that the sweep publishes each minute."""
     return cloudwatch.Metric(
         namespace=NAMESPACE,
         metric_name=name,
@@ -228,10 +227,10 @@ def of_the_sweep(name: str, statistic: str) -> cloudwatch.Metric:
     )
 
 
-def _described(scope: Construct, says: str, runbook: Runbook) -> str:
+def _describe(scope: Construct, says: str, runbook: Runbook) -> str:
     return f"{says} Runbook: {place(scope, runbook)}"
 
 
-def _tell(alarm: cloudwatch.Alarm, page: sns.ITopic) -> None:
+def _notify(alarm: cloudwatch.Alarm, page: sns.ITopic) -> None:
     alarm.add_alarm_action(actions.SnsAction(page))
     alarm.add_ok_action(actions.SnsAction(page))

@@ -1,4 +1,4 @@
-"""The bus `rerail`: commands come in, notices go out, and anyone's own rule may listen."""
+"""The bus `rerail` for commands and notices; accounts may add rules of their own."""
 
 from aws_cdk import aws_events as events
 from aws_cdk import aws_iam as iam

@@ -1,4 +1,4 @@
-"""The one place where a bucket is made: closed to the public, for TLS only, kept when the stack goes."""
+"""Make a private bucket: no public access, TLS only, retained after the stack is deleted."""
 
 from aws_cdk import Duration, RemovalPolicy
 from aws_cdk import aws_s3 as s3

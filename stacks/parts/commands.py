@@ -1,4 +1,4 @@
-"""What operators ask for, from the bus to the signals queue."""
+"""Forward operators' commands from the bus to the signals queue."""
 
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
@@ -12,7 +12,7 @@ PATTERN = {"source": ["rerail.operator"], "detail-type": ["Rerail Command"]}
 
 
 class Commands(QueueRule):
-    """The rule on our bus: whoever may put events there may command."""
+    """The rule on the bus `rerail`; anyone with events:PutEvents on it may send commands."""
 
     def __init__(
         self,

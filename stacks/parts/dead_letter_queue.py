@@ -1,4 +1,4 @@
-"""Where messages go that nobody could deliver or handle: a queue that cannot be made without its alarm."""
+"""A dead-letter queue with its alarm, for messages that could not be delivered or handled."""
 
 from aws_cdk import Duration, RemovalPolicy
 from aws_cdk import aws_iam as iam
@@ -13,7 +13,7 @@ from stacks.parts.permissions import acknowledge
 
 
 class DeadLetterQueue(Construct):
-    """Keeps letters for two weeks, also when the stack goes, and pages as soon as there is one."""
+    """Keeps messages for two weeks, also after the stack is deleted, and pages while it is not empty."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class DeadLetterQueue(Construct):
         of: str,
         runbook: Runbook = Runbook.DEAD_LETTERS,
     ) -> None:
-        """`of` completes the sentence "there are letters that ... could not deliver or handle"."""
+        """Make the queue; `of` names its source in "the dead-letter queue of ... is not empty"."""
         super().__init__(scope, id)
         self.of = of
         self.queue = sqs.Queue(
@@ -42,17 +42,17 @@ class DeadLetterQueue(Construct):
             "Letters",
             metric=self.queue.metric_approximate_number_of_messages_visible(period=MINUTE, statistic="Maximum"),
             page=page,
-            says=f"Rerail: there are letters that {of} could not deliver or handle. Read them, mend it, redrive.",
+            says=f"Rerail: the dead-letter queue of {of} is not empty. Inspect the messages, fix the cause, redrive.",
             runbook=runbook,
         )
 
     def accept_from_rule(self, rule_arn: str) -> None:
-        """Let EventBridge put here what that rule could not deliver."""
+        """Let EventBridge send undeliverable events of that rule to this queue."""
         self.queue.add_to_resource_policy(send_from_rule(self.queue, rule_arn))
 
 
 def send_from_rule(queue: sqs.IQueue, rule_arn: str) -> iam.PolicyStatement:
-    """EventBridge may send to the queue on behalf of that rule alone."""
+    """Return a statement that lets EventBridge send to the queue on behalf of that rule alone."""
     return iam.PolicyStatement(
         principals=[iam.ServicePrincipal("events.amazonaws.com")],
         actions=["sqs:SendMessage"],

@@ -1,4 +1,4 @@
-"""A queue that feeds a function: Lambda asks it, in the function's name, and hands on what there is."""
+"""Connect a queue to a function: Lambda polls it with the function's role."""
 
 from aws_cdk import Names
 from aws_cdk import aws_sqs as sqs
@@ -12,7 +12,7 @@ ASKING = ("sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes")
 
 
 def feed(made: Made, queue: sqs.Queue, *, batch: int, concurrency: int) -> None:
-    """In batches of so many messages, to so many invocations at a time; a message that fails goes back alone."""
+    """Feed the function in batches of `batch`, to `concurrency` invocations at a time; failed messages return alone."""
     allow(made.role, *ASKING, on=queue.queue_arn)
     if queue.encryption_master_key:
         use_key(made.role, queue.encryption_master_key, "kms:Decrypt", service="sqs")

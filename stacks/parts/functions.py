@@ -1,4 +1,4 @@
-"""The one place where a Lambda function is made: every default of ours lives here."""
+"""Make the Lambda functions, with all common defaults."""
 
 import tempfile
 from collections.abc import Sequence

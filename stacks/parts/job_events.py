@@ -1,4 +1,4 @@
-"""Every state change of every training job, from SageMaker to the signals queue."""
+"""Forward every state change of every training job to the signals queue."""
 
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns

@@ -1,5 +1,6 @@
-"""Where the things are that outlive the stack, noted in a parameter that outlives it too: a later deployment looks here
-and takes up again the runs, the mail, the reports and the key of the one before (see cli/deploy/kept.py)."""
+"""Record the resources that outlive the stack in a parameter that outlives it too.
+
+A later deployment reads it to reuse the runs, the mailbox, the reports and the key (see cli/deploy/kept.py)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The mailbox: the bucket in which the supervisor and the agents of running jobs leave each other messages."""
+"""The mailbox: the bucket through which the supervisor and the agents of running jobs exchange messages."""
 
 from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam

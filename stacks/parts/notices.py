@@ -1,4 +1,4 @@
-"""The voice: notices from the bus to the topics that people listen to, and to receivers outside of AWS."""
+"""Deliver notices from the bus to the topics and to receivers outside AWS."""
 
 from aws_cdk import Duration
 from aws_cdk import aws_events as events

@@ -1,7 +1,7 @@
 """Rerail's own alarms for receivers outside of AWS: by CloudWatch and the default bus, with no code of ours between.
 
-So whoever listens by PagerDuty or a webhook alone hears too that Rerail itself is ill, and that the other one cannot be
-reached. CloudWatch guarantees these events."""
+So users of PagerDuty or a webhook alone are also notified that Rerail itself is unhealthy, or that the other receiver
+cannot be reached. CloudWatch guarantees these events."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Who may do what: IAM statements, each wildcard with the reason why it cannot be narrower."""
+"""IAM statements, each wildcard with the reason why it cannot be narrower."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The policies: each TOML file checked at synth and deployed as an SSM parameter that a job's tag can name."""
+"""The policies: each TOML file is checked at synth and deployed as an SSM parameter that a job's tag can name."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A rule of EventBridge that puts what it matches on the signals queue, and what it cannot deliver aside."""
+"""An EventBridge rule that sends matching events to the signals queue, with a dead-letter queue."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +17,9 @@ RETRIES = 185
 
 
 class QueueRule(Construct):
-    """Events of this account alone, whatever a bus is given of others. Written with the plain resource: the convenient
-    target would also put wildcard actions in the key's policy."""
+    """Matches events of this account alone.
+
+    It uses the L1 resource, because the L2 target would also put wildcard actions in the key's policy."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A receiver outside of AWS: an HTTPS endpoint that is sent what the bus has for it, and what it could not be sent."""
+"""A receiver outside AWS: an HTTPS endpoint with its rule, and a dead-letter queue for failed deliveries."""
 
 from collections.abc import Mapping
 from typing import Any

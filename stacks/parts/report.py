@@ -36,7 +36,7 @@ ANY_JOB = "All training jobs of the account write to this one log group; which o
 
 
 class Report(Construct):
-    """It reads what there is to read of a run, and writes one object; it delays no notice and touches no job."""
+    """Renders the report of a run after each notice; it delays no notice and changes no job."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The layer of the report's function: what its page is drawn with, copied from what is installed here."""
+"""The Lambda layer with the libraries of the report function, copied from this installation."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""What agents report into the mailbox, from S3 to the signals queue."""
+"""Forward agents' reports from the mailbox to the signals queue."""
 
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns

@@ -1,4 +1,4 @@
-"""Where the incident reports lie: one page a run, in a bucket that no training role may write."""
+"""The bucket of the incident reports, one page per run; training roles cannot write to it."""
 
 from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam

@@ -1,4 +1,4 @@
-"""The memory: one table for runs, their requests, timelines and jobs, with the sparse index of open runs."""
+"""The table of runs, their requests, timelines and jobs, with a sparse index of open runs."""
 
 from aws_cdk import RemovalPolicy
 from aws_cdk import aws_dynamodb as dynamodb
@@ -12,7 +12,7 @@ INDEX = "open"
 
 
 class RunsTable(Construct):
-    """Survives the stack, mistakes of the last 35 days, and being deleted by accident."""
+    """Retained after the stack is deleted, with point-in-time recovery for 35 days and deletion protection."""
 
     def __init__(self, scope: Construct, id: str, *, key: kms.IKey) -> None:
         super().__init__(scope, id)
@@ -56,8 +56,7 @@ class RunsTable(Construct):
         use_key(role, self._key, *READ_ITEM, service="dynamodb")
 
     def let_remember(self, role: iam.Role) -> None:
-        """For who may read: write what the detectors remember and what a round has seen, and nothing else. A run's
-        record is not theirs to change."""
+        """Also allow writing detector states and sweep reports, and nothing else: not the records of runs."""
         own = {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["watch#*", "round#*"]}}
         allow(role, "dynamodb:BatchWriteItem", on=self.table.table_arn, where=own)
         use_key(role, self._key, *WRITE_ITEM, service="dynamodb")

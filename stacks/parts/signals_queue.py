@@ -1,4 +1,4 @@
-"""Where every signal waits for the supervisor: events, commands and the sweep's wake-ups."""
+"""The queue of all signals for the supervisor: events, commands and the sweep's wake-ups."""
 
 from aws_cdk import Duration
 from aws_cdk import aws_iam as iam

@@ -1,4 +1,4 @@
-"""The one function that thinks and acts: fed by the signals queue, and the only one that may touch training jobs."""
+"""The function that decides and acts: fed by the signals queue, and the only one that may change training jobs."""
 
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_sns as sns
@@ -20,8 +20,8 @@ from stacks.parts.signals_queue import TIMEOUT, SignalsQueue
 
 NAME = "supervise"
 BATCH = 10
-# A thousand jobs that die at once must not become a thousand CreateTrainingJob calls a second; but who waits for that
-# throttle must not keep all others from being looked after. A new account may run ten functions at once.
+# A thousand simultaneous failures must not cause a thousand CreateTrainingJob calls a second. Invocations that wait for
+# that throttle must leave others for the remaining runs. A new account may run ten functions at once.
 CONCURRENCY = 8
 
 
@@ -73,7 +73,7 @@ def _act_on_jobs(role: iam.Role, options: Options) -> None:
     # Only what is marked as an attempt of a run can be made. Tags given at creation are authorized as AddTags too.
     making = ("sagemaker:CreateTrainingJob", "sagemaker:AddTags")
     allow(role, *making, on=TRAINING_JOBS, where=_present("aws:RequestTag/rerail:run"), because=ANY_JOB)
-    # Every attempt carries the user's tag, a successor too; a job without it is none of our business.
+    # Every attempt carries the user's tag, a successor too; jobs without it are not supervised.
     mending = ("sagemaker:StopTrainingJob", "sagemaker:UpdateTrainingJob")
     allow(role, *mending, on=TRAINING_JOBS, where=_present("aws:ResourceTag/rerail:policy"), because=ANY_JOB)
     to_sagemaker = {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}

@@ -1,4 +1,4 @@
-"""The minute's round: the schedule, the function that looks at every open run, and the alarm that watches both."""
+"""The sweep: its schedule, the function that checks every open run each minute, and the alarms on both."""
 
 from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam
@@ -31,12 +31,12 @@ from stacks.parts.signals_queue import SignalsQueue
 
 NAME = "sweep"
 TIMEOUT = Duration.minutes(2)
-# An older tick is worthless, the next one is there already. A minute is the shortest age that Scheduler knows.
+# An older tick is useless, because the next one follows. A minute is Scheduler's minimum age.
 RETRY = scheduler.CfnSchedule.RetryPolicyProperty(maximum_event_age_in_seconds=60, maximum_retry_attempts=3)
 
 
 class Sweep(Construct):
-    """It reads the world and wakes the supervisor; it cannot change a job."""
+    """Reads the state of all open runs and wakes the supervisor; it cannot change a job."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class Sweep(Construct):
         allow(made.role, "sagemaker:DescribeTrainingJob", on=TRAINING_JOBS, because=ANY_JOB)
         allow(made.role, "sagemaker:ListTrainingJobs", on="*", because="ListTrainingJobs takes no resource.")
         allow(made.role, "cloudwatch:GetMetricData", on="*", because="GetMetricData takes no resource.")
-        # Of a large fleet it asks itself for a share each. A policy of its own: the function waits for its role's.
+        # With many open runs it invokes itself once per shard. The function depends on its role's policy, so this is
+        # a separate one.
         itself = iam.PolicyStatement(actions=["lambda:InvokeFunction"], resources=[self.function.function_arn])
         iam.Policy(self, "AskItself", roles=[made.role], statements=[itself])
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)

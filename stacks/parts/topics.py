@@ -1,4 +1,4 @@
-"""Two ways to be told: `page` wakes somebody, `inform` waits until the morning."""
+"""The SNS topics: `page` for what needs an operator now, `inform` for what can wait."""
 
 from aws_cdk import Aws
 from aws_cdk import aws_iam as iam

@@ -1,4 +1,4 @@
-"""A webhook of the account's own: each notice as JSON, with the `Authorization` header that its receiver knows."""
+"""A webhook: sends each notice as JSON with an `Authorization` header from a secret."""
 
 from aws_cdk import SecretValue
 from aws_cdk import aws_events as events

@@ -66,7 +66,7 @@ class Told:
     def alarms(self) -> list[str]:
         """The alarms about letters that the page topic was told of."""
         said = [m["Message"] for m in self.messages("Page") if m.get("Subject", "").startswith("ALARM")]
-        return [text for text in said if "could not deliver or handle" in text]
+        return [text for text in said if "is not empty. Inspect the messages" in text]
 
     def letters(self) -> list[dict[str, Any]]:
         """What lies in the dead-letter queues of the receivers, with its attributes."""
@@ -212,7 +212,7 @@ def test_each_receiver_hears_that_the_other_is_ill(told: Told):
     (incident,) = told.account.wait("an incident about the webhook", incidents)
     assert incident["event_action"] == "trigger"
     assert incident["routing_key"] == ROUTING_KEY
-    assert "could not deliver or handle" in incident["payload"]["summary"]
+    assert "is not empty. Inspect the messages" in incident["payload"]["summary"]
     assert "Threshold Crossed" in incident["payload"]["custom_details"]["what happened"]
 
     def notices() -> list[dict[str, Any]]:

@@ -148,7 +148,7 @@ def page(runbook: Runbook) -> str:
 
 def how_to_tell(runbook: Runbook) -> list[str]:
     """What that part of the page quotes, in its shape: names and numbers are those of one night."""
-    part = re.split(r"^## .+$", page(runbook), flags=re.MULTILINE)[2]
+    part = re.split(r"^## .+$", page(runbook), flags=re.MULTILINE)[3]
     return [shape(quote) for quote in QUOTED.findall(part) if len(quote.split()) > 2]
 
 
@@ -166,7 +166,7 @@ def told(world: World) -> Notice:
 
 @pytest.mark.parametrize("runbook", NIGHTS)
 def test_a_notice_names_the_page_that_is_about_it_and_the_page_quotes_its_words(runbook: Runbook):
-    """Title, body, or the reason that the run is held for has one of the phrases of *How to tell*."""
+    """Title, body, or the reason that the run is held for has one of the phrases of *Diagnosis*."""
     world = NIGHTS[runbook]()
     notice, run = told(world), world.runs.load("gpt")
     assert notice.runbook is runbook
@@ -224,11 +224,11 @@ def test_every_page_has_its_night_or_is_about_the_stack():
 
 @pytest.mark.parametrize("runbook", sorted(OF_THE_STACK))
 def test_an_alarms_page_quotes_its_words(runbook: Runbook):
-    """Some phrase of *How to tell* stands in the stack's own descriptions of its alarms."""
+    """Some phrase of *Diagnosis* stands in the stack's own descriptions of its alarms."""
     parts = Path(__file__).parents[2] / "stacks" / "parts"
     said = " ".join(path.read_text(encoding="utf-8") for path in parts.glob("*.py"))
     said = re.sub(r'"\s*\n\s*f?"', "", said)  # a sentence over two lines
-    part = re.split(r"^## .+$", page(runbook), flags=re.MULTILINE)[2]
+    part = re.split(r"^## .+$", page(runbook), flags=re.MULTILINE)[3]
     quotes = [" ".join(quote.split()) for quote in QUOTED.findall(part)]
     assert [quote for quote in quotes if any(piece in said for piece in _pieces(quote))], quotes
 

@@ -18,7 +18,7 @@ from rerail.model.runbooks import Runbook
 ROOT = quotations.ROOT
 DOCS = quotations.DOCS
 RUNBOOKS = DOCS / "runbooks"
-SECTIONS = ("What it means", "How to tell", "Do this first", "Then", "How it ends", "How to have fewer")
+SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Prevention")
 # What a page loads by itself; a link is only followed when somebody clicks it.
 LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("image", "href")}
 NOT_LOADED = {"canonical", "next", "prev", "alternate"}
@@ -135,7 +135,7 @@ def test_a_runbook_has_the_same_parts_as_every_other(runbook: Runbook):
     parts = re.split(r"^## .+$", page, flags=re.MULTILINE)[1:]
     assert all(part.strip() for part in parts)
     assert quotations.meaning(runbook)[-1] == "."
-    assert parts[2].lstrip().startswith("1.  ")
+    assert parts[3].lstrip().startswith("1.  ")
 
 
 def test_what_pages_quote_of_the_code_is_what_the_code_says():
