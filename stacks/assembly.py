@@ -1,4 +1,4 @@
-"""The app: both stacks with the checks that they must pass, written out as a cloud assembly."""
+"""Build the CDK app with its checks, and write it as a cloud assembly."""
 
 import json
 import os
@@ -12,13 +12,12 @@ from stacks.organization_stack import add_organization
 from stacks.supervisor_stack import SupervisorStack
 from stacks.training_image_stack import TrainingImageStack
 
-# "false" turns off the CDK's validation, which reads the variable too, and cdk-nag: for templates that go nowhere but
-# into a local AWS.
+# "false" turns off cdk-nag and the CDK's own validation, which reads the variable too: for local AWS emulators only.
 VALIDATION = "CDK_VALIDATION"
 
 
 def write() -> str | None:
-    """Write the assembly; what is wrong, in one line, where a file or the context is."""
+    """Write the assembly; return an error in one line if a file or the context is invalid, otherwise None."""
     try:
         build().synth()
     except (PolicyError, BadOption) as error:
@@ -26,12 +25,12 @@ def write() -> str | None:
     except RuntimeError as error:  # all that comes back from Node
         if "ValidationFailed" not in str(error):
             raise
-        return "error: the findings above are neither mended nor acknowledged (see stacks/parts/permissions.py)"
+        return "error: the findings above are neither fixed nor acknowledged (see stacks/parts/permissions.py)"
     return None
 
 
 def build() -> cdk.App:
-    """The app; raises PolicyError or BadOption where a file or the context is wrong."""
+    """Return the app. Raises PolicyError or BadOption if a file or the context is invalid."""
     # The CDK CLI hands over the context of cdk.json itself, and what it hands over wins.
     context = json.loads((ROOT / "cdk.json").read_text())["context"]
     app = cdk.App(outdir=os.environ.get("CDK_OUTDIR", "cdk.out"), analytics_reporting=False, context=context)

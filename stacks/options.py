@@ -1,4 +1,4 @@
-"""What an account may choose: the context of cdk.json, or `cdk deploy -c name=value`, as typed fields."""
+"""Deployment options: the context of cdk.json, or `cdk deploy -c name=value`, as typed fields."""
 
 import re
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ SECRET_ARN = re.compile(r"arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A
 
 
 class BadOption(Exception):
-    """A context value is malformed; the message names it and the remedy."""
+    """A malformed context value; the message names it and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Options:
 
     @classmethod
     def from_context(cls, node: Node) -> "Options":
-        """Raises BadOption where a value is missing or malformed."""
+        """Return the options. Raises BadOption if a value is missing or malformed."""
         context = {name: node.try_get_context(name) for name in NAMES}
         return cls(
             training_role_arns=_texts(context, "trainingRoleArns", at_least=1, starts="arn:"),
@@ -151,9 +151,9 @@ class Organization:
 def _matching(context: Mapping[str, Any], name: str, pattern: re.Pattern[str], such_as: str) -> tuple[str, ...]:
     found = _texts({name: [value] if isinstance(value := context[name] or [], str) and value else value}, name)
     values = tuple(part.strip() for text in found for part in text.split(","))
-    for each in values:
-        if not pattern.fullmatch(each):
-            raise BadOption(f"context {name!r} has {each!r:.200}; write it as {such_as}")
+    for value in values:
+        if not pattern.fullmatch(value):
+            raise BadOption(f"context {name!r} has {value!r:.200}; write it as {such_as}")
     return values
 
 

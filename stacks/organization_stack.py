@@ -1,7 +1,7 @@
 """Rerail in the accounts of an organization: a StackSet that gives each account of its units the supervisor's stack.
 
-The hub is the account that deploys this. All that a member knows of it is the name of the bucket that its functions'
-code comes from; every member supervises its own jobs, with its own table, key and alarms."""
+The hub is the account that deploys this. A member account has only the name of the hub's bucket with the functions'
+code. Every member supervises its own jobs, with its own table, key and alarms."""
 
 from collections.abc import Callable
 from typing import Any

@@ -32,7 +32,7 @@ from stacks.parts.topics import Topics
 
 
 class SupervisorStack(cdk.Stack):
-    """Signals come in by the queue, one function decides, a sweep asks again, notices go out by the bus."""
+    """Signals arrive in a queue, one function decides, a sweep checks all runs, and notices leave through the bus."""
 
     def __init__(self, scope: Construct, id: str, *, options: Options, **kwargs: Any) -> None:
         super().__init__(scope, id, description="Rerail: keeps SageMaker training runs on their rails", **kwargs)

@@ -1,4 +1,4 @@
-"""Where the training image lives: a repository that is scanned, and how to put the image there."""
+"""The ECR repository of the training image, with the command that pushes the image."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ REPOSITORY = "rerail-training"
 
 
 class TrainingImageStack(cdk.Stack):
-    """Runs name their image by tag for weeks, so a tag never changes its meaning and no tagged image expires."""
+    """Runs refer to their image by tag for weeks, so tags are immutable and tagged images do not expire."""
 
     def __init__(self, scope: Construct, id: str, **kwargs: Any) -> None:
         super().__init__(scope, id, description="Rerail: the repository of the training image", **kwargs)

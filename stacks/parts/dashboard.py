@@ -1,7 +1,6 @@
-"""The dashboard `Rerail-<region>`: first what on-call needs, then the runs, their time and money, and the supervisor.
+"""The dashboard `Rerail-<region>`: first what on-call needs, then runs, time, money and the supervisor.
 
-Measures that are told apart by a word (a state, a cause, a kind) are found by a search, so that a new word needs no
-change here."""
+Metrics with a dimension (state, cause, kind) are found by a search, so that a new dimension value needs no change."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,7 +20,7 @@ FIVE = Duration.minutes(5)
 
 
 class Dashboard(Construct):
-    """One page, from the most urgent to the most curious."""
+    """The dashboard, with the most urgent widgets first."""
 
     def __init__(
         self,
