@@ -12,7 +12,7 @@ from bench.needs import Call
 
 ADAPTERS = Path(__file__).resolve().parent.parent / "lambdas" / "rerail" / "aws"
 # Functions of adapters that make a call by its name, or a client, and the service that it is of.
-BY_NAME, MAKERS = {"_ask": "logs"}, {"_signer": "s3"}
+BY_NAME, MAKERS = {"_call": "logs"}, {"_signer": "s3"}
 LINK = "generate_presigned_url"
 
 

@@ -227,7 +227,7 @@ class Stage:
         self.ssm.put_parameter(Name="/rerail/switch", Value="on", Type="String", Overwrite=True)
 
     def _report(self) -> None:
-        self._until("a page with its log", lambda: self._made("logs._ask") >= 4 and self._made("report_pages.keep"))
+        self._until("a page with its log", lambda: self._made("logs._call") >= 4 and self._made("report_pages.keep"))
 
     def _crowd(self) -> None:
         """More open runs than one invocation takes, in one part of the index; of a version that nobody can read, so

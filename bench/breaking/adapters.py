@@ -11,7 +11,7 @@ from botocore import xform_name
 
 ADAPTERS = Path(__file__).resolve().parents[2] / "lambdas" / "rerail" / "aws"
 # What is given the name of the operation that it is to call.
-CALLERS = ("get_paginator", "_ask")
+CALLERS = ("get_paginator", "_call")
 SERVICES = ("cloudwatch", "dynamodb", "events", "lambda", "logs", "s3", "sagemaker", "sns", "sqs", "ssm")
 
 

@@ -29,7 +29,7 @@ STATUS = {"InternalServerError": 500, "AccessDeniedException": 403}
 RUN = re.compile(r"crash-\d{5}-\d+")
 ADAPTERS = "/rerail/aws/"
 ALL_TRIES = 1_000
-SPEAKS_FOR_OTHERS = ("_ask", "_make_api_call")
+SPEAKS_FOR_OTHERS = ("_call", "_make_api_call")
 stock = BaseClient._make_api_call
 lock = threading.Lock()
 

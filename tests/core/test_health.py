@@ -225,7 +225,7 @@ def test_however_much_is_said_little_is_kept_and_nothing_bad_is_forgotten(story,
             open_since = {k: s for k, s in open_since.items() if k is not kind or s > onset + length}
         elif kind is not Kind.STALL:
             open_since[kind] = min(onset, open_since.get(kind, onset))
-    assert len(run.labels) <= health.MAX_LABELS
+    assert len(run.labels) <= checkpoint_health.MAX_LABELS
     for step in saved:
         is_open = any(since <= step for since in open_since.values())
         assert not is_open or assess_health(run, save(step))[0] is not Health.CLEAN

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from rerail.decisions.checkpoint_health import assess_health
-from rerail.detection.evaluate import _rolled_back
+from rerail.detection.evaluate import _is_rollback
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoints import EMERGENCY, Health
@@ -220,7 +220,7 @@ def test_the_detectors_begin_afresh_where_the_run_does():
     world = World().with_saves()
     roll_back(world, 300)
     relaunched(world)
-    assert _rolled_back(world.run(), world.run().current)
+    assert _is_rollback(world.run(), world.run().current)
 
 
 def test_a_stop_that_is_under_way_goes_where_the_last_wish_says():

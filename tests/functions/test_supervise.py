@@ -170,7 +170,7 @@ def test_the_brake_counts_over_all_runs(hasty):
     assert sorted(launched(hasty)) == ["bert", "gpt-7b", "gpt-7b-a002"]
     run = hasty.runs.load("bert")
     assert (run.state, run.kept_back) == (RunState.WAITING, "brake")
-    assert any("something bigger is wrong" in entry.actions[0]["title"] for entry in hasty.runs.timeline("bert")[-1:])
+    assert any("many runs fail at once" in entry.actions[0]["title"] for entry in hasty.runs.timeline("bert")[-1:])
 
 
 def test_a_broken_node_of_hyperpod_is_told(account):
