@@ -33,7 +33,7 @@ ELSEWHERE = {
     Adapter("hyperpod", "recall", "GetItem"): "a HyperPod cluster's event: it is no run's",
     Adapter("hyperpod", "keep", "PutItem"): "a HyperPod cluster's event: it is no run's",
     Adapter("shards", "hand_on", "Invoke"): "a round of more runs than one invocation of the sweep takes",
-    Adapter("quarantine", "_begun", "ListParts"): "an upload that was begun and not ended: only after a fault",
+    Adapter("quarantine", "_find_upload", "ListParts"): "an upload that was begun and not ended: only after a fault",
 }
 
 
