@@ -22,9 +22,8 @@ from cli.operators import ask
 from cli.place import AsJson, Local, Place
 from rerail.accounting.costs import dollars_per_hour
 from rerail.decisions.decision import select_known
-from rerail.decisions.launch_checks import format_dollars
-from rerail.decisions.remedies import format_duration
 from rerail.model.checkpoints import EMERGENCY, Checkpoint, Health
+from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.policy import Policy
 from rerail.model.run import Run, RunState, TimelineEntry
 from rerail.model.signals import OperatorVerb

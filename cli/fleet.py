@@ -19,7 +19,7 @@ from rerail.detection.evaluate import RunDetection
 from rerail.model.errors import RerailError
 from rerail.model.policy import Policy
 from rerail.model.run import Run, RunState
-from rerail.model.signatures import must_be_signed
+from rerail.model.signature_policy import must_be_signed
 from rerail.ports import policy_of
 from rerail.supervisor.pause import parse_pause
 

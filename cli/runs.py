@@ -21,13 +21,13 @@ from rerail.accounting.goodput import Account, make_account
 from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import remaining_retries
-from rerail.decisions.launch_checks import PAUSE, format_dollars
-from rerail.decisions.remedies import format_duration
+from rerail.decisions.launch_checks import PAUSE
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import IncidentReport, make_report
 from rerail.incident_report.summary import Urgency
 from rerail.model.codec import plain
 from rerail.model.errors import RerailError
+from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.machines import format_instance_types
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, Incident, Run, RunState, TimelineEntry

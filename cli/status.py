@@ -20,8 +20,9 @@ from cli.fleet import Fleet, Look, Row, chosen
 from cli.names import completed_policies, completed_states
 from cli.place import AsJson, Local
 from cli.runs import STYLES, saving
-from rerail.decisions.launch_checks import PAUSE, format_dollars
+from rerail.decisions.launch_checks import PAUSE
 from rerail.model.errors import RerailError
+from rerail.model.formatting import format_dollars
 from rerail.model.run import Run, RunState
 from rerail.ports import policy_of
 

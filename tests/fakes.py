@@ -45,16 +45,16 @@ from rerail.model.mailbox import (
     write,
 )
 from rerail.model.metrics import MetricQuery, Points, Statistic
+from rerail.model.notice import Notice
+from rerail.model.partitions import PARTITIONS, partition_of
 from rerail.model.policy import Ladder, Policy
+from rerail.model.rate_limit import Admission, Launches, admit
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 from rerail.model.signatures import is_signed, sign
-from rerail.notices.notice import Notice
 from rerail.ports import ReceivedHeartbeat, ReceivedHeartbeats
 from rerail.requests.relaunch import ATTEMPT_TAG, POLICY_TAG, RUN_TAG
 from rerail.supervisor.pause import PausablePolicies
-from rerail.supervisor.rate_limit import Admission, Launches, admit
 from rerail.supervisor.supervisor import Supervisor
-from rerail.sweep.shards import PARTITIONS, partition_of
 from rerail.sweep.sweep import Sweep
 
 MIDNIGHT = datetime(2026, 1, 31, tzinfo=UTC)

@@ -39,8 +39,8 @@ from rerail.messages.messages import JobStateChanged, RunDue
 from rerail.model.actions import QuarantineCheckpoints, Severity
 from rerail.model.errors import RerailError
 from rerail.model.metrics import MetricNames, queries
+from rerail.model.notice import Notice
 from rerail.model.run import JobStatus
-from rerail.notices.notice import Notice
 from rerail.notices.notifiers.links import Links
 from rerail.supervisor.supervisor import Supervisor
 from rerail.sweep.sweep import Sweep

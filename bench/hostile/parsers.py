@@ -12,7 +12,7 @@ from rerail.decisions.reconcile import read_claim
 from rerail.detection.evaluate import RunDetection
 from rerail.diagnosis.classify import diagnose
 from rerail.hyperpod.clusters import ClusterMonitor, ClusterRecord
-from rerail.hyperpod.events import ClusterEventReceived
+from rerail.messages.cluster_events import ClusterEventReceived
 from rerail.messages.messages import parse_message
 from rerail.model.actions import CreateJob
 from rerail.model.checkpoints import read_manifest
@@ -21,10 +21,11 @@ from rerail.model.errors import RerailError, UnknownPolicy
 from rerail.model.machines import read_fallback
 from rerail.model.mailbox import read_command, read_heartbeat, read_report
 from rerail.model.metrics import definitions
+from rerail.model.notice import Notice
 from rerail.model.policy import parse_policy, to_toml
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 from rerail.model.skipped_samples import parse_ranges
-from rerail.notices.notice import Notice, as_detail, read_detail
+from rerail.notices.notice import as_detail, read_detail
 from rerail.notices.notifiers.chat import as_chat
 from rerail.notices.notifiers.email import as_subject, as_text
 from rerail.notices.notifiers.links import NoticeOrigin, links_of

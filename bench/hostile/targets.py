@@ -249,7 +249,7 @@ PARSERS = (
         _files(EVENTS, "hyperpod_*", "other_h*"),
         json_changed,
         30_000,
-        "rerail.hyperpod.events",
+        "rerail.messages.cluster_events",
         "rerail.hyperpod.clusters",
         "rerail.notices.notice",
         wrapper=CLEARLY,

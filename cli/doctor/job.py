@@ -9,8 +9,8 @@ from cli.doctor import expressions
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.subject import DAY, Subject
 from cli.place import now
-from rerail.decisions.remedies import format_duration
 from rerail.model.errors import PolicyError
+from rerail.model.formatting import format_duration
 from rerail.model.mailbox import command_key
 from rerail.model.metrics import select_names
 from rerail.model.policy import MaxRuntime, Mode

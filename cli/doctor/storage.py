@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.subject import DAY, Subject
 from cli.trouble import code_of, is_missing
-from rerail.decisions.remedies import format_duration
+from rerail.model.formatting import format_duration
 
 # us-east-1 is where S3 began, and has no name there.
 NAMELESS = "us-east-1"

@@ -8,11 +8,11 @@ from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import UnknownPolicy
 from rerail.model.mailbox import Command, Heartbeat, Report
+from rerail.model.notice import Notice
+from rerail.model.partitions import PARTITIONS
 from rerail.model.policy import Policy
+from rerail.model.rate_limit import Admission
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
-from rerail.notices.notice import Notice
-from rerail.supervisor.rate_limit import Admission
-from rerail.sweep.shards import PARTITIONS
 
 
 class Runs(Protocol):
@@ -113,7 +113,7 @@ class RateLimit(Protocol):
     """The rate limit on relaunches of the account."""
 
     def admit(self, job_name: str, *, at: datetime, limit: int, window: timedelta) -> Admission:
-        """Count one launch or postpone it; see `rerail.supervisor.rate_limit`. Raise Throttled."""
+        """Count one launch or postpone it; see `rerail.model.rate_limit`. Raise Throttled."""
 
 
 class Bus(Protocol):

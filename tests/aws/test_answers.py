@@ -29,8 +29,8 @@ from rerail.hyperpod.clusters import ClusterRecord
 from rerail.model.codec import BadRecord
 from rerail.model.errors import RerailError, StateUnknown, Throttled
 from rerail.model.metrics import MetricNames, queries
+from rerail.model.notice import Notice
 from rerail.model.run import JobStatus
-from rerail.notices.notice import Notice
 from tests.aws.places import forget_clients
 
 NOON = answers.NOON

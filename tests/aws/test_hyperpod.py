@@ -9,10 +9,10 @@ from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.aws.hyperpod import DynamoClusters
 from rerail.hyperpod.clusters import ClusterPart, ClusterRecord
-from rerail.hyperpod.events import Condition
+from rerail.messages.cluster_events import Condition
 from rerail.model.actions import Severity
 from rerail.model.errors import Conflict
-from rerail.notices.notice import Notice
+from rerail.model.notice import Notice
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 LATER = NOON + timedelta(days=30)

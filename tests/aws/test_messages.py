@@ -17,8 +17,9 @@ from rerail.aws.sns import SnsTopics
 from rerail.aws.sqs import SqsQueue
 from rerail.messages.messages import JobStateChanged, RunDue, parse_message
 from rerail.model.actions import Severity
+from rerail.model.notice import Notice
 from rerail.model.runbooks import Runbook
-from rerail.notices.notice import Notice, read_detail
+from rerail.notices.notice import read_detail
 from rerail.notices.notifiers.chat import as_chat
 from rerail.notices.notifiers.email import as_text
 from rerail.notices.notifiers.links import NoticeOrigin, links_of

@@ -8,10 +8,10 @@ import pytest
 from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.notice import Notice
 from rerail.model.policy import Approval, Mode, OnExpiry, Policy
 from rerail.model.run import ProposedAction, RunState
 from rerail.model.signals import OperatorVerb
-from rerail.notices.notice import Notice
 from tests.fakes import World
 
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.model.codec import dumps, loads
-from rerail.supervisor.rate_limit import Launches, admit
+from rerail.model.rate_limit import Launches, admit
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.hyperpod.events import ClusterEventReceived, ConditionChange, clean_text
+from rerail.messages.cluster_events import ClusterEventReceived, ConditionChange, clean_text
 from rerail.messages.messages import JobStateChanged, parse_message
 from rerail.model.actions import Severity
 from rerail.model.errors import BadMessage, Conflict
+from rerail.model.notice import Notice
 from rerail.model.policy import ClusterPolicy, Policy, WhichClusters
 from rerail.model.run import JobStatus
 from rerail.model.runbooks import Runbook
-from rerail.notices.notice import Notice
 from rerail.requests.relaunch import CLUSTER_TAG
 from tests.core.strategies import json_values
 from tests.fakes import World

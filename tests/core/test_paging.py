@@ -10,11 +10,11 @@ from rerail.model.actions import Notify, Severity
 from rerail.model.codec import loads
 from rerail.model.errors import PolicyError
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.notice import Notice
 from rerail.model.policy import Approval, Limits, Mode, Notices, OnExpiry, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
-from rerail.notices.notice import Notice
 from tests.fakes import World
 
 OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1"

@@ -8,18 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.decisions import remedies
-from rerail.decisions.remedies import (
-    RULES,
-    Failure,
-    Hold,
-    Relaunch,
-    capacity_verdict,
-    draw_delay,
-    format_duration,
-    remedy,
-)
+from rerail.decisions.remedies import RULES, Failure, Hold, Relaunch, capacity_verdict, draw_delay, remedy
 from rerail.diagnosis.classify import Diagnosis
 from rerail.model.causes import Cause
+from rerail.model.formatting import format_duration
 from rerail.model.policy import Backoff, Capacity, Limits, Policy, Retries
 from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState
 from rerail.model.runbooks import Runbook

@@ -13,22 +13,13 @@ from rerail.decisions.decision import with_facts
 from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import CreateJob
 from rerail.model.errors import BadMessage, CallFailed, StateUnknown
+from rerail.model.partitions import PARTITIONS, partition_of
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import JobObserved
 from rerail.sweep import sweep
 from rerail.sweep.describe_schedule import EACH_MINUTE, describe_period, is_known, job_of
 from rerail.sweep.launch_order import BY_TURNS, IN_ORDER, WaitingLaunch, choose_launches
-from rerail.sweep.shards import (
-    ENOUGH,
-    PARTITIONS,
-    Shard,
-    as_event,
-    fan_out,
-    hash_name,
-    partition_of,
-    read_shard,
-    select_newest,
-)
+from rerail.sweep.shards import ENOUGH, Shard, as_event, fan_out, hash_name, read_shard, select_newest
 from rerail.sweep.sweep import Sweep, list_metrics
 from tests.fakes import BUCKET, MIDNIGHT, World
 

@@ -22,8 +22,8 @@ from rerail.model import mailbox, signals
 from rerail.model.checkpoints import read_manifest
 from rerail.model.codec import SCHEMA, BadRecord, dumps, loads
 from rerail.model.policy import Policy, parse_policy
+from rerail.model.rate_limit import Launches, admit
 from rerail.model.run import Job, JobStatus, Run, RunState, TimelineEntry
-from rerail.supervisor.rate_limit import Launches, admit
 from tests.fakes import World
 
 RECORDS = Path(__file__).parent / "data" / "records"

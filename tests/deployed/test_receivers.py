@@ -13,8 +13,9 @@ from local.emulator import ACCOUNT, REGION
 from local.pace import Pace
 from local.stack import ROOT, LocalAws
 from rerail.model.actions import Severity
+from rerail.model.notice import Notice
 from rerail.model.runbooks import Runbook
-from rerail.notices.notice import Notice, as_detail
+from rerail.notices.notice import as_detail
 from rerail.notices.notifiers.links import NoticeOrigin, links_of
 from rerail.notices.notifiers.pagerduty import as_pagerduty
 from rerail.notices.notifiers.webhook import as_webhook

@@ -12,11 +12,11 @@ from bench.quotations import DOCS
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.notice import Notice
 from rerail.model.policy import Capacity, Limits, Mode, Policy, Retries
 from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
-from rerail.notices.notice import Notice
 from tests.fakes import World
 
 OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"

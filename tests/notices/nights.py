@@ -7,9 +7,10 @@ from datetime import timedelta
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.notice import Notice
 from rerail.model.policy import Mode, Policy
 from rerail.model.signals import OperatorVerb
-from rerail.notices.notice import TEXT_LIMIT, TITLE_LIMIT, Notice, truncate
+from rerail.notices.notice import TEXT_LIMIT, TITLE_LIMIT, truncate
 from rerail.notices.notifiers.links import Links, NoticeOrigin, links_of
 from tests.fakes import World
 

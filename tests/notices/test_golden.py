@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from rerail.notices.notice import Notice
+from rerail.model.notice import Notice
 from rerail.notices.notifiers.chat import as_chat
 from rerail.notices.notifiers.email import as_subject, as_text
 from rerail.notices.notifiers.links import Links

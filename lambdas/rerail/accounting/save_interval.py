@@ -7,9 +7,9 @@ from math import sqrt
 from statistics import median
 
 from rerail.accounting.costs import HOUR_S, training_seconds
-from rerail.decisions.remedies import format_duration
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
+from rerail.model.formatting import format_duration
 from rerail.model.policy import Policy
 from rerail.model.run import Run
 

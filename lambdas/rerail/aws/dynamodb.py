@@ -15,8 +15,8 @@ from rerail.aws.records import pack, read, record
 from rerail.aws.validation import validated
 from rerail.model.codec import BadRecord, dumps
 from rerail.model.errors import Conflict, RequestRefused
+from rerail.model.partitions import PARTITIONS, partition_of
 from rerail.model.run import Run, TimelineEntry
-from rerail.sweep.shards import PARTITIONS, partition_of
 
 INDEX = "open"
 PLAIN_CHARACTERS = 50_000  # longer records are compressed

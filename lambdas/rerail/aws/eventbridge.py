@@ -7,7 +7,8 @@ from typing import Any
 from rerail.aws.clients import client
 from rerail.aws.validation import truncate
 from rerail.messages.messages import NOTICE, RERAIL
-from rerail.notices.notice import Notice, as_detail
+from rerail.model.notice import Notice
+from rerail.notices.notice import as_detail
 from rerail.notices.notifiers.links import Links
 
 

@@ -12,7 +12,7 @@ from rerail.aws.clients import client
 from rerail.aws.validation import validated
 from rerail.model.codec import dumps, loads
 from rerail.model.errors import Throttled
-from rerail.supervisor.rate_limit import Admission, Launches, admit
+from rerail.model.rate_limit import Admission, Launches, admit
 
 KEY = {"pk": {"S": "account"}, "sk": {"S": "launches"}}
 TRY_LIMIT = 8

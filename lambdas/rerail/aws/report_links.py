@@ -8,7 +8,7 @@ from botocore.exceptions import BotoCoreError
 
 from rerail.aws.clients import client_as
 from rerail.incident_report.location import page_key
-from rerail.notices.notice import Notice
+from rerail.model.notice import Notice
 from rerail.notices.notifiers.links import NoticeOrigin, console_of_report
 
 # A night. The function's credentials may expire sooner, and signed URLs expire with them.

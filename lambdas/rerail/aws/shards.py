@@ -14,7 +14,8 @@ from rerail.aws.clients import client
 from rerail.aws.records import pack, read, record, write
 from rerail.model.codec import BadRecord, dumps
 from rerail.model.errors import CallFailed
-from rerail.sweep.shards import PARTITIONS, Shard, as_event
+from rerail.model.partitions import PARTITIONS
+from rerail.sweep.shards import Shard, as_event
 from rerail.sweep.sweep import SweepReport
 
 KEPT_FOR = timedelta(days=1)

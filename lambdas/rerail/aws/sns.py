@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from rerail.aws.clients import client
 from rerail.model.actions import Severity
-from rerail.notices.notice import Notice
+from rerail.model.notice import Notice
 from rerail.notices.notifiers.chat import as_chat
 from rerail.notices.notifiers.email import as_subject, as_text
 from rerail.notices.notifiers.links import Links

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rerail.decisions.decision import make_command
-from rerail.hyperpod.events import names_cluster
 from rerail.model.actions import Notify, PostCommand, Severity
+from rerail.model.cluster_names import names_cluster
 from rerail.model.errors import PolicyError, UnknownPolicy
 from rerail.model.mailbox import CommandKind
 from rerail.model.policy import Policy

@@ -8,10 +8,10 @@ from datetime import datetime
 
 from rerail.decisions.cost_benefit import relaunch_dollars
 from rerail.decisions.decision import Decision, format_start, hold_run, make_notice, with_attempt, with_launch
-from rerail.decisions.launch_checks import APPROVAL, PAUSE, PAUSED, format_dollars
-from rerail.decisions.remedies import format_duration
+from rerail.decisions.launch_checks import APPROVAL, PAUSE, PAUSED
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.finding import Finding
+from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.policy import Mode, OnExpiry, Policy
 from rerail.model.run import Proposal, ProposedAction, Run, RunState
 from rerail.model.runbooks import Runbook

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from statistics import median
 
 from rerail.accounting.costs import HOUR_S, dollars_per_hour
-from rerail.decisions.remedies import format_duration
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.formatting import format_duration
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, Run
 

@@ -18,8 +18,8 @@ from rerail.decisions.decision import (
     without_pending,
 )
 from rerail.decisions.launch_checks import APPROVAL, BRAKE, PAUSED, Consequence, Obstacle, find_obstacle
-from rerail.decisions.remedies import format_duration
 from rerail.model.actions import ClearedBy, CreateJob, Notify, Severity, StopJob
+from rerail.model.formatting import format_duration
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import Run, RunState
 from rerail.model.runbooks import Runbook

@@ -16,9 +16,9 @@ from rerail.decisions.decision import (
     without_pending,
 )
 from rerail.decisions.launch_checks import PAUSED
-from rerail.decisions.remedies import format_duration
 from rerail.model.actions import PostCommand
 from rerail.model.checkpoints import Health
+from rerail.model.formatting import format_duration
 from rerail.model.mailbox import CommandKind
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import AfterStop, JobStatus, PlannedStop, Run, RunState

@@ -8,9 +8,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail.decisions.decision import Decision, make_command, stop_now, without_pending
-from rerail.decisions.remedies import format_duration
 from rerail.model.actions import Action, Notify, PostCommand, StopJob
 from rerail.model.checkpoints import EMERGENCY, Checkpoint, newest_usable
+from rerail.model.formatting import format_duration
 from rerail.model.mailbox import CommandKind, Durability, ReportKind
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, PlannedStop, Run, RunState

@@ -22,12 +22,13 @@ from rerail.decisions.decision import (
     without_pending,
 )
 from rerail.decisions.on_failure import with_diagnosis, with_failure_charged, with_incident
-from rerail.decisions.remedies import Failure, Hold, format_duration, remedy
+from rerail.decisions.remedies import Failure, Hold, remedy
 from rerail.diagnosis.classify import Diagnosis, diagnose
 from rerail.model.actions import Action, PostCommand, Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.finding import Finding
+from rerail.model.formatting import format_duration
 from rerail.model.mailbox import LIMITS, Ability, CommandKind, Report, ReportKind
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import AfterStop, Incident, InPlaceRestart, JobStatus, PlannedStop, Run, RunState

@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from rerail.accounting.costs import incident_dollars, run_dollars, runtime_left
+from rerail.model.formatting import format_dollars
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import Run, RunState
 from rerail.model.runbooks import Runbook
@@ -137,10 +138,3 @@ def with_runtime_left(run: Run, at: datetime, policy: Policy) -> Run:
     least = min(policy.limits.least_runtime.total_seconds(), run.max_runtime_s)
     attempt = replace(run.current, max_runtime_s=int(max(left, least, 1)))
     return replace(run, attempts=(*run.attempts[:-1], attempt))
-
-
-def format_dollars(amount: float) -> str:
-    """Return an amount in dollars, for people."""
-    if 0 < amount < 0.01:
-        return "less than a cent"
-    return f"${amount:,.2f}" if amount < 100 else f"${amount:,.0f}"

@@ -29,10 +29,11 @@ from rerail.decisions.decision import (
     without_pending,
 )
 from rerail.decisions.fallback_machines import list_untried, with_machines
-from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, capacity_verdict, format_duration, remedy
+from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, capacity_verdict, remedy
 from rerail.diagnosis.classify import diagnose
 from rerail.model.actions import CreateJob, QuarantineCheckpoints, Severity
 from rerail.model.causes import Cause
+from rerail.model.formatting import format_duration
 from rerail.model.machines import format_instance_types
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import AfterStop, Attempt, Incident, PlannedStop, Run, RunState

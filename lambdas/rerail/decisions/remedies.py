@@ -11,6 +11,7 @@ from rerail.diagnosis.classify import Diagnosis
 from rerail.model.actions import Machines
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
+from rerail.model.formatting import format_duration
 from rerail.model.machines import format_instance_types
 from rerail.model.policy import Policy
 from rerail.model.run import Run
@@ -253,14 +254,6 @@ def draw_delay(longest: timedelta, *, seed: str, least: float = 0.0) -> timedelt
     The same seed gives the same delay, so that a repeated decision is identical.
     """
     return longest * random.Random(seed).uniform(least, 1.0)
-
-
-def format_duration(duration: timedelta) -> str:
-    """Return a duration in seconds, minutes or hours, for people."""
-    seconds = duration.total_seconds()
-    if seconds < 90:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _choose_backoff(run: Run, failure: Failure, policy: Policy) -> timedelta:

@@ -38,7 +38,7 @@ from rerail.model.metrics import (
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, InPlaceRestart, Run
 from rerail.model.sample import Sample
-from rerail.model.signatures import must_be_signed
+from rerail.model.signature_policy import must_be_signed
 from rerail.model.thresholds import Thresholds
 from rerail.ports import ReceivedHeartbeat
 

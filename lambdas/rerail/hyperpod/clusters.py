@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from rerail.hyperpod.events import WHOLE, ClusterEventReceived, Condition, ConditionChange
+from rerail.messages.cluster_events import WHOLE, ClusterEventReceived, Condition, ConditionChange
 from rerail.messages.messages import ClusterDue, ClusterMessage
 from rerail.model.actions import Severity
 from rerail.model.errors import Conflict, PolicyError
+from rerail.model.notice import Notice
 from rerail.model.policy import ClusterPolicy, Policy, WhichClusters
 from rerail.model.runbooks import Runbook
-from rerail.notices.notice import Notice
 from rerail.ports import Bus, Policies, Runs
 
 TRIES = 8

@@ -6,10 +6,9 @@ from datetime import timedelta
 
 from rerail.accounting.goodput import make_account
 from rerail.accounting.on_call_times import CRASH, DIVERGED
-from rerail.decisions.launch_checks import format_dollars
-from rerail.decisions.remedies import format_duration
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_time_of_step
+from rerail.model.formatting import format_dollars, format_duration
 
 GOODPUT = "goodput"
 DAY_S = 86_400.0

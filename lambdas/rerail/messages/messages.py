@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rerail.hyperpod.events import ClusterEventReceived, is_hyperpod, read_hyperpod
+from rerail.messages.cluster_events import ClusterEventReceived, is_hyperpod, read_hyperpod
 from rerail.model.codec import BadRecord, read_plain
 from rerail.model.errors import BadMailboxObject, BadMessage
 from rerail.model.finding import Finding

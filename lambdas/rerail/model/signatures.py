@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from rerail.model.errors import BadMailboxObject
 
 if TYPE_CHECKING:  # the agent imports this module, and needs neither
-    from rerail.model.policy import Policy
-    from rerail.model.run import Run
+    pass
 
 VARIABLE = "RERAIL_SEAL_KEY"
 UNSEALED = "seal"  # the defect of a message whose origin is not proven
@@ -36,11 +35,6 @@ def is_signed(text: bytes, *, name: str, key: str) -> bool:
     if not hmac.compare_digest(match["seal"], _make_signature(match["text"] + b"}", name, key)):
         raise BadMailboxObject(f"object {name[:200]!r}: its seal was not made with the run's key", defect=UNSEALED)
     return True
-
-
-def must_be_signed(run: "Run", policy: "Policy") -> bool:
-    """Return whether unsigned messages are ignored: an agent of the run signs them, or the policy requires it."""
-    return (run.seals or policy.mailbox.sealed_only) and bool(run.seal_key)
 
 
 def _make_signature(text: bytes, name: str, key: str) -> bytes:

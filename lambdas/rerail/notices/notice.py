@@ -1,14 +1,15 @@
 """The notice: what happened to a run, what Rerail did, and what the operator must do."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from rerail.accounting.costs import attempt_dollars
-from rerail.model.actions import Notify, Severity
+from rerail.model.actions import Notify
 from rerail.model.codec import BadRecord, read_plain
 from rerail.model.mailbox import EARLIEST, LATEST
+from rerail.model.notice import Notice
 from rerail.model.policy import Policy
 from rerail.model.run import Run
 from rerail.model.runbooks import Runbook
@@ -23,30 +24,6 @@ _FIELD_TYPES: Mapping[str, Any] = {
     "dollars": _AMOUNT,
 }
 _TYPE_NAMES: Mapping[Any, str] = {str: "text", _NUMBER: "a whole number or null", _AMOUNT: "a number or null"}
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """One notice; every channel formats it from these fields alone."""
-
-    run: str  # the run's id, or the job's name for a job that belongs to no run
-    severity: Severity
-    title: str
-    body: str  # what happened
-    key: str  # deduplication key
-    at: datetime | None = None  # when the notice was made
-    thread: str = ""  # groups the notices of one run
-    since: datetime | None = None  # when the problem began
-    did: str = ""  # what Rerail did
-    todo: str = ""  # what the operator must do, one step a line
-    by: datetime | None = None  # deadline for `todo`
-    runbook: Runbook = Runbook.INFORMED
-    clears: str = ""  # key of the page that this all-clear resolves
-    state: str = ""  # the run's state; "" for a job that belongs to no run
-    attempt: int | None = None  # number of the current attempt
-    job: str = ""  # its SageMaker training job
-    step: int | None = None  # its last known training step
-    dollars: float | None = None  # cost of the run so far; None if a price is not known
 
 
 def make_run_notice(tell: Notify, run: Run, *, at: datetime, policy: Policy) -> Notice:

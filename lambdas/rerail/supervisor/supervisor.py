@@ -16,8 +16,7 @@ from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
 from rerail.decisions.reconcile import Claim, find_missed_jobs, is_believable, read_claim, rebuild_run
-from rerail.decisions.remedies import format_duration
-from rerail.hyperpod.events import ClusterEventReceived
+from rerail.messages.cluster_events import ClusterEventReceived
 from rerail.messages.messages import (
     AlarmStateChanged,
     ClusterDue,
@@ -48,7 +47,9 @@ from rerail.model.errors import (
     Throttled,
 )
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.formatting import format_duration
 from rerail.model.mailbox import Report, ReportKind
+from rerail.model.notice import Notice
 from rerail.model.policy import Mode, OnAlarm, Policy
 from rerail.model.run import Job, Run, TimelineEntry, run_id
 from rerail.model.signals import (
@@ -67,8 +68,9 @@ from rerail.model.signals import (
     Signal,
     Tick,
 )
-from rerail.model.signatures import UNSEALED, must_be_signed
-from rerail.notices.notice import Notice, make_job_notice, make_run_notice
+from rerail.model.signature_policy import must_be_signed
+from rerail.model.signatures import UNSEALED
+from rerail.notices.notice import make_job_notice, make_run_notice
 from rerail.ports import Bus, Checkpoints, Jobs, Mailbox, Policies, RateLimit, Runs, policy_of
 from rerail.requests.relaunch import (
     ATTEMPT_TAG,

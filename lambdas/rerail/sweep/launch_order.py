@@ -11,8 +11,8 @@ from zlib import crc32
 
 from rerail.decisions.decision import Decision, has_pending
 from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, ReleaseWarmPool
+from rerail.model.partitions import PARTITIONS
 from rerail.model.run import Run
-from rerail.sweep.shards import PARTITIONS
 
 # Launches a minute, over the whole fleet. Most go by the order; the rest in rotation, so that launches that fail
 # repeatedly cannot block all others.

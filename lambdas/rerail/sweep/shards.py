@@ -11,9 +11,8 @@ from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
 from rerail.model.errors import BadMessage
+from rerail.model.partitions import PARTITIONS
 
-# Parts of the index of open runs; each run belongs to one by its id. Stored with the runs, so never change it.
-PARTITIONS = 8
 # Runs after which an invocation reads no further part: with half a gigabyte Lambda gives a third of a core, and a
 # minute of that is some 4,000 runs' worth (bench/scale.py).
 ENOUGH = 1000
@@ -50,11 +49,6 @@ class Shards(Protocol):
 
     def reports(self) -> Mapping[tuple[int, ...], tuple[datetime, Any]]:
         """Return the last report of each shard by its parts, with its time."""
-
-
-def partition_of(run_id: str) -> int:
-    """Return the part of the index that a run belongs to."""
-    return crc32(run_id.encode()) % PARTITIONS
 
 
 def hash_name(job_name: str, *status: str) -> int:

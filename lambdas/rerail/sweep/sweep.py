@@ -17,6 +17,7 @@ from rerail.messages.service_metrics import MetricValue
 from rerail.model.codec import plain
 from rerail.model.errors import RerailError
 from rerail.model.metrics import select_names
+from rerail.model.partitions import PARTITIONS
 from rerail.model.policy import Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import JobObserved, Signal
@@ -27,7 +28,7 @@ from rerail.sweep.fleet_metrics import Fleet, sum_fleets
 from rerail.sweep.fleet_metrics import list_metrics as of_the_fleet
 from rerail.sweep.fleet_metrics import make_fleet as fleet_of
 from rerail.sweep.launch_order import WaitingLaunch, choose_launches, make_launch
-from rerail.sweep.shards import ENOUGH, PARTITIONS, Shard, Shards, fan_out, hash_name, select_newest
+from rerail.sweep.shards import ENOUGH, Shard, Shards, fan_out, hash_name, select_newest
 
 # How far back the sweep looks for tagged jobs whose events were lost; several sweeps overlap.
 LOOK_BACK = timedelta(minutes=15)

@@ -6,7 +6,8 @@ in neither. URLs are written bare, because both turn them into links."""
 import re
 from typing import Any
 
-from rerail.notices.notice import Notice, truncate
+from rerail.model.notice import Notice
+from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
 from rerail.notices.notifiers.text import (
     clean_text,

@@ -1,6 +1,7 @@
 """Format a notice as an e-mail: the subject is the title; the text starts with what happened and ends with links."""
 
-from rerail.notices.notice import Notice, truncate
+from rerail.model.notice import Notice
+from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
 from rerail.notices.notifiers.text import (
     clean_text,

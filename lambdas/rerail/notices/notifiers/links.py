@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from rerail.messages.messages import JOB_NAME
-from rerail.notices.notice import Notice
+from rerail.model.notice import Notice
 
 # Console host of each AWS partition.
 CONSOLE_HOSTS = {

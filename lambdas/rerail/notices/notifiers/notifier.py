@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rerail.model.errors import RerailError
-from rerail.notices.notice import Notice
+from rerail.model.notice import Notice
 from rerail.notices.notifiers.links import Links
 
 Channel = Callable[[Notice, Links], None]

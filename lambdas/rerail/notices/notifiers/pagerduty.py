@@ -6,7 +6,8 @@ from hashlib import sha256
 from typing import Any
 
 from rerail.model.actions import Severity
-from rerail.notices.notice import Notice, truncate
+from rerail.model.notice import Notice
+from rerail.notices.notice import truncate
 from rerail.notices.notifiers.links import Links
 from rerail.notices.notifiers.text import clean_text, format_cost, format_deadline, format_state
 

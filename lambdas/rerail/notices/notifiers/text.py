@@ -3,10 +3,9 @@
 import unicodedata
 from datetime import UTC, datetime, timedelta
 
-from rerail.decisions.launch_checks import format_dollars
-from rerail.decisions.remedies import format_duration
+from rerail.model.formatting import format_dollars, format_duration
+from rerail.model.notice import Notice
 from rerail.model.secrets import redact_patterns
-from rerail.notices.notice import Notice
 
 # Joins the parts of one emoji. Other invisible characters are removed, since some reverse the direction of a line.
 ZERO_WIDTH_JOINER = "\u200d"

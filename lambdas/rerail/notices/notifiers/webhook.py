@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from rerail.notices.notice import Notice, as_detail
+from rerail.model.notice import Notice
+from rerail.notices.notice import as_detail
 from rerail.notices.notifiers.links import Links
 from rerail.notices.notifiers.text import clean_text
 

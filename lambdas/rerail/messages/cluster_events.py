@@ -12,14 +12,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from rerail.model.cluster_names import CLUSTER_ARN, CLUSTER_NAME
 from rerail.model.errors import BadMessage
 from rerail.model.mailbox import EARLIEST, LATEST
 
 STATE_CHANGE = "SageMaker HyperPod Cluster State Change"
 NODE_HEALTH = "SageMaker HyperPod Cluster Node Health Event"
 CLUSTER_EVENT = "SageMaker HyperPod Cluster Event"
-CLUSTER_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
-CLUSTER_ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:cluster/[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 NODE = re.compile(r"i-[a-z0-9]{8,32}")
 WORDS_LIMIT, GROUPS_LIMIT = 500, 100
 WHOLE = "cluster"
@@ -94,11 +93,6 @@ def read_hyperpod(envelope: Mapping[str, Any], detail: Mapping[str, Any]) -> Clu
     read = {STATE_CHANGE: _read_state, NODE_HEALTH: _read_health, CLUSTER_EVENT: _read_event}[str(kind)]
     id = detail.get("EventId") or envelope.get("id")
     return ClusterEventReceived(clean_text(id), cluster, arn, _read_time(envelope, detail), tuple(read(detail)))
-
-
-def names_cluster(tag: str) -> bool:
-    """Return whether a tag's value can be the name or the ARN of a HyperPod cluster."""
-    return bool(CLUSTER_NAME.fullmatch(tag) or CLUSTER_ARN.fullmatch(tag))
 
 
 def clean_text(value: Any, limit: int = WORDS_LIMIT) -> str:
