@@ -33,7 +33,6 @@ from rerail.model.signals import (
 from rerail.model.signals import FindingsObserved as FoundSignal
 from rerail.requests.relaunch import POLICY_TAG
 from rerail.supervisor.observe import observe
-from rerail.supervisor.supervisor import ORDER
 
 NAME = "run"
 NO_ROOM = "Unable to provision requested ML compute capacity due to InsufficientInstanceCapacity error."
@@ -170,7 +169,7 @@ class Supervised:
             self.world.waiting = Spent.BACKOFF
 
     def _act(self) -> None:
-        actions = sorted(self.run.pending, key=lambda action: ORDER.index(type(action)))
+        actions = sorted(self.run.pending, key=lambda action: action.RANK)
         refused = [action for action in actions if not self._perform(action)]
         for action in refused:
             assert isinstance(action, CreateJob)

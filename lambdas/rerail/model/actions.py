@@ -1,8 +1,12 @@
-"""The actions that a decision requests, as data; each of them is idempotent."""
+"""The actions that a decision requests, as data; each of them is idempotent.
+
+Each class states the order in which it is performed, its label in Rerail's metrics, and what holds it back.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import ClassVar
 
 from rerail.model.mailbox import Command
 from rerail.model.runbooks import Runbook
@@ -20,6 +24,11 @@ class Machines:
 @dataclass(frozen=True, slots=True)
 class CreateJob:
     """Launch an attempt's job from the run's stored request; repeating it is harmless because job names are unique."""
+
+    RANK: ClassVar[int] = 5
+    METRIC_LABEL: ClassVar[str] = "create"
+    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = True
+    PRECEDES_CREATE: ClassVar[bool] = False
 
     job_name: str
     attempt: int
@@ -41,6 +50,11 @@ class CreateJob:
 class StopJob:
     """Stop a job; a job that is stopping or has ended counts as stopped."""
 
+    RANK: ClassVar[int] = 2
+    METRIC_LABEL: ClassVar[str] = "stop"
+    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = True
+    PRECEDES_CREATE: ClassVar[bool] = False
+
     job_name: str
 
 
@@ -48,12 +62,22 @@ class StopJob:
 class ReleaseWarmPool:
     """Release a job's warm pool, so that a relaunch does not reuse the same faulty node."""
 
+    RANK: ClassVar[int] = 3
+    METRIC_LABEL: ClassVar[str] = "release"
+    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = False
+    PRECEDES_CREATE: ClassVar[bool] = True
+
     job_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class PostCommand:
     """Replace the command in the run's mailbox; the agent carries out each command id once."""
+
+    RANK: ClassVar[int] = 1
+    METRIC_LABEL: ClassVar[str] = "command"
+    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = False
+    PRECEDES_CREATE: ClassVar[bool] = False
 
     command: Command
 
@@ -64,6 +88,11 @@ class QuarantineCheckpoints:
 
     A script without an agent resumes from whatever it finds there.
     """
+
+    RANK: ClassVar[int] = 4
+    METRIC_LABEL: ClassVar[str] = "set aside"
+    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = False
+    PRECEDES_CREATE: ClassVar[bool] = True
 
     run: str
     # The number of the attempt that was rolled back.
@@ -79,6 +108,10 @@ class QuarantineCheckpoints:
     is_vital: bool = True
 
 
+# RANK: actions are performed in this order. Commands to older agents and releases of bad machines come before the next
+# launch, notices last.
+# IS_BLOCKED_BY_PAUSE: not performed while Rerail is paused.
+# PRECEDES_CREATE: no job is created before it is done, because the job's machines or its checkpoint depend on it.
 Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand | QuarantineCheckpoints
 
 
@@ -102,6 +135,11 @@ class ClearedBy(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Notify:
     """A notice for people."""
+
+    RANK: ClassVar[int] = 6
+    METRIC_LABEL: ClassVar[str] = "notify"
+    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = False
+    PRECEDES_CREATE: ClassVar[bool] = False
 
     severity: Severity
     title: str

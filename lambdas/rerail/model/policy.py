@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, get_type_hints
+from typing import Any, assert_never, get_type_hints
 
 from rerail.model.causes import Cause
 from rerail.model.errors import PolicyError
@@ -81,16 +81,24 @@ class Retries:
 
     def of(self, cause: Cause) -> int | None:
         """Return the budget of a cause, or None if it has none of its own."""
-        budgets: dict[Cause, int] = {
-            Cause.INFRASTRUCTURE: self.infrastructure,
-            Cause.HARDWARE: self.hardware,
-            Cause.HANG: self.hang,
-            Cause.DIVERGED: self.diverged,
-            Cause.USER_CODE: self.user_code,
-            Cause.DATA: self.data,
-            Cause.OOM: self.oom,
-        }
-        return budgets.get(cause)
+        match cause:
+            case Cause.INFRASTRUCTURE:
+                return self.infrastructure
+            case Cause.HARDWARE:
+                return self.hardware
+            case Cause.HANG:
+                return self.hang
+            case Cause.DIVERGED:
+                return self.diverged
+            case Cause.USER_CODE:
+                return self.user_code
+            case Cause.DATA:
+                return self.data
+            case Cause.OOM:
+                return self.oom
+            case Cause.CAPACITY | Cause.UNKNOWN:  # bounded by time, and by progress
+                return None
+        assert_never(cause)  # a new cause without a line here would be retried without a bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,8 @@ from enum import StrEnum
 from rerail.decisions.decision import Decision
 from rerail.messages import service_metrics as measures
 from rerail.messages.service_metrics import ActionLabel, MetricValue
-from rerail.model.actions import CreateJob, Notify, PostCommand, QuarantineCheckpoints, ReleaseWarmPool, StopJob
+from rerail.model.actions import Notify
 from rerail.model.run import Run
-
-LABEL_BY_ACTION = {
-    CreateJob: ActionLabel.CREATE,
-    StopJob: ActionLabel.STOP,
-    ReleaseWarmPool: ActionLabel.RELEASE,
-    PostCommand: ActionLabel.COMMAND,
-    QuarantineCheckpoints: ActionLabel.SET_ASIDE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +31,9 @@ def list_metrics(turns: Iterable[RecordedDecision], *, waited_s: float) -> Itera
         return
     counts: Counter[tuple[measures.ServiceMetric, StrEnum]] = Counter()
     for turn in reasoned:
-        labels = [LABEL_BY_ACTION[type(action)] for action in turn.decision.actions if not isinstance(action, Notify)]
+        labels = [
+            ActionLabel(action.METRIC_LABEL) for action in turn.decision.actions if not isinstance(action, Notify)
+        ]
         counts.update((measures.ACTIONS, label) for label in labels or [ActionLabel.NOTHING])
         counts.update((measures.NOTICES, a.severity) for a in turn.decision.actions if isinstance(a, Notify))
         new = turn.decision.run.incidents[len(turn.before.incidents) :]

@@ -88,12 +88,6 @@ MAX_CONFLICTS = 8
 IGNORED_FOR = timedelta(hours=1)
 # S3 sends an event after the object exists: a missing object is retried through the queue for this long.
 REPORT_RETRY_PERIOD = timedelta(minutes=15)
-# Commands to older agents and releases of bad machines come before the next launch; notices come last.
-ORDER = (PostCommand, StopJob, ReleaseWarmPool, QuarantineCheckpoints, CreateJob, Notify)
-# No job is created before these are done: its machines and its checkpoint depend on them.
-BEFORE_CREATE = (ReleaseWarmPool, QuarantineCheckpoints)
-# Actions that are not performed while Rerail is paused.
-PAUSABLE = (StopJob, CreateJob)
 # Makes the message's signal from the run and its checkpoints; those are None where they were not listed.
 SignalFactory = Callable[[Run, Sequence[Checkpoint] | None], Signal]
 
@@ -363,12 +357,12 @@ class Supervisor:
         """
         done: list[Action | Notify] = []
         refusals: list[CreateRefused | QuarantineRefused] = []
-        deferred, paused = self._list_deferred_kinds(run)
-        for action in sorted(run.pending, key=lambda action: ORDER.index(type(action))):
-            if isinstance(action, deferred):
+        is_deferred, paused = self._find_deferral(run)
+        for action in sorted(run.pending, key=lambda action: action.RANK):
+            if is_deferred and action.IS_BLOCKED_BY_PAUSE:
                 continue
             if isinstance(action, CreateJob) and any(
-                isinstance(a, BEFORE_CREATE) and a not in done for a in run.pending
+                other.PRECEDES_CREATE and other not in done for other in run.pending
             ):
                 continue
             if isinstance(action, Notify) and any(a not in done for a in _list_earlier_notices(run, action)):
@@ -461,19 +455,19 @@ class Supervisor:
         why = f"{admission.count} relaunches over all runs within {format_duration(window)}, of at most {limit}"
         return CreateRefused(at, action, Refusal.BRAKE, why, admission.until, admission.paged_at)
 
-    def _list_deferred_kinds(self, run: Run) -> tuple[tuple[type[Action], ...], bool]:
-        """Return the kinds of action that wait, and whether a pause is the reason.
+    def _find_deferral(self, run: Run) -> tuple[bool, bool]:
+        """Return whether stops and launches of the run wait, and whether a pause is the reason.
 
         They also wait while the policy cannot be read.
         """
-        if not any(isinstance(action, PAUSABLE) for action in run.pending):
-            return (), False
+        if not any(action.IS_BLOCKED_BY_PAUSE for action in run.pending):
+            return False, False
         try:
             paused = policy_of(run, self.policies).mode is Mode.PAUSE
         except RerailError as error:
             self.failed.append(error)
-            return PAUSABLE, False
-        return (PAUSABLE, True) if paused else ((), False)
+            return True, False
+        return paused, paused
 
     def _make_refusal(self, action: CreateJob, refusal: Refusal, message: str) -> CreateRefused:
         """Return SageMaker's refusal to create the job as a signal."""
