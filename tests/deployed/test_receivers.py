@@ -242,5 +242,6 @@ def test_a_notice_that_cannot_be_told_keeps_no_run_from_recovering(told: Told):
     assert run.current.resumed_from_step
     assert [call for call in told.receiver.at(HOOK) if call.body["run"] == name and call.status == 202]
     told.account.wait(
-        "a page about notify", lambda: [text for text in told.alarms() if "the dead-letter queue of the function notify" in text]
+        "a page about notify",
+        lambda: [text for text in told.alarms() if "the dead-letter queue of the function notify" in text],
     )
