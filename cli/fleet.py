@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All of it at a moment; `paused` says whether Rerail is paused, None where nobody can tell; `alarms` are what is
+    """All of it at a moment; `paused` says whether Rerail is paused, None if unknown; `alarms` are what is
     wrong with the supervisor by its own alarms, None where nobody could ask; `unread` are the runs whose records
     another version has written."""
 
@@ -153,7 +153,7 @@ class Look:
             return Policy(name=run.policy)
 
     def _paused(self) -> bool | None:
-        """Return whether Rerail is paused; None where nobody can tell."""
+        """Return whether Rerail is paused; None if the parameter cannot be read or is not valid."""
         name = self.where.outputs.get("PauseParameter")
         if not name:
             return False

@@ -1,4 +1,4 @@
-"""An operator's wishes, put on the bus for the supervisor, and the pause of the account."""
+"""Operators' commands, put on the bus for the supervisor, and the pause of the account."""
 
 import getpass
 import json
@@ -118,7 +118,7 @@ def deny(run: RunName, proposal: ProposalId = "", why: Why = "", local: Local = 
 def pause(local: Local = False, as_json: AsJson = False) -> None:
     """Pause Rerail for the account: no job is stopped or launched until `rerail resume`.
 
-    It takes effect within two minutes. Rerail goes on watching the runs and telling what it finds.
+    It takes effect within two minutes. Rerail continues to monitor the runs and to send notices.
     """
     write_pause(place.find(local=local), PAUSED, as_json=as_json)
 
@@ -126,13 +126,13 @@ def pause(local: Local = False, as_json: AsJson = False) -> None:
 def resume(local: Local = False, as_json: AsJson = False) -> None:
     """Lift the pause of the account: jobs are stopped and launched as their policies say.
 
-    It takes effect within two minutes. What waited for the end of the pause is done then.
+    It takes effect within two minutes. Stops and launches that waited are then carried out.
     """
     write_pause(place.find(local=local), ACTIVE, as_json=as_json)
 
 
 def write_pause(where: Place, text: str, *, as_json: bool) -> None:
-    """Write the parameter that the functions read every minute, and say what that means."""
+    """Write the parameter that the functions read every minute, and print the new state."""
     name = where.outputs["PauseParameter"]
     where.client("ssm").put_parameter(Name=name, Value=text, Overwrite=True, Type="String")
     is_paused = bool(parse_pause(text))

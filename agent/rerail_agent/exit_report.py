@@ -22,7 +22,7 @@ BY_SIGNAL: dict[int, FailureCause] = {
     signal.SIGILL: FailureCause.USER_CODE,
     signal.SIGFPE: FailureCause.USER_CODE,
     signal.SIGSEGV: FailureCause.USER_CODE,
-    signal.SIGTERM: FailureCause.INFRASTRUCTURE,  # from somebody else than SageMaker
+    signal.SIGTERM: FailureCause.INFRASTRUCTURE,  # not sent by SageMaker
 }
 BY_EXIT_CODE = dict.fromkeys((1, 2, 126, 127), FailureCause.USER_CODE)
 

@@ -1,6 +1,6 @@
-"""Reads and writes objects of the mailbox bucket, and says of each failure whether trying again soon makes sense.
+"""Read and write objects of the mailbox bucket, and classify failures as passing or lasting.
 
-boto3 is imported when the first object is asked for, by the thread that asks, which is never the one that trains.
+boto3 is imported with the first request, by the requesting thread, which is never the training thread.
 """
 
 import os
@@ -89,7 +89,7 @@ class MailboxBucket:
                 import boto3
                 from botocore.config import Config
 
-                # One try: the courier knows better than the SDK what to try again, and when.
+                # A single attempt: the mailbox client decides what to retry, and when.
                 config = Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"total_max_attempts": 1})
                 if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
                     # A local AWS has one host name for all buckets.

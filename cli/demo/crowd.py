@@ -53,7 +53,7 @@ class Crowd:
         }
 
     def _admitted(self) -> Iterator[datetime]:
-        """When each later job was decided on for the last time: what the brake refused before has not been created."""
+        """Yield the time of the last decision to create each later job; the rate limit refused those before it."""
         for name, run in self.runs.items():
             for attempt in (attempt for attempt in run.attempts[1:] if attempt.exists):
                 yield max(entry.at for entry in self.timelines[name] if _creates(entry, attempt.job_name))

@@ -17,7 +17,7 @@ from report_page.charts import NARROW, WIDE, colour, drawn, short
 from rerail.incident_report.costs import format_length
 from rerail.incident_report.marks import CurveMark
 from rerail.incident_report.report import LINE, Axis, Chart, IncidentReport, format_title
-from rerail.model.secrets import redact_patterns
+from rerail.model.redaction import redact_patterns
 from rerail.notices.notifiers.links import NoticeOrigin
 
 HERE = Path(__file__).parent

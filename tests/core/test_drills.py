@@ -123,7 +123,7 @@ def test_a_human_hold_stands():
 def test_a_run_that_does_not_train_is_let_be():
     world = with_agent()
     say(world, OperatorVerb.RESTART)
-    assert refused(world).endswith("but the run does not train (saving): say it again when it does")
+    assert refused(world).endswith("but the run does not train (saving): repeat the command when it does")
     world = with_agent()
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary="Restarting")
     world.supervisor().handle(JobStateChanged("gpt"))

@@ -51,7 +51,7 @@ def test_each_has_a_name_of_its_own_and_one_dimension():
 @pytest.mark.parametrize("word", ["gpt-7b", "watching", Cause.OOM, Severity.PAGE, None])
 def test_a_word_of_another_kind_is_refused(word):
     """Neither a name, nor the right letters without the enum, nor another enum's word."""
-    with pytest.raises(TypeError, match="Runs is told by RunState"):
+    with pytest.raises(TypeError, match="Runs has the dimension RunState"):
         service_metrics.RUNS.of(1, word)
     with pytest.raises(TypeError, match="OpenRuns"):
         service_metrics.OPEN.of(1, RunState.HELD)

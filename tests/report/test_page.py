@@ -15,8 +15,8 @@ import pytest
 from report_page.page import drawn_page
 from rerail.incident_report.facts import Facts, LogLine
 from rerail.incident_report.report import ReportSection, make_report
+from rerail.model.redaction import redact_patterns
 from rerail.model.runbooks import Runbook
-from rerail.model.secrets import redact_patterns
 from stacks.parts.report_layer import fill
 from tests.report.conftest import HOSTILE, held, hostile
 from tests.timing import growth

@@ -1,8 +1,8 @@
 """Snapshots between durable saves, in the memory of the nodes: `Snapshots`, for a training script beside its Saver.
 
-A snapshot is the copy that a save stages, and no file is made of it. A keeper on each node (keeper.py) has the memory,
-so it outlives the ranks; the keeper of the next node has a copy, so it outlives a node. It counts only while there is
-all of it, for all ranks.
+A snapshot is the copy that a save stages, and no file is made of it. A process on each node (snapshot_process.py)
+has the memory, so it outlives the ranks; the one of the next node has a copy, so it outlives a node. It counts only
+while all of it is there, for all ranks.
 """
 
 import os

@@ -20,7 +20,7 @@ from rerail.model.run import Attempt, Incident, Run
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How the time and money of a run, or of several runs, were spent until a moment.
+    """The use of the time and money of one or several runs until a moment.
 
     `goodput_s` and `badput_s` add up to the wall time from the run's first job to its end. Amounts in dollars are None
     if a price is unknown.

@@ -36,7 +36,7 @@ SLOW_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Unattended:
-    """What a problem costs if only people take care of it."""
+    """The cost of a problem that only people take care of."""
 
     # Seconds until it is resolved.
     seconds: float

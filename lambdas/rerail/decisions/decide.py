@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from rerail.decisions import warm_pools as pools
+from rerail.decisions import warm_pools
 from rerail.decisions.approvals import on_expired
 from rerail.decisions.budgets import with_recent_charges
 from rerail.decisions.checkpoint_health import with_sagemaker_restart
@@ -245,7 +245,9 @@ def _on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
 def _without_expired_releases(run: Run, at: datetime) -> Run:
     """Return the run without pending releases of warm pools that have ended by themselves."""
     expired = [
-        action for action in run.pending if isinstance(action, ReleaseWarmPool) and pools.has_ended(run, action, at)
+        action
+        for action in run.pending
+        if isinstance(action, ReleaseWarmPool) and warm_pools.has_ended(run, action, at)
     ]
     return replace(run, pending=tuple(action for action in run.pending if action not in expired)) if expired else run
 
@@ -300,4 +302,4 @@ def _on_actions_done(run: Run, done: ActionsDone) -> Run:
 def _with_pool_released(attempt: Attempt) -> Attempt:
     """Return the attempt with its warm pool marked as released."""
     billed_s = attempt.pool.billed_s if attempt.pool else 0
-    return replace(attempt, pool=WarmPool(pools.GIVEN_BACK, billed_s))
+    return replace(attempt, pool=WarmPool(warm_pools.GIVEN_BACK, billed_s))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rerail.decisions import warm_pools as pools
+from rerail.decisions import warm_pools
 from rerail.decisions.budgets import with_fresh_budgets, with_start
 from rerail.decisions.checkpoint_health import is_resumable, newest_resumable, with_health
 from rerail.decisions.fallback_machines import with_machines
@@ -34,11 +34,13 @@ from rerail.model.signals import JobObserved
 
 CLOCK_MARGIN = timedelta(seconds=5)
 MAX_WARNINGS = 20
+# The resolution of an incident that ended in a hold; reports recognize held incidents by it.
+HELD_RESOLUTION = "the run was held"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to record, what to do, and why."""
+    """A decision: the new run to record, the actions to perform, and the reason."""
 
     run: Run
     actions: tuple[Action | Notify, ...] = ()  # to carry out, in this order
@@ -239,7 +241,7 @@ def relaunch_now(run: Run, seen: JobObserved, policy: Policy, what: str) -> Deci
     elif stop and stop.is_tainted and not stop.is_rollback:  # an in-place restart that failed is repeated by a new job
         run = with_attempt(run, replace(run.current, rung=previous.rung))
     run = with_machines(run, stop.machines) if stop and stop.moves else run
-    release = pools.make_release(run) if (stop and stop.fresh_machines) or pools.is_unmatched(run) else ()
+    release = warm_pools.make_release(run) if (stop and stop.fresh_machines) or warm_pools.is_unmatched(run) else ()
     pool = format_machines(replace(run, pending=(*run.pending, *release)), seen.at)
     run, actions = with_launch(run, seen.at, policy)
     note = (
@@ -299,7 +301,7 @@ def format_machines(run: Run, at: datetime) -> str:
 
     The machines are named only where they differ from those of the request.
     """
-    machines, forecast = run.current.machines, pools.format_forecast(run, at)
+    machines, forecast = run.current.machines, warm_pools.format_forecast(run, at)
     return (f" on {format_instance_types(machines)}" if machines else "") + (f"; {forecast}" if forecast else "")
 
 
@@ -380,11 +382,11 @@ def hold_run(
     `todo` is what to do before the run is released. With `gives_back`, a kept warm pool is released at once: an answer
     takes longer than the pool is worth.
     """
-    release = pools.make_release(run) if gives_back and not run.observe_only else ()
+    release = warm_pools.make_release(run) if gives_back and not run.observe_only else ()
     reason = f"{what}. To do: {todo}" if todo else what
     since = run.open_incident.happened_at if run.open_incident else at
     run = replace(
-        with_incident_closed(with_end(run, RunState.HELD), "the run was held", at), hold_reason=reason, held_by=""
+        with_incident_closed(with_end(run, RunState.HELD), HELD_RESOLUTION, at), hold_reason=reason, held_by=""
     )
     did = "the job that runs goes on, unsupervised" if run.current.may_be_live else "no other job is launched"
     did += ", until you release the run" + ("; the machines kept for it are given back" if release else "")

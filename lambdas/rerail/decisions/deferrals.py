@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail.accounting.costs import find_unpriced_type
-from rerail.decisions import warm_pools as pools
+from rerail.decisions import warm_pools
 from rerail.decisions.approvals import is_still_valid, needs_a_proposal, propose_launch
 from rerail.decisions.decision import (
     Decision,
@@ -162,7 +162,9 @@ def _with_obstacle(decision: Decision, obstacle: Obstacle, *, at: datetime) -> D
             todo=format_instruction(obstacle.advice),
         )
         reason = f"{reason}: the run ends here. To do: {obstacle.advice}"
-        return replace(decision, run=run, actions=(*decision.actions, *pools.make_release(run), notice), reason=reason)
+        return replace(
+            decision, run=run, actions=(*decision.actions, *warm_pools.make_release(run), notice), reason=reason
+        )
     if obstacle.check == APPROVAL:
         return replace(decision, reason=reason)  # the proposal reports it
     notice = make_notice(

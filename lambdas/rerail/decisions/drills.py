@@ -85,7 +85,7 @@ def _find_state_refusal(run: Run) -> str:
     trains = attempt.status is JobStatus.IN_PROGRESS and attempt.secondary == "Training"
     if run.state is RunState.WATCHING and trains:
         return ""
-    return f"the run does not train ({run.state}): say it again when it does"
+    return f"the run does not train ({run.state}): repeat the command when it does"
 
 
 def _find_drill_refusal(run: Run, command: OperatorCommand, policy: Policy) -> str:

@@ -27,7 +27,7 @@ PAUSED = "Rerail is paused for this account"
 
 
 class Consequence(StrEnum):
-    """What happens to a launch that fails a check: it waits, the run is held, or the run ends."""
+    """The consequence for a launch that fails a check: it waits, the run is held, or the run ends."""
 
     WAIT = "wait"
     HOLD = "hold"
@@ -36,7 +36,7 @@ class Consequence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a launch cannot go ahead now."""
+    """A failed launch check."""
 
     check: str  # the name of the failed check
     means: Consequence  # what happens to the launch
@@ -105,7 +105,7 @@ def _check_budget(check: str, spent: float | None, cap: float, what: str, field:
 
 
 def is_approved(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
-    """In the mode `approve`, an operator approves each launch."""
+    """Require an operator's approval of each launch in the mode `approve`."""
     if policy.mode is not Mode.APPROVE or run.current.approved_by:
         return None
     why = f"{run.current.job_name} waits for approval"

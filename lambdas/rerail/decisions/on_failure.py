@@ -4,9 +4,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, assert_never
 
-from rerail.decisions import checkpoint_health as health
-from rerail.decisions import rollback_ladder as ladder
-from rerail.decisions import warm_pools as pools
+from rerail.decisions import checkpoint_health, rollback_ladder, warm_pools
 from rerail.decisions.budgets import with_charge, with_refund
 from rerail.decisions.decision import (
     Decision,
@@ -96,9 +94,9 @@ def _climb_ladder(
 
     The onset is the one that was reported, else the attempt's last step.
     """
-    onset = health.find_open_onset(run)
+    onset = checkpoint_health.find_open_onset(run)
     onset = (failure.last_step or 0) if onset is None else onset
-    rung = ladder.plan_rollback(run, onset, seen.checkpoints or (), policy)
+    rung = rollback_ladder.plan_rollback(run, onset, seen.checkpoints or (), policy)
     if isinstance(rung, Hold):
         return _apply_verdict(run, rung, failure, policy, what)
     run = with_attempt(run, replace(run.current, onset_step=onset)) if may_act(run, policy) else run
@@ -106,7 +104,7 @@ def _climb_ladder(
     decision = _apply_verdict(run, verdict, failure, policy, what, onset_step=onset)
     if decision.run.state is not RunState.WAITING:
         return decision
-    return replace(decision, run=ladder.with_rung_taken(decision.run, rung, onset, at=failure.at))
+    return replace(decision, run=rollback_ladder.with_rung_taken(decision.run, rung, onset, at=failure.at))
 
 
 def with_diagnosis(attempt: Attempt, failure: Failure) -> Attempt:
@@ -164,7 +162,7 @@ def _apply_verdict(
             )
         case Relaunch():
             changes_machines = verdict.fresh_machines or (verdict.moves and verdict.machines != run.current.machines)
-            release = pools.make_release(run) if changes_machines else ()
+            release = warm_pools.make_release(run) if changes_machines else ()
             did = f"relaunching {format_start(failure.resume_step)} in {format_duration(verdict.delay)} ({verdict.why})"
             did += "; the warm pool is given back first" if release else ""
             reason = f"{what}; {did}"
@@ -271,7 +269,7 @@ def _wait_for_capacity(run: Run, verdict: Relaunch, at: datetime, what: str) -> 
     if not verdict.moves:
         return Decision(run, reason=reason, finding="capacity_wait")
     run = with_machines(run, verdict.machines)
-    release = pools.make_release(run) if pools.is_unmatched(run) else ()
+    release = warm_pools.make_release(run) if warm_pools.is_unmatched(run) else ()
     destination = format_instance_types(verdict.machines) if verdict.machines else "its own machines"
     key = f"moved-{run.current.number}-{len(run.ledger.fallbacks)}-{verdict.machines is None}"
     since = run.ledger.capacity_since

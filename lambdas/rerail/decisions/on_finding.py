@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from rerail.decisions import rollback_ladder as ladder
+from rerail.decisions import rollback_ladder
 from rerail.decisions.approvals import format_unanswered, leave_job_running, propose_again, propose_stop
 from rerail.decisions.checkpoint_health import OVER, with_findings, with_rollback_labels
 from rerail.decisions.cost_benefit import with_cost_estimate
@@ -265,11 +265,11 @@ def _make_page(run: Run, finding: Finding) -> Notify:
 
 def _plan_rung(
     run: Run, before_step: int | None, verdict: Verdict, observed: FindingsObserved, policy: Policy
-) -> ladder.RollbackPlan | Hold | None:
+) -> rollback_ladder.RollbackPlan | Hold | None:
     """Return the ladder's next rung where the loss diverged at a known step and the rules allow a relaunch."""
     if before_step is None or isinstance(verdict, Hold):
         return None
-    return ladder.plan_rollback(run, before_step, observed.checkpoints or (), policy)
+    return rollback_ladder.plan_rollback(run, before_step, observed.checkpoints or (), policy)
 
 
 def on_stop_approved(

@@ -48,7 +48,7 @@ def _find_refusal(run: Run, command: OperatorCommand) -> str:
         return f"the run has ended ({run.state}): start the job again by hand"
     waits = run.current.number > 1 and run.state in (RunState.WAITING, RunState.HELD)
     if not run.current.exists and not waits:
-        return "its next job is just being created: say it again in a minute"
+        return "its next job is just being created: repeat the command in a minute"
     if not run.checkpoint_uri:
         return "" if has_agent(run) else "its jobs have no checkpoint folder that Rerail can read: restart it by hand"
     if command.step and choose_resume_step(command.checkpoints, before_step=command.step + 1) is None:

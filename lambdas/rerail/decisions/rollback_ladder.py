@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 
 from rerail.decisions.checkpoint_health import with_health
 from rerail.decisions.remedies import Hold
-from rerail.model import skipped_samples as skips
+from rerail.model import skipped_samples
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.mailbox import Ability
 from rerail.model.policy import Ladder, Policy
@@ -167,7 +167,9 @@ def _make_plan(position: LadderPosition, rung: Rung) -> RollbackPlan:
         case Rung.SKIP | Rung.FAR_SKIP:
             batches = ladder.skip_batches if rung is Rung.SKIP else ladder.far_skip_batches
             first, last = _find_skip_window(position, step, batches)
-            skipped = skips.format_ranges((*skips.parse_ranges(attempt.skip_samples), (first, last)))
+            skipped = skipped_samples.format_ranges(
+                (*skipped_samples.parse_ranges(attempt.skip_samples), (first, last))
+            )
             why = f"{how}, skipping samples {first}-{last} ({batches} batches around the onset)"
             return replace(replay, skip_samples=skipped, why=why)
         case Rung.RATE:
@@ -229,7 +231,9 @@ def _find_onset_sample(position: LadderPosition, batch_size: int) -> int:
         default=None,
     )
     step, consumed = (anchor.step, anchor.consumed_samples or 0) if anchor else (0, 0)
-    return skips.advance(consumed, (max(1, onset) - 1 - step) * batch_size, skips.parse_ranges(attempt.skip_samples))
+    return skipped_samples.advance(
+        consumed, (max(1, onset) - 1 - step) * batch_size, skipped_samples.parse_ranges(attempt.skip_samples)
+    )
 
 
 def _estimate_samples_per_step(position: LadderPosition) -> int:

@@ -14,7 +14,7 @@ from rerail.detection.non_finite import NonFinite
 from rerail.detection.plateau import Plateau
 from rerail.detection.stall import Stall
 from rerail.detection.throughput_drop import ThroughputDrop
-from rerail.model import liveness as pulse
+from rerail.model import liveness
 from rerail.model.finding import Finding
 from rerail.model.liveness import Liveness
 from rerail.model.sample import Sample
@@ -58,7 +58,7 @@ def evaluate_sample(
 ) -> tuple[DetectorState, tuple[Finding, ...]]:
     """Return the state after one more sample, and the findings; the given state is not changed."""
     judges = Detectors(*(_copy_detector(getattr(watch.judges, name)) for name in _DETECTOR_NAMES))
-    beat = pulse.with_row(watch.pulse, sample.at, step=sample.step) if sample.at else watch.pulse
+    beat = liveness.with_row(watch.pulse, sample.at, step=sample.step) if sample.at else watch.pulse
     return DetectorState(judges, beat), tuple(_run_detectors(judges, sample, detection))
 
 

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from rerail.decisions.decision import HELD_RESOLUTION
 from rerail.incident_report.facts import Facts
 from rerail.model.finding import Kind
 from rerail.model.run import Attempt, Incident, InPlaceRestart, Run, RunState
 
 # Limits, for the newest: more marks cannot be distinguished in one chart.
 INCIDENT_LIMIT, WARNING_LIMIT = 4, 3
-
-# Part of the resolution of an incident whose run was held.
-HELD_RESOLUTION = "was held"
 
 
 class MarkKind(StrEnum):

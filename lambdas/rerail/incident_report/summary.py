@@ -7,18 +7,18 @@ from typing import Any
 from rerail.decisions.decision import format_start
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
+from rerail.model.actions import Notify
+from rerail.model.codec import read_type
 from rerail.model.run import Incident, Run, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
 
 TEXT_LIMIT = 4_000  # in characters
-# "Tell" is the type's name in entries of earlier versions.
-NOTICE_TYPES = ("Notify", "Tell")
 # With more relaunches than this, they are listed in the table of attempts only.
 LISTED_RELAUNCHES = 10
 
 
 class Urgency(StrEnum):
-    """Who has to act."""
+    """The party that has to act."""
 
     NEEDED = "needed"  # the operator
     MENDING = "mending"  # Rerail, which is recovering the run
@@ -132,7 +132,7 @@ def _format_relaunches(run: Run, incident: Incident | None) -> str:
 def _find_notice(timeline: Sequence[TimelineEntry], incident: Incident) -> Mapping[str, Any]:
     """Return the notice of the decision that opened the incident, empty if there is none."""
     actions = (action for entry in timeline if entry.at == incident.decided_at for action in entry.actions)
-    return next((action for action in actions if action.get("type") in NOTICE_TYPES), {})
+    return next((action for action in actions if read_type(action) == Notify.__name__), {})
 
 
 def _read_runbook(notice: Mapping[str, Any]) -> Runbook | None:

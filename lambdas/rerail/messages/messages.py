@@ -37,7 +37,7 @@ WORDS_LIMIT = 500
 
 @dataclass(frozen=True, slots=True)
 class QueueMessage:
-    """When a message was sent and first received, both by the queue's clock."""
+    """The times when a message was sent and first received, by the queue's clock."""
 
     sent_at: datetime
     received_at: datetime

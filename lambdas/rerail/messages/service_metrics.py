@@ -51,7 +51,7 @@ class ServiceMetric:
     def of(self, value: float, word: StrEnum | None = None) -> MetricValue:
         """Return a value for publishing; raise TypeError if `word` is not a member of this metric's enum."""
         if (type(word) if word is not None else None) is not self.by:
-            raise TypeError(f"{self.name} is told by {self.by and self.by.__name__}, and not by {word!r}")
+            raise TypeError(f"{self.name} has the dimension {self.by and self.by.__name__}, not {word!r}")
         return MetricValue(self.name, value, self.unit, self.dimension, word.value if word is not None else "")
 
     def __len__(self) -> int:

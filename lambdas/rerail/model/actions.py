@@ -12,6 +12,22 @@ from rerail.model.mailbox import Command
 from rerail.model.runbooks import Runbook
 
 
+class ActionTraits:
+    """Properties that all actions of a class share."""
+
+    __slots__ = ()
+
+    # Actions are performed in this order. Commands to older agents and releases of bad machines come before the next
+    # launch, notices last.
+    RANK: ClassVar[int]
+    # The value of the dimension in Rerail's metrics; a notice is counted by its severity.
+    METRIC_LABEL: ClassVar[str]
+    # Not performed while Rerail is paused.
+    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = False
+    # No job is created before this is done: the job's machines or its checkpoint depend on it.
+    PRECEDES_CREATE: ClassVar[bool] = False
+
+
 @dataclass(frozen=True, slots=True)
 class Machines:
     """Machines that replace those of the run's own request."""
@@ -22,13 +38,12 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateJob:
+class CreateJob(ActionTraits):
     """Launch an attempt's job from the run's stored request; repeating it is harmless because job names are unique."""
 
-    RANK: ClassVar[int] = 5
-    METRIC_LABEL: ClassVar[str] = "create"
-    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = True
-    PRECEDES_CREATE: ClassVar[bool] = False
+    RANK = 5
+    METRIC_LABEL = "create"
+    IS_BLOCKED_BY_PAUSE = True
 
     job_name: str
     attempt: int
@@ -47,52 +62,47 @@ class CreateJob:
 
 
 @dataclass(frozen=True, slots=True)
-class StopJob:
+class StopJob(ActionTraits):
     """Stop a job; a job that is stopping or has ended counts as stopped."""
 
-    RANK: ClassVar[int] = 2
-    METRIC_LABEL: ClassVar[str] = "stop"
-    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = True
-    PRECEDES_CREATE: ClassVar[bool] = False
+    RANK = 2
+    METRIC_LABEL = "stop"
+    IS_BLOCKED_BY_PAUSE = True
 
     job_name: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseWarmPool:
+class ReleaseWarmPool(ActionTraits):
     """Release a job's warm pool, so that a relaunch does not reuse the same faulty node."""
 
-    RANK: ClassVar[int] = 3
-    METRIC_LABEL: ClassVar[str] = "release"
-    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = False
-    PRECEDES_CREATE: ClassVar[bool] = True
+    RANK = 3
+    METRIC_LABEL = "release"
+    PRECEDES_CREATE = True
 
     job_name: str
 
 
 @dataclass(frozen=True, slots=True)
-class PostCommand:
+class PostCommand(ActionTraits):
     """Replace the command in the run's mailbox; the agent carries out each command id once."""
 
-    RANK: ClassVar[int] = 1
-    METRIC_LABEL: ClassVar[str] = "command"
-    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = False
-    PRECEDES_CREATE: ClassVar[bool] = False
+    RANK = 1
+    METRIC_LABEL = "command"
 
     command: Command
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantineCheckpoints:
+class QuarantineCheckpoints(ActionTraits):
     """Move checkpoints that the next job must not resume from out of its checkpoint folder.
 
     A script without an agent resumes from whatever it finds there.
     """
 
-    RANK: ClassVar[int] = 4
-    METRIC_LABEL: ClassVar[str] = "set aside"
-    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = False
-    PRECEDES_CREATE: ClassVar[bool] = True
+    RANK = 4
+    METRIC_LABEL = "set aside"
+    PRECEDES_CREATE = True
 
     run: str
     # The number of the attempt that was rolled back.
@@ -108,10 +118,6 @@ class QuarantineCheckpoints:
     is_vital: bool = True
 
 
-# RANK: actions are performed in this order. Commands to older agents and releases of bad machines come before the next
-# launch, notices last.
-# IS_BLOCKED_BY_PAUSE: not performed while Rerail is paused.
-# PRECEDES_CREATE: no job is created before it is done, because the job's machines or its checkpoint depend on it.
 Action = CreateJob | StopJob | ReleaseWarmPool | PostCommand | QuarantineCheckpoints
 
 
@@ -133,13 +139,10 @@ class ClearedBy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Notify:
+class Notify(ActionTraits):
     """A notice for people."""
 
-    RANK: ClassVar[int] = 6
-    METRIC_LABEL: ClassVar[str] = "notify"
-    IS_BLOCKED_BY_PAUSE: ClassVar[bool] = False
-    PRECEDES_CREATE: ClassVar[bool] = False
+    RANK = 6
 
     severity: Severity
     title: str

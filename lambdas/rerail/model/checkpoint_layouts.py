@@ -17,7 +17,7 @@ from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint
 
 
 class Layout(StrEnum):
-    """How a script names its checkpoints and their files; `manifest` is Rerail's own layout."""
+    """The names that a script gives its checkpoints and their files; `manifest` is Rerail's own layout."""
 
     MANIFEST = "manifest"
     HUGGING_FACE = "huggingface"

@@ -71,6 +71,12 @@ def plain(value: Any) -> Any:
     return value
 
 
+def read_type(value: Mapping[str, Any]) -> Any:
+    """Return the present name of the type of a plain value, which an earlier version may have written."""
+    tag = value.get("type")
+    return FORMER_TYPES.get(tag, tag) if isinstance(tag, str) else tag
+
+
 def _default(f: Any) -> Any:
     return f.default_factory() if f.default_factory is not MISSING else f.default
 
@@ -123,8 +129,7 @@ def _read_union(kinds: tuple[Any, ...], value: Any, *, path: str, strict: bool) 
     if len(kinds) == 1:
         return _read(kinds[0], value, path=path, strict=strict)
     named = {kind.__name__: kind for kind in kinds}
-    tag = value.get("type") if isinstance(value, dict) else None
-    tag = FORMER_TYPES.get(tag, tag) if isinstance(tag, str) else tag
+    tag = read_type(value) if isinstance(value, dict) else None
     if tag not in named:
         raise BadRecord(f"{path}: type {tag!r:.100} is not one of {', '.join(named)}")
     return _read(named[tag], value, path=path, strict=strict)

@@ -10,7 +10,7 @@ class PolicyError(RerailError):
 
 
 class UnknownPolicy(PolicyError):
-    """No policy of that name is deployed."""
+    """A policy of that name is not deployed."""
 
 
 class BadMessage(RerailError):

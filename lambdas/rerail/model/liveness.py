@@ -9,7 +9,7 @@ IGNORED_GAPS = 5
 
 
 class Phase(StrEnum):
-    """What a run is doing, as far as known."""
+    """The known activity of a run."""
 
     CAPACITY = "capacity"
     STARTUP = "startup"

@@ -38,7 +38,7 @@ CONTROLS = {code: " " for code in (*range(32), *range(127, 160)) if chr(code) no
 
 
 class CommandKind(StrEnum):
-    """What the supervisor requests of the attempt named in a command."""
+    """The request of a command to the attempt that it names."""
 
     TRAIN = "train"  # train on: this attempt owns the run, and older attempts must not save checkpoints any more
     CHECKPOINT = "checkpoint"  # save a checkpoint now, at a step that all ranks agree on, and report it
@@ -82,7 +82,7 @@ class ReportKind(StrEnum):
 
 
 class Ability(StrEnum):
-    """What a script or its init can do besides saving a checkpoint on request."""
+    """An ability of a script or its init besides saving a checkpoint on request."""
 
     SKIP = "skip"  # skips the samples in RERAIL_SKIP_SAMPLES
     RATE = "rate"  # multiplies its learning rate by RERAIL_LR_SCALE
@@ -90,7 +90,7 @@ class Ability(StrEnum):
 
 
 class Durability(StrEnum):
-    """Where a committed checkpoint is stored."""
+    """The kind of storage of a committed checkpoint."""
 
     LOCAL = "local"  # on the machine's disk, from where SageMaker uploads it to S3 in the background
     REMOTE = "remote"  # in S3 or on a shared file system, where it outlives the machine

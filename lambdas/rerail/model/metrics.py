@@ -163,7 +163,7 @@ def queries(job: str, names: MetricNames, *, stall_suspected: bool = False) -> t
 
 @dataclass(frozen=True, slots=True)
 class LossSilence:
-    """For how long the loss has been missing while other metrics arrive.
+    """The time for which the loss has been missing while other metrics arrive.
 
     A job that logs its loss less often than its steps raises `longest`, so that its normal gaps do not count as NaN.
     """
@@ -185,7 +185,7 @@ class LossSilence:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far the series of a run's current job was read and evaluated."""
+    """The position up to which the series of a run's current job was read and evaluated."""
 
     job: str
     # The end of the last minute with any value.

@@ -35,7 +35,7 @@ class Mode(StrEnum):
 
 
 class OnMaxRuntime(StrEnum):
-    """What to do when a job reached its own MaxRuntimeInSeconds."""
+    """The reaction to a job that reached its own MaxRuntimeInSeconds."""
 
     STOP = "stop"
     RELAUNCH = "relaunch"
@@ -49,14 +49,14 @@ class MaxRuntime(StrEnum):
 
 
 class OnExpiry(StrEnum):
-    """What to do with a proposal that was not answered in time."""
+    """The treatment of a proposal that was not answered in time."""
 
     ACT = "act"
     HOLD = "hold"
 
 
 class OnAlarm(StrEnum):
-    """What to do when a CloudWatch alarm that the user set on the job fires."""
+    """The reaction to a CloudWatch alarm that the user set on the job."""
 
     INFORM = "inform"
     RESTART = "restart"
@@ -64,7 +64,7 @@ class OnAlarm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How many failures in a row of each cause a run may have before it is held; progress resets all counts.
+    """The failures in a row of each cause that a run may have before it is held; progress resets all counts.
 
     Unknown causes have no budget of their own: the limits on progress, restart storms and attempts bound them.
     """
@@ -132,7 +132,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How a run waits for machines; waiting costs time, but no attempts."""
+    """Waiting for machines; it costs time, but no attempts."""
 
     # How long a run waits before it is held.
     wait: timedelta = timedelta(hours=12)
@@ -147,7 +147,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class SaveTimeouts:
-    """How long a planned stop waits for a checkpoint."""
+    """Timeouts of a planned stop that waits for a checkpoint."""
 
     # Until the agent has acknowledged the command.
     answer: timedelta = timedelta(minutes=2)
@@ -165,7 +165,7 @@ class MailboxPolicy:
 
 @dataclass(frozen=True, slots=True)
 class InPlacePolicy:
-    """When training processes are restarted within the running job."""
+    """Restarts of the training processes within the running job."""
 
     # Restart in place if no other machine is needed; False: always launch a new job.
     in_place: bool = True
@@ -177,7 +177,7 @@ class InPlacePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """How long a proposal waits for an operator, and what happens if it is not answered."""
+    """Expiry of proposals that wait for an operator."""
 
     wait: timedelta = timedelta(minutes=30)
     # While a job is running.
@@ -196,7 +196,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Notices:
-    """How notices are repeated."""
+    """Repetition of notices."""
 
     # A page that is still open is sent again after this; 0: never.
     refire: timedelta = timedelta(hours=4)

@@ -64,7 +64,7 @@ class RunState(StrEnum):
 
 
 class AfterStop(StrEnum):
-    """What Rerail does after a stop that it initiated."""
+    """The next step after a stop that Rerail initiated."""
 
     END = "end"
     RELAUNCH = "relaunch"
@@ -187,7 +187,7 @@ class Attempt:
     approved_by: str = ""
     # The in-place restarts, oldest first.
     orders: tuple[InPlaceRestart, ...] = ()
-    # The rung of the rollback ladder that led to this attempt; see ladder.py.
+    # The rung of the rollback ladder that led to this attempt; see rollback_ladder.py.
     rung: str = ""
     # Onset of the problem that the attempt was stopped for: no checkpoint of this or an earlier attempt from this step
     # on is resumed from.
@@ -267,7 +267,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What each budget of a run has spent since the last proven progress."""
+    """The charges to each budget of a run since the last proven progress."""
 
     # Failures by cause.
     charges: Mapping[Cause, int] = field(default_factory=dict)
@@ -337,7 +337,7 @@ class PlannedStop:
 
 
 class ProposedAction(StrEnum):
-    """What a proposal would do: launch the next job, or stop and relaunch the running one."""
+    """The action of a proposal: launch the next job, or stop and relaunch the running one."""
 
     LAUNCH = "launch"
     STOP = "stop"

@@ -20,7 +20,7 @@ INTERRUPTION_STATUSES = ("Interrupted", "Restarting")
 
 
 class SelfRepair(StrEnum):
-    """Why SageMaker restarted training within the same job."""
+    """The reason for which SageMaker restarted training within the same job."""
 
     SPOT = "spot"  # the spot market took the machines back
     CLUSTER = "cluster"  # a faulty machine was rebooted or replaced
@@ -29,7 +29,7 @@ class SelfRepair(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SelfRepairs:
-    """How often SageMaker restarted a job's training, by reason."""
+    """The number of times that SageMaker restarted a job's training, by reason."""
 
     counts: Mapping[SelfRepair, int] = field(default_factory=dict)
     # The total time in seconds until training continued.

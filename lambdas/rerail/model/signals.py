@@ -118,7 +118,7 @@ class ReportInvalid:
 
 
 class Refusal(StrEnum):
-    """Why a job was not created."""
+    """The reason for which a job was not created."""
 
     CAPACITY = "capacity"  # SageMaker has no quota or capacity now
     INVALID = "invalid"  # SageMaker rejects the request itself

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rerail.model import skipped_samples as skips
+from rerail.model import skipped_samples
 from rerail.model.actions import CreateJob, Machines
 from rerail.model.errors import RequestRefused
 from rerail.model.signatures import KEY, VARIABLE
@@ -149,7 +149,9 @@ def _variables_for_script(action: CreateJob, own: Mapping[str, str]) -> dict[str
     except ValueError:
         own_rate, scale = math.nan, own["RERAIL_LR_SCALE"]
     try:
-        skip = skips.format_ranges((*skips.parse_ranges(own.get("RERAIL_SKIP_SAMPLES", "")), *skips.parse_ranges(skip)))
+        skip = skipped_samples.format_ranges(
+            (*skipped_samples.parse_ranges(own.get("RERAIL_SKIP_SAMPLES", "")), *skipped_samples.parse_ranges(skip))
+        )
     except ValueError:
         skip = f"{own['RERAIL_SKIP_SAMPLES']},{skip}".rstrip(",")
     variables = {"RERAIL_SKIP_SAMPLES": skip} if skip else {}

@@ -67,7 +67,7 @@ def supervised(
 
 
 class JobAdditions:
-    """What supervision adds to a job, for each representation of a job."""
+    """The additions of supervision to a job, for each representation of a job."""
 
     def __init__(
         self, policy: str, checkpoints: str, metrics: bool, environment: Mapping[str, str], agent: str

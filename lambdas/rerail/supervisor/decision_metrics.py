@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rerail.decisions.decision import Decision
-from rerail.messages import service_metrics as measures
+from rerail.messages import service_metrics
 from rerail.messages.service_metrics import ActionLabel, MetricValue
 from rerail.model.actions import Notify
 from rerail.model.run import Run
@@ -29,15 +29,15 @@ def list_metrics(turns: Iterable[RecordedDecision], *, waited_s: float) -> Itera
     reasoned = [turn for turn in turns if turn.decision.reason]
     if not reasoned:
         return
-    counts: Counter[tuple[measures.ServiceMetric, StrEnum]] = Counter()
+    counts: Counter[tuple[service_metrics.ServiceMetric, StrEnum]] = Counter()
     for turn in reasoned:
         labels = [
             ActionLabel(action.METRIC_LABEL) for action in turn.decision.actions if not isinstance(action, Notify)
         ]
-        counts.update((measures.ACTIONS, label) for label in labels or [ActionLabel.NOTHING])
-        counts.update((measures.NOTICES, a.severity) for a in turn.decision.actions if isinstance(a, Notify))
+        counts.update((service_metrics.ACTIONS, label) for label in labels or [ActionLabel.NOTHING])
+        counts.update((service_metrics.NOTICES, a.severity) for a in turn.decision.actions if isinstance(a, Notify))
         new = turn.decision.run.incidents[len(turn.before.incidents) :]
-        counts.update((measures.OPENED, incident.cause) for incident in new)
-    yield measures.DECISIONS.of(len(reasoned))
-    yield measures.DECIDED_IN.of(max(0.0, waited_s))
+        counts.update((service_metrics.OPENED, incident.cause) for incident in new)
+    yield service_metrics.DECISIONS.of(len(reasoned))
+    yield service_metrics.DECIDED_IN.of(max(0.0, waited_s))
     yield from (measure.of(count, dimension) for (measure, dimension), count in counts.items())

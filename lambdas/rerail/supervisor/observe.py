@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from rerail.decisions import warm_pools as pools
+from rerail.decisions import warm_pools
 from rerail.messages.messages import QueueMessage
 from rerail.model.errors import JobNotFound, StateUnknown
 from rerail.model.run import Job, JobStatus, PlannedStop, Run, RunState
@@ -64,7 +64,7 @@ def _observe_warm_pool(run: Run, jobs: Jobs, at: datetime) -> tuple[Signal, ...]
 
     If it cannot be described, the launch goes ahead without that status.
     """
-    attempt = pools.find_pool_attempt(run)
+    attempt = warm_pools.find_pool_attempt(run)
     if attempt is None or run.wake_at is None or at < run.wake_at:
         return ()
     try:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rerail.accounting.goodput import Account, sum_accounts
-from rerail.messages import service_metrics as measures
+from rerail.messages import service_metrics
 from rerail.messages.service_metrics import MetricValue
 from rerail.model.causes import Cause
 from rerail.model.run import Run, RunState
@@ -53,23 +53,25 @@ def list_metrics(fleet: Fleet) -> Iterator[MetricValue]:
     published.
     """
     account = fleet.account
-    yield from (measures.RUNS.of(count, state) for state, count in fleet.runs.items() if count)
-    yield from (measures.INCIDENTS_BY_CAUSE.of(count, cause) for cause, count in fleet.incidents.items() if count)
-    yield from (measures.BADPUT.of(seconds, kind) for kind, seconds in account.badput_s.items() if seconds)
-    yield measures.HELD.of(fleet.runs.get(RunState.HELD, 0))
-    yield measures.INCIDENTS.of(sum(fleet.incidents.values()))
-    yield measures.ATTEMPTS.of(fleet.attempts)
-    yield measures.RELAUNCHES.of(account.relaunches)
-    yield measures.RESTARTS.of(account.restarts)
-    yield measures.GOODPUT.of(account.goodput_s)
-    yield measures.SAVED_S.of(account.saved_s)
+    yield from (service_metrics.RUNS.of(count, state) for state, count in fleet.runs.items() if count)
+    yield from (
+        service_metrics.INCIDENTS_BY_CAUSE.of(count, cause) for cause, count in fleet.incidents.items() if count
+    )
+    yield from (service_metrics.BADPUT.of(seconds, kind) for kind, seconds in account.badput_s.items() if seconds)
+    yield service_metrics.HELD.of(fleet.runs.get(RunState.HELD, 0))
+    yield service_metrics.INCIDENTS.of(sum(fleet.incidents.values()))
+    yield service_metrics.ATTEMPTS.of(fleet.attempts)
+    yield service_metrics.RELAUNCHES.of(account.relaunches)
+    yield service_metrics.RESTARTS.of(account.restarts)
+    yield service_metrics.GOODPUT.of(account.goodput_s)
+    yield service_metrics.SAVED_S.of(account.saved_s)
     for measure, value in (
-        (measures.SHARE, None if account.share is None else 100 * account.share),
-        (measures.MTTD, account.mttd_s),
-        (measures.MTTR, account.mttr_s),
-        (measures.DOLLARS, account.dollars),
-        (measures.LOST, account.lost_dollars),
-        (measures.SAVED, account.saved_dollars),
+        (service_metrics.SHARE, None if account.share is None else 100 * account.share),
+        (service_metrics.MTTD, account.mttd_s),
+        (service_metrics.MTTR, account.mttr_s),
+        (service_metrics.DOLLARS, account.dollars),
+        (service_metrics.LOST, account.lost_dollars),
+        (service_metrics.SAVED, account.saved_dollars),
     ):
         if value is not None:  # an unknown value is not zero
             yield measure.of(value)

@@ -12,7 +12,7 @@ from rerail.accounting.goodput import Account, make_account
 from rerail.decisions.decide import decide
 from rerail.detection.evaluate import Monitor, MonitoredRun, with_heartbeat
 from rerail.hyperpod.clusters import ClusterRecords, default_of, find_overdue
-from rerail.messages import service_metrics as measures
+from rerail.messages import service_metrics
 from rerail.messages.service_metrics import MetricValue
 from rerail.model.codec import plain
 from rerail.model.errors import RerailError
@@ -24,9 +24,8 @@ from rerail.model.signals import JobObserved, Signal
 from rerail.ports import Checkpoints, Jobs, Mailbox, Pause, Policies, Queue, ReceivedHeartbeats, Runs, policy_of
 from rerail.supervisor.observe import observe
 from rerail.sweep.describe_schedule import EACH_MINUTE, OWN_MINUTE, has_changed, is_describe_due, is_known, job_of
-from rerail.sweep.fleet_metrics import Fleet, sum_fleets
+from rerail.sweep.fleet_metrics import Fleet, make_fleet, sum_fleets
 from rerail.sweep.fleet_metrics import list_metrics as of_the_fleet
-from rerail.sweep.fleet_metrics import make_fleet as fleet_of
 from rerail.sweep.launch_order import WaitingLaunch, choose_launches, make_launch
 from rerail.sweep.shards import ENOUGH, Shard, Shards, fan_out, hash_name, select_newest
 
@@ -43,7 +42,7 @@ WORTH_ADOPTING = (JobStatus.IN_PROGRESS, JobStatus.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What one sweep saw."""
+    """The result of one sweep."""
 
     open: int  # open runs
     due: int  # runs for which the supervisor was woken
@@ -62,10 +61,10 @@ class SweepReport:
 
 def list_metrics(report: SweepReport) -> Iterator[MetricValue]:
     """Yield the metrics of a sweep beside its counts: whether it was complete comes first."""
-    yield measures.COMPLETED.of(0 if report.unswept else 1)
-    yield measures.UNREAD.of(1 if report.unread else 0)
+    yield service_metrics.COMPLETED.of(0 if report.unswept else 1)
+    yield service_metrics.UNREAD.of(1 if report.unread else 0)
     if report.paused is not None:
-        yield measures.PAUSED.of(float(report.paused))
+        yield service_metrics.PAUSED.of(float(report.paused))
     yield from of_the_fleet(report.fleet)
 
 
@@ -225,7 +224,7 @@ class Sweep:
             unread=unread,
             beating=sum(monitored.beat is not None for monitored in watchable),
             garbled=heartbeats.unread,
-            fleet=fleet_of(
+            fleet=make_fleet(
                 [check.run for check in checks if check.run], [check.account for check in checks if check.account]
             ),
         )

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.notice import Notice
-from rerail.model.secrets import redact_patterns
+from rerail.model.redaction import redact_patterns
 
 # Joins the parts of one emoji. Other invisible characters are removed, since some reverse the direction of a line.
 ZERO_WIDTH_JOINER = "\u200d"
