@@ -6,11 +6,11 @@ with an allowance for what the other runs take.
 """
 
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from typing import IO
 
 from local.pace import SLOWEST, VARIABLE, measure_pace
 
@@ -27,33 +27,54 @@ RUNS = {
     ),
 }
 
+FAILURES_BEGIN = re.compile("=+ (FAILURES|ERRORS) =+")
+FAILURE_LINES = 400
+
 
 def main() -> int:
-    """Return 0 if every test passed; pytest's own output says what failed."""
+    """Return 0 if every test passed; otherwise print the failures of each suite once more, at the end."""
     began = time.monotonic()
     slowdown = min(SLOWEST, SHARED * measure_pace().slowdown)
     environment = {VARIABLE: str(slowdown), **os.environ}
     share = f"1/{float(environment[VARIABLE]):g}"
     print(f"the clocks of demos and deployed stacks run at {share} of their usual speed", flush=True)
-    runs = {name: _start(name, options, environment) for name, options in RUNS.items()}
+    runs = {name: SuiteRun(name, (*options, *sys.argv[1:]), environment) for name, options in RUNS.items()}
     failed = [name for name, run in runs.items() if run.wait()]
     print(f"tests took {time.monotonic() - began:.0f} s; failed: {', '.join(failed) or 'none'}")
+    for name in failed:
+        print(runs[name].format_failures())
     return 1 if failed else 0
 
 
-def _start(name: str, options: tuple[str, ...], environment: dict[str, str]) -> subprocess.Popen[str]:
-    """Start one run, whose lines appear under its name as they come."""
-    command = [sys.executable, "-m", "pytest", *options, "-o", f"cache_dir=.pytest_cache/{name}", *sys.argv[1:]]
-    run = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert run.stdout, "started with a pipe"
-    # Not a daemon: the interpreter waits until the last line is shown.
-    threading.Thread(target=_show, args=(name, run.stdout)).start()
-    return run
+class SuiteRun:
+    """One run of pytest, whose lines appear under its name as they come."""
 
+    def __init__(self, name: str, options: tuple[str, ...], environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "pytest", *options, "-o", f"cache_dir=.pytest_cache/{name}"]
+        self._name = name
+        self._process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        # The lines from the first failure's traceback to the end.
+        self._failures: list[str] = []
+        self._thread = threading.Thread(target=self._show)
+        self._thread.start()
 
-def _show(name: str, lines: IO[str]) -> None:
-    for line in lines:
-        print(f"{name:>8} | {line}", end="", flush=True)
+    def wait(self) -> int:
+        """Return pytest's exit status once its last line is shown."""
+        self._thread.join()
+        return self._process.wait()
+
+    def format_failures(self) -> str:
+        """Return the tracebacks and the names of the failed tests, the names last; the other runs hid them."""
+        return "".join(self._failures[-FAILURE_LINES:]) or f"{self._name} ended without a report\n"
+
+    def _show(self) -> None:
+        assert self._process.stdout, "started with a pipe"
+        for line in self._process.stdout:
+            print(f"{self._name:>8} | {line}", end="", flush=True)
+            if self._failures or FAILURES_BEGIN.match(line):
+                self._failures.append(line)
 
 
 if __name__ == "__main__":
