@@ -109,7 +109,7 @@ def drill(
 def _check(where: Place, run: Run) -> None:
     """What can be told before anybody is asked; the supervisor looks again."""
     if run.state is RunState.HELD:
-        place.fail(f"{run.id} is held: {run.hold_reason}", f"rerail release {run.id}, and drill it when it trains")
+        place.fail(f"{run.id} is held: {run.hold_text}", f"rerail release {run.id}, and drill it when it trains")
     attempt = run.current
     if run.state is not RunState.WATCHING or attempt.secondary != "Training":
         doing = attempt.secondary or attempt.status or "not launched"
@@ -243,7 +243,7 @@ class Drill:
                 self.say(f"{run.attempts[number - 1].job_name} is launched")
                 return run
             if run.state.is_end:
-                raise Failed(f"the run is {run.state}: {run.hold_reason or run.current.failure_reason}")
+                raise Failed(f"the run is {run.state}: {run.hold_text or run.current.failure_reason}")
         raise Failed("the next job was not launched in time")
 
     def _compared(self, before: str, run: Run, stopped_at: datetime, facts: dict[str, Any]) -> Proof:
@@ -260,7 +260,7 @@ class Drill:
             now = self._load()
             if now.state.is_end or now.current.number > number:
                 attempt = now.attempts[number - 1]
-                raise Failed(f"{job} ended {attempt.status}: {attempt.failure_reason or now.hold_reason}")
+                raise Failed(f"{job} ended {attempt.status}: {attempt.failure_reason or now.hold_text}")
         else:
             raise Failed(f"{job} has not come to step {wanted[-1]} in time")
         first_at = min((at for at in new.at.values() if at >= stopped_at), default=None)
@@ -309,9 +309,7 @@ class Drill:
     def _still_trains(self, before: Run) -> None:
         run = self._load()
         if run.state is not RunState.WATCHING or run.current.number != before.current.number:
-            raise Failed(
-                f"the run is {run.state} now, for another reason than the drill: {run.hold_reason}".rstrip(": ")
-            )
+            raise Failed(f"the run is {run.state} now, for another reason than the drill: {run.hold_text}".rstrip(": "))
 
     def _clean(self, run: Run) -> list[Checkpoint]:
         """Its saves, newest first, that the supervisor would resume from."""

@@ -199,8 +199,7 @@ def todo(run: Run) -> tuple[str, str]:
         asked = run.proposal
         return f"{asked.what}? ({asked.why})", f"rerail approve {run.id} --proposal {asked.id}"
     if run.state is RunState.HELD:
-        _, found, advice = run.hold_reason.partition("To do: ")
-        return advice.removesuffix(RELEASE) if found else run.hold_reason, f"rerail release {run.id}"
+        return run.hold_advice.removesuffix(RELEASE) or run.hold_reason, f"rerail release {run.id}"
     if run.kept_back == PAUSE or (run.stop and run.stop.put_off):
         return "it waits until the pause is lifted", "rerail resume"
     return "", ""

@@ -255,7 +255,7 @@ def _plain(row: Row) -> dict[str, Any]:
         "goodput": None if row.share is None else round(row.share, 4),
         "dollars": row.dollars,
         "waits_for": run.proposal.awaits if run.proposal else run.kept_back,
-        "hold_reason": run.hold_reason,
+        "hold_reason": run.hold_text,
         "proposal": run.proposal.id if run.proposal else None,
         "todo": row.todo,
         "command": row.command,

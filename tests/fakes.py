@@ -276,7 +276,7 @@ class FakeCheckpoints:
         """Scripts that write manifests are left to themselves; of the others so many are moved at once."""
         tainted = self.tainted(action)
         if tainted and self.forbidden:
-            raise QuarantineFailed(self.forbidden)
+            raise QuarantineFailed(self.forbidden, advice="deploy with the context value asideBuckets")
         for checkpoint in tainted[: self.moves_at_once]:
             self.saved[action.uri].remove(checkpoint)
             self.aside.append(checkpoint)

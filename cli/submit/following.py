@@ -119,7 +119,7 @@ class Follower:
         if self.run is not None:
             if not self.run.state.is_end or self.run.is_open:
                 return "", ""
-            return str(self.run.state), self.run.hold_reason or self.run.current.failure_reason
+            return str(self.run.state), self.run.hold_text or self.run.current.failure_reason
         status = self._statuses.get(self.job, "").partition(" ")[0]
         return (status.lower(), "") if status and JobStatus(status).is_terminal else ("", "")
 

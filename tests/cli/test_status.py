@@ -47,7 +47,8 @@ OUTPUTS = {
     "PauseParameter": "/rerail/switch",
     "MailboxBucket": "mailbox",
 }
-ADVICE = "attempt 2 failed: oom; held: oom is not retried. To do: use a smaller batch, then release the run"
+REASON = "attempt 2 failed: oom; held: oom is not retried"
+ADVICE = "use a smaller batch, then release the run"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,7 +108,7 @@ def held(name: str) -> Run:
     incident = Incident(
         1, "job_failed", 2, Cause.OOM, "x", "x", NOW - 2 * HOUR, NOW - HOUR, closed_at=NOW - HOUR, resolution="held"
     )
-    return a_run(name, RunState.HELD, hold_reason=ADVICE, incidents=(incident,))
+    return a_run(name, RunState.HELD, hold_reason=REASON, hold_advice=ADVICE, incidents=(incident,))
 
 
 def told(*words: str, columns: int = 160) -> str:
@@ -215,7 +216,7 @@ def test_a_policy_that_cannot_be_read_hides_no_run(where):
 
 def test_a_log_line_or_a_reason_cannot_paint_the_terminal(where):
     """What comes from names and reasons is text, not markup."""
-    keep(where, replace(held("c"), hold_reason="To do: [bold]look[/bold] at [/red] it"))
+    keep(where, replace(held("c"), hold_advice="[bold]look[/bold] at [/red] it"))
     assert "[bold]look[/bold] at [/red] it" in told()
 
 

@@ -14,7 +14,7 @@ from rerail.model.signals import OperatorVerb
 from tests.core.test_loop_crashes import Crash, Saboteur
 from tests.fakes import BUCKET, Agent, World
 
-FORBIDDEN = "CopyObject is not allowed. To do: deploy with the context value asideBuckets"
+FORBIDDEN = "CopyObject is not allowed"
 
 
 FOREIGN = {"attempt": 0, "layout": "huggingface"}
@@ -79,7 +79,7 @@ def test_without_the_permission_the_run_is_held_and_the_message_names_it(world):
     world.minutes(5)
     run = world.run()
     assert (run.state, sorted(world.sagemaker.jobs), run.pending) == (RunState.HELD, ["gpt"], ())
-    assert "asideBuckets" in run.hold_reason
+    assert "asideBuckets" in run.hold_advice
     assert any("asideBuckets" in notice.todo and notice.severity == "page" for notice in world.bus.told)
     assert lies(world) == [100, 200, 300, 400, 500]
     tell(world, OperatorVerb.RELEASE, "too early")

@@ -107,7 +107,7 @@ def test_out_of_memory_is_not_retried(world):
     world.sagemaker.fail("gpt", OOM)
     world.minutes(90)
     assert world.run().state is RunState.HELD
-    assert "smaller batch" in world.run().hold_reason
+    assert "smaller batch" in world.run().hold_advice
     assert list(world.sagemaker.jobs) == ["gpt"]
 
 

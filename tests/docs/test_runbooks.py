@@ -94,7 +94,7 @@ def braked() -> World:
 
 def not_set_aside() -> World:
     world = a_world(layout="huggingface")
-    world.checkpoints.forbidden = "AccessDenied. To do: name the bucket in asideBuckets"
+    world.checkpoints.forbidden = "AccessDenied"
     finding = Finding(Kind.NON_FINITE, Level.INTERVENE, 410, 401, "loss is nan", world.clock(), world.clock())
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
     world.minutes(30)

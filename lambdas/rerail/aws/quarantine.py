@@ -85,8 +85,8 @@ class ObjectMover:
             self._replace(move)
         elif kept is None or not _is_same(source, kept):
             raise QuarantineFailed(
-                f"s3://{self.bucket}/{move.target} is not the same as {move.source.key}. To do: find out who wrote it, "
-                "move it elsewhere, then release the run"
+                f"s3://{self.bucket}/{move.target} is not the same as {move.source.key}",
+                advice="find out who wrote it, move it elsewhere, then release the run",
             )
         else:
             client("s3").delete_object(Bucket=self.bucket, Key=move.source.key)
@@ -175,9 +175,10 @@ class ObjectMover:
         code, what = error.response["Error"]["Code"], f"{error.operation_name} for s3://{self.bucket}/{move.source.key}"
         if code in FORBIDDEN:
             return QuarantineFailed(
-                f"{what} is not allowed ({code}). To do: deploy with {self.bucket} in the context value asideBuckets, "
-                "which gives the supervisor s3:PutObject and s3:DeleteObject there (and see checkpointBuckets and "
-                "checkpointKeyArns), or move the unusable checkpoints away by hand; then release the run"
+                f"{what} is not allowed ({code})",
+                advice=f"deploy with {self.bucket} in the context value asideBuckets, which gives the supervisor "
+                "s3:PutObject and s3:DeleteObject there (and see checkpointBuckets and checkpointKeyArns), or move the "
+                "unusable checkpoints away by hand; then release the run",
             )
         if code in THROTTLING:
             return Throttled(f"{what}: {error}")

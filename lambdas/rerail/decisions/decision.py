@@ -361,7 +361,17 @@ def with_release(run: Run, *, who: str, at: datetime) -> Run:
     ended = run.current.exists and not run.current.may_be_live
     ledger = with_fresh_budgets(run.ledger, who=who, at=at)
     ledger = replace(ledger, forgiven=run.current.number if ended else run.current.number - 1)
-    return replace(run, hold_reason="", held_by="", ledger=ledger, climbs=())
+    return replace(without_hold(run), ledger=ledger, climbs=())
+
+
+def with_hold(run: Run, reason: str, *, advice: str = "", runbook: Runbook | None = None, by: str = "") -> Run:
+    """Return the run with why it is held, what to do before it is released, and the operator who holds it, if any."""
+    return replace(run, hold_reason=reason, hold_advice=advice, hold_runbook=runbook, held_by=by)
+
+
+def without_hold(run: Run) -> Run:
+    """Return the run with no hold recorded."""
+    return with_hold(run, "")
 
 
 def hold_run(
@@ -383,10 +393,9 @@ def hold_run(
     takes longer than the pool is worth.
     """
     release = warm_pools.make_release(run) if gives_back and not run.observe_only else ()
-    reason = f"{what}. To do: {todo}" if todo else what
     since = run.open_incident.happened_at if run.open_incident else at
-    run = replace(
-        with_incident_closed(with_end(run, RunState.HELD), HELD_RESOLUTION, at), hold_reason=reason, held_by=""
+    run = with_hold(
+        with_incident_closed(with_end(run, RunState.HELD), HELD_RESOLUTION, at), what, advice=todo, runbook=runbook
     )
     did = "the job that runs goes on, unsupervised" if run.current.may_be_live else "no other job is launched"
     did += ", until you release the run" + ("; the machines kept for it are given back" if release else "")
@@ -401,7 +410,7 @@ def hold_run(
         todo="\n".join(filter(None, (format_instruction(todo), f"When that is done: rerail release {run.id}"))),
         since=since,
     )
-    return Decision(run, (*release, notice), reason)
+    return Decision(run, (*release, notice), run.hold_text)
 
 
 def make_notice(

@@ -11,24 +11,28 @@ from rerail.decisions.decision import (
     format_start,
     with_attempt,
     with_end,
+    with_hold,
     with_launch,
     with_next_attempt,
     with_release,
+    without_hold,
     without_pending,
 )
 from rerail.decisions.drills import on_drill, on_save
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
 from rerail.decisions.in_place_restart import make_withdrawal
 from rerail.decisions.launch_checks import PAUSED
-from rerail.decisions.on_failure import NOT_ASIDE
 from rerail.decisions.on_finding import on_stop_approved
 from rerail.decisions.operator_rollback import on_rollback
 from rerail.model.actions import CreateJob, PostCommand, QuarantineCheckpoints, StopJob
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import AfterStop, PlannedStop, ProposedAction, Run, RunState
+from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorCommand, OperatorVerb
 
 MAX_COMMANDS = 10
+# Runs that an earlier version held have no runbook; their reason begins with this.
+FORMER_NOT_QUARANTINED = "what must not be resumed from cannot be set aside"
 # Of these the command that was issued last counts, whatever the order of arrival.
 ORDERED_VERBS = (
     OperatorVerb.HOLD,
@@ -95,7 +99,8 @@ def _on_hold(run: Run, command: OperatorCommand, summary: str) -> Decision:
         return Decision(run, reason=f"{summary}, but the run has ended ({run.state}): nothing to hold")
     withdrawn = tuple(make_withdrawal(run, command.at))
     run = without_pending(run, CreateJob, StopJob, PostCommand, QuarantineCheckpoints)
-    run = replace(run, state=RunState.HELD, hold_reason=summary, held_by=command.who, wake_at=None, stop=None)
+    run = replace(run, state=RunState.HELD, wake_at=None, stop=None)
+    run = with_hold(run, summary, by=command.who)
     return Decision(run, withdrawn, f"{summary}: held, a job that runs goes on unsupervised")
 
 
@@ -103,7 +108,7 @@ def _on_release(run: Run, command: OperatorCommand, policy: Policy, summary: str
     """Release a held run: watch its running job again, or launch the next one."""
     if run.state is not RunState.HELD:
         return Decision(run, reason=f"{summary}, but the run is not held ({run.state}): nothing to release")
-    was_unquarantined = run.hold_reason.startswith(NOT_ASIDE)
+    was_unquarantined = run.hold_runbook is Runbook.NOT_SET_ASIDE or run.hold_reason.startswith(FORMER_NOT_QUARANTINED)
     run = with_release(run, who=command.who, at=command.at)
     attempt, step = run.current, choose_resume_step(command.checkpoints)
     if attempt.may_be_live:
@@ -133,7 +138,7 @@ def _on_stop(run: Run, command: OperatorCommand, policy: Policy, summary: str) -
         run = replace(run, stop=replace(run.stop, then=then, reason=summary, approved_by=command.who))
         return Decision(run, reason=f"{summary}: the job is being stopped already")
     if run.state is RunState.HELD:
-        run = replace(run, hold_reason="", held_by="")
+        run = without_hold(run)
     deadline = command.at + policy.save.deadline
     stop = PlannedStop(then=then, reason=summary, asked_at=command.at, deadline=deadline, approved_by=command.who)
     return checkpoint_then_stop(run, stop, policy, summary)

@@ -40,7 +40,7 @@ from rerail.model.signals import CreateRefused, JobObserved, QuarantineRefused, 
 
 # An incident keeps its newest reasons and actions: one DynamoDB item must hold it after any number of failures.
 MAX_REASON_CHARS, MAX_ACTIONS = 4_000, 50
-NOT_ASIDE = "what must not be resumed from cannot be set aside"
+NOT_QUARANTINED = "checkpoints that must not be resumed from cannot be quarantined"
 
 
 def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
@@ -306,12 +306,6 @@ def on_pending(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:
     return replace(decision, actions=(*decision.actions, notice), finding="capacity_wait")
 
 
-def split_advice(message: str) -> tuple[str, str]:
-    """Split a message into what happened and the advice at its end, which may be empty."""
-    what, separator, todo = message.rpartition(". To do: ")  # the last one: job names are foreign text
-    return (what, todo) if separator else (message, "")
-
-
 def on_quarantine_refused(run: Run, refused: QuarantineRefused) -> Decision:
     """Hold the run where checkpoints could not be quarantined and a job without an agent would resume from them.
 
@@ -320,8 +314,7 @@ def on_quarantine_refused(run: Run, refused: QuarantineRefused) -> Decision:
     if not has_pending(run, QuarantineCheckpoints):
         return Decision(run)
     if not refused.action.is_vital:
-        body = f"{run.current.job_name} may fail on an unfinished checkpoint: {refused.message}"
-        what, todo = split_advice(body)
+        what = f"{run.current.job_name} may fail on an unfinished checkpoint: {refused.message}"
         notice = make_notice(
             run,
             Severity.INFORM,
@@ -330,16 +323,17 @@ def on_quarantine_refused(run: Run, refused: QuarantineRefused) -> Decision:
             key=f"not-aside-{run.current.number}",
             runbook=Runbook.NOT_SET_ASIDE,
             did="launched all the same",
-            todo=format_instruction(todo),
+            todo=format_instruction(refused.advice),
         )
         return Decision(
             without_pending(run, QuarantineCheckpoints),
             (notice,),
-            f"launched all the same: {body}",
+            f"launched all the same: {what}. To do: {refused.advice}",
             finding="not_set_aside",
         )
     run = without_pending(run, QuarantineCheckpoints, CreateJob)
-    why, todo = split_advice(refused.message)
-    what = f"{NOT_ASIDE}, and {run.current.job_name} would resume from it: {why}"
-    decision = hold_run(run, refused.at, what, because=NOT_ASIDE, todo=todo, runbook=Runbook.NOT_SET_ASIDE)
+    what = f"{NOT_QUARANTINED}, and {run.current.job_name} would resume from it: {refused.message}"
+    decision = hold_run(
+        run, refused.at, what, because=NOT_QUARANTINED, todo=refused.advice, runbook=Runbook.NOT_SET_ASIDE
+    )
     return replace(decision, finding="not_set_aside")

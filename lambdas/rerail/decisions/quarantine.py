@@ -59,15 +59,16 @@ def plan_moves(
     if PLACE.startswith(folder) or folder.startswith(PLACE):
         raise QuarantineFailed(
             f"quarantined checkpoints go to s3://{bucket}/{PLACE}, which overlaps with {action.uri}: a job would be "
-            "given it too. To do: move aside by hand what must not be resumed from, then release the run; next time "
-            "give the run a folder of its own in the bucket"
+            "given it too",
+            advice="move what must not be resumed from away by hand, then release the run; next time give the run a "
+            "folder of its own in the bucket",
         )
     checkpoints = find_checkpoints(stored, pointers)
     if action.strict and not checkpoints and (unrecognized := [*find_undated(stored), *find_copies(stored)]):
         names = ", ".join(item.key for item in unrecognized[:MAX_NAMES])
         raise QuarantineFailed(
-            f"the steps of the checkpoints under {action.uri} are unknown ({names}). To do: move what must not be "
-            f"resumed from out of that folder, then release the run"
+            f"the steps of the checkpoints under {action.uri} are unknown ({names})",
+            advice="move what must not be resumed from out of that folder, then release the run",
         )
     target_folder = f"{PLACE}{action.run}/a{action.attempt:03d}/"
     moves = [*_list_pointer_moves(stored, pointers, checkpoints, action), *_list_rolled_back(checkpoints, action)]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
 
-from rerail.decisions.decision import Decision, make_notice, with_facts
+from rerail.decisions.decision import Decision, make_notice, with_facts, without_hold
 from rerail.model.actions import Notify, Severity
 from rerail.model.run import Attempt, Job, Run, RunState, make_job_name
 from rerail.model.runbooks import Runbook
@@ -74,12 +74,13 @@ def on_outdated_record(run: Run, signal: RecordOutdated) -> Decision:
         attempts=tuple(attempts),
         stop=None,
         wake_at=None,
-        hold_reason=run.hold_reason if stays_held else "",
         proposal=None,
         kept_back="",
         pending=tuple(action for action in run.pending if isinstance(action, Notify)),
     )
-    if stays_held:
+    if not stays_held:
+        run = without_hold(run)
+    else:
         reason += f"; {run.held_by} holds the run, so it goes on unsupervised"
     notice = make_notice(
         run,

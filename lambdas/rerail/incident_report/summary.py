@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from rerail.decisions.decision import format_start
+from rerail.decisions.decision import format_instruction, format_start
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
 from rerail.model.actions import Notify
@@ -93,13 +93,15 @@ def _headline(run: Run, tone: Urgency) -> str:
 
 
 def _happened(run: Run, incident: Incident | None) -> str:
-    if run.state is RunState.HELD and run.hold_reason:
-        return run.hold_reason
+    if run.state is RunState.HELD and run.hold_text:
+        return run.hold_text
     return incident.reason if incident else "No incident so far."
 
 
 def _list_todos(run: Run) -> tuple[str, ...]:
     if run.state is RunState.HELD:
+        if run.hold_advice:
+            return (f"{format_instruction(run.hold_advice)}.",)
         return ("Fix the problem named above, then release the run.",)
     if run.proposal and run.proposal.awaits == "approval":
         return (f"Approve or deny this: {run.proposal.what}.",)

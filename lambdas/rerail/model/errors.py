@@ -69,7 +69,12 @@ class ActionUnfinished(RerailError):
 
 
 class QuarantineFailed(RerailError):
-    """Checkpoints could not be quarantined; the message says what is missing, and the remedy."""
+    """Checkpoints could not be quarantined; `message` says why, `advice` what to do."""
+
+    def __init__(self, message: str, *, advice: str) -> None:
+        super().__init__(f"{message}. To do: {advice}")
+        self.message = message
+        self.advice = advice
 
 
 class StateUnknown(RerailError):

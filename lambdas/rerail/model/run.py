@@ -13,6 +13,7 @@ from rerail.model.checkpoints import Health
 from rerail.model.codec import FORMER_WORDS
 from rerail.model.finding import Finding
 from rerail.model.machines import Cluster, WarmPool
+from rerail.model.runbooks import Runbook
 from rerail.model.self_repairs import SelfRepair, SelfRepairs
 
 JOB_NAME_LIMIT = 63  # characters that SageMaker allows in a job name
@@ -436,6 +437,10 @@ class Run:
     # When the run has to be evaluated next.
     wake_at: datetime | None = None
     hold_reason: str = ""
+    # What to do before the run is released.
+    hold_advice: str = ""
+    # The runbook of the hold; None if an operator holds the run.
+    hold_runbook: Runbook | None = None
     # The operator who holds the run.
     held_by: str = ""
     # When the newest hold, release, stop or move command was issued; older ones are ignored.
@@ -485,6 +490,11 @@ class Run:
         long or was used before.
         """
         return self.current.job_name if self.current.number == 1 else self.id
+
+    @property
+    def hold_text(self) -> str:
+        """Return why the run is held, and what to do about it."""
+        return f"{self.hold_reason}. To do: {self.hold_advice}" if self.hold_advice else self.hold_reason
 
     @property
     def open_incident(self) -> Incident | None:

@@ -152,8 +152,10 @@ class QuarantineRefused:
 
     at: datetime
     action: QuarantineCheckpoints
-    # What is missing, and the remedy.
+    # Why.
     message: str
+    # What to do about it.
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)

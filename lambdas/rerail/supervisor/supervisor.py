@@ -415,7 +415,7 @@ class Supervisor:
         try:
             self.checkpoints.set_aside(action)
         except QuarantineFailed as error:
-            return QuarantineRefused(self.clock(), action, str(error))
+            return QuarantineRefused(self.clock(), action, error.message, error.advice)
         return None
 
     def _create(self, run: Run, action: CreateJob) -> CreateRefused | None:
