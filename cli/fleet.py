@@ -14,11 +14,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 from cli import place
 from cli.place import Place
 from rerail.accounting.goodput import make_account
-from rerail.decisions.launch_checks import APPROVAL, PAUSE
 from rerail.detection.evaluate import RunDetection
 from rerail.model.errors import RerailError
 from rerail.model.policy import Policy
-from rerail.model.run import Run, RunState
+from rerail.model.run import LaunchCheck, Run, RunState
 from rerail.model.signature_policy import must_be_signed
 from rerail.ports import policy_of
 from rerail.supervisor.pause import parse_pause
@@ -195,12 +194,12 @@ def since(run: Run) -> datetime | None:
 
 def todo(run: Run) -> tuple[str, str]:
     """What a human has to do, if anything, and the command that follows."""
-    if run.proposal and run.proposal.awaits == APPROVAL:
+    if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
         asked = run.proposal
         return f"{asked.what}? ({asked.why})", f"rerail approve {run.id} --proposal {asked.id}"
     if run.state is RunState.HELD:
         return run.hold_advice.removesuffix(RELEASE) or run.hold_reason, f"rerail release {run.id}"
-    if run.kept_back == PAUSE or (run.stop and run.stop.put_off):
+    if run.blocked_by is LaunchCheck.PAUSE or (run.stop and run.stop.put_off):
         return "it waits until the pause is lifted", "rerail resume"
     return "", ""
 

@@ -21,7 +21,6 @@ from rerail.accounting.goodput import Account, make_account
 from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import remaining_retries
-from rerail.decisions.launch_checks import PAUSE
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import IncidentReport, make_report
 from rerail.incident_report.summary import Urgency
@@ -30,7 +29,7 @@ from rerail.model.errors import RerailError
 from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.machines import format_instance_types
 from rerail.model.policy import Policy
-from rerail.model.run import Attempt, Incident, Run, RunState, TimelineEntry
+from rerail.model.run import Attempt, Incident, LaunchCheck, Run, RunState, TimelineEntry
 from rerail.model.self_repairs import format_repairs
 from rerail.ports import policy_of
 
@@ -194,15 +193,15 @@ def timeline_table(timeline: Any, *, newest: int | None = None) -> Table:
     return table
 
 
-def spoken_wait(check: str) -> str:
-    """Return what a launch or a proposal waits for, as people say it."""
-    return "the end of the pause" if check == PAUSE else check
+def spoken_wait(check: LaunchCheck) -> str:
+    """Return what a launch or a proposal waits for, as users read it."""
+    return "the end of the pause" if check is LaunchCheck.PAUSE else check
 
 
 def waits(run: Run) -> Iterator[str]:
     """What the run waits for, and how to answer a proposal."""
-    if run.kept_back:
-        yield f"[yellow]its next job waits for:[/] {spoken_wait(run.kept_back)}"
+    if run.blocked_by:
+        yield f"[yellow]its next job waits for:[/] {spoken_wait(run.blocked_by)}"
     if run.proposal:
         proposal = run.proposal
         cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}"

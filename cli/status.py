@@ -20,10 +20,9 @@ from cli.fleet import Fleet, Look, Row, chosen
 from cli.names import completed_policies, completed_states
 from cli.place import AsJson, Local
 from cli.runs import STYLES, saving
-from rerail.decisions.launch_checks import PAUSE
 from rerail.model.errors import RerailError
 from rerail.model.formatting import format_dollars
-from rerail.model.run import Run, RunState
+from rerail.model.run import LaunchCheck, Run, RunState
 from rerail.ports import policy_of
 
 ENDED_SHOWN = 10
@@ -174,8 +173,8 @@ def table(rows: Sequence[Row], at: datetime, *, width: int) -> Table:
 def _cells(row: Row, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     run = row.run
     yield Text(run.id, style="bold" if row.is_open else "")
-    waits = (run.proposal.awaits if run.proposal else run.kept_back) if is_wide else ""
-    why = " (paused)" if waits == PAUSE else f" for {waits}" if waits else ""
+    waits = (run.proposal.awaits if run.proposal else run.blocked_by) if is_wide else ""
+    why = " (paused)" if waits is LaunchCheck.PAUSE else f" for {waits}" if waits else ""
     yield Text(run.state + why, style=STYLES.get(run.state, "yellow"))
     yield Text(age(row.since, at))
     yield Text(str(run.current.number))
@@ -254,7 +253,7 @@ def _plain(row: Row) -> dict[str, Any]:
         "step_at": row.step_at.isoformat() if row.step_at else None,
         "goodput": None if row.share is None else round(row.share, 4),
         "dollars": row.dollars,
-        "waits_for": run.proposal.awaits if run.proposal else run.kept_back,
+        "waits_for": run.proposal.awaits if run.proposal else run.blocked_by,
         "hold_reason": run.hold_text,
         "proposal": run.proposal.id if run.proposal else None,
         "todo": row.todo,

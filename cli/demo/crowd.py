@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from rerail.aws.dynamodb import DynamoRuns
-from rerail.decisions.launch_checks import BRAKE
+from rerail.decisions.deferrals import RATE_LIMITED
 from rerail.model.run import Run, TimelineEntry
 
 
@@ -47,7 +47,7 @@ class Crowd:
             "runs": len(self.runs),
             "states": sorted(run.state.value for run in self.runs.values()),
             "relaunched_at_s": [round((at - made[0]).total_seconds(), 1) for at in made],
-            "kept_back": len({e.run for e in entries if e.finding == BRAKE}),
+            "rate_limited": len({e.run for e in entries if e.finding == RATE_LIMITED}),
             "pages": len(pages),
             "page": pages[0]["body"] if pages else "",
         }

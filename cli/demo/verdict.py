@@ -62,7 +62,7 @@ def _braked(scenario: Scenario, report: Report) -> Iterator[str]:
     crowd = report["crowd"]
     if crowd["states"] != [RunState.COMPLETED] * (scenario.crowd + 1):
         yield f"the runs of the account ended {', '.join(crowd['states'])}, all must complete"
-    if crowd["most_in_window"] > crowd["limit"] or not crowd["kept_back"]:
+    if crowd["most_in_window"] > crowd["limit"] or not crowd["rate_limited"]:
         yield f"{crowd['most_in_window']} relaunches within {crowd['window_s']} s, of at most {crowd['limit']}"
     if not 1 <= crowd["pages"] <= 2:  # one a window
         yield f"on-call was paged {crowd['pages']} times for it"

@@ -13,7 +13,7 @@ from cli.main import app
 from cli.place import Place
 from rerail.aws.clients import client
 from rerail.model.causes import Cause
-from rerail.model.run import Attempt, Incident, JobStatus, Proposal, ProposedAction, Run, RunState
+from rerail.model.run import Attempt, Incident, JobStatus, LaunchCheck, Proposal, ProposedAction, Run, RunState
 from tests.aws.places import REGION, TABLE, make_table, our_own_clients
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -69,7 +69,7 @@ def shown(run: Run, *words: str) -> str:
 
 def test_a_proposal_is_shown_with_its_price_and_both_answers(deployed):
     """Whoever is paged reads here what is asked."""
-    said = shown(replace(RUN, proposal=ASKED, kept_back="approval"))
+    said = shown(replace(RUN, proposal=ASKED, blocked_by=LaunchCheck.APPROVAL))
     assert "p7 waits for approval: create gpt-a002 from step 500, for about $10.55, until 2026-01-31 13:00:00" in said
     assert "answer with: rerail approve gpt --proposal p7 or rerail deny gpt --proposal p7" in said
 
@@ -109,8 +109,8 @@ def test_the_best_interval_is_shown_where_saves_are_measured(deployed):
 
 def test_the_fleet_says_what_each_run_waits_for(deployed):
     """At a glance: for whose word, or for which check."""
-    assert "waiting for approval" in shown(replace(RUN, proposal=ASKED, kept_back="approval"), "status")
-    other = replace(RUN, id="bert", attempts=(replace(TRAINED, job_name="bert"),), kept_back="pause")
+    assert "waiting for approval" in shown(replace(RUN, proposal=ASKED, blocked_by=LaunchCheck.APPROVAL), "status")
+    other = replace(RUN, id="bert", attempts=(replace(TRAINED, job_name="bert"),), blocked_by=LaunchCheck.PAUSE)
     assert "waiting (paused)" in shown(other, "status")
 
 

@@ -30,6 +30,7 @@ from rerail.model.run import (
     Attempt,
     Incident,
     JobStatus,
+    LaunchCheck,
     PlannedStop,
     Proposal,
     ProposedAction,
@@ -121,7 +122,7 @@ def test_who_needs_somebody_comes_first_and_is_told_what_to_type(where):
     """A held run and a question before the runs that train, and ended ones last."""
     asked = Proposal("p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 900", "it died", NOW, NOW + HOUR)
     keep(where, a_run("trains", RunState.WATCHING), held("stuck"), a_run("done", RunState.COMPLETED))
-    keep(where, a_run("asks", RunState.WAITING, proposal=asked, kept_back="approval"))
+    keep(where, a_run("asks", RunState.WAITING, proposal=asked, blocked_by=LaunchCheck.APPROVAL))
     said = told()
     rows = [
         word for line in said.splitlines() for word in line.split()[:1] if word in ("trains", "stuck", "done", "asks")
@@ -243,7 +244,7 @@ def test_ages_take_a_few_characters(ago, words):
 def test_a_record_of_another_version_hides_no_other(where, monkeypatch):
     """After a roll-back of the deployment: what can be read is shown, what cannot is named."""
     keep(where, a_run("trains", RunState.WATCHING), a_run("newer", RunState.WATCHING))
-    monkeypatch.setattr("rerail.model.codec.SCHEMA", 2)
+    monkeypatch.setattr("rerail.model.codec.SCHEMA", 3)
     where.runs.save(replace(a_run("newer", RunState.WATCHING), version=2), None)
     monkeypatch.undo()
     seen = Look(where).fleet()

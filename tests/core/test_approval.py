@@ -194,7 +194,7 @@ def test_a_word_while_paused(world):
     world.pause.paused = True
     say(world, OperatorVerb.APPROVE, number=2)
     world.minutes(10)
-    assert (world.run().kept_back, list(world.sagemaker.jobs)) == ("pause", ["gpt"])
+    assert (world.run().blocked_by, list(world.sagemaker.jobs)) == ("pause", ["gpt"])
     world.pause.paused = False
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"]

@@ -120,7 +120,7 @@ def test_defaults_are_left_out():
     run = Run("a", "default", RunState.WATCHING, START, (Attempt(1, "a"),))
     attempt = {"type": "Attempt", "number": 1, "job_name": "a"}
     assert json.loads(dumps(run)) == {
-        "schema": 1,
+        "schema": 2,
         "type": "Run",
         "id": "a",
         "policy": "default",
@@ -139,10 +139,10 @@ def test_a_field_of_a_later_version_is_passed_over():
     assert loads(Run, json.dumps(record)) == FULL
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None])
+@pytest.mark.parametrize("schema", [0, 3, "1", None])
 def test_a_record_of_another_schema_is_refused(schema):
     """What was written on other terms is never guessed at."""
-    with pytest.raises(BadRecord, match="a Run of another schema than 1: deploy the version that wrote it"):
+    with pytest.raises(BadRecord, match="a Run of another schema than 2: deploy the version that wrote it"):
         loads(Run, json.dumps({**json.loads(dumps(FULL)), "schema": schema}))
 
 

@@ -85,7 +85,7 @@ class GatedNights(Nights):
     @invariant()
     def what_is_kept_back_waits(self) -> None:
         run = self.world.run()
-        assert not run.kept_back or run.state is RunState.WAITING
+        assert not run.blocked_by or run.state is RunState.WAITING
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

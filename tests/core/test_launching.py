@@ -14,7 +14,7 @@ from rerail.model.actions import Severity
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Limits, MaxRuntime, Mode, OnMaxRuntime, Policy
-from rerail.model.run import JobStatus, RunState
+from rerail.model.run import JobStatus, LaunchCheck, RunState
 from rerail.model.signals import OperatorVerb
 from tests.fakes import World
 
@@ -84,7 +84,7 @@ def test_while_paused_nothing_is_created_and_all_of_it_is_told(world):
     world.pause.paused = True
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(60)
-    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "pause")
+    assert (world.run().state, world.run().blocked_by) == (RunState.WAITING, "pause")
     assert list(world.sagemaker.jobs) == ["gpt"]
     assert [title for title in told(world, Severity.INFORM) if "waits" in title] == ["gpt: waits"]
     assert sum("Rerail is paused for this account" in reason for reason in reasons(world)) == 1
@@ -177,7 +177,7 @@ def test_a_job_that_was_stopped_before_the_pause_is_still_ours(world, monkeypatc
     assert world.run().state is RunState.STOPPING
     end("gpt")
     world.minutes(3)
-    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "pause")
+    assert (world.run().state, world.run().blocked_by) == (RunState.WAITING, "pause")
 
 
 def test_a_release_waits_while_paused_too(world):
@@ -186,7 +186,7 @@ def test_a_release_waits_while_paused_too(world):
     world.minutes(1)
     world.pause.paused = True
     say(world, OperatorVerb.RELEASE)
-    assert (world.run().state, world.run().kept_back) == (RunState.WAITING, "pause")
+    assert (world.run().state, world.run().blocked_by) == (RunState.WAITING, "pause")
     world.pause.paused = False
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"]
@@ -355,7 +355,7 @@ def test_a_launch_that_is_kept_back_is_no_start(world):
     before = world.run().ledger.starts
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(20)
-    assert (world.run().kept_back, world.run().ledger.starts) == ("brake", before)
+    assert (world.run().blocked_by, world.run().ledger.starts) == (LaunchCheck.RATE_LIMIT, before)
 
 
 def test_a_policy_pauses_its_own_runs(world):

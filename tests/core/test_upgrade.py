@@ -21,14 +21,15 @@ from rerail.messages.messages import JobStateChanged
 from rerail.model import mailbox, signals
 from rerail.model.checkpoints import read_manifest
 from rerail.model.codec import SCHEMA, BadRecord, dumps, loads
+from rerail.model.former_names import translate
 from rerail.model.policy import Policy, parse_policy
 from rerail.model.rate_limit import Launches, admit
-from rerail.model.run import Job, JobStatus, Run, RunState, TimelineEntry
+from rerail.model.run import Job, JobStatus, LaunchCheck, Run, RunState, TimelineEntry
 from tests.fakes import World
 
 RECORDS = Path(__file__).parent / "data" / "records"
-# What older versions called the pause, in a record of a run.
-FORMER, PRESENT = '"kill switch"', '"pause"'
+# What the version of schema 1 called the pause, in a record of a run.
+FORMER_PAUSE = '"kill switch"'
 # The names that the types of messages had.
 FORMER_MESSAGES = {
     "AlarmHeard": "AlarmStateChanged",
@@ -54,12 +55,10 @@ def stored(kind: str) -> list[Any]:
 
 
 def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """Where something that was stored is not stored any more; what was empty may be left out.
-
-    The name of a type tells alternatives apart, and may have changed: `loads` has read the former one."""
+    """Yield where something that was stored is not stored any more; what was empty may be left out."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name, value in before.items():
-            if name == "type":
+            if name == "schema":
                 continue
             if name in after:
                 yield from lost(value, after[name], f"{path}.{name}")
@@ -89,7 +88,7 @@ def test_every_record_is_read_and_written_back_whole(cls: type, kind: str) -> No
         record = loads(cls, line)
         again = dumps(record)
         assert loads(cls, again) == record
-        assert list(lost(json.loads(line.replace(FORMER, PRESENT)), json.loads(again))) == []
+        assert list(lost(translate(json.loads(line)), json.loads(again))) == []
 
 
 @pytest.mark.parametrize("line", stored("runs"))
@@ -119,16 +118,16 @@ def test_a_run_of_an_older_version_is_decided_on(line: str) -> None:
         assert loads(Run, dumps(after)) == after
 
 
-@pytest.mark.parametrize("line", [param for param in stored("runs") if FORMER in param.values[0]])
+@pytest.mark.parametrize("line", [param for param in stored("runs") if FORMER_PAUSE in param.values[0]])
 def test_what_an_older_version_kept_back_waits_for_the_pause(line: str) -> None:
     """A launch or a stop that waited under the pause's former name is done once the pause is lifted, and not before."""
     run = loads(Run, line)
     name, job = run.attempts[0].job_name, run.attempts[0]
-    assert "pause" in (run.kept_back, run.proposal and run.proposal.awaits)
+    assert LaunchCheck.PAUSE in (run.blocked_by, run.proposal and run.proposal.awaits)
     world = World()
     world.clock.now = job.created_at or run.created_at
     world.sagemaker.submit(name)
-    world.clock.now = newest(run) if run.kept_back else run.proposal.asked_at if run.proposal else run.created_at
+    world.clock.now = newest(run) if run.blocked_by else run.proposal.asked_at if run.proposal else run.created_at
     world.checkpoints.save(step=50)
     if job.status is JobStatus.FAILED:
         world.sagemaker.fail(name, job.failure_reason)
@@ -141,7 +140,7 @@ def test_what_an_older_version_kept_back_waits_for_the_pause(line: str) -> None:
     world.pause.paused = False
     world.minutes(5)
     assert world.sagemaker.live() == [f"{name}-a002"]
-    assert not world.run(run.id).kept_back and world.run(run.id).proposal is None
+    assert not world.run(run.id).blocked_by and world.run(run.id).proposal is None
 
 
 def in_training() -> list[Any]:
@@ -197,7 +196,7 @@ def test_mail_of_an_older_agent_is_read(line: str) -> None:
             read = mailbox.read_heartbeat(text, run=run)
         case _:
             read = mailbox.read_report(text, run=run, id=mailbox.run_of_report(mail["key"])[1])
-    assert list(lost(json.loads(text), json.loads(mailbox.write(read)))) == []
+    assert list(lost(translate(json.loads(text)), json.loads(mailbox.write(read)))) == []
 
 
 @pytest.mark.parametrize("line", stored("manifests"))

@@ -51,7 +51,7 @@ TAKEN = attempt("unknown") | on(OWN, "demo", pool="Reused", taken_by="demo-a002"
 SOONER = attempt(resumed=75) | on(OWN, "demo-a002", start_s=0.4)
 HANDSHAKE = {"step": 700, "stopped_because": "the emergency checkpoint of step 700 is committed: stopping the job"}
 YES = {"answered": 1, "words": True, "said": "ada said approve: creating demo-a002 from step 75"}
-CROWD = {"states": ["completed"] * 4, "most_in_window": 2, "limit": 2, "window_s": 60.0, "kept_back": 2, "pages": 1}
+CROWD = {"states": ["completed"] * 4, "most_in_window": 2, "limit": 2, "window_s": 60.0, "rate_limited": 2, "pages": 1}
 GOOD: dict[Name, dict[str, Any]] = {
     Name.SPIKE: {
         "state": "completed",

@@ -10,7 +10,7 @@ import supervise
 import wiring.supervise
 from rerail.aws.clients import client
 from rerail.model.mailbox import Report, ReportKind, write
-from rerail.model.run import RunState
+from rerail.model.run import LaunchCheck, RunState
 from tests.functions.account import Context, sample
 
 
@@ -152,7 +152,7 @@ def test_a_pause_keeps_a_dead_job_dead(hasty):
     assert failed(batch(sample("training_job_state_change"))) == []
     fail(hasty, "gpt-7b")
     assert failed(batch(due("gpt-7b"), due("gpt-7b"))) == []
-    assert hasty.runs.load("gpt-7b").kept_back == "pause"
+    assert hasty.runs.load("gpt-7b").blocked_by == "pause"
     assert launched(hasty) == ["gpt-7b"]
     client("ssm").put_parameter(Name="/rerail/switch", Value="on", Type="String", Overwrite=True)
     wiring.supervise.supervisor.cache_clear()  # another instance of the function, which has believed nothing yet
@@ -169,7 +169,7 @@ def test_the_brake_counts_over_all_runs(hasty):
         assert failed(batch(due(name), due(name))) == []
     assert sorted(launched(hasty)) == ["bert", "gpt-7b", "gpt-7b-a002"]
     run = hasty.runs.load("bert")
-    assert (run.state, run.kept_back) == (RunState.WAITING, "brake")
+    assert (run.state, run.blocked_by) == (RunState.WAITING, LaunchCheck.RATE_LIMIT)
     assert any("many runs fail at once" in entry.actions[0]["title"] for entry in hasty.runs.timeline("bert")[-1:])
 
 

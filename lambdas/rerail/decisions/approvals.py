@@ -8,18 +8,18 @@ from datetime import datetime
 
 from rerail.decisions.cost_benefit import relaunch_dollars
 from rerail.decisions.decision import Decision, format_start, hold_run, make_notice, with_attempt, with_launch
-from rerail.decisions.launch_checks import APPROVAL, PAUSE, PAUSED
+from rerail.decisions.launch_checks import PAUSED
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.finding import Finding
 from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.policy import Mode, OnExpiry, Policy
-from rerail.model.run import Proposal, ProposedAction, Run, RunState
+from rerail.model.run import LaunchCheck, Proposal, ProposedAction, Run, RunState
 from rerail.model.runbooks import Runbook
 
 
 def propose_stop(run: Run, finding: Finding, why: str, plan: str, *, at: datetime, policy: Policy) -> Decision:
     """Propose to stop a running job; a newer proposal replaces the one before it."""
-    awaits = PAUSE if policy.mode is Mode.PAUSE else APPROVAL
+    awaits = LaunchCheck.PAUSE if policy.mode is Mode.PAUSE else LaunchCheck.APPROVAL
     run, notice = _with_proposal(
         run, ProposedAction.STOP, plan, why, at=at, policy=policy, awaits=awaits, finding=finding
     )
@@ -30,7 +30,13 @@ def propose_launch(run: Run, why: str, happened: str, *, at: datetime, policy: P
     """Propose to create the next job; `why` is for the timeline, `happened` for the page."""
     what = f"create {run.current.job_name} {format_start(run.current.resumed_from_step)}"
     run, notice = _with_proposal(
-        replace(run, kept_back=APPROVAL), ProposedAction.LAUNCH, what, happened, at=at, policy=policy, awaits=APPROVAL
+        replace(run, blocked_by=LaunchCheck.APPROVAL),
+        ProposedAction.LAUNCH,
+        what,
+        happened,
+        at=at,
+        policy=policy,
+        awaits=LaunchCheck.APPROVAL,
     )
     return Decision(run, (notice,), f"{why}; {_format_proposal(run)}" if why else _format_proposal(run))
 
@@ -54,7 +60,7 @@ def is_still_valid(run: Run) -> bool:
 
 def on_launch_approved(run: Run, who: str, summary: str, *, at: datetime, policy: Policy) -> Decision:
     """Create the approved job at once, without the rest of its delay."""
-    run = replace(with_attempt(run, replace(run.current, approved_by=who)), proposal=None, kept_back="")
+    run = replace(with_attempt(run, replace(run.current, approved_by=who)), proposal=None, blocked_by=None)
     run, actions = with_launch(run, at, policy)
     return Decision(run, actions, f"{summary}: creating {run.current.job_name} {_format_resume(run)}")
 
@@ -130,7 +136,7 @@ def _with_proposal(
     *,
     at: datetime,
     policy: Policy,
-    awaits: str,
+    awaits: LaunchCheck,
     finding: Finding | None = None,
 ) -> tuple[Run, Notify]:
     """Return the run with a proposal, numbered by the run's version, and the notice that says how to answer."""
@@ -148,7 +154,7 @@ def _with_proposal(
     )
     run = replace(run, proposal=proposal)
     body, key, since = why or what, f"proposal-{proposal.id}", _find_start(run, finding, at)
-    if awaits != APPROVAL:
+    if awaits is not LaunchCheck.APPROVAL:
         todo = "To lift the pause: rerail resume"
         title, runbook, did = (
             "waits until the pause is lifted",
@@ -198,5 +204,5 @@ def _format_proposal(run: Run) -> str:
     proposal = run.proposal
     assert proposal is not None
     cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}"
-    awaited = "waiting for approval" if proposal.awaits == APPROVAL else PAUSED
+    awaited = "waiting for approval" if proposal.awaits is LaunchCheck.APPROVAL else PAUSED
     return f"proposal {proposal.id}: {proposal.what}{cost} ({awaited})"

@@ -106,7 +106,7 @@ def with_warnings(run: Run, *keys: str) -> Run:
 def with_end(run: Run, state: RunState) -> Run:
     """Return the run in an end state, without anything that it waits for or has requested of its agent."""
     run = without_pending(run, PostCommand, QuarantineCheckpoints)
-    return replace(run, state=state, wake_at=None, stop=None, kept_back="", proposal=None)
+    return replace(run, state=state, wake_at=None, stop=None, blocked_by=None, proposal=None)
 
 
 def with_incident_closed(run: Run, resolution: str, at: datetime, *, mended: bool = False) -> Run:
@@ -145,7 +145,7 @@ def with_launch(run: Run, at: datetime, policy: Policy) -> tuple[Run, tuple[Acti
     if obstacle := find_obstacle(run, at, policy):
         return with_launch_blocked(run, obstacle, at), ()
     ledger = with_start(run.ledger, at=at, limits=policy.limits)
-    run = replace(run, state=RunState.STARTING, wake_at=None, ledger=ledger, kept_back="", proposal=None)
+    run = replace(run, state=RunState.STARTING, wake_at=None, ledger=ledger, blocked_by=None, proposal=None)
     run = with_runtime_left(run, at, policy)
     attempt = run.current
     create = make_create_job(run)

@@ -17,13 +17,16 @@ from rerail.decisions.decision import (
     with_warnings,
     without_pending,
 )
-from rerail.decisions.launch_checks import APPROVAL, BRAKE, PAUSED, Consequence, Obstacle, find_obstacle
+from rerail.decisions.launch_checks import PAUSED, Consequence, Obstacle, find_obstacle
 from rerail.model.actions import ClearedBy, CreateJob, Notify, Severity, StopJob
 from rerail.model.formatting import format_duration
 from rerail.model.policy import Mode, Policy
-from rerail.model.run import Run, RunState
+from rerail.model.run import LaunchCheck, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import CreateRefused, Paused
+
+# The finding of decisions that defer a launch.
+RATE_LIMITED = "rate_limited"
 
 
 def with_deferrals(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
@@ -71,13 +74,13 @@ def on_rate_limited(run: Run, refused: CreateRefused) -> Decision:
     run = without_pending(run, CreateJob)
     ledger = replace(run.ledger, starts=run.ledger.starts[:-1])  # the launch did not happen
     retry_at = refused.until or refused.at
-    run = replace(run, state=RunState.WAITING, wake_at=retry_at, kept_back=BRAKE, ledger=ledger)
+    run = replace(run, state=RunState.WAITING, wake_at=retry_at, blocked_by=LaunchCheck.RATE_LIMIT, ledger=ledger)
     reason = f"{run.current.job_name} waits {format_duration(retry_at - refused.at)}: {refused.message}"
     if refused.paged_at is None:
-        return Decision(run, reason=reason, finding="brake")
+        return Decision(run, reason=reason, finding=RATE_LIMITED)
     key = f"rerail/brake-{refused.paged_at:%Y%m%dT%H%M%S}"
     if key in run.warnings:
-        return Decision(run, reason=reason, finding="brake")
+        return Decision(run, reason=reason, finding=RATE_LIMITED)
     run = with_warnings(run, key)
     notice = Notify(
         severity=Severity.PAGE,
@@ -90,7 +93,7 @@ def on_rate_limited(run: Run, refused: CreateRefused) -> Decision:
         since=refused.at,
         until=ClearedBy.LAUNCHED,
     )
-    return Decision(run, (notice,), reason, finding="brake")
+    return Decision(run, (notice,), reason, finding=RATE_LIMITED)
 
 
 def is_deferred_stop_due(run: Run) -> bool:
@@ -123,11 +126,11 @@ def _with_stop_deferred(run: Run, at: datetime) -> Run:
 def _defer_launch(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
     """Report why the launch is deferred, once for each obstacle."""
     run = decision.run
-    if run.state is not RunState.WAITING or not run.kept_back or run.kept_back == BRAKE:
+    if run.state is not RunState.WAITING or not run.blocked_by or run.blocked_by is LaunchCheck.RATE_LIMIT:
         return decision
     if run == before:
         return Decision(run)  # reported already
-    if run.kept_back == before.kept_back and run.current.job_name == before.current.job_name:
+    if run.blocked_by == before.blocked_by and run.current.job_name == before.current.job_name:
         return decision
     obstacle = find_obstacle(run, at, policy)
     return decision if obstacle is None else _with_obstacle(decision, obstacle, at=at)
@@ -165,7 +168,7 @@ def _with_obstacle(decision: Decision, obstacle: Obstacle, *, at: datetime) -> D
         return replace(
             decision, run=run, actions=(*decision.actions, *warm_pools.make_release(run), notice), reason=reason
         )
-    if obstacle.check == APPROVAL:
+    if obstacle.check is LaunchCheck.APPROVAL:
         return replace(decision, reason=reason)  # the proposal reports it
     notice = make_notice(
         run,
@@ -182,8 +185,8 @@ def _with_obstacle(decision: Decision, obstacle: Obstacle, *, at: datetime) -> D
 
 def _without_stale_deferrals(run: Run) -> Run:
     """Return the run without a deferral or proposal that no longer applies."""
-    if run.kept_back and run.state is not RunState.WAITING:
-        run = replace(run, kept_back="")
+    if run.blocked_by and run.state is not RunState.WAITING:
+        run = replace(run, blocked_by=None)
     return run if run.proposal is None or is_still_valid(run) else replace(run, proposal=None)
 
 

@@ -12,17 +12,9 @@ from enum import StrEnum
 from rerail.accounting.costs import incident_dollars, run_dollars, runtime_left
 from rerail.model.formatting import format_dollars
 from rerail.model.policy import Mode, Policy
-from rerail.model.run import Run, RunState
+from rerail.model.run import LaunchCheck, Run, RunState
 from rerail.model.runbooks import Runbook
 
-PAUSE, TIME, RUN_MONEY, INCIDENT_MONEY, APPROVAL, BRAKE = (
-    "pause",
-    "run time",
-    "money of the run",
-    "money of the incident",
-    "approval",
-    "brake",
-)
 PAUSED = "Rerail is paused for this account"
 
 
@@ -38,7 +30,7 @@ class Consequence(StrEnum):
 class Obstacle:
     """A failed launch check."""
 
-    check: str  # the name of the failed check
+    check: LaunchCheck  # the failed check
     means: Consequence  # what happens to the launch
     why: str  # for people
     advice: str  # what to do
@@ -58,7 +50,7 @@ def is_not_paused(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     if policy.mode is not Mode.PAUSE:
         return None
     return Obstacle(
-        PAUSE,
+        LaunchCheck.PAUSE,
         Consequence.WAIT,
         f"{run.current.job_name} waits: {PAUSED}, or policy '{policy.name}' pauses",
         "`rerail resume` lifts the pause of the account",
@@ -72,7 +64,7 @@ def has_time_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     if left is None or left > 0:
         return None
     return Obstacle(
-        TIME,
+        LaunchCheck.RUN_TIME,
         Consequence.END,
         f"the run's MaxRuntimeInSeconds of {run.max_runtime_s} s is spent over {run.current.number - 1} attempts",
         "start the job again with a longer one, or give each attempt its own with max_runtime = 'per_attempt'",
@@ -85,7 +77,7 @@ def has_run_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | No
     cap = policy.limits.run_dollars
     spent = run_dollars(run, at, policy.prices) if cap else None
     advice = "see what it has come to, then release the run to grant it as much again"
-    return _check_budget(RUN_MONEY, spent, cap, "the run has cost", "limits.run_dollars", advice)
+    return _check_budget(LaunchCheck.RUN_COST, spent, cap, "the run has cost", "limits.run_dollars", advice)
 
 
 def has_incident_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
@@ -93,10 +85,14 @@ def has_incident_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle
     cap = policy.limits.incident_dollars
     spent = incident_dollars(run, at, policy.prices) if cap else None
     advice = "find out why relaunching does not resolve it, then release the run"
-    return _check_budget(INCIDENT_MONEY, spent, cap, "this incident has cost", "limits.incident_dollars", advice)
+    return _check_budget(
+        LaunchCheck.INCIDENT_COST, spent, cap, "this incident has cost", "limits.incident_dollars", advice
+    )
 
 
-def _check_budget(check: str, spent: float | None, cap: float, what: str, field: str, advice: str) -> Obstacle | None:
+def _check_budget(
+    check: LaunchCheck, spent: float | None, cap: float, what: str, field: str, advice: str
+) -> Obstacle | None:
     """Return an obstacle if the amount spent has reached the cap; an unknown price passes."""
     if spent is None or spent < cap:
         return None
@@ -109,7 +105,7 @@ def is_approved(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     if policy.mode is not Mode.APPROVE or run.current.approved_by:
         return None
     why = f"{run.current.job_name} waits for approval"
-    return Obstacle(APPROVAL, Consequence.WAIT, why, f"`rerail approve {run.id}`", Runbook.APPROVAL)
+    return Obstacle(LaunchCheck.APPROVAL, Consequence.WAIT, why, f"`rerail approve {run.id}`", Runbook.APPROVAL)
 
 
 # Order matters: approval comes last, so that it is requested only for launches that could go ahead.
@@ -124,7 +120,7 @@ CHECKS: tuple[Check, ...] = (
 
 def with_launch_blocked(run: Run, obstacle: Obstacle, at: datetime) -> Run:
     """Return the run with its launch deferred; each minute's tick tries again."""
-    return replace(run, state=RunState.WAITING, kept_back=obstacle.check, wake_at=run.wake_at or at)
+    return replace(run, state=RunState.WAITING, blocked_by=obstacle.check, wake_at=run.wake_at or at)
 
 
 def with_runtime_left(run: Run, at: datetime, policy: Policy) -> Run:

@@ -22,7 +22,6 @@ from rerail.decisions.decision import (
 )
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
 from rerail.decisions.in_place_restart import can_restart, choose_target, find_obstacle, is_from_before_restart, restart
-from rerail.decisions.launch_checks import PAUSE
 from rerail.decisions.on_failure import with_failure_charged, with_incident
 from rerail.decisions.open_pages import clear_pages
 from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, remedy
@@ -33,7 +32,7 @@ from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint, newest_usable
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode, OnExpiry, Policy
-from rerail.model.run import AfterStop, PlannedStop, Proposal, ProposedAction, Run, RunState
+from rerail.model.run import AfterStop, LaunchCheck, PlannedStop, Proposal, ProposedAction, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import FindingsObserved, JobObserved
 
@@ -298,7 +297,7 @@ def on_proposal(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
         or not seen.job.is_training
     ):
         return None
-    if proposal.awaits == PAUSE:
+    if proposal.awaits is LaunchCheck.PAUSE:
         return _on_resumed(run, proposal, seen, policy)
     if seen.at < proposal.expires_at:
         return None

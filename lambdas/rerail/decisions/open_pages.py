@@ -5,10 +5,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail.decisions.decision import Decision, has_pending
-from rerail.decisions.launch_checks import BRAKE
 from rerail.model.actions import ClearedBy, CreateJob, Notify, Severity
 from rerail.model.policy import Policy
-from rerail.model.run import OpenPage, Run, RunState
+from rerail.model.run import LaunchCheck, OpenPage, Run, RunState
 
 
 def with_pages(decision: Decision, *, at: datetime, policy: Policy, ticks: bool) -> Decision:
@@ -88,7 +87,9 @@ def _is_over(run: Run, page: OpenPage) -> bool:
         case ClearedBy.ANSWERED:
             return run.proposal is None or run.proposal.id != notice.about
         case ClearedBy.LAUNCHED:
-            return run.kept_back != BRAKE and not (has_pending(run, CreateJob) and not attempt.exists)
+            return run.blocked_by is not LaunchCheck.RATE_LIMIT and not (
+                has_pending(run, CreateJob) and not attempt.exists
+            )
         case ClearedBy.MENDED:
             ended = attempt.exists and not attempt.may_be_live
             return run.state.is_end or ended or attempt.number != page.attempt

@@ -63,7 +63,7 @@ def _relaunch(run: Run, command: OperatorCommand, policy: Policy, summary: str) 
     if run.current.exists:
         run = with_next_attempt(run, step, wake_at=command.at)
     run = with_attempt(run, replace(run.current, resumed_from_step=step, approved_by=command.who, drill=False))
-    run = replace(run, state=RunState.WAITING, wake_at=command.at, kept_back="")
+    run = replace(run, state=RunState.WAITING, wake_at=command.at, blocked_by=None)
     run, actions = with_launch(run, command.at, policy)
     return Decision(run, actions, f"{summary}: creating {run.current.job_name} {format_start(step)}")
 

@@ -75,7 +75,7 @@ def on_outdated_record(run: Run, signal: RecordOutdated) -> Decision:
         stop=None,
         wake_at=None,
         proposal=None,
-        kept_back="",
+        blocked_by=None,
         pending=tuple(action for action in run.pending if isinstance(action, Notify)),
     )
     if not stays_held:

@@ -8,8 +8,7 @@ from rerail.decisions.decision import format_instruction, format_start
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import find_onset_time
 from rerail.model.actions import Notify
-from rerail.model.codec import read_type
-from rerail.model.run import Incident, Run, RunState, TimelineEntry
+from rerail.model.run import Incident, LaunchCheck, Run, RunState, TimelineEntry
 from rerail.model.runbooks import Runbook
 
 TEXT_LIMIT = 4_000  # in characters
@@ -60,7 +59,7 @@ def make_summary(known: Facts) -> dict[str, Any]:
 
 
 def _urgency(run: Run) -> Urgency:
-    if run.state is RunState.HELD or (run.proposal and run.proposal.awaits == "approval"):
+    if run.state is RunState.HELD or (run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL):
         return Urgency.NEEDED
     return Urgency.MENDING if run.open_incident and not run.state.is_end else Urgency.WELL
 
@@ -76,7 +75,7 @@ def _headline(run: Run, tone: Urgency) -> str:
             return f"Completed{after}: nothing to do"
         case RunState.STOPPED:
             return "Stopped: the run is over"
-        case _ if run.proposal and run.proposal.awaits == "approval":
+        case _ if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
             return "Waiting for your approval"
         case RunState.WATCHING if tone is Urgency.NEEDED:
             return "Training, but needs your attention"
@@ -85,7 +84,7 @@ def _headline(run: Run, tone: Urgency) -> str:
         case RunState.WATCHING:
             return f"Training{after}: nothing to do"
         case RunState.WAITING:
-            return f"Waiting to launch attempt {number}" + (f" ({run.kept_back})" if run.kept_back else "")
+            return f"Waiting to launch attempt {number}" + (f" ({run.blocked_by})" if run.blocked_by else "")
         case RunState.STARTING:
             return f"Attempt {number} is starting"
         case _:
@@ -103,7 +102,7 @@ def _list_todos(run: Run) -> tuple[str, ...]:
         if run.hold_advice:
             return (f"{format_instruction(run.hold_advice)}.",)
         return ("Fix the problem named above, then release the run.",)
-    if run.proposal and run.proposal.awaits == "approval":
+    if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
         return (f"Approve or deny this: {run.proposal.what}.",)
     return ("Nothing. You will be paged if you are needed.",) if not run.state.is_end else ("Nothing.",)
 
@@ -113,7 +112,7 @@ def _split_lines(text: str) -> tuple[str, ...]:
 
 
 def _commands(run: Run) -> Iterator[str]:
-    if run.proposal and run.proposal.awaits == "approval":
+    if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
         yield f"rerail approve {run.id} --proposal {run.proposal.id}"
         yield f"rerail deny {run.id} --proposal {run.proposal.id}"
     if run.state is RunState.HELD:
@@ -134,7 +133,7 @@ def _format_relaunches(run: Run, incident: Incident | None) -> str:
 def _find_notice(timeline: Sequence[TimelineEntry], incident: Incident) -> Mapping[str, Any]:
     """Return the notice of the decision that opened the incident, empty if there is none."""
     actions = (action for entry in timeline if entry.at == incident.decided_at for action in entry.actions)
-    return next((action for action in actions if read_type(action) == Notify.__name__), {})
+    return next((action for action in actions if action.get("type") == Notify.__name__), {})
 
 
 def _read_runbook(notice: Mapping[str, Any]) -> Runbook | None:

@@ -10,15 +10,13 @@ from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rerail.model.errors import RerailError
+from rerail.model.former_names import translate
 
-SCHEMA = 1
+# Records of schema 1 have former names.
+SCHEMA, FORMER_SCHEMA = 2, 1
 LARGEST = 2**63 - 1
 NUMBERS = frozenset({int, float})
 SCALARS: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
-# Key of a field's metadata: a mapping from values that older versions stored to their current names.
-FORMER_WORDS = "former words"
-# The names that types had in records of earlier versions.
-FORMER_TYPES = {"SetAside": "QuarantineCheckpoints", "Tell": "Notify"}
 T = TypeVar("T")
 
 
@@ -37,21 +35,31 @@ def loads(cls: type[T], text: str) -> T:
         table = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRecord(f"a {cls.__name__} that is not JSON: {error!s:.300}") from error
-    if not isinstance(table, dict) or table.pop("schema", None) != SCHEMA:
+    schema = table.pop("schema", None) if isinstance(table, dict) else None
+    if schema == FORMER_SCHEMA:
+        table = _translate(cls, table)
+    elif schema != SCHEMA:
         raise BadRecord(f"a {cls.__name__} of another schema than {SCHEMA}: deploy the version that wrote it")
     record: T = _read(cls, table, path=cls.__name__, strict=True)
     return record
 
 
 def read_plain(cls: type[T], table: Any) -> T:
-    """Return the record that `plain` converted to JSON types; raise BadRecord if it cannot be read.
+    """Return the record that `plain`, of this or an earlier version, converted to JSON types; raise BadRecord if not.
 
     The types of scalar values and the time zones of times are not checked; that is up to the caller.
     """
     if not isinstance(table, dict):
         raise BadRecord(f"a {cls.__name__} must be a JSON object")
-    record: T = _read(cls, table, path=cls.__name__, strict=False)
+    record: T = _read(cls, _translate(cls, table), path=cls.__name__, strict=False)
     return record
+
+
+def _translate(cls: type[Any], table: Any) -> Any:
+    try:
+        return translate(table)
+    except RecursionError as error:
+        raise BadRecord(f"a {cls.__name__} is nested too deeply") from error
 
 
 def plain(value: Any) -> Any:
@@ -71,12 +79,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def read_type(value: Mapping[str, Any]) -> Any:
-    """Return the present name of the type of a plain value, which an earlier version may have written."""
-    tag = value.get("type")
-    return FORMER_TYPES.get(tag, tag) if isinstance(tag, str) else tag
-
-
 def _default(f: Any) -> Any:
     return f.default_factory() if f.default_factory is not MISSING else f.default
 
@@ -84,11 +86,6 @@ def _default(f: Any) -> Any:
 @cache
 def _hints(cls: type[Any]) -> dict[str, Any]:
     return get_type_hints(cls)
-
-
-@cache
-def _former_words_of(cls: type[Any]) -> Mapping[str, Mapping[str, str]]:
-    return {f.name: f.metadata[FORMER_WORDS] for f in fields(cls) if FORMER_WORDS in f.metadata}
 
 
 def _read(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
@@ -129,7 +126,7 @@ def _read_union(kinds: tuple[Any, ...], value: Any, *, path: str, strict: bool) 
     if len(kinds) == 1:
         return _read(kinds[0], value, path=path, strict=strict)
     named = {kind.__name__: kind for kind in kinds}
-    tag = read_type(value) if isinstance(value, dict) else None
+    tag = value.get("type") if isinstance(value, dict) else None
     if tag not in named:
         raise BadRecord(f"{path}: type {tag!r:.100} is not one of {', '.join(named)}")
     return _read(named[tag], value, path=path, strict=strict)
@@ -141,9 +138,6 @@ def _read_dataclass(kind: Any, value: Any, *, path: str, strict: bool) -> Any:
     hints = _hints(kind)
     known = {name: item for name, item in value.items() if name in hints}
     try:
-        for name, words in _former_words_of(kind).items():
-            if name in known:
-                known[name] = words.get(known[name], known[name])
         read = {name: _read(hints[name], item, path=f"{path}.{name}", strict=strict) for name, item in known.items()}
         return kind(**read)
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:

@@ -17,6 +17,7 @@ from typing import Any
 from rerail.model.codec import BadRecord, plain, read_plain
 from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding
+from rerail.model.former_names import with_former_names
 from rerail.model.liveness import Phase
 from rerail.model.signatures import is_signed
 
@@ -180,8 +181,10 @@ def run_of_report(key: str) -> tuple[str, str]:
 
 
 def write(mail: Command | Report | Heartbeat) -> bytes:
-    """Return the content of the object as JSON."""
-    return json.dumps({"schema": SCHEMA, **plain(mail)}, separators=(",", ":"), allow_nan=False).encode()
+    """Return the content of the object as JSON, also readable by agents of earlier versions."""
+    return json.dumps(
+        {"schema": SCHEMA, **with_former_names(plain(mail))}, separators=(",", ":"), allow_nan=False
+    ).encode()
 
 
 def read_command(text: bytes, *, run: str) -> Command:

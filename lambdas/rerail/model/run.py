@@ -10,7 +10,6 @@ from typing import Any
 from rerail.model.actions import Action, Machines, Notify
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
-from rerail.model.codec import FORMER_WORDS
 from rerail.model.finding import Finding
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.runbooks import Runbook
@@ -20,8 +19,6 @@ JOB_NAME_LIMIT = 63  # characters that SageMaker allows in a job name
 SUCCESSOR_SUFFIX_LENGTH = len("-a99999")
 # Larger step values are treated as garbage.
 STEP_LIMIT = 10**18
-# Values of text fields that earlier versions stored, and what they are called now.
-FORMER_FIELD_WORDS = {FORMER_WORDS: {"kill switch": "pause"}}
 
 
 class JobStatus(StrEnum):
@@ -62,6 +59,18 @@ class RunState(StrEnum):
     def is_end(self) -> bool:
         """Return whether Rerail takes no further action unless an operator requests one."""
         return self in (RunState.COMPLETED, RunState.STOPPED, RunState.HELD)
+
+
+class LaunchCheck(StrEnum):
+    """A check before a job is created; a launch waits until all of them pass."""
+
+    PAUSE = "pause"
+    RUN_TIME = "run time"
+    RUN_COST = "run cost"
+    INCIDENT_COST = "incident cost"
+    APPROVAL = "approval"
+    # The account's rate limit on relaunches.
+    RATE_LIMIT = "rate limit"
 
 
 class AfterStop(StrEnum):
@@ -357,8 +366,8 @@ class Proposal:
     why: str
     asked_at: datetime
     expires_at: datetime
-    # What the action waits for: "approval", or "pause" for the end of the account's pause.
-    awaits: str = field(default="approval", metadata=FORMER_FIELD_WORDS)
+    # What the action waits for: an approval, or the end of the account's pause.
+    awaits: LaunchCheck = LaunchCheck.APPROVAL
     # The estimated cost of the action; None if unknown.
     dollars: float | None = None
     # Why a running job would be stopped.
@@ -454,7 +463,7 @@ class Run:
     # The action that waits for an operator's answer.
     proposal: Proposal | None = None
     # The launch check that the next launch waits for.
-    kept_back: str = field(default="", metadata=FORMER_FIELD_WORDS)
+    blocked_by: LaunchCheck | None = None
     # MaxRuntimeInSeconds of the first request.
     max_runtime_s: int | None = None
     # Health labels for checkpoints that were already saved.

@@ -1,0 +1,72 @@
+"""Names that earlier versions used in records and messages, and their translation to the present ones."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Types, by their former name.
+TYPES = {
+    "AsideRefused": "QuarantineRefused",
+    "Climb": "RungTaken",
+    "Commanded": "OperatorCommand",
+    "Found": "FindingsObserved",
+    "JobSeen": "JobObserved",
+    "Judges": "Detectors",
+    "Label": "HealthLabel",
+    "Lowest": "RunningMinimum",
+    "MailRefused": "ReportInvalid",
+    "Memory": "RunDetection",
+    "Order": "InPlaceRestart",
+    "Pulse": "Liveness",
+    "Repaired": "SelfRepairs",
+    "Reported": "AgentReported",
+    "Rise": "LossRise",
+    "SetAside": "QuarantineCheckpoints",
+    "Silence": "LossSilence",
+    "Stop": "PlannedStop",
+    "Tell": "Notify",
+    "Trouble": "OpenFinding",
+    "Watch": "DetectorState",
+}
+# Fields, by present type and former field.
+FIELDS: Mapping[str, Mapping[str, str]] = {
+    "Run": {"kept_back": "blocked_by"},
+}
+CHECKS = {
+    "kill switch": "pause",
+    "money of the run": "run cost",
+    "money of the incident": "incident cost",
+    "brake": "rate limit",
+    "": None,
+}
+# Values of text fields, by present type and present field.
+VALUES: Mapping[str, Mapping[str, Mapping[str, str | None]]] = {
+    "Run": {"blocked_by": CHECKS},
+    "Proposal": {"awaits": CHECKS},
+}
+
+
+def translate(value: Any) -> Any:
+    """Return JSON data of an earlier version with the present names; the data itself is not changed.
+
+    Every object that stands for a dataclass names its type, so that no other object is changed.
+    """
+    if isinstance(value, list):
+        return [translate(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    tag = value.get("type")
+    if not isinstance(tag, str):
+        return {key: translate(item) for key, item in value.items()}
+    tag = TYPES.get(tag, tag)
+    fields, values = FIELDS.get(tag, {}), VALUES.get(tag, {})
+    present = {fields.get(key, key): translate(item) for key, item in value.items()}
+    for name, words in values.items():
+        if isinstance(present.get(name), str):
+            present[name] = words.get(present[name], present[name])
+    return {**present, "type": tag}
+
+
+def with_former_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with its fields under their former names too, for receivers of an earlier version."""
+    former = {old: table[new] for old, new in FIELDS.get(table.get("type", ""), {}).items() if new in table}
+    return {**former, **table}
