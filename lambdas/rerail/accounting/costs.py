@@ -4,13 +4,16 @@ Warm pools and storage are not included. SageMaker bills from TrainingStartTime 
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
+from statistics import median
 
 from rerail.model.policy import MaxRuntime, OnMaxRuntime, Policy
 from rerail.model.prices import price
 from rerail.model.run import Attempt, Run
 
 HOUR_S = 3600.0
+# Used until the run has a start of its own: queue, download, start-up and restore of a job on a few machines.
+ASSUMED_START = timedelta(minutes=5)
 
 
 def billed_seconds(attempt: Attempt, at: datetime) -> float:
@@ -57,6 +60,22 @@ def dollars_per_hour(run: Run, prices: Mapping[str, float]) -> float | None:
     attempt = next((attempt for attempt in reversed(run.attempts) if attempt.instance_type), None)
     hourly = price(attempt.instance_type, prices) if attempt else None
     return None if hourly is None or attempt is None else hourly * attempt.instance_count
+
+
+def relaunch_dollars(run: Run, prices: Mapping[str, float]) -> float | None:
+    """Return what one start-up costs on all machines; None if the price is unknown."""
+    rate = dollars_per_hour(run, prices)
+    return None if rate is None else rate * _estimate_start_up(run).total_seconds() / HOUR_S
+
+
+def _estimate_start_up(run: Run) -> timedelta:
+    """Return the run's median time from creation to training, or an assumption before its first start."""
+    seconds = [
+        max(0.0, (attempt.training_started_at - attempt.created_at).total_seconds())
+        for attempt in run.attempts
+        if attempt.created_at and attempt.training_started_at
+    ]
+    return timedelta(seconds=median(seconds)) if seconds else ASSUMED_START
 
 
 def find_unpriced_type(run: Run, prices: Mapping[str, float]) -> str:

@@ -6,7 +6,7 @@ An answer names the proposal's id, so that a late answer never approves a newer 
 from dataclasses import replace
 from datetime import datetime
 
-from rerail.decisions.cost_benefit import relaunch_dollars
+from rerail.accounting.costs import relaunch_dollars
 from rerail.decisions.decision import Decision, format_start, hold_run, make_notice, with_attempt, with_launch
 from rerail.decisions.launch_checks import PAUSED
 from rerail.model.actions import ClearedBy, Notify, Severity

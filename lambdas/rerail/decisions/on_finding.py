@@ -1,13 +1,12 @@
 """Decide on findings about a running job: notify people, and stop the job only for trouble that a restart resolves."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from rerail.decisions import rollback_ladder
 from rerail.decisions.approvals import format_unanswered, leave_job_running, propose_again, propose_stop
 from rerail.decisions.checkpoint_health import OVER, with_findings, with_rollback_labels
-from rerail.decisions.cost_benefit import with_cost_estimate
 from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
@@ -74,25 +73,7 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     run = with_findings(run, [finding for finding in observed.findings if not is_from_before_restart(run, finding)])
     if run.state not in LIVE_STATES:
         return Decision(run)  # it is being handled already
-    # While SageMaker restarts the job, missing progress is no hang.
-    restarting = run.current.secondary not in ("", "Training")
-    findings = tuple(
-        finding
-        for finding in observed.findings
-        if not (restarting and finding.kind in HANGS) and not is_from_before_restart(run, finding)
-    )
-    findings = (
-        findings
-        if observed.witnessed
-        else tuple(_check_against_checkpoints(finding, observed, policy) for finding in findings)
-    )
-    findings = tuple(_with_cost_estimate(run, finding, observed, policy) for finding in findings)
-    paged = _list_paged_kinds(run)
-    new = tuple(
-        finding
-        for finding in findings
-        if _make_key(run, finding) not in run.warnings or (finding.level in OVER and finding.kind in paged)
-    )
+    new = _select_new(run, observed, policy)
     interventions = [finding for finding in new if finding.level is Level.INTERVENE]
     if interventions:
         return _on_intervention(_with_notified(run, interventions[:1]), interventions[0], observed, policy)
@@ -101,22 +82,30 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     return _on_warning(_without_resolved_proposal(run, resolved), warnings, resolved) if new else Decision(run)
 
 
+def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[Finding, ...]:
+    """Return the findings that were not reported yet, as the checkpoints confirm them."""
+    # While SageMaker restarts the job, missing progress is no hang.
+    ignored = () if run.current.secondary in ("", "Training") else HANGS
+    findings = [
+        finding
+        for finding in observed.findings
+        if finding.kind not in ignored and not is_from_before_restart(run, finding)
+    ]
+    if not observed.witnessed:
+        findings = [_check_against_checkpoints(finding, observed, policy) for finding in findings]
+    paged = _list_paged_kinds(run)
+    return tuple(
+        finding
+        for finding in findings
+        if _make_key(run, finding) not in run.warnings or (finding.level in OVER and finding.kind in paged)
+    )
+
+
 def _without_resolved_proposal(run: Run, resolved: Sequence[Finding]) -> Run:
     """Return the run without a proposal to stop the job for a finding that has recovered."""
     proposed = run.proposal.finding if run.proposal and run.proposal.plan is ProposedAction.STOP else None
     recovered = {finding.kind for finding in resolved if finding.level is Level.MENDED}
     return replace(run, proposal=None) if proposed and proposed.kind in recovered else run
-
-
-def _with_cost_estimate(run: Run, finding: Finding, observed: FindingsObserved, policy: Policy) -> Finding:
-    """Return the finding with its cost estimate.
-
-    If the checkpoints were not listed, it is unchanged: a relaunch might have to start from scratch.
-    """
-    if observed.checkpoints is None and run.checkpoint_uri:
-        return finding
-    step = choose_resume_step(observed.checkpoints, before_step=finding.onset_step)
-    return with_cost_estimate(run, finding, step, at=observed.at, policy=policy)
 
 
 def _check_against_checkpoints(finding: Finding, observed: FindingsObserved, policy: Policy) -> Finding:
@@ -186,63 +175,183 @@ def _list_paged_kinds(run: Run) -> set[str]:
     return {page.tell.about for page in run.pages if page.tell.until is ClearedBy.MENDED}
 
 
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """A finding that calls for action, and what is planned for it."""
+
+    # The run before and after the failure is charged to its budgets.
+    run: Run
+    charged: Run
+    finding: Finding
+    failure: Failure
+    verdict: Verdict
+    # The next rung of the rollback ladder, if the loss diverged at a known step.
+    rung: rollback_ladder.RollbackPlan | None
+    # The finding and what was tried, in words.
+    what: str
+    # In-place restarts have not helped: a new job is tried on other machines.
+    is_elsewhere: bool
+
+    @property
+    def onset_step(self) -> int | None:
+        """Return the step to roll back to before; None where the loss is not in question."""
+        return _find_onset_step(self.finding)
+
+    @property
+    def began(self) -> datetime:
+        """Return when the trouble began."""
+        return self.finding.onset_at or self.finding.at or self.failure.at
+
+    @property
+    def plan_text(self) -> str:
+        """Return what is to be done, in words."""
+        if isinstance(self.verdict, Hold):
+            return f"held: {self.verdict.why}"
+        return f"stopping the job, to relaunch {format_start(self.failure.resume_step)} ({self.verdict.why})"
+
+
 def _on_intervention(run: Run, finding: Finding, observed: FindingsObserved, policy: Policy) -> Decision:
-    """Decide on a finding that calls for action: restart in place, relaunch, propose it, hold, or page."""
-    cause = CAUSES.get(finding.kind)
-    what = f"{finding.kind}: {finding.evidence}"
-    if cause is None:
-        reason = f"{what}. The job goes on; you have to decide whether it should"
+    """Decide on a finding that calls for action: the first response that applies is taken."""
+    if finding.kind not in CAUSES:
+        reason = f"{finding.kind}: {finding.evidence}. The job goes on; you have to decide whether it should"
         return Decision(run, (_make_page(run, finding),), reason, finding=finding.kind)
-    before_step = finding.onset_step if cause is Cause.DIVERGED else None
+    intervention = _plan_intervention(run, finding, observed, policy)
+    for respond in RESPONSES:
+        if decision := respond(intervention, policy):
+            return _with_finding(decision, finding)
+    raise AssertionError("the last response answers every finding")
+
+
+def _find_onset_step(finding: Finding) -> int | None:
+    return finding.onset_step if CAUSES.get(finding.kind) is Cause.DIVERGED else None
+
+
+def _plan_intervention(run: Run, finding: Finding, observed: FindingsObserved, policy: Policy) -> Intervention:
+    """Charge the failure, and choose the remedy and the rung of the rollback ladder."""
+    cause, before_step, what = CAUSES[finding.kind], _find_onset_step(finding), f"{finding.kind}: {finding.evidence}"
     failure = _make_failure(run, finding, cause, observed, before_step)
     charged = with_failure_charged(
         with_attempt(run, replace(run.current, cause=cause, fingerprint=finding.kind)), failure
     )
     verdict = remedy(charged, failure, policy)
     rung = _plan_rung(charged, before_step, verdict, observed, policy)
-    elsewhere = False
-    if isinstance(rung, Hold) and is_untried_elsewhere(charged):
-        elsewhere, rung = True, None
-        what = f"{what}; nothing has helped in place, so other machines are tried"
+    is_elsewhere = isinstance(rung, Hold) and is_untried_elsewhere(charged)
+    if is_elsewhere:
+        what, rung = f"{what}; nothing has helped in place, so other machines are tried", None
     elif isinstance(rung, Hold):
         verdict, rung = rung, None
     elif rung and isinstance(verdict, Relaunch):
         failure, verdict = replace(failure, resume_step=rung.resume_step), replace(verdict, why=rung.why)
-    if not may_act(run, policy):  # nothing is done, so nothing is charged
-        did = f"observing only: it would be {_format_plan(verdict, failure)}"
-        reason = f"{what}; {did}"
-        notice = make_notice(
-            run,
-            Severity.INFORM,
-            f"{finding.kind}: observing only",
-            what,
-            key=_make_key(run, finding),
-            runbook=Runbook.OBSERVING,
-            did=did,
-            since=finding.onset_at or finding.at,
-        )
-        return Decision(run, (notice,), reason, finding=finding.kind)
-    if isinstance(verdict, Hold):
-        advice = f"{verdict.advice}; the job goes on until you stop it"
-        reason = f"{what}; {_format_plan(verdict, failure)}. To do: {advice}"
-        began = finding.onset_at or finding.at
-        recorded = with_incident(charged, failure, reason, ("hold",), kind=finding.kind, began=began)
-        return _with_finding(hold_as_ruled(recorded, observed.at, what, replace(verdict, advice=advice)), finding)
-    if policy.mode is not Mode.ACT:  # an approval is needed first, or Rerail is paused
-        plan = f"stop the job and relaunch it {format_start(failure.resume_step)}"
-        return _with_finding(propose_stop(run, finding, what, plan, at=observed.at, policy=policy), finding)
-    charged = with_rollback_labels(charged, finding) if before_step is not None else charged
-    planned = (
-        with_rung_taken(charged, rung, before_step, at=observed.at) if rung and before_step is not None else charged
+    assert not isinstance(rung, Hold)
+    return Intervention(run, charged, finding, failure, verdict, rung, what, is_elsewhere)
+
+
+def _observe_only(intervention: Intervention, policy: Policy) -> Decision | None:
+    """Only send a notice of what would be done, where Rerail may not act; nothing is charged."""
+    if may_act(intervention.run, policy):
+        return None
+    run, finding, what = intervention.run, intervention.finding, intervention.what
+    did = f"observing only: it would be {intervention.plan_text}"
+    notice = make_notice(
+        run,
+        Severity.INFORM,
+        f"{finding.kind}: observing only",
+        what,
+        key=_make_key(run, finding),
+        runbook=Runbook.OBSERVING,
+        did=did,
+        since=finding.onset_at or finding.at,
     )
-    aim = choose_target(planned, failure, before_step)
-    if not elsewhere and can_restart(run) and not find_obstacle(planned, failure, aim, policy):
-        began = finding.onset_at or finding.at
-        explained = f"{what}; {rung.why}" if rung else what
-        decision = restart(planned, failure, aim, policy, explained, kind=finding.kind, began=began)
-        return _with_finding(decision, finding)
-    did = _format_plan(verdict, failure)
-    return _with_finding(_stop_job(charged, failure, finding, policy, what, did, before_step), finding)
+    return Decision(run, (notice,), f"{what}; {did}")
+
+
+def _hold(intervention: Intervention, policy: Policy) -> Decision | None:
+    """Hold the run where the rules find no remedy; the job goes on."""
+    verdict, failure = intervention.verdict, intervention.failure
+    if not isinstance(verdict, Hold):
+        return None
+    advice = f"{verdict.advice}; the job goes on until you stop it"
+    reason = f"{intervention.what}; {intervention.plan_text}. To do: {advice}"
+    finding, began = intervention.finding, intervention.finding.onset_at or intervention.finding.at
+    recorded = with_incident(intervention.charged, failure, reason, ("hold",), kind=finding.kind, began=began)
+    return hold_as_ruled(recorded, failure.at, intervention.what, replace(verdict, advice=advice))
+
+
+def _propose(intervention: Intervention, policy: Policy) -> Decision | None:
+    """Propose the stop where an approval is needed first, or while Rerail is paused."""
+    if policy.mode is Mode.ACT:
+        return None
+    run, finding, failure = intervention.run, intervention.finding, intervention.failure
+    plan = f"stop the job and relaunch it {format_start(failure.resume_step)}"
+    return propose_stop(run, finding, intervention.what, plan, at=failure.at, policy=policy)
+
+
+def _restart_in_place(intervention: Intervention, policy: Policy) -> Decision | None:
+    """Restart the training processes within the job, where that can help."""
+    run, failure, rung = _with_labels(intervention), intervention.failure, intervention.rung
+    if rung and intervention.onset_step is not None:
+        run = with_rung_taken(run, rung, intervention.onset_step, at=failure.at)
+    target = choose_target(run, failure, intervention.onset_step)
+    if intervention.is_elsewhere or not can_restart(intervention.run) or find_obstacle(run, failure, target, policy):
+        return None
+    what = f"{intervention.what}; {rung.why}" if rung else intervention.what
+    finding, began = intervention.finding, intervention.finding.onset_at or intervention.finding.at
+    return restart(run, failure, target, policy, what, kind=finding.kind, began=began)
+
+
+def _stop_and_relaunch(intervention: Intervention, policy: Policy) -> Decision | None:
+    """Stop the job to relaunch it: at once after a hang, otherwise after an emergency checkpoint."""
+    finding, failure, onset_step = intervention.finding, intervention.failure, intervention.onset_step
+    actions, reason = ("stop", "relaunch"), f"{intervention.what}; {intervention.plan_text}"
+    run = with_incident(
+        _with_labels(intervention),
+        failure,
+        reason,
+        actions,
+        kind=finding.kind,
+        onset_step=onset_step,
+        began=intervention.began,
+    )
+    run = with_attempt(run, replace(run.current, onset_step=onset_step))
+    stop = PlannedStop(
+        then=AfterStop.RELAUNCH,
+        reason=finding.kind,
+        asked_at=failure.at,
+        deadline=failure.at + policy.save.deadline,
+        before_step=onset_step,
+        fresh_machines=failure.diagnosis.cause is Cause.HARDWARE,
+    )
+    title, key = f"{finding.kind}: relaunching", _make_key(run, finding)
+    notice = make_notice(
+        run,
+        Severity.INFORM,
+        title,
+        intervention.what,
+        key=key,
+        did=intervention.plan_text,
+        since=intervention.began,
+    )
+    if finding.kind not in HANGS:
+        return checkpoint_then_stop(run, stop, policy, reason, notice)
+    decision = stop_now(replace(run, stop=stop), reason)
+    return replace(decision, actions=(*decision.actions, notice))
+
+
+def _with_labels(intervention: Intervention) -> Run:
+    """Return the charged run, with the checkpoints since the onset labelled for a rollback."""
+    if intervention.onset_step is None:
+        return intervention.charged
+    return with_rollback_labels(intervention.charged, intervention.finding)
+
+
+# The responses to a finding that calls for action, in order; the first that applies is taken.
+RESPONSES: tuple[Callable[[Intervention, Policy], Decision | None], ...] = (
+    _observe_only,
+    _hold,
+    _propose,
+    _restart_in_place,
+    _stop_and_relaunch,
+)
 
 
 def _make_page(run: Run, finding: Finding) -> Notify:
@@ -320,37 +429,6 @@ def _on_resumed(run: Run, proposal: Proposal, seen: JobObserved, policy: Policy)
         return propose_again(run, proposal, "the pause was lifted", at=seen.at, policy=policy)
     decision = on_stop_approved(run, proposal, seen.checkpoints, at=seen.at, policy=policy, who="")
     return replace(decision, reason=f"the pause was lifted: {decision.reason}")
-
-
-def _format_plan(verdict: Verdict, failure: Failure) -> str:
-    """Return what is to be done, in words."""
-    if isinstance(verdict, Hold):
-        return f"held: {verdict.why}"
-    return f"stopping the job, to relaunch {format_start(failure.resume_step)} ({verdict.why})"
-
-
-def _stop_job(
-    run: Run, failure: Failure, finding: Finding, policy: Policy, what: str, did: str, before_step: int | None
-) -> Decision:
-    """Stop the job to relaunch it: at once after a hang, otherwise after an emergency checkpoint."""
-    began = finding.onset_at or finding.at or failure.at
-    actions, reason = ("stop", "relaunch"), f"{what}; {did}"
-    run = with_incident(run, failure, reason, actions, kind=finding.kind, onset_step=before_step, began=began)
-    run = with_attempt(run, replace(run.current, onset_step=before_step))
-    stop = PlannedStop(
-        then=AfterStop.RELAUNCH,
-        reason=finding.kind,
-        asked_at=failure.at,
-        deadline=failure.at + policy.save.deadline,
-        before_step=before_step,
-        fresh_machines=failure.diagnosis.cause is Cause.HARDWARE,
-    )
-    title, key = f"{finding.kind}: relaunching", _make_key(run, finding)
-    notice = make_notice(run, Severity.INFORM, title, what, key=key, did=did, since=began)
-    if finding.kind not in HANGS:
-        return checkpoint_then_stop(run, stop, policy, reason, notice)
-    decision = stop_now(replace(run, stop=stop), reason)
-    return replace(decision, actions=(*decision.actions, notice))
 
 
 def _make_failure(

@@ -20,6 +20,9 @@ DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 FALLBACKS_LIMIT = 10
 TYPE_DESCRIPTIONS = {bool: "true or false", str: "text in quotes"}
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# Fields of policies that earlier versions accepted: under another name, or without effect now.
+FORMER_FIELDS: Mapping[str, str] = {}
+RETIRED_FIELDS = ("weighing",)
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
 PRICES_LIMIT = 20
@@ -224,16 +227,6 @@ class ClusterPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class CostBenefit:
-    """Whether waiting for a loss to recover is weighed against the cost of a relaunch."""
-
-    enabled: bool = False
-    # The problem must have lasted at least this long, and this many rows.
-    least: timedelta = timedelta(minutes=5)
-    least_rows: int = 8
-
-
-@dataclass(frozen=True, slots=True)
 class Ladder:
     """The rollback ladder for a loss that does not recover; see rollback_ladder.py."""
 
@@ -270,7 +263,6 @@ class Policy:
     approval: Approval = field(default_factory=Approval)
     notices: Notices = field(default_factory=Notices)
     hyperpod: ClusterPolicy = field(default_factory=ClusterPolicy)
-    weighing: CostBenefit = field(default_factory=CostBenefit)
     advice: Advice = field(default_factory=Advice)
     backoff: Backoff = field(default_factory=Backoff)
     capacity: Capacity = field(default_factory=Capacity)
@@ -334,7 +326,12 @@ def _read(cls: type[Any], table: Mapping[str, Any], *, where: str, path: str) ->
     known = {f.name: f for f in fields(cls)}
     hints = get_type_hints(cls)
     values = {}
-    for key, value in table.items():
+    for given, value in table.items():
+        if path + given in RETIRED_FIELDS:
+            continue
+        key = FORMER_FIELDS.get(path + given, given)
+        if key != given and key in table:
+            raise PolicyError(f"{where}: field '{path}{given}' is called '{path}{key}' now; remove the former name")
         if key not in known:
             raise PolicyError(f"{where}: unknown field '{path}{key}'; {_suggest_field(key, known)}")
         values[key] = _read_value(hints[key], value, where=where, path=f"{path}{key}")

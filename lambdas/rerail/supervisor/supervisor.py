@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from typing import Any, assert_never
 
 from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt
-from rerail.decisions.cost_benefit import KINDS as ESTIMATED_KINDS
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
 from rerail.decisions.on_report import REFUSED_SAVES, redact_report
@@ -197,7 +196,7 @@ class Supervisor:
         """Decide on findings, by the state of the run now."""
 
         def make_observed(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
-            saved = self._list_checkpoints(run, seen) if self._needs_checkpoints(run, findings) else None
+            saved = self._list_checkpoints(run, seen) if _has_intervention(findings) else None
             return FindingsObserved(self.clock(), job_name, findings, saved)
 
         return self.visit(run_id, make_observed)
@@ -229,7 +228,7 @@ class Supervisor:
             report = redact_report(report, self.runs.request(run.id))
 
         def make_reported(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
-            needs_checkpoints = self._needs_checkpoints(run, report.findings) or report.told is ReportKind.CRASHED
+            needs_checkpoints = _has_intervention(report.findings) or report.told is ReportKind.CRASHED
             saved = self._list_checkpoints(run, seen) if needs_checkpoints else seen
             return AgentReported(self.clock(), report, saved)
 
@@ -238,12 +237,6 @@ class Supervisor:
     def _list_checkpoints(self, run: Run, seen: Sequence[Checkpoint] | None) -> Sequence[Checkpoint] | None:
         """Return the run's checkpoints; they are listed only if that was not done just before."""
         return seen if seen is not None or not run.checkpoint_uri else self.checkpoints.under(run.checkpoint_uri)
-
-    def _needs_checkpoints(self, run: Run, findings: Sequence[Finding]) -> bool:
-        """Return whether a decision on the findings may need a step to resume from."""
-        return _has_intervention(findings) or (
-            _may_be_estimated(findings) and policy_of(run, self.policies).weighing.enabled
-        )
 
     def alarm(self, changed: AlarmStateChanged) -> Run | None:
         """Decide on a user's own CloudWatch alarm on a supervised job; a return to OK changes nothing."""
@@ -494,11 +487,6 @@ def _list_earlier_notices(run: Run, notice: Notify) -> list[Notify]:
 def _has_intervention(findings: Sequence[Finding]) -> bool:
     """Return whether a finding calls for action."""
     return any(finding.level is Level.INTERVENE for finding in findings)
-
-
-def _may_be_estimated(findings: Sequence[Finding]) -> bool:
-    """Return whether the cost of waiting may turn a finding into one that calls for action."""
-    return any(finding.kind in ESTIMATED_KINDS for finding in findings)
 
 
 def _make_entry(before: Run, after: Run, signal: Signal, decision: Decision) -> TimelineEntry:
