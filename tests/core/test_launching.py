@@ -67,13 +67,13 @@ def test_the_checks_are_asked_in_this_order():
 
 
 def test_there_is_one_way_to_a_launch():
-    """A CreateJob is made in one place, by `decision.with_launch`, behind the gate."""
+    """A CreateJob is made in one place, by `launch.with_launch`, behind the gate."""
     makers = set()
     for path in Path(rerail.__file__).parent.rglob("*.py"):
         calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         if any(isinstance(made, ast.Name) and made.id == "CreateJob" for made in calls):
             makers.add(path.stem)
-    assert makers == {"decision"}
+    assert makers == {"launch"}
 
 
 # The pause

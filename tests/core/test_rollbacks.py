@@ -212,7 +212,7 @@ def test_a_checkpoint_that_goes_missing_on_the_way_holds_the_run():
     world.minutes(17)
     run = world.run()
     assert run.state is RunState.HELD
-    assert "nothing clean is left that was saved at or before step 300" in run.hold_reason
+    assert "no clean checkpoint is left at or before step 300" in run.hold_reason
 
 
 def test_the_detectors_begin_afresh_where_the_run_does():

@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail.accounting.costs import relaunch_dollars
-from rerail.decisions.decision import Decision, format_start, hold_run, make_notice, with_attempt, with_launch
+from rerail.decisions.decision import Decision, format_start, hold_run, make_notice, with_attempt
+from rerail.decisions.launch import with_launch
 from rerail.decisions.launch_checks import PAUSED
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.finding import Finding

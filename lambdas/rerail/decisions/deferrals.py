@@ -23,14 +23,15 @@ from rerail.model.formatting import format_duration
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import LaunchCheck, Run, RunState
 from rerail.model.runbooks import Runbook
-from rerail.model.signals import CreateRefused, Paused
+from rerail.model.signals import CreateRefused, Paused, Signal
 
 # The finding of decisions that defer a launch.
 RATE_LIMITED = "rate_limited"
 
 
-def with_deferrals(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
+def with_deferrals(before: Run, decision: Decision, signal: Signal, policy: Policy) -> Decision:
     """Return the part of the decision that may be carried out now; what defers the rest is reported once."""
+    at = signal.at
     decision = _defer_stops(before, decision, at=at, policy=policy)
     decision = _defer_launch(before, decision, at=at, policy=policy)
     decision = replace(decision, run=_without_stale_deferrals(decision.run))
@@ -55,7 +56,7 @@ def _split_event(decision: Decision) -> tuple[Decision, str]:
     return replace(decision, actions=actions), notices[0].body if notices else decision.reason
 
 
-def on_paused(run: Run, paused: Paused) -> Decision:
+def on_paused(run: Run, paused: Paused, policy: Policy) -> Decision:
     """Withdraw a stop that was recorded but not called yet.
 
     Until Rerail calls it, a stop of this job is not Rerail's.

@@ -15,12 +15,12 @@ from rerail.decisions.decision import (
     make_command,
     make_notice,
     may_act,
-    relaunch_now,
     stop_now,
     with_attempt,
     with_warnings,
     without_pending,
 )
+from rerail.decisions.launch import relaunch_now
 from rerail.decisions.on_failure import with_diagnosis, with_failure_charged, with_incident
 from rerail.decisions.remedies import Failure, Hold, remedy
 from rerail.diagnosis.classify import Diagnosis, diagnose

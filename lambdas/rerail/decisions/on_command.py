@@ -7,13 +7,10 @@ from rerail.decisions.approvals import on_denied, on_launch_approved
 from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
-    format_machines,
     format_start,
     with_attempt,
     with_end,
     with_hold,
-    with_launch,
-    with_next_attempt,
     with_release,
     without_hold,
     without_pending,
@@ -21,6 +18,7 @@ from rerail.decisions.decision import (
 from rerail.decisions.drills import on_drill, on_save
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
 from rerail.decisions.in_place_restart import make_withdrawal
+from rerail.decisions.launch import format_machines, with_launch, with_next_attempt
 from rerail.decisions.launch_checks import PAUSED
 from rerail.decisions.on_finding import on_stop_approved
 from rerail.decisions.operator_rollback import on_rollback

@@ -18,15 +18,13 @@ from rerail.decisions.decision import (
     hold_run,
     make_notice,
     may_act,
-    relaunch_now,
     stop_now,
     with_attempt,
     with_incident_closed,
-    with_next_attempt,
-    with_stale_checkpoints_noted,
     without_pending,
 )
 from rerail.decisions.fallback_machines import list_untried, with_machines
+from rerail.decisions.launch import relaunch_now, with_next_attempt, with_stale_checkpoints_noted
 from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, capacity_verdict, remedy
 from rerail.diagnosis.classify import diagnose
 from rerail.model.actions import CreateJob, QuarantineCheckpoints, Severity
@@ -306,7 +304,7 @@ def on_pending(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:
     return replace(decision, actions=(*decision.actions, notice), finding="capacity_wait")
 
 
-def on_quarantine_refused(run: Run, refused: QuarantineRefused) -> Decision:
+def on_quarantine_refused(run: Run, refused: QuarantineRefused, policy: Policy) -> Decision:
     """Hold the run where checkpoints could not be quarantined and a job without an agent would resume from them.
 
     Where the quarantine was only a precaution, launch anyway and send a notice.

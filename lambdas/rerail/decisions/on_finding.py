@@ -12,7 +12,6 @@ from rerail.decisions.decision import (
     choose_resume_step,
     format_start,
     hold_as_ruled,
-    is_untried_elsewhere,
     make_notice,
     may_act,
     stop_now,
@@ -21,6 +20,7 @@ from rerail.decisions.decision import (
 )
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
 from rerail.decisions.in_place_restart import can_restart, choose_target, find_obstacle, is_from_before_restart, restart
+from rerail.decisions.launch import is_untried_elsewhere
 from rerail.decisions.on_failure import with_failure_charged, with_incident
 from rerail.decisions.open_pages import clear_pages
 from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, remedy

@@ -97,7 +97,7 @@ def redact_report(report: Report, request: Mapping[str, Any]) -> Report:
     return replace(report, findings=findings, reason=reason, evidence=evidence)
 
 
-def on_invalid_report(run: Run, refused: ReportInvalid) -> Decision:
+def on_invalid_report(run: Run, refused: ReportInvalid, policy: Policy) -> Decision:
     """Send a notice about an invalid report, once for each kind of defect."""
     if refused.defect in run.defects:
         return Decision(run)

@@ -8,38 +8,57 @@ from rerail.decisions.decision import Decision, has_pending
 from rerail.model.actions import ClearedBy, CreateJob, Notify, Severity
 from rerail.model.policy import Policy
 from rerail.model.run import LaunchCheck, OpenPage, Run, RunState
+from rerail.model.signals import Signal, Tick
 
 
-def with_pages(decision: Decision, *, at: datetime, policy: Policy, ticks: bool) -> Decision:
-    """Return the decision with its pages opened, closed and repeated.
+def with_pages(before: Run, decision: Decision, signal: Signal, policy: Policy) -> Decision:
+    """Return the decision with its pages opened and closed; a tick also repeats those that have been open for long."""
+    decision = _with_pages_opened(decision, signal.at)
+    decision = _with_pages_closed(decision)
+    return _with_pages_repeated(decision, signal.at, policy) if isinstance(signal, Tick) else decision
 
-    There is at most one open page per key. With `ticks`, pages that have been open for long are sent again.
-    """
-    run, sent = decision.run, []
+
+def _with_pages_opened(decision: Decision, at: datetime) -> Decision:
+    """Record new pages as open, and drop those that are open already: there is at most one for each key."""
+    run, actions = decision.run, []
     for action in decision.actions:
         if isinstance(action, Notify) and action.severity is Severity.PAGE:
             if _is_open(run, action):
                 continue
             run = _with_page(run, action, at)
-        sent.append(action)
-    updated = replace(run, pending=(*run.pending, *sent))
-    closed = [page for page in run.pages if _is_over(updated, page)]
-    ends = [_format_end(run, page) for page in closed]
-    all_clears = [
-        make_all_clear(run, page, end, decision.reason or end) for page, end in zip(closed, ends, strict=True)
-    ]
-    run = replace(run, pages=tuple(page for page in run.pages if page not in closed))
-    repeated = [page for page in run.pages if ticks and _is_due(updated, page, at, policy)]
-    run = replace(run, pages=tuple(replace(page, told_at=at) if page in repeated else page for page in run.pages))
-    actions = (*sent, *all_clears, *(page.tell for page in repeated))
-    reason = decision.reason
-    if not reason and (all_clears or repeated):
-        reason = "; ".join(
-            [*(all_clear.body for all_clear in all_clears), *(f"still so: {page.tell.title}" for page in repeated)]
-        )
-    if run == decision.run and actions == decision.actions:
+        actions.append(action)
+    return replace(decision, run=run, actions=tuple(actions))
+
+
+def _with_pages_closed(decision: Decision) -> Decision:
+    """Close the pages that are over after the decision's actions, each with an all-clear."""
+    run = decision.run
+    updated = replace(run, pending=(*run.pending, *decision.actions))
+    ends = {page: _format_end(run, page) for page in run.pages if _is_over(updated, page)}
+    if not ends:
         return decision
-    return replace(decision, run=run, actions=actions, reason=reason)
+    all_clears = [make_all_clear(run, page, end, decision.reason or end) for page, end in ends.items()]
+    return replace(
+        decision,
+        run=replace(run, pages=tuple(page for page in run.pages if page not in ends)),
+        actions=(*decision.actions, *all_clears),
+        reason=decision.reason or "; ".join(all_clear.body for all_clear in all_clears),
+    )
+
+
+def _with_pages_repeated(decision: Decision, at: datetime, policy: Policy) -> Decision:
+    """Send pages again that have been open for long."""
+    run = decision.run
+    updated = replace(run, pending=(*run.pending, *decision.actions))
+    due = [page for page in run.pages if _is_due(updated, page, at, policy)]
+    if not due:
+        return decision
+    return replace(
+        decision,
+        run=replace(run, pages=tuple(replace(page, told_at=at) if page in due else page for page in run.pages)),
+        actions=(*decision.actions, *(page.tell for page in due)),
+        reason=decision.reason or "; ".join(f"still so: {page.tell.title}" for page in due),
+    )
 
 
 def clear_pages(run: Run, kinds: Iterable[str], why: str) -> tuple[Run, tuple[Notify, ...]]:

@@ -7,17 +7,9 @@ agent. No budget is charged, and the rollback ladder does not apply.
 from dataclasses import replace
 
 from rerail.decisions.checkpoint_health import with_operator_rollback
-from rerail.decisions.decision import (
-    Decision,
-    choose_resume_step,
-    format_start,
-    has_agent,
-    with_attempt,
-    with_launch,
-    with_next_attempt,
-    with_release,
-)
+from rerail.decisions.decision import Decision, choose_resume_step, format_start, has_agent, with_attempt, with_release
 from rerail.decisions.emergency_checkpoint import checkpoint_then_stop
+from rerail.decisions.launch import with_launch, with_next_attempt
 from rerail.model.policy import Policy
 from rerail.model.run import AfterStop, PlannedStop, Run, RunState
 from rerail.model.signals import OperatorCommand

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from rerail.decisions.decision import Decision, make_notice, with_facts, without_hold
 from rerail.model.actions import Notify, Severity
+from rerail.model.policy import Policy
 from rerail.model.run import Attempt, Job, Run, RunState, make_job_name
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import RecordOutdated
@@ -46,7 +47,7 @@ def is_believable(claim: Claim, run: Run | None) -> bool:
     return claim.number - (run.current.number if run else 0) <= MAX_MISSED_ATTEMPTS
 
 
-def on_outdated_record(run: Run, signal: RecordOutdated) -> Decision:
+def on_outdated_record(run: Run, signal: RecordOutdated, policy: Policy) -> Decision:
     """Continue with the newest attempt that exists, and drop pending actions except notices.
 
     A hold by Rerail ends, because the run must have been released since. A hold by an operator stays.

@@ -82,6 +82,27 @@ class RunCheck:
     problem: str = ""  # an unexpected error, if any
 
 
+def _list_due(checks: Sequence[RunCheck], *, parts: int, at: datetime) -> list[str]:
+    """Return the runs to wake the supervisor for; of those that only wait to be launched, as many as fit."""
+    launches = [check.launch for check in checks if check.due and check.launch]
+    due = [check.name for check in checks if check.due and not check.launch]
+    return [*due, *choose_launches(launches, parts=parts, at=at)]
+
+
+def _count_checks(checks: Sequence[RunCheck]) -> SweepReport:
+    """Return the report of these checks, without the evaluation of metrics and heartbeats."""
+    return SweepReport(
+        open=len(checks),
+        due=sum(check.due or False for check in checks),
+        discovered=0,
+        blind=tuple(check.name for check in checks if check.due is None),
+        broken={check.name: check.problem for check in checks if check.problem},
+        fleet=make_fleet(
+            [check.run for check in checks if check.run], [check.account for check in checks if check.account]
+        ),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ChangedJobs:
     """The jobs that SageMaker lists as recently changed."""
@@ -186,48 +207,39 @@ class Sweep:
         self, runs: list[tuple[str, Run | None]], changed: ChangedJobs, at: datetime, *, parts: int, fleet: int
     ) -> SweepReport:
         """Check these runs, wake the supervisor for those that are due, and evaluate their metrics."""
-
-        def check(named: tuple[str, Run | None]) -> RunCheck:
-            name, run = named
-            try:
-                if run is None or changed.marks is None:
-                    return self._check_run(name, run, at)
-                if run.state in LIVE_STATES and has_changed(run, changed.marks):
-                    return self._skip_check(name, run)
-                return self._check_run(name, run, at, known=is_known(run, changed.marks, fleet=fleet, at=at))
-            except Exception as error:  # one malformed record must not stop the check of all other runs
-                return RunCheck(name, None, problem=f"{type(error).__name__}: {error!s:.300}")
-
         with ThreadPoolExecutor(READERS) as readers:
             # A single run needs no thread of its own.
-            checks = [_with_account(result, at) for result in (readers.map if len(runs) > 1 else map)(check, runs)]
-        due = [check.name for check in checks if check.due and not check.launch]
-        due += choose_launches([check.launch for check in checks if check.due and check.launch], parts=parts, at=at)
-        self.queue.wake([{"run": name} for name in due], at=at)  # first: what follows may be refused
-        watchable = [check.watchable for check in checks if check.watchable]
-        heartbeats = self._read_heartbeats(watchable)
-        watchable = [
-            with_heartbeat(monitored, heartbeats.heard.get(monitored.run.mailbox), at=at) for monitored in watchable
-        ]
-        watchable = [monitored for monitored in watchable if monitored.is_watched]
+            apply = readers.map if len(runs) > 1 else map
+            results = apply(lambda named: self._check_safely(named[0], named[1], changed, at, fleet=fleet), runs)
+            checks = [_with_account(result, at) for result in results]
+        # First, because what follows may be refused.
+        self.queue.wake([{"run": name} for name in _list_due(checks, parts=parts, at=at)], at=at)
+        monitored = [check.watchable for check in checks if check.watchable]
+        heartbeats = self._read_heartbeats(monitored)
+        monitored = [with_heartbeat(run, heartbeats.heard.get(run.run.mailbox), at=at) for run in monitored]
+        monitored = [run for run in monitored if run.is_watched]
         # Separately, so that an error of CloudWatch does not affect runs with heartbeats.
-        by_heartbeat, _ = self._evaluate([monitored for monitored in watchable if monitored.beat], at)
-        by_metrics, unread = self._evaluate([monitored for monitored in watchable if not monitored.beat], at)
-        return SweepReport(
-            open=len(checks),
-            due=sum(check.due or False for check in checks),
-            discovered=0,
-            blind=tuple(check.name for check in checks if check.due is None),
-            broken={check.name: check.problem for check in checks if check.problem},
-            watched=sum(monitored.trains for monitored in watchable),
+        by_heartbeat, _ = self._evaluate([run for run in monitored if run.beat], at)
+        by_metrics, unread = self._evaluate([run for run in monitored if not run.beat], at)
+        return replace(
+            _count_checks(checks),
+            watched=sum(run.trains for run in monitored),
             found=by_metrics + by_heartbeat,
             unread=unread,
-            beating=sum(monitored.beat is not None for monitored in watchable),
+            beating=sum(run.beat is not None for run in monitored),
             garbled=heartbeats.unread,
-            fleet=make_fleet(
-                [check.run for check in checks if check.run], [check.account for check in checks if check.account]
-            ),
         )
+
+    def _check_safely(self, name: str, run: Run | None, changed: ChangedJobs, at: datetime, *, fleet: int) -> RunCheck:
+        """Check one run; an unexpected error becomes its result, so that all other runs are still checked."""
+        try:
+            if run is None or changed.marks is None:
+                return self._check_run(name, run, at)
+            if run.state in LIVE_STATES and has_changed(run, changed.marks):
+                return self._skip_check(name, run)
+            return self._check_run(name, run, at, known=is_known(run, changed.marks, fleet=fleet, at=at))
+        except Exception as error:
+            return RunCheck(name, None, problem=f"{type(error).__name__}: {error!s:.300}")
 
     def _list_overdue_clusters(self, at: datetime) -> list[str]:
         """Return the HyperPod clusters with a repair that takes too long."""

@@ -1,0 +1,51 @@
+"""Record actions that were performed, and answer refused ones."""
+
+from dataclasses import replace
+
+from rerail.decisions import warm_pools
+from rerail.decisions.decision import (
+    Decision,
+    with_attempt,
+)
+from rerail.decisions.deferrals import on_rate_limited
+from rerail.decisions.launch import (
+    make_create_job,
+)
+from rerail.decisions.on_failure import on_refusal
+from rerail.model.actions import ReleaseWarmPool
+from rerail.model.machines import WarmPool
+from rerail.model.policy import Policy
+from rerail.model.run import Attempt, JobStatus, Run
+from rerail.model.signals import (
+    ActionsDone,
+    CreateRefused,
+    Refusal,
+)
+
+
+def on_actions_done(run: Run, done: ActionsDone, policy: Policy) -> Decision:
+    """Return the run without the completed actions; a created job now exists, a released pool does not."""
+    run = replace(run, pending=tuple(action for action in run.pending if action not in done.actions))
+    released = {action.job_name for action in done.actions if isinstance(action, ReleaseWarmPool)}
+    run = replace(
+        run,
+        attempts=tuple(
+            _with_pool_released(attempt) if attempt.job_name in released else attempt for attempt in run.attempts
+        ),
+    )
+    if make_create_job(run) in done.actions and not run.current.exists:
+        run = with_attempt(run, replace(run.current, status=JobStatus.IN_PROGRESS, secondary="Starting"))
+    return Decision(run)
+
+
+def _with_pool_released(attempt: Attempt) -> Attempt:
+    """Return the attempt with its warm pool marked as released."""
+    billed_s = attempt.pool.billed_s if attempt.pool else 0
+    return replace(attempt, pool=WarmPool(warm_pools.GIVEN_BACK, billed_s))
+
+
+def on_create_refused(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
+    """Defer a launch over the account's rate limit; treat any other refusal as a failed launch."""
+    if refused.refusal is Refusal.BRAKE:
+        return on_rate_limited(run, refused)
+    return on_refusal(run, refused, policy)

@@ -1,0 +1,183 @@
+"""Decide on the current attempt's job as SageMaker describes it."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import assert_never
+
+from rerail.decisions.checkpoint_health import with_sagemaker_restart
+from rerail.decisions.decision import (
+    Decision,
+    find_proving_step,
+    finish_stopped,
+    has_pending,
+    hold_run,
+    make_notice,
+    may_act,
+    stop_now,
+    with_attempt,
+    with_end,
+    with_facts,
+    with_incident_closed,
+    without_pending,
+)
+from rerail.decisions.drills import format_drill, with_drill_done
+from rerail.decisions.emergency_checkpoint import on_checkpoints
+from rerail.decisions.in_place_restart import is_saved_since_restart, on_failed_instead
+from rerail.decisions.launch import (
+    relaunch_now,
+)
+from rerail.decisions.on_failure import on_failed, on_pending
+from rerail.decisions.on_finding import on_proposal
+from rerail.model.actions import CreateJob, Severity, StopJob
+from rerail.model.checkpoints import newest_step
+from rerail.model.policy import OnMaxRuntime, Policy
+from rerail.model.run import AfterStop, Attempt, Job, JobStatus, Run, RunState
+from rerail.model.runbooks import Runbook
+from rerail.model.self_repairs import format_repairs
+from rerail.model.signals import (
+    JobGone,
+    JobObserved,
+)
+
+TIMEOUT_STATUSES = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
+PENDING_TIMEOUT_REASON = "CapacityError: no machines came within the job's MaxPendingTimeInSeconds"
+NEW_JOB_GRACE = timedelta(minutes=5)
+
+
+def on_job(run: Run, seen: JobObserved, policy: Policy) -> Decision:
+    """Decide on the current attempt's job as SageMaker describes it."""
+    attempt, job = run.current, seen.job
+    if job.name != attempt.job_name or (attempt.created_at and job.created_at != attempt.created_at):
+        return Decision(_with_pool_status(run, job))  # an older attempt, or another job that reused the name
+    if attempt.exists and not attempt.may_be_live:
+        return Decision(run)  # its end was handled already: ignore repeated and late events
+    run = without_pending(run, CreateJob)
+    updated = with_attempt(run, with_facts(attempt, job, seen.at))
+    if updated.current.self_repairs > attempt.self_repairs:
+        updated = with_sagemaker_restart(updated, seen.at)
+    if attempt.number == 1 and run.cluster != job.cluster:
+        updated = replace(updated, cluster=job.cluster)
+    if run.defined_metrics != job.defined_metrics:
+        updated = replace(updated, defined_metrics=job.defined_metrics)
+    match job.status:
+        case JobStatus.COMPLETED:
+            return _on_completed(updated, seen, policy)
+        case JobStatus.FAILED:
+            return on_failed_instead(updated, seen, policy) or on_failed(updated, seen, policy)
+        case JobStatus.STOPPED:
+            return _on_stopped(updated, seen, policy)
+        case JobStatus.IN_PROGRESS:
+            return _on_progress(updated, attempt, seen, policy)
+        case JobStatus.STOPPING | JobStatus.DELETING | JobStatus.UNKNOWN:
+            return Decision(updated)
+        case _ as unreachable:
+            assert_never(unreachable)
+
+
+def _on_progress(run: Run, before: Attempt, seen: JobObserved, policy: Policy) -> Decision:
+    """Decide on a job that has not ended: act only to finish a stop that is under way."""
+    if run.state is RunState.SAVING and run.stop and (saved := on_checkpoints(run, run.stop, seen.checkpoints or ())):
+        return saved
+    if run.state is RunState.STOPPING and not has_pending(run, StopJob):
+        return stop_now(run, "the job still runs after the request to stop: requesting it again")
+    if run.state is RunState.STARTING and seen.job.is_training:
+        ledger = replace(run.ledger, capacity_since=None, fallbacks=())
+        run = with_drill_done(replace(run, state=RunState.WATCHING, ledger=ledger))
+        reason = f"{format_drill(run)}attempt {run.current.number} trains: watching it"
+        return Decision(run, reason=reason, finding="training")
+    if run.state is RunState.WAITING:
+        # A launch that Rerail had given up on was created after all: it is the one live attempt.
+        run = replace(run, state=RunState.STARTING, wake_at=None)
+        return Decision(run, reason=f"attempt {run.current.number} exists after all: waiting for it to train")
+    if run.proposal and (answer := on_proposal(run, run.proposal, seen, policy)):
+        return answer
+    if run.current.self_repairs > before.self_repairs:
+        repairs = format_repairs(run.current.repairs)
+        reason = f"SageMaker itself restarts the job ({seen.job.secondary}): keeping still"
+        return Decision(run, reason=reason + (f"; so far: {repairs}" if repairs else ""), finding="self_repair")
+    if run.state is RunState.STARTING and (called_back := on_pending(run, seen, policy)):
+        return called_back
+    return _on_recovery(run, seen)
+
+
+def _on_recovery(run: Run, seen: JobObserved) -> Decision:
+    """Close the open incident once a checkpoint newer than the one resumed from is committed."""
+    incident, attempt = run.open_incident, run.current
+    if incident is None or (attempt.number, attempt.restart) <= (incident.attempt, incident.restart):
+        return Decision(run)
+    newest = newest_step([c for c in seen.checkpoints or () if is_saved_since_restart(run, incident, c)])
+    if newest <= find_proving_step(run, incident):
+        return Decision(run)
+    reason = f"recovered: attempt {run.current.number} committed a new checkpoint at step {newest}"
+    key, action_text, since = f"recovered-{incident.number}", "watching on", incident.happened_at
+    notice = make_notice(run, Severity.INFORM, "recovered", reason, key=key, did=action_text, since=since)
+    return Decision(with_incident_closed(run, reason, seen.at, mended=True), (notice,), reason, finding="recovered")
+
+
+def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
+    """End the run, unless an operator's rollback is under way: then relaunch."""
+    if run.stop and run.stop.is_rollback:
+        # The operator rejected the result of these steps.
+        what = f"attempt {run.current.number} completed while it was to be rolled back ({run.stop.reason})"
+        return relaunch_now(run, seen, policy, what)
+    run = with_incident_closed(with_end(run, RunState.COMPLETED), "the run completed", seen.at, mended=True)
+    reason = f"attempt {run.current.number} completed: the run is done"
+    notice = make_notice(run, Severity.INFORM, "completed", reason, key="completed")
+    return Decision(run, (notice,), reason, finding="completed")
+
+
+def _on_stopped(run: Run, seen: JobObserved, policy: Policy) -> Decision:
+    """Decide on a stopped job.
+
+    Rerail's own stops are recorded before the call, so any other stop is SageMaker's time limit or an operator's.
+    """
+    what = f"attempt {run.current.number}"
+    if run.state is RunState.STOPPING and run.stop:
+        what += f" has stopped as asked ({run.stop.reason})"
+        if run.stop.then is AfterStop.RELAUNCH:
+            return relaunch_now(run, seen, policy, what)
+        return finish_stopped(run, seen, what)
+    if seen.job.secondary in TIMEOUT_STATUSES:
+        what += f" ran out of time ({seen.job.secondary})"
+        if policy.on_max_runtime is OnMaxRuntime.RELAUNCH and may_act(run, policy):
+            return relaunch_now(run, seen, policy, what)
+        return finish_stopped(run, seen, f"{what}, and the policy ends there")
+    if seen.job.pending_ran_out:
+        return on_failed(run, replace(seen, job=replace(seen.job, failure_reason=PENDING_TIMEOUT_REASON)), policy)
+    return finish_stopped(
+        run,
+        seen,
+        f"{what} was stopped, but not by Rerail: it is not relaunched, because an operator may have stopped it",
+    )
+
+
+def on_gone(run: Run, gone: JobGone, policy: Policy) -> Decision:
+    """Hold the run if the current attempt's job no longer exists in SageMaker."""
+    attempt = run.current
+    if gone.job_name != attempt.job_name or not attempt.may_be_live or run.state.is_end:
+        return Decision(run)
+    if run.ledger.starts and gone.at - run.ledger.starts[-1] < NEW_JOB_GRACE:
+        return Decision(run)  # describe calls are eventually consistent after a creation
+    run = with_attempt(run, replace(attempt, status=JobStatus.STOPPED, ended_at=gone.at))
+    what = f"SageMaker no longer has {attempt.job_name}"
+    todo = "find out who deleted it, then release the run"
+    return hold_run(run, gone.at, what, because="its job is gone", todo=todo, runbook=Runbook.JOB_GONE)
+
+
+def _with_pool_status(run: Run, job: Job) -> Run:
+    """Return the run with the warm pool's status that an earlier attempt's job reports."""
+    attempts = tuple(
+        replace(attempt, pool=job.pool) if _is_pool_change(attempt, job) else attempt for attempt in run.attempts
+    )
+    return replace(run, attempts=attempts)
+
+
+def _is_pool_change(attempt: Attempt, job: Job) -> bool:
+    """Return whether the job reports a change of its warm pool that is worth a record.
+
+    The billed seconds change all the time and do not count.
+    """
+    before, now = attempt.pool, job.pool
+    if (attempt.job_name, attempt.created_at) != (job.name, job.created_at):
+        return False
+    return now is not None and (before is None or (before.status, before.reused_by) != (now.status, now.reused_by))
