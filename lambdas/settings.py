@@ -67,8 +67,7 @@ class NotifySettings(Settings):
     chat_page_topic: str = ""
     chat_inform_topic: str = ""
     bus: str = ""
-    pager: str = ""  # "on" if a rule on the bus forwards events to PagerDuty
-    webhook: str = ""  # "on" if a rule on the bus forwards events to a webhook
+    targets: str = ""  # names of the notification targets that a rule on the bus forwards to, separated by commas
     reports: str = ""  # bucket
     report_links: str = ""  # "signed" (anyone with the notice can open the link) or "console"
     docs_url: str = ""  # where the runbooks are served

@@ -5,11 +5,9 @@ from functools import cache
 from rerail.aws.eventbridge import Receiver
 from rerail.aws.report_links import ReportLinks
 from rerail.aws.sns import SnsTopics
-from rerail.messages.messages import FOR_PAGER, FOR_WEBHOOK
 from rerail.model.actions import Severity
 from rerail.notices.notifiers.notifier import Channel, Notifier
-from rerail.notices.notifiers.pagerduty import as_pagerduty
-from rerail.notices.notifiers.webhook import as_webhook
+from rerail.notices.notifiers.targets import NOTIFIERS
 from settings import NotifySettings
 
 
@@ -33,10 +31,10 @@ def voice() -> Notifier:
     channels: list[tuple[str, Channel]] = [("e-mail", _topics(settings.page_topic, settings.inform_topic).say)]
     if settings.chat_page_topic:
         channels.append(("chat", _topics(settings.chat_page_topic, settings.chat_inform_topic, chat=True).say))
-    if settings.pager:
-        channels.append(("PagerDuty", Receiver(settings.bus, FOR_PAGER, as_pagerduty).send))
-    if settings.webhook:
-        channels.append(("webhook", Receiver(settings.bus, FOR_WEBHOOK, as_webhook).send))
+    configured = settings.targets.split(",")
+    for target in NOTIFIERS:
+        if target.name in configured:
+            channels.append((target.name, Receiver(settings.bus, target.detail_type, target.format).send))
     return Notifier(channels)
 
 

@@ -20,6 +20,8 @@ from stacks.parts.topics import Topics
 from stacks.parts.webhook import Webhook
 
 NAME = "notify"
+# The targets outside AWS, beside e-mail and chat.
+RECEIVERS = (PagerDuty, Webhook)
 PATTERN = events.EventPattern(source=["rerail"], detail_type=["Rerail Notice"])
 
 
@@ -68,12 +70,15 @@ class Notices(Construct):
             targets=[target],
         )
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
-        if options.pagerduty_secret or options.webhook_url:
+        receivers = _list_configured(options)
+        if receivers:
             bus.let_publish(made.role)
-        if options.pagerduty_secret:
-            PagerDuty(self, "PagerDuty", options=options, bus=bus, key=key, page=page)
-        if options.webhook_url:
-            Webhook(self, "Webhook", options=options, bus=bus, key=key, page=page)
+        for receiver in receivers:
+            receiver(self, receiver.__name__, options=options, bus=bus, key=key, page=page)
+
+
+def _list_configured(options: Options) -> list[type[PagerDuty] | type[Webhook]]:
+    return [receiver for receiver in RECEIVERS if receiver.is_configured(options)]
 
 
 def _settings(topics: Topics, bus: Bus, reports: ReportsBucket, options: Options) -> NotifySettings:
@@ -83,8 +88,7 @@ def _settings(topics: Topics, bus: Bus, reports: ReportsBucket, options: Options
         chat_page_topic=topics.chat_page.topic_arn if topics.chat_page else "",
         chat_inform_topic=topics.chat_inform.topic_arn if topics.chat_inform else "",
         bus=bus.bus.event_bus_name,
-        pager="on" if options.pagerduty_secret else "",
-        webhook="on" if options.webhook_url else "",
+        targets=",".join(receiver.TARGET.name for receiver in _list_configured(options)),
         reports=reports.bucket.bucket_name,
         report_links=options.report_links,
         docs_url=options.docs_url,

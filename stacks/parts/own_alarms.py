@@ -28,7 +28,7 @@ def tell_own_alarms(receiver: Receiver, *, begun: Mapping[str, Any], over: Mappi
         ("AlarmBegun", {"state": {"value": ["ALARM"]}}, begun),
         ("AlarmOver", {"state": {"value": ["OK"]}, "previousState": {"value": ["ALARM"]}}, over),
     ):
-        receiver.hear(
+        receiver.add_rule(
             id,
             pattern={
                 "source": ["aws.cloudwatch"],

@@ -6,12 +6,12 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
+from rerail.notices.notifiers.targets import PAGERDUTY
 from stacks.options import Options
 from stacks.parts.bus import Bus
 from stacks.parts.own_alarms import tell_own_alarms
 from stacks.parts.receiver import Receiver
 
-DETAIL_TYPE = "Rerail PagerDuty"
 # An integration takes 120 events a minute.
 PER_SECOND = 2
 ALARM_BEGUN = {
@@ -34,6 +34,13 @@ ALARM_OVER = {"event_action": "resolve", "dedup_key": "alarm/<name>"}
 class PagerDuty(Receiver):
     """The Events API v2. The routing key is put in where the event leaves: neither the bus nor a function sees it."""
 
+    TARGET = PAGERDUTY
+
+    @staticmethod
+    def is_configured(options: Options) -> bool:
+        """Return whether the options ask for this target."""
+        return bool(options.pagerduty_secret)
+
     def __init__(
         self, scope: Construct, id: str, *, options: Options, bus: Bus, key: kms.IKey, page: sns.ITopic
     ) -> None:
@@ -50,12 +57,11 @@ class PagerDuty(Receiver):
             scope,
             id,
             bus=bus,
-            detail_type=DETAIL_TYPE,
+            target=self.TARGET,
             connection=connection,
             url=options.pagerduty_url,
             per_second=PER_SECOND,
             key=key,
             page=page,
-            name="PagerDuty",
         )
         tell_own_alarms(self, begun=ALARM_BEGUN, over=ALARM_OVER)

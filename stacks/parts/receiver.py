@@ -11,6 +11,7 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from rerail.model.runbooks import Runbook
+from rerail.notices.notifiers.targets import NotificationTarget
 from stacks.parts.bus import Bus
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.permissions import allow
@@ -32,15 +33,14 @@ class Receiver(Construct):
         id: str,
         *,
         bus: Bus,
-        detail_type: str,
+        target: NotificationTarget,
         connection: events.Connection,
         url: str,
         per_second: int,
         key: kms.IKey,
         page: sns.ITopic,
-        name: str,
     ) -> None:
-        """`per_second` is the most that is sent; `name` is what people call the receiver."""
+        """`per_second` is the most that is sent."""
         super().__init__(scope, id)
         destination = events.ApiDestination(
             self,
@@ -49,24 +49,24 @@ class Receiver(Construct):
             endpoint=url,
             http_method=events.HttpMethod.POST,
             rate_limit_per_second=per_second,
-            description=f"Rerail: notices for {name}",
+            description=f"Rerail: notices for {target.name}",
         )
         self._arn = destination.api_destination_arn
         ours = {"StringEquals": {"aws:SourceAccount": Aws.ACCOUNT_ID}}
         self._role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("events.amazonaws.com", conditions=ours))
         allow(self._role, "events:InvokeApiDestination", on=self._arn)
         self._dead_letters = DeadLetterQueue(
-            self, "DeadLetters", key=key, page=page, of=f"the rule for {name}", runbook=Runbook.UNDELIVERED
+            self, "DeadLetters", key=key, page=page, of=f"the rule for {target.name}", runbook=Runbook.UNDELIVERED
         )
-        self.hear(
+        self.add_rule(
             "Rule",
-            pattern={"source": ["rerail"], "detail-type": [detail_type]},
-            description=f"Rerail: notices for {name}",
+            pattern={"source": ["rerail"], "detail-type": [target.detail_type]},
+            description=f"Rerail: notices for {target.name}",
             bus=bus,
             input_path="$.detail",
         )
 
-    def hear(
+    def add_rule(
         self,
         id: str,
         *,
@@ -75,7 +75,7 @@ class Receiver(Construct):
         bus: Bus | None = None,
         **shape: Any,
     ) -> None:
-        """One more rule that sends to this receiver; `shape` says which part of an event, or what is made of it."""
+        """Add a rule that sends to this receiver; `shape` selects the part of the event, or transforms it."""
         rule = events.CfnRule(
             self,
             id,

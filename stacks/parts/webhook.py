@@ -6,12 +6,12 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
+from rerail.notices.notifiers.targets import WEBHOOK
 from stacks.options import Options
 from stacks.parts.bus import Bus
 from stacks.parts.own_alarms import tell_own_alarms
 from stacks.parts.receiver import Receiver
 
-DETAIL_TYPE = "Rerail Webhook"
 PER_SECOND = 10
 # In the form of every other notice: docs/notice.schema.json.
 ALARM = {
@@ -31,6 +31,13 @@ ALARM_OVER = {**ALARM, "severity": "clear", "key": "alarm/<name>/clear", "clears
 class Webhook(Receiver):
     """Any HTTPS endpoint that answers within five seconds."""
 
+    TARGET = WEBHOOK
+
+    @staticmethod
+    def is_configured(options: Options) -> bool:
+        """Return whether the options ask for this target."""
+        return bool(options.webhook_url)
+
     def __init__(
         self, scope: Construct, id: str, *, options: Options, bus: Bus, key: kms.IKey, page: sns.ITopic
     ) -> None:
@@ -46,12 +53,11 @@ class Webhook(Receiver):
             scope,
             id,
             bus=bus,
-            detail_type=DETAIL_TYPE,
+            target=self.TARGET,
             connection=connection,
             url=options.webhook_url,
             per_second=PER_SECOND,
             key=key,
             page=page,
-            name="the webhook",
         )
         tell_own_alarms(self, begun=ALARM_BEGUN, over=ALARM_OVER)

@@ -9,6 +9,7 @@ from moto.sagemaker.models import sagemaker_backends
 
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import DynamoRuns
+from rerail.notices.notifiers.targets import NOTIFIERS
 from settings import NotifySettings, ReportSettings, Settings, SuperviseSettings, SweepSettings
 from tests.aws.places import TABLE, make_table
 
@@ -79,8 +80,7 @@ class Account:
                 chat_page_topic=self.topics["chat-page"],
                 chat_inform_topic=self.topics["chat-inform"],
                 bus="rerail",
-                pager="on",
-                webhook="on",
+                targets=",".join(target.name for target in NOTIFIERS),
                 reports=REPORTS,
                 report_links="signed",
                 docs_url="https://docs.example.com",

@@ -1,6 +1,7 @@
 """The voice: each notice in every way that is set up, and an error where it could not be told."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import notify
 from rerail.aws.clients import client
 from rerail.model.codec import BadRecord
+from rerail.notices.notifiers.targets import NOTIFIERS
 from tests.functions.account import TOPICS, Account, Context, sample
 
 
@@ -83,7 +85,7 @@ def test_the_links_lead_to_report_runbook_and_console(account):
 
 def test_what_is_not_set_up_is_left_out(account, receivers, monkeypatch):
     """Two topics are all that is needed."""
-    for variable in ("CHAT_PAGE_TOPIC", "CHAT_INFORM_TOPIC", "PAGER", "WEBHOOK", "REPORTS", "DOCS_URL"):
+    for variable in ("CHAT_PAGE_TOPIC", "CHAT_INFORM_TOPIC", "TARGETS", "REPORTS", "DOCS_URL"):
         monkeypatch.setenv(f"RERAIL_{variable}", "")
     told("notice_page")
     assert {topic for topic, messages in heard(account).items() if messages} == {"page"}
@@ -105,8 +107,8 @@ def test_a_rendering_that_fails_keeps_no_email_back(account, monkeypatch):
     def breaks(*_: Any) -> None:
         raise ValueError("a character too many")
 
-    for rendering in ("rerail.aws.sns.as_chat", "wiring.notify.as_pagerduty", "wiring.notify.as_webhook"):
-        monkeypatch.setattr(rendering, breaks)
+    monkeypatch.setattr("rerail.aws.sns.as_chat", breaks)
+    monkeypatch.setattr("wiring.notify.NOTIFIERS", [replace(target, format=breaks) for target in NOTIFIERS])
     with pytest.raises(Exception, match="chat: ValueError: a character too many; PagerDuty: .*; webhook: "):
         told("notice_page")
     assert len(account.heard("page")) == 1

@@ -47,6 +47,6 @@ def test_variables_are_named_after_fields():
     }
     assert set(SweepSettings.names().values()) == COMMON | {"RERAIL_QUEUE_URL"}
     topics = {"RERAIL_PAGE_TOPIC", "RERAIL_INFORM_TOPIC", "RERAIL_CHAT_PAGE_TOPIC", "RERAIL_CHAT_INFORM_TOPIC"}
-    ways = {"RERAIL_BUS", "RERAIL_PAGER", "RERAIL_WEBHOOK"}
+    ways = {"RERAIL_BUS", "RERAIL_TARGETS"}
     links = {"RERAIL_REPORTS", "RERAIL_REPORT_LINKS", "RERAIL_DOCS_URL"}
     assert set(NotifySettings.names().values()) == topics | ways | links

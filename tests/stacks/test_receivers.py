@@ -7,6 +7,7 @@ import pytest
 from ministack.services.eventbridge import _matches_pattern
 
 from rerail.messages import messages
+from rerail.notices.notifiers.targets import NOTIFIERS
 from stacks.parts.receiver import AGE
 from tests.stacks.conftest import EVERYTHING
 from tests.stacks.template import Template, target
@@ -40,7 +41,7 @@ def test_nothing_is_left_to_say_of_it(full_assembly):
 def test_the_rules_speak_the_words_of_the_function(full):
     """One rule for each receiver, on our bus, for what the function puts there; sent is the detail as it is."""
     rules = receivers(full)
-    assert set(rules) == {messages.FOR_PAGER, messages.FOR_WEBHOOK}
+    assert set(rules) == {target.detail_type for target in NOTIFIERS}
     for rule in rules.values():
         assert rule["EventPattern"]["source"] == [messages.RERAIL]
         (one,) = rule["Targets"]
@@ -159,7 +160,7 @@ def test_the_chat_has_encrypted_topics_of_its_own(full):
 def test_the_function_is_told_of_each(full):
     """And may put on the bus what the receivers are sent."""
     variables = full.function("notify")["Environment"]["Variables"]
-    assert (variables["RERAIL_PAGER"], variables["RERAIL_WEBHOOK"]) == ("on", "on")
+    assert variables["RERAIL_TARGETS"].split(",") == [target.name for target in NOTIFIERS]
     assert target(variables["RERAIL_CHAT_PAGE_TOPIC"]) in full.of("SNS::Topic")
     (put,) = (s for s in full.allowed("notify") if s["Action"] == "events:PutEvents")
     assert put["Resource"] == {"Fn::GetAtt": [target(full.body["Outputs"]["BusName"]["Value"]), "Arn"]}
