@@ -17,7 +17,7 @@ LAST_LINES = 6
 
 
 class FailureCause(str, Enum):  # noqa: UP042  (init.py comes here in images whose Python is older than StrEnum)
-    """Rerail's causes, as far as a container can tell them apart."""
+    """The causes that a container can distinguish; each is a value of rerail.model.causes.Cause."""
 
     USER_CODE = "user_code"
     OOM = "oom"

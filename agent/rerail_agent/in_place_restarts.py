@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rerail_agent import init_channel
+from rerail_agent.failure import FailureCause
 from rerail_agent.init_channel import InitChannel
 
 if TYPE_CHECKING:
@@ -22,10 +23,12 @@ HOLD_S = 30.0  # a container waits for an order after its ranks have died
 GRACE_S = 10.0  # for ranks to leave by themselves before a restart: a save that takes longer is not worth waiting for
 LAST_LOOK_S = 3.0  # for the mailbox to answer, when the command has ended
 LAST_WORDS_S = 2.0
-HOPELESS = ("oom", "hardware")  # the same machine would fail again
+# The same machine would fail again.
+LASTING_CAUSES = (FailureCause.OOM, FailureCause.HARDWARE)
 # All that an order may say to the next processes.
 ORDERED = ("RERAIL_RESTART", "RERAIL_RESUME_STEP", "RERAIL_ROLLED_BACK", "RERAIL_SKIP_SAMPLES", "RERAIL_LR_SCALE")
-OF_PEERS = ("infrastructure", "hang")  # with peers on other machines, one of these may know of a better reason
+# A peer on another machine may have caused them, and reports the better reason.
+PEER_FAILURE_CAUSES = (FailureCause.INFRASTRUCTURE, FailureCause.HANG)
 
 
 class CommandRun(Protocol):
@@ -107,8 +110,8 @@ class Restarts:
     def _awaited(self, line: InitChannel, life: CommandRun) -> Command | None:
         """Reports the crash, and waits for what the supervisor makes of it."""
         text = life.failure_text()
-        cause = _cause(text)
-        if line.is_dead or not self._hold_s or cause in HOPELESS or (self._alone and cause in OF_PEERS):
+        cause = _read_cause(text)
+        if line.is_dead or not self._hold_s or cause in LASTING_CAUSES or (self._alone and cause in PEER_FAILURE_CAUSES):
             return None
         line.await_word()
         line.say("crashed", restart=self.number, evidence=text)
@@ -195,7 +198,8 @@ def next_port(port: int, restart: int) -> int:
     return port + restart if port + restart < 65536 else port - restart
 
 
-def _cause(text: str) -> str:
+def _read_cause(text: str) -> str:
+    """Return the cause in a failure report's text, empty if it has none."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from preflight import HardwareError
 from rerail.diagnosis.classify import diagnose
+from rerail.model.causes import Cause
 from rerail_agent import failure
 from rerail_agent.exit_report import ProcessExit, make_report
 from rerail_agent.failure import FailureCause
@@ -262,3 +263,7 @@ def test_whatever_is_printed_there_is_a_report(said: list[str], status: int, oom
     ).text()
     assert len(text) <= 1024
     assert json.loads(text)["rerail"] == 1
+
+
+def test_the_supervisor_knows_every_cause_that_a_container_reports() -> None:
+    assert {cause.value for cause in FailureCause} <= set(Cause)
