@@ -111,7 +111,8 @@ class Restarts:
         """Reports the crash, and waits for what the supervisor makes of it."""
         text = life.failure_text()
         cause = _read_cause(text)
-        if line.is_dead or not self._hold_s or cause in LASTING_CAUSES or (self._alone and cause in PEER_FAILURE_CAUSES):
+        is_lasting = cause in LASTING_CAUSES or (self._alone and cause in PEER_FAILURE_CAUSES)
+        if line.is_dead or not self._hold_s or is_lasting:
             return None
         line.await_word()
         line.say("crashed", restart=self.number, evidence=text)

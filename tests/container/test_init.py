@@ -333,8 +333,15 @@ def test_sigusr1_reaches_the_ranks_that_want_it(new_job: NewJob) -> None:
 def test_a_failure_without_a_file_gets_one(new_job: NewJob) -> None:
     """The first rank to die, its cause, its last lines; the step is not known."""
     job = new_job("""
-note("ready")
-if rank == "0": time.sleep(1.5); raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+def is_dead(pid):
+    try: state = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+    except OSError: return True
+    return state in "ZX"
+note("pid", os.getpid())
+if rank == "0":
+    while not os.path.exists(f"{folder}/pid-1") or not is_dead(open(f"{folder}/pid-1").read()): time.sleep(0.05)
+    time.sleep(0.7)
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
 time.sleep(0.8)
 raise KeyError("label")
 """)
