@@ -1,6 +1,8 @@
 """What the pages of docs/ quote of the code, written into them between marks: `python -m bench.quotations`.
 
-Policies, rules, checks, causes, findings and runbooks stand in one place, the code; a test compares.
+A test compares the rules, checks, causes, findings and runbooks in the pages with the code. `tools/site.py` writes the fields
+of a policy and the sample notices when the site is built.
+
 """
 
 import argparse
@@ -223,10 +225,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 BLOCKS = {
-    "policies.md": {"fields": policy_fields},
     "how-it-decides.md": {"rules": rules, "gate": gate, "causes": causes},
     "detectors.md": {"findings": findings},
-    "notices.md": {"samples": samples},
     "runbooks/index.md": {"runbooks": runbooks},
 }
 

@@ -1,11 +1,10 @@
-"""The command reference, made from the commands themselves: `python -m cli.reference` writes docs/cli.md anew.
+"""The command reference, made from the commands themselves: `python -m cli.reference` prints it.
 
-With --check it writes nothing, and its exit status is 1 where the page is not as the commands are.
+`make docs` writes it into the page docs/cli.md of the site.
 """
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
@@ -20,26 +19,6 @@ from cli.main import app
 
 FEW = 4
 WORDS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
-OPENING = """# Commands
-
-`rerail` is the command line; `python -m cli` is the same where it is not on the PATH. `rerail --help`, and `--help`
-behind each command, say what stands here. `rerail --install-completion` has the shell complete commands, options, the
-names of runs (asked of the deployment, for two seconds at most), policies and states.
-
-With `--local` a command looks at the AWS on this machine (`rerail local up`), else at the account of your AWS
-credentials, in their region.
-
-**Exit status**: 0 for yes, 1 for an honest no (a check that failed, a run that ended badly), 2 for a command that could
-not be carried out, 130 after Ctrl-C. **Errors** are two lines on stderr, what is wrong and what to do; also with
-`--json`, where stdout then stays empty.
-
-**`--json`** prints what the tables name, and nothing else, to stdout; progress goes to stderr. The keys stay as they
-are from version to version, new ones may come beside them. Times are ISO 8601 with their offset, money is in dollars;
-what is not known is `null`.
-
-This page is made from the commands: `python -m cli.reference`.
-"""
 
 
 def leaves(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -55,9 +34,8 @@ def leaves(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 
 def page() -> str:
-    """The whole page."""
-    sections = ["\n".join(_section(path, command)) for path, command in leaves()]
-    return "\n".join([OPENING, *sections]).rstrip() + "\n"
+    """Return a section of Markdown for each command."""
+    return "\n".join("\n".join(_section(path, command)) for path, command in leaves()).rstrip()
 
 
 def _section(path: Sequence[str], command: Any) -> Iterator[str]:
@@ -139,14 +117,5 @@ def _plain(text: str) -> str:
     return re.sub(r"<(?=[a-zA-Z/])", "&lt;", text.replace("|", "\\|"))
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the page, or compare it."""
-    made = page()
-    if "--check" in arguments:
-        return 0 if PAGE.exists() and PAGE.read_text(encoding="utf-8") == made else 1
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(page())

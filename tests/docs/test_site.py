@@ -139,8 +139,16 @@ def test_a_runbook_has_the_same_parts_as_every_other(runbook: Runbook):
 
 
 def test_what_pages_quote_of_the_code_is_what_the_code_says():
-    """Policies, rules, checks, causes, findings and runbooks; `python -m bench.quotations` writes them."""
+    """Rules, checks, causes, findings and runbooks; `python -m bench.quotations` writes them."""
     assert not [path.name for path, text in quotations.pages() if path.read_text(encoding="utf-8") != text]
+
+
+@pytest.mark.parametrize(
+    ("page", "text"), [("cli", "rerail drill"), ("policies", "stall_floor"), ("notices", "Subject: ")]
+)
+def test_generated_parts_are_in_the_built_pages(site: Path, page: str, text: str):
+    """The commands, the fields of a policy and the sample notices, which no page of the repository contains."""
+    assert text in (site / page / "index.html").read_text(encoding="utf-8")
 
 
 def test_a_page_without_its_marks_is_refused():
