@@ -1,8 +1,7 @@
 """What the pages of docs/ quote of the code, written into them between marks: `python -m bench.quotations`.
 
-A test compares the rules, checks, causes, findings and runbooks in the pages with the code. `tools/site.py` writes the fields
-of a policy and the sample notices when the site is built.
-
+A test compares rules, checks, causes, findings and runbooks in the pages with the code. `tools/site.py` writes the
+fields of a policy and the sample notices when the site is built.
 """
 
 import argparse
@@ -226,7 +225,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 BLOCKS = {
     "how-it-decides.md": {"rules": rules, "gate": gate, "causes": causes},
-    "detectors.md": {"findings": findings},
+    "detection.md": {"findings": findings},
     "runbooks/index.md": {"runbooks": runbooks},
 }
 
