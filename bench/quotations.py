@@ -154,7 +154,7 @@ def findings() -> str:
     rows = []
     for kind in Kind:
         cause = CAUSES.get(kind)
-        acts = f"stops the job, charged to `{cause}`" if cause else "people are told, the job goes on"
+        acts = f"stops the job, charged to `{cause}`" if cause else "notifies; the job goes on"
         rows.append((f"`{kind}`", _question(kind), acts))
     return table(("finding", "what it detects", "what may come of it"), rows)
 

@@ -1,4 +1,4 @@
-"""The commands that the documentation shows: in blocks of shell, in the README's indented blocks, and in the text."""
+"""Find the commands in the documentation: in shell blocks, indented blocks and the text."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ COMMENT = re.compile(r"\s{1,}#\s.*$")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A command as a page shows it, `line` counted from 1."""
+    """A command in a page; `line` counts from 1."""
 
     page: str
     line: int
@@ -36,13 +36,13 @@ class Shown:
 
 
 def pages() -> list[Path]:
-    """Every page that people read."""
+    """Return every page of the documentation."""
     readmes = [ROOT / "README.md", ROOT / "container" / "README.md", ROOT / "local" / "README.md"]
     return [*readmes, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> Iterator[Shown]:
-    """The lines of a page that a reader would paste into a shell; one that ends in a backslash goes on in the next."""
+    """Yield the shell commands of a page; a line that ends in a backslash continues in the next."""
     name, begun, shell = page.relative_to(ROOT).as_posix(), "", False
     start, fenced, prompts = 0, False, False
     lines = page.read_text().splitlines()
@@ -71,11 +71,11 @@ def _has_prompts(lines: list[str], first: int) -> bool:
 
 
 def in_text(page: Path) -> Iterator[Shown]:
-    """What the text itself names, such as `rerail show RUN`: words in capitals stand for the reader's own."""
+    """Yield the commands in the text, such as `rerail show RUN`."""
     name = page.relative_to(ROOT).as_posix()
     for number, line in enumerate(page.read_text().splitlines(), start=1):
-        for found in IN_TEXT.finditer(line):
-            yield Shown(name, number, found[1].rstrip("."))
+        for match in IN_TEXT.finditer(line):
+            yield Shown(name, number, match[1].rstrip("."))
 
 
 class UnknownCommand(Exception):
@@ -83,8 +83,10 @@ class UnknownCommand(Exception):
 
 
 def leaf(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str], list[str]]:
-    """The command of the `rerail` command line that these words (without `rerail`) name, its path, and the words after
-    it; raises UnknownCommand."""
+    """Return the command that these words (without `rerail`) name, its path, and the remaining words.
+
+    Raise UnknownCommand if there is none.
+    """
     command, path = typer.main.get_command(app), []
     while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
         name, words = words[0], words[1:]
@@ -95,6 +97,6 @@ def leaf(words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str], list[s
 
 
 def options(command: TyperCommand | TyperGroup) -> set[str]:
-    """All spellings of its options."""
+    """Return all spellings of its options."""
     spelt = [(*parameter.opts, *parameter.secondary_opts) for parameter in command.params]
     return {name for names in spelt for name in names if name.startswith("-")} | {"--help"}

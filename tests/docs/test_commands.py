@@ -1,4 +1,4 @@
-"""What the documentation tells people to type is what the programs take."""
+"""Every command in the documentation is accepted by its program."""
 
 import re
 import subprocess
@@ -10,8 +10,8 @@ from botocore import xform_name
 
 from tests.docs.commands import ROOT, Shown, UnknownCommand, blocks, in_text, leaf, options, pages
 
-# What the AWS CLI has besides the services' own operations, and options that every operation takes.
-OF_THE_CLI = {
+# Commands of the AWS CLI that are not operations of a service, and options that every operation takes.
+CLI_COMMANDS = {
     ("s3", "ls"),
     ("s3", "cp"),
     ("s3", "rm"),
@@ -21,44 +21,44 @@ OF_THE_CLI = {
     ("logs", "tail"),
     ("configure", "sso"),
 }
-EVERYWHERE = {"region", "profile", "query", "output", "no-cli-pager"}
+GLOBAL_OPTIONS = {"region", "profile", "query", "output", "no-cli-pager"}
 PLAIN = ("git", "cd", "export", "$EDITOR", "pip", "python", "python3", ".venv/bin/python", "sudo", "docker", "mkdir")
 SHELL = re.compile(r"[|;&<>]|\$\(")
 
-# What a command line says of words that it does not take.
+# The error of a command line for words that it does not accept.
 USAGE_ERROR = typer.BadParameter.__mro__[1]
 
 SHOWN = [shown for page in pages() for shown in blocks(page)]
 NAMED = [shown for page in pages() for shown in in_text(page)]
 
 
-def each(shown: list[Shown]) -> pytest.MarkDecorator:
+def cases(shown: list[Shown]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("shown", shown, ids=str)
 
 
 def test_the_pages_are_read():
-    """The finder finds: a page without commands would prove nothing."""
+    """Commands are found at all."""
     assert len(SHOWN) > 40 and len(NAMED) > 40
 
 
-@each([shown for shown in SHOWN if shown.words[0].removeprefix(".venv/bin/") == "rerail"])
-def test_a_command_in_a_block_is_taken_as_it_stands(shown):
+@cases([shown for shown in SHOWN if shown.words[0].removeprefix(".venv/bin/") == "rerail"])
+def test_a_command_in_a_block_is_accepted(shown):
     """Subcommand, arguments and options are those of the command line."""
     command, path, rest = leaf(shown.words[1:])
     command.make_context(" ".join(path) or "rerail", rest)
 
 
-@each(NAMED)
+@cases(NAMED)
 def test_a_command_in_the_text_exists_with_its_options(shown):
-    """Whatever stands for the reader's own words, the names of commands and options are real."""
+    """The names of its commands and options are real."""
     words = re.sub(r"[\[\]|]", " ", shown.text).split()
-    command, _, rest = leaf(_of_capitals(words[1:]))
+    command, _, rest = leaf(_without_dots(words[1:]))
     asked = {word.partition("=")[0] for word in _before_the_script(rest) if word.startswith("-") and word != "-"}
     assert asked <= options(command)
 
 
-def _of_capitals(words: list[str]) -> list[str]:
-    """A group that is named as a whole, such as `rerail policy ...`, ends there."""
+def _without_dots(words: list[str]) -> list[str]:
+    """Drop the dots of a group that is named as a whole, such as `rerail policy ...`."""
     return [word for word in words if word not in ("...", "…")]
 
 
@@ -66,18 +66,18 @@ def _before_the_script(words: list[str]) -> list[str]:
     return words[: words.index("--")] if "--" in words else words
 
 
-@each([shown for shown in SHOWN if shown.words[0] == "make"])
+@cases([shown for shown in SHOWN if shown.words[0] == "make"])
 def test_a_target_of_make_exists(shown):
-    """`make -n` finds all that it would do."""
+    """`make -n` accepts the target."""
     done = subprocess.run(["make", "-n", *shown.words[1:]], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-@each([shown for shown in SHOWN if shown.words[0] == "aws"])
+@cases([shown for shown in SHOWN if shown.words[0] == "aws"])
 def test_a_call_of_the_aws_cli_is_one_of_its_service(shown):
     """Service, operation and options are those of the service's own model."""
     service, operation, *rest = shown.words[1:]
-    if (service, operation) in OF_THE_CLI:
+    if (service, operation) in CLI_COMMANDS:
         return
     model = botocore.session.get_session().get_service_model(service)
     operations = {xform_name(name, "-"): name for name in model.operation_names}
@@ -85,10 +85,10 @@ def test_a_call_of_the_aws_cli_is_one_of_its_service(shown):
     shape = model.operation_model(operations[operation]).input_shape
     members = {xform_name(name, "-") for name in shape.members} if shape else set()
     asked = {word[2:].partition("=")[0] for word in rest if word.startswith("--")}
-    assert {name.removeprefix("no-") for name in asked} <= members | EVERYWHERE
+    assert {name.removeprefix("no-") for name in asked} <= members | GLOBAL_OPTIONS
 
 
-@each([shown for shown in SHOWN if shown.words[0] in (".venv/bin/python", "python") and shown.words[1:2] == ["-m"]])
+@cases([shown for shown in SHOWN if shown.words[0] in (".venv/bin/python", "python") and shown.words[1:2] == ["-m"]])
 def test_a_module_that_is_run_exists(shown):
     """`python -m bench.saving` names a file of this repository, or a tool of its environment."""
     module = shown.words[2]
@@ -97,20 +97,20 @@ def test_a_module_that_is_run_exists(shown):
 
 
 def test_every_command_is_of_a_kind_that_is_checked():
-    """Nothing is shown that no test looks at."""
+    """No command escapes these tests."""
     known = ("rerail", ".venv/bin/rerail", "make", "aws", *PLAIN)
     assert not [str(shown) for shown in SHOWN if shown.words[0] not in known]
 
 
 def test_commands_are_single():
-    """One command a line: no pipes and no substitutions, which a person at 03:00 would have to read twice."""
+    """One command a line, without pipes and substitutions."""
     assert not [str(shown) for shown in SHOWN if SHELL.search(shown.text) and shown.words[0] not in ("export",)]
 
 
-def test_an_unknown_command_would_be_told():
+def test_an_unknown_command_is_an_error():
     """The checks can fail."""
-    with pytest.raises(UnknownCommand, match="rerail mend"):
-        leaf(["mend", "my-run"])
+    with pytest.raises(UnknownCommand, match="rerail repair"):
+        leaf(["repair", "my-run"])
     command, _, rest = leaf(["show", "my-run", "--everything"])
     with pytest.raises(USAGE_ERROR):
         command.make_context("show", rest)

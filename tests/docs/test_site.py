@@ -1,4 +1,4 @@
-"""The site of the documentation: it builds, leads nowhere dead, fetches nothing, and has a page for every runbook."""
+"""The documentation site builds, has no dead links, loads nothing from other hosts, and has every runbook."""
 
 import os
 import re
@@ -19,19 +19,17 @@ ROOT = quotations.ROOT
 DOCS = quotations.DOCS
 RUNBOOKS = DOCS / "runbooks"
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Prevention")
-# What a page loads by itself; a link is only followed when somebody clicks it.
+# What a page loads by itself, unlike a link.
 LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("image", "href")}
 NOT_LOADED = {"canonical", "next", "prev", "alternate"}
 IN_STYLES = re.compile(r"(?:url\(\s*['\"]?|@import\s+['\"])(https?:)?//")
-# How the project is made is nobody's matter who reads it.
-OF_THE_MAKING = re.compile(
-    r"\b((?i:builders?|this session|sub-?agents?|our contract|the lead|lorem ipsum)|TODO|FIXME)\b"
-)
+# Words about how the project is made, which its readers do not need.
+INTERNAL = re.compile(r"\b((?i:builders?|this session|sub-?agents?|our contract|the lead|lorem ipsum)|TODO|FIXME)\b")
 
 
 @dataclass
 class Page(HTMLParser):
-    """What a built page links to, what it loads, and the places in it that can be linked."""
+    """The links of a built page, what it loads, and the anchors in it."""
 
     links: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
@@ -58,7 +56,7 @@ def read(path: Path) -> Page:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` does it: every warning is an error."""
+    """Build the site as `make docs` does: every warning is an error."""
     place = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -73,14 +71,14 @@ def pages(site: Path) -> dict[Path, Page]:
 
 
 def test_every_page_of_the_docs_is_built_and_in_the_navigation(site: Path, pages: dict[Path, Page]):
-    """A page that cannot be reached from the start page's menu is not there."""
+    """Every page can be reached from the start page's menu."""
     wanted = {_built(path) for path in DOCS.rglob("*.md")}
     start = site / "index.html"
     reached = {_target(start, link)[0] for link in pages[start].links if not urlsplit(link).scheme}
     assert {site / name for name in wanted} <= reached | {start}
 
 
-def test_every_link_leads_to_a_page_and_a_place_in_it(site: Path, pages: dict[Path, Page]):
+def test_every_link_leads_to_a_page_and_an_anchor(site: Path, pages: dict[Path, Page]):
     """No dead link, no dead anchor, within the whole site."""
     dead = []
     for path, page in pages.items():
@@ -102,7 +100,7 @@ def test_a_list_in_a_page_is_a_list_on_the_site(site: Path):
 
 
 def test_no_page_fetches_anything_from_another_host(site: Path, pages: dict[Path, Page]):
-    """No font, script, style or picture of anybody else's: the site works where there is no internet."""
+    """The site works without internet access."""
     foreign = {f"{path.relative_to(site)}: {url}" for path, page in pages.items() for url in page.loads if "//" in url}
     assert not foreign
     assert not [style.name for style in site.rglob("*.css") if IN_STYLES.search(style.read_text(encoding="utf-8"))]
@@ -117,19 +115,19 @@ def test_every_picture_that_a_page_shows_is_there_and_small(site: Path, pages: d
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
-def test_a_page_speaks_of_the_project_alone(path: Path):
-    """Not of how it was made, and of nothing that is still to be written."""
-    assert not OF_THE_MAKING.findall(path.read_text(encoding="utf-8"))
+def test_a_page_is_about_the_project_only(path: Path):
+    """No page mentions how it was made or what is still to be written."""
+    assert not INTERNAL.findall(path.read_text(encoding="utf-8"))
 
 
 def test_every_runbook_has_exactly_its_page():
-    """A notice that names a runbook leads somewhere, and no page is orphaned."""
+    """Each runbook that a notice can name has a page, and no page is unused."""
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == {runbook.value for runbook in Runbook} | {"index"}
 
 
 @pytest.mark.parametrize("runbook", Runbook)
 def test_a_runbook_has_the_same_parts_as_every_other(runbook: Runbook):
-    """Whoever was woken knows where to look; the first part is one sentence, the third begins with a step."""
+    """The sections are the same in each; Mitigation begins with a step."""
     page = (RUNBOOKS / f"{runbook.value}.md").read_text(encoding="utf-8")
     assert tuple(re.findall(r"^## (.+)$", page, re.MULTILINE)) == SECTIONS
     parts = re.split(r"^## .+$", page, flags=re.MULTILINE)[1:]
@@ -138,7 +136,7 @@ def test_a_runbook_has_the_same_parts_as_every_other(runbook: Runbook):
     assert parts[3].lstrip().startswith("1.  ")
 
 
-def test_what_pages_quote_of_the_code_is_what_the_code_says():
+def test_quotations_of_code_are_up_to_date():
     """Rules, checks, causes, findings and runbooks; `python -m bench.quotations` writes them."""
     assert not [path.name for path, text in quotations.pages() if path.read_text(encoding="utf-8") != text]
 
@@ -152,7 +150,7 @@ def test_generated_parts_are_in_the_built_pages(site: Path, page: str, text: str
 
 
 def test_a_page_without_its_marks_is_refused():
-    """A quotation that has lost its place is told, not left out."""
+    """A quotation whose marks are missing is an error."""
     with pytest.raises(ValueError, match="<!-- rules -->"):
         quotations.filled("# How it decides\n", {"rules": "| a |"})
 

@@ -1,4 +1,4 @@
-"""The threat model and the tests name each other: every line is shown by tests, every such test has its line."""
+"""Each line of the threat model names the tests marked for it, and each such test has its line."""
 
 import ast
 from collections import defaultdict
@@ -8,14 +8,14 @@ from tests.house.sources import modules, tree
 
 
 def marked() -> dict[str, set[str]]:
-    """The names of the tests that are marked for each line."""
-    found = defaultdict(set)
+    """Return the names of the tests that are marked for each line."""
+    names = defaultdict(set)
     for path in modules("tests"):
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef):
                 for line in filter(None, map(_line_of, node.decorator_list)):
-                    found[line].add(node.name)
-    return found
+                    names[line].add(node.name)
+    return names
 
 
 def _line_of(decorator: ast.expr) -> str:
@@ -32,6 +32,6 @@ def test_every_line_is_shown_by_the_tests_that_are_marked_for_it():
 
 
 def test_the_lines_are_numbered_without_a_gap_and_say_what_they_must():
-    """What is tried, and what stops it; what remains may be nothing."""
+    """The attack and what stops it are given; what remains may be empty."""
     assert sorted(int(line.number[1:]) for line in lines()) == list(range(1, len(lines()) + 1))
     assert all(line.tried and line.stopped_by for line in lines())
