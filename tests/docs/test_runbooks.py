@@ -226,11 +226,11 @@ def test_every_page_has_a_scenario_or_is_about_the_stack():
 def test_an_alarms_page_quotes_its_words(runbook: Runbook):
     """The stack's alarm descriptions contain a phrase of *Diagnosis*."""
     parts = Path(__file__).parents[2] / "stacks" / "parts"
-    said = " ".join(path.read_text(encoding="utf-8") for path in parts.glob("*.py"))
-    said = re.sub(r'"\s*\n\s*f?"', "", said)  # a sentence over two lines
+    text = " ".join(path.read_text(encoding="utf-8") for path in parts.glob("*.py"))
+    text = re.sub(r'"\s*\n\s*f?"', "", text)  # a sentence over two lines
     part = re.split(r"^## .+$", read_page(runbook), flags=re.MULTILINE)[3]
     quotes = [" ".join(quote.split()) for quote in QUOTED.findall(part)]
-    assert [quote for quote in quotes if any(piece in said for piece in _split_at_names(quote))], quotes
+    assert [quote for quote in quotes if any(piece in text for piece in _split_at_names(quote))], quotes
 
 
 def _split_at_names(quote: str) -> list[str]:
