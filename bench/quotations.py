@@ -1,7 +1,7 @@
 """What the pages of docs/ quote of the code, written into them between marks: `python -m bench.quotations`.
 
-A test compares rules, checks, causes, findings and runbooks in the pages with the code. `tools/site_parts.py` writes the
-fields of a policy and the sample notices when the site is built.
+A test compares rules, checks, causes, findings and runbooks in the pages with the code. `tools/site_parts.py` writes
+the fields of a policy and the sample notices when the site is built.
 """
 
 import argparse
