@@ -69,6 +69,10 @@ commands = st.builds(
     asked_at=moments,
     deadline=st.none() | moments,
     reason=words,
+    restart=counts,
+    resume_step=steps,
+    skip_samples=st.sampled_from(["", "10240-10495,20000-20015"]),
+    rate=st.floats(0.001, 10),
 )
 findings = st.builds(
     Finding,

@@ -11,7 +11,7 @@ from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
-from tests.core.test_loop_crashes import Crash, Saboteur
+from tests.core.test_loop_crashes import Crash, FaultInjector
 from tests.fakes import BUCKET, Agent, World
 
 FORBIDDEN = "CopyObject is not allowed"
@@ -237,35 +237,35 @@ def test_a_save_that_only_looks_odd_is_not_moved_for_a_lost_node(world):
     assert world.run().current.resumed_from_step == 500
 
 
-def a_rollback(saboteur: Saboteur) -> World:
+def rollback_scenario(injector: FaultInjector) -> World:
     """Each message is delivered until it succeeds, the moving takes two turns."""
     world = World()
     world.checkpoints.moves_at_once = 1
     world.sagemaker.submit("gpt")
-    deliver(world, saboteur, JobStateChanged("gpt"))
+    deliver(world, injector, JobStateChanged("gpt"))
     for step in (100, 200, 300):
         world.clock.pass_by(timedelta(minutes=1))
         save(world, step)
     finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 290, 150, "9.1 for 80 rows")
-    deliver(world, saboteur, FindingsReceived("gpt", "gpt", (finding,)))
+    deliver(world, injector, FindingsReceived("gpt", "gpt", (finding,)))
     for _ in range(4):
         world.clock.pass_by(timedelta(minutes=1))
-        deliver(world, saboteur, JobStateChanged("gpt"))
+        deliver(world, injector, JobStateChanged("gpt"))
     return world
 
 
-def deliver(world: World, saboteur: Saboteur, wakeup) -> None:
+def deliver(world: World, injector: FaultInjector, wakeup) -> None:
     for _ in range(3):
         try:
-            world.supervisor(saboteur.wrap).handle(wakeup)
+            world.supervisor(injector.wrap).handle(wakeup)
         except Crash:
             continue
         return
-    raise AssertionError("one strike must not fail a message three times")
+    raise AssertionError("one fault must not fail a message three times")
 
 
-CALM = Saboteur(strike_at=0, after=False)
-ENDED = a_rollback(CALM)
+CALM = FaultInjector(fail_at=0, after=False)
+ENDED = rollback_scenario(CALM)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -273,7 +273,7 @@ ENDED = a_rollback(CALM)
 def test_a_crash_at_any_call_of_a_rollback_changes_nothing_in_the_end(call, after):
     """Whenever the function dies: one successor, and nothing tainted in its folder when it is created."""
     world = World()
-    world = a_rollback(Saboteur(call, after))
+    world = rollback_scenario(FaultInjector(call, after))
     for each in (ENDED, world):
         assert sorted(each.sagemaker.jobs) == ["gpt", "gpt-a002"]
         assert each.sagemaker.jobs["gpt"].status is JobStatus.STOPPED

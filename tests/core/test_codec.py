@@ -99,11 +99,6 @@ def test_any_timeline_entry_survives_its_own_text(entry):
     assert loads(TimelineEntry, dumps(entry)) == entry
 
 
-def test_a_run_with_everything_in_it_survives():
-    """Times to the microsecond, causes as keys, the four kinds of pending actions, and words beyond ASCII."""
-    assert loads(Run, dumps(FULL)) == FULL
-
-
 def test_durations_are_kept_in_seconds():
     """A policy inside a record keeps its durations."""
     assert loads(Policy, dumps(Policy())) == Policy()

@@ -93,12 +93,13 @@ def test_doubt_begins_with_a_jump_and_ends_with_a_row_of_now():
     assert find_silence_start(since, since, heard=True, newest=later - MINUTE, at=later) is None
 
 
-@pytest.mark.parametrize("saves_every", [10, 30])
-@pytest.mark.parametrize("after", [3, 8])
-@pytest.mark.parametrize("minutes", [-14, 2, 9, 14])
+@pytest.mark.parametrize(
+    ("minutes", "after", "saves_every"),
+    [(-14, 3, 10), (-14, 8, 30), (2, 3, 30), (9, 8, 10), (14, 3, 30), (14, 8, 10)],
+)
 def test_a_clock_that_is_wrong_while_metrics_are_missing_stops_no_healthy_job(world, minutes, after, saves_every):
     """It goes on saving: its saves are held against the time of its last row, which AWS has told, not against ours."""
-    for minute in range(200):
+    for minute in range(170):
         step = minute * STEPS_A_MINUTE
         if minute < 120:
             row = {"step": float(step), "nonfinite": 0.0, "count": 10.0, "loss": 2 + 3 * math.exp(-step / 500)}

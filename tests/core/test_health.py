@@ -181,13 +181,6 @@ def test_a_report_that_comes_after_the_jobs_end_counts_too(world):
     assert world.sagemaker.requests["gpt-a002"]["Environment"]["RERAIL_RESUME_STEP"] == "400"
 
 
-def test_a_report_of_a_job_that_is_none_of_the_runs_changes_nothing(world):
-    before = world.run()
-    agent = Agent(world, attempt=7, job="gpt-a007")
-    agent.hear(agent.files(ReportKind.DAMAGED, step=500, saved_by=1))
-    assert world.run().labels == before.labels
-
-
 def test_a_finding_heard_while_the_job_is_being_stopped_is_remembered(world):
     """Nothing more is decided then, but what it says of the saves is true."""
     found(world, Level.INTERVENE, kind=Kind.THROUGHPUT_DROP, onset=480, step=500)

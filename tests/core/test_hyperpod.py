@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.messages.cluster_events import ClusterEventReceived, ConditionChange, clean_text
+from rerail.messages.cluster_events import ClusterEventReceived, clean_text
 from rerail.messages.messages import JobStateChanged, parse_message
 from rerail.model.actions import Severity
 from rerail.model.errors import BadMessage, Conflict
@@ -490,11 +490,6 @@ def test_a_notice_names_ten_runs_at_most():
     (notice,) = world.hear(health("Unhealthy"))
     assert "run-09 and 3 more" in notice.body
     assert "run-10" not in notice.body
-
-
-def test_signs_are_plain_data():
-    """They are logged with the wake-up."""
-    assert heard(sample("node_healthy")).signs[0].__class__ is ConditionChange
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1970-01-01T00:00:00Z", 7])

@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import replace
-from datetime import timedelta
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +16,7 @@ from rerail.model.actions import Severity
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import ReportKind
-from rerail.model.policy import Ladder, Mode, Policy, PolicyError, Retries, parse_policy
+from rerail.model.policy import Ladder, Policy, PolicyError, Retries, parse_policy
 from rerail.model.run import Attempt, Run, RunState
 from rerail.model.signals import OperatorVerb
 from tests.fakes import BUCKET, MIDNIGHT, Agent, World
@@ -224,7 +222,7 @@ def histories(draw):
     return draw(ladders), draw(st.sets(st.sampled_from(BOTH))), troubles
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(histories())
 def test_whatever_comes_the_ladder_keeps_its_promises(history):
     """Never at or after the onset, never from what is not clean; nothing skipped is ever taken back; each rung within
@@ -389,14 +387,6 @@ def test_what_vanishes_during_a_wait_is_not_resumed_from_either(world):
     assert any("the checkpoint of step 1000 cannot be resumed from any more" in e.reason for e in world.runs.timeline)
 
 
-def test_a_job_that_dies_while_it_is_stopped_for_its_loss_is_rolled_back_all_the_same(world):
-    goes_wrong(world, minutes=0)
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
-    world.minutes(3)
-    run = world.run()
-    assert (run.current.rung, run.current.resumed_from_step) == ("replay", 800)
-
-
 def gives_up(world: World, step: int) -> None:
     """The script itself raises when its loss is no number."""
     told = {"rerail": 1, "cause": "diverged", "error": "FloatingPointError: loss is nan", "step": step, "rank": 0}
@@ -425,15 +415,6 @@ def test_a_script_that_gives_its_loss_up_climbs_the_same_ladder(world):
     assert "after replay in attempt 2, skip in attempt 3, far_skip in attempt 4" in world.run().hold_reason
 
 
-def test_what_mends_while_a_human_is_asked_needs_no_answer(world):
-    """The proposal to stop the job is withdrawn, and the job goes on."""
-    world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
-    goes_wrong(world, minutes=1)
-    assert world.run().proposal is not None
-    goes_wrong(world, level=Level.MENDED, minutes=40)
-    assert (world.run().proposal, world.run().state, world.sagemaker.live()) == (None, RunState.WATCHING, ["gpt"])
-
-
 def test_a_human_who_releases_the_run_starts_the_ladder_anew(world):
     """They have looked, and may have changed something; what is skipped stays skipped."""
     for _ in range(5):
@@ -449,24 +430,3 @@ def test_the_total_is_bounded_by_the_causes_own_budget(world):
         goes_wrong(world)
     assert world.run().state is RunState.HELD
     assert "diverged has spent its budget of 2 without progress" in world.run().hold_reason
-
-
-def test_observing_says_which_rung_it_would_climb(world):
-    world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
-    goes_wrong(world)
-    assert (world.run().climbs, world.sagemaker.live()) == ((), ["gpt"])
-    assert (
-        "it would be stopping the job, to relaunch from step 800 (rung replay: back to 150 steps"
-        in world.bus.told[-1].did
-    )
-
-
-def test_the_run_survives_its_record(world):
-    """All that the next decision needs is in the table."""
-    goes_wrong(world)
-    text = world.runs.records["gpt"]
-    assert [climb["rung"] for climb in json.loads(text)["climbs"]] == ["replay"]
-    assert world.run().climbs[0].onset_step == 950
-    times = [entry.at for entry in world.runs.timeline]
-    assert all(earlier <= later for earlier, later in pairwise(times))
-    assert timedelta(0) < times[-1] - times[0]

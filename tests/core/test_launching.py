@@ -151,22 +151,6 @@ def test_a_stop_that_was_put_off_is_called_when_the_pause_is_lifted(world):
     assert "the pause was lifted: stopping the job" in reasons(world)
 
 
-def test_a_launch_that_is_owed_waits_while_paused(world, monkeypatch):
-    """Decided before the pause, and not done: it stays owed, and is done once."""
-    create = world.sagemaker.create
-    monkeypatch.setattr(world.sagemaker, "create", lambda request: (_ for _ in ()).throw(Throttled("later")))
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(5)
-    assert world.run().state is RunState.STARTING
-    monkeypatch.setattr(world.sagemaker, "create", create)
-    world.pause.paused = True
-    world.minutes(5)
-    assert list(world.sagemaker.jobs) == ["gpt"]
-    world.pause.paused = False
-    world.minutes(2)
-    assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
-
-
 def test_a_job_that_was_stopped_before_the_pause_is_still_ours(world, monkeypatch):
     """It takes its time to end; the next one waits until the pause is lifted."""
     end = world.sagemaker.stop
@@ -178,18 +162,6 @@ def test_a_job_that_was_stopped_before_the_pause_is_still_ours(world, monkeypatc
     end("gpt")
     world.minutes(3)
     assert (world.run().state, world.run().blocked_by) == (RunState.WAITING, "pause")
-
-
-def test_a_release_waits_while_paused_too(world):
-    """Every path to a launch leads through the gate."""
-    world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
-    world.minutes(1)
-    world.pause.paused = True
-    say(world, OperatorVerb.RELEASE)
-    assert (world.run().state, world.run().blocked_by) == (RunState.WAITING, "pause")
-    world.pause.paused = False
-    world.minutes(2)
-    assert world.sagemaker.live() == ["gpt-a002"]
 
 
 def test_a_policy_that_cannot_be_read_holds_back_what_is_owed(world, monkeypatch):

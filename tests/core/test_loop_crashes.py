@@ -1,4 +1,4 @@
-"""Kill the supervisor before and after every call that it makes: the night ends as it would have, every time."""
+"""Kill the supervisor before and after every call that it makes: the run ends as it would have, every time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,90 +11,102 @@ from rerail.messages.messages import FindingsReceived, JobStateChanged, Message,
 from rerail.model.checkpoints import EMERGENCY
 from rerail.model.errors import CommandNotStored, Throttled
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.machines import WarmPool
 from rerail.model.mailbox import Durability, ReportKind
 from rerail.model.run import JobStatus, RunState
 from tests.fakes import Agent, World
 
+ECC = "AlgorithmError: RuntimeError: CUDA error: uncorrectable ECC error encountered, exit code: 1"
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 
 
 class Crash(BaseException):
-    """The function died here, whatever it would have caught."""
+    """Ends the function at this call; no handler catches it."""
 
 
 @dataclass
-class Saboteur:
-    """Stands between the loop and its ports and strikes at one call, before it or after it."""
+class FaultInjector:
+    """Stand between the loop and its ports, and raise an error before or after one call."""
 
-    strike_at: int
+    fail_at: int
     after: bool
     error: Callable[[], Exception] = Crash
     calls: int = 0
 
     def wrap(self, port: Any) -> Any:
-        saboteur = self
+        injector = self
 
         class Port:
             def __getattr__(self, name: str) -> Any:
                 method = getattr(port, name)
-                return (lambda *args, **kwargs: saboteur.pass_on(method, args, kwargs)) if callable(method) else method
+                return (lambda *args, **kwargs: injector.call(method, args, kwargs)) if callable(method) else method
 
         return Port()
 
-    def pass_on(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.calls += 1
-        strikes = self.calls == self.strike_at
-        if strikes and not self.after:
+        fails_here = self.calls == self.fail_at
+        if fails_here and not self.after:
             raise self.error()
         result = method(*args, **kwargs)
-        if strikes:
+        if fails_here:
             raise self.error()
         return result
 
 
-def a_night(saboteur: Saboteur) -> World:
-    """A run is adopted, its node dies, it is relaunched and completes; each message is delivered until it succeeds."""
+def relaunch_scenario(injector: FaultInjector) -> World:
+    """Adopt a run, break its warm machine, relaunch, complete; deliver each message until it succeeds.
+
+    Each launch requires that the warm pool with the broken machine is released.
+    """
     world = World()
-    world.sagemaker.submit("gpt")
-    deliver(world, saboteur, JobStateChanged("gpt"))
+    world.sagemaker.submit("gpt", keep_alive_seconds=1800)
+    create = world.sagemaker.create
+
+    def checked_create(request: Any) -> None:
+        assert set(world.sagemaker.released) == {"gpt"}, "launched before the broken machine was released"
+        create(request)
+
+    world.sagemaker.create = checked_create  # type: ignore[method-assign]
+    deliver(world, injector, JobStateChanged("gpt"))
     world.checkpoints.save(step=100)
-    world.sagemaker.fail("gpt", NODE_LOST, keep_alive_seconds=600)
+    world.sagemaker.fail("gpt", ECC, pool=WarmPool("Available"))
     for _ in range(6):
         world.clock.pass_by(timedelta(minutes=1))
-        deliver(world, saboteur, JobStateChanged("gpt"))
+        deliver(world, injector, JobStateChanged("gpt"))
     world.clock.pass_by(timedelta(minutes=1))
     world.checkpoints.save(step=200, attempt=2)
-    deliver(world, saboteur, RunDue("gpt"))
+    deliver(world, injector, RunDue("gpt"))
     world.sagemaker.end("gpt-a002", JobStatus.COMPLETED)
-    deliver(world, saboteur, JobStateChanged("gpt-a002"))
-    deliver(world, saboteur, JobStateChanged("gpt-a002"))
+    deliver(world, injector, JobStateChanged("gpt-a002"))
+    deliver(world, injector, JobStateChanged("gpt-a002"))
     return world
 
 
-def a_handshake(saboteur: Saboteur) -> World:
-    """A job is slow, its agent saves it, it is moved; then its loss diverges, and the agent's report tells."""
+def handshake_scenario(injector: FaultInjector) -> World:
+    """Move a slow job after its agent's save; then the agent reports a diverged loss."""
     world = World()
     world.sagemaker.submit("gpt")
-    deliver(world, saboteur, JobStateChanged("gpt"))
+    deliver(world, injector, JobStateChanged("gpt"))
     agent = Agent(world)
-    deliver(world, saboteur, filed(agent, ReportKind.HELLO))
+    deliver(world, injector, filed(agent, ReportKind.HELLO))
     world.checkpoints.save(step=100)
     world.clock.pass_by(timedelta(minutes=1))
     slow = Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 110, 105, "slow")
-    deliver(world, saboteur, FindingsReceived("gpt", "gpt", (slow,)))
-    deliver(world, saboteur, filed(agent, ReportKind.HEARD, command=agent.asked.id))
+    deliver(world, injector, FindingsReceived("gpt", "gpt", (slow,)))
+    deliver(world, injector, filed(agent, ReportKind.HEARD, command=agent.asked.id))
     world.clock.pass_by(timedelta(seconds=20))
     world.checkpoints.save(step=120, reason=EMERGENCY)
-    deliver(world, saboteur, saved(agent, 120))
-    a_minute(world, saboteur, "gpt")
+    deliver(world, injector, saved(agent, 120))
+    a_minute(world, injector, "gpt")
     successor = Agent(world, attempt=2, job="gpt-a002")
-    deliver(world, saboteur, filed(successor, ReportKind.HELLO))
+    deliver(world, injector, filed(successor, ReportKind.HELLO))
     diverged = Finding(Kind.DIVERGENCE, Level.INTERVENE, 150, 115, "9.1 for 80 rows")
-    deliver(world, saboteur, filed(successor, ReportKind.FINDINGS, findings=(diverged,)))
+    deliver(world, injector, filed(successor, ReportKind.FINDINGS, findings=(diverged,)))
     world.clock.pass_by(timedelta(seconds=20))
-    deliver(world, saboteur, saved(successor, 155))
-    a_minute(world, saboteur, "gpt-a002")
-    a_minute(world, saboteur, "gpt-a003")
+    deliver(world, injector, saved(successor, 155))
+    a_minute(world, injector, "gpt-a002")
+    a_minute(world, injector, "gpt-a003")
     return world
 
 
@@ -107,20 +119,20 @@ def saved(agent: Agent, step: int) -> ReportFiled:
     return filed(agent, ReportKind.CHECKPOINT, command=agent.asked.id, step=step, durability=Durability.REMOTE)
 
 
-def a_minute(world: World, saboteur: Saboteur, job: str) -> None:
+def a_minute(world: World, injector: FaultInjector, job: str) -> None:
     world.clock.pass_by(timedelta(minutes=1))
-    deliver(world, saboteur, JobStateChanged(job))
+    deliver(world, injector, JobStateChanged(job))
 
 
-def deliver(world: World, saboteur: Saboteur, wakeup: Message) -> None:
-    """As the queue does: again, until the function returns."""
+def deliver(world: World, injector: FaultInjector, wakeup: Message) -> None:
+    """Deliver again until the function returns, as the queue does."""
     for _ in range(3):
         try:
-            world.supervisor(saboteur.wrap).handle(wakeup)
+            world.supervisor(injector.wrap).handle(wakeup)
         except (Crash, CommandNotStored):
             continue
         return
-    raise AssertionError("one strike must not fail a message three times")
+    raise AssertionError("one fault must not fail a message three times")
 
 
 def outcome(world: World) -> dict[str, Any]:
@@ -137,11 +149,11 @@ def outcome(world: World) -> dict[str, Any]:
     }
 
 
-UNDISTURBED = Saboteur(strike_at=0, after=False)
-EXPECTED = outcome(a_night(UNDISTURBED))
+UNDISTURBED = FaultInjector(fail_at=0, after=False)
+EXPECTED = outcome(relaunch_scenario(UNDISTURBED))
 
 
-def test_the_undisturbed_night_ends_well():
+def test_the_undisturbed_relaunch_completes():
     assert EXPECTED["state"] is RunState.COMPLETED
     assert EXPECTED["jobs"] == ["gpt", "gpt-a002"]
     assert EXPECTED["most live at once"] == 1
@@ -151,32 +163,32 @@ def test_the_undisturbed_night_ends_well():
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", range(1, UNDISTURBED.calls + 1))
 def test_a_crash_at_any_call_changes_nothing_in_the_end(call, after):
-    assert outcome(a_night(Saboteur(call, after))) == EXPECTED
+    assert outcome(relaunch_scenario(FaultInjector(call, after))) == EXPECTED
 
 
-A_CALM_HANDSHAKE = Saboteur(strike_at=0, after=False)
-SHAKEN = outcome(a_handshake(A_CALM_HANDSHAKE))
+UNDISTURBED_HANDSHAKE = FaultInjector(fail_at=0, after=False)
+EXPECTED_HANDSHAKE = outcome(handshake_scenario(UNDISTURBED_HANDSHAKE))
 
 
-def test_the_undisturbed_handshake_ends_well():
-    assert SHAKEN["state"] is RunState.WATCHING
-    assert SHAKEN["jobs"] == ["gpt", "gpt-a002", "gpt-a003"]
-    assert SHAKEN["resumed_from"] == [None, 120, 100]
-    assert SHAKEN["pending"] == ()
+def test_the_undisturbed_handshake_relaunches_twice():
+    assert EXPECTED_HANDSHAKE["state"] is RunState.WATCHING
+    assert EXPECTED_HANDSHAKE["jobs"] == ["gpt", "gpt-a002", "gpt-a003"]
+    assert EXPECTED_HANDSHAKE["resumed_from"] == [None, 120, 100]
+    assert EXPECTED_HANDSHAKE["pending"] == ()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("call", range(1, A_CALM_HANDSHAKE.calls + 1))
+@pytest.mark.parametrize("call", range(1, UNDISTURBED_HANDSHAKE.calls + 1))
 def test_a_crash_at_any_call_of_a_handshake_changes_nothing_in_the_end(call, after):
     """Before and after each read of the mailbox, each command, each stop."""
-    assert outcome(a_handshake(Saboteur(call, after))) == SHAKEN
+    assert outcome(handshake_scenario(FaultInjector(call, after))) == EXPECTED_HANDSHAKE
 
 
-@pytest.mark.parametrize("call", range(1, A_CALM_HANDSHAKE.calls + 1))
+@pytest.mark.parametrize("call", range(1, UNDISTURBED_HANDSHAKE.calls + 1))
 def test_an_error_at_any_call_of_a_handshake_changes_nothing_in_the_end(call):
-    """The service says no once, and the rest is done before the message goes back."""
-    saboteur = Saboteur(call, after=False, error=lambda: CommandNotStored("PutObject: refused"))
-    assert outcome(a_handshake(saboteur)) == SHAKEN
+    """The service refuses one call; the other actions are done before the message goes back."""
+    injector = FaultInjector(call, after=False, error=lambda: CommandNotStored("PutObject: refused"))
+    assert outcome(handshake_scenario(injector)) == EXPECTED_HANDSHAKE
 
 
 @pytest.mark.parametrize("call", range(1, UNDISTURBED.calls + 1))
@@ -184,14 +196,14 @@ def test_a_second_instance_that_works_at_the_same_time_changes_nothing_in_the_en
     """At one call of the first, a second supervisor handles the same message from beginning to end."""
     world = World()
 
-    class Meddler(Saboteur):
-        def pass_on(self, method, args, kwargs):
+    class SecondInstance(FaultInjector):
+        def call(self, method, args, kwargs):
             self.calls += 1
-            if self.calls == self.strike_at:
+            if self.calls == self.fail_at:
                 world.supervisor().handle(JobStateChanged("gpt"))
             return method(*args, **kwargs)
 
-    first = Meddler(call, after=False)
+    first = SecondInstance(call, after=False)
     world.sagemaker.submit("gpt")
     deliver(world, first, JobStateChanged("gpt"))
     world.checkpoints.save(step=100)

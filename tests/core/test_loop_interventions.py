@@ -7,6 +7,7 @@ import pytest
 from rerail.messages.messages import AlarmStateChanged, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
+from rerail.model.mailbox import CommandKind
 from rerail.model.policy import Mode, OnAlarm, Policy, Retries
 from rerail.model.run import JobStatus, RunState
 from tests.fakes import World
@@ -48,6 +49,7 @@ def test_what_will_not_mend_is_rolled_back_to_before_its_onset(world, kind):
     assert run.incidents[0].lost_steps == 180
     assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
     assert world.sagemaker.most_live_at_once == 1
+    assert {command.wish for command in world.mailbox.commands} == {CommandKind.TRAIN}, "without an agent, no request"
 
 
 def test_a_tainted_checkpoint_is_neither_progress_nor_a_place_to_resume_from(world):
@@ -73,13 +75,6 @@ def test_a_slow_job_is_moved_without_losing_a_step(world):
     assert (world.run().current.job_name, world.run().current.resumed_from_step) == ("gpt-a002", 510)
 
 
-def test_a_job_that_hangs_is_stopped_at_once_and_resumes_from_its_newest_checkpoint(world):
-    """It will not save any more."""
-    found(world, Kind.STALL, Level.INTERVENE)
-    world.minutes(3)
-    assert (world.run().current.job_name, world.run().current.resumed_from_step) == ("gpt-a002", 500)
-
-
 @pytest.mark.parametrize("kind", [Kind.BLIND, Kind.CHECKPOINT_STALL, Kind.CAPACITY_WAIT, Kind.PLATEAU])
 def test_what_a_stop_cannot_mend_pages_and_stops_nothing(world, kind):
     """Blind is not healthy, and no reason to stop a job."""
@@ -98,7 +93,8 @@ def test_observing_says_what_it_would_do(world):
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
-    assert "it would be stopping the job, to relaunch from step 200" in world.bus.told[-1].did
+    action_not_taken = world.bus.told[-1].did
+    assert "stopping the job, to relaunch from step 200 (rung replay: back to 150 steps" in action_not_taken
     run = world.run()
     assert run.ledger.charges == {}, "nothing was done, so nothing was spent"
     assert (run.current.cause, run.current.fingerprint, run.incidents) == (None, "", ())

@@ -1,7 +1,12 @@
-"""Any order, repetition, loss and delay of signals, crashes anywhere, operators at any time: the promises hold."""
+"""Check the invariants under any order, repetition, loss and delay of signals, crashes, operators, pauses and modes.
+
+While Rerail is paused nothing is stopped or created. In the mode `approve` nothing costly is done without an approval
+or its expiry, one approval covers one action, and the account's rate limit is never exceeded.
+"""
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -28,7 +33,7 @@ from rerail.model.errors import CommandNotStored, StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.machines import TYPES
 from rerail.model.mailbox import Ability, Command, CommandKind, Durability, ReportKind, report_key
-from rerail.model.policy import Capacity, Policy
+from rerail.model.policy import Capacity, Mode, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
 from tests.fakes import Agent, World
@@ -47,22 +52,27 @@ OWN, FALLBACKS = "ml.p4d.24xlarge", ("ml.p4de.24xlarge", "ml.g5.12xlarge")
 MACHINES = {"ResourceConfig": {"InstanceType": OWN, "InstanceCount": 2, "KeepAlivePeriodInSeconds": 1800}}
 
 
+HOUR = timedelta(hours=1)
+
+
 class Crash(BaseException):
-    """The function died here, whatever it would have caught."""
+    """Ends the function at this call; no handler catches it."""
 
 
-class Nights(RuleBasedStateMachine):
-    """One run in a hostile world."""
+class SupervisedRun(RuleBasedStateMachine):
+    """One run under arbitrary events and faults. The script has an agent or not; the account uses its gates or not."""
 
-    @initialize(agent=st.booleans())
-    def an_agent_is_in_the_script_or_not(self, agent: bool) -> None:
-        """Its saves have manifests, or nobody asks it and they are moved about behind its back."""
+    @initialize(
+        agent=st.booleans(),
+        gated=st.booleans(),
+        mode=st.sampled_from([Mode.ACT, Mode.APPROVE]),
+        rate_limit=st.sampled_from([1, 2, 100]),
+    )
+    def begin(self, agent: bool, gated: bool, mode: Mode, rate_limit: int) -> None:
         self.has_agent = agent
-
-    @initialize()
-    def begin(self) -> None:
+        self.gated = gated
         self.world = World()
-        self.strikes: list[tuple[int, bool, Callable[[], Exception]]] = []
+        self.faults: list[tuple[int, bool, Callable[[], Exception]]] = []
         self.calls = 0
         self.commands = 0
         self.step = 0
@@ -71,18 +81,23 @@ class Nights(RuleBasedStateMachine):
         self.rollbacks: list[tuple[int, int]] = []
         self.reports = 0
         self.read = 0
-        self.standing: dict[str, datetime] = {}
-        self.world.policies.by_name["default"] = Policy(capacity=Capacity(fallbacks=FALLBACKS))
+        self.open_pages: dict[str, datetime] = {}
+        policy = Policy(capacity=Capacity(fallbacks=FALLBACKS))
+        if gated:
+            policy = replace(policy, mode=mode, limits=replace(policy.limits, account_relaunches=rate_limit))
+        self.world.policies.by_name["default"] = policy
+        self.rate_limit = policy.limits.account_relaunches
+        self.created_at: dict[str, datetime] = {}
         self.world.sagemaker.submit("gpt", request=MACHINES)
         self.world.supervisor().handle(JobStateChanged("gpt"))
         self.before = self.world.run()
 
     def _handle(self, wakeup: Message) -> None:
-        self.struck = False
+        self.fault_raised = False
         try:
             self.world.supervisor(self._wrap).handle(wakeup)
         except (Crash, StateUnknown, Throttled, CommandNotStored):
-            self.strikes.clear()
+            self.faults.clear()
 
     def _wrap(self, port: Any) -> Any:
         machine = self
@@ -90,77 +105,97 @@ class Nights(RuleBasedStateMachine):
         class Port:
             def __getattr__(self, name: str) -> Any:
                 method = getattr(port, name)
-                return lambda *args, **kwargs: machine._pass_on(method, args, kwargs)
+                return lambda *args, **kwargs: machine._call(method, args, kwargs)
 
         return Port()
 
-    def _pass_on(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.calls += 1
+        if method.__name__ in ("create", "stop"):
+            assert not self.world.pause.paused, f"{method.__name__} while paused"
         if method.__name__ == "stop":
-            self._is_meant(*args)
+            self._check_stop_is_recorded(*args)
+            self._check_stop_is_approved(*args)
         if method.__name__ == "post":
-            self._is_for_the_living(args[0])
+            self._check_restart_is_for_the_live_attempt(args[0])
         if method.__name__ == "create":
-            self._is_announced(args[0])
-            self._is_rid_of_bad_machines()
-            self._is_rid_of_tainted_saves()
-            self._is_as_large(args[0])
-            self._is_rolled_back(args[0])
-        due = [strike for strike in self.strikes if strike[0] <= self.calls]
-        self.struck = self.struck or bool(due)
+            self._check_launch_is_allowed(args[0]["TrainingJobName"])
+            self._check_launch_is_announced(args[0])
+            self._check_bad_machines_are_released()
+            self._check_tainted_checkpoints_are_quarantined()
+            self._check_machines_are_listed_and_as_large(args[0])
+            self._check_launch_keeps_rollbacks(args[0])
+        due = [fault for fault in self.faults if fault[0] <= self.calls]
+        self.fault_raised = self.fault_raised or bool(due)
         if due and not due[0][1]:
-            self.strikes.remove(due[0])
+            self.faults.remove(due[0])
             raise due[0][2]()
         result = method(*args, **kwargs)
         if due:
-            self.strikes.remove(due[0])
+            self.faults.remove(due[0])
             raise due[0][2]()
         return result
 
-    def _is_meant(self, job: str) -> None:
-        """Never a stop that was not recorded before: it would be taken for a human's, or repeated for ever."""
+    def _check_stop_is_recorded(self, job: str) -> None:
+        """Require the record of a stop before it: otherwise it reads as a human's, or is repeated without end."""
         run = self.world.run()
         assert (
             job != run.current.job_name or not run.current.may_be_live or (run.stop and run.state.value == "stopping")
         )
 
-    def _is_announced(self, request: dict[str, Any]) -> None:
-        """Never a launch of which the agents of older attempts were not told, if anybody can be told anything."""
+    def _check_stop_is_approved(self, job: str) -> None:
+        run = self.world.run()
+        if self._needs_approval() and job == run.current.job_name and run.stop:
+            assert run.stop.approved_by, "stopped without an approval"
+
+    def _check_launch_is_allowed(self, name: str) -> None:
+        run, now = self.world.run(), self.world.clock()
+        if name not in self.world.sagemaker.jobs:
+            self.created_at[name] = now
+        assert sum(now - HOUR < at <= now for at in self.created_at.values()) <= self.rate_limit
+        if self._needs_approval():
+            assert run.current.job_name == name and run.current.approved_by, "created without an approval"
+
+    def _needs_approval(self) -> bool:
+        return self.world.policies.get("default").mode is Mode.APPROVE
+
+    def _check_launch_is_announced(self, request: dict[str, Any]) -> None:
+        """Require that agents of older attempts were notified of a launch, unless the mailbox is closed."""
         attempt = int(request["Environment"]["RERAIL_ATTEMPT"])
         owed = any(type(action).__name__ == "PostCommand" for action in self.world.run().pending)
         told = any(command.attempt == attempt for command in self.world.mailbox.commands)  # and the launch was put off
         assert owed or told, "the announcement is recorded together with the launch"
-        if not self.world.mailbox.closed and not self.struck:
+        if not self.world.mailbox.closed and not self.fault_raised:
             assert self.world.mailbox.commands[-1].attempt == attempt
 
-    def _is_rid_of_bad_machines(self) -> None:
-        """Never a launch while machines that are to be given back first are still kept."""
+    def _check_bad_machines_are_released(self) -> None:
+        """Require the release of bad machines before a launch."""
         owed = {action.job_name for action in self.world.run().pending if isinstance(action, ReleaseWarmPool)}
         assert owed <= set(self.world.sagemaker.released)
 
-    def _is_rid_of_tainted_saves(self) -> None:
-        """Never a launch while a script that takes what it finds would find what was rolled back."""
+    def _check_tainted_checkpoints_are_quarantined(self) -> None:
+        """Require the quarantine of rolled-back checkpoints before a launch."""
         for action in self.world.run().pending:
             if isinstance(action, QuarantineCheckpoints) and action.is_vital:
                 assert not self.world.checkpoints.tainted(action)
 
-    def _is_for_the_living(self, command: Command) -> None:
-        """Never an order to restart but to the current attempt, while nobody stops its job."""
+    def _check_restart_is_for_the_live_attempt(self, command: Command) -> None:
+        """Require that a restart command names the current attempt and that its job is not being stopped."""
         run = self.world.run()
         if command.wish is CommandKind.RESTART:
             assert (command.attempt, run.state) == (run.current.number, RunState.RESTARTING)
             assert run.current.may_be_live and run.stop is None
             assert command.id == run.current.orders[-1].command_id
 
-    def _is_as_large(self, request: dict[str, Any]) -> None:
-        """Never on machines that nobody listed, nor on fewer GPUs."""
+    def _check_machines_are_listed_and_as_large(self, request: dict[str, Any]) -> None:
+        """Require machines that the policy lists, with as many GPUs."""
         resources = request["ResourceConfig"]
         kind = resources["InstanceType"]
         assert kind in {OWN, *FALLBACKS}
         assert (resources["InstanceCount"], TYPES[kind].gpus) == (2, TYPES[OWN].gpus)
 
-    def _is_rolled_back(self, request: dict[str, Any]) -> None:
-        """Never from after the step that an operator rolled back to, but from what a later attempt has saved."""
+    def _check_launch_keeps_rollbacks(self, request: dict[str, Any]) -> None:
+        """Require a resume at or before an operator's rollback step, or from a checkpoint of a later attempt."""
         resumed = int(request["Environment"].get("RERAIL_RESUME_STEP", "0"))
         saved = [c for c in self.world.checkpoints.all(self.world.run().checkpoint_uri) if c.step == resumed]
         for step, attempt in self.rollbacks:
@@ -204,17 +239,17 @@ class Nights(RuleBasedStateMachine):
         self.world.checkpoints.save(step=self.step, **facts)
 
     @rule()
-    def moving_is_forbidden_or_allowed(self) -> None:
+    def quarantining_is_forbidden_or_allowed(self) -> None:
         checkpoints = self.world.checkpoints
         checkpoints.forbidden = "" if checkpoints.forbidden else "s3:PutObject is missing"
 
     @rule(at_once=st.sampled_from([0, 1, 1000]))
-    def moving_takes_its_time(self, at_once: int) -> None:
+    def quarantining_takes_several_turns(self, at_once: int) -> None:
         self.world.checkpoints.moves_at_once = at_once
 
     @rule(steps=st.integers(1, 30), torn=st.booleans())
     def the_agent_saves(self, steps: int, torn: bool) -> None:
-        """Asked or not; SageMaker may not have copied all of it yet."""
+        """Save with or without a request; the upload may be incomplete."""
         if self._live() and self.has_agent:
             self.step += steps
             attempt = self.world.run().current.number
@@ -226,7 +261,7 @@ class Nights(RuleBasedStateMachine):
         self.world.mailbox.closed = not self.world.mailbox.closed
 
     @rule(beat=st.integers(0, 40), moved=st.booleans())
-    def the_heart_beats(self, beat: int, moved: bool) -> None:
+    def a_heartbeat_is_written(self, beat: int, moved: bool) -> None:
         current = self.world.run().current
         agent = Agent(self.world, attempt=current.number, job=current.job_name)
         agent.beats(beat, moved_at=self.world.clock() if moved else None)
@@ -237,13 +272,27 @@ class Nights(RuleBasedStateMachine):
 
     @rule(kinds=st.sets(st.sampled_from(["ml.p4d.24xlarge", "ml.p4de.24xlarge"])), queue=st.booleans())
     def some_machines_are_all_taken(self, kinds: set[str], queue: bool) -> None:
-        """Their launches are refused, or accepted into a queue; until this comes round again."""
+        """Refuse their launches, or queue them, until this rule runs again."""
         self.world.sagemaker.lacking = {} if queue else dict.fromkeys(kinds, "CapacityError: none")
         self.world.sagemaker.full = kinds if queue else set()
 
     @rule(minutes=st.sampled_from([0.1, 1, 5, 40, 800]))
     def time_passes(self, minutes: float) -> None:
         self.world.clock.pass_by(timedelta(minutes=minutes))
+
+    @rule()
+    def an_operator_pauses_or_resumes(self) -> None:
+        if self.gated:
+            self.world.pause.paused = not self.world.pause.paused
+
+    @rule(verb=st.sampled_from([OperatorVerb.APPROVE, OperatorVerb.DENY]), late=st.booleans(), twice=st.booleans())
+    def an_operator_answers(self, verb: OperatorVerb, late: bool, twice: bool) -> None:
+        """Answer the open proposal, or an earlier one."""
+        proposal = self.world.run().proposal
+        proposal_id = "p1" if late or proposal is None else proposal.id
+        self.commands += 1
+        for _ in range(2 if twice else 1):
+            self._handle(CommandReceived(f"c{self.commands}", "gpt", verb, "ada", "", proposal_id))
 
     # What reaches the supervisor, or does not
 
@@ -254,21 +303,21 @@ class Nights(RuleBasedStateMachine):
             self._handle(JobStateChanged(name))
 
     @rule()
-    def the_sweep_comes_round(self) -> None:
+    def the_sweep_runs(self) -> None:
         self.world.round().make()
         waiting, self.world.queue.waiting = self.world.queue.waiting, []
         for wakeup in waiting:
             self._handle(parse_message(json.dumps({"source": SWEEP, "detail": wakeup})))
 
     @rule(kind=st.sampled_from(Kind), level=st.sampled_from(Level), onset=st.integers(0, 40), late=st.booleans())
-    def the_detectors_speak(self, kind: Kind, level: Level, onset: int, late: bool) -> None:
-        """Of the current job, or late, of the first."""
+    def the_detectors_report(self, kind: Kind, level: Level, onset: int, late: bool) -> None:
+        """Report on the current job, or late, on the first."""
         job = "gpt" if late else self.world.run().current.job_name
-        self._handle(FindingsReceived("gpt", job, (Finding(kind, level, onset + 5, onset, "told so"),)))
+        self._handle(FindingsReceived("gpt", job, (Finding(kind, level, onset + 5, onset, "reported"),)))
 
     @rule(onset=st.integers(0, 40), over=st.booleans())
-    def nobody_sees_the_metrics(self, onset: int, over: bool) -> None:
-        """Of the job that runs now; or they are back."""
+    def the_metrics_are_missing_or_back(self, onset: int, over: bool) -> None:
+        """Report missing metrics of the current job, or their return."""
         level = Level.MENDED if over else Level.INTERVENE
         finding = Finding(Kind.BLIND, level, onset, onset, "silence")
         self._handle(FindingsReceived("gpt", self.world.run().current.job_name, (finding,)))
@@ -278,23 +327,23 @@ class Nights(RuleBasedStateMachine):
         self.world.bus.refusals = count
 
     @rule(since=st.integers(0, 20))
-    def the_loss_is_no_number(self, since: int) -> None:
-        """For some steps already, in the job that runs now."""
+    def the_loss_is_not_finite(self, since: int) -> None:
+        """Report a non-finite loss of the current job that began some steps ago."""
         finding = Finding(Kind.NON_FINITE, Level.INTERVENE, self.step, max(0, self.step - since), "nan")
         self._handle(FindingsReceived("gpt", self.world.run().current.job_name, (finding,)))
 
     @rule()
-    def the_agent_says_what_it_can(self) -> None:
-        self._says(ReportKind.HELLO, abilities=tuple(Ability))
+    def the_agent_reports_its_abilities(self) -> None:
+        self._report(ReportKind.HELLO, abilities=tuple(Ability))
 
     @rule(step=st.none() | st.integers(1, 60))
     def the_processes_are_restarted(self, step: int | None) -> None:
-        """As they were ordered to."""
+        """Report that the last restart command was executed."""
         orders = self.world.run().current.orders
         if orders and self._live():
-            self._says(ReportKind.RESTARTED, command=orders[-1].command_id, restart=orders[-1].number, step=step)
+            self._report(ReportKind.RESTARTED, command=orders[-1].command_id, restart=orders[-1].number, step=step)
 
-    def _says(self, told: ReportKind, **facts: Any) -> None:
+    def _report(self, told: ReportKind, **facts: Any) -> None:
         if not self.has_agent:
             return
         attempt = self.world.run().current
@@ -302,7 +351,7 @@ class Nights(RuleBasedStateMachine):
         agent = Agent(self.world, attempt=attempt.number, job=attempt.job_name, told=self.reports)
         key = agent.files(told, **facts)
         self.filed.append(key)
-        self._hear(key)
+        self._deliver(key)
 
     @rule(
         told=st.sampled_from(ReportKind),
@@ -329,7 +378,7 @@ class Nights(RuleBasedStateMachine):
         able: set[Ability],
         restarts: int,
     ) -> None:
-        """Of the current attempt or of the first, to our wish or to another; the event may be lost."""
+        """Report for the current attempt or the first, to the open command or another; the event may be lost."""
         if not self.has_agent:
             return
         run = self.world.run()
@@ -345,31 +394,31 @@ class Nights(RuleBasedStateMachine):
         key = agent.files(told, **facts)
         self.filed.append(key)
         if not lost:
-            self._hear(key)
+            self._deliver(key)
 
     @rule(which=st.integers(0, 50))
-    def a_report_is_heard_again(self, which: int) -> None:
-        """Whenever, and as often as it likes."""
+    def a_report_is_delivered_again(self, which: int) -> None:
+        """Deliver any earlier report again."""
         if self.filed:
-            self._hear(self.filed[which % len(self.filed)])
+            self._deliver(self.filed[which % len(self.filed)])
 
     @rule(text=st.sampled_from([b"{", b"[]", b'{"schema":1}']))
-    def somebody_leaves_rubbish(self, text: bytes) -> None:
+    def an_unreadable_report_is_written(self, text: bytes) -> None:
         self.world.mailbox.put(report_key("gpt", "rubbish"), text)
-        self._hear(report_key("gpt", "rubbish"))
+        self._deliver(report_key("gpt", "rubbish"))
 
-    def _hear(self, key: str) -> None:
+    def _deliver(self, key: str) -> None:
         self._handle(ReportFiled("gpt", key.rpartition("/")[2].removesuffix(".json"), key))
 
     @rule(verb=st.sampled_from(OperatorVerb), twice=st.booleans())
-    def an_operator_speaks(self, verb: OperatorVerb, twice: bool) -> None:
+    def an_operator_sends_a_command(self, verb: OperatorVerb, twice: bool) -> None:
         self.commands += 1
         for _ in range(2 if twice else 1):
             self._handle(CommandReceived(f"c{self.commands}", "gpt", verb, "ada", ""))
 
     @rule(back=st.integers(0, 60), twice=st.booleans())
     def an_operator_rolls_back(self, back: int, twice: bool) -> None:
-        """So many steps from the newest, or to the start; where nothing was saved so early, it is refused."""
+        """Roll back that many steps from the newest, or to the start; without a checkpoint it is refused."""
         self.commands += 1
         name, step = f"c{self.commands}", max(0, self.step - back)
         for _ in range(2 if twice else 1):
@@ -378,7 +427,7 @@ class Nights(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 30), steps=st.integers(0, 30))
     def an_operator_drills(self, back: int, steps: int) -> None:
-        """From a step that is there, or from none; meanwhile it saves again."""
+        """Drill from a saved step or from none; the job saves meanwhile."""
         self.commands += 2
         self._handle(CommandReceived(f"c{self.commands - 1}", "gpt", OperatorVerb.SAVE, "ada", ""))
         named = max(0, self.step - back) if back else None
@@ -396,8 +445,8 @@ class Nights(RuleBasedStateMachine):
         after=st.booleans(),
         error=st.sampled_from([Crash, lambda: Throttled("Rate exceeded"), lambda: StateUnknown("timed out")]),
     )
-    def the_supervisor_will_be_struck(self, calls: int, after: bool, error: Callable[[], Exception]) -> None:
-        self.strikes.append((self.calls + calls, after, error))
+    def a_fault_will_be_injected(self, calls: int, after: bool, error: Callable[[], Exception]) -> None:
+        self.faults.append((self.calls + calls, after, error))
 
     # The promises
 
@@ -406,18 +455,36 @@ class Nights(RuleBasedStateMachine):
         assert self.world.sagemaker.most_live_at_once <= 1
 
     @invariant()
-    def never_a_relaunch_against_a_human(self) -> None:
-        """After a human's stop there is no other job, unless an operator spoke since."""
+    def never_a_launch_against_a_human_stop(self) -> None:
+        """After a human's stop there is no other job, unless an operator sent a command since."""
         if self.human_stop and self.human_stop[1] == self.commands:
             assert len(self.world.sagemaker.jobs) == self.human_stop[0]
+
+    @invariant()
+    def a_proposal_is_about_the_current_attempt(self) -> None:
+        run = self.world.run()
+        if run.proposal:
+            assert run.proposal.attempt == run.current.number
+            assert not run.state.is_end
+
+    @invariant()
+    def one_approval_covers_one_job(self) -> None:
+        """A restart or an approval covers one job, a release another: there are never more jobs than commands."""
+        run = self.world.run()
+        assert sum(attempt.approved_by == "ada" for attempt in run.attempts) <= self.commands
+
+    @invariant()
+    def a_blocked_launch_waits(self) -> None:
+        run = self.world.run()
+        assert not run.kept_back or run.state is RunState.WAITING
 
     @invariant()
     def budgets_grow_only_by_progress_or_a_human(self) -> None:
         run, before = self.world.run(), self.before
         self.before = run
         refunded = run.ledger.progress_step != before.ledger.progress_step
-        pardoned = run.commands != before.commands
-        if not (refunded or pardoned):
+        released = run.commands != before.commands
+        if not (refunded or released):
             window = self.world.policies.get("default").retries.window
             kept = with_recent_charges(before.ledger, window=window, at=self.world.clock())
             for cause, count in kept.charges.items():
@@ -441,14 +508,14 @@ class Nights(RuleBasedStateMachine):
 
     @invariant()
     def no_checkpoint_is_ever_lost(self) -> None:
-        """At most moved out of a script's way."""
+        """A checkpoint is at most quarantined."""
         saved = [checkpoint.step for checkpoint in self.world.checkpoints.all(self.world.run().checkpoint_uri)]
         assert sorted(set(saved))[-1:] in ([self.step], [])
         assert len(saved) == self.world.checkpoints.count
 
     @invariant()
     def an_order_to_restart_is_one_of_few_and_ends(self) -> None:
-        """One at a time, to a job that lives; so many an attempt, each with its end."""
+        """One at a time, to a live job; a bounded number for each attempt, each with its end."""
         run = self.world.run()
         for attempt in run.attempts:
             assert [order.number for order in attempt.orders] == list(range(1, len(attempt.orders) + 1))
@@ -458,25 +525,25 @@ class Nights(RuleBasedStateMachine):
             assert run.current.may_be_live and run.current.orders and not run.current.orders[-1].failed
 
     @invariant()
-    def a_page_stands_once_and_ends_with_an_all_clear(self) -> None:
-        """Told again only after its time, or when the run is held anew; never an all-clear for what was not paged."""
+    def an_open_page_is_sent_once_and_ends_with_an_all_clear(self) -> None:
+        """A page repeats only after its interval or a new hold; an all-clear needs a page."""
         for entry in self.world.runs.timeline[self.read :]:
             for action in entry.actions:
                 if action.get("severity") == Severity.PAGE:
                     key, until = action["key"], action.get("until", ClearedBy.RELEASED)
-                    since = entry.at - self.standing.get(key, entry.at - timedelta(days=1))
+                    since = entry.at - self.open_pages.get(key, entry.at - timedelta(days=1))
                     assert until == ClearedBy.RELEASED or since >= Policy().notices.refire, f"{key} was told already"
-                    self.standing[key] = entry.at
+                    self.open_pages[key] = entry.at
                 elif action.get("severity") == Severity.CLEAR:
-                    assert self.standing.pop(action["clears"], None), f"{action['clears']} was never paged"
+                    assert self.open_pages.pop(action["clears"], None), f"{action['clears']} was never paged"
         self.read = len(self.world.runs.timeline)
         run = self.world.run()
-        assert {page.tell.key for page in run.pages} == set(self.standing)
+        assert {page.tell.key for page in run.pages} == set(self.open_pages)
         if run.state in (RunState.COMPLETED, RunState.STOPPED):
-            assert not self.standing, "the run is over, its pages are not"
+            assert not self.open_pages, "the run is over, its pages are not"
 
     @invariant()
-    def nobody_is_told_of_an_end_before_the_beginning(self) -> None:
+    def an_all_clear_follows_its_page(self) -> None:
         paged = set()
         for notice in self.world.bus.told:
             if notice.severity is Severity.PAGE:
@@ -484,10 +551,11 @@ class Nights(RuleBasedStateMachine):
             assert not notice.clears or notice.clears in paged
 
     def teardown(self) -> None:
-        """Left to itself, with each job failing without progress, every run ends or is held; nothing stays owed."""
+        """Let each job fail without progress: the run ends or is held, and no action stays pending."""
         if not hasattr(self, "world"):
             return
-        self.strikes.clear()
+        self.faults.clear()
+        self.world.pause.paused = False
         self.world.sagemaker.no_capacity = 0
         self.world.bus.refusals = 0
         self.world.sagemaker.lacking, self.world.sagemaker.full = {}, set()
@@ -511,5 +579,5 @@ class Nights(RuleBasedStateMachine):
         assert self._live() is None
 
 
-TestNights = Nights.TestCase
-TestNights.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestSupervisedRun = SupervisedRun.TestCase
+TestSupervisedRun.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

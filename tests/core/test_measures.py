@@ -1,7 +1,7 @@
 """What is published stays within fixed words, whatever the runs are and however many there are."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rerail.accounting.goodput import make_account
@@ -57,7 +57,8 @@ def test_a_word_of_another_kind_is_refused(word):
         service_metrics.OPEN.of(1, RunState.HELD)
 
 
-@given(st.lists(strategies.runs, max_size=8), strategies.moments)
+@settings(max_examples=25, deadline=None)
+@given(st.lists(strategies.runs, max_size=4), strategies.moments)
 def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
     """No run and no job ever becomes a dimension, and nothing is published twice."""
     accounts = [make_account(run, at, Policy()) for run in runs]
@@ -67,6 +68,7 @@ def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
     assert len(said) == len(set(said))
 
 
+@settings(max_examples=40, deadline=None)
 @given(strategies.runs, strategies.runs, st.lists(strategies.actions, max_size=6), st.floats(-10, 1e6))
 def test_whatever_is_decided_a_message_publishes_what_is_declared(before, after, actions, waited_s):
     """Neither does a decision's."""

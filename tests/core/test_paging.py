@@ -7,12 +7,11 @@ import pytest
 
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model.actions import Notify, Severity
-from rerail.model.codec import loads
 from rerail.model.errors import PolicyError
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.notice import Notice
 from rerail.model.policy import Approval, Limits, Mode, Notices, OnExpiry, Policy
-from rerail.model.run import JobStatus, Run, RunState
+from rerail.model.run import JobStatus, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
 from tests.fakes import World
@@ -288,20 +287,3 @@ def test_an_all_clear_waits_for_its_page(world, monkeypatch):
     monkeypatch.undo()
     world.minutes(2)
     assert [notice.severity for notice in world.bus.told] == [Severity.PAGE, Severity.CLEAR]
-
-
-OLD = """{"schema":1,"type":"Run","id":"gpt","policy":"default","state":"held","created_at":"2026-01-31T00:00:00+00:00",
-"attempts":[{"type":"Attempt","number":1,"job_name":"gpt","status":"Failed"}],"hold_reason":"attempt 1 failed: oom",
-"pending":[{"type":"Tell","severity":"page","title":"gpt: held","body":"attempt 1 failed","key":"gpt/held-1"}]}"""
-
-
-def test_a_run_that_was_recorded_before_pages_were_is_read_and_told_of(world):
-    """What it owes is told; of a page that nobody noted there is no all-clear."""
-    run = loads(Run, OLD)
-    assert run.pages == ()
-    world.runs.records["gpt"] = OLD
-    world.minutes(1)
-    (page,) = told(world, Severity.PAGE)
-    assert (page.title, page.runbook, page.todo) == ("gpt: held", Runbook.INFORMED, "")
-    say(world, OperatorVerb.STOP)
-    assert cleared(world) == []

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from rerail.decisions import warm_pools
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
 from rerail.model.actions import CreateJob, Machines, ReleaseWarmPool
-from rerail.model.errors import CallFailed, CommandNotStored, StateUnknown, Throttled
+from rerail.model.errors import CallFailed, StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.machines import Cluster, WarmPool
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
-from tests.core.test_loop_crashes import Crash, Saboteur, a_minute, deliver
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -321,38 +320,3 @@ def test_the_record_of_a_pool_survives_as_text(world):
     assert json.loads(world.runs.records["gpt"])["attempts"][0]["pool"]["billed_s"] == 7
     assert world.run().attempts[0].pool == WarmPool("Available", 7)
     assert world.run().cluster.instance_types == ("ml.p4d.24xlarge",)
-
-
-# Killed anywhere
-
-
-def a_bad_night(saboteur: Saboteur) -> World:
-    """A machine breaks that is kept warm; each message is delivered until it succeeds, and every launch is watched."""
-    world = World()
-    world.sagemaker.submit("gpt", **WARM)
-    create = world.sagemaker.create
-
-    def watched(request):
-        assert world.sagemaker.released == ["gpt"] * len(world.sagemaker.released) != [], "the bad node was still kept"
-        create(request)
-
-    world.sagemaker.create = watched  # type: ignore[method-assign]
-    deliver(world, saboteur, JobStateChanged("gpt"))
-    world.sagemaker.fail("gpt", ECC, pool=AVAILABLE)
-    for _ in range(6):
-        a_minute(world, saboteur, "gpt")
-    return world
-
-
-CALM = Saboteur(strike_at=0, after=False)
-a_bad_night(CALM)
-
-
-@pytest.mark.parametrize("error", [Crash, lambda: CommandNotStored("refused")], ids=["killed", "refused"])
-@pytest.mark.parametrize("call", range(1, CALM.calls + 1))
-def test_whatever_fails_the_bad_machines_go_first(call, error):
-    """At any call of the night: the release is done before the launch, and the launch is done."""
-    world = a_bad_night(Saboteur(call, after=False, error=error))
-    world.minutes(3)
-    assert sorted(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
-    assert world.run().pending == ()

@@ -5,17 +5,15 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rerail.decisions.decision import select_known
-from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged, RunDue
+from rerail.messages.messages import CommandReceived, FindingsReceived
 from rerail.model.actions import Severity
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Ability, Command, CommandKind, ReportKind, read_command, write
+from rerail.model.mailbox import Ability, Command, CommandKind, ReportKind
 from rerail.model.policy import InPlacePolicy, Mode, Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
@@ -159,14 +157,6 @@ def test_what_may_be_the_machines_fault_wants_other_machines(world, job, kind):
     job.finds(kind)
     assert world.run().state in (RunState.SAVING, RunState.STOPPING)
     assert not [c for c in world.mailbox.commands if c.wish is CommandKind.RESTART]
-
-
-def test_a_job_whose_init_cannot_is_relaunched(world):
-    """As ever: its agent never said that it could be restarted."""
-    agent = Agent(world)
-    agent.hello()
-    agent.finds(Finding(Kind.NON_FINITE, Level.INTERVENE, 510, 450, "nan"))
-    assert world.run().state is RunState.SAVING
 
 
 def test_a_policy_may_forbid_it(world, job):
@@ -529,95 +519,7 @@ def test_a_crash_while_the_job_is_being_stopped_changes_nothing(world, job):
 # What an order says
 
 
-@given(
-    restart=st.integers(0, 9),
-    step=st.none() | st.integers(0, 10**9),
-    skip=st.sampled_from(["", "10240-10495,20000-20015"]),
-    rate=st.floats(0.001, 10),
-)
-def test_an_order_is_read_as_it_was_written(restart, step, skip, rate):
-    order = Command("c", "gpt", 1, CommandKind.RESTART, World().clock(), None, "", restart, step, skip, rate)
-    assert read_command(write(order), run="gpt") == order
-
-
 # Whatever happens
-
-
-EVENTS = (
-    "finds",
-    "late",
-    "crashes",
-    "obeys",
-    "steps",
-    "saves",
-    "minutes",
-    "refuses",
-    "fails",
-    "hold",
-    "release",
-    "due",
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(events=st.lists(st.sampled_from(EVENTS), min_size=3, max_size=25), per_attempt=st.integers(0, 3))
-def test_whatever_happens_orders_are_few_and_for_the_living(events, per_attempt):
-    """One order at a time, never to an attempt that is over or not the run's own, never against a hold, bounded."""
-    world = World()
-    world.policies.by_name["default"] = Policy(restart=InPlacePolicy(per_attempt=per_attempt))
-    world.sagemaker.submit("gpt")
-    world.supervisor().handle(JobStateChanged("gpt"))
-    job, step, words = Job(world), 10, 0
-    job.hello()
-    for number, event in enumerate(events):
-        run, known = world.run(), len(world.mailbox.commands)
-        held, current = run.state is RunState.HELD, run.current
-        words += 100
-        if (current.number, current.job_name) != (job.attempt, job.name) and current.exists:
-            job = Job(world, attempt=current.number, name=current.job_name)
-            job.agent.told = words
-            job.hello()
-        job.agent.told = words
-        pending = run.state is RunState.RESTARTING
-        match event:
-            case "finds":
-                job.finds(onset=step - 5, step=step)
-            case "late":
-                Job(world, restart=0, attempt=1).finds(Kind.DIVERGENCE, onset=step - 3, step=step)
-            case "crashes":
-                job.crashes(report_of(step=step))
-            case "obeys" if pending and current.orders:
-                job = Job(world, current.orders[-1].number, current.number, current.job_name)
-                job.agent.told = words
-                job.says(ReportKind.RESTARTED, command=current.orders[-1].command_id)
-            case "steps":
-                job.steps(step)
-            case "saves" if world.sagemaker.live():
-                step += 10
-                job.saves(step)
-            case "minutes":
-                world.minutes(number % 4 + 1)
-            case "refuses" if current.orders:
-                job.says(ReportKind.REFUSED, command=current.orders[-1].command_id, reason="no")
-            case "fails" if world.sagemaker.live():
-                world.sagemaker.fail(world.sagemaker.live()[0], NODE_LOST)
-            case "hold" | "release":
-                world.supervisor().handle(CommandReceived(f"c{number}", "gpt", OperatorVerb(event), "ada", ""))
-            case _:
-                world.supervisor().handle(RunDue("gpt"))
-        given_now = [c for c in world.mailbox.commands[known:] if c.wish is CommandKind.RESTART]
-        after = world.run()
-        assert len(given_now) <= 1
-        if given_now:
-            assert not held
-            assert not pending, "one at a time"
-            assert given_now[0].attempt == after.current.number
-            assert after.current.may_be_live
-        assert all(len(attempt.orders) <= per_attempt for attempt in after.attempts)
-        assert world.sagemaker.most_live_at_once <= 1
-        if after.state is RunState.RESTARTING:
-            assert after.stop is None
-            assert after.current.orders[-1].restarted_at is None
 
 
 def test_suspect_saves_of_the_old_processes_stay_suspect(world, job):
