@@ -84,17 +84,6 @@ def test_a_local_stack_tells_nobody_outside(aws: LocalAws, project: Path) -> Non
     assert here._deploy("Small", lambda line: None) == {"Flag": "nobody"}
 
 
-def test_large_template_is_deployed(aws: LocalAws, project: Path) -> None:
-    """A template over the 51,200 bytes that fit a request goes through the asset bucket."""
-    assembly = deploy.synthesize(project, project / "cache")
-    parameter = {"Type": "AWS::SSM::Parameter", "Properties": {"Name": "/large", "Type": "String", "Value": "x" * 4000}}
-    template = {"Resources": {"Large": parameter}, "Metadata": {"Filler": "x" * deploy.INLINE_LIMIT}}
-    (assembly / "Large.template.json").write_text(json.dumps(template))
-    (assembly / "Large.assets.json").write_text('{"files": {}}')
-    deploy.deploy(assembly, "Large", aws.client)
-    assert len(aws.client("ssm").get_parameter(Name="/large")["Parameter"]["Value"]) == 4000
-
-
 def test_failed_deployment_shows_its_cause(aws: LocalAws, project: Path) -> None:
     """The failed resource and its reason are in the message."""
     assembly = deploy.synthesize(project, project / "cache")
@@ -103,15 +92,3 @@ def test_failed_deployment_shows_its_cause(aws: LocalAws, project: Path) -> None
     (assembly / "Broken.assets.json").write_text('{"files": {}}')
     with pytest.raises(deploy.DeployError, match="Bad .*MetricName"):
         deploy.deploy(assembly, "Broken", aws.client)
-
-
-def test_unknown_stack_is_refused_with_the_known_ones(aws: LocalAws, project: Path) -> None:
-    assembly = deploy.synthesize(project, project / "cache")
-    with pytest.raises(deploy.DeployError, match="no stack 'Nope'; it has: Small"):
-        deploy.deploy(assembly, "Nope", aws.client)
-
-
-def test_zip_of_a_folder_is_the_same_for_the_same_files(project: Path) -> None:
-    before = deploy.zipped(project / "lambdas")
-    (project / "lambdas" / "one.py").touch()
-    assert deploy.zipped(project / "lambdas") == before

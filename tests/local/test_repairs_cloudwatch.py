@@ -79,22 +79,6 @@ def test_missing_data_is_treated_as_asked(aws: LocalAws, treatment: str, expecte
     assert state(aws, name) == expected
 
 
-def test_datapoints_to_alarm_are_counted(aws: LocalAws) -> None:
-    """With two of three datapoints needed, one bad period is not enough."""
-    alarm(aws, "TwoOfThree", Period=30, EvaluationPeriods=3, DatapointsToAlarm=2)
-    put(aws, "TwoOfThree", 6.0)
-    time.sleep(2.5)
-    assert state(aws, "TwoOfThree") == "OK"
-    old = {
-        "MetricName": "TwoOfThree",
-        "Value": 6.0,
-        "Timestamp": datetime.now(UTC) - timedelta(seconds=40),
-        "Dimensions": [{"Name": "Run", "Value": "one"}],
-    }
-    aws.client("cloudwatch").put_metric_data(Namespace=NAMESPACE, MetricData=[old])
-    assert becomes(aws, "TwoOfThree", "ALARM")
-
-
 def test_alarm_tells_the_bus_and_the_topic(aws: LocalAws) -> None:
     """A change of state is an event on the default bus and a message to the alarm's topic."""
     alarm(aws, "Told", AlarmActions=[aws.outputs["TopicArn"]])
@@ -154,15 +138,6 @@ def test_error_of_a_run_by_a_rule_raises_the_alarm_of_the_template(aws: LocalAws
     function = {"FunctionName": aws.outputs["DeadName"]}
     assert eventually(lambda: total(aws, "AWS/Lambda", "Errors", function) >= 3)
     assert total(aws, "AWS/Lambda", "Invocations", function) == total(aws, "AWS/Lambda", "Errors", function)
-
-
-def test_call_of_a_function_is_counted_once(aws: LocalAws) -> None:
-    """An Invoke call, which stock counts too, is not counted twice."""
-    function = {"FunctionName": aws.outputs["NarrowName"]}
-    before = total(aws, "AWS/Lambda", "Invocations", function)
-    payload = b'{"detail": {"number": -1}}'
-    aws.client("lambda").invoke(FunctionName=aws.outputs["NarrowName"], Payload=payload)
-    assert total(aws, "AWS/Lambda", "Invocations", function) == before + 1
 
 
 def test_metric_in_a_log_line_becomes_a_metric(aws: LocalAws) -> None:

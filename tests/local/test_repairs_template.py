@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 import pytest
 from botocore.exceptions import ClientError
 
-from local.public_parameters import POWERTOOLS_LAYER
 from local.stack import LocalAws
 from tests.local.waiting import Mailbox
 
@@ -19,25 +18,6 @@ def test_table_keeps_its_expiry_and_recovery(aws: LocalAws) -> None:
     assert expiry == {"TimeToLiveStatus": "ENABLED", "AttributeName": "expires"}
     backups = dynamodb.describe_continuous_backups(**table)["ContinuousBackupsDescription"]
     assert backups["PointInTimeRecoveryDescription"]["PointInTimeRecoveryStatus"] == "ENABLED"
-
-
-def test_topic_keeps_its_key(aws: LocalAws) -> None:
-    """A topic that the template encrypts says so."""
-    attributes = aws.client("sns").get_topic_attributes(TopicArn=aws.outputs["TopicArn"])["Attributes"]
-    assert attributes["KmsMasterKeyId"] == "alias/aws/sns"
-
-
-def test_function_keeps_its_dead_letter_queue(aws: LocalAws) -> None:
-    """The DeadLetterConfig of the template is the function's."""
-    configuration = aws.client("lambda").get_function_configuration(FunctionName=aws.outputs["DeadName"])
-    assert "DeadLetters" in configuration["DeadLetterConfig"]["TargetArn"]
-
-
-def test_layer_is_found_through_the_public_parameter(aws: LocalAws) -> None:
-    """The parameter that AWS publishes for Powertools resolves to a layer that exists."""
-    configuration = aws.client("lambda").get_function_configuration(FunctionName=aws.outputs["FlakyName"])
-    [layer] = configuration["Layers"]
-    assert POWERTOOLS_LAYER in layer["Arn"]
 
 
 def test_event_carries_the_time_of_its_sender(aws: LocalAws) -> None:

@@ -82,16 +82,6 @@ def test_later_objects_stay_in_s3(stage):
     assert stage.keys("late/") == {"a", "command.json"}
 
 
-def test_local_path(stage):
-    """LocalPath moves the folder inside the container."""
-    job = stage.create(
-        "mkdir -p $SAGEMAKER_BASE_DIR/elsewhere; echo 1 > $SAGEMAKER_BASE_DIR/elsewhere/a",
-        CheckpointConfig={**config("path/"), "LocalPath": "/opt/ml/elsewhere/"},
-    )
-    stage.ended(job)
-    assert stage.keys("path/") == {"a"}
-
-
 def test_lost_node_syncs_nothing(make_stage):
     """What was not yet in S3 when the node was lost never gets there."""
     stage = make_stage(replace(QUICK, checkpoint_sync=30))

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from botocore.exceptions import ClientError
 
 from local.sagemaker.control import InjectionRefused
 from tests.local.sagemaker.stage import BUCKET, steps, until
@@ -12,10 +11,9 @@ pytestmark = pytest.mark.slow
 
 INTERNAL_ERROR = "InternalServerError: We encountered an internal error.  Please try again."
 SPOT = {"EnableManagedSpotTraining": True, "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60}}
+
+
 # The folder of an attempt is fresh, so a file outside it tells the second attempt from the first.
-ONCE = "[ -f {flag} ] && exit 0; touch {flag}; sleep 600"
-
-
 def test_kill(stage):
     """All processes of one host are killed: the job fails with 137, as after the out-of-memory killer."""
     job = stage.create("sleep 600 & sleep 600", ResourceConfig={"InstanceCount": 2})
@@ -25,28 +23,6 @@ def test_kill(stage):
     assert described["FailureReason"] == "AlgorithmError: , exit code: 137"
 
 
-def test_internal_error(stage):
-    """A lost node fails the job with SageMaker's own words."""
-    job = stage.create("sleep 600")
-    stage.training(job)
-    stage.inject("internal_error", TrainingJobName=job)
-    described = stage.ended(job)
-    assert described["FailureReason"] == INTERNAL_ERROR
-    assert steps(described) == ["Starting", "Downloading", "Training", "Failed"]
-
-
-def test_retry_in_place(stage, tmp_path):
-    """With a RetryStrategy the same job restarts after an internal error, without ever being terminal."""
-    job = stage.create(ONCE.format(flag=tmp_path / "flag"), RetryStrategy={"MaximumRetryAttempts": 1})
-    stage.training(job)
-    until((tmp_path / "flag").exists)
-    stage.inject("internal_error", TrainingJobName=job)
-    described = stage.ended(job)
-    assert described["TrainingJobStatus"] == "Completed"
-    begun = ["Starting", "Downloading", "Training"]
-    assert steps(described) == [*begun, "Restarting", *begun, "Uploading", "Completed"]
-
-
 def test_retries_used_up(stage):
     """The internal error after the last retry fails the job."""
     job = stage.create("sleep 600", RetryStrategy={"MaximumRetryAttempts": 1})
@@ -54,18 +30,6 @@ def test_retries_used_up(stage):
         stage.reached(job, lambda d, n=attempt: d["SecondaryStatus"] == "Training" and steps(d).count("Training") == n)
         stage.inject("internal_error", TrainingJobName=job)
     assert stage.ended(job)["FailureReason"] == INTERNAL_ERROR
-
-
-def test_spot_interruption(stage, tmp_path):
-    """A reclaimed spot job waits as Interrupted and trains again under the same name."""
-    job = stage.create(ONCE.format(flag=tmp_path / "flag"), **SPOT)
-    stage.training(job)
-    until((tmp_path / "flag").exists)
-    stage.inject("interrupt", TrainingJobName=job, WaitSeconds=0.1)
-    described = stage.ended(job)
-    assert described["TrainingJobStatus"] == "Completed"
-    begun = ["Starting", "Downloading", "Training"]
-    assert steps(described) == [*begun, "Interrupted", *begun, "Uploading", "Completed"]
 
 
 def test_spot_notice(patient_stage, tmp_path):
@@ -106,28 +70,6 @@ def test_spot_wait_exceeded(stage):
     assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Stopped", "MaxWaitTimeExceeded")
 
 
-def test_interrupt_needs_spot(stage):
-    """A job on demand cannot be reclaimed."""
-    job = stage.create("sleep 600")
-    with pytest.raises(InjectionRefused, match="EnableManagedSpotTraining"):
-        stage.inject("interrupt", TrainingJobName=job)
-    stage.stop(job)
-    stage.ended(job)
-
-
-def test_capacity(stage):
-    """The next jobs fail for want of capacity, before they have started; later ones do not."""
-    stage.inject("capacity", Count=1)
-    described = stage.run()
-    assert described["FailureReason"] == (
-        "CapacityError: Unable to provision requested ML compute capacity. "
-        "Please retry using a different ML instance type."
-    )
-    assert steps(described) == ["Starting", "Failed"]
-    assert "TrainingStartTime" not in described
-    assert stage.run()["TrainingJobStatus"] == "Completed"
-
-
 def test_capacity_wait(stage):
     """A job may wait as Pending and then get its instances."""
     stage.inject("capacity", Count=1, WaitSeconds=0.2, Granted=True)
@@ -155,26 +97,6 @@ def test_a_refusal_may_be_for_some_jobs_alone(stage):
         stage.create(TrainingJobName="ours-1")
     assert stage.ended(other)["TrainingJobStatus"] == "Completed"
     assert "CapacityError" in stage.ended(stage.create(TrainingJobName="ours-1"))["FailureReason"]
-
-
-def test_throttle(stage):
-    """The next calls of one operation are throttled; others are not."""
-    stage.inject("throttle", Operation="ListTrainingJobs", Count=2)
-    for _ in range(2):
-        with pytest.raises(ClientError, match="ThrottlingException.*Rate exceeded"):
-            stage.sagemaker.list_training_jobs()
-    stage.sagemaker.list_training_jobs()
-
-
-def test_describe_error(stage):
-    """DescribeTrainingJob answers 500 for a while."""
-    job = stage.create()
-    stage.inject("describe_error", Count=1)
-    with pytest.raises(ClientError) as refusal:
-        stage.describe(job)
-    assert refusal.value.response["Error"]["Code"] == "InternalFailure"
-    assert refusal.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
-    stage.ended(job)
 
 
 STEP = {"MetricDefinitions": [{"Name": "step", "Regex": r"step=(\d+)"}]}

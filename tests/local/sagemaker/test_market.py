@@ -3,7 +3,6 @@
 import pytest
 from botocore.exceptions import ClientError
 
-from local.sagemaker.control import InjectionRefused
 from rerail.aws.sagemaker import job_from
 from rerail.decisions.fallback_machines import find_missing_quota
 from rerail.model.machines import WarmPool
@@ -31,13 +30,6 @@ def test_a_type_of_which_none_is_left(stage):
     assert stage.run(ResourceConfig=on("ml.c5.2xlarge"))["TrainingJobStatus"] == "Completed"
     stage.inject("machines", InstanceType="ml.c5.xlarge", WaitSeconds=0)
     assert stage.run(ResourceConfig=on("ml.c5.xlarge"))["TrainingJobStatus"] == "Completed"
-
-
-def test_what_is_left_is_used_up(stage):
-    stage.inject("machines", InstanceType="ml.c5.4xlarge", Count=3)
-    assert stage.run(ResourceConfig=on("ml.c5.4xlarge", 2))["TrainingJobStatus"] == "Completed"
-    assert stage.run(ResourceConfig=on("ml.c5.4xlarge", 2))["TrainingJobStatus"] == "Failed"
-    assert stage.run(ResourceConfig=on("ml.c5.4xlarge", 1))["TrainingJobStatus"] == "Completed"
 
 
 def test_of_several_types_the_first_that_is_there_is_taken(stage):
@@ -104,9 +96,3 @@ def test_a_retry_of_sagemakers_own_is_told_from_a_spot_interruption(stage):
     for name in (retried, spot):
         stage.inject("kill", TrainingJobName=name)
         stage.ended(name)
-
-
-@pytest.mark.parametrize("fields", [{}, {"InstanceType": 7}, {"InstanceType": "p4d", "Count": 1}])
-def test_a_shortage_of_nothing_in_particular_is_refused(stage, fields):
-    with pytest.raises(InjectionRefused, match="InstanceType must be an instance type"):
-        stage.inject("machines", **fields)

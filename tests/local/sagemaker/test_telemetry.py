@@ -49,14 +49,6 @@ def test_metrics(stage):
     assert final == {"loss": 1.5, "careless": 1.5, "nonfinite": 1.0}
 
 
-def test_metrics_while_training(stage):
-    """Values are in CloudWatch soon after the line, not only at the end."""
-    job = stage.create("echo loss=3.5; sleep 600", AlgorithmSpecification={"MetricDefinitions": DEFINITIONS})
-    until(lambda: statistics(stage, "loss", "TrainingJobName", job)["count"])
-    stage.inject("kill", TrainingJobName=job)
-    stage.ended(job)
-
-
 def test_host_metrics(stage):
     """Each host reports its CPU and memory under <job>/algo-<n>."""
     job = stage.create("while :; do :; done", ResourceConfig={"InstanceCount": 2})

@@ -50,29 +50,6 @@ def test_no_match(stage, change):
     assert pool(stage, first)["Status"] == "Available"
 
 
-def test_not_before_the_end(stage):
-    """A successor created before its predecessor has ended gets no pool."""
-    role = ROLE.format("early")
-    first = stage.create("sleep 600", RoleArn=role, ResourceConfig=KEEP)
-    stage.training(first)
-    second = stage.create(RoleArn=role, ResourceConfig=KEEP)
-    stage.inject("kill", TrainingJobName=first)
-    stage.ended(second)
-    stage.ended(first)
-    assert pool(stage, first)["Status"] == "Available"
-
-
-def test_stopped_job_keeps_it(stage):
-    """A job that is stopped after launch leaves a pool."""
-    job = stage.create(
-        "trap 'exit 0' TERM; while :; do sleep 0.05; done", ResourceConfig=KEEP, RoleArn=ROLE.format("s")
-    )
-    stage.training(job)
-    stage.stop(job)
-    stage.ended(job)
-    assert pool(stage, job)["Status"] == "Available"
-
-
 def test_lost_node_leaves_none(stage):
     """A failure that may be the cluster's leaves no pool to reuse."""
     job = stage.create("sleep 600", RoleArn=ROLE.format("lost"), ResourceConfig=KEEP)
