@@ -57,10 +57,6 @@ def runs(ranks: int) -> list[Run]:
         return [Run("one"), Run("one from fsdp x tensor", resumes="fsdp x tensor")]
     if ranks == 2:
         return [
-            Run("ddp", {}),
-            Run("fsdp", FSDP),
-            Run("shard_optimizer", CUT),
-            Run("tensor", TWO),
             Run("ddp checkpointing", AGAIN),
             Run("ddp bf16", BF16),
             Run("fsdp bf16", FSDP | BF16),

@@ -20,21 +20,15 @@ def level(losses: dict[int, str], steps: Iterable[int]) -> float:
     return fmean(float(losses[step]) for step in steps)
 
 
-def test_a_spike_jumps_and_does_not_mend(train_here: Here, tmp_path: Path) -> None:
-    """Up by more than a half at once, and still up 200 steps later; until then nothing is different."""
-    options = {"steps": "260", "checkpoint_every": "1000"}
+def test_a_spike_jumps_and_does_not_recover(train_here: Here, tmp_path: Path) -> None:
+    """Up by more than a half at once, and still up 100 steps later; until then nothing is different."""
+    options = {"steps": "160", "checkpoint_every": "1000"}
     undisturbed = train_here(tmp_path / "undisturbed", **options, drill="bug:step=60")
     spiked = train_here(tmp_path / "spiked", **options, drill="spike:step=60")
     before = level(spiked, range(50, 60))
-    assert list(spiked) == list(range(1, 261))
+    assert list(spiked) == list(range(1, 161))
     assert agree({step: spiked[step] for step in range(1, 60)}, undisturbed)
-    assert min(float(spiked[step]) for step in range(60, 261)) > 1.5 * before
-
-
-def test_a_spike_can_do_harm_early_on(train_here: Here) -> None:
-    """By step 30 the model has learnt enough for the jump to be clear."""
-    spiked = train_here(drill="spike:step=30")
-    assert level(spiked, range(30, 40)) > 1.5 * level(spiked, range(25, 30))
+    assert min(float(spiked[step]) for step in range(60, 161)) > 1.5 * before
 
 
 def test_a_spike_is_the_same_on_every_rank() -> None:
@@ -87,7 +81,7 @@ def test_a_healing_spike_comes_back_to_its_level(train_here: Here, tmp_path: Pat
     assert level(healed, range(80, 91)) == pytest.approx(level(undisturbed, range(80, 91)), rel=0.05)
 
 
-def test_healing_takes_eight_steps_unless_told() -> None:
+def test_healing_takes_eight_steps_by_default() -> None:
     """The first wrong batch and the first good one after it."""
     plan = faults.Plan.of(faults.parse("heal:step=10"), attempt=1, rank=0, world_size=1)
     shares = {step: plan.wrong_labels(step) for step in range(1, 30)}

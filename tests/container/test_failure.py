@@ -91,7 +91,7 @@ def test_the_first_writer_wins(tmp_path: Path) -> None:
     assert report["last_lines"][-1] == "ValueError: first"
 
 
-def test_an_exit_on_purpose_says_nothing(tmp_path: Path) -> None:
+def test_a_deliberate_exit_writes_no_failure_file(tmp_path: Path) -> None:
     """A script that exits has its exit code to speak for it."""
     with pytest.raises(SystemExit), failure.record_failure(tmp_path / "failure", rank=0):
         raise SystemExit(7)
@@ -133,7 +133,7 @@ def lines(text: str, at: float = 100.0) -> list[StderrLine]:
     return [StderrLine(at, line) for line in text.splitlines()]
 
 
-def test_the_first_rank_to_die_speaks_for_all() -> None:
+def test_the_first_rank_to_die_is_the_cause() -> None:
     """Its traceback, not the torn connections that it left behind, nor what torchrun has to say."""
     ranks = [ProcessExit(1, 1, 100.1), ProcessExit(0, 1, 101.0), ProcessExit(2, -signal.SIGTERM, 101.5)]
     said = [*lines(KEY_ERROR), *lines(LOST_PEER, 100.9), *lines(TORCHRUN, 102.0)]
@@ -147,7 +147,7 @@ def test_the_first_rank_to_die_speaks_for_all() -> None:
     assert found.last_lines[-1] == "KeyError: 'label'"
 
 
-def test_a_label_tells_whose_traceback_it_is() -> None:
+def test_a_label_names_the_rank_of_a_traceback() -> None:
     """torch puts the rank in front of each line; the other rank's error came later and is out of the question."""
     said = [
         *lines(LOST_PEER, 99.0),
@@ -203,7 +203,7 @@ def test_the_watchdog_of_nccl_is_a_hang() -> None:
         (7, False, "unknown"),
     ],
 )
-def test_a_death_without_words(status: int, oom_killed: bool, cause: str) -> None:
+def test_a_silent_exit_is_classified_by_its_signal(status: int, oom_killed: bool, cause: str) -> None:
     """The signal says something, the kernel's count of kills for memory more; the supervisor sees it alike."""
     found = make_report(
         ProcessExit(None, 1, 101.0), [ProcessExit(2, status, 100.0)], lines("loading data"), oom_killed=oom_killed
@@ -247,7 +247,7 @@ def test_the_error_file_of_torch_comes_first() -> None:
         (TORCHRUN, 1, 1),
     ],
 )
-def test_launchers_name_a_rank_that_nobody_saw_dying(said: str, rank: int, exit_code: int) -> None:
+def test_a_launchers_output_names_the_failed_rank(said: str, rank: int, exit_code: int) -> None:
     """mpirun is quicker than init to ask how its ranks ended, and those of other hosts only it knows."""
     found = make_report(ProcessExit(None, 1, 101.0), [ProcessExit(0, None, 100.0)], lines(said), oom_killed=False)
     assert (found.rank, found.exit_code) == (rank, exit_code)

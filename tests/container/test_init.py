@@ -151,7 +151,7 @@ def test_with_init_every_layout_saves(outcomes: dict[tuple[str, bool], Outcome],
 
 
 @needs_namespaces
-def test_without_init_the_usual_layouts_are_deaf(outcomes: dict[tuple[str, bool], Outcome]) -> None:
+def test_without_init_the_usual_layouts_ignore_sigterm(outcomes: dict[tuple[str, bool], Outcome]) -> None:
     """What init is for: a PID 1 without a handler never hears SIGTERM, nor does anybody below it."""
     for layout in ("bash", "python Popen", "bash -c torchrun"):
         outcome = outcomes[layout, False]
@@ -175,7 +175,7 @@ print(os.getppid(), len(stats), sum(stat.rpartition(")")[2].split()[0] == "Z" fo
 
 
 @needs_namespaces
-def test_as_pid_1_it_hears_what_comes_while_it_starts(tmp_path: Path) -> None:
+def test_as_pid_1_it_keeps_a_signal_that_comes_while_it_starts(tmp_path: Path) -> None:
     """From its first handler on; the rank is asked when it has one of its own, and not killed before."""
     rank = tmp_path / "rank.py"
     rank.write_text(f"{RANK}\nnote('starting'); time.sleep(1); listen(); run()")
@@ -525,7 +525,7 @@ def test_who_trains(table: dict[int, Process], pids: list[int]) -> None:
     assert chosen(table) == pids
 
 
-def test_what_init_itself_was_told_marks_no_ranks() -> None:
+def test_variables_of_init_itself_mark_no_ranks() -> None:
     """RANK may be the number of the host, set for the whole container."""
     table = family(
         (2, 1, "python -m torch.distributed.run train.py", {"RANK": "0"}, True),

@@ -124,7 +124,7 @@ def test_smddp_has_no_groups_of_ranks() -> None:
         layout(replace(ALONE, size=8, local_size=8, backend="smddp"), tensor_parallel=2)
 
 
-def test_a_torch_that_cannot_cut_up_on_a_cpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_release_that_cannot_shard_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The release, and what works with it."""
     monkeypatch.setattr(torch, "__version__", "2.5.1+cu124")
     with pytest.raises(ValueError, match=r"torch 2\.5\.1\+cu124 cuts up models on GPUs alone.*use parallel=ddp"):

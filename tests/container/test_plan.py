@@ -47,7 +47,7 @@ def findings(of: Plan, level: Level) -> list[Finding]:
         (asked(activation_offload=True), "activation_offload=true", "add activation_checkpointing=true"),
     ],
 )
-def test_what_cannot_start_is_said_before_it_does(wrong: Plan, what: str, remedy: str) -> None:
+def test_an_impossible_plan_is_refused_before_it_starts(wrong: Plan, what: str, remedy: str) -> None:
     """Each error names the option and what it may be, and `insist` raises it."""
     (error,) = findings(wrong, Level.ERROR)
     assert (error.what, error.remedy) == (what, remedy)
@@ -163,7 +163,7 @@ def test_what_a_model_does_not_need_is_noted(name: str) -> None:
     assert notes[0].remedy == "leave it out"
 
 
-def test_a_machine_nobody_knows_is_noted_and_none_is_not() -> None:
+def test_an_unknown_machine_is_noted_and_a_missing_one_is_not() -> None:
     """Off SageMaker there is nothing to say."""
     strange = replace(asked(), instance_type="ml.p9.metal")
     assert [finding.what for finding in plan.check_plan(strange)] == ["ml.p9.metal"]
@@ -225,7 +225,7 @@ def test_sharding_over_more_ranks_takes_less_of_each() -> None:
     assert halved * GIB == pytest.approx(4 * TEN_BILLION.layers * block / 2, rel=0.01)
 
 
-def test_options_are_what_a_job_says(tmp_path: Path) -> None:
+def test_options_are_read_from_the_jobs_hyperparameters(tmp_path: Path) -> None:
     """From a namespace of hyperparameters, on the hosts of resourceconfig.json; missing ones keep their defaults."""
     cluster = Cluster(hosts=("algo-1", "algo-2"), current_host="algo-1", instance_type=P4D, network_interface="")
     options = argparse.Namespace(batch_size=17, parallel="fsdp")
@@ -256,7 +256,7 @@ def test_by_hand_it_prints_a_table() -> None:
     assert re.search(r"^ERROR +memory=[0-9.]+ GiB\n  why .*\n  do +in this order: ", done.stdout, re.MULTILINE)
 
 
-def test_a_plan_that_fits_is_praised_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_fits_has_a_short_report(capsys: pytest.CaptureFixture[str]) -> None:
     """And the exit code is 0."""
     assert plan.main(["--instance", P4D, "--count", "2"]) == 0
     assert capsys.readouterr().out.endswith("nothing to object to\n")

@@ -122,7 +122,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("error", "expected"), [(errno.EIO, Verdict.BROKEN), (errno.EROFS, Verdict.BROKEN), (errno.EACCES, Verdict.REFUSED)]
 )
-def test_a_dying_disk_is_told_from_a_forbidden_path(
+def test_a_failing_disk_is_distinguished_from_a_forbidden_path(
     error: int, expected: Verdict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By the error's number."""
@@ -187,7 +187,7 @@ HEALTHY = "0, 0\n1, 0\n2, 0\n3, 0\n4, 0\n5, 0\n6, 0\n7, 0\n"
         ("0, 0\n1, 0\n", "", Verdict.BROKEN, "2 of the 8 GPUs of a ml.p4d.24xlarge are there"),
     ],
 )
-def test_what_nvidia_smi_says_of_memory(errors: str, remapped: str, expected: Verdict, detail: str) -> None:
+def test_memory_errors_of_nvidia_smi_are_classified(errors: str, remapped: str, expected: Verdict, detail: str) -> None:
     """A GPU that is missing or worn out is broken; errors that were dealt with are odd."""
     result = preflight.judge_gpus(errors, remapped, "ml.p4d.24xlarge")
     assert (result.verdict, detail in result.detail) == (expected, True), result
@@ -202,7 +202,7 @@ def test_what_nvidia_smi_says_of_memory(errors: str, remapped: str, expected: Ve
         ("[7.1] NVRM: Xid (PCI:0000:10:1c): 95, pid=7, Uncontained", Verdict.BROKEN),
     ],
 )
-def test_what_the_kernel_says_of_gpus(text: str, expected: Verdict) -> None:
+def test_gpu_errors_of_the_kernel_log_are_classified(text: str, expected: Verdict) -> None:
     """By the number of the Xid; a program's own mistake (13) is not the machine's."""
     assert preflight.judge_kernel_log(text).verdict is expected
 
@@ -263,7 +263,7 @@ def test_an_all_reduce_is_measured_by_what_the_link_can_do(
     assert f"{speed:.2f} GB/s" in result.detail
 
 
-def test_a_slow_gpu_is_told_of() -> None:
+def test_a_slow_gpu_is_reported() -> None:
     """Against the median of all ranks; nobody is stopped by it."""
     results = [Result("compute", Verdict.PASSED, "fast", figure=100.0, host=f"algo-{n}", rank=n) for n in range(4)]
     results.append(Result("compute", Verdict.PASSED, "bfloat16 40.00 TFLOP/s", figure=40.0, host="algo-5", rank=4))

@@ -83,27 +83,6 @@ def test_a_killed_process_resumes_bit_for_bit(new_host: NewHost, train_here: Her
     assert weights(train_here.err) == expected
 
 
-def test_two_killed_ranks_resume_bit_for_bit(new_host: NewHost, run_forked: RunForked) -> None:
-    """Two ranks under torchrun, killed with their launcher: losses and weights are those of a run nobody killed."""
-    whole, broken = new_host("whole"), new_host("broken", step_seconds="0.05")  # the save is done before the kill
-    broken.launch(RERAIL_PROCESSES_PER_NODE="2", RERAIL_DRILL="kill:step=27:attempt=1")
-    run_forked(whole, ranks=2)
-    assert broken.wait() == 137
-    assert broken.failure is not None
-    # The other rank loses its connection, and may come to say so before the kill is seen.
-    told = (broken.failure["cause"], broken.failure["exit_code"])
-    assert told in (("unknown", 137), ("infrastructure", 1))
-    assert ("was killed by SIGKILL" in str(broken.failure["error"])) == (told == ("unknown", 137))
-    (broken.base / "output" / "failure").unlink()
-    first = broken.losses
-    run_forked(broken, ranks=2, RERAIL_RUN="night", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="20")
-    assert (max(first), min(broken.losses), max(broken.losses)) == (26, 21, 40), broken.err.read_text()
-    assert agree(first, whole.losses)
-    assert agree(broken.losses, whole.losses)
-    assert ending(broken) == ending(whole)
-    assert broken.failure is None
-
-
 def test_three_ranks_sum_in_the_same_order_after_a_resume(new_host: NewHost, run_forked: RunForked) -> None:
     """From three ranks on the order of summation shows in the last bits: it must not depend on where the run began."""
     whole, broken = new_host("whole"), new_host("broken")
@@ -175,16 +154,6 @@ def test_a_hung_rank_is_named_by_those_who_wait(new_host: NewHost, run_forked: R
     assert codes == [1, -signal.SIGKILL]
     assert host.failure is not None
     assert (host.failure["cause"], host.failure["step"], host.failure["rank"]) == ("hang", 4, 0)
-
-
-def test_an_exit_keeps_its_code(new_host: NewHost) -> None:
-    """The rank has said nothing, so init says how it ended."""
-    host = new_host()
-    host.launch(RERAIL_DRILL="exit:code=7:step=4")
-    assert host.wait() == 7
-    assert max(host.losses) == 3
-    assert host.failure is not None
-    assert (host.failure["error"], host.failure["exit_code"]) == ("rank 0 ended with exit code 7", 7)
 
 
 def test_a_kill_has_its_code_alone(new_host: NewHost, run_forked: RunForked) -> None:

@@ -40,7 +40,7 @@ def test_what_was_kept_is_repeated_bit_for_bit(values: list[float]) -> None:
     assert outcomes == [None, None, Outcome(True, words)]
 
 
-def test_one_bit_is_a_difference_and_is_told_once() -> None:
+def test_one_different_bit_is_reported_once() -> None:
     """The line has both losses; after it there is nothing to compare."""
     [(_, text)] = kept()
     again = resumed(text)

@@ -135,7 +135,7 @@ def told(bucket: Bucket, what: ReportKind) -> list[Report]:
     return [report for report in bucket.reports().values() if report.told is what]
 
 
-def test_an_order_starts_the_ranks_again_with_what_it_says(bucket: Bucket, new_node: NewNode) -> None:
+def test_a_restart_command_starts_the_ranks_with_its_settings(bucket: Bucket, new_node: NewNode) -> None:
     """The same container, other processes, another environment, another port; the supervisor hears of it."""
     node = new_node("train(seconds=600 if restart == 0 else 0.1)", MASTER_PORT="29400", RERAIL_SKIP_SAMPLES="1-2")
     first = json.loads(node.await_note("ready-0-0-0"))
@@ -225,7 +225,7 @@ def test_a_crash_waits_for_an_order(bucket: Bucket, new_node: NewNode) -> None:
     assert json.loads(kept.read_text())["error"] == "ValueError: first"
 
 
-def test_what_a_script_does_not_say_init_says(bucket: Bucket, new_node: NewNode) -> None:
+def test_init_reports_an_exception_that_the_script_does_not(bucket: Bucket, new_node: NewNode) -> None:
     """An exception that nobody has written down: its traceback, and not that of the processes before."""
     node = new_node("raise KeyError('a') if restart == 0 else ValueError('b')")
     assert "KeyError: 'a'" in json.loads(bucket.wait_for_report("crashed").evidence)["error"]
@@ -238,7 +238,7 @@ def test_what_a_script_does_not_say_init_says(bucket: Bucket, new_node: NewNode)
     assert "ValueError: b" in node.failure["error"]
 
 
-def test_a_word_that_no_order_will_come_ends_the_wait(bucket: Bucket, new_node: NewNode) -> None:
+def test_a_command_without_a_restart_ends_the_wait(bucket: Bucket, new_node: NewNode) -> None:
     node = new_node(f"fail('{FAILED % 'x'}')")
     bucket.wait_for_report("crashed")
     bucket.command(command("no", wish=CommandKind.TRAIN))
@@ -256,7 +256,7 @@ def test_a_word_that_no_order_will_come_ends_the_wait(bucket: Bucket, new_node: 
         ((FAILED % "x").replace("user_code", "infrastructure"), {}),
     ],
 )
-def test_what_nobody_will_restart_ends_at_once(
+def test_a_crash_that_cannot_be_restarted_ends_at_once(
     bucket: Bucket, new_node: NewNode, text: str, variables: dict[str, str]
 ) -> None:
     """Switched off, hopeless on this machine, or a lost peer where there is no other machine."""
@@ -319,7 +319,7 @@ def test_a_stop_while_waiting_for_an_order_ends_the_job(bucket: Bucket, new_node
     assert node.failure["error"] == "ValueError: x"
 
 
-def test_a_stop_after_a_restart_is_a_stop_as_ever(bucket: Bucket, new_node: NewNode) -> None:
+def test_a_stop_after_a_restart_saves_and_ends(bucket: Bucket, new_node: NewNode) -> None:
     node = new_node("train(save_s=0.3)")
     node.await_note("ready-0-0-0")
     bucket.command(order())
@@ -431,7 +431,7 @@ def test_a_real_run_is_rolled_back_within_its_job(
 # ---- What the agent says as a restart's processes.
 
 
-def test_the_agent_says_that_it_can_be_restarted_and_that_it_was(
+def test_the_agent_reports_the_restart_ability_and_the_restart(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = environment_of(bucket, base=tmp_path, RERAIL_INIT="1", RERAIL_RESTART="2")

@@ -45,7 +45,7 @@ def test_an_interrupted_run_has_the_same_losses_and_weights(train_here: Here, tm
 
 
 @pytest.mark.parametrize("piece", [None, *FORGETFUL])
-def test_a_resume_that_forgets_something_is_told_within_three_steps(
+def test_a_resume_that_forgets_something_is_reported_within_three_steps(
     train_here: Here, monkeypatch: pytest.MonkeyPatch, piece: str | None
 ) -> None:
     """One line and one finding, and training goes on; nothing is told of a resume that forgets nothing."""
@@ -65,7 +65,7 @@ def test_a_resume_that_forgets_something_is_told_within_three_steps(
     assert finding.step in (21, 22, 23)
 
 
-def test_a_resume_without_its_weights_is_told_at_once(train_here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_without_its_weights_is_reported_at_once(train_here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody forgets is caught too."""
     train_here(drill="bug:step=25")
     original = train.resume
@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_healed(
     assert saved(shard.parent.parent)[30].attempt == 2
 
 
-def test_an_attempt_resumes_where_it_is_told(train_here: Here, tmp_path: Path) -> None:
+def test_an_attempt_resumes_at_the_step_it_is_given(train_here: Here, tmp_path: Path) -> None:
     """Newer checkpoints of earlier attempts are out of its way; without a step the run starts from scratch."""
     train_here(drill="bug:step=35")
     assert min(train_here(attempt=2, resume_at_most=10, drill="bug:step=12")) == 11

@@ -38,7 +38,7 @@ def test_a_rolled_back_run_is_the_undisturbed_one(train_here: Here, tmp_path: Pa
     assert f"train: {moved}" in train_here.err
 
 
-def test_a_crash_after_a_rollback_resumes_from_the_mended_run(train_here: Here, tmp_path: Path) -> None:
+def test_a_crash_after_a_rollback_resumes_from_the_second_attempts_save(train_here: Here, tmp_path: Path) -> None:
     """The third attempt takes what the second has saved, and sets nothing aside."""
     whole = train_here(tmp_path / "whole")
     train_here(drill="spike:step=15;bug:step=35")

@@ -34,7 +34,7 @@ def test_devices_are_known_by_name(name: str, teraflops: float | None) -> None:
     assert speed.peak_of(name) == (None if teraflops is None else teraflops * 1e12)
 
 
-def test_gpt2_costs_what_the_formula_says() -> None:
+def test_gpt2_flops_are_those_of_the_formula() -> None:
     """85 million weights in the blocks and 256 x 768 in the head, six FLOP each; then the attention."""
     with torch.device("meta"):
         model = GPT(SIZES["gpt2"])

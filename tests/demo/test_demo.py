@@ -71,7 +71,7 @@ def test_a_script_that_knows_nothing_of_rerail_is_rolled_back_all_the_same(play)
         pytest.param("capacity", ["infrastructure", "capacity"], marks=rehearsal),
     ],
 )
-def test_what_a_relaunch_can_mend_is_mended_without_a_trace_in_the_loss(play, scenario, causes):
+def test_a_relaunch_leaves_the_loss_of_every_step_unchanged(play, scenario, causes):
     """The run completes, resumed from its newest checkpoint, and each step's loss equals the undisturbed run's."""
     facts, printed = play(scenario)
     assert (facts["scenario"], facts["state"]) == (scenario, "completed")
@@ -147,6 +147,7 @@ def test_a_loss_that_goes_wrong_again_climbs_the_ladder_until_it_is_cured(play, 
     assert all(f"rung {rung}: " in " ".join(printed.split()) for rung in rungs[1:])
 
 
+@rehearsal
 def test_a_loss_that_is_no_number_is_rolled_back_within_its_job(play):
     """Its own init restarts the processes from before the onset: one job, one attempt, the undisturbed curve."""
     facts, _ = play("inplace")
@@ -171,7 +172,7 @@ def test_a_job_that_became_slow_is_moved_without_losing_a_step(play):
 
 
 @rehearsal
-def test_a_job_that_somebody_stops_saves_first_and_is_not_relaunched(play):
+def test_a_job_that_a_human_stops_saves_first_and_is_not_relaunched(play):
     """The last step is in S3 when the job is gone, and the run ends there."""
     facts, _ = play("sigterm")
     assert (facts["state"], len(facts["attempts"])) == ("stopped", 1)

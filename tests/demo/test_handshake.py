@@ -31,7 +31,7 @@ def wish(id: str = "save-1", kind: CommandKind = CommandKind.CHECKPOINT) -> Post
     return PostCommand(Command(id, "gpt", 1, kind, NOON, reason="throughput_drop"))
 
 
-def test_each_leg_is_timed_from_the_wish():
+def test_each_step_is_timed_from_the_command():
     """Asked, heard, committed with its step, and only then the stop."""
     timeline = [
         entry(0, wish(kind=CommandKind.TRAIN)),
@@ -68,6 +68,6 @@ def test_what_was_seen_in_s3_before_it_was_reported_has_its_step_too():
     assert (asked["committed_after_s"], asked["step"]) == (None, 619)
 
 
-def test_without_a_wish_there_is_none():
+def test_without_a_command_there_is_no_handshake():
     """Other decisions have nothing to do with it."""
     assert not list(handshakes([entry(0), entry(1, StopJob("gpt"))]))

@@ -17,7 +17,7 @@ def run(*args: object) -> Result:
     return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "200", "NO_COLOR": "1"})
 
 
-def test_a_table_says_what_was_taken_for_granted_and_what_came_of_it():
+def test_the_table_has_assumptions_and_results():
     """Faults and assumptions with their sources first, then a line for each way."""
     result = run(*QUICK, "--way", "human", "--way", "warm")
     assert result.exit_code == 0, result.output

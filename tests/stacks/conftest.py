@@ -38,6 +38,21 @@ EVERYTHING = {
 }
 
 
+ORGANIZATION = {
+    "organizationId": "o-a1b2c3d4e5",
+    "organizationalUnits": ["ou-ab12-c3d4e5f6"],
+    "organizationRegions": "us-east-1,eu-west-1",  # as `-c` passes it
+}
+CHOICES = {
+    "trainingRoleArns": ["arn:aws:iam::111122223333:role/train"],
+    "checkpointBuckets": "weights,more-weights",  # as `-c` passes it
+    "checkpointKeyArns": ["arn:aws:kms:us-east-1:111122223333:key/1234"],
+    "asideBuckets": ["weights"],
+    "logRetentionDays": "30",
+    "pageEmail": "on-call@example.com",
+}
+
+
 @pytest.fixture(scope="session")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the cloud assembly with the defaults."""
@@ -48,6 +63,12 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def full_assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the cloud assembly of an account that asked for EVERYTHING."""
     return _assembly_of_all_workers(tmp_path_factory, "full", EVERYTHING)
+
+
+@pytest.fixture(scope="session")
+def organization(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the cloud assembly of an organization's account with CHOICES."""
+    return _assembly_of_all_workers(tmp_path_factory, "organization", ORGANIZATION | CHOICES)
 
 
 def _assembly_of_all_workers(factory: pytest.TempPathFactory, name: str, context: Mapping[str, Any]) -> Path:

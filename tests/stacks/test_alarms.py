@@ -43,7 +43,7 @@ def test_every_function_is_watched(either, metric):
 
 
 @pytest.mark.parametrize("metric", ASYNCHRONOUS)
-def test_every_event_that_a_function_loses_is_told(either, metric):
+def test_every_event_that_a_function_loses_raises_an_alarm(either, metric):
     """Of each function that is called asynchronously: what was given up on, and what could not even be put aside."""
     called = asynchronous(either)
     assert len(called) >= 2
@@ -77,7 +77,7 @@ def of_the_sweep(template: Template, measure: str) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("measure", [service_metrics.BLIND, service_metrics.UNREAD])
-def test_a_watcher_that_sees_nothing_is_told(template, measure):
+def test_a_sweep_that_reads_nothing_raises_an_alarm(template, measure):
     """A sweep that is made and learns nothing is not healthy; one minute of it wakes nobody."""
     alarm = of_the_sweep(template, measure.name)
     assert (alarm["DatapointsToAlarm"], alarm["EvaluationPeriods"], alarm["Period"]) == (10, 15, 60)
@@ -105,7 +105,7 @@ def described(template: Template) -> Iterable[Mapping[str, Any]]:
     return [*template.of("CloudWatch::Alarm").values(), *template.of("CloudWatch::CompositeAlarm").values()]
 
 
-def test_every_alarm_says_what_it_means_and_where_the_runbook_is(template):
+def test_every_alarm_has_its_meaning_and_its_runbook(template):
     """The last words are a page that there is a name for."""
     for alarm in described(template):
         said = PLACE.fullmatch(alarm["AlarmDescription"])
@@ -125,7 +125,7 @@ def test_all_of_them_are_one_state(either):
     assert len(alarms) <= 100  # more a composite alarm does not take
 
 
-def test_alarms_may_speak_on_their_topics(template):
+def test_alarms_may_publish_on_their_topics(template):
     """CloudWatch may publish to both, for this account alone."""
     documents = [policy["PolicyDocument"] for policy in template.of("SNS::TopicPolicy").values()]
     said = [s for document in documents for s in document["Statement"] if s["Sid"] == "Alarms"]

@@ -95,7 +95,7 @@ def test_the_guide_explains_every_measure():
     assert rows == [(each.name, each.unit, each.dimension) for said in ALL.values() for each in said]
 
 
-def test_the_guide_says_what_they_cost():
+def test_the_guide_states_their_cost():
     """As many metrics as there can be, at CloudWatch's list price of $0.30 a month."""
     bound = sum(len(measure) for said in ALL.values() for measure in said)
     assert re.findall(r"<!-- metrics -->(\d+)<!--", GUIDE) == [str(bound)] * 2

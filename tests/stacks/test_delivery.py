@@ -40,7 +40,7 @@ def matches(template, rule, event, account=ACCOUNT):
 
 
 @pytest.mark.parametrize("name", [name for name, meant in MEANT_FOR.items() if meant == SIGNALS])
-def test_what_another_account_says_wakes_nobody(template, name):
+def test_events_of_another_account_match_no_rule(template, name):
     """Buses may be given the events of others: a job or a cluster of the same name is none of ours."""
     sample = next(event for stored, event in SAMPLES.items() if stored.startswith(name))
     rules = template.of("Events::Rule").values()
@@ -83,18 +83,18 @@ def test_there_is_a_sample_of_each(prefix):
         (put(mailbox.report_key("train-7", "hello-1"), bucket="sagemaker-eu-west-1-111122223333"), False),
     ],
 )
-def test_of_the_mailbox_only_reports_are_heard(template, event, heard):
+def test_only_reports_in_the_mailbox_reach_the_queue(template, event, heard):
     """A heartbeat a minute for each job would be a message a minute for nothing; our own commands are no news to us."""
     assert [matches(template, rule, event) for rule in template.of("Events::Rule").values()].count(True) == heard
 
 
-def test_the_mailbox_tells_the_bus(template):
+def test_the_mailbox_sends_events_to_the_bus(template):
     """The bucket announces its objects to EventBridge, by its own property and without a custom resource."""
     bucket = template.of("S3::Bucket")[target(template.body["Outputs"]["MailboxBucket"]["Value"])]
     assert bucket["NotificationConfiguration"] == {"EventBridgeConfiguration": {"EventBridgeEnabled": True}}
 
 
-def test_the_rules_speak_the_words_of_the_code(template):
+def test_the_rules_match_the_names_in_the_code(template):
     """Sources and detail types of our own events are those that the functions send and read."""
     patterns = [rule["EventPattern"] for rule in template.of("Events::Rule").values() if "EventBusName" in rule]
     spoken = {(pattern["source"][0], pattern["detail-type"][0]) for pattern in patterns}

@@ -84,7 +84,7 @@ def test_a_webhook_needs_both(given, missing):
         Options.from_context(Context(**{given: value}))
 
 
-def test_nobody_is_told_unless_asked_for():
+def test_no_notifications_by_default():
     """Neither a chat, nor a pager, nor a webhook; reports are linked as the notices' readers can open them."""
     options = Options.from_context(Context())
     assert not (options.chat or options.pagerduty_secret or options.webhook_url or options.webhook_secret)
@@ -96,7 +96,7 @@ def test_nobody_is_told_unless_asked_for():
     "secret", ["rerail/pagerduty", "arn:aws:secretsmanager:eu-west-1:111122223333:secret:pd-AbCdEf"]
 )
 @pytest.mark.parametrize(("chat", "wanted"), [(True, True), ("true", True), (False, False), ("false", False)])
-def test_ways_to_be_told_are_taken_as_they_are_written(secret, chat, wanted):
+def test_notification_options_are_read_as_written(secret, chat, wanted):
     """In cdk.json, or as `-c` hands them over: all text; a secret by its name or its ARN."""
     context = {"webhookUrl": "https://hooks.example.com:8443/rerail?team=ml", "webhookSecret": secret}
     context |= {"pagerDutySecret": secret, "docsUrl": "https://docs.example.com/rerail/", "reportLinks": "console"}

@@ -9,24 +9,9 @@ import pytest
 from cli.deploy import permissions
 from cli.deploy.organization import member_of
 from stacks.options import BadOption, Organization
-from tests.stacks.conftest import synthesize
+from tests.stacks.conftest import ORGANIZATION
 from tests.stacks.template import Template, text
 from tests.stacks.test_options import Context
-
-CHOSEN = {
-    "organizationId": "o-a1b2c3d4e5",
-    "organizationalUnits": ["ou-ab12-c3d4e5f6"],
-    "organizationRegions": "us-east-1,eu-west-1",  # as `-c` hands it over
-}
-
-
-@pytest.fixture(scope="module")
-def organization(tmp_path_factory):
-    """The folder of an assembly with an organization."""
-    out = tmp_path_factory.mktemp("organization") / "cdk.out"
-    run = synthesize(out, CHOSEN)
-    assert run.returncode == 0, run.stderr
-    return out
 
 
 def test_nothing_of_it_is_there_unless_it_is_asked_for(assembly):
@@ -46,7 +31,7 @@ def test_a_member_is_given_what_the_hub_has(organization):
 def test_a_member_knows_the_hub_by_its_bucket_alone(organization):
     """No account is written into the template; the parameter that names the bucket is used for code alone."""
     member = member_of(organization).template
-    assert not re.findall(r"\b\d{12}\b", json.dumps(member))
+    assert set(re.findall(r"\b\d{12}\b", json.dumps(member))) <= {"111122223333"}, "only CHOICES name an account"
     assert "bootstrap" not in json.dumps(member)
     for id, resource in member["Resources"].items():
         code = json.dumps(resource["Properties"].pop("Code", None) or resource["Properties"].pop("Content", None))
@@ -61,7 +46,7 @@ def test_the_stack_set_gives_every_account_of_the_units_its_stack(organization):
     assert members["PermissionModel"] == "SERVICE_MANAGED"
     assert members["AutoDeployment"] == {"Enabled": True, "RetainStacksOnAccountRemoval": True}
     (group,) = members["StackInstancesGroup"]
-    assert group["DeploymentTargets"]["OrganizationalUnitIds"] == CHOSEN["organizationalUnits"]
+    assert group["DeploymentTargets"]["OrganizationalUnitIds"] == ORGANIZATION["organizationalUnits"]
     assert group["Regions"] == ["us-east-1", "eu-west-1"]
     (parameter,) = members["Parameters"]
     assert text(parameter["ParameterValue"]) == "rerail-assets-<AWS::AccountId>"
@@ -72,12 +57,12 @@ def test_the_code_is_read_by_the_organization_alone(organization):
     (policy,) = Template.read(organization, "RerailOrganizationAssets").of("S3::BucketPolicy").values()
     (allowed,) = (s for s in policy["PolicyDocument"]["Statement"] if s["Effect"] == "Allow")
     assert allowed["Action"] == "s3:GetObject"
-    assert allowed["Condition"] == {"StringEquals": {"aws:PrincipalOrgID": CHOSEN["organizationId"]}}
+    assert allowed["Condition"] == {"StringEquals": {"aws:PrincipalOrgID": ORGANIZATION["organizationId"]}}
     (bucket,) = Template.read(organization, "RerailOrganizationAssets").of("S3::Bucket").values()
     assert text(bucket["BucketName"]) == "rerail-assets-<AWS::AccountId>-<AWS::Region>"
 
 
-def test_every_finding_of_it_is_mended_or_acknowledged(organization):
+def test_every_finding_of_it_is_fixed_or_acknowledged(organization):
     assert json.loads((organization / "validation-report.json").read_text())["pluginReports"] == []
 
 
@@ -85,7 +70,7 @@ def test_every_finding_of_it_is_mended_or_acknowledged(organization):
 def test_half_an_organization_is_refused(missing):
     """The message names what is missing."""
     with pytest.raises(BadOption, match=missing):
-        Organization.from_context(Context(**{**CHOSEN, missing: ""}))
+        Organization.from_context(Context(**{**ORGANIZATION, missing: ""}))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +79,7 @@ def test_half_an_organization_is_refused(missing):
 )
 def test_a_malformed_organization_is_refused(name, value):
     with pytest.raises(BadOption, match=name):
-        Organization.from_context(Context(**{**CHOSEN, name: value}))
+        Organization.from_context(Context(**{**ORGANIZATION, name: value}))
 
 
 def test_no_unit_is_no_organization():
@@ -105,4 +90,4 @@ def test_no_unit_is_no_organization():
 def test_an_account_is_in_one_organization():
     """Two ids are one mistake, and it is named."""
     with pytest.raises(BadOption, match="context 'organizationId' names 2 organizations"):
-        Organization.from_context(Context(**CHOSEN | {"organizationId": ["o-a1b2c3d4e5", "o-f6a1b2c3d4"]}))
+        Organization.from_context(Context(**ORGANIZATION | {"organizationId": ["o-a1b2c3d4e5", "o-f6a1b2c3d4"]}))

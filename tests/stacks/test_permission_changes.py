@@ -34,7 +34,7 @@ def statements(body, role):
     return policy
 
 
-def test_every_statement_of_the_template_is_told(template, reasons):
+def test_every_statement_of_the_template_is_reported(template, reasons):
     """No permission stays unsaid: each action of each statement is a grant or a refusal."""
     told = {(grant.action, grant.may) for grant in permissions.grants(template.body, reasons)}
     for _, statement in template.statements():
@@ -66,7 +66,7 @@ def test_a_wider_resource_is_one_permission_more_and_one_fewer(template, changed
     assert permissions.lines(change.added)["the function supervise"][0].startswith("may iam:PassRole on *, where iam:")
 
 
-def test_a_condition_that_goes_is_told(template, changed):
+def test_a_removed_condition_is_reported(template, changed):
     """A permission without its condition is another one."""
     (creating,) = (
         s
@@ -82,7 +82,7 @@ def test_a_condition_that_goes_is_told(template, changed):
     assert {grant.when for grant in change.removed} == {"aws:RequestTag/rerail:run is given"}
 
 
-def test_who_may_become_a_role_and_who_may_open_a_queue_is_told(template, changed):
+def test_principals_of_roles_and_queues_are_reported(template, changed):
     """Trust and resource policies count as permissions."""
     changed["Resources"][role_of(template, "sweep")]["Properties"]["AssumeRolePolicyDocument"]["Statement"].append(
         {"Effect": "Allow", "Principal": {"AWS": "arn:aws:iam::999999999999:root"}, "Action": "sts:AssumeRole"}

@@ -267,7 +267,7 @@ def test_the_sweep_writes_nothing_but_what_it_remembers(template):
     assert statement["Condition"] == {"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["watch#*", "round#*"]}}
 
 
-def test_the_sweep_asks_itself_for_a_share_and_nobody_else(template):
+def test_the_sweep_invokes_itself_alone(template):
     """Of all functions it may invoke its own alone."""
     (statement,) = with_action(template.allowed("sweep"), "lambda:InvokeFunction")
     ((name, _),) = [each for each in template.of("Lambda::Function").items() if each[1]["Handler"] == "sweep.handler"]

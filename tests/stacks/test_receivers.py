@@ -33,12 +33,12 @@ def test_by_default_there_is_nothing_of_it(template):
     assert "secretsmanager" not in json.dumps(template.body)
 
 
-def test_nothing_is_left_to_say_of_it(full_assembly):
+def test_the_checks_have_no_findings(full_assembly):
     """cdk-nag and the CDK's own rules are content with all of it too."""
     assert json.loads((full_assembly / "validation-report.json").read_text())["pluginReports"] == []
 
 
-def test_the_rules_speak_the_words_of_the_function(full):
+def test_the_rules_match_the_detail_types_of_the_function(full):
     """One rule for each receiver, on our bus, for what the function puts there; sent is the detail as it is."""
     rules = receivers(full)
     assert set(rules) == {target.detail_type for target in NOTIFIERS}
@@ -107,7 +107,7 @@ def alarm_event(name: str, before: str, now: str) -> dict:
         ("RerailUnhealthy", "OK", "ALARM", None),
     ],
 )
-def test_own_alarms_are_told_from_begin_to_end(full, name, before, now, action):
+def test_own_alarms_are_reported_from_beginning_to_end(full, name, before, now, action):
     """By one key for each alarm; not those of others, and not the one that is over all of them."""
     event = alarm_event(name, before, now)
     rules = [rule for rule in own_alarm_rules(full) if _matches_pattern(json.dumps(rule["EventPattern"]), event)]
@@ -116,7 +116,7 @@ def test_own_alarms_are_told_from_begin_to_end(full, name, before, now, action):
     assert {body.get("dedup_key") or body.get("clears") or body["key"] for body in templates} <= {"alarm/<name>"}
 
 
-def test_what_is_told_of_an_own_alarm_is_well_formed(full):
+def test_the_body_for_an_own_alarm_is_well_formed(full):
     """EventBridge fills in texts as they are: what we write ourselves holds nothing that would end a JSON text."""
     for alarm in full.of("CloudWatch::Alarm").values():
         description = alarm["AlarmDescription"]
@@ -157,7 +157,7 @@ def test_the_chat_has_encrypted_topics_of_its_own(full):
     assert not full.of("SNS::Subscription")
 
 
-def test_the_function_is_told_of_each(full):
+def test_the_functions_environment_names_each(full):
     """And may put on the bus what the receivers are sent."""
     variables = full.function("notify")["Environment"]["Variables"]
     assert variables["RERAIL_TARGETS"].split(",") == [target.name for target in NOTIFIERS]
