@@ -1,4 +1,4 @@
-"""A pretend world for the core: a SageMaker that keeps its rules, a memory that keeps its conditions, and a clock."""
+"""Fakes of the core's ports: SageMaker with its rules, a table with its conditions, a clock."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ MACHINES = ("RoleArn", "ResourceConfig", "VpcConfig", "EnableManagedSpotTraining
 
 @dataclass
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that a test moves."""
 
     now: datetime = MIDNIGHT
 
@@ -196,7 +196,7 @@ class FakeSageMaker:
         self.released.append(job_name)
 
     def end(self, name: str, status: JobStatus, reason: str = "", *, secondary: str = "", **facts: Any) -> None:
-        """The job ends now."""
+        """End the job now."""
         self.jobs[name] = replace(
             self.jobs[name],
             status=status,
@@ -207,11 +207,11 @@ class FakeSageMaker:
         )
 
     def fail(self, name: str, reason: str, **facts: Any) -> None:
-        """The job fails now."""
+        """Fail the job now."""
         self.end(name, JobStatus.FAILED, reason, **facts)
 
     def live(self) -> list[str]:
-        """Names of the jobs that are not terminal."""
+        """Return the names of the jobs that are not terminal."""
         return [job.name for job in self.jobs.values() if not job.status.is_terminal]
 
     def _start(self, name: str, tags: dict[str, str], uri: str, request: Mapping[str, Any]) -> Job:
@@ -256,8 +256,8 @@ class FakeCheckpoints:
 
     def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
         """Of those with a manifest the newest that are asked for; a script's own all the same."""
-        found = self.saved.get(uri, [])
-        return [c for c in found if upto is None or c.step <= upto or not c.has_manifest]
+        checkpoints = self.saved.get(uri, [])
+        return [c for c in checkpoints if upto is None or c.step <= upto or not c.has_manifest]
 
     def times(self, uri: str) -> Sequence[datetime]:
         return [checkpoint.saved_at for checkpoint in self.saved.get(uri, [])]
@@ -298,7 +298,7 @@ class FakePolicies:
 
 @dataclass
 class FakeBus:
-    """What people were told; the next `refusals` notices are refused."""
+    """Keep the published notices; refuse the next `refusals`."""
 
     told: list[Notice] = field(default_factory=list)
     refusals: int = 0
@@ -327,7 +327,7 @@ class FakeSeries:
     points: dict[str, dict[datetime, dict[str, float]]] = field(default_factory=dict)
 
     def print(self, job: str, at: datetime, **values: float) -> None:
-        """The job reported these values in the minute that begins then."""
+        """Add the values that the job printed in the minute that begins then."""
         self.points.setdefault(job, {})[at] = values
 
     def read(
@@ -356,7 +356,7 @@ class FakeMemories:
 
 @dataclass
 class FakeMailbox:
-    """Commands, reports and heartbeats as the bytes that they are; closed, it takes no command."""
+    """Store commands, reports and heartbeats as bytes; refuse commands while closed."""
 
     clock: Clock
     objects: dict[str, tuple[bytes, datetime]] = field(default_factory=dict)
@@ -374,19 +374,19 @@ class FakeMailbox:
         return read_report(found[0], run=run, id=id, seal_key=seal_key) if found else None
 
     def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
-        heard, unread = {}, {}
+        received, unread = {}, {}
         for folder in folders:
             name, key = heartbeat_key(folder), (seal_keys or {}).get(folder, "")
             if found := self.objects.get(name):
                 try:
                     is_of_the_run = is_signed(found[0], name=name, key=key)
-                    heard[folder] = ReceivedHeartbeat(read_heartbeat(found[0], run=folder), found[1], is_of_the_run)
+                    received[folder] = ReceivedHeartbeat(read_heartbeat(found[0], run=folder), found[1], is_of_the_run)
                 except BadMailboxObject as error:
                     unread[folder] = str(error)
-        return ReceivedHeartbeats(heard, unread)
+        return ReceivedHeartbeats(received, unread)
 
     def put(self, key: str, text: bytes) -> None:
-        """Somebody, most likely an agent, writes an object."""
+        """Write an object, as an agent does."""
         self.objects[key] = text, self.clock()
 
 
@@ -435,7 +435,7 @@ class FakeHyperPods:
 
 @dataclass
 class World:
-    """All of it together, with the real loop and the real round on top."""
+    """Combine the fakes with the real supervisor and the real sweep."""
 
     clock: Clock = field(default_factory=Clock)
     runs: FakeRuns = field(default_factory=FakeRuns)
@@ -498,7 +498,7 @@ class World:
         return run
 
     def with_saves(self, **facts: Any) -> "World":
-        """With a run that has trained for fifty minutes, and saved at steps 100 to 500."""
+        """Add a run that has trained for fifty minutes, with checkpoints at steps 100 to 500."""
         self.sagemaker.submit("gpt")
         self.supervisor().handle(JobStateChanged("gpt"))
         for step in range(100, 501, 100):
@@ -507,23 +507,23 @@ class World:
         return self
 
     def minutes(self, count: float, *, every: timedelta = timedelta(minutes=1)) -> None:
-        """Let time pass with a sweep each minute, whose wake-ups the supervisor follows."""
+        """Let time pass with a sweep each minute; the supervisor handles the messages of each sweep."""
         end = self.clock() + timedelta(minutes=count)
         while self.clock() < end:
             self.clock.pass_by(every)
             self.round().make()
             waiting, self.queue.waiting = self.queue.waiting, []
             for wakeup in waiting:
-                heard = parse_message(json.dumps({"source": SWEEP, "detail": wakeup}))
-                if isinstance(heard, ClusterMessage):
-                    self.hyperpod_watch().handle(heard)
+                received = parse_message(json.dumps({"source": SWEEP, "detail": wakeup}))
+                if isinstance(received, ClusterMessage):
+                    self.hyperpod_watch().handle(received)
                 else:
-                    self.supervisor().handle(heard)
+                    self.supervisor().handle(received)
 
 
 @dataclass
 class Agent:
-    """The agent in one attempt of a run: it says what it is told to, and the supervisor hears it, unless it is lost."""
+    """The agent in one attempt of a run: write its reports, and deliver their events to the supervisor."""
 
     world: World
     run: str = "gpt"

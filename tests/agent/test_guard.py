@@ -63,7 +63,7 @@ def test_log_every_thins_the_lines_and_log_overrides_it(new_guard, capfd):
     assert steps == ["step=10", "step=15", "step=30"]
 
 
-def test_a_step_without_a_loss_is_a_sign_of_life_only(new_guard, capfd):
+def test_a_step_without_a_loss_shows_progress_only(new_guard, capfd):
     """Frameworks that know the loss now and then call step() in between all the same."""
     guard = new_guard()
     guard.step(step=1)
@@ -144,7 +144,7 @@ def test_no_fault_inside_the_agent_is_raised(bucket: Bucket, new_guard, monkeypa
     monkeypatch.undo()
 
 
-def test_a_broken_part_is_told_once(new_guard, monkeypatch, capfd):
+def test_a_broken_part_is_reported_once(new_guard, monkeypatch, capfd):
     """And the rest works on: here the line is gone, and the detectors are not."""
     monkeypatch.setattr("rerail_agent.telemetry.format_line", lambda **_: 1 / 0)
     guard = new_guard()
@@ -201,7 +201,7 @@ def test_sigterm_wants_a_checkpoint_once_and_stops(new_guard):
     assert signal.getsignal(signal.SIGTERM) is of_the_script
 
 
-def test_sigterm_that_was_held_back_is_heard(new_guard):
+def test_a_blocked_sigterm_is_handled_after_it_is_unblocked(new_guard):
     """launch.py blocks the signal until somebody listens."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # the only thread there, on SageMaker

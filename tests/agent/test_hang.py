@@ -27,7 +27,7 @@ def stand_still(bucket: Bucket) -> Report | None:
     return None
 
 
-def test_a_process_that_hangs_says_in_which_function(bucket: Bucket, tmp_path):
+def test_a_hung_process_reports_its_function(bucket: Bucket, tmp_path):
     """Within seconds of its limit, while its heartbeat goes on; the stacks are in SageMaker's output folder too."""
     environment = environment_of(bucket, base=tmp_path, RERAIL_HANG_SECONDS="0.8")
     ranks = Ranks(loops.hanging, 1, environment=environment, culprit=0)
@@ -91,7 +91,7 @@ class Watched:
             self.watchdog._look()
 
 
-def test_a_stand_still_is_told_once(monkeypatch, capfd):
+def test_a_stall_is_reported_once(monkeypatch, capfd):
     """However long it lasts; the next one is news."""
     watched = Watched(monkeypatch)
     for step in (1, 2):
@@ -140,7 +140,7 @@ def test_steps_that_take_long_by_nature_raise_the_limit(monkeypatch):
     assert watched.levels == ["intervene"]
 
 
-def test_a_start_that_takes_too_long_is_told_as_such(monkeypatch):
+def test_a_start_that_takes_too_long_is_reported_as_a_startup_stall(monkeypatch):
     """Before the first step there is another limit, and another kind of finding."""
     watched = Watched(monkeypatch, unknown_s=0.2)
     watched.wait(0.6)
@@ -158,7 +158,7 @@ def test_a_process_that_was_stopped_is_not_taken_for_a_hung_one(monkeypatch):
     assert watched.levels == ["intervene"]
 
 
-def test_a_thread_that_moves_is_told_from_one_that_waits():
+def test_a_moving_thread_is_distinguished_from_a_waiting_one():
     """By the instruction of the main thread, as another thread sees it."""
     moved, stood, release = threading.Event(), threading.Event(), threading.Event()
 

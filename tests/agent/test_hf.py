@@ -133,7 +133,7 @@ def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_p
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
 
 
-def test_a_save_that_another_decision_overrules_is_made_up_for(new_guard, bucket, tmp_path):
+def test_a_save_that_another_decision_overrules_is_done_a_step_later(new_guard, bucket, tmp_path):
     """With save_strategy="best" the Trainer decides anew after an evaluation; the command is answered a step later."""
 
     def ask():
@@ -199,7 +199,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(undisturbed, new_g
     assert all(torch.equal(value, weights(undisturbed)[name]) for name, value in weights(trainer).items())
 
 
-def test_an_attempt_that_is_told_to_go_back_trains_those_steps_again(undisturbed, new_guard, tmp_path):
+def test_an_attempt_that_rolls_back_trains_those_steps_again(undisturbed, new_guard, tmp_path):
     """What came after the step is set aside, out of reach of the Trainer's own deleting, and saved anew."""
     trainer_in(tmp_path, RerailCallback(new_guard()), save_total_limit=3).train()
     guard = new_guard(RERAIL_RUN="local", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="4", TRAINING_JOB_NAME="local-a002")

@@ -63,7 +63,7 @@ def test_under_mpirun_the_rank_is_mpiruns():
     assert (found.rank, found.size) == (5, 16)
 
 
-def test_a_number_that_is_none_is_told_and_done_without():
+def test_an_invalid_number_is_reported_and_ignored():
     """A mistyped variable never stops a training script."""
     found, told = identity(**JOB, RERAIL_ATTEMPT="two")
     assert found.attempt == 1

@@ -22,7 +22,7 @@ def rows(values: list[float], first: int = 1) -> list[Sample]:
     return [Sample(step=step, loss=value, step_time_s=0.1) for step, value in enumerate(values, first)]
 
 
-def test_a_spike_makes_checkpoints_suspect_until_it_has_mended():
+def test_a_spike_makes_checkpoints_suspect_until_the_loss_recovers():
     """From the first row that is too high to the first that is back."""
     judgement = StepDetection(Thresholds())
     health = []
@@ -56,7 +56,7 @@ def test_a_loss_that_stays_up_is_suspect_until_well_after_the_time_to_act():
     assert acted < last_suspect < 500
 
 
-def test_the_findings_are_those_of_the_detectors_benchmark_each_told_once():
+def test_the_findings_are_those_of_the_detectors_benchmark_each_reported_once():
     """In place or not, the same detectors say the same; what they repeat about one onset is told once."""
     samples = rows([*losses(150), *losses(12, seed=4, level=5.0), *losses(60, seed=5), math.nan, *losses(90, seed=6)])
     judgement = StepDetection(Thresholds())

@@ -207,13 +207,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(undisturbed, new_g
     assert manifest(tmp_path / "step-000000012")["consumed_samples"] == 4 * STEPS
 
 
-def test_a_finished_training_has_nothing_more_to_do(new_guard, tmp_path):
-    """Started again from its last checkpoint, it makes no step."""
-    fit(RerailCallback(tmp_path, guard=new_guard(), save_every=5))
-    assert fit(RerailCallback(tmp_path, guard=new_guard(), save_every=5), ckpt_path=resume_from(tmp_path)).seen == []
-
-
-def test_an_attempt_that_is_told_to_go_back_sets_aside_what_came_after(new_guard, tmp_path):
+def test_an_attempt_that_rolls_back_quarantines_later_checkpoints(new_guard, tmp_path):
     """And saves those steps anew, under its own number."""
     fit(RerailCallback(tmp_path, guard=new_guard(), save_every=4))
     guard = new_guard(RERAIL_RUN="local", RERAIL_ATTEMPT="2", RERAIL_RESUME_STEP="4")

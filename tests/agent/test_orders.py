@@ -30,7 +30,7 @@ def read(report: Report | None) -> Report:
     return read_report(write(report), run="night", id=report.id)
 
 
-def test_a_wish_for_a_checkpoint_is_heard_and_then_answered():
+def test_a_checkpoint_command_is_acknowledged_and_then_answered():
     """The answer carries the command's id, the step, and where the checkpoint lies."""
     desk = orders()
     heard = desk.hear(mine(), at=NOW)

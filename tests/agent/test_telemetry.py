@@ -54,7 +54,7 @@ def test_tokens_a_second_are_those_since_the_last_line():
     assert [read(text)["tokens_per_s"] for text in lines] == ["100", "200"]
 
 
-def test_without_tokens_no_speed_is_made_up():
+def test_without_tokens_no_speed_is_printed():
     """A script that counts no tokens prints no speed."""
     lines: list[str] = []
     Meter(lines.append).report(step=1, loss=1.0, grad_norm=None, lr=None, trained_s=1.0, extra={"odd": "a b"})

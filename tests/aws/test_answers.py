@@ -94,7 +94,7 @@ DESCRIPTION = json.loads(next(iter(TARGETS["DescribeTrainingJob"].samples())))
 
 
 @pytest.mark.parametrize("status", ["Rebooting", "", "inprogress", "🚀"])
-def test_a_status_that_nobody_knows_reads_as_unknown(status):
+def test_a_new_status_reads_as_unknown(status):
     """Neither live nor over: nothing is done about it, and no error is made of it."""
     says("DescribeTrainingJob", {**DESCRIPTION, "TrainingJobStatus": status, "SecondaryStatus": "Defragmenting"})
     job, _ = SageMakerJobs().describe("gpt")
@@ -139,7 +139,7 @@ def test_tags_that_are_none_blind(body):
         SageMakerJobs().tags("arn")
 
 
-def test_a_refusal_by_a_page_is_told_in_a_line():
+def test_a_refusal_with_an_html_page_is_reported_in_one_line():
     """A proxy in between answers with a whole page: its beginning says enough."""
     says("DescribeTrainingJob", b"<html>\n" + b"x" * 90_000, status=503)
     with pytest.raises(StateUnknown) as told:
@@ -223,7 +223,7 @@ def test_what_is_never_written_is_not_sent_for_ever():
 @pytest.mark.parametrize(
     "body", [{}, {"FailedEntryCount": 0}, {"FailedEntryCount": 1, "Entries": []}, {"Entries": [None]}]
 )
-def test_a_notice_is_taken_when_the_bus_says_so(body):
+def test_a_notice_is_delivered_only_when_the_bus_confirms_it(body):
     """Whatever else it answers: the notice stays owed, and is told again."""
     says("PutEvents", body)
     with pytest.raises(RuntimeError, match="was not accepted"):

@@ -117,7 +117,7 @@ def answer(api: Stubber, *results: dict[str, Any], token: str = "", after: str =
     api.add_response("get_metric_data", page, request | ({"NextToken": after} if after else {}))
 
 
-def test_the_request_says_what_is_asked(api):
+def test_the_request_names_metrics_statistics_and_dimensions(api):
     """Names, statistics and dimensions, with ids that CloudWatch accepts."""
     owner = [{"Name": "TrainingJobName", "Value": "gpt"}]
     metric = {"Namespace": "/aws/sagemaker/TrainingJobs", "MetricName": "loss", "Dimensions": owner}
@@ -153,7 +153,7 @@ def test_half_a_series_is_none(api, status):
     assert read(STEP, LOSS) == {LOSS: points(0)}
 
 
-def test_a_query_without_a_word_is_left_out(api):
+def test_a_query_without_a_result_is_left_out(api):
     """An answer that forgets it says nothing about it."""
     answer(api, a_result(1, [0]))
     assert read(STEP, LOSS) == {LOSS: points(0)}
@@ -176,7 +176,7 @@ def test_no_nan_gets_through(api):
         ("ValidationError", StateUnknown),
     ],
 )
-def test_a_refusal_is_told_apart(api, code, error):
+def test_a_throttled_call_is_distinguished_from_a_refused_one(api, code, error):
     """Come back later, or cannot see: neither is ever an empty series."""
     api.add_client_error("get_metric_data", code, "no", http_status_code=400)
     with pytest.raises(RerailError, match="GetMetricData") as raised:

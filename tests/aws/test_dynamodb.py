@@ -42,7 +42,7 @@ def test_what_is_saved_is_loaded(runs):
     assert runs.run_of("gpt") == "gpt"
 
 
-def test_what_is_not_there_is_said(runs):
+def test_a_missing_run_or_owner_is_none(runs):
     """No run, no owner."""
     assert runs.load("gpt") is None
     assert runs.run_of("gpt") is None
@@ -158,7 +158,7 @@ def test_an_ignored_job_can_be_adopted_after_all(runs):
     assert not [item for item in everything() if "expires" in item]
 
 
-def test_strangers_are_told_apart_in_any_number(runs):
+def test_unknown_jobs_are_found_in_any_number(runs):
     """More names than one BatchGetItem takes, and none at all."""
     names = [f"job-{n}" for n in range(2 * READ_BATCH + 7)]
     runs.save(RUN)
@@ -197,7 +197,7 @@ def a_long_life(attempts: int) -> Run:
     return replace(RUN, attempts=lives, incidents=incidents)
 
 
-def test_a_long_life_fits_into_one_item(runs):
+def test_a_long_run_fits_into_one_item(runs):
     """DynamoDB takes 400 KB; a run on thousands of machines has hundreds of attempts."""
     run = a_long_life(1500)
     runs.save(run, an_entry(1), REQUEST)

@@ -56,7 +56,7 @@ def test_who_comes_late_is_refused(table, version):
     assert memories.recall("pod").pending == ()
 
 
-def test_the_sweep_finds_what_is_being_mended(table):
+def test_the_sweep_finds_clusters_under_repair(table):
     """In the index of open runs, and only for as long as there is something to wait for; it is no open run."""
     memories, mending = DynamoClusters(table), ClusterPart(Condition.MENDING, NOON, NOON, NOON)
     memories.keep(replace(MEMORY, parts={"node i-1": mending}), until=LATER)

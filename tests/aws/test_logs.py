@@ -60,7 +60,7 @@ def test_the_whole_log_is_the_first_hosts():
     assert 2 <= pages <= 4
 
 
-def test_a_log_that_is_too_long_is_none_and_says_what_it_has_cost():
+def test_a_log_that_is_too_long_is_refused_with_its_cost():
     """Half a log would be taken for the whole curve."""
     write("gpt/algo-1-17", *(str(number) for number in range(30)))
     write("gpt/algo-1-18", *(str(number) for number in range(30)))

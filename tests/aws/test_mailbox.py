@@ -57,7 +57,7 @@ def refusing(monkeypatch, code: str) -> None:
     monkeypatch.setattr(mailbox, "client", lambda service: Refusing())
 
 
-def test_a_command_lies_where_the_agent_looks(s3):
+def test_a_command_is_stored_where_the_agent_reads_it(s3):
     """The newest one only."""
     for number in (1, 2):
         S3Mailbox(BUCKET).post(Command(f"c{number}", "gpt", number, CommandKind.TRAIN, NOON))
@@ -104,7 +104,7 @@ def test_heartbeats_are_read_together(s3):
     assert "not JSON" in beats.unread["torn"] and "field 'run'" in beats.unread["alien"]
 
 
-def test_nobody_is_asked_about_nobody(s3):
+def test_no_heartbeats_are_read_for_no_runs(s3):
     assert S3Mailbox(BUCKET).heartbeats([]) == ({}, {})
 
 
@@ -119,13 +119,13 @@ def test_a_mailbox_that_may_not_be_read_is_no_empty_one(s3, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "error"), [("SlowDown", Throttled), ("AccessDenied", CommandNotStored), ("NoSuchBucket", CommandNotStored)]
 )
-def test_a_command_that_is_not_taken_is_owed(s3, monkeypatch, code, error):
+def test_a_command_that_is_not_stored_stays_pending(s3, monkeypatch, code, error):
     refusing(monkeypatch, code)
     with pytest.raises(error, match=r"PutObject runs/gpt/command\.json"):
         S3Mailbox(BUCKET).post(Command("c1", "gpt", 1, CommandKind.TRAIN, NOON))
 
 
-def test_a_connection_that_fails_says_neither_yes_nor_no(s3, monkeypatch):
+def test_a_failed_connection_is_an_unknown_result(s3, monkeypatch):
     class Dead:
         def __getattr__(self, name):
             def fail(**_):

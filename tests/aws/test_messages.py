@@ -80,7 +80,7 @@ def test_wakeups_arrive_in_any_number(queue_url, count):
     )
 
 
-def test_a_wakeup_for_a_job_and_one_for_a_run_are_told_apart(queue_url):
+def test_messages_for_a_job_and_for_a_run_are_distinguished(queue_url):
     """A run that is due is visited; a job is looked up first."""
     SqsQueue(queue_url).wake([{"run": "gpt"}, {"job": "lost"}], at=NOON)
     assert {str(parse_message(body)) for body in received(queue_url)} == {
@@ -111,7 +111,7 @@ def heard_by(detail_type: str) -> None:
     events.put_targets(Rule="ours", EventBusName="rerail", Targets=[target])
 
 
-def test_a_notice_is_heard_by_whoever_has_a_rule(queue_url):
+def test_a_notice_on_the_bus_matches_a_users_rule(queue_url):
     """On our bus, from source `rerail`, with every field of the notice in its detail, as JSON types."""
     heard_by("Rerail Notice")
     EventBus("rerail").publish(NOTICE)
@@ -167,7 +167,7 @@ def said(topic: str, **changes) -> Notice:
     return notice
 
 
-def test_a_page_is_told_on_its_topic(topic_queue):
+def test_a_page_is_published_on_its_topic(topic_queue):
     """Title as subject, the whole of it as text; run, severity and key for filters."""
     topic, url = topic_queue
     said(topic)
@@ -182,7 +182,7 @@ def test_a_page_is_told_on_its_topic(topic_queue):
     }
 
 
-def test_a_chat_is_told_in_its_own_form(topic_queue):
+def test_a_chat_notice_has_the_chat_format(topic_queue):
     """On a topic of its own: what Amazon Q Developer cannot read it drops without a word."""
     topic, url = topic_queue
     SnsTopics({Severity.PAGE: topic}, chat=True).say(NOTICE, LINKS)
@@ -207,7 +207,7 @@ def test_a_subject_is_made_fit_for_mail(topic_queue, title, subject):
     assert [json.loads(body)["Subject"] for body in received(url)] == [subject]
 
 
-def test_a_notice_that_nobody_would_hear_is_an_error(topic_queue):
+def test_a_notice_without_a_topic_is_an_error(topic_queue):
     """A severity without a topic names itself, and a topic that is not there is an error."""
     topic, url = topic_queue
     with pytest.raises(KeyError, match="page"):

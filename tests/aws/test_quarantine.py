@@ -158,7 +158,7 @@ def test_a_copy_of_the_last_save_becomes_a_copy_of_the_clean_one(s3):
         assert aside(s3) == {"epoch=0-step=500.ckpt": b"state of 500", "last.ckpt": b"state of 500"}
 
 
-def test_where_nobody_can_tell_the_steps_a_human_is_asked(s3):
+def test_checkpoints_with_unknown_steps_need_a_human(s3):
     """Until one has looked: then what is left there is meant to be there."""
     put(s3, "model_best.pt")
     put(s3, "last.ckpt")
@@ -295,26 +295,26 @@ def test_many_objects_take_as_many_turns_as_they_need(s3):
 
 
 class Crash(BaseException):
-    """The function died here."""
+    """Ends the function at this call."""
 
 
 @dataclass
-class Saboteur:
-    """Strikes at one call to S3, before it or after it."""
+class FaultInjector:
+    """Raise an error before or after one call to S3."""
 
-    strike_at: int = 0
+    fail_at: int = 0
     after: bool = False
     error: Callable[[], BaseException] = Crash
     calls: int = 0
     lock: Any = field(default_factory=threading.Lock)
 
     def client(self, service: str) -> Any:
-        saboteur, real = self, client(service)
+        injector, real = self, client(service)
 
         class Client:
             def __getattr__(self, name: str) -> Any:
                 found = getattr(real, name)
-                return saboteur.watched(found) if callable(found) and name != "get_paginator" else found
+                return injector.watched(found) if callable(found) and name != "get_paginator" else found
 
         return Client()
 
@@ -322,23 +322,23 @@ class Saboteur:
         def call(*args: Any, **kwargs: Any) -> Any:
             with self.lock:
                 self.calls += 1
-                strikes = self.calls == self.strike_at
-            if strikes and not self.after:
+                fails_here = self.calls == self.fail_at
+            if fails_here and not self.after:
                 raise self.error()
             try:
                 return method(*args, **kwargs)
             finally:
-                if strikes:
+                if fails_here:
                     raise self.error()
 
         return call
 
 
 @pytest.fixture
-def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Saboteur], None]]:
-    """Calls in one order, by way of a saboteur."""
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FaultInjector], None]]:
+    """Calls in one order, by way of a injector."""
     monkeypatch.setattr(quarantine, "MOVERS", 1)
-    yield lambda saboteur: monkeypatch.setattr(quarantine, "client", saboteur.client)
+    yield lambda injector: monkeypatch.setattr(quarantine, "client", injector.client)
 
 
 def a_rollback(s3: Any) -> dict[str, bytes]:
@@ -359,7 +359,7 @@ def until_done(tries: int = 4) -> int:
         except (Crash, RerailError):
             continue
         return number
-    raise AssertionError("one strike must not fail it for ever")
+    raise AssertionError("one fault must not fail it for ever")
 
 
 def is_as_it_must_be(s3: Any, before: dict[str, bytes]) -> None:
@@ -374,19 +374,19 @@ def is_as_it_must_be(s3: Any, before: dict[str, bytes]) -> None:
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_crash_at_any_call_loses_nothing_and_leaves_nothing_tainted(s3, one_at_a_time, after):
     """Each call in turn; and at no moment is there an object without its bytes in one place or the other."""
-    one_at_a_time(calm := Saboteur())
+    one_at_a_time(calm := FaultInjector())
     a_rollback(s3)
     assert until_done() == 1
     for call in range(1, calm.calls + 1):
         for key in contents(s3):
             s3.delete_object(Bucket="bucket", Key=key)
         before = a_rollback(s3)
-        one_at_a_time(Saboteur(call, after))
+        one_at_a_time(FaultInjector(call, after))
         with pytest.raises(Crash):
             S3Checkpoints().set_aside(action())
         everything = set(contents(s3).values())
         assert set(before.values()) <= everything, f"call {call} has lost something"
-        one_at_a_time(Saboteur())
+        one_at_a_time(FaultInjector())
         assert until_done() <= 2
         is_as_it_must_be(s3, before)
     assert calm.calls > 25
@@ -410,15 +410,15 @@ def refused(code: str) -> Callable[[], ClientError]:
         (lambda: EndpointConnectionError(endpoint_url="s3"), CallFailed, "Could not connect"),
     ],
 )
-def test_a_refusal_is_told_from_a_delay(s3, one_at_a_time, error, meaning, said):
+def test_a_refusal_is_distinguished_from_a_delay(s3, one_at_a_time, error, meaning, said):
     """Only what waiting does not mend asks for a human, and names the permission; nothing is deleted."""
     trainer_saves(s3, 400, 500)
     before = contents(s3)
-    one_at_a_time(Saboteur(3, error=error))
+    one_at_a_time(FaultInjector(3, error=error))
     with pytest.raises(meaning, match=said):
         S3Checkpoints().set_aside(action())
     assert contents(s3) == before
-    one_at_a_time(Saboteur())
+    one_at_a_time(FaultInjector())
     S3Checkpoints().set_aside(action())
     assert left(s3) == names(400)
 
@@ -427,7 +427,7 @@ def test_a_copy_that_is_not_the_same_deletes_nothing(s3, one_at_a_time):
     """Whatever went wrong in between."""
     trainer_saves(s3, 400, 500)
 
-    class Damaging(Saboteur):
+    class Damaging(FaultInjector):
         def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
             def call(**kwargs: Any) -> Any:
                 result = method(**kwargs)
@@ -467,19 +467,19 @@ def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
     st.none() | st.integers(1, 9).map(lambda n: n * 100),
     st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=3),
 )
-def test_whatever_dies_and_however_often(s3, one_at_a_time, steps, resume_step, strikes):
+def test_whatever_dies_and_however_often(s3, one_at_a_time, steps, resume_step, faults):
     """Several functions die one after the other: in the end the folder holds what is clean, and all else lies aside."""
     for key in contents(s3):
         s3.delete_object(Bucket="bucket", Key=key)
     trainer_saves(s3, *steps)
     before = contents(s3)
-    for call, after in strikes:
-        one_at_a_time(Saboteur(call, after))
+    for call, after in faults:
+        one_at_a_time(FaultInjector(call, after))
         try:
             S3Checkpoints().set_aside(action(resume_step))
         except Crash:
             assert set(before.values()) <= set(contents(s3).values())
-    one_at_a_time(Saboteur())
+    one_at_a_time(FaultInjector())
     S3Checkpoints().set_aside(action(resume_step))
     kept = {step for step in steps if resume_step is not None and step <= resume_step}
     assert left(s3) == names(*kept)

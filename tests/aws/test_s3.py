@@ -132,7 +132,7 @@ def test_foreign_files_are_no_checkpoints(s3):
     assert steps() == [60]
 
 
-def test_files_may_lie_deeper(s3):
+def test_files_may_be_in_subfolders(s3):
     """A shard in a folder of its own is found by its path below the checkpoint."""
     save(s3, 60, files={"optimizer/rank-0.pt": 5, "model.pt": 2})
     assert S3Checkpoints().under(URI)[0].is_whole
@@ -186,7 +186,7 @@ def page_of_seven(params, **_):
     return {**params, "MaxKeys": 7}
 
 
-def test_steps_are_numbers_not_words(s3):
+def test_steps_are_compared_as_numbers(s3):
     """Step 9 without its zeros is older than step 10."""
     for folder, step in (("step-9", 9), ("step-10", 10), ("step-000000008", 8)):
         put(s3, f"runs/gpt/{folder}/a", b"x")
@@ -243,7 +243,7 @@ def test_a_manifest_is_read_once_as_long_as_nothing_beside_it_changes(s3):
     assert not checkpoints.under(URI)[0].is_whole
 
 
-def test_when_saves_were_made_is_told_by_a_listing_alone(s3):
+def test_save_times_are_read_from_a_listing_alone(s3):
     """No manifest is read for it, and nothing counts that is no save of ours."""
     save(s3, 100)
     save(s3, 200)
@@ -254,7 +254,7 @@ def test_when_saves_were_made_is_told_by_a_listing_alone(s3):
     assert (len(S3Checkpoints().times(URI)), read) == (2, [])
 
 
-def test_of_a_script_s_own_saves_the_times_are_told_too(s3):
+def test_save_times_include_checkpoints_without_manifests(s3):
     """Those of their newest files."""
     for step in (80, 100):
         for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):

@@ -123,7 +123,7 @@ def test_a_description_becomes_a_job(api):
     assert told["HyperParameters"]["epochs"] == "3"
 
 
-def test_a_young_job_has_told_little():
+def test_a_new_job_has_empty_fields():
     """What SageMaker does not say yet is empty, not an error."""
     table = {**description("script_mode"), "FinalMetricDataList": []}
     job = job_from(table)
@@ -227,7 +227,7 @@ def test_what_has_ended_counts_as_stopped_and_released(api, code, message):
 
 
 @pytest.mark.parametrize("status", ["InUse", "Available"])
-def test_machines_that_are_kept_and_cannot_be_given_back_yet_stay_owed(api, status):
+def test_a_pool_that_cannot_be_released_yet_stays_pending(api, status):
     """SageMaker refuses while the job is just leaving them: to call that done would hand the bad node back."""
     refuse(api, "update_training_job", "ValidationException", "can be updated only while the warm pool is Available")
     kept = {**description(), "WarmPoolStatus": {"Status": status}}
@@ -245,7 +245,7 @@ def test_machines_that_are_kept_and_cannot_be_given_back_yet_stay_owed(api, stat
         ("Training", "Training image download completed. Training in progress.", False),
     ],
 )
-def test_a_job_that_waits_for_machines_is_told_from_one_that_starts(secondary, message, lacks):
+def test_a_job_without_machines_is_distinguished_from_one_that_starts(secondary, message, lacks):
     """By its status, or by what its start says."""
     transitions = [{"Status": secondary, "StartTime": NOON, "StatusMessage": message}]
     told = {"TrainingJobStatus": "InProgress", "SecondaryStatus": secondary, "SecondaryStatusTransitions": transitions}
@@ -277,7 +277,7 @@ def test_a_stop_by_sagemakers_own_clock_is_no_humans(changes, ran_out):
 @pytest.mark.parametrize(
     ("retries", "kind"), [({"MaximumRetryAttempts": 2}, SelfRepair.RETRY), (None, SelfRepair.CLUSTER)]
 )
-def test_what_sagemaker_mended_itself_is_read_from_the_jobs_history(retries, kind):
+def test_sagemakers_own_restarts_are_read_from_the_jobs_history(retries, kind):
     """A restart without a word is a retry where the request asks for retries, and else a repair of the cluster."""
     statuses = ("Starting", "Training", "Starting", "Training", "Interrupted", "Starting", "Training")
     minutes = [NOON + number * timedelta(minutes=1) for number in range(len(statuses))]
@@ -296,7 +296,7 @@ def test_a_stop_names_the_job_and_a_release_ends_its_keep_alive(api):
 
 
 @pytest.mark.parametrize("code", COME_BACK_LATER)
-def test_a_stop_that_is_throttled_stays_owed(api, code):
+def test_a_throttled_stop_stays_pending(api, code):
     """The sweep finds it pending a minute later."""
     refuse(api, "stop_training_job", code)
     refuse(api, "update_training_job", code)

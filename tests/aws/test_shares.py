@@ -60,7 +60,7 @@ def test_one_that_cannot_be_asked_is_named():
             InvokedShards(TABLE).hand_on(Shard((3,), MIDNIGHT, 9000), to="sweep")
 
 
-def test_what_was_seen_is_told_whole(table):
+def test_a_shards_report_is_stored_and_read_completely(table):
     """The newest report of a share takes the place of the one before, and nothing of it is lost on the way."""
     shares = InvokedShards(table)
     shares.keep((1, 2), replace(REPORT, open=1), at=MIDNIGHT - timedelta(minutes=1))

@@ -50,7 +50,7 @@ def test_a_policy_that_is_not_deployed_is_unknown(policies, name):
         policies.get(name)
 
 
-def test_a_broken_policy_says_what_is_wrong(policies):
+def test_the_error_of_a_broken_policy_names_the_field(policies):
     """The parser's own message, and not remembered: once mended, it is read."""
     deploy("night", "[retries]\noom = -1")
     with pytest.raises(PolicyError, match="policy 'night': field 'retries.oom' is -1"):
@@ -83,7 +83,7 @@ def test_a_pause_is_honoured_within_a_minute(clock):
 
 
 @pytest.mark.parametrize("text, paused", [("active", False), (" ON\n", False), ("paused", True), ("Off", True)])
-def test_each_word_for_a_pause_is_understood(clock, text, paused):
+def test_each_value_for_a_pause_is_understood(clock, text, paused):
     write_pause(text)
     assert SsmPause("/rerail/switch", clock).is_paused() is paused
 

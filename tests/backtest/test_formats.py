@@ -38,7 +38,7 @@ def test_a_csv_may_be_gzipped(tmp_path: Path):
     assert tables.read(tmp_path / "metrics.csv.gz").samples == tables.read(CSV).samples
 
 
-def test_a_csv_without_steps_counts_rows_and_tells_speed_from_times(tmp_path: Path):
+def test_a_csv_without_steps_counts_rows_and_computes_speed_from_times(tmp_path: Path):
     """The time between two rows is what a step took; nan is kept, nothing is nothing."""
     file = tmp_path / "log.csv"
     file.write_text("Loss,timestamp\n2.5,1700000000\nnan,1700000002\n,\n2.4,2023-11-14T22:13:24\n")

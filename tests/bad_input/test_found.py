@@ -82,7 +82,7 @@ def test_a_file_of_the_machine_that_makes_no_sense_is_done_without(tmp_path, tex
         '{"message": {"message": "RuntimeError: no", "extraInfo": {"timestamp": 1' + "0" * 400 + "}}}",
     ],
 )
-def test_whatever_a_dying_script_says_there_is_a_failure_file(said):
+def test_any_output_of_a_dying_script_gives_a_failure_file(said):
     """Init must not fall over what it reads: SageMaker would be told nothing at all."""
     silent, testified = ProcessExit(0, None, 3.0), ProcessExit(0, 1, 3.0, testimony=said)
     for ranks in ([silent], [testified, silent]):
@@ -131,7 +131,7 @@ def test_defaults_that_cannot_be_read_are_a_problem_with_a_remedy(tmp_path, text
     assert len(told.value.what) < 500 and told.value.remedy
 
 
-def test_a_header_of_a_thousand_columns_is_not_told_in_full(tmp_path):
+def test_a_header_of_a_thousand_columns_is_quoted_in_part(tmp_path):
     """Its beginning says enough."""
     file = tmp_path / "log.csv"
     file.write_text(",".join(f"column{number}" for number in range(1_000)) + "\n1\n")
@@ -168,7 +168,7 @@ def test_a_request_of_another_form_names_its_member(tmp_path, capsys, request_, 
     assert re.search(named, said)
 
 
-def test_a_clear_error_is_told_from_one_that_is_not():
+def test_a_clear_error_is_distinguished_from_an_unclear_one():
     """The measure itself: empty, endless, of several lines, or not to be written down is not clear."""
     parsers.check("field 'x' is 3; it must be text")
     for words in ("", "x" * 3_000, "one\ntwo", "\ud800"):

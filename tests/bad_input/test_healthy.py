@@ -59,7 +59,7 @@ def test_a_grave_report_of_anybody_else_stops_nothing(report, told, monkeypatch)
 
 @given(st.lists(st.one_of(json_values, st.text(max_size=40)), max_size=5), json_values, json_values)
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
-def test_no_rubbish_is_heard(messages, report, heartbeat):
+def test_unreadable_input_stops_nothing(messages, report, heartbeat):
     """Any JSON and any text, on the queue and in the mailbox: each message is handled or goes back with a line in the
     log, and the good one behind them is handled."""
     batch(json.dumps({"messages": [*messages, FILED], "report": report, "heartbeat": heartbeat}).encode())

@@ -27,7 +27,7 @@ def test_no_input_is_too_bad(target):
 
 
 @pytest.mark.parametrize("target", LOOP, ids=lambda each: each.name)
-def test_a_healthy_job_goes_on_whatever_is_said_of_it(target):
+def test_hostile_messages_never_stop_a_healthy_job(target):
     """The function `supervise` on hostile batches: the job trains on, each message that goes back has its line in the
     log, and the good message behind the bad ones is handled."""
     read = target.load()

@@ -91,7 +91,7 @@ def test_without_a_yes_nothing_is_changed(world):
     assert world.changed == []
 
 
-def test_a_program_is_told_all_of_it(world):
+def test_json_has_all_facts(world):
     told = json.loads(call("--json", "--yes").stdout)
     assert (told["job"], told["target"], told["switched_on"]) == ("gpt-a002", TARGET, True)
     assert told["command"][:4] == ["aws", "ssm", "start-session", "--target"]
@@ -107,7 +107,7 @@ def test_a_program_is_told_all_of_it(world):
         ({"EnableNetworkIsolation": True}, "EnableNetworkIsolation"),
     ],
 )
-def test_a_door_that_is_shut_is_named_and_not_tried(world, changes, words):
+def test_an_impossible_connection_is_named_and_not_tried(world, changes, words):
     world.describe(**changes)
     answer = call("--yes")
     assert answer.exit_code == 2 and words in answer.stderr and "to do:" in answer.stderr
@@ -120,13 +120,13 @@ def test_a_machine_that_is_not_there_is_named(world, host):
     assert answer.exit_code == 2 and "algo-1 to algo-2" in answer.stderr
 
 
-def test_who_may_not_change_the_job_is_told_what_to_ask_for(world):
+def test_a_missing_permission_to_change_the_job_is_named(world):
     world.cloud.answers["sagemaker.update_training_job"] = denied("sagemaker:UpdateTrainingJob")
     answer = call("--yes")
     assert answer.exit_code == 2 and "sagemaker:EnableRemoteDebug" in answer.stderr
 
 
-def test_a_job_that_is_gone_is_no_riddle(world):
+def test_a_missing_job_is_reported(world):
     world.cloud.answers["sagemaker.describe_training_job"] = refused(
         "ValidationException", "Requested resource not found"
     )

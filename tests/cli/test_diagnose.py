@@ -31,7 +31,7 @@ def failures(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_text_is_explained_in_words() -> None:
+def test_a_text_is_explained() -> None:
     """Cause, prospect of a relaunch and evidence, readable at night."""
     result = run(OOM)
     assert result.exit_code == 0

@@ -129,7 +129,7 @@ def test_people_get_a_page_and_are_asked_first(supervised):
     assert "proven restartable" in answer.stdout and "saved for the drill" in answer.stdout
 
 
-def test_who_says_no_is_not_drilled(supervised):
+def test_a_no_at_the_prompt_drills_nothing(supervised):
     answer = CliRunner().invoke(app, ["drill", "gpt"], input="n\n")
     assert (answer.exit_code, supervised.asked) == (2, [])
 
@@ -165,7 +165,7 @@ def test_a_job_that_never_comes_so_far_proves_nothing(supervised):
     assert status == 1 and "gpt-a002 has not come to step 65 in time" in proof["why"]
 
 
-def test_what_the_supervisor_refuses_is_said(supervised):
+def test_a_refusal_by_the_supervisor_is_reported(supervised):
     supervised.refusal = "Rerail is paused for this account: repeat the command after `rerail resume`"
     status, proof = drilled()
     assert status == 1 and supervised.refusal in proof["why"]
@@ -206,7 +206,7 @@ def test_a_run_that_must_not_be_drilled_is_let_be(supervised, facts, error):
     assert (status, supervised.asked) == (2, []) and error in said
 
 
-def test_while_paused_nobody_is_asked(supervised):
+def test_while_paused_no_drill_is_asked_for(supervised):
     client("ssm").put_parameter(Name="/rerail/switch", Value="off", Overwrite=True, Type="String")
     status, said = drilled()
     assert (status, supervised.asked) == (2, []) and "Rerail is paused for this account" in said

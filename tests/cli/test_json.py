@@ -21,7 +21,7 @@ def test_every_command_has_json(path, command):
 
 
 @pytest.mark.parametrize("path, command", list(leaves()), ids=NAMES)
-def test_every_command_and_option_says_what_it_does(path, command):
+def test_every_command_and_option_has_a_description(path, command):
     assert len(inspect.cleandoc(command.help or "").split()) > 3
     assert not [each.name for each in command.params if each.name != "help" and not each.help]
 

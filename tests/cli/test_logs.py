@@ -89,7 +89,7 @@ def test_one_attempt_a_while_and_a_text_narrow_it_down(printed):
     assert rows == [{"at": at, "run": "gpt", "attempt": 2, "job": "gpt-a002", "host": "algo-1", "text": "five step=3"}]
 
 
-def test_where_nothing_was_printed_it_says_so(printed):
+def test_an_empty_log_is_reported(printed):
     answer = CliRunner().invoke(app, ["logs", "gpt", "--grep", "no such words"])
     assert (answer.exit_code, answer.stdout) == (0, "")
     assert "nothing printed by the 2 jobs of gpt with 'no such words'" in answer.stderr
@@ -104,7 +104,7 @@ def test_where_nothing_was_printed_it_says_so(printed):
         (["--since", "-5m"], "is no duration"),
     ],
 )
-def test_bad_wishes_are_one_clear_error(printed, words, error):
+def test_invalid_options_are_one_clear_error(printed, words, error):
     answer = CliRunner().invoke(app, ["logs", "gpt", *words])
     assert answer.exit_code == 2 and error in " ".join(answer.stderr.split())
     assert CliRunner().invoke(app, ["logs", "no-such-run"]).exit_code == 2

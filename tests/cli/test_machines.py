@@ -19,7 +19,7 @@ def a_run(**facts) -> Run:
     return Run("gpt", "default", RunState.WAITING, NOON, (attempt,))
 
 
-def test_an_attempt_on_other_machines_says_on_which():
+def test_an_attempt_on_other_machines_is_shown_with_them():
     console = Console(width=160, file=io.StringIO(), record=True)
     console.print(attempts_table(a_run(machines=Machines(("ml.p4de.24xlarge",), ("subnet-1",)))))
     assert "on ml.p4de.24xlarge in subnet-1" in console.export_text()
@@ -34,6 +34,6 @@ def test_machines_that_are_kept_are_shown_as_long_as_they_may_be_paid_for():
     assert list(machines(a_run())) == []
 
 
-def test_what_sagemaker_mended_itself_is_shown():
+def test_sagemakers_own_restarts_are_shown():
     run = a_run(self_repairs=3, repairs={SelfRepair.SPOT: 2, SelfRepair.CLUSTER: 1}, repair_seconds=900.0)
     assert list(machines(run)) == ["restarted by SageMaker itself: spot 2, cluster 1; 15 min until it trained again"]

@@ -80,7 +80,7 @@ def test_runs_are_completed_from_the_table(deployed, monkeypatch):
     assert completed("doctor", "--run", "lla") == ["llama-70b"]
 
 
-def test_the_local_table_is_asked_where_local_is_said(monkeypatch):
+def test_the_local_table_is_read_with_local(monkeypatch):
     """--local may stand before or after the name."""
     asked: list[bool] = []
 
@@ -144,7 +144,7 @@ def test_an_unknown_command_is_answered_with_the_nearest():
     assert answer.exit_code == 2 and "checkpoints" in answer.stderr
 
 
-def test_the_version_is_told():
+def test_the_version_is_printed():
     """Also by `python -m cli`, which is the same command."""
     assert CliRunner().invoke(app, ["--version"]).stdout == f"rerail {version('rerail')}\n"
     asked = subprocess.run([sys.executable, "-m", "cli", "--version"], cwd=ROOT, capture_output=True, text=True)

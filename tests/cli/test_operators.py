@@ -73,7 +73,7 @@ def wakeup(entry: dict) -> CommandReceived:
 
 @pytest.mark.parametrize("verb", [OperatorVerb.APPROVE, OperatorVerb.DENY])
 @pytest.mark.parametrize("named", [(), ("--proposal", "p7")])
-def test_a_word_names_the_proposal_that_stands(heard, verb, named):
+def test_an_answer_names_the_open_proposal(heard, verb, named):
     """Without an id it is the one that is shown, and no other."""
     keep(RUN)
     answer = call(verb.value, "gpt", *named, "--why", "seen it")
@@ -112,7 +112,7 @@ def test_rerail_is_paused_and_resumed(heard):
     assert parse_pause(client("ssm").get_parameter(Name="/rerail/switch")["Parameter"]["Value"]) is False
 
 
-def test_a_pause_is_told_to_programs(heard):
+def test_a_pause_is_printed_as_json(heard):
     assert json.loads(call("pause", "--json").stdout) == {"place": "stack Rerail", "paused": True}
     assert json.loads(call("resume", "--json").stdout) == {"place": "stack Rerail", "paused": False}
 

@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return run
 
 
-def test_the_page_is_written_where_the_command_says(asked, tmp_path: Path):
+def test_the_page_is_written_to_the_given_path(asked, tmp_path: Path):
     """Below the local state where no place is named; the folder is made."""
     said = asked("gpt")
     page = tmp_path / "state" / "reports" / "gpt.html"
@@ -52,7 +52,7 @@ def test_the_browser_is_opened_on_the_local_file(asked, tmp_path: Path, monkeypa
     assert "no browser could be opened here" in said.stderr
 
 
-def test_what_could_not_be_read_is_said_and_the_page_is_made(asked, tmp_path: Path):
+def test_unreadable_parts_are_reported_and_the_page_is_made(asked, tmp_path: Path):
     """Without the permission for metrics there is a page without curves, and it says so."""
     said = asked("gpt", "--out", str(tmp_path / "page.html"), unread=("metrics of gpt: AccessDenied",))
     assert said.exit_code == 0
@@ -79,7 +79,7 @@ def test_a_wrong_name_and_a_wrong_place_are_one_clear_error_each(asked, tmp_path
     assert "--out" in said.stderr
 
 
-def test_without_the_libraries_the_command_says_what_to_install(asked, monkeypatch):
+def test_missing_libraries_are_named_with_the_install_command(asked, monkeypatch):
     """They are an extra of their own."""
     found = builtins.__import__
 

@@ -68,7 +68,7 @@ def given(heard: list[dict]) -> CommandReceived:
 
 
 @pytest.mark.parametrize(("to", "start"), [(300, 300), (299, 200), (5000, 300), (0, 0)])
-def test_it_says_where_the_run_will_go_on_and_sends_the_step(heard, to, start):
+def test_the_resume_step_is_printed_and_the_step_is_sent(heard, to, start):
     """The newest clean checkpoint at or before the step; the supervisor decides again."""
     answer = call(RUN, "rollback", "--to", str(to), "--why", "bad data")
     assert answer.exit_code == 0, answer.output
@@ -103,7 +103,7 @@ def test_what_is_not_trusted_is_not_offered(heard):
         ({"checkpoint_uri": "s3://no-such-bucket/gpt/"}, "cannot see what gpt has saved"),
     ],
 )
-def test_where_it_cannot_be_nobody_is_asked(heard, facts, error):
+def test_an_impossible_rollback_sends_no_command(heard, facts, error):
     answer = call(replace(RUN, **facts), "rollback", "--to", "200")
     assert (answer.exit_code, heard) == (2, []) and error in " ".join(answer.stderr.split())
 

@@ -107,7 +107,7 @@ def test_the_best_interval_is_shown_where_saves_are_measured(deployed):
     assert "gpt: saving: the run saves every 2 min; every " in shown(replace(RUN, version=2), "status", "--advice")
 
 
-def test_the_fleet_says_what_each_run_waits_for(deployed):
+def test_status_shows_what_each_run_waits_for(deployed):
     """At a glance: for whose word, or for which check."""
     assert "waiting for approval" in shown(replace(RUN, proposal=ASKED, blocked_by=LaunchCheck.APPROVAL), "status")
     other = replace(RUN, id="bert", attempts=(replace(TRAINED, job_name="bert"),), blocked_by=LaunchCheck.PAUSE)
@@ -132,7 +132,7 @@ MENDED = Incident(
 )
 
 
-def test_an_incident_says_how_soon_it_was_found_and_mended_and_what_it_cost(deployed):
+def test_an_incident_is_shown_with_its_times_and_cost(deployed):
     """With the date, since it was not today; and the time by what it was spent on."""
     said = shown(replace(RUN, incidents=(MENDED,)))
     assert "2026-01-31 12:00:00 │ job_failed │ hardware │ 40 s │ 11 min │ 200" in said

@@ -118,7 +118,7 @@ def told(*words: str, columns: int = 160) -> str:
     return answer.stdout
 
 
-def test_who_needs_somebody_comes_first_and_is_told_what_to_type(where):
+def test_runs_that_need_a_human_come_first_with_their_command(where):
     """A held run and a question before the runs that train, and ended ones last."""
     asked = Proposal("p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 900", "it died", NOW, NOW + HOUR)
     keep(where, a_run("trains", RunState.WATCHING), held("stuck"), a_run("done", RunState.COMPLETED))
@@ -132,7 +132,7 @@ def test_who_needs_somebody_comes_first_and_is_told_what_to_type(where):
     assert "rerail approve asks --proposal p7" in said
 
 
-def test_the_head_counts_and_says_whether_rerail_is_paused_and_well(where):
+def test_the_head_has_counts_pause_and_health(where):
     keep(where, a_run("a", RunState.WATCHING), a_run("b", RunState.WATCHING), held("c"))
     said = told()
     assert "2 watching  1 held" in said and "active   supervisor well" in said
@@ -166,7 +166,7 @@ def test_a_pause_is_shown_where_it_can_be_read(where, text, paused, said):
     assert json.loads(told("--json"))["paused"] is paused
 
 
-def test_the_newest_step_is_the_heartbeats_or_what_the_sweep_has_noted(where):
+def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
     """Whichever there is; without either, where the attempt began."""
     beats, noted, silent = (a_run(name, RunState.WATCHING) for name in ("beats", "noted", "silent"))
     beats = replace(beats, attempts=(beats.attempts[0], replace(beats.current, agent=True)))
@@ -201,7 +201,7 @@ def test_only_what_was_asked_for(where):
     assert len(json.loads(told("--all", "--json"))["runs"]) == 14
 
 
-def test_bad_wishes_are_one_clear_error(where):
+def test_invalid_options_are_one_clear_error(where):
     answer = CliRunner().invoke(app, ["status", "--watch", "--json"])
     assert answer.exit_code == 2 and "--watch and --json exclude each other" in answer.stderr
     answer = CliRunner().invoke(app, ["status", "--watch"])
@@ -221,7 +221,7 @@ def test_a_log_line_or_a_reason_cannot_paint_the_terminal(where):
     assert "[bold]look[/bold] at [/red] it" in told()
 
 
-def test_each_state_says_since_when():
+def test_each_state_has_its_start_time():
     """From what the record holds, without reading a timeline."""
     began = NOW - 10 * HOUR
     stop = PlannedStop(AfterStop.RELAUNCH, "slow", NOW - 40 * SECOND, NOW)

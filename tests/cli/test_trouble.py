@@ -56,7 +56,7 @@ def test_a_command_ends_with_it_wherever_it_comes_from(error, words, remedy, as_
     assert "Traceback" not in answer.stderr
 
 
-def test_the_cores_own_errors_are_told_by_their_cause(monkeypatch):
+def test_the_cores_own_errors_are_explained_by_their_cause(monkeypatch):
     """The supervisor's words for not knowing say less than AWS's own."""
 
     def fail(*, local: bool):

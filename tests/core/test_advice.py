@@ -76,7 +76,7 @@ def test_a_run_without_failures_leans_on_what_is_known_of_machines():
     assert thousand / 3600 == pytest.approx(6.3, abs=0.1)
 
 
-def test_a_run_that_has_failed_often_tells_itself():
+def test_a_run_with_many_failures_uses_its_own_failure_rate():
     """Forty failures in a hundred hours: what the machines promised hardly matters any more."""
     measured, failures = mean_time_between_failures(a_run(failures=40, machines=1000), Policy(), at=NOON)
     assert (measured / 3600, failures) == (pytest.approx(2.6, abs=0.1), 40)
@@ -94,7 +94,7 @@ def test_a_wait_for_machines_is_no_failure():
     )
 
 
-def test_the_advice_says_what_it_was_reckoned_from():
+def test_the_advice_names_its_inputs():
     """What is near the best is left alone: the curve is flat there."""
     run = a_run(failures=9, hours=30, machines=1000)
     often = advise_interval(run, saves(every=MINUTE, stall_s=5.0), Policy(), at=NOON)

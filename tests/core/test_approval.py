@@ -27,17 +27,17 @@ def world() -> World:
     return world.with_saves()
 
 
-def chosen(world: World, **approval) -> None:
+def set_approval(world: World, **approval) -> None:
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE, approval=Approval(**approval))
 
 
-def say(world: World, verb: OperatorVerb, proposal: str | None = None, number: int = 1) -> None:
+def send_command(world: World, verb: OperatorVerb, proposal: str | None = None, number: int = 1) -> None:
     standing = world.run().proposal
     named = (standing.id if standing else "") if proposal is None else proposal
     world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", "", named))
 
 
-def finds(world: World, kind: Kind = Kind.DIVERGENCE, onset: int = 350) -> None:
+def report_finding(world: World, kind: Kind = Kind.DIVERGENCE, onset: int = 350) -> None:
     finding = Finding(kind, Level.INTERVENE, 480, onset, f"{kind} since step {onset}")
     world.supervisor().handle(FindingsReceived("gpt", world.run().current.job_name, (finding,)))
 
@@ -46,11 +46,11 @@ def pages(world: World) -> list[Notice]:
     return [notice for notice in world.bus.told if notice.severity is Severity.PAGE]
 
 
-def last(world: World) -> str:
+def last_reason(world: World) -> str:
     return world.runs.timeline[-1].reason
 
 
-def test_a_dead_run_is_relaunched_when_a_human_says_so(world):
+def test_a_failed_run_is_relaunched_on_approval(world):
     """Nothing runs: the page says what would be done, for how much, and with which words."""
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
@@ -67,19 +67,19 @@ def test_a_dead_run_is_relaunched_when_a_human_says_so(world):
     assert (page.by, page.runbook) == (proposal.expires_at, "approval")
     assert "attempt 1 failed: infrastructure" in page.body
     assert "for about $" in page.did
-    say(world, OperatorVerb.APPROVE)
+    send_command(world, OperatorVerb.APPROVE)
     world.minutes(1)
     assert world.sagemaker.live() == ["gpt-a002"]
     assert world.run().current.approved_by == "ada"
 
 
-def test_a_running_job_is_stopped_only_when_a_human_says_so(world):
+def test_a_running_job_is_stopped_only_on_approval(world):
     """Nothing is charged for a proposal; once granted it is the same remedy as ever."""
-    finds(world)
+    report_finding(world)
     world.minutes(20)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
     assert not world.run().ledger.charges
-    say(world, OperatorVerb.APPROVE)
+    send_command(world, OperatorVerb.APPROVE)
     world.minutes(3)
     assert world.sagemaker.live() == ["gpt-a002"]
     assert world.run().current.resumed_from_step < 350
@@ -87,52 +87,52 @@ def test_a_running_job_is_stopped_only_when_a_human_says_so(world):
     assert world.run().current.approved_by == "ada", "one word is enough for the stop and the relaunch"
 
 
-def test_a_word_is_heard_once(world):
+def test_an_approval_counts_once(world):
     """The same event twice, and the same word again, create no second job."""
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
     granted = world.run().proposal.id
-    say(world, OperatorVerb.APPROVE)
-    say(world, OperatorVerb.APPROVE, granted)
+    send_command(world, OperatorVerb.APPROVE)
+    send_command(world, OperatorVerb.APPROVE, granted)
     world.minutes(3)
-    say(world, OperatorVerb.APPROVE, granted, number=2)
-    assert "nothing waits for approval" in last(world)
+    send_command(world, OperatorVerb.APPROVE, granted, number=2)
+    assert "nothing waits for approval" in last_reason(world)
     world.sagemaker.fail("gpt-a002", NODE_LOST)
     world.minutes(3)
     assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"], "the next launch needs a word of its own"
 
 
 @pytest.mark.parametrize("named", ["p1", ""])
-def test_a_word_that_comes_late_never_grants_a_newer_proposal(world, named):
+def test_a_late_approval_never_grants_a_newer_proposal(world, named):
     """It has to name the one that stands."""
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
-    say(world, OperatorVerb.APPROVE, named)
+    send_command(world, OperatorVerb.APPROVE, named)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.WAITING, ["gpt"])
-    assert f"but what stands is {world.run().proposal.id}: nothing is done" in last(world)
+    assert f"but what stands is {world.run().proposal.id}: nothing is done" in last_reason(world)
 
 
 def test_no_means_held_where_nothing_runs_and_hands_off_where_something_does(world):
     """A job that runs is never stopped by a no."""
-    finds(world)
-    say(world, OperatorVerb.DENY)
+    report_finding(world)
+    send_command(world, OperatorVerb.DENY)
     world.minutes(60)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
     assert "the job goes on" in [entry.reason for entry in world.runs.timeline][-1]
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
-    say(world, OperatorVerb.DENY, number=2)
+    send_command(world, OperatorVerb.DENY, number=2)
     world.minutes(60)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
-    say(world, OperatorVerb.RELEASE, number=3)
+    send_command(world, OperatorVerb.RELEASE, number=3)
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"], "a release is a human's word already"
 
 
 @pytest.mark.parametrize(("choice", "state"), [(OnExpiry.ACT, RunState.WATCHING), (OnExpiry.HOLD, RunState.HELD)])
-def test_a_dead_run_that_nobody_answers_for_is_relaunched_or_held(world, choice, state):
+def test_an_unanswered_relaunch_is_done_or_held_at_expiry(world, choice, state):
     """By default relaunched: a clean resume is what a human would have said, and nothing healthy is touched."""
-    chosen(world, on_expiry_dead=choice)
+    set_approval(world, on_expiry_dead=choice)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(28)
     assert list(world.sagemaker.jobs) == ["gpt"]
@@ -142,10 +142,10 @@ def test_a_dead_run_that_nobody_answers_for_is_relaunched_or_held(world, choice,
 
 
 @pytest.mark.parametrize(("choice", "live"), [(OnExpiry.ACT, "gpt-a002"), (OnExpiry.HOLD, "gpt")])
-def test_a_running_job_that_nobody_answers_for_is_left_alone_or_moved(world, choice, live):
+def test_an_unanswered_stop_is_dropped_or_done_at_expiry(world, choice, live):
     """By default left alone, and said so: whether it is worth anything, only a human can tell."""
-    chosen(world, on_expiry=choice)
-    finds(world)
+    set_approval(world, on_expiry=choice)
+    report_finding(world)
     world.minutes(28)
     assert world.sagemaker.live() == ["gpt"]
     world.minutes(6)
@@ -157,42 +157,42 @@ def test_a_running_job_that_nobody_answers_for_is_left_alone_or_moved(world, cho
 
 def test_a_proposal_falls_with_what_it_was_about(world):
     """The job that would be stopped dies, or completes: there is another question, or none."""
-    finds(world)
+    report_finding(world)
     first = world.run().proposal
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(1)
     assert world.run().proposal.plan is ProposedAction.LAUNCH
-    say(world, OperatorVerb.APPROVE, first.id)
+    send_command(world, OperatorVerb.APPROVE, first.id)
     assert list(world.sagemaker.jobs) == ["gpt"]
 
 
 def test_a_newer_finding_takes_the_place_of_an_older_one(world):
     """The newest is what people are asked about."""
-    finds(world, Kind.THROUGHPUT_DROP, onset=300)
+    report_finding(world, Kind.THROUGHPUT_DROP, onset=300)
     first = world.run().proposal
-    finds(world, Kind.NON_FINITE, onset=350)
+    report_finding(world, Kind.NON_FINITE, onset=350)
     assert world.run().proposal.id != first.id
     assert world.run().proposal.finding.kind is Kind.NON_FINITE
 
 
-def test_an_operators_own_wish_needs_no_approval(world):
+def test_an_operators_own_command_needs_no_approval(world):
     """Whoever says restart has decided."""
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RESTART, "ada", ""))
     world.minutes(20)
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
-def test_a_word_while_paused(world):
+def test_an_approval_while_paused_waits_for_the_resume(world):
     """The pause goes before: a launch that was granted waits for it, a running job is left alone."""
-    finds(world)
+    report_finding(world)
     world.pause.paused = True
-    say(world, OperatorVerb.APPROVE)
-    assert "Rerail is paused for this account: repeat the command after `rerail resume`" in last(world)
+    send_command(world, OperatorVerb.APPROVE)
+    assert "Rerail is paused for this account: repeat the command after `rerail resume`" in last_reason(world)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.pause.paused = False
     world.minutes(1)
     world.pause.paused = True
-    say(world, OperatorVerb.APPROVE, number=2)
+    send_command(world, OperatorVerb.APPROVE, number=2)
     world.minutes(10)
     assert (world.run().blocked_by, list(world.sagemaker.jobs)) == ("pause", ["gpt"])
     world.pause.paused = False

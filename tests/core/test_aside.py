@@ -31,17 +31,17 @@ def world() -> World:
     return World().with_saves(**FOREIGN)
 
 
-def diverged(world: World, *, onset: int = 350, job: str = "gpt") -> None:
+def report_divergence(world: World, *, onset: int = 350, job: str = "gpt") -> None:
     finding = Finding(Kind.DIVERGENCE, Level.INTERVENE, 480, onset, "9.1 for 80 rows")
     world.supervisor().handle(FindingsReceived("gpt", job, (finding,)))
 
 
-def lies(world: World) -> list[int]:
+def steps_in_folder(world: World) -> list[int]:
     """The steps that the next job would be given."""
     return sorted(checkpoint.step for checkpoint in world.checkpoints.saved[BUCKET])
 
 
-def tell(world: World, verb: OperatorVerb, id: str) -> None:
+def send_command(world: World, verb: OperatorVerb, id: str) -> None:
     world.supervisor().handle(CommandReceived(id, "gpt", verb, "ada", ""))
 
 
@@ -49,8 +49,8 @@ def test_what_is_tainted_is_out_of_the_way_before_the_job_is_launched(world):
     """The script takes the newest that it finds: so the newest is the one to resume from."""
     created = []
     create = world.sagemaker.create
-    world.sagemaker.create = lambda request: created.append(lies(world)) or create(request)
-    diverged(world)
+    world.sagemaker.create = lambda request: created.append(steps_in_folder(world)) or create(request)
+    report_divergence(world)
     world.minutes(3)
     assert created == [[100, 200, 300]]
     assert [c.step for c in world.checkpoints.aside] == [500, 400]
@@ -62,68 +62,68 @@ def test_what_is_tainted_is_out_of_the_way_before_the_job_is_launched(world):
 def test_a_job_waits_for_as_many_turns_as_moving_takes(world):
     """And no other job is launched in the meantime."""
     world.checkpoints.moves_at_once = 0
-    diverged(world)
+    report_divergence(world)
     world.minutes(5)
     run = world.run()
     assert (run.state, sorted(world.sagemaker.jobs)) == (RunState.STARTING, ["gpt"])
     assert [type(action) for action in run.pending] == [QuarantineCheckpoints, CreateJob]
     world.checkpoints.moves_at_once = 1
     world.minutes(5)
-    assert (world.run().state, lies(world)) == (RunState.WATCHING, [100, 200, 300])
+    assert (world.run().state, steps_in_folder(world)) == (RunState.WATCHING, [100, 200, 300])
 
 
-def test_without_the_permission_the_run_is_held_and_the_message_names_it(world):
+def test_a_missing_permission_holds_the_run_and_is_named(world):
     """Never launched on a tainted state; released when the permission is there, it goes on."""
     world.checkpoints.forbidden = FORBIDDEN
-    diverged(world)
+    report_divergence(world)
     world.minutes(5)
     run = world.run()
     assert (run.state, sorted(world.sagemaker.jobs), run.pending) == (RunState.HELD, ["gpt"], ())
     assert "asideBuckets" in run.hold_advice
     assert any("asideBuckets" in notice.todo and notice.severity == "page" for notice in world.bus.told)
-    assert lies(world) == [100, 200, 300, 400, 500]
-    tell(world, OperatorVerb.RELEASE, "too early")
+    assert steps_in_folder(world) == [100, 200, 300, 400, 500]
+    send_command(world, OperatorVerb.RELEASE, "too early")
     world.minutes(2)
     assert (world.run().state, sorted(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
     world.checkpoints.forbidden = ""
-    tell(world, OperatorVerb.RELEASE, "in time")
+    send_command(world, OperatorVerb.RELEASE, "in time")
     world.minutes(2)
     run = world.run()
     assert (run.state, run.current.job_name, run.current.resumed_from_step) == (RunState.WATCHING, "gpt-a002", 300)
-    assert lies(world) == [100, 200, 300]
+    assert steps_in_folder(world) == [100, 200, 300]
 
 
-def test_when_a_human_has_looked_what_nobody_can_date_is_left_alone(world):
+def test_after_a_release_checkpoints_without_a_date_are_left_alone(world):
     """Only after a hold for that very reason."""
     asked = []
     move = world.checkpoints.set_aside
     world.checkpoints.set_aside = lambda action: asked.append(action.strict) or move(action)
     world.checkpoints.forbidden = "the steps of the checkpoints are unknown"
-    diverged(world)
+    report_divergence(world)
     world.minutes(2)
-    tell(world, OperatorVerb.RELEASE, "looked")
+    send_command(world, OperatorVerb.RELEASE, "looked")
     world.minutes(1)
     assert asked[0] is True
     assert asked[-1] is False
 
 
-def test_a_hold_calls_the_moving_off_and_a_release_takes_it_up_again(world):
+def test_a_hold_cancels_the_quarantine_and_a_release_resumes_it(world):
     world.checkpoints.moves_at_once = 0
-    diverged(world)
+    report_divergence(world)
     world.minutes(2)
-    tell(world, OperatorVerb.HOLD, "wait")
+    send_command(world, OperatorVerb.HOLD, "wait")
     assert world.run().pending == ()
     world.checkpoints.moves_at_once = 1000
     world.minutes(3)
-    assert lies(world) == [100, 200, 300, 400, 500]
-    tell(world, OperatorVerb.RELEASE, "go")
+    assert steps_in_folder(world) == [100, 200, 300, 400, 500]
+    send_command(world, OperatorVerb.RELEASE, "go")
     world.minutes(2)
-    assert (world.run().state, lies(world)) == (RunState.WATCHING, [100, 200, 300])
+    assert (world.run().state, steps_in_folder(world)) == (RunState.WATCHING, [100, 200, 300])
 
 
 def test_what_the_successor_saves_is_progress_and_stays(world):
     """It passes the onset again, with the same step numbers; then its node is lost, and it resumes from there."""
-    diverged(world)
+    report_divergence(world)
     world.minutes(5)
     save(world, 400)
     world.minutes(12)
@@ -131,7 +131,7 @@ def test_what_the_successor_saves_is_progress_and_stays(world):
     world.sagemaker.fail("gpt-a002", "InternalServerError: We encountered an internal error.  Please try again.")
     world.minutes(3)
     assert world.run().current.resumed_from_step == 400
-    assert lies(world) == [100, 200, 300, 400]
+    assert steps_in_folder(world) == [100, 200, 300, 400]
     assert [c.step for c in world.checkpoints.aside] == [500, 400]
 
 
@@ -140,29 +140,33 @@ def test_an_onset_is_known_even_where_an_older_incident_is_open(world):
     world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
     world.minutes(3)
     assert world.run().open_incident is not None
-    diverged(world, job="gpt-a002", onset=450)
+    report_divergence(world, job="gpt-a002", onset=450)
     world.minutes(3)
     run = world.run()
-    assert (run.current.number, run.current.resumed_from_step, lies(world)) == (3, 400, [100, 200, 300, 400])
+    assert (run.current.number, run.current.resumed_from_step, steps_in_folder(world)) == (3, 400, [100, 200, 300, 400])
     assert [c.step for c in select_known(run, world.checkpoints.aside) if c.health is not Health.CLEAN] == [500]
 
 
 def test_a_job_that_fails_while_it_is_being_stopped_is_rolled_back_all_the_same(world):
     stop = world.sagemaker.stop
     world.sagemaker.stop = lambda name: None
-    diverged(world)
+    report_divergence(world)
     world.sagemaker.stop = stop
     world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
     world.minutes(5)
     run = world.run()
-    assert (run.state, run.current.resumed_from_step, lies(world)) == (RunState.WATCHING, 300, [100, 200, 300])
+    assert (run.state, run.current.resumed_from_step, steps_in_folder(world)) == (
+        RunState.WATCHING,
+        300,
+        [100, 200, 300],
+    )
 
 
 def test_without_a_clean_save_all_of_them_go_aside(world):
     """From the start means from the start."""
-    diverged(world, onset=50)
+    report_divergence(world, onset=50)
     world.minutes(3)
-    assert (world.run().current.resumed_from_step, lies(world)) == (None, [])
+    assert (world.run().current.resumed_from_step, steps_in_folder(world)) == (None, [])
 
 
 def test_with_an_agent_nothing_is_moved_and_only_manifests_count(world):
@@ -170,7 +174,7 @@ def test_with_an_agent_nothing_is_moved_and_only_manifests_count(world):
     agent = Agent(world)
     agent.hello()
     world.checkpoints.save(250)
-    diverged(world)
+    report_divergence(world)
     world.minutes(20)
     run = world.run()
     assert (run.current.job_name, run.current.resumed_from_step) == ("gpt-a002", 250)
@@ -185,7 +189,7 @@ def test_a_stop_without_an_onset_moves_nothing(world):
     assert (world.run().current.resumed_from_step, world.checkpoints.aside) == (500, [])
 
 
-def test_saves_from_before_the_run_are_nobody_s(world):
+def test_checkpoints_from_before_the_run_belong_to_no_attempt(world):
     """They lay there already: older than all attempts, and as good as their steps say."""
     run = world.run()
     (old,) = [c for c in world.checkpoints.saved[BUCKET] if c.step == 100]
@@ -198,30 +202,30 @@ def test_saves_from_before_the_run_are_nobody_s(world):
     assert old.attempt == 0
 
 
-def lost(world: World, job: str = "gpt") -> None:
+def lose_node(world: World, job: str = "gpt") -> None:
     world.sagemaker.fail(job, "InternalServerError: We encountered an internal error.  Please try again.")
     world.minutes(3)
 
 
-def unfinished(world: World, step: int) -> None:
+def save_unfinished(world: World, step: int) -> None:
     """The node was lost while this was on its way to S3."""
     world.checkpoints.save(step, attempt=0, layout="huggingface", missing=("trainer_state.json",))
 
 
 def test_an_unfinished_save_is_out_of_the_way_of_a_script_that_would_fall_over_it(world):
     """The newest folder is the one that `get_last_checkpoint` takes, whatever is in it."""
-    unfinished(world, 600)
-    lost(world)
-    assert (world.run().current.resumed_from_step, lies(world)) == (500, [100, 200, 300, 400, 500])
+    save_unfinished(world, 600)
+    lose_node(world)
+    assert (world.run().current.resumed_from_step, steps_in_folder(world)) == (500, [100, 200, 300, 400, 500])
     assert [c.step for c in world.checkpoints.aside] == [600]
     assert world.run().state is RunState.WATCHING
 
 
-def test_without_the_permission_it_is_launched_all_the_same_and_people_are_told(world):
+def test_an_unfinished_save_that_cannot_be_moved_is_reported_and_the_launch_goes_on(world):
     """What is unfinished is not tainted: the script may know better."""
     world.checkpoints.forbidden = FORBIDDEN
-    unfinished(world, 600)
-    lost(world)
+    save_unfinished(world, 600)
+    lose_node(world)
     run = world.run()
     assert (run.state, run.current.job_name, run.pending) == (RunState.WATCHING, "gpt-a002", ())
     (told,) = [notice for notice in world.bus.told if "not set aside" in notice.title]
@@ -232,7 +236,7 @@ def test_without_the_permission_it_is_launched_all_the_same_and_people_are_told(
 def test_a_save_that_only_looks_odd_is_not_moved_for_a_lost_node(world):
     """Fewer ranks than before, an extra file: in doubt it is not resumed from, and not touched."""
     world.checkpoints.save(600, attempt=0, layout="steps", missing=("rank-#.pt (4 of 8)",))
-    lost(world)
+    lose_node(world)
     assert world.checkpoints.aside == []
     assert world.run().current.resumed_from_step == 500
 
@@ -278,6 +282,6 @@ def test_a_crash_at_any_call_of_a_rollback_changes_nothing_in_the_end(call, afte
         assert sorted(each.sagemaker.jobs) == ["gpt", "gpt-a002"]
         assert each.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
         assert each.run().current.resumed_from_step == 100
-        assert lies(each) == [100]
+        assert steps_in_folder(each) == [100]
         assert sorted(c.step for c in each.checkpoints.aside) == [200, 300]
         assert each.run().pending == ()

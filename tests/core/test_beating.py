@@ -65,30 +65,30 @@ def train(world: World, minutes: int, agent: Agent | None = None, *, first: int 
     return step
 
 
-def memory(world: World):
+def detector_state(world: World):
     return world.memories.recall(["gpt"])["gpt"]
 
 
-def told(world: World) -> list[str]:
+def notice_titles(world: World) -> list[str]:
     return [notice.title for notice in world.bus.told]
 
 
-def test_a_heart_that_beats_costs_no_metrics(world, agent, asked):
+def test_a_fresh_heartbeat_costs_no_metrics(world, agent, asked):
     train(world, 30, agent)
     assert asked == []
     assert world.round().make().beating == 1
-    assert memory(world).watch.pulse.step == 300
-    assert told(world) == []
+    assert detector_state(world).watch.pulse.step == 300
+    assert notice_titles(world) == []
 
 
 def test_without_an_agent_nothing_is_looked_for_in_the_mailbox(world, monkeypatch):
     """A request for each run each minute, for nothing."""
     monkeypatch.setattr(world.mailbox, "heartbeats", lambda folders: 1 / 0)
     train(world, 5)
-    assert memory(world).cursor.step == 40
+    assert detector_state(world).cursor.step == 40
 
 
-def test_a_heart_that_stops_beating_hands_over_to_the_metrics(world, agent, asked):
+def test_metrics_are_read_once_the_heartbeat_is_stale(world, agent, asked):
     """After two and a half intervals, not after one."""
     step = train(world, 30, agent)
     step = train(world, 1, first=step)
@@ -127,17 +127,17 @@ def _noting(rows: list[int]):
 def test_trouble_after_the_hand_over_is_dated_after_it(world, agent):
     """What the agent judged was sound: a rollback must not reach back over it, to what was found before it began."""
     step = train(world, 30)
-    step = stumble(world, 1, first=step)
+    step = print_nan(world, 1, first=step)
     step = train(world, 5, first=step)
     step = train(world, 110, agent, first=step)
     world.checkpoints.save(step=step)
-    stumble(world, 10, first=step)
+    print_nan(world, 10, first=step)
     incident = world.run().incidents[0]
     assert incident.kind == "non_finite"
     assert step - STEPS_A_MINUTE < incident.onset_step <= step + 3 * STEPS_A_MINUTE
 
 
-def stumble(world: World, minutes: int, *, first: int) -> int:
+def print_nan(world: World, minutes: int, *, first: int) -> int:
     """The loss is no number."""
     step = first
     for _ in range(minutes):
@@ -148,7 +148,7 @@ def stumble(world: World, minutes: int, *, first: int) -> int:
 
 
 @pytest.mark.parametrize("facts", [{"attempt": 2}, {"job": "gpt-old"}])
-def test_a_heartbeat_of_another_attempt_is_none(world, agent, asked, facts):
+def test_a_heartbeat_of_another_attempt_is_ignored(world, agent, asked, facts):
     """The dead one's last heartbeat lies there until the successor's first."""
     for name, value in facts.items():
         setattr(agent, name, value)
@@ -166,8 +166,8 @@ def test_what_the_job_calls_the_time_proves_nothing(world, agent, asked):
             agent.beats(step, at=at, moved_at=at - timedelta(seconds=3))
             world.minutes(1)
     assert asked == []
-    assert told(world) == []
-    assert memory(world).watch.pulse.moved_at == world.clock() - MINUTE - timedelta(seconds=3)
+    assert notice_titles(world) == []
+    assert detector_state(world).watch.pulse.moved_at == world.clock() - MINUTE - timedelta(seconds=3)
 
 
 def test_the_detectors_know_the_run_when_they_take_over(world, agent):
@@ -175,14 +175,14 @@ def test_the_detectors_know_the_run_when_they_take_over(world, agent):
     step = train(world, 100, agent)
     step = train(world, 5, first=step)
     train(world, 5, first=step, loss=9.0)
-    assert told(world)[0] == "gpt: loss_spike (warning)"
+    assert notice_titles(world)[0] == "gpt: loss_spike (warning)"
 
 
-def test_what_the_heartbeats_tell_of_the_loss_is_the_agents_to_report(world, agent):
+def test_a_loss_in_heartbeats_is_reported_by_the_agent_alone(world, agent):
     """Twice the same news would be one too many."""
     step = train(world, 100, agent)
     train(world, 100, agent, first=step, loss=9.0)
-    assert told(world) == []
+    assert notice_titles(world) == []
     assert world.run().state is RunState.WATCHING
 
 
@@ -194,7 +194,7 @@ def test_a_heartbeat_that_cannot_be_read_is_counted_and_the_metrics_are_read(wor
     assert set(asked) == {"gpt"}
 
 
-def test_heartbeats_are_heard_though_no_metrics_can_be_read(world, agent, monkeypatch):
+def test_heartbeats_are_read_when_no_metrics_can_be_read(world, agent, monkeypatch):
     """One run has an agent, the other has not, and CloudWatch refuses."""
     from rerail.model.errors import Throttled
 
@@ -206,18 +206,18 @@ def test_heartbeats_are_heard_though_no_metrics_can_be_read(world, agent, monkey
 
     monkeypatch.setattr(world.series, "read", refuse)
     train(world, 5, agent)
-    assert memory(world).watch.pulse.step == 50
+    assert detector_state(world).watch.pulse.step == 50
     assert world.round().make().unread == "GetMetricData: rate exceeded"
 
 
-def test_a_hang_is_told_from_here_and_dealt_with_when_the_agent_says_so(world, agent):
+def test_a_hang_seen_by_heartbeats_is_a_warning_only(world, agent):
     """The heart beats on, the step does not move: whoever looks at the main thread is the witness, not the silence."""
     step = train(world, 30, agent)
     stopped = world.clock()
     for _ in range(30):
         agent.beats(step, moved_at=stopped)
         world.minutes(1)
-    assert told(world) == ["gpt: stall (warning)"]
+    assert notice_titles(world) == ["gpt: stall (warning)"]
     assert world.sagemaker.live() == ["gpt"]
 
 
@@ -230,23 +230,23 @@ def test_an_evaluation_that_is_announced_is_learnt(world, agent):
             agent.beats(step, Phase.EVALUATION, moved_at=stopped)
             world.minutes(1)
         step = train(world, 30, agent, first=step)
-    assert memory(world).watch.pulse.evaluation_s > 600
-    assert told(world) == ["gpt: stall (warning)"]
+    assert detector_state(world).watch.pulse.evaluation_s > 600
+    assert notice_titles(world) == ["gpt: stall (warning)"]
 
 
-def test_a_save_that_takes_far_too_long_is_told(world, agent):
+def test_a_save_that_takes_far_too_long_is_reported(world, agent):
     step = train(world, 30, agent)
     for _ in range(15):
         agent.beats(step, Phase.SAVE, moved_at=world.clock() - MINUTE)
         world.minutes(1)
-    assert told(world) == ["gpt: checkpoint_stall (warning)"]
+    assert notice_titles(world) == ["gpt: checkpoint_stall (warning)"]
 
 
-def test_a_start_that_takes_too_long_is_told_and_not_stopped(world, agent):
+def test_a_start_that_takes_too_long_is_reported_and_not_stopped(world, agent):
     for _ in range(70):
         agent.beats(None, Phase.STARTUP)
         world.minutes(1)
-    assert told(world) == ["gpt: startup_stall (warning)"]
+    assert notice_titles(world) == ["gpt: startup_stall (warning)"]
     assert world.sagemaker.live() == ["gpt"]
 
 
@@ -254,8 +254,8 @@ def test_a_job_that_repeats_steps_after_a_restart_of_sagemakers_own_is_alive(wor
     """Its step numbers go back; it moves all the same."""
     train(world, 30, agent)
     train(world, 15, agent, first=100)
-    assert told(world) == []
-    assert memory(world).watch.pulse.step == 250
+    assert notice_titles(world) == []
+    assert detector_state(world).watch.pulse.step == 250
 
 
 def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
@@ -272,11 +272,11 @@ def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
     assert world.round().make().watched == 1
     world.minutes(60)
     assert world.round().make().watched == 0
-    assert [title for title in told(world) if title.startswith("plain")] == []
+    assert [title for title in notice_titles(world) if title.startswith("plain")] == []
 
 
 @given(st.lists(heartbeats, max_size=6), st.lists(st.integers(-200, 200), min_size=6, max_size=6))
-def test_no_heartbeat_whatever_it_holds_ends_a_round(beats, lags):
+def test_no_heartbeat_content_ends_a_sweep(beats, lags):
     """One job's nonsense must not blind us to all the others."""
     run = Run("gpt", "default", RunState.WATCHING, MIDNIGHT, (Attempt(1, "gpt", agent=True),))
     watchable = MonitoredRun(run, Policy(), None, trains=True)
@@ -288,15 +288,3 @@ def test_no_heartbeat_whatever_it_holds_ends_a_round(beats, lags):
         assert memory.watch.pulse.heard_at <= now
         assert memory.watch.pulse.moved_at is None or memory.watch.pulse.moved_at <= now
         assert memory.cursor.read_to <= now
-
-
-def test_the_successor_is_judged_by_its_own_heart(world, agent):
-    train(world, 95, agent)
-    world.checkpoints.save(step=900)
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
-    world.minutes(3)
-    successor = Agent(world, attempt=2, job="gpt-a002")
-    successor.hello()
-    train(world, 20, successor, first=900)
-    assert memory(world).watch.pulse.step == 1100
-    assert world.run().state is RunState.WATCHING

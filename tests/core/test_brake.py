@@ -45,7 +45,7 @@ def test_the_same_launch_counts_once():
     assert asked(launches, "a", 4)[1].granted
 
 
-def test_one_page_an_hour_and_the_same_for_whoever_was_to_page():
+def test_one_page_an_hour_from_the_run_that_was_to_page():
     """A crash before the page was recorded asks again, and pages then."""
     launches, _ = asked(Launches(), "a", 0, limit=1)
     launches, first = asked(launches, "b", 1, limit=1)
@@ -57,7 +57,7 @@ def test_one_page_an_hour_and_the_same_for_whoever_was_to_page():
     assert asked(launches, "c", 70, limit=1)[1].paged_at == NOON + 70 * MINUTE
 
 
-def test_who_is_kept_back_hears_when_to_come_again():
+def test_a_blocked_launch_gets_the_time_of_its_next_try():
     """When the oldest of the hour has left it."""
     launches, _ = asked(Launches(), "a", 0)
     launches, _ = asked(launches, "b", 10)

@@ -64,7 +64,7 @@ def test_a_clock_that_jumps_stops_no_healthy_job(world, hours):
     assert world.sagemaker.live() == ["gpt"]
 
 
-def test_a_job_that_stands_still_is_found_as_soon_as_ever(world):
+def test_a_stall_is_found_on_time_with_a_correct_clock(world):
     """By a clock that goes right there is no doubt, and nothing is put off."""
     train(world, 60, prints=True)
     train(world, 30, prints=False)
@@ -72,7 +72,7 @@ def test_a_job_that_stands_still_is_found_as_soon_as_ever(world):
     assert world.run().current.number == 2
 
 
-def test_a_job_that_stood_still_while_nobody_looked_is_found_after_all(world):
+def test_a_stall_during_a_missing_sweep_is_found_later(world):
     """The sweep was away for an hour: silence counts from its return."""
     train(world, 60)
     world.clock.pass_by(timedelta(hours=1))

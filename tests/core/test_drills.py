@@ -17,7 +17,7 @@ from tests.fakes import BUCKET, Agent, World
 SECOND = "gpt-a002"
 
 
-def say(world: World, verb: OperatorVerb, step: int | None = None, *, id: str = "c1") -> str:
+def send_command(world: World, verb: OperatorVerb, step: int | None = None, *, id: str = "c1") -> str:
     """What the timeline says to it."""
     world.supervisor().handle(CommandReceived(id, "gpt", verb, "ada", "", step=step))
     return world.runs.timeline[-1].reason
@@ -32,7 +32,9 @@ def with_agent() -> World:
 def test_the_agent_saves_and_the_job_goes_on():
     """The wish alone changes nothing else."""
     world = with_agent()
-    assert say(world, OperatorVerb.SAVE) == "ada said save: having the agent save a checkpoint, the job goes on"
+    assert (
+        send_command(world, OperatorVerb.SAVE) == "ada said save: having the agent save a checkpoint, the job goes on"
+    )
     asked = world.mailbox.commands[-1]
     assert (asked.wish, asked.attempt) == (CommandKind.CHECKPOINT, 1)
     Agent(world, told=1).commits(505)
@@ -45,7 +47,7 @@ def test_a_drill_resumes_from_the_step_that_was_named_and_leaves_the_rest():
     world = with_agent()
     world.checkpoints.save(step=505, reason=EMERGENCY)
     world.checkpoints.save(step=530, reason="sigterm")
-    said = say(world, OperatorVerb.DRILL, 505)
+    said = send_command(world, OperatorVerb.DRILL, 505)
     assert said == "restart drill: ada said drill: stopping the job, to relaunch it from step 505"
     world.minutes(2)
     environment = world.sagemaker.requests[SECOND]["Environment"]
@@ -64,7 +66,7 @@ def test_its_successor_is_no_drill_and_takes_the_newest():
     """A crash after the drill goes on from the newest save of all attempts."""
     world = with_agent()
     world.checkpoints.save(step=505, reason=EMERGENCY)
-    say(world, OperatorVerb.DRILL, 505)
+    send_command(world, OperatorVerb.DRILL, 505)
     world.checkpoints.save(step=530, reason="sigterm")
     world.minutes(2)
     world.sagemaker.fail(SECOND, "InternalServerError: x")
@@ -76,7 +78,7 @@ def test_its_successor_is_no_drill_and_takes_the_newest():
 def test_a_script_without_an_agent_takes_what_it_finds():
     """Nothing is moved out of its way: the newest save is where it goes on, whatever was named."""
     world = World().with_saves(layout="huggingface")
-    say(world, OperatorVerb.DRILL, 400)
+    send_command(world, OperatorVerb.DRILL, 400)
     world.minutes(2)
     assert world.run().current.resumed_from_step == 500
     assert len(world.checkpoints.under(BUCKET)) == 5 and not world.checkpoints.aside
@@ -87,7 +89,7 @@ def test_drills_are_no_restart_storm_and_no_attempts():
     world = with_agent()
     for number in range(6):
         world.checkpoints.save(step=600 + number, attempt=number + 1)
-        say(world, OperatorVerb.DRILL, id=f"c{number}")
+        send_command(world, OperatorVerb.DRILL, id=f"c{number}")
         world.minutes(2)
     world.sagemaker.fail("gpt-a007", "InternalServerError: x")
     world.minutes(3)
@@ -96,10 +98,10 @@ def test_drills_are_no_restart_storm_and_no_attempts():
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.APPROVE])
-def test_an_operators_drill_asks_nobody(mode):
+def test_an_operators_drill_needs_no_approval(mode):
     world = with_agent()
     world.policies.by_name["default"] = replace(world.policies.by_name["default"], mode=mode)
-    say(world, OperatorVerb.DRILL, 500)
+    send_command(world, OperatorVerb.DRILL, 500)
     world.minutes(2)
     assert list(world.sagemaker.jobs) == ["gpt", SECOND] and world.run().proposal is None
 
@@ -107,7 +109,7 @@ def test_an_operators_drill_asks_nobody(mode):
 def refused(world: World, verb: OperatorVerb = OperatorVerb.DRILL, step: int | None = None) -> str:
     """Why nothing was done: the job lives, and nothing is owed."""
     before = world.run()
-    said = say(world, verb, step, id=f"refused-{verb}-{step}")
+    said = send_command(world, verb, step, id=f"refused-{verb}-{step}")
     after = world.run()
     assert (after.state, after.stop, after.pending) == (before.state, before.stop, before.pending)
     return said
@@ -115,21 +117,21 @@ def refused(world: World, verb: OperatorVerb = OperatorVerb.DRILL, step: int | N
 
 def test_a_human_hold_stands():
     world = with_agent()
-    say(world, OperatorVerb.HOLD)
+    send_command(world, OperatorVerb.HOLD)
     for verb in (OperatorVerb.DRILL, OperatorVerb.SAVE):
         assert refused(world, verb).endswith("but the run is held: `rerail release gpt` first")
 
 
 def test_a_run_that_does_not_train_is_let_be():
     world = with_agent()
-    say(world, OperatorVerb.RESTART)
+    send_command(world, OperatorVerb.RESTART)
     assert refused(world).endswith("but the run does not train (saving): repeat the command when it does")
     world = with_agent()
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary="Restarting")
     world.supervisor().handle(JobStateChanged("gpt"))
     assert "but the run does not train (watching)" in refused(world)
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
-    assert "but the run does not train (completed)" in say(world, OperatorVerb.DRILL, id="last")
+    assert "but the run does not train (completed)" in send_command(world, OperatorVerb.DRILL, id="last")
 
 
 def test_while_paused_there_is_no_drill():
@@ -147,7 +149,7 @@ def test_a_pause_that_comes_before_the_stop_calls_it_off():
         raise Throttled("Rate exceeded")
 
     world.sagemaker.stop = throttled
-    say(world, OperatorVerb.DRILL, 500)
+    send_command(world, OperatorVerb.DRILL, 500)
     world.sagemaker.stop, world.pause.paused = stop, True
     world.minutes(2)
     assert (world.run().state, world.run().stop, world.sagemaker.live()) == (RunState.WATCHING, None, ["gpt"])
@@ -161,7 +163,7 @@ def test_a_job_that_fails_on_its_way_out_is_a_failure():
     """Its relaunch is no drill: it takes the newest save, and counts as a start."""
     world = with_agent()
     world.sagemaker.stop = lambda job_name: world.sagemaker.fail(job_name, "InternalServerError: x")
-    say(world, OperatorVerb.DRILL, 400)
+    send_command(world, OperatorVerb.DRILL, 400)
     world.minutes(5)
     run = world.run()
     assert (run.current.number, run.current.drill, run.current.resumed_from_step) == (2, False, 500)

@@ -32,7 +32,7 @@ class Policies:
         return Policy(name=name)
 
 
-def heard(
+def adopt_job(
     job: Job = JOB, tags=SUPERVISED, *, description=None, taken: bool = False, at=NOON
 ) -> Adopted | AdoptionRefused:
     return adopt(job, description or {}, tags, Policies(), taken=taken, at=at)
@@ -40,7 +40,7 @@ def heard(
 
 def test_a_tagged_job_becomes_the_first_attempt_of_a_run():
     """The run has the job's name, its checkpoints and its policy, and its launch counts as a start."""
-    enrolled = heard()
+    enrolled = adopt_job()
     assert isinstance(enrolled, Adopted)
     assert enrolled.reason == "adopted gpt under policy 'night'"
     run = enrolled.run
@@ -54,12 +54,12 @@ def test_a_tagged_job_becomes_the_first_attempt_of_a_run():
 @pytest.mark.parametrize("tags", [{}, {"team": "nlp"}, {"rerail:run": "gpt"}, {"rerail:Policy": "night"}])
 def test_an_untagged_job_is_never_touched(tags):
     """No tag, no run and no notice: whoever did not ask is not spoken to."""
-    assert heard(tags=tags) == AdoptionRefused("it has no tag rerail:policy")
+    assert adopt_job(tags=tags) == AdoptionRefused("it has no tag rerail:policy")
 
 
 def test_a_job_that_copied_our_tags_is_refused_aloud():
     """A job cloned by hand from a successor is not the run's: its owner is told which tag to remove."""
-    refused = heard(tags={**SUPERVISED, "rerail:run": "old"})
+    refused = adopt_job(tags={**SUPERVISED, "rerail:run": "old"})
     assert refused.reason == (
         "its tag rerail:run names a run that did not launch it; remove the tag to have it supervised"
     )
@@ -79,7 +79,7 @@ def test_a_job_that_copied_our_tags_is_refused_aloud():
 )
 def test_a_job_that_cannot_be_relaunched_is_refused_aloud(description, reason):
     """Better to say so at its start than when it dies at night."""
-    refused = heard(description=description)
+    refused = adopt_job(description=description)
     assert refused.reason.startswith(reason)
     assert refused.reason.endswith("; remove the tag rerail:policy")
     assert refused.notice and reason in refused.notice.body
@@ -88,20 +88,20 @@ def test_a_job_that_cannot_be_relaunched_is_refused_aloud(description, reason):
 @pytest.mark.parametrize("status", [JobStatus.COMPLETED, JobStatus.STOPPED, JobStatus.DELETING])
 def test_a_job_that_had_ended_is_left_alone(status):
     """What ended well, or by somebody's will, before it was heard of needs nobody; nobody is told either."""
-    assert heard(replace(JOB, status=status)) == AdoptionRefused(f"it had ended ({status}) before it was heard of")
+    assert adopt_job(replace(JOB, status=status)) == AdoptionRefused(f"it had ended ({status}) before it was heard of")
 
 
 @pytest.mark.parametrize("status", [JobStatus.IN_PROGRESS, JobStatus.STOPPING, JobStatus.FAILED, JobStatus.UNKNOWN])
 def test_a_job_that_may_still_need_us_is_adopted(status):
     """Also one that failed a moment ago: its events may have been lost."""
     ended = NOON - timedelta(minutes=59) if status is JobStatus.FAILED else None
-    assert isinstance(heard(replace(JOB, status=status, ended_at=ended)), Adopted)
+    assert isinstance(adopt_job(replace(JOB, status=status, ended_at=ended)), Adopted)
 
 
 def test_an_old_failure_is_not_dug_up():
     """A job that failed more than an hour ago was not failing on our watch."""
     old = replace(JOB, status=JobStatus.FAILED, ended_at=NOON - timedelta(minutes=61))
-    assert heard(old) == AdoptionRefused("it failed too long before it was heard of")
+    assert adopt_job(old) == AdoptionRefused("it failed too long before it was heard of")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_an_old_failure_is_not_dug_up():
 )
 def test_a_policy_that_cannot_be_had_makes_an_observer(asked, problem):
     """The default's thresholds, no action, and one notice that says what to mend."""
-    enrolled = heard(tags={"rerail:policy": asked})
+    enrolled = adopt_job(tags={"rerail:policy": asked})
     assert isinstance(enrolled, Adopted)
     assert (enrolled.run.policy, enrolled.run.observe_only) == ("default", True)
     assert enrolled.reason == f"adopted gpt under policy 'default', observing only: {problem}"
@@ -126,17 +126,17 @@ def test_a_policy_that_cannot_be_had_makes_an_observer(asked, problem):
 
 def test_a_name_that_was_used_before_is_another_run():
     """A name may be used again after DeleteTrainingJob: the date tells the newer run from the older."""
-    run = heard(taken=True).run
+    run = adopt_job(taken=True).run
     assert run.id == "gpt-202601311155"
     assert run.current.job_name == "gpt"
-    assert heard(replace(JOB, created_at=NOON), taken=True).run.id != run.id
+    assert adopt_job(replace(JOB, created_at=NOON), taken=True).run.id != run.id
 
 
 @given(job_names)
 def test_names_leave_room_for_successors(name):
     """However long the job's name is, taken or not, every attempt's name fits SageMaker's 63 characters."""
     for taken in (False, True):
-        run = heard(replace(JOB, name=name), taken=taken).run
+        run = adopt_job(replace(JOB, name=name), taken=taken).run
         assert len(make_job_name(run.id, 999)) <= 63
         assert run.current.job_name == name
         assert (run.id == run_id(name)) == (not taken)

@@ -70,7 +70,7 @@ def test_a_policy_lists_its_fall_backs_and_keeps_their_order():
         ('["subnet-1", "ml.p99.large"]', "field 'capacity.fallbacks[1]' is 'ml.p99.large': the hardware of"),
     ],
 )
-def test_a_fall_back_that_nobody_could_launch_is_refused_when_the_policy_is_read(value, said):
+def test_an_impossible_fallback_is_refused_when_the_policy_is_read(value, said):
     """The message names the entry."""
     with pytest.raises(PolicyError) as error:
         parse_policy(f"[capacity]\nfallbacks = {value}", name="night")
@@ -143,12 +143,12 @@ def test_a_fall_backs_own_quota_only_rules_out_the_fall_back():
         ("", None),
     ],
 )
-def test_a_quota_is_read_from_sagemakers_own_words(text, quota):
+def test_a_quota_is_read_from_sagemakers_message(text, quota):
     """One that is large enough for the job alone is used by others now, and may be free later."""
     assert find_missing_quota(text) == quota
 
 
-def test_what_does_not_fit_is_passed_over_and_said():
+def test_unsuitable_fallbacks_are_passed_over_with_the_reason():
     rules = policy("ml.g5.12xlarge", P5)
     run = a_run(waited=40 * MINUTE)
     assert list_untried(run, rules) == ()
@@ -194,7 +194,7 @@ def world() -> World:
     return World()
 
 
-def adopted(world: World, *fallbacks: str, **facts) -> World:
+def adopt_run(world: World, *fallbacks: str, **facts) -> World:
     world.policies.by_name["default"] = policy(*fallbacks)
     world.sagemaker.submit("gpt", request=MACHINES | facts.pop("request", {}), **facts)
     world.supervisor().handle(JobStateChanged("gpt"))
@@ -202,7 +202,7 @@ def adopted(world: World, *fallbacks: str, **facts) -> World:
     return world
 
 
-def told(world: World) -> list[str]:
+def notice_titles(world: World) -> list[str]:
     return [notice.title for notice in world.bus.told if notice.severity is Severity.INFORM]
 
 
@@ -212,7 +212,7 @@ def reasons(world: World) -> str:
 
 def test_after_half_an_hour_without_machines_the_run_goes_to_the_next_best_ones(world):
     """00:00 the node is lost, and there are no others of its kind. 00:32 the run trains on its fall-back."""
-    adopted(world, P4DE)
+    adopt_run(world, P4DE)
     world.sagemaker.lacking = {P4D: FULL}
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(28)
@@ -225,14 +225,14 @@ def test_after_half_an_hour_without_machines_the_run_goes_to_the_next_best_ones(
     assert request["ResourceConfig"] == {"InstanceType": P4DE, "InstanceCount": 2, "VolumeSizeInGB": 30}
     assert request["HyperParameters"]["sagemaker_instance_type"] == f'"{P4DE}"'
     assert request["VpcConfig"] == MACHINES["VpcConfig"]
-    assert f"no capacity: going to {P4DE}" in " ".join(told(world))
+    assert f"no capacity: going to {P4DE}" in " ".join(notice_titles(world))
     assert run.ledger.fallbacks == (), "the wait is over"
     assert run.ledger.charges.keys() <= {"infrastructure"}
 
 
 def test_later_attempts_stay_where_there_was_room_until_that_is_refused_too(world):
     """A second lost node: the fall-back is used again. Refused, it is given up for the run's own machines."""
-    adopted(world, P4DE)
+    adopt_run(world, P4DE)
     world.sagemaker.lacking = {P4D: FULL}
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(40)
@@ -248,12 +248,12 @@ def test_later_attempts_stay_where_there_was_room_until_that_is_refused_too(worl
     world.minutes(8)
     assert world.sagemaker.requests["gpt-a004"]["ResourceConfig"]["InstanceType"] == P4D
     assert f"{P4DE} is given up" in reasons(world)
-    assert "gpt: no capacity: going to its own machines" in told(world)
+    assert "gpt: no capacity: going to its own machines" in notice_titles(world)
 
 
 def test_a_job_that_fails_for_want_of_machines_goes_to_the_next_best_ones_too(world):
     """SageMaker accepted it, tried, and gave up."""
-    adopted(world, f"{P4DE} subnet-9")
+    adopt_run(world, f"{P4DE} subnet-9")
     world.sagemaker.fail("gpt", NO_MACHINES, training_started_at=None)
     world.sagemaker.full = {P4D}
     for _ in range(20):
@@ -273,7 +273,7 @@ def test_a_job_that_fails_for_want_of_machines_goes_to_the_next_best_ones_too(wo
 def test_a_job_that_waits_in_sagemakers_own_queue_is_called_back_for_a_fall_back(world):
     """It has never trained: nothing is lost but its place, and nothing is charged but time."""
     world.sagemaker.full = {P4D}
-    adopted(world, P4DE)
+    adopt_run(world, P4DE)
     world.minutes(29)
     assert world.run().state is RunState.STARTING
     world.minutes(4)
@@ -297,7 +297,7 @@ def test_a_job_that_waits_in_sagemakers_own_queue_is_called_back_for_a_fall_back
 def test_without_a_place_to_go_a_job_keeps_its_place_in_the_queue(world, fallbacks, request_):
     """It is told of after a while, and never stopped."""
     world.sagemaker.full = {P4D}
-    adopted(world, *fallbacks, request=request_)
+    adopt_run(world, *fallbacks, request=request_)
     world.minutes(90)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.STARTING
@@ -306,7 +306,7 @@ def test_without_a_place_to_go_a_job_keeps_its_place_in_the_queue(world, fallbac
 def test_a_wait_that_sagemaker_ends_by_its_own_clock_is_a_want_of_machines(world):
     """MaxPendingTimeInSeconds is over: nobody has stopped the run, so it waits for machines, or goes elsewhere."""
     world.sagemaker.full = {P4D}
-    adopted(world)
+    adopt_run(world)
     world.minutes(20)
     world.sagemaker.end("gpt", JobStatus.STOPPED, pending_ran_out=True)
     world.minutes(1)
@@ -324,7 +324,7 @@ def test_the_runs_own_machines_are_no_fall_back():
 def test_where_a_human_decides_a_job_is_not_called_back(world, mode):
     """Its place in the queue would be lost while somebody is asked."""
     world.sagemaker.full = {P4D}
-    adopted(world, P4DE)
+    adopt_run(world, P4DE)
     world.policies.by_name["default"] = replace(policy(P4DE), mode=mode)
     world.minutes(60)
     assert world.sagemaker.live() == ["gpt"]
@@ -332,7 +332,7 @@ def test_where_a_human_decides_a_job_is_not_called_back(world, mode):
 
 def test_a_job_that_has_trained_is_never_called_back(world):
     """Spot: it waits for its market, and SageMaker starts it again."""
-    adopted(world, P4DE)
+    adopt_run(world, P4DE)
     world.minutes(2)
     job = world.sagemaker.jobs["gpt"]
     world.sagemaker.jobs["gpt"] = replace(job, secondary="Pending", lacks_machines=True)
@@ -342,7 +342,7 @@ def test_a_job_that_has_trained_is_never_called_back(world):
 
 def test_machines_that_sagemaker_refuses_outright_are_given_up_and_the_run_goes_on(world):
     """A subnet of another network, a type that a region has not: our choice was wrong, not the owner's request."""
-    adopted(world, P4DE)
+    adopt_run(world, P4DE)
     world.sagemaker.lacking = {P4D: FULL, P4DE: "ValidationException: ml.p4de.24xlarge is not available in this region"}
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(45)
@@ -355,7 +355,7 @@ def test_machines_that_sagemaker_refuses_outright_are_given_up_and_the_run_goes_
 
 def test_a_quota_of_nothing_is_a_matter_for_people_at_once(world):
     """Twelve hours of waiting would not raise it; the page names it."""
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.lacking = {P4D: QUOTA.format(P4D, 0)}
     world.sagemaker.fail("gpt", NODE_LOST, keep_alive_seconds=600)
     world.minutes(5)
@@ -371,7 +371,7 @@ def test_a_quota_of_nothing_is_a_matter_for_people_at_once(world):
 def test_machines_that_are_kept_are_given_back_when_the_run_goes_elsewhere(world):
     """Nobody would use them: the successor does not match."""
     keep = {"ResourceConfig": {**MACHINES["ResourceConfig"], "KeepAlivePeriodInSeconds": 3600}}
-    adopted(world, P4DE, request=keep)
+    adopt_run(world, P4DE, request=keep)
     world.sagemaker.lacking = {P4D: QUOTA.format(P4D, 1)}
     world.sagemaker.fail("gpt", NODE_LOST, pool=WarmPool("Available"))
     world.minutes(6)

@@ -36,16 +36,16 @@ def agent(world) -> Agent:
     return agent
 
 
-def found(world: World, kind: Kind = Kind.THROUGHPUT_DROP, *, onset: int = 450, step: int = 510) -> None:
+def report_finding(world: World, kind: Kind = Kind.THROUGHPUT_DROP, *, onset: int = 450, step: int = 510) -> None:
     finding = Finding(kind, Level.INTERVENE, step, onset, f"{kind} since step {onset}")
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (finding,)))
 
 
-def said(world: World) -> list[str]:
+def reasons(world: World) -> list[str]:
     return [entry.reason for entry in world.runs.timeline]
 
 
-def told(world: World, severity: Severity = Severity.INFORM) -> list[str]:
+def notice_titles(world: World, severity: Severity = Severity.INFORM) -> list[str]:
     return [notice.title for notice in world.bus.told if notice.severity is severity]
 
 
@@ -71,7 +71,7 @@ def test_a_hello_is_a_fact_and_no_news(world):
     assert world.bus.told == []
 
 
-def test_whatever_an_agent_says_it_is_there(world):
+def test_any_report_proves_that_there_is_an_agent(world):
     """Its hello may have been lost."""
     agent = Agent(world)
     agent.hear(agent.files(ReportKind.CHECKPOINT, step=510, durability=Durability.REMOTE))
@@ -80,7 +80,7 @@ def test_whatever_an_agent_says_it_is_there(world):
 
 def test_a_slow_job_is_moved_without_losing_a_step(world, agent):
     """62:00 asked, 62:05 heard, 62:20 committed at step 520: stopped then, and resumed from there."""
-    found(world)
+    report_finding(world)
     run = world.run()
     assert (run.state, world.sagemaker.live()) == (RunState.SAVING, ["gpt"])
     asked = agent.asked
@@ -91,16 +91,16 @@ def test_a_slow_job_is_moved_without_losing_a_step(world, agent):
     world.clock.pass_by(timedelta(seconds=15))
     world.checkpoints.save(step=520, reason=EMERGENCY)
     agent.commits(520)
-    assert said(world)[-1] == "the emergency checkpoint of step 520 is committed: stopping the job"
+    assert reasons(world)[-1] == "the emergency checkpoint of step 520 is committed: stopping the job"
     run = relaunched(world)
     assert run.current.resumed_from_step == 520
     assert run.incidents[0].lost_steps == 0
-    assert "the agent has received the request for a checkpoint: all ranks save at one step" in said(world)
+    assert "the agent has received the request for a checkpoint: all ranks save at one step" in reasons(world)
 
 
 def test_the_incident_of_a_job_that_was_moved_is_open_until_it_has_come_further(world, agent):
     """The checkpoint that was saved for the move is no progress of the successor."""
-    found(world)
+    report_finding(world)
     world.checkpoints.save(step=520, reason=EMERGENCY)
     agent.commits(520)
     relaunched(world)
@@ -125,9 +125,9 @@ def test_an_operator_gets_a_checkpoint_first(world, agent, verb, ends):
         assert world.run().current.resumed_from_step == 515
 
 
-def test_a_wish_that_comes_while_the_job_is_being_stopped_changes_what_follows(world, agent):
+def test_a_command_during_a_stop_changes_what_follows(world, agent):
     """The end of the job is still our doing: it is no human's stop."""
-    found(world, Kind.DIVERGENCE, onset=350)
+    report_finding(world, Kind.DIVERGENCE, onset=350)
     end, world.sagemaker.stop = world.sagemaker.stop, lambda job: None  # it takes its time
     agent.commits(520)
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RESTART, "ada", ""))
@@ -138,7 +138,7 @@ def test_a_wish_that_comes_while_the_job_is_being_stopped_changes_what_follows(w
 
 def test_a_checkpoint_of_the_scripts_own_does_not_cut_the_agent_short(world, agent):
     """Periodic saves go on while the ranks agree: the emergency checkpoint is some steps newer."""
-    found(world)
+    report_finding(world)
     world.clock.pass_by(timedelta(seconds=5))
     world.checkpoints.save(step=511, reason="periodic")
     world.supervisor().handle(RunDue("gpt"))
@@ -155,7 +155,7 @@ def test_a_checkpoint_of_the_scripts_own_does_not_cut_the_agent_short(world, age
 @pytest.mark.parametrize("health", [Health.SUSPECT, Health.CLEAN], ids=["suspect", "called clean"])
 @pytest.mark.parametrize("kind", DIVERGED)
 def test_a_state_that_went_wrong_is_kept_as_evidence_and_never_resumed_from(world, agent, kind, health):
-    found(world, kind, onset=350)
+    report_finding(world, kind, onset=350)
     assert world.run().state is RunState.SAVING
     world.checkpoints.save(step=520, reason=EMERGENCY, health=health)
     agent.commits(520)
@@ -167,7 +167,7 @@ def test_a_state_that_went_wrong_is_kept_as_evidence_and_never_resumed_from(worl
 @pytest.mark.parametrize("kind", [Kind.STALL, Kind.STARTUP_STALL])
 def test_a_job_that_hangs_is_not_asked(world, agent, kind):
     """Nobody could answer."""
-    found(world, kind)
+    report_finding(world, kind)
     assert world.run().state is RunState.STOPPING
     assert world.mailbox.commands == []
     assert relaunched(world).current.resumed_from_step == 500
@@ -178,11 +178,11 @@ def test_a_job_that_hangs_is_not_asked(world, agent, kind):
 
 def test_a_checkpoint_on_the_machine_counts_when_it_is_whole_in_s3(world, agent):
     """62:00 asked, committed on the machine; 63:00 half of it is there; 64:00 all of it: now the job is stopped."""
-    found(world)
+    report_finding(world)
     agent.hears()
     agent.commits(520, Durability.LOCAL)
     assert (world.run().state, world.run().stop.committed_step) == (RunState.SAVING, 520)
-    assert "stopping the job once all of it is in S3" in said(world)[-1]
+    assert "stopping the job once all of it is in S3" in reasons(world)[-1]
     world.checkpoints.save(step=520, reason="periodic", missing=("__1_0.distcp",))
     world.minutes(2)
     assert world.run().state is RunState.SAVING
@@ -193,20 +193,20 @@ def test_a_checkpoint_on_the_machine_counts_when_it_is_whole_in_s3(world, agent)
 
 def test_a_checkpoint_that_is_in_s3_already_when_it_is_reported(world, agent):
     """The upload was faster than the report."""
-    found(world)
+    report_finding(world)
     world.checkpoints.save(step=520, reason="periodic")
     agent.commits(520, Durability.LOCAL)
     assert world.run().state is RunState.STOPPING
 
 
 def test_a_tainted_state_is_worth_no_upload(world, agent):
-    found(world, Kind.DIVERGENCE, onset=350)
+    report_finding(world, Kind.DIVERGENCE, onset=350)
     agent.commits(520, Durability.LOCAL)
     assert world.run().state is RunState.STOPPING
 
 
 def test_an_upload_that_never_ends_is_not_waited_for_beyond_the_deadline(world, agent):
-    found(world)
+    report_finding(world)
     agent.commits(520, Durability.LOCAL)
     world.minutes(14)
     assert world.run().state is RunState.SAVING
@@ -215,7 +215,7 @@ def test_an_upload_that_never_ends_is_not_waited_for_beyond_the_deadline(world, 
 
 
 @pytest.mark.parametrize(("durability", "step"), [(Durability.REMOTE, 520), (Durability.LOCAL, None)])
-def test_on_a_file_system_that_only_the_jobs_see_the_agents_word_is_taken(durability, step):
+def test_the_agents_report_counts_where_rerail_cannot_list_checkpoints(durability, step):
     """There is nothing to list. What was local is gone with the machine."""
     world = World()
     world.sagemaker.submit("gpt", uri="")
@@ -223,7 +223,7 @@ def test_on_a_file_system_that_only_the_jobs_see_the_agents_word_is_taken(durabi
     agent = Agent(world)
     agent.hello()
     world.sagemaker.request_members = lambda: {"TrainingJobName", "Tags"}
-    found(world)
+    report_finding(world)
     assert world.run().state is RunState.SAVING
     agent.commits(520, durability)
     assert world.run().state is RunState.STOPPING
@@ -234,18 +234,18 @@ def test_on_a_file_system_that_only_the_jobs_see_the_agents_word_is_taken(durabi
 # Words that are late, lost, repeated, out of order, or somebody else's
 
 
-def test_reports_that_are_lost_are_made_up_for_by_a_look(world, agent):
+def test_a_listing_replaces_lost_reports(world, agent):
     """Neither heard nor committed arrives; the checkpoint does."""
-    found(world)
+    report_finding(world)
     world.clock.pass_by(timedelta(seconds=20))
     world.checkpoints.save(step=520, reason=EMERGENCY)
     world.minutes(1)
-    assert "the emergency checkpoint of step 520 is committed: stopping the job" in said(world)
+    assert "the emergency checkpoint of step 520 is committed: stopping the job" in reasons(world)
     assert relaunched(world).current.resumed_from_step == 520
 
 
 def test_a_report_that_comes_again_changes_nothing(world, agent):
-    found(world)
+    report_finding(world)
     heard = agent.files(ReportKind.HEARD, command=agent.asked.id)
     agent.hear(heard)
     before = world.run()
@@ -264,9 +264,9 @@ def test_a_report_that_comes_again_changes_nothing(world, agent):
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
-def test_words_out_of_order(world, agent):
+def test_reports_out_of_order_change_nothing(world, agent):
     """Committed comes before heard."""
-    found(world)
+    report_finding(world)
     heard = agent.files(ReportKind.HEARD, command=agent.asked.id)
     agent.commits(520, Durability.LOCAL)
     before = world.run()
@@ -276,7 +276,7 @@ def test_words_out_of_order(world, agent):
 
 def test_a_late_answer_is_an_answer(world, agent):
     """Nobody heard for two minutes; then they save after all, within the deadline."""
-    found(world)
+    report_finding(world)
     world.minutes(5)
     assert world.run().state is RunState.SAVING
     agent.hears()
@@ -286,7 +286,7 @@ def test_a_late_answer_is_an_answer(world, agent):
 
 
 def test_an_answer_after_the_job_was_stopped_changes_nothing(world, agent):
-    found(world)
+    report_finding(world)
     late = agent.files(ReportKind.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
     world.minutes(20)
     before = world.run()
@@ -297,7 +297,7 @@ def test_an_answer_after_the_job_was_stopped_changes_nothing(world, agent):
 
 @pytest.mark.parametrize("facts", [{"attempt": 2}, {"job": "another"}, {"attempt": 7, "job": "gpt-a007"}])
 def test_a_report_of_another_attempt_changes_nothing(world, agent, facts):
-    found(world)
+    report_finding(world)
     before = world.run()
     stranger = replace(agent, **facts)
     stranger.hear(stranger.files(ReportKind.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE))
@@ -308,8 +308,8 @@ def test_a_report_of_another_attempt_changes_nothing(world, agent, facts):
 
 
 @pytest.mark.parametrize("command", ["", "checkpoint-a001-20260131T000000.000000", "c1"])
-def test_an_answer_to_another_wish_changes_nothing(world, agent, command):
-    found(world)
+def test_an_answer_to_another_command_changes_nothing(world, agent, command):
+    report_finding(world)
     before = world.run()
     agent.hear(agent.files(ReportKind.CHECKPOINT, command=command, step=520, durability=Durability.REMOTE))
     agent.hear(agent.files(ReportKind.REFUSED, command=command, reason="x"))
@@ -323,7 +323,7 @@ def test_a_checkpoint_of_the_agents_own_is_only_a_fact(world, agent):
     assert world.run() == before
 
 
-def test_a_report_about_a_run_that_nobody_knows_is_nobodys_business(world):
+def test_a_report_about_an_unknown_run_is_ignored(world):
     Agent(world, run="mine", job="mine").hello()
     assert world.runs.load("mine") is None
     assert world.bus.told == []
@@ -339,7 +339,7 @@ def test_a_report_that_is_not_there_is_asked_for_again_until_it_is_gone(world, a
     assert world.run() == before
 
 
-def test_a_report_that_comes_to_light_is_heard(world):
+def test_a_report_that_becomes_readable_is_handled(world):
     """A hello that was denied at first."""
     agent = Agent(world)
     key = agent.files(ReportKind.HELLO)
@@ -352,7 +352,7 @@ def test_a_report_that_comes_to_light_is_heard(world):
     assert world.run().current.agent
 
 
-def test_a_report_reaches_only_the_run_whose_folder_it_lies_in(world, agent):
+def test_a_report_reaches_only_the_run_of_its_folder(world, agent):
     """A successor's name is no folder; what lies there steers nobody."""
     world.sagemaker.fail("gpt", NODE_LOST)
     relaunched(world)
@@ -365,7 +365,7 @@ def test_a_report_reaches_only_the_run_whose_folder_it_lies_in(world, agent):
 
 def test_a_human_who_stops_the_job_while_it_saves_has_stopped_it(world, agent):
     """Its agent still reports the checkpoint: that must not make the stop ours, and relaunch against them."""
-    found(world)
+    report_finding(world)
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], status=JobStatus.STOPPING, secondary="Stopping")
     world.checkpoints.save(step=520, reason=EMERGENCY)
     agent.commits(520)
@@ -380,20 +380,20 @@ def test_a_human_who_stops_the_job_while_it_saves_has_stopped_it(world, agent):
 
 
 def test_an_agent_that_cannot_save_is_not_waited_for(world, agent):
-    found(world)
+    report_finding(world)
     agent.refuses("disk full")
     reason = (
         "the agent cannot save a checkpoint (disk full): stopping the job, to resume from its newest clean checkpoint"
     )
-    assert said(world)[-1] == reason
+    assert reasons(world)[-1] == reason
     assert relaunched(world).current.resumed_from_step == 500
 
 
 def test_an_agent_that_does_not_answer_leaves_it_to_the_script(world, agent):
     """62:00 asked, 64:00 nobody has heard of it, said once; 70:00 the script saves of its own accord."""
-    found(world)
+    report_finding(world)
     world.minutes(6)
-    silent = [reason for reason in said(world) if "the agent has not answered within 2 min" in reason]
+    silent = [reason for reason in reasons(world) if "the agent has not answered within 2 min" in reason]
     assert len(silent) == 1
     assert "waiting up to 13 min more for a checkpoint of the script's own" in silent[0]
     assert world.sagemaker.live() == ["gpt"]
@@ -401,8 +401,8 @@ def test_an_agent_that_does_not_answer_leaves_it_to_the_script(world, agent):
     assert relaunched(world).current.resumed_from_step == 600
 
 
-def test_a_tainted_state_waits_for_nobody_but_the_agent(world, agent):
-    found(world, Kind.DIVERGENCE, onset=350)
+def test_a_tainted_state_waits_for_the_agents_answer_alone(world, agent):
+    report_finding(world, Kind.DIVERGENCE, onset=350)
     world.minutes(1)
     assert world.run().state is RunState.SAVING
     world.minutes(1)
@@ -410,20 +410,20 @@ def test_a_tainted_state_waits_for_nobody_but_the_agent(world, agent):
     assert relaunched(world).current.resumed_from_step == 300
 
 
-def test_an_agent_that_heard_and_never_saves_is_waited_for_until_the_deadline(world, agent):
-    found(world)
+def test_an_agent_that_never_saves_is_waited_for_until_the_deadline(world, agent):
+    report_finding(world)
     agent.hears()
     world.minutes(14)
     assert world.sagemaker.live() == ["gpt"]
     world.minutes(1)
-    assert "no newer checkpoint came before the deadline: stopping the job all the same" in said(world)
+    assert "no newer checkpoint came before the deadline: stopping the job all the same" in reasons(world)
     relaunched(world)
 
 
-def test_the_policy_says_how_long(world, agent):
+def test_the_policy_sets_the_save_timeouts(world, agent):
     save = SaveTimeouts(answer=timedelta(minutes=4), deadline=timedelta(minutes=8))
     world.policies.by_name["default"] = Policy(save=save)
-    found(world)
+    report_finding(world)
     world.minutes(3)
     assert world.run().stop.answer_by is not None
     world.minutes(1)
@@ -435,13 +435,13 @@ def test_the_policy_says_how_long(world, agent):
 # A mailbox that takes nothing
 
 
-def test_a_mailbox_that_is_closed_for_a_minute_gets_the_wish_later(world, agent):
+def test_a_mailbox_that_is_closed_for_a_minute_gets_the_command_later(world, agent):
     world.mailbox.closed = True
     with pytest.raises(CommandNotStored):
-        found(world)
+        report_finding(world)
     assert world.run().state is RunState.SAVING
     assert any(isinstance(action, PostCommand) for action in world.run().pending)
-    assert "gpt: throughput_drop: relaunching" in told(world), "people are told nevertheless"
+    assert "gpt: throughput_drop: relaunching" in notice_titles(world), "people are told nevertheless"
     world.mailbox.closed = False
     world.minutes(1)
     assert world.run().pending == ()
@@ -454,7 +454,7 @@ def test_a_mailbox_that_stays_closed_is_an_agent_that_does_not_answer(world, age
     """The same end of the first leg; each message fails in the end, and so says why."""
     world.mailbox.closed = True
     with pytest.raises(CommandNotStored):
-        found(world, kind)
+        report_finding(world, kind)
     for minute in range(12):
         world.clock.pass_by(timedelta(minutes=1))
         if minute == 5:
@@ -466,10 +466,10 @@ def test_a_mailbox_that_stays_closed_is_an_agent_that_does_not_answer(world, age
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
-def test_an_operator_is_heard_though_the_mailbox_is_closed(world, agent):
+def test_an_operators_command_is_handled_while_the_mailbox_is_closed(world, agent):
     world.mailbox.closed = True
     with pytest.raises(CommandNotStored):
-        found(world)
+        report_finding(world)
     with pytest.raises(CommandNotStored):
         world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.STOP, "ada", ""))
     assert world.run().stop.reason == "ada said stop"
@@ -481,7 +481,7 @@ def test_an_operator_is_heard_though_the_mailbox_is_closed(world, agent):
 # Who owns the run
 
 
-def test_a_successor_is_created_though_nobody_can_be_told(world, agent):
+def test_a_successor_is_created_when_the_mailbox_is_closed(world, agent):
     """The announcement is owed, and its failure said; the run trains, is watched, and the debt is paid later."""
     world.sagemaker.fail("gpt", NODE_LOST)
     world.mailbox.closed = True
@@ -499,7 +499,7 @@ def test_a_successor_is_created_though_nobody_can_be_told(world, agent):
     assert world.mailbox.commands[-1].attempt == 2
 
 
-def test_a_launch_that_is_tried_again_owes_one_announcement(world):
+def test_a_launch_that_is_retried_has_one_pending_announcement(world):
     """No machines, twice, and a mailbox that takes nothing."""
     world.sagemaker.fail("gpt", NODE_LOST)
     world.mailbox.closed, world.sagemaker.no_capacity = True, 2
@@ -511,7 +511,7 @@ def test_a_launch_that_is_tried_again_owes_one_announcement(world):
     assert [type(action) for action in world.run().pending] == [PostCommand]
 
 
-def test_an_announcement_that_is_owed_never_overwrites_a_newer_wish(world):
+def test_a_pending_announcement_never_overwrites_a_newer_command(world):
     world.sagemaker.fail("gpt", NODE_LOST)
     world.mailbox.closed = True
     for _ in range(2):
@@ -569,7 +569,7 @@ def test_a_name_used_again_is_freed_of_what_was_asked_under_it(world, agent):
 
 def test_what_the_agent_finds_is_dealt_with_as_what_the_sweep_finds(world, agent):
     agent.finds(Finding(Kind.LOSS_SPIKE, Level.WARN, 505, 505, "loss 9.1, usual 2.3"))
-    assert told(world) == ["gpt: loss_spike (warning)"]
+    assert notice_titles(world) == ["gpt: loss_spike (warning)"]
     agent.finds(Finding(Kind.DIVERGENCE, Level.INTERVENE, 520, 450, "loss 9.1 for 80 rows"))
     assert world.run().state is RunState.SAVING
     world.checkpoints.save(step=521, reason=EMERGENCY, health=Health.SUSPECT)
@@ -577,7 +577,7 @@ def test_what_the_agent_finds_is_dealt_with_as_what_the_sweep_finds(world, agent
     assert relaunched(world).current.resumed_from_step == 400
 
 
-def test_an_agent_that_sees_the_main_thread_stand_still_needs_no_second_witness(world, agent):
+def test_a_stall_seen_by_the_agent_needs_no_second_signal(world, agent):
     """Not even a checkpoint that was committed in the background since speaks against it."""
     onset = world.clock()
     world.minutes(5)
@@ -600,21 +600,21 @@ def test_a_clock_that_is_wrong_dates_nothing_before_the_attempt_or_after_now(wor
         assert fresh.run().stop.asked_at == fresh.clock()
 
 
-def test_a_loss_that_does_not_follow_on_after_a_resume_is_told(world, agent):
+def test_a_resume_mismatch_is_reported(world, agent):
     agent.finds(Finding(Kind.RESUME_MISMATCH, Level.WARN, 501, 500, "loss 2.9 at step 501, 2.3 when it was saved"))
-    assert told(world) == ["gpt: resume_mismatch (warning)"]
+    assert notice_titles(world) == ["gpt: resume_mismatch (warning)"]
     assert world.run().state is RunState.WATCHING
 
 
 # Reports that cannot be read
 
 
-def test_a_report_that_cannot_be_read_is_said_once_for_each_defect(world, agent):
+def test_an_unreadable_report_is_reported_once_for_each_defect(world, agent):
     """No message goes back to the queue for it, and nothing else comes of it."""
     for number, text in enumerate([b"{", b"[]", b"{", b"", b"x" * 70_000, b"y" * 70_000]):
         key = report_key("gpt", f"bad-{number}")
         world.mailbox.put(key, text)
         agent.hear(key)
-    assert told(world) == ["gpt: a report cannot be read"] * 3
+    assert notice_titles(world) == ["gpt: a report cannot be read"] * 3
     assert world.run().defects == ("json", "schema", "size")
     assert world.run().state is RunState.WATCHING

@@ -36,7 +36,7 @@ def world() -> World:
     return world
 
 
-def found(world: World, level: Level, *, onset: int | None, step: int | None, kind: Kind = SPIKE) -> None:
+def report_finding(world: World, level: Level, *, onset: int | None, step: int | None, kind: Kind = SPIKE) -> None:
     finding = Finding(kind, level, step, onset, "the loss jumped")
     world.supervisor().handle(FindingsReceived("gpt", world.run().current.job_name, (finding,)))
 
@@ -47,7 +47,7 @@ def health_of(world: World, step: int) -> tuple[Health, str]:
     return assess_health(run, checkpoint)
 
 
-def dies(world: World) -> int | None:
+def lose_node(world: World) -> int | None:
     """The node is lost; where the next attempt begins."""
     world.sagemaker.fail(world.run().current.job_name, NODE_LOST)
     world.minutes(3)
@@ -56,7 +56,7 @@ def dies(world: World) -> int | None:
 
 def test_from_the_warning_on_what_is_saved_is_suspect(world):
     """Also what was saved before the warning was heard, after the onset that it dates."""
-    found(world, Level.WARN, onset=450, step=510)
+    report_finding(world, Level.WARN, onset=450, step=510)
     world.checkpoints.save(step=600)
     assert health_of(world, 400) == (Health.CLEAN, "")
     for step in (500, 600):
@@ -64,65 +64,67 @@ def test_from_the_warning_on_what_is_saved_is_suspect(world):
             Health.SUSPECT,
             "saved after the loss had gone wrong at step 450 (loss_spike: the loss jumped)",
         )
-    assert dies(world) == 400
+    assert lose_node(world) == 400
 
 
-def test_a_loss_that_mends_makes_them_clean_again(world):
+def test_a_loss_that_recovers_makes_checkpoints_clean_again(world):
     """What was saved in the spike, by its own manifest suspect, too."""
-    found(world, Level.WARN, onset=450, step=455)
+    report_finding(world, Level.WARN, onset=450, step=455)
     world.checkpoints.save(step=460, health=Health.SUSPECT)
-    found(world, Level.MENDED, onset=450, step=470)
+    report_finding(world, Level.MENDED, onset=450, step=470)
     world.checkpoints.save(step=600)
     world.checkpoints.save(step=610, health=Health.SUSPECT)
     assert health_of(world, 460)[0] is Health.CLEAN
     assert "had recovered by step 470" in health_of(world, 460)[1]
     assert health_of(world, 600) == (Health.CLEAN, "")
     assert health_of(world, 610)[0] is Health.SUSPECT, "of what came later nobody has said that it is over"
-    assert dies(world) == 600
+    assert lose_node(world) == 600
     assert "loss_spike (over)" in [notice.title.removeprefix("gpt: ") for notice in world.bus.told]
 
 
 def test_a_level_that_was_accepted_clears_only_what_comes_after_it(world):
-    found(world, Level.WARN, onset=450, step=455)
-    found(world, Level.ACCEPTED, onset=450, step=520)
+    report_finding(world, Level.WARN, onset=450, step=455)
+    report_finding(world, Level.ACCEPTED, onset=450, step=520)
     world.checkpoints.save(step=600)
     assert (health_of(world, 500)[0], health_of(world, 600)[0]) == (Health.SUSPECT, Health.CLEAN)
 
 
-def test_one_trouble_that_mends_says_nothing_of_another(world):
-    found(world, Level.WARN, onset=450, step=455)
-    found(world, Level.WARN, onset=440, step=456, kind=Kind.DIVERGENCE)
-    found(world, Level.MENDED, onset=450, step=470)
+def test_the_end_of_one_finding_clears_no_other(world):
+    report_finding(world, Level.WARN, onset=450, step=455)
+    report_finding(world, Level.WARN, onset=440, step=456, kind=Kind.DIVERGENCE)
+    report_finding(world, Level.MENDED, onset=450, step=470)
     assert health_of(world, 500)[0] is Health.SUSPECT
-    found(world, Level.MENDED, onset=440, step=510, kind=Kind.DIVERGENCE)
+    report_finding(world, Level.MENDED, onset=440, step=510, kind=Kind.DIVERGENCE)
     assert health_of(world, 500)[0] is Health.CLEAN
 
 
-def test_what_mends_in_a_later_attempt_says_nothing_of_an_older_ones_trouble(world):
+def test_the_end_of_a_finding_clears_no_earlier_attempt(world):
     """The second attempt has resumed from before it."""
-    found(world, Level.WARN, onset=450, step=455)
-    assert dies(world) == 400
-    found(world, Level.WARN, onset=430, step=435)
-    found(world, Level.MENDED, onset=430, step=440)
+    report_finding(world, Level.WARN, onset=450, step=455)
+    assert lose_node(world) == 400
+    report_finding(world, Level.WARN, onset=430, step=435)
+    report_finding(world, Level.MENDED, onset=430, step=440)
     assert health_of(world, 500)[0] is Health.SUSPECT
 
 
 def test_where_nothing_is_clean_a_suspect_one_is_better_than_the_start(world):
     """It may be sound; a quarantined one never is taken."""
-    found(world, Level.WARN, onset=50, step=510)
-    assert dies(world) == 500
+    report_finding(world, Level.WARN, onset=50, step=510)
+    assert lose_node(world) == 500
 
 
 def test_what_is_rolled_back_is_never_resumed_from(world):
     """Even where it is all that there is."""
-    found(world, Level.INTERVENE, onset=50, step=510)
+    report_finding(world, Level.INTERVENE, onset=50, step=510)
     world.minutes(20)
     assert world.run().current.resumed_from_step is None
     assert health_of(world, 500)[0] is Health.QUARANTINED
-    assert dies(world) is None
+    assert lose_node(world) is None
 
 
-def refuses(world: World, told: ReportKind, step: int, *, saved_by: int | None = 1, reason: str = "bad magic") -> str:
+def report_unloadable(
+    world: World, told: ReportKind, step: int, *, saved_by: int | None = 1, reason: str = "bad magic"
+) -> str:
     """The agent of the current attempt could not restore a checkpoint; the report's key."""
     run = world.run()
     agent = Agent(world, attempt=run.current.number, job=run.current.job_name, told=len(world.mailbox.objects))
@@ -133,12 +135,12 @@ def refuses(world: World, told: ReportKind, step: int, *, saved_by: int | None =
 
 def test_what_cannot_be_loaded_once_is_suspect_and_twice_is_quarantined(world):
     """The same report heard again is no second failure."""
-    key = refuses(world, ReportKind.UNLOADED, 500)
+    key = report_unloadable(world, ReportKind.UNLOADED, 500)
     for _ in range(2):
         Agent(world).hear(key)
     assert health_of(world, 500)[0] is Health.SUSPECT
-    assert dies(world) == 400
-    refuses(world, ReportKind.UNLOADED, 500)
+    assert lose_node(world) == 400
+    report_unloadable(world, ReportKind.UNLOADED, 500)
     assert health_of(world, 500) == (Health.QUARANTINED, "it could not be loaded, twice: bad magic")
     assert health_of(world, 400)[0] is Health.CLEAN
     assert [n.title for n in world.bus.told if "checkpoint" in n.title] == [
@@ -149,8 +151,8 @@ def test_what_cannot_be_loaded_once_is_suspect_and_twice_is_quarantined(world):
 
 def test_files_that_do_not_match_their_manifest_are_quarantined_at_once(world):
     """And what a later attempt saves at that step is another checkpoint."""
-    assert dies(world) == 500
-    refuses(world, ReportKind.DAMAGED, 500)
+    assert lose_node(world) == 500
+    report_unloadable(world, ReportKind.DAMAGED, 500)
     assert health_of(world, 500)[0] is Health.QUARANTINED
     again = save(500, attempt=2)
     assert assess_health(world.run(), again) == (Health.CLEAN, "")
@@ -158,15 +160,15 @@ def test_files_that_do_not_match_their_manifest_are_quarantined_at_once(world):
 
 def test_what_a_job_saves_after_sagemaker_restarted_it_is_another_matter(world):
     """It went on from a clean checkpoint: the trouble before is not its own."""
-    found(world, Level.WARN, onset=450, step=510)
+    report_finding(world, Level.WARN, onset=450, step=510)
     for secondary in ("Interrupted", "Training"):
         world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
         world.minutes(2)
     world.checkpoints.save(step=510)
     assert (health_of(world, 500)[0], health_of(world, 510)[0]) == (Health.SUSPECT, Health.CLEAN)
-    found(world, Level.WARN, onset=505, step=520)
+    report_finding(world, Level.WARN, onset=505, step=520)
     assert health_of(world, 510)[0] is Health.SUSPECT
-    found(world, Level.MENDED, onset=505, step=530)
+    report_finding(world, Level.MENDED, onset=505, step=530)
     assert (health_of(world, 500)[0], health_of(world, 510)[0]) == (Health.SUSPECT, Health.CLEAN)
 
 
@@ -181,11 +183,11 @@ def test_a_report_that_comes_after_the_jobs_end_counts_too(world):
     assert world.sagemaker.requests["gpt-a002"]["Environment"]["RERAIL_RESUME_STEP"] == "400"
 
 
-def test_a_finding_heard_while_the_job_is_being_stopped_is_remembered(world):
+def test_a_finding_during_a_stop_labels_the_checkpoints(world):
     """Nothing more is decided then, but what it says of the saves is true."""
-    found(world, Level.INTERVENE, kind=Kind.THROUGHPUT_DROP, onset=480, step=500)
+    report_finding(world, Level.INTERVENE, kind=Kind.THROUGHPUT_DROP, onset=480, step=500)
     assert world.run().state is RunState.SAVING
-    found(world, Level.WARN, onset=450, step=510)
+    report_finding(world, Level.WARN, onset=450, step=510)
     assert world.run().state is RunState.SAVING
     assert health_of(world, 500)[0] is Health.SUSPECT
 
@@ -208,7 +210,7 @@ steps = st.lists(st.integers(0, 400), min_size=1, max_size=8)
 
 @settings(max_examples=100)
 @given(stories, steps)
-def test_however_much_is_said_little_is_kept_and_nothing_bad_is_forgotten(story, saved):
+def test_labels_are_bounded_and_no_suspect_checkpoint_becomes_clean(story, saved):
     """A save after an onset of which nobody has said that it is over stays suspect; labels have a bound."""
     run, open_since = run_of(1), {}
     for kind, level, onset, length in story:

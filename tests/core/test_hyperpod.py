@@ -34,7 +34,7 @@ def sample(name: str) -> dict[str, Any]:
     return event
 
 
-def heard(event: dict[str, Any]) -> ClusterEventReceived:
+def parse_event(event: dict[str, Any]) -> ClusterEventReceived:
     wakeup = parse_message(json.dumps(event))
     assert isinstance(wakeup, ClusterEventReceived)
     return wakeup
@@ -47,10 +47,10 @@ def health(
     event["time"] = (datetime(2026, 1, 31, tzinfo=UTC) + minute * MINUTE).isoformat()
     event["detail"]["InstanceId"] = node
     event["detail"]["HealthSummary"] |= {"HealthStatus": status, "RepairAction": repair}
-    return heard(event)
+    return parse_event(event)
 
 
-class Told(World):
+class ClusterWorld(World):
     """A world that hears clusters."""
 
     def hear(self, *events: ClusterEventReceived) -> list[Notice]:
@@ -60,11 +60,11 @@ class Told(World):
             self.hyperpod_watch().handle(event)
         return self.bus.told[before:]
 
-    def with_policy(self, **hyperpod: Any) -> "Told":
+    def with_policy(self, **hyperpod: Any) -> "ClusterWorld":
         self.policies.by_name["default"] = Policy(hyperpod=ClusterPolicy(**hyperpod))
         return self
 
-    def with_run(self, name: str = "gpt", cluster: str = CLUSTER) -> "Told":
+    def with_run(self, name: str = "gpt", cluster: str = CLUSTER) -> "ClusterWorld":
         self.sagemaker.submit(name)
         self.sagemaker.job_tags[name][CLUSTER_TAG] = cluster
         self.supervisor().handle(JobStateChanged(name))
@@ -89,26 +89,26 @@ class Told(World):
         ("replacement_failed", [("node i-0391f86fa0fe0d465", "broken", "has an error")]),
     ],
 )
-def test_every_sample_says_how_a_part_is(name, signs):
+def test_every_sample_gives_the_condition_of_a_part(name, signs):
     """What each of the documented events means to somebody whose run needs the cluster."""
-    event = heard(sample(name))
+    event = parse_event(sample(name))
     assert (event.cluster, event.arn) == (CLUSTER, ARN)
     assert [(sign.part, sign.condition.value, sign.what) for sign in event.signs] == signs
 
 
-def test_hyperpods_own_words_are_kept():
+def test_hyperpods_own_message_is_kept():
     """The fault, the recommendation, and why a node could not be had."""
-    (sign,) = heard(sample("node_unhealthy")).signs
+    (sign,) = parse_event(sample("node_unhealthy")).signs
     assert "fault type NvidiaErrorTerminate" in sign.says
     assert sign.says.endswith("Please Replace the Faulty Node.")
-    (sign,) = heard(sample("cluster_event")).signs
+    (sign,) = parse_event(sample("cluster_event")).signs
     assert "sufficient capacity" in sign.says
 
 
 def test_the_time_is_the_events_own():
     """To the millisecond where the event has it, else that of its envelope."""
-    assert heard(sample("cluster_event")).at == datetime(2025, 6, 1, 16, 20, 25, 350000, UTC)
-    assert heard(sample("node_unhealthy")).at == datetime(2021, 10, 25, 1, 52, 12, tzinfo=UTC)
+    assert parse_event(sample("cluster_event")).at == datetime(2025, 6, 1, 16, 20, 25, 350000, UTC)
+    assert parse_event(sample("node_unhealthy")).at == datetime(2021, 10, 25, 1, 52, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_is_malformed_is_named(path, value, named):
         table = table[key]
     table[path[-1]] = value
     with pytest.raises(BadMessage, match=named):
-        heard(event)
+        parse_event(event)
 
 
 @given(json_values, st.sampled_from(["node_unhealthy", "cluster_state", "cluster_event"]), st.data())
@@ -140,14 +140,14 @@ def test_whatever_a_field_holds_it_is_read_or_refused(value, name, data):
     detail = event["detail"]["EventDetails"] if name == "cluster_event" else event["detail"]
     detail[data.draw(st.sampled_from(sorted(detail)))] = value
     try:
-        signs = heard(event).signs
+        signs = parse_event(event).signs
     except BadMessage:
         return
     assert all(len(sign.says) <= 1100 and sign.says.isprintable() for sign in signs)
 
 
 @given(st.text(max_size=2000))
-def test_words_are_one_line_of_bounded_length(text):
+def test_cleaned_text_is_one_line_of_bounded_length(text):
     """Nothing of it can break out of a notice."""
     assert len(clean_text(text)) <= 500
     assert clean_text(text).isprintable()
@@ -158,13 +158,13 @@ def test_a_cluster_at_work_is_no_news(status):
     """What somebody does to a cluster on purpose, or what nobody knows yet, says nothing."""
     event = sample("cluster_failed")
     event["detail"] |= {"ClusterStatus": status, "InstanceGroups": "none"}
-    assert heard(event).signs == ()
+    assert parse_event(event).signs == ()
 
 
 def test_a_broken_node_pages_with_the_runs_that_need_the_cluster():
     """Who is woken reads what is broken, whom it touches, what to type, and that Rerail leaves nodes alone."""
-    world = Told().with_run("gpt").with_run("bert", cluster=ARN).with_run("other", cluster="another")
-    (notice,) = world.hear(heard(sample("node_unhealthy")))
+    world = ClusterWorld().with_run("gpt").with_run("bert", cluster=ARN).with_run("other", cluster="another")
+    (notice,) = world.hear(parse_event(sample("node_unhealthy")))
     assert notice.severity is Severity.PAGE
     assert notice.title == f"HyperPod cluster {CLUSTER}: {NODE} is unhealthy, and HyperPod does not repair it"
     assert "NvidiaErrorTerminate" in notice.body
@@ -173,57 +173,57 @@ def test_a_broken_node_pages_with_the_runs_that_need_the_cluster():
     assert notice.todo.startswith("Replace the node: aws sagemaker batch-replace-cluster-nodes --cluster-name sample-")
     assert "left to HyperPod" in notice.did
     assert notice.runbook is Runbook.HYPERPOD
-    assert notice.since == heard(sample("node_unhealthy")).at
+    assert notice.since == parse_event(sample("node_unhealthy")).at
 
 
 def test_there_may_be_no_run_at_all():
     """A broken node is told all the same; it is nobody's run."""
-    (notice,) = Told().hear(heard(sample("node_unhealthy")))
+    (notice,) = ClusterWorld().hear(parse_event(sample("node_unhealthy")))
     assert (notice.severity, notice.run) == (Severity.PAGE, f"hyperpod/{CLUSTER}")
     assert "No open run is tagged as depending on this cluster" in notice.body
 
 
 def test_a_run_that_has_ended_depends_on_nothing():
     """Only open runs are named."""
-    world = Told().with_run("gpt")
+    world = ClusterWorld().with_run("gpt")
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.supervisor().handle(JobStateChanged("gpt"))
-    (notice,) = world.hear(heard(sample("node_unhealthy")))
+    (notice,) = world.hear(parse_event(sample("node_unhealthy")))
     assert "No open run" in notice.body
 
 
-def test_a_node_that_hyperpod_replaces_wakes_nobody():
+def test_a_node_that_hyperpod_replaces_pages_no_one():
     """It is told to whoever looks, with nothing to do."""
-    (notice,) = Told().hear(health("Unhealthy", "Replace"))
+    (notice,) = ClusterWorld().hear(health("Unhealthy", "Replace"))
     assert (notice.severity, notice.todo) == (Severity.INFORM, "")
     assert "being replaced by HyperPod" in notice.title
 
 
-def test_a_repetition_is_told_once():
+def test_a_repeated_event_is_reported_once():
     """HyperPod may send an event several times, and says Unhealthy again and again."""
-    world = Told()
+    world = ClusterWorld()
     assert len(world.hear(*[health("Unhealthy", minute=minute) for minute in (0, 0, 1, 2)])) == 1
 
 
-def test_an_event_that_lay_aside_for_long_is_told_once_too():
+def test_an_old_event_that_is_redriven_is_reported_once():
     """What was redriven after months is as old as it is, and no reason to repeat it."""
-    world = Told()
+    world = ClusterWorld()
     world.clock.pass_by(timedelta(days=90))
     assert len(world.hear(health("Unhealthy"), health("Unhealthy", minute=1))) == 1
 
 
 def test_parts_are_forgotten_after_a_month():
     """A node that nobody has heard of since is gone; the record of a cluster does not grow for ever."""
-    world = Told()
+    world = ClusterWorld()
     world.hear(health("Unhealthy"))
     world.clock.pass_by(timedelta(days=31))
     world.hear(health("Unhealthy", minute=31 * 24 * 60, node="i-0123456789abcdef1"))
     assert list(world.hyperpods.recall(CLUSTER).parts) == ["node i-0123456789abcdef1"]
 
 
-def test_what_lasts_is_told_again_after_a_while():
+def test_a_lasting_condition_is_reported_again():
     """With the same key, so that a pager adds it to the incident that it has open."""
-    world = Told().with_policy(again=timedelta(hours=4))
+    world = ClusterWorld().with_policy(again=timedelta(hours=4))
     (first,) = world.hear(health("Unhealthy"))
     world.clock.pass_by(timedelta(hours=4))
     (again,) = world.hear(health("Unhealthy", minute=240))
@@ -234,15 +234,15 @@ def test_what_lasts_is_told_again_after_a_while():
     assert world.hear(health("Unhealthy", minute=4000)) == []
 
 
-def test_a_node_that_hyperpod_gives_up_is_told_at_once():
+def test_a_node_that_hyperpod_gives_up_pages_at_once():
     """Informed first, paged as soon as only a human can help."""
-    told = Told().hear(health("Unhealthy", "Replace"), health("Unhealthy", "None", minute=1))
+    told = ClusterWorld().hear(health("Unhealthy", "Replace"), health("Unhealthy", "None", minute=1))
     assert [notice.severity for notice in told] == [Severity.INFORM, Severity.PAGE]
 
 
 def test_all_clear_ends_the_page():
     """Whoever was paged hears that it is over, by the key of that page; after that a new trouble is a new page."""
-    page, clear, again = Told().hear(
+    page, clear, again = ClusterWorld().hear(
         health("Unhealthy"), health("Healthy", minute=9), health("Unhealthy", minute=20), health("Unhealthy", minute=21)
     )
     assert (clear.severity, clear.clears) == (Severity.CLEAR, page.key)
@@ -252,16 +252,9 @@ def test_all_clear_ends_the_page():
     assert again.since > page.since
 
 
-def test_a_page_is_cleared_also_when_it_was_being_mended_last():
-    """Paged, then repaired after all, then well."""
-    told = Told().hear(health("Unhealthy"), health("Unhealthy", "Reboot", minute=1), health("Healthy", minute=2))
-    assert [notice.severity for notice in told] == [Severity.PAGE, Severity.INFORM, Severity.CLEAR]
-    assert told[2].clears == told[0].key
-
-
 def test_who_was_informed_is_informed_of_the_end():
     """Nobody was woken, so nobody is."""
-    told = Told().hear(health("Unhealthy", "Replace"), health("Healthy", minute=1))
+    told = ClusterWorld().hear(health("Unhealthy", "Replace"), health("Healthy", minute=1))
     assert [notice.severity for notice in told] == [Severity.INFORM, Severity.INFORM]
     assert told[1].title.endswith("is healthy")
     assert told[1].clears == ""
@@ -273,40 +266,40 @@ def test_a_node_that_leaves_the_cluster_is_over_too():
     detail = event["detail"]["EventDetails"]
     detail |= {"EventLevel": "Info", "InstanceId": "i-0123456789abcdef0", "EventTime": 1893456000000}
     detail["Description"] = "Termination of EC2 Instance i-0123456789abcdef0 is currently in progress in Cluster c"
-    page, clear = Told().hear(health("Unhealthy"), heard(event))
+    page, clear = ClusterWorld().hear(health("Unhealthy"), parse_event(event))
     assert (clear.severity, clear.clears) == (Severity.CLEAR, page.key)
     assert "has left the cluster" in clear.title
 
 
 def test_healthy_nodes_are_no_news_and_leave_no_trace():
     """A thousand of them write nothing."""
-    world = Told()
+    world = ClusterWorld()
     assert world.hear(health("Healthy")) == []
     assert world.hyperpods.records == {}
 
 
 def test_an_old_event_does_not_undo_a_newer_one():
     """Events come in any order: that a node was unhealthy an hour ago is no news when it is healthy now."""
-    world = Told()
+    world = ClusterWorld()
     world.hear(health("Unhealthy", minute=0))
     assert len(world.hear(health("Healthy", minute=10), health("Unhealthy", minute=5))) == 1
     assert world.hear(health("Healthy", minute=7)) == []
 
 
-def test_a_storm_is_told_in_ten_notices():
+def test_many_events_are_reported_in_few_notices():
     """When half a cluster goes, somebody is woken and not buried; the last notice says that there is more."""
-    world = Told().with_policy(most=3)
+    world = ClusterWorld().with_policy(most=3)
     told = world.hear(*[health("Unhealthy", node=f"i-0123456789abcde{n:02}") for n in range(20)])
     assert len(told) == 3
     assert "until 01:00 UTC other parts are not reported" in told[2].body
-    assert world.hear(heard(sample("cluster_failed")))[0].title == f"HyperPod cluster {CLUSTER} has failed"
+    assert world.hear(parse_event(sample("cluster_failed")))[0].title == f"HyperPod cluster {CLUSTER} has failed"
     world.clock.pass_by(timedelta(hours=1))
     assert len(world.hear(health("Unhealthy", minute=60, node="i-0123456789abcde19"))) == 1
 
 
 def test_clusters_do_not_share_a_cap():
     """One cluster's storm does not silence another's."""
-    world = Told().with_policy(most=1)
+    world = ClusterWorld().with_policy(most=1)
     here = health("Unhealthy")
     there = replace(here, cluster="elsewhere", arn=ARN.replace(CLUSTER, "elsewhere"))
     assert len(world.hear(here, there)) == 2
@@ -321,35 +314,35 @@ def test_clusters_do_not_share_a_cap():
         (WhichClusters.NONE, True, 0),
     ],
 )
-def test_the_policy_says_of_which_clusters(which, needed, told):
+def test_the_policy_selects_the_clusters(which, needed, told):
     """All, those that an open run needs, or none."""
-    world = Told().with_policy(tell=which)
+    world = ClusterWorld().with_policy(tell=which)
     if needed:
         world.with_run()
     assert len(world.hear(health("Unhealthy"))) == told
 
 
-def test_what_nobody_was_told_is_told_when_somebody_needs_the_cluster():
+def test_an_unreported_condition_is_reported_when_a_run_needs_the_cluster():
     """A run that comes to a broken cluster is told with the next event."""
-    world = Told().with_policy(tell=WhichClusters.NEEDED)
+    world = ClusterWorld().with_policy(tell=WhichClusters.NEEDED)
     assert world.hear(health("Unhealthy")) == []
     assert len(world.with_run().hear(health("Unhealthy", minute=1))) == 1
 
 
-def test_that_a_cluster_goes_is_told_to_those_who_need_it():
+def test_a_deleted_cluster_is_reported_when_a_run_needs_it():
     """Somebody deletes it on purpose; unless a run depends on it, that is their own affair."""
     event = sample("cluster_failed")
     event["detail"] |= {"ClusterStatus": "Deleting", "InstanceGroups": []}
-    assert Told().hear(heard(event)) == []
-    (notice,) = Told().with_run().hear(heard(event))
+    assert ClusterWorld().hear(parse_event(event)) == []
+    (notice,) = ClusterWorld().with_run().hear(parse_event(event))
     assert (notice.severity, notice.run) == (Severity.INFORM, "gpt")
     assert "is being deleted" in notice.title
 
 
-def test_a_node_that_takes_long_to_be_mended_wakes_whoever_needs_it():
+def test_a_long_repair_pages_when_a_run_needs_the_cluster():
     """Informed first; when HyperPod has been at it for two hours, the sweep sees to it that somebody with a run that
     needs the cluster is paged, once; and the all-clear ends that page."""
-    world = Told().with_run()
+    world = ClusterWorld().with_run()
     world.hear(health("Unhealthy", "Replace"))
     world.minutes(119)
     assert [notice.severity for notice in world.bus.told] == [Severity.INFORM]
@@ -362,9 +355,9 @@ def test_a_node_that_takes_long_to_be_mended_wakes_whoever_needs_it():
     assert (clear.severity, clear.clears) == (Severity.CLEAR, page.key)
 
 
-def test_where_no_run_needs_the_cluster_a_long_repair_wakes_nobody():
+def test_a_long_repair_pages_no_one_where_no_run_needs_the_cluster():
     """It is told to whoever looks, once."""
-    world = Told()
+    world = ClusterWorld()
     world.hear(health("Unhealthy", "Replace"))
     world.minutes(200)
     assert [notice.severity for notice in world.bus.told] == [Severity.INFORM, Severity.INFORM]
@@ -374,9 +367,9 @@ def test_where_no_run_needs_the_cluster_a_long_repair_wakes_nobody():
 
 
 @pytest.mark.parametrize("repair", ["Replace", "None"])
-def test_what_is_mended_in_time_or_paged_already_is_not_late(repair):
+def test_a_repair_in_time_or_paged_already_is_not_late(repair):
     """Nor anything at all where the policy has no end of patience."""
-    world = Told().with_run()
+    world = ClusterWorld().with_run()
     world.hear(health("Unhealthy", repair))
     if repair == "Replace":
         world.minutes(100)
@@ -384,7 +377,7 @@ def test_what_is_mended_in_time_or_paged_already_is_not_late(repair):
     told = len(world.bus.told)
     world.minutes(60)
     assert len(world.bus.told) == told
-    patient = Told().with_run().with_policy(patience=timedelta(0))
+    patient = ClusterWorld().with_run().with_policy(patience=timedelta(0))
     patient.hear(health("Unhealthy", "Replace"))
     patient.minutes(300)
     assert len(patient.bus.told) == 1
@@ -394,9 +387,9 @@ class Dies(Exception):
     """The function ends here."""
 
 
-def test_a_notice_that_could_not_be_said_is_said_when_the_message_comes_back():
+def test_an_unpublished_notice_is_published_when_the_message_returns():
     """It is recorded before it is said: neither lost, nor told twice, when the bus refuses or the function dies."""
-    world = Told()
+    world = ClusterWorld()
     publish, refusing = world.bus.publish, True
 
     def refuse(notice: Notice) -> None:
@@ -412,9 +405,9 @@ def test_a_notice_that_could_not_be_said_is_said_when_the_message_comes_back():
     assert world.hear(health("Unhealthy")) == []
 
 
-def test_two_at_once_tell_once():
+def test_two_instances_at_once_report_once():
     """Somebody else hears of it between our look and our write: we look again."""
-    world = Told()
+    world = ClusterWorld()
     watch, recall = world.hyperpod_watch(), world.hyperpods.recall
     others = iter([health("Unhealthy")])
 
@@ -431,7 +424,7 @@ def test_two_at_once_tell_once():
 
 def test_a_memory_that_never_stands_still_is_asked_for_later():
     """The message comes back."""
-    world = Told()
+    world = ClusterWorld()
 
     def refuse(memory: object, *, until: datetime) -> None:
         raise Conflict("again")
@@ -454,7 +447,7 @@ def test_a_memory_that_never_stands_still_is_asked_for_later():
 def test_every_page_ends_once_and_no_all_clear_comes_alone(events):
     """In whatever order and however often events come: pages and all-clears of a node alternate, as far as repetitions
     go; and when all are healthy at last, nothing stands."""
-    world = Told()
+    world = ClusterWorld()
     for node, (status, repair), minute in events:
         world.hear(health(status, repair, node=node, minute=minute))
     for node in ("i-0123456789abcdef0", "i-0123456789abcdef1"):
@@ -468,14 +461,14 @@ def test_every_page_ends_once_and_no_all_clear_comes_alone(events):
 
 
 @pytest.mark.parametrize("value", [CLUSTER, ARN])
-def test_a_run_says_by_a_tag_on_which_cluster_it_depends(value):
+def test_a_tag_names_the_cluster_that_a_run_needs(value):
     """By name or by ARN, when it is adopted."""
-    assert Told().with_run(cluster=value).run().hyperpod == value
+    assert ClusterWorld().with_run(cluster=value).run().hyperpod == value
 
 
-def test_a_tag_that_names_no_cluster_is_said():
+def test_an_invalid_cluster_tag_is_reported():
     """The run is supervised all the same."""
-    world = Told().with_run(cluster="my cluster!")
+    world = ClusterWorld().with_run(cluster="my cluster!")
     assert world.run().hyperpod == ""
     (notice,) = world.bus.told
     assert "neither the name nor the ARN" in notice.body
@@ -484,7 +477,7 @@ def test_a_tag_that_names_no_cluster_is_said():
 
 def test_a_notice_names_ten_runs_at_most():
     """And says how many there are beside them."""
-    world = Told()
+    world = ClusterWorld()
     for number in range(13):
         world.with_run(f"run-{number:02}")
     (notice,) = world.hear(health("Unhealthy"))
@@ -493,12 +486,12 @@ def test_a_notice_names_ten_runs_at_most():
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1970-01-01T00:00:00Z", 7])
-def test_a_time_that_nobody_can_reckon_with_is_refused(time):
+def test_a_time_out_of_range_is_refused(time):
     """In a notice it could not be written in UTC, and the notice would never be told."""
     event = sample("node_unhealthy") | {"time": time}
     with pytest.raises(BadMessage, match="field 'time' is"):
-        heard(event)
+        parse_event(event)
     event = sample("cluster_event")
     event["detail"]["EventDetails"]["EventTime"] = 1e15
     with pytest.raises(BadMessage, match="field 'time' is 1000000000000000.0"):
-        heard(event)
+        parse_event(event)

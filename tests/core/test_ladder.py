@@ -40,25 +40,27 @@ def run_at(attempt: int = 1, *, abilities: tuple[str, ...] = BOTH, resumed: int 
     return Run("gpt", "default", RunState.WATCHING, MIDNIGHT, tuple(attempts), BUCKET)
 
 
-def again(run: Run, planned: RollbackPlan, onset: int) -> Run:
+def next_attempt(run: Run, planned: RollbackPlan, onset: int) -> Run:
     """The next attempt, launched on this rung; it says what it can do as the one before did."""
     before = run.current
     attempt = Attempt(before.number + 1, "gpt-next", abilities=before.abilities, resumed_from_step=planned.resume_step)
     return with_rung_taken(replace(run, attempts=(*run.attempts, attempt)), planned, onset, at=MIDNIGHT)
 
 
-def climb_all(run: Run, onset: int, checkpoints: list[Checkpoint], policy: Policy) -> tuple[list[RollbackPlan], Hold]:
+def take_all_rungs(
+    run: Run, onset: int, checkpoints: list[Checkpoint], policy: Policy
+) -> tuple[list[RollbackPlan], Hold]:
     """The trouble comes again at the same step whatever is done."""
     plans: list[RollbackPlan] = []
     while isinstance(planned := plan_rollback(run, onset, checkpoints, policy), RollbackPlan):
         plans.append(planned)
-        run = again(run, planned, onset)
+        run = next_attempt(run, planned, onset)
     return plans, planned
 
 
 def test_the_rungs_come_in_their_order_and_then_a_human():
     """Replay, skip 200 batches, skip 500 from farther back, a tenth off the learning rate; each once."""
-    plans, hold = climb_all(run_at(), 1_000, saves(*range(100, 1_101, 100)), Policy())
+    plans, hold = take_all_rungs(run_at(), 1_000, saves(*range(100, 1_101, 100)), Policy())
     assert [each.rung for each in plans] == RUNGS
     assert [each.resume_step for each in plans] == [900, 900, 800, 800]
     assert [each.skip_samples for each in plans] == ["", "14400-17599", "14400-23183", "14400-23183"]
@@ -66,18 +68,18 @@ def test_the_rungs_come_in_their_order_and_then_a_human():
     assert "the loss went wrong again at step 1000 after replay in attempt 2, skip in attempt 3" in hold.why
 
 
-def test_the_skipped_batches_lie_around_the_onset():
+def test_the_skipped_batches_are_around_the_onset():
     """The samples of 200 steps: the 100 before step 1000, and the 100 from it on."""
-    planned = again(run_at(), plan_rollback(run_at(), 1_000, saves(500, 800, 850), Policy()), 1_000)
+    planned = next_attempt(run_at(), plan_rollback(run_at(), 1_000, saves(500, 800, 850), Policy()), 1_000)
     skip = plan_rollback(planned, 1_000, saves(500, 800, 850), Policy())
     ((first, last),) = skipped_samples.parse_ranges(skip.skip_samples)
     assert (first, last + 1) == ((1_000 - 1 - 100) * BATCH, (1_000 - 1 + 100) * BATCH)
 
 
-def test_nothing_is_skipped_that_lies_before_the_checkpoint():
+def test_nothing_before_the_checkpoint_is_skipped():
     """It has been trained on: as many batches are skipped behind it instead."""
     near = Policy(ladder=Ladder(margin_steps=10))
-    run = again(run_at(), plan_rollback(run_at(), 1_000, saves(980), near), 1_000)
+    run = next_attempt(run_at(), plan_rollback(run_at(), 1_000, saves(980), near), 1_000)
     ((first, last),) = skipped_samples.parse_ranges(plan_rollback(run, 1_000, saves(980), near).skip_samples)
     assert (first, last + 1 - first) == (980 * BATCH, 200 * BATCH)
 
@@ -87,7 +89,7 @@ def test_a_trouble_far_beyond_starts_with_a_replay_and_keeps_what_is_skipped():
     saved = saves(*range(100, 3_001, 100))
     run = run_at()
     for _ in RUNGS:
-        run = again(run, plan_rollback(run, 1_000, saved, Policy()), 1_000)
+        run = next_attempt(run, plan_rollback(run, 1_000, saved, Policy()), 1_000)
     fresh = plan_rollback(run, 2_000, saved, Policy())
     assert (fresh.rung, fresh.resume_step) == (Rung.REPLAY, 1_900)
     assert (fresh.skip_samples, fresh.rate) == (run.current.skip_samples, 0.9)
@@ -100,7 +102,7 @@ def test_a_trouble_in_the_same_data_is_counted_on_from_what_was_skipped():
     saved = saves(*range(100, 1_001, 100))
     run = run_at()
     for _ in range(2):
-        run = again(run, plan_rollback(run, 1_000, saved, Policy()), 1_000)
+        run = next_attempt(run, plan_rollback(run, 1_000, saved, Policy()), 1_000)
     skipped = skipped_samples.parse_ranges(run.current.skip_samples)
     far = plan_rollback(run, 1_150, saved, Policy())
     ranges = skipped_samples.parse_ranges(far.skip_samples)
@@ -123,9 +125,9 @@ def test_a_trouble_in_the_same_data_is_counted_on_from_what_was_skipped():
         (BOTH, 0, [Rung.REPLAY, Rung.RATE], "the loss went wrong again"),
     ],
 )
-def test_what_a_script_cannot_do_is_passed_over_and_said(abilities, batch, rungs, said):
+def test_a_rung_without_its_ability_is_passed_over_with_the_reason(abilities, batch, rungs, said):
     """A script that says nothing is replayed once, and then a human is asked."""
-    plans, hold = climb_all(run_at(abilities=abilities), 1_000, saves(700, 800, 900, batch=batch), Policy())
+    plans, hold = take_all_rungs(run_at(abilities=abilities), 1_000, saves(700, 800, 900, batch=batch), Policy())
     assert [each.rung for each in plans] == rungs
     assert said in hold.why
     if batch == 0:
@@ -150,26 +152,26 @@ def test_with_nothing_before_the_onset_the_run_starts_over(saved, said):
     assert said in planned.why
 
 
-def test_a_trouble_right_at_the_beginning_is_nobodys_retention():
+def test_an_early_onset_is_not_blamed_on_retention():
     planned = plan_rollback(run_at(), 60, saves(25, 50, 75), Policy())
     assert (planned.resume_step, "keep more" in planned.why) == (50, False)
 
 
 def test_what_the_script_can_do_is_known_from_any_attempt():
     """The newest one's hello may be lost."""
-    run = again(run_at(), plan_rollback(run_at(), 1_000, saves(800, 900), Policy()), 1_000)
+    run = next_attempt(run_at(), plan_rollback(run_at(), 1_000, saves(800, 900), Policy()), 1_000)
     run = replace(run, attempts=(run.attempts[0], replace(run.current, abilities=())))
     assert plan_rollback(run, 1_000, saves(800, 900), Policy()).rung is Rung.SKIP
 
 
 def test_farther_back_there_may_be_nothing():
     """Then the same checkpoint, with more data skipped: a start from scratch would cost all."""
-    plans, _ = climb_all(run_at(), 1_000, saves(800, 900, 1_000)[:2], Policy())
+    plans, _ = take_all_rungs(run_at(), 1_000, saves(800, 900, 1_000)[:2], Policy())
     assert [each.resume_step for each in plans] == [900, 900, 900, 900]
     assert "no older clean checkpoint is there" in plans[2].why
 
 
-def test_on_a_file_system_that_only_the_job_sees_it_is_told_a_bound():
+def test_without_readable_checkpoints_the_job_gets_an_upper_bound():
     run = replace(run_at(), checkpoint_uri="")
     assert plan_rollback(run, 1_000, (), Policy()).resume_step == 999
 
@@ -177,7 +179,7 @@ def test_on_a_file_system_that_only_the_job_sees_it_is_told_a_bound():
 def test_the_learning_rate_has_a_floor():
     """Below it, it would be another experiment."""
     policy = Policy(ladder=Ladder(lower_rates=10, least_rate=0.8))
-    plans, hold = climb_all(run_at(), 1_000, saves(800, 900), policy)
+    plans, hold = take_all_rungs(run_at(), 1_000, saves(800, 900), policy)
     assert [each.rate for each in plans[3:]] == [0.9, 0.81]
     assert "the learning rate is at 0.81 of the schedule already" in hold.why
 
@@ -194,7 +196,7 @@ def test_a_pair_of_checkpoints_with_a_skip_between_them_does_not_count():
         replace(c, consumed_samples=(c.consumed_samples or 0) + 3_200 * (c.step > 500))
         for c in saves(*range(100, 1_000, 100))
     ]
-    run = again(run_at(), plan_rollback(run_at(), 900, saved, Policy()), 900)
+    run = next_attempt(run_at(), plan_rollback(run_at(), 900, saved, Policy()), 900)
     ((first, last),) = skipped_samples.parse_ranges(plan_rollback(run, 900, saved, Policy()).skip_samples)
     assert last + 1 - first == 200 * BATCH
 
@@ -247,7 +249,7 @@ def test_whatever_comes_the_ladder_keeps_its_promises(history):
         assert skipped_samples.merge_ranges((*before, *after)) == after
         assert len(planned.skip_samples) <= skipped_samples.LIMIT
         assert planned.rate <= run.current.rate
-        run = again(run, planned, onset)
+        run = next_attempt(run, planned, onset)
         tried = rollback_ladder.select_rungs_taken(run, onset, policy)
         assert all(sum(climb.rung == rung for climb in tried) <= tries[rung] for rung in Rung)
         order = [RUNGS.index(Rung(climb.rung)) for climb in tried]
@@ -306,7 +308,7 @@ def save(world: World, step: int, **facts) -> None:
     world.checkpoints.save(step=step, attempt=attempt, consumed_samples=step * BATCH, **facts)
 
 
-def goes_wrong(world: World, *, onset: int = 950, level: Level = Level.INTERVENE, minutes: float = 25) -> None:
+def report_divergence(world: World, *, onset: int = 950, level: Level = Level.INTERVENE, minutes: float = 25) -> None:
     """The detectors say so; nobody answers the wish to save, the job is stopped, and the next one says hello."""
     finding = Finding(Kind.DIVERGENCE, level, onset + 64, onset, f"divergence since step {onset}", world.clock())
     world.supervisor().handle(FindingsReceived("gpt", world.run().current.job_name, (finding,)))
@@ -315,7 +317,7 @@ def goes_wrong(world: World, *, onset: int = 950, level: Level = Level.INTERVENE
         hello(world)
 
 
-def asked(world: World) -> dict[str, str]:
+def launch_environment(world: World) -> dict[str, str]:
     """What the current job's environment asks of its script."""
     environment = world.sagemaker.requests[world.run().current.job_name]["Environment"]
     names = ("RERAIL_RESUME_STEP", "RERAIL_SKIP_SAMPLES", "RERAIL_LR_SCALE")
@@ -325,16 +327,16 @@ def asked(world: World) -> dict[str, str]:
 def test_a_trouble_that_comes_again_climbs_the_whole_ladder(world):
     """Each launch asks for what its rung says, the attempt carries its name, and the fifth time people are asked."""
     for _ in range(4):
-        goes_wrong(world)
+        report_divergence(world)
     run = world.run()
     assert [attempt.rung for attempt in run.attempts] == ["", *(rung.value for rung in RUNGS)]
     assert [attempt.resumed_from_step for attempt in run.attempts] == [None, 800, 800, 700, 700]
-    assert asked(world) == {
+    assert launch_environment(world) == {
         "RERAIL_RESUME_STEP": "700",
         "RERAIL_SKIP_SAMPLES": run.current.skip_samples,
         "RERAIL_LR_SCALE": "0.9",
     }
-    goes_wrong(world)
+    report_divergence(world)
     run = world.run()
     assert (run.state, len(run.attempts)) == (RunState.HELD, 5)
     assert "replay in attempt 2, skip in attempt 3, far_skip in attempt 4, lower_rate in attempt 5" in run.hold_reason
@@ -347,7 +349,7 @@ def test_a_trouble_that_comes_again_climbs_the_whole_ladder(world):
 
 def test_progress_beyond_the_onset_ends_the_incident_and_not_before(world):
     """A checkpoint at 900 was there before; one at 1000 proves that the loss got past 950."""
-    goes_wrong(world)
+    report_divergence(world)
     save(world, 900)
     world.minutes(2)
     assert world.run().open_incident is not None
@@ -358,19 +360,19 @@ def test_progress_beyond_the_onset_ends_the_incident_and_not_before(world):
 
 def test_every_later_launch_skips_the_same_samples(world):
     """Whatever it is launched for."""
-    goes_wrong(world)
-    goes_wrong(world)
-    skipped = asked(world)["RERAIL_SKIP_SAMPLES"]
+    report_divergence(world)
+    report_divergence(world)
+    skipped = launch_environment(world)["RERAIL_SKIP_SAMPLES"]
     save(world, 1_100)
     world.sagemaker.fail("gpt-a003", "InternalServerError: We encountered an internal error.  Please try again.")
     world.minutes(5)
-    assert asked(world) == {"RERAIL_RESUME_STEP": "1100", "RERAIL_SKIP_SAMPLES": skipped}
+    assert launch_environment(world) == {"RERAIL_RESUME_STEP": "1100", "RERAIL_SKIP_SAMPLES": skipped}
     assert world.run().current.rung == ""
 
 
 def test_what_vanished_before_the_launch_is_not_resumed_from(world):
     """Chosen when the loss went wrong, deleted while the job was being stopped: the one before it is taken."""
-    goes_wrong(world, minutes=0)
+    report_divergence(world, minutes=0)
     world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.under(BUCKET) if c.step != 800]
     world.minutes(25)
     assert world.run().current.resumed_from_step == 700
@@ -383,11 +385,11 @@ def test_what_vanishes_during_a_wait_is_not_resumed_from_either(world):
     assert world.run().current.resumed_from_step == 1_000
     world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.under(BUCKET) if c.step < 900]
     world.minutes(5)
-    assert asked(world) == {"RERAIL_RESUME_STEP": "800"}
+    assert launch_environment(world) == {"RERAIL_RESUME_STEP": "800"}
     assert any("the checkpoint of step 1000 cannot be resumed from any more" in e.reason for e in world.runs.timeline)
 
 
-def gives_up(world: World, step: int) -> None:
+def fail_with_nan(world: World, step: int) -> None:
     """The script itself raises when its loss is no number."""
     told = {"rerail": 1, "cause": "diverged", "error": "FloatingPointError: loss is nan", "step": step, "rank": 0}
     world.sagemaker.fail(world.run().current.job_name, f"AlgorithmError: {json.dumps(told)}, exit code: 1")
@@ -396,29 +398,29 @@ def gives_up(world: World, step: int) -> None:
 
 def test_a_script_that_gives_its_loss_up_climbs_the_same_ladder(world):
     """The same error at the same step is what the next rung is for; what was warned of dates the onset."""
-    goes_wrong(world, onset=940, level=Level.WARN, minutes=1)
-    gives_up(world, 970)
+    report_divergence(world, onset=940, level=Level.WARN, minutes=1)
+    fail_with_nan(world, 970)
     assert (world.run().current.rung, world.run().current.resumed_from_step) == ("replay", 800)
     assert world.run().climbs[0].onset_step == 940
     hello(world)
-    gives_up(world, 970)
+    fail_with_nan(world, 970)
     assert (world.run().current.rung, world.run().current.resumed_from_step) == ("skip", 800)
     assert world.run().climbs[1].onset_step == 970, "nobody had warned: it is the step at which it gave up"
-    assert "RERAIL_SKIP_SAMPLES" in asked(world)
+    assert "RERAIL_SKIP_SAMPLES" in launch_environment(world)
     hello(world)
     for _ in range(2):
-        gives_up(world, 970)
+        fail_with_nan(world, 970)
         if world.sagemaker.live():
             hello(world)
-    gives_up(world, 970)
+    fail_with_nan(world, 970)
     assert world.run().state is RunState.HELD
     assert "after replay in attempt 2, skip in attempt 3, far_skip in attempt 4" in world.run().hold_reason
 
 
-def test_a_human_who_releases_the_run_starts_the_ladder_anew(world):
+def test_a_release_restarts_the_ladder(world):
     """They have looked, and may have changed something; what is skipped stays skipped."""
     for _ in range(5):
-        goes_wrong(world)
+        report_divergence(world)
     skipped = world.run().current.skip_samples
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", ""))
     assert (world.run().climbs, world.run().current.skip_samples) == ((), skipped)
@@ -427,6 +429,6 @@ def test_a_human_who_releases_the_run_starts_the_ladder_anew(world):
 def test_the_total_is_bounded_by_the_causes_own_budget(world):
     world.policies.by_name["default"] = Policy(retries=Retries(diverged=2))
     for _ in range(3):
-        goes_wrong(world)
+        report_divergence(world)
     assert world.run().state is RunState.HELD
     assert "diverged has spent its budget of 2 without progress" in world.run().hold_reason

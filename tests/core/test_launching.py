@@ -38,16 +38,16 @@ def under(world: World, **fields) -> World:
     return world
 
 
-def say(world: World, verb: OperatorVerb, number: int = 1) -> None:
+def send_command(world: World, verb: OperatorVerb, number: int = 1) -> None:
     world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", ""))
 
 
-def finds(world: World, kind: Kind, onset: int | None = 90) -> None:
+def report_finding(world: World, kind: Kind, onset: int | None = 90) -> None:
     finding = Finding(kind, Level.INTERVENE, 120, onset, f"{kind} since step {onset}")
     world.supervisor().handle(FindingsReceived("gpt", world.run().current.job_name, (finding,)))
 
 
-def told(world: World, severity: Severity) -> list[str]:
+def notice_titles(world: World, severity: Severity) -> list[str]:
     return [notice.title for notice in world.bus.told if notice.severity is severity]
 
 
@@ -79,14 +79,14 @@ def test_there_is_one_way_to_a_launch():
 # The pause
 
 
-def test_while_paused_nothing_is_created_and_all_of_it_is_told(world):
+def test_while_paused_nothing_is_created_and_all_is_reported(world):
     """The failure is judged and told as ever; the launch waits, said once, and is made once the pause is lifted."""
     world.pause.paused = True
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(60)
     assert (world.run().state, world.run().blocked_by) == (RunState.WAITING, "pause")
     assert list(world.sagemaker.jobs) == ["gpt"]
-    assert [title for title in told(world, Severity.INFORM) if "waits" in title] == ["gpt: waits"]
+    assert [title for title in notice_titles(world, Severity.INFORM) if "waits" in title] == ["gpt: waits"]
     assert sum("Rerail is paused for this account" in reason for reason in reasons(world)) == 1
     world.pause.paused = False
     world.minutes(2)
@@ -96,10 +96,10 @@ def test_while_paused_nothing_is_created_and_all_of_it_is_told(world):
 def test_while_paused_no_finding_stops_a_job(world):
     """What was found meanwhile is told, and acted on while it is fresh."""
     world.pause.paused = True
-    finds(world, Kind.NON_FINITE, onset=90)
+    report_finding(world, Kind.NON_FINITE, onset=90)
     world.minutes(10)
     assert (world.run().state, world.sagemaker.live()) == (RunState.WATCHING, ["gpt"])
-    assert told(world, Severity.INFORM)[-1] == "gpt: waits until the pause is lifted"
+    assert notice_titles(world, Severity.INFORM)[-1] == "gpt: waits until the pause is lifted"
     world.pause.paused = False
     world.minutes(3)
     assert world.sagemaker.live() == ["gpt-a002"]
@@ -109,7 +109,7 @@ def test_while_paused_no_finding_stops_a_job(world):
 def test_what_was_found_long_ago_is_not_acted_on_without_a_human(world):
     """A loss may have mended in hours of silence: a page asks, with the command."""
     world.pause.paused = True
-    finds(world, Kind.DIVERGENCE)
+    report_finding(world, Kind.DIVERGENCE)
     world.minutes(120)
     world.pause.paused = False
     world.minutes(5)
@@ -126,7 +126,7 @@ def test_a_stop_that_a_pause_put_off_is_not_ours_when_a_human_stops_the_job(worl
         raise Throttled("died here")
 
     monkeypatch.setattr(world.sagemaker, "stop", struck)
-    finds(world, Kind.NON_FINITE)
+    report_finding(world, Kind.NON_FINITE)
     assert world.run().state is RunState.STOPPING
     world.pause.paused = True
     world.minutes(2)
@@ -140,7 +140,7 @@ def test_a_stop_that_a_pause_put_off_is_not_ours_when_a_human_stops_the_job(worl
 
 def test_a_stop_that_was_put_off_is_called_when_the_pause_is_lifted(world):
     """The deadline of the save passes during the pause."""
-    say(world, OperatorVerb.RESTART)
+    send_command(world, OperatorVerb.RESTART)
     world.pause.paused = True
     world.minutes(40)
     assert (world.run().state, world.sagemaker.live()) == (RunState.SAVING, ["gpt"])
@@ -155,7 +155,7 @@ def test_a_job_that_was_stopped_before_the_pause_is_still_ours(world, monkeypatc
     """It takes its time to end; the next one waits until the pause is lifted."""
     end = world.sagemaker.stop
     monkeypatch.setattr(world.sagemaker, "stop", lambda job: None)
-    finds(world, Kind.NON_FINITE)
+    report_finding(world, Kind.NON_FINITE)
     world.pause.paused = True
     world.minutes(3)
     assert world.run().state is RunState.STOPPING
@@ -164,10 +164,10 @@ def test_a_job_that_was_stopped_before_the_pause_is_still_ours(world, monkeypatc
     assert (world.run().state, world.run().blocked_by) == (RunState.WAITING, "pause")
 
 
-def test_a_policy_that_cannot_be_read_holds_back_what_is_owed(world, monkeypatch):
+def test_an_unreadable_policy_blocks_pending_actions(world, monkeypatch):
     """Blind is no reason to stop a job: the stop stays owed."""
     monkeypatch.setattr(world.sagemaker, "stop", lambda job: (_ for _ in ()).throw(Throttled("later")))
-    finds(world, Kind.NON_FINITE)
+    report_finding(world, Kind.NON_FINITE)
     monkeypatch.undo()
 
     def blind(name: str) -> Policy:
@@ -191,7 +191,7 @@ def test_a_run_that_has_cost_enough_is_held(world):
     spent = f"${4 * P5_HOUR:,.0f}"
     assert world.run().state is RunState.HELD
     assert f"the run has cost {spent}, of at most $200 (limits.run_dollars)" in world.run().hold_reason
-    say(world, OperatorVerb.RELEASE)
+    send_command(world, OperatorVerb.RELEASE)
     world.minutes(2)
     assert world.sagemaker.live() == ["gpt-a002"]
     world.sagemaker.fail("gpt-a002", NODE_LOST)
@@ -221,7 +221,7 @@ def test_spot_machines_are_counted_as_they_are_billed(world):
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
-def test_a_price_that_nobody_knows_is_said_once(world):
+def test_an_unknown_price_is_reported_once(world):
     """No cap can be kept then, and the run is not stopped for that."""
     under(world, limits=Limits(run_dollars=1, starts=50, attempts_without_progress=50))
     world.sagemaker.instance_type = "ml.x9.huge"
@@ -231,7 +231,7 @@ def test_a_price_that_nobody_knows_is_said_once(world):
         world.sagemaker.fail(attempt, NODE_LOST)
         world.minutes(20)
     assert world.sagemaker.live() == ["gpt-a004"]
-    assert told(world, Severity.INFORM).count("gpt: no cap on money") == 1
+    assert notice_titles(world, Severity.INFORM).count("gpt: no cap on money") == 1
 
 
 def test_a_policy_knows_better_what_machines_cost(world):
@@ -275,13 +275,13 @@ def test_the_last_attempt_gets_enough_to_start_up(timed):
     assert condition(timed, "gpt-a002")["MaxRuntimeInSeconds"] == 15 * 60
 
 
-def test_time_that_is_spent_ends_the_run_and_says_so(timed):
+def test_a_spent_max_runtime_ends_the_run_with_a_notice(timed):
     """As SageMaker itself would have ended it."""
     timed.minutes(24 * 60 + 1)
     timed.sagemaker.fail("gpt", NODE_LOST)
     timed.minutes(20)
     assert (timed.run().state, list(timed.sagemaker.jobs)) == (RunState.STOPPED, ["gpt"])
-    assert told(timed, Severity.INFORM)[-1] == "gpt: stopped"
+    assert notice_titles(timed, Severity.INFORM)[-1] == "gpt: stopped"
     assert "MaxRuntimeInSeconds of 86400 s is spent over 1 attempts" in reasons(timed)[-1]
 
 
@@ -311,7 +311,7 @@ def test_more_relaunches_than_the_account_may_have_wait_and_page_once(world):
     world.minutes(10)
     states = [world.run(name).state for name in names]
     assert sorted(states) == [RunState.WAITING, RunState.WAITING, RunState.WATCHING, RunState.WATCHING]
-    assert told(world, Severity.PAGE) == ["relaunches are rate-limited: many runs fail at once"]
+    assert notice_titles(world, Severity.PAGE) == ["relaunches are rate-limited: many runs fail at once"]
     page = next(notice for notice in world.bus.told if notice.severity is Severity.PAGE)
     assert "2 relaunches over all runs within 60 min, of at most 2" in page.body
     world.minutes(70)

@@ -106,7 +106,7 @@ def test_a_single_file_is_a_save(place):
 
 
 @pytest.mark.parametrize(("layout", "place", "files"), FOLDERS)
-def test_a_first_save_counts_where_something_says_that_it_is_whole(layout, place, files):
+def test_a_first_save_counts_where_its_layout_marks_it_whole(layout, place, files):
     """The Trainer's own state, DCP's metadata, or a pointer that names it; a bare folder needs one more beside it."""
     listed = history(place, files, 500)
     expected = [500] if layout in (Layout.HUGGING_FACE, Layout.TORCHTITAN) else []
@@ -239,7 +239,7 @@ def test_fewer_ranks_than_before_are_believed_when_most_saves_are_of_them():
     ]
 
 
-def test_pointers_and_copies_are_told_from_other_files():
+def test_pointers_and_copies_are_distinguished_from_other_files():
     """`latest` means something beside DeepSpeed's folders only; `last.ckpt` anywhere; TensorBoard's files never."""
     listed = history("zero/global_step{step}/", ZERO, 500)
     listed += history("mega/iter_{step:07d}/", MEGATRON, 500)

@@ -21,27 +21,29 @@ def world() -> World:
     return World().with_saves()
 
 
-def found(world: World, kind: Kind, level: Level, *, onset: int | None = 350, step: int | None = 480, job: str = "gpt"):
+def report_finding(
+    world: World, kind: Kind, level: Level, *, onset: int | None = 350, step: int | None = 480, job: str = "gpt"
+):
     finding = Finding(kind, level, step, onset, f"{kind} since step {onset}")
     world.supervisor().handle(FindingsReceived("gpt", job, (finding,)))
 
 
-def told(world: World, severity: Severity) -> list[str]:
+def notice_titles(world: World, severity: Severity) -> list[str]:
     return [notice.title for notice in world.bus.told if notice.severity is severity]
 
 
-def test_a_warning_is_told_once_and_nothing_is_done(world):
+def test_a_warning_is_reported_once_and_nothing_is_done(world):
     for _ in range(5):
-        found(world, Kind.LOSS_SPIKE, Level.WARN)
+        report_finding(world, Kind.LOSS_SPIKE, Level.WARN)
     assert world.run().state is RunState.WATCHING
     assert world.sagemaker.live() == ["gpt"]
-    assert told(world, Severity.INFORM) == ["gpt: loss_spike (warning)"]
+    assert notice_titles(world, Severity.INFORM) == ["gpt: loss_spike (warning)"]
 
 
 @pytest.mark.parametrize("kind", [Kind.DIVERGENCE, Kind.NON_FINITE, Kind.FROZEN_LOSS])
-def test_what_will_not_mend_is_rolled_back_to_before_its_onset(world, kind):
+def test_a_lasting_loss_finding_is_rolled_back_to_before_its_onset(world, kind):
     """Not to the newest checkpoint: those of steps 400 and 500 hold what went wrong at 350."""
-    found(world, kind, Level.INTERVENE)
+    report_finding(world, kind, Level.INTERVENE)
     world.minutes(3)
     run = world.run()
     assert (run.state, run.current.job_name, run.current.resumed_from_step) == (RunState.WATCHING, "gpt-a002", 300)
@@ -54,7 +56,7 @@ def test_what_will_not_mend_is_rolled_back_to_before_its_onset(world, kind):
 
 def test_a_tainted_checkpoint_is_neither_progress_nor_a_place_to_resume_from(world):
     """It lies there until the next attempt moves it aside; if that attempt dies first, it is still passed over."""
-    found(world, Kind.DIVERGENCE, Level.INTERVENE)
+    report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
     world.minutes(3)
     assert world.run().open_incident is not None, "step 500 of the first attempt is no progress of the second"
     world.sagemaker.fail("gpt-a002", "InternalServerError: We encountered an internal error.  Please try again.")
@@ -67,7 +69,7 @@ def test_a_tainted_checkpoint_is_neither_progress_nor_a_place_to_resume_from(wor
 
 def test_a_slow_job_is_moved_without_losing_a_step(world):
     """It waits for the next checkpoint, gives the machines back, and resumes from there."""
-    found(world, Kind.THROUGHPUT_DROP, Level.INTERVENE)
+    report_finding(world, Kind.THROUGHPUT_DROP, Level.INTERVENE)
     world.minutes(3)
     assert world.run().state is RunState.SAVING
     world.checkpoints.save(step=510)
@@ -76,9 +78,9 @@ def test_a_slow_job_is_moved_without_losing_a_step(world):
 
 
 @pytest.mark.parametrize("kind", [Kind.BLIND, Kind.CHECKPOINT_STALL, Kind.CAPACITY_WAIT, Kind.PLATEAU])
-def test_what_a_stop_cannot_mend_pages_and_stops_nothing(world, kind):
+def test_a_finding_that_a_stop_cannot_fix_pages_and_stops_nothing(world, kind):
     """Blind is not healthy, and no reason to stop a job."""
-    found(world, kind, Level.INTERVENE)
+    report_finding(world, kind, Level.INTERVENE)
     world.minutes(10)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
@@ -87,9 +89,9 @@ def test_what_a_stop_cannot_mend_pages_and_stops_nothing(world, kind):
     assert page.todo.startswith("Decide whether the job should go on: Rerail cannot")
 
 
-def test_observing_says_what_it_would_do(world):
+def test_observe_mode_reports_what_it_would_do(world):
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
-    found(world, Kind.DIVERGENCE, Level.INTERVENE)
+    report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
     world.minutes(5)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
@@ -102,9 +104,9 @@ def test_observing_says_what_it_would_do(world):
 
 def test_observing_a_spent_budget_holds_nothing(world):
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE, retries=Retries(diverged=0))
-    found(world, Kind.DIVERGENCE, Level.INTERVENE)
+    report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
     assert world.run().state is RunState.WATCHING
-    assert told(world, Severity.PAGE) == []
+    assert notice_titles(world, Severity.PAGE) == []
     assert "observing only: it would be held: diverged is not retried" in world.bus.told[-1].did
 
 
@@ -116,17 +118,17 @@ def test_the_folder_is_listed_once_for_one_message(world, monkeypatch):
     for _ in range(20):  # in some minutes the folder is looked into anyway
         world.clock.pass_by(MINUTE)
         before = len(listed)
-        found(world, Kind.BLIND, Level.INTERVENE)
+        report_finding(world, Kind.BLIND, Level.INTERVENE)
         assert len(listed) - before == 1
 
 
 def test_a_budget_that_is_spent_pages_and_lets_the_job_run(world):
     world.policies.by_name["default"] = Policy(retries=Retries(diverged=0))
-    found(world, Kind.DIVERGENCE, Level.INTERVENE)
+    report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
     world.minutes(5)
     assert world.run().state is RunState.HELD
     assert world.sagemaker.live() == ["gpt"]
-    assert told(world, Severity.PAGE) == ["gpt: held: diverged is not retried"]
+    assert notice_titles(world, Severity.PAGE) == ["gpt: held: diverged is not retried"]
 
 
 def test_a_finding_about_an_attempt_that_is_over_changes_nothing(world):
@@ -134,20 +136,20 @@ def test_a_finding_about_an_attempt_that_is_over_changes_nothing(world):
     world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
     world.minutes(3)
     assert world.sagemaker.live() == ["gpt-a002"]
-    found(world, Kind.DIVERGENCE, Level.INTERVENE, job="gpt")
+    report_finding(world, Kind.DIVERGENCE, Level.INTERVENE, job="gpt")
     world.minutes(3)
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
 def test_a_finding_while_the_job_is_being_stopped_changes_nothing(world):
-    found(world, Kind.THROUGHPUT_DROP, Level.INTERVENE)
+    report_finding(world, Kind.THROUGHPUT_DROP, Level.INTERVENE)
     before = world.run().stop
-    found(world, Kind.DIVERGENCE, Level.INTERVENE)
+    report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
     assert world.run().stop == before
 
 
 @pytest.mark.parametrize(("choice", "jobs"), [(OnAlarm.INFORM, ["gpt"]), (OnAlarm.RESTART, ["gpt", "gpt-a002"])])
-def test_a_users_own_alarm_informs_or_restarts_as_the_policy_says(world, choice, jobs):
+def test_the_policy_decides_whether_a_users_alarm_informs_or_restarts(world, choice, jobs):
     world.policies.by_name["default"] = Policy(on_alarm=choice)
     for state in ("OK", "ALARM", "ALARM"):
         world.supervisor().handle(AlarmStateChanged("gpt", "gpu-idle", state, "GPUUtilization below 10"))
@@ -155,10 +157,10 @@ def test_a_users_own_alarm_informs_or_restarts_as_the_policy_says(world, choice,
     world.checkpoints.save(step=520)
     world.minutes(3)
     assert list(world.sagemaker.jobs) == jobs
-    assert len([title for title in told(world, Severity.INFORM) if "alarm" in title]) == 1
+    assert len([title for title in notice_titles(world, Severity.INFORM) if "alarm" in title]) == 1
 
 
-def test_an_alarm_on_somebody_elses_job_is_nobodys_business(world):
+def test_an_alarm_on_an_unsupervised_job_is_ignored(world):
     world.sagemaker.submit("mine", policy=None)
     assert world.supervisor().handle(AlarmStateChanged("mine", "gpu-idle", "ALARM", "")) is None
     assert world.sagemaker.live() == ["gpt", "mine"]

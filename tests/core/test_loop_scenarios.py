@@ -27,23 +27,23 @@ def world() -> World:
     return World()
 
 
-def adopted(world: World, **facts) -> World:
+def adopt_run(world: World, **facts) -> World:
     world.sagemaker.submit("gpt", **facts)
     world.supervisor().handle(JobStateChanged("gpt"))
     return world
 
 
-def said(world: World, severity: Severity) -> list[str]:
+def notice_titles(world: World, severity: Severity) -> list[str]:
     return [notice.title for notice in world.bus.told if notice.severity is severity]
 
 
-def command(world: World, verb: OperatorVerb, number: int = 1) -> None:
+def send_command(world: World, verb: OperatorVerb, number: int = 1) -> None:
     world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", "testing"))
 
 
 def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world):
     """00:00 the job trains. 01:00 a checkpoint. 01:10 the node dies. Minutes later the successor trains from it."""
-    adopted(world)
+    adopt_run(world)
     assert world.run().state is RunState.WATCHING
     world.minutes(60)
     world.checkpoints.save(step=1000)
@@ -69,13 +69,17 @@ def test_a_lost_node_costs_nothing_but_the_steps_since_the_last_checkpoint(world
     world.minutes(2)
     assert world.run().state is RunState.COMPLETED
     assert not world.run().is_open
-    assert said(world, Severity.PAGE) == []
-    assert said(world, Severity.INFORM) == ["gpt: infrastructure: relaunching", "gpt: recovered", "gpt: completed"]
+    assert notice_titles(world, Severity.PAGE) == []
+    assert notice_titles(world, Severity.INFORM) == [
+        "gpt: infrastructure: relaunching",
+        "gpt: recovered",
+        "gpt: completed",
+    ]
 
 
 def test_a_bug_is_tried_once_more_and_then_held(world):
     """The same error at the same step twice is deterministic: no third attempt, one page."""
-    adopted(world)
+    adopt_run(world)
     world.checkpoints.save(step=50)
     world.sagemaker.fail("gpt", BUG)
     world.minutes(3)
@@ -85,11 +89,11 @@ def test_a_bug_is_tried_once_more_and_then_held(world):
     run = world.run()
     assert (run.state, run.current.number) == (RunState.HELD, 2)
     assert "same error at step 60 in attempts 1 and 2" in run.hold_reason
-    assert said(world, Severity.PAGE) == ["gpt: held: the same error at step 60 in attempts 1 and 2"]
+    assert notice_titles(world, Severity.PAGE) == ["gpt: held: the same error at step 60 in attempts 1 and 2"]
 
 
 def test_out_of_memory_is_not_retried(world):
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.fail("gpt", OOM)
     world.minutes(90)
     assert world.run().state is RunState.HELD
@@ -99,7 +103,7 @@ def test_out_of_memory_is_not_retried(world):
 
 def test_waiting_for_capacity_costs_time_and_no_attempts(world):
     """Five hours without machines: no attempt is spent, no storm is called, and the run goes on when they come."""
-    adopted(world)
+    adopt_run(world)
     world.checkpoints.save(step=10)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.sagemaker.no_capacity = 20
@@ -107,13 +111,13 @@ def test_waiting_for_capacity_costs_time_and_no_attempts(world):
     run = world.run()
     assert run.state is RunState.WATCHING
     assert [attempt.job_name for attempt in run.attempts] == ["gpt", "gpt-a002"]
-    assert said(world, Severity.PAGE) == []
+    assert notice_titles(world, Severity.PAGE) == []
 
 
 def test_a_job_that_gets_no_machines_is_launched_again_until_patience_ends(world):
     """CapacityError on a job that was accepted: another job each time, a hold after the policy's 12 hours."""
     world.sagemaker.machines_come = False
-    adopted(world)
+    adopt_run(world)
     for _ in range(60):
         if world.run().current.may_be_live:
             world.sagemaker.fail(world.run().current.job_name, NO_MACHINES)
@@ -124,9 +128,9 @@ def test_a_job_that_gets_no_machines_is_launched_again_until_patience_ends(world
     assert run.ledger.charges == {}
 
 
-def test_never_against_a_human(world):
+def test_a_human_stop_ends_the_run(world):
     """A stop that we did not ask for ends the run."""
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.end("gpt", JobStatus.STOPPED)
     world.minutes(120)
     assert world.run().state is RunState.STOPPED
@@ -136,15 +140,15 @@ def test_never_against_a_human(world):
 @pytest.mark.parametrize(("choice", "jobs"), [(OnMaxRuntime.STOP, 1), (OnMaxRuntime.RELAUNCH, 2)])
 def test_the_policy_decides_what_a_spent_max_runtime_means(world, choice, jobs):
     world.policies.by_name["default"] = Policy(on_max_runtime=choice)
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.end("gpt", JobStatus.STOPPED, secondary="MaxRuntimeExceeded")
     world.minutes(5)
     assert len(world.sagemaker.jobs) == jobs
 
 
-def test_sagemakers_own_restart_is_left_alone(world):
+def test_sagemakers_own_restart_is_counted_and_left_alone(world):
     """Spot interruption and cluster repair happen inside the same job: count them and keep still."""
-    adopted(world)
+    adopt_run(world)
     job = world.sagemaker.jobs["gpt"]
     for secondary in ("Interrupted", "Starting", "Training", "Restarting", "Training"):
         world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary)
@@ -154,7 +158,7 @@ def test_sagemakers_own_restart_is_left_alone(world):
 
 
 def test_three_attempts_without_a_newer_checkpoint_are_enough(world):
-    adopted(world)
+    adopt_run(world)
     for _ in range(6):
         world.sagemaker.fail(world.run().current.job_name, "AlgorithmError: , exit code: 137")
         world.minutes(20)
@@ -166,7 +170,7 @@ def test_three_attempts_without_a_newer_checkpoint_are_enough(world):
 
 def test_a_script_without_manifests_proves_its_progress_by_getting_farther(world):
     """It resumes by its own means; dying again and again at ever later steps is progress, at the same step is none."""
-    adopted(world)
+    adopt_run(world)
     for step in (100, 200, 300, 400, 500, 500, 500, 500):
         if world.run().state is RunState.HELD:
             break
@@ -179,8 +183,8 @@ def test_a_script_without_manifests_proves_its_progress_by_getting_farther(world
 
 def test_a_humans_stop_while_we_wait_for_a_checkpoint_is_still_a_humans(world):
     """A restart was asked for, and before we stopped the job somebody else did: the run is over."""
-    adopted(world)
-    command(world, OperatorVerb.RESTART)
+    adopt_run(world)
+    send_command(world, OperatorVerb.RESTART)
     world.sagemaker.end("gpt", JobStatus.STOPPED)
     world.minutes(30)
     assert world.run().state is RunState.STOPPED
@@ -189,20 +193,20 @@ def test_a_humans_stop_while_we_wait_for_a_checkpoint_is_still_a_humans(world):
 
 def test_a_release_resumes_from_the_newest_checkpoint_there_is(world):
     """Not from the one of the last incident: a job that was held alive may have saved more."""
-    adopted(world)
+    adopt_run(world)
     world.checkpoints.save(step=10)
-    command(world, OperatorVerb.HOLD)
+    send_command(world, OperatorVerb.HOLD)
     world.checkpoints.save(step=90)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     world.checkpoints.save(step=95)
-    command(world, OperatorVerb.RELEASE, 2)
+    send_command(world, OperatorVerb.RELEASE, 2)
     assert world.run().current.resumed_from_step == 95
 
 
 def test_progress_refunds_every_budget(world):
     """Twelve node losses in a row, more than the budget of ten: each attempt leaves a newer checkpoint."""
-    adopted(world)
+    adopt_run(world)
     for number in range(1, 13):
         world.minutes(40)
         world.checkpoints.save(step=number * 100)
@@ -210,13 +214,13 @@ def test_progress_refunds_every_budget(world):
         world.minutes(3)
     assert world.run().state is RunState.WATCHING
     assert world.run().ledger.charges == {Cause.INFRASTRUCTURE: 1}
-    assert said(world, Severity.PAGE) == []
+    assert notice_titles(world, Severity.PAGE) == []
 
 
 def test_a_restart_storm_is_held(world):
     """Machines that come up and die at once, five times in half an hour."""
     world.policies.by_name["default"] = Policy(limits=Limits(attempts_without_progress=100))
-    adopted(world)
+    adopt_run(world)
     for _ in range(10):
         if world.run().current.may_be_live:
             world.sagemaker.fail(world.run().current.job_name, NODE_LOST, training_started_at=None)
@@ -226,21 +230,21 @@ def test_a_restart_storm_is_held(world):
 
 def test_observe_mode_says_what_it_would_do_and_does_nothing(world):
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
-    adopted(world)
+    adopt_run(world)
     world.checkpoints.save(step=70)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(60)
     assert list(world.sagemaker.jobs) == ["gpt"]
     assert "observing only: would relaunch from step 70" in world.run().hold_reason
-    assert said(world, Severity.PAGE) == []
+    assert notice_titles(world, Severity.PAGE) == []
 
 
 def test_an_unknown_policy_is_one_notice_and_observe_mode(world):
-    adopted(world, policy="defualt")
+    adopt_run(world, policy="defualt")
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(60)
     assert list(world.sagemaker.jobs) == ["gpt"]
-    assert [title for title in said(world, Severity.INFORM) if "observing only" in title] == [
+    assert [title for title in notice_titles(world, Severity.INFORM) if "observing only" in title] == [
         "gpt: observing only",
         "gpt: held: observing only",
     ]
@@ -258,7 +262,7 @@ def test_a_job_without_the_tag_is_never_touched(world):
 
 
 def test_a_name_used_again_after_a_delete_is_another_run(world):
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.minutes(2)
     del world.sagemaker.jobs["gpt"]
@@ -271,65 +275,65 @@ def test_a_name_used_again_after_a_delete_is_another_run(world):
     assert world.run("gpt-202601310102").current.job_name == "gpt-202601310102-a002"
 
 
-def asked(world, id, verb, at):
+def send_dated_command(world, id, verb, at):
     """An operator's wish arrives that was spoken then."""
     world.supervisor().handle(CommandReceived(id, "gpt", verb, "ada", "", asked_at=at))
 
 
-def test_of_what_operators_say_the_last_word_counts_in_whatever_order_it_arrives(world):
+def test_the_latest_operator_command_counts_in_any_order_of_arrival(world):
     """A restart that the queue brings back late does not lift the hold that was spoken after it."""
-    adopted(world)
+    adopt_run(world)
     early, late = world.clock(), world.clock() + timedelta(minutes=2)
     world.minutes(6)
-    asked(world, "c2", OperatorVerb.HOLD, late)
-    asked(world, "c1", OperatorVerb.RESTART, early)
+    send_dated_command(world, "c2", OperatorVerb.HOLD, late)
+    send_dated_command(world, "c1", OperatorVerb.RESTART, early)
     world.minutes(2)
     assert (world.run().state, world.run().held_by) == (RunState.HELD, "ada")
     assert world.runs.timeline[-1].reason == "ada said restart, but something else was said after that: nothing is done"
-    asked(world, "c3", OperatorVerb.RESTART, late + timedelta(minutes=1))
+    send_dated_command(world, "c3", OperatorVerb.RESTART, late + timedelta(minutes=1))
     assert world.run().state is not RunState.HELD
     assert world.run().held_by == ""
 
 
-def test_a_wish_that_says_it_was_spoken_tomorrow_silences_nobody(world):
+def test_a_command_dated_in_the_future_blocks_no_other(world):
     """Whoever puts an event on the bus may date it: it is of now at the latest."""
-    adopted(world)
-    asked(world, "c1", OperatorVerb.HOLD, world.clock() + timedelta(days=9000))
+    adopt_run(world)
+    send_dated_command(world, "c1", OperatorVerb.HOLD, world.clock() + timedelta(days=9000))
     world.minutes(1)
-    asked(world, "c2", OperatorVerb.RELEASE, world.clock())
+    send_dated_command(world, "c2", OperatorVerb.RELEASE, world.clock())
     assert world.run().state is RunState.WATCHING
 
 
 def test_a_hold_lets_the_job_run_and_a_release_takes_it_back(world):
-    adopted(world)
-    command(world, OperatorVerb.HOLD)
+    adopt_run(world)
+    send_command(world, OperatorVerb.HOLD)
     world.checkpoints.save(step=10)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(30)
     assert (world.run().state, list(world.sagemaker.jobs)) == (RunState.HELD, ["gpt"])
-    command(world, OperatorVerb.RELEASE, 2)
+    send_command(world, OperatorVerb.RELEASE, 2)
     assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
     assert world.run().current.resumed_from_step == 10
 
 
 def test_a_command_that_arrives_twice_is_granted_once(world):
-    adopted(world)
+    adopt_run(world)
     world.checkpoints.save(step=10)
-    command(world, OperatorVerb.RESTART)
+    send_command(world, OperatorVerb.RESTART)
     world.clock.pass_by(timedelta(minutes=1))
     world.checkpoints.save(step=20)
     world.minutes(5)
     assert world.run().current.number == 2
-    command(world, OperatorVerb.RESTART)
+    send_command(world, OperatorVerb.RESTART)
     world.minutes(60)
     assert world.run().current.number == 2
 
 
 def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
-    adopted(world)
+    adopt_run(world)
     world.checkpoints.save(step=10)
     world.minutes(2)
-    command(world, OperatorVerb.RESTART)
+    send_command(world, OperatorVerb.RESTART)
     world.minutes(3)
     assert world.run().state is RunState.SAVING
     assert world.sagemaker.live() == ["gpt"], "an old checkpoint is not what we wait for"
@@ -340,8 +344,8 @@ def test_a_restart_waits_for_a_newer_checkpoint_and_loses_nothing(world):
 
 
 def test_a_stop_does_not_wait_for_ever(world):
-    adopted(world)
-    command(world, OperatorVerb.STOP)
+    adopt_run(world)
+    send_command(world, OperatorVerb.STOP)
     world.minutes(14)
     assert world.sagemaker.live() == ["gpt"]
     world.minutes(4)
@@ -350,7 +354,7 @@ def test_a_stop_does_not_wait_for_ever(world):
 
 
 def test_every_decision_is_kept_with_its_reason_and_inputs(world):
-    adopted(world)
+    adopt_run(world)
     world.checkpoints.save(step=10)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(3)
@@ -363,8 +367,8 @@ def test_every_decision_is_kept_with_its_reason_and_inputs(world):
     assert all(entry.reason for entry in world.runs.timeline)
 
 
-def test_a_look_at_a_run_in_which_nothing_happened_writes_nothing(world):
-    adopted(world)
+def test_handling_an_unchanged_run_writes_nothing(world):
+    adopt_run(world)
     before = world.run().version
     for _ in range(20):
         world.clock.pass_by(timedelta(minutes=1))
@@ -373,9 +377,9 @@ def test_a_look_at_a_run_in_which_nothing_happened_writes_nothing(world):
 
 
 @pytest.mark.parametrize("step", [1e30, -1e108, float("nan")])
-def test_a_step_that_is_none_loses_no_run(world, step):
+def test_an_invalid_step_loses_no_run(world, step):
     """A script may print any number; a record that holds it could not be read again."""
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.fail("gpt", NODE_LOST, metrics={"step": step})
     world.supervisor().handle(JobStateChanged("gpt"))
     run = world.run()

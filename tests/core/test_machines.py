@@ -177,7 +177,7 @@ def test_the_type_that_sagemaker_chose_is_the_type():
     assert cluster_of({"ResourceConfig": {"TrainingPlanArn": "arn:p", "InstanceGroups": [{}]}}).grouped
 
 
-def test_a_pools_status_is_read_as_sagemaker_tells_it():
+def test_a_pools_status_is_read_from_the_description():
     """The member is called ReusedByJob, whatever the guide says."""
     told = {"Status": "Reused", "ResourceRetainedBillableTimeInSeconds": 40, "ReusedByJob": "gpt-a002"}
     assert pool_of({"WarmPoolStatus": told}) == WarmPool("Reused", 40, "gpt-a002")

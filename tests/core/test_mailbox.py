@@ -87,7 +87,7 @@ def test_a_heartbeat_is_read_as_it_was_written(heartbeat):
 
 
 @given(job_names, names)
-def test_a_reports_key_tells_its_run_and_its_id(run, id):
+def test_a_reports_key_has_its_run_and_its_id(run, id):
     if id[0].isalnum():
         assert run_of_report(report_key(run, id)) == (run, id)
     for key in (command_key(run), heartbeat_key(run)):
@@ -207,7 +207,7 @@ def test_each_kind_of_defect_has_its_name(text, defect):
     assert error.value.defect == defect
 
 
-def test_there_is_an_end_to_what_one_report_may_say():
+def test_one_report_has_bounded_content():
     many = Report("r1", "gpt", 1, "gpt", ReportKind.FINDINGS, NOON, findings=(FINDING,) * (FINDINGS_LIMIT + 1))
     with pytest.raises(BadMailboxObject, match="'findings' has 21 entries; at most 20 are read"):
         read(write(many), Report)

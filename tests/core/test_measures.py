@@ -49,7 +49,7 @@ def test_each_has_a_name_of_its_own_and_one_dimension():
 
 
 @pytest.mark.parametrize("word", ["gpt-7b", "watching", Cause.OOM, Severity.PAGE, None])
-def test_a_word_of_another_kind_is_refused(word):
+def test_a_dimension_value_of_another_type_is_refused(word):
     """Neither a name, nor the right letters without the enum, nor another enum's word."""
     with pytest.raises(TypeError, match="Runs has the dimension RunState"):
         service_metrics.RUNS.of(1, word)
@@ -104,7 +104,7 @@ def test_a_failure_is_one_decision_with_its_incident(world):
 
 
 @pytest.mark.parametrize(("unread", "told_of"), [("", 0), ("CloudWatch refuses", 1)])
-def test_a_round_that_could_read_no_metrics_says_so(unread, told_of):
+def test_a_sweep_that_reads_no_metrics_is_counted(unread, told_of):
     """An alarm watches it: nobody is judged meanwhile."""
     said = {each.name: each.value for each in sweep.list_metrics(SweepReport(1, 0, 0, (), unread=unread))}
     assert said["UnreadRounds"] == told_of

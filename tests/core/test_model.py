@@ -66,7 +66,7 @@ def test_three_statuses_are_ends():
     assert {state for state in RunState if state.is_end} == {"completed", "stopped", "held"}
 
 
-def test_a_job_trains_when_both_statuses_say_so():
+def test_a_job_trains_when_both_statuses_agree():
     """InProgress alone may mean that machines are still sought."""
     job = Job("gpt", "arn", JobStatus.IN_PROGRESS, "Training", NOON)
     assert job.is_training

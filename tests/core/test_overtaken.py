@@ -15,7 +15,7 @@ from tests.fakes import World
 NODE = "InternalServerError: We encountered an internal error.  Please try again."
 
 
-def died(world: World, *, times: int) -> World:
+def lose_nodes(world: World, *, times: int) -> World:
     """The run's job dies so often, and is relaunched and saves each time."""
     for _ in range(times):
         world.sagemaker.fail(world.run().current.job_name, NODE)
@@ -28,7 +28,7 @@ def test_a_restored_record_catches_up_with_the_world():
     """The newest attempt is watched, the ones between are known, and people are told once."""
     world = World().with_saves()
     backup = deepcopy(world.runs)
-    died(world, times=3)
+    lose_nodes(world, times=3)
     world.runs = backup
     world.minutes(5)
     run = world.run()
@@ -55,11 +55,11 @@ def test_a_restored_record_that_was_held_lets_go_of_the_hold():
 
 def test_a_run_whose_record_is_lost_is_taken_up_under_its_own_name():
     """Its next attempt is the next number, and nothing is launched beside it."""
-    world = died(World().with_saves(), times=2)
+    world = lose_nodes(World().with_saves(), times=2)
     world.runs = World().runs
     world.minutes(5)
     assert world.run().state is RunState.WATCHING and world.run().current.number == 3
-    died(world, times=1)
+    lose_nodes(world, times=1)
     assert world.sagemaker.live() == ["gpt-a004"] and world.sagemaker.most_live_at_once == 1
 
 
@@ -67,7 +67,7 @@ def test_a_human_s_stop_is_final_for_a_restored_record_too():
     """The world says who has stopped it: not we."""
     world = World().with_saves()
     backup = deepcopy(world.runs)
-    died(world, times=1)
+    lose_nodes(world, times=1)
     world.sagemaker.end("gpt-a002", JobStatus.STOPPED)
     world.runs = backup
     world.minutes(60)

@@ -21,26 +21,26 @@ NODE_LOST = "InternalServerError: We encountered an internal error.  Please try 
 HOUR = timedelta(hours=1)
 
 
-def say(world: World, verb: OperatorVerb, number: int = 1, proposal: str = "") -> None:
+def send_command(world: World, verb: OperatorVerb, number: int = 1, proposal: str = "") -> None:
     world.supervisor().handle(CommandReceived(f"c{number}", "gpt", verb, "ada", "", proposal))
 
 
-def finds(world: World, kind: Kind, level: Level = Level.INTERVENE, onset: int | None = 480) -> None:
+def report_finding(world: World, kind: Kind, level: Level = Level.INTERVENE, onset: int | None = 480) -> None:
     job = world.run().current.job_name
     finding = Finding(kind, level, 480, onset, f"{kind} {level}", world.clock(), world.clock())
     world.supervisor().handle(FindingsReceived("gpt", job, (finding,)))
 
 
-def told(world: World, severity: Severity) -> list[Notice]:
+def notices_of(world: World, severity: Severity) -> list[Notice]:
     return [notice for notice in world.bus.told if notice.severity is severity]
 
 
 def pages(world: World) -> list[str]:
-    return [notice.key for notice in told(world, Severity.PAGE)]
+    return [notice.key for notice in notices_of(world, Severity.PAGE)]
 
 
 def cleared(world: World) -> list[str]:
-    return [notice.clears for notice in told(world, Severity.CLEAR)]
+    return [notice.clears for notice in notices_of(world, Severity.CLEAR)]
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def held(world) -> World:
 
 def test_a_release_ends_the_page_of_a_held_run(held):
     """Who was paged hears that somebody has seen to it, and who."""
-    say(held, OperatorVerb.RELEASE)
+    send_command(held, OperatorVerb.RELEASE)
     held.minutes(60)
-    (clear,) = told(held, Severity.CLEAR)
+    (clear,) = notices_of(held, Severity.CLEAR)
     assert (clear.clears, clear.runbook) == ("gpt/held-1", Runbook.OUT_OF_MEMORY)
     assert clear.title == "gpt: all clear: no longer held (starting)"
     assert clear.body == "ada said release: creating gpt-a002 from step 500"
@@ -65,21 +65,21 @@ def test_a_release_ends_the_page_of_a_held_run(held):
 
 def test_a_stop_ends_it_too(held):
     """Somebody has decided that the run is over."""
-    say(held, OperatorVerb.STOP)
+    send_command(held, OperatorVerb.STOP)
     assert (held.run().state, cleared(held)) == (RunState.STOPPED, ["gpt/held-1"])
 
 
 def test_a_held_run_whose_job_completes_after_all_is_clear(world):
     """The job of a run that was held for its loss goes on until somebody stops it, or it is done."""
     world.policies.by_name["default"] = Policy(retries=replace(Policy().retries, diverged=0))
-    finds(world, Kind.DIVERGENCE)
+    report_finding(world, Kind.DIVERGENCE)
     assert pages(world) == ["gpt/held-1"]
     world.sagemaker.end("gpt", JobStatus.COMPLETED)
     world.minutes(2)
     assert (world.run().state, cleared(world)) == (RunState.COMPLETED, ["gpt/held-1"])
 
 
-def test_a_page_that_stands_is_told_again_after_its_time_and_never_sooner(held):
+def test_an_open_page_repeats_after_its_interval_and_never_sooner(held):
     """The same key, so that a pager adds it to the incident that is open; a held run is swept for that alone."""
     held.minutes(3.8 * 60, every=timedelta(minutes=5))
     assert len(pages(held)) == 1
@@ -88,7 +88,7 @@ def test_a_page_that_stands_is_told_again_after_its_time_and_never_sooner(held):
     assert held.runs.timeline[-1].reason == "still so: gpt: held: oom is not retried"
     held.minutes(8 * 60, every=timedelta(minutes=10))
     assert len(pages(held)) == 4
-    say(held, OperatorVerb.RELEASE)
+    send_command(held, OperatorVerb.RELEASE)
     held.minutes(10)
     assert (cleared(held), held.run().pages) == (["gpt/held-1"], ())
 
@@ -116,22 +116,22 @@ def test_an_answer_ends_the_page_that_asked_for_it(world, verb, after):
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(2)
     (asked,) = pages(world)
-    say(world, verb, proposal=world.run().proposal.id)
+    send_command(world, verb, proposal=world.run().proposal.id)
     world.minutes(2)
     assert (world.run().state, pages(world), cleared(world)) == (after, [asked], [asked])
 
 
-def test_a_question_that_nobody_answers_ends_where_the_policy_acts(world):
+def test_an_unanswered_proposal_ends_where_the_policy_acts(world):
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(40)
     assert world.run().state is RunState.WATCHING
     assert cleared(world) == pages(world)
-    (clear,) = told(world, Severity.CLEAR)
+    (clear,) = notices_of(world, Severity.CLEAR)
     assert "no answer to" in clear.body and "the policy acts then" in clear.body
 
 
-def test_a_question_that_nobody_answers_is_followed_by_the_page_that_the_run_is_held(world):
+def test_an_unanswered_proposal_is_followed_by_the_page_of_the_hold(world):
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE, approval=Approval(on_expiry_dead=OnExpiry.HOLD))
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(40)
@@ -142,27 +142,27 @@ def test_a_question_that_nobody_answers_is_followed_by_the_page_that_the_run_is_
 def test_a_question_is_withdrawn_with_its_trouble(world):
     """The loss has mended while somebody was being woken."""
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
-    finds(world, Kind.DIVERGENCE)
-    finds(world, Kind.DIVERGENCE, Level.MENDED)
+    report_finding(world, Kind.DIVERGENCE)
+    report_finding(world, Kind.DIVERGENCE, Level.MENDED)
     assert world.run().proposal is None
     assert cleared(world) == pages(world) != []
 
 
 def test_a_finding_that_is_over_ends_its_page(world):
     """And is news when it comes again, though it is the same attempt."""
-    finds(world, Kind.BLIND)
-    finds(world, Kind.BLIND, onset=490)
+    report_finding(world, Kind.BLIND)
+    report_finding(world, Kind.BLIND, onset=490)
     assert pages(world) == ["gpt/blind-1"], "one page for one trouble, however often it is found anew"
-    finds(world, Kind.BLIND, Level.MENDED, onset=None)
+    report_finding(world, Kind.BLIND, Level.MENDED, onset=None)
     assert cleared(world) == ["gpt/blind-1"]
-    finds(world, Kind.BLIND, Level.MENDED, onset=None)
-    finds(world, Kind.BLIND)
-    finds(world, Kind.BLIND, Level.MENDED, onset=None)
+    report_finding(world, Kind.BLIND, Level.MENDED, onset=None)
+    report_finding(world, Kind.BLIND)
+    report_finding(world, Kind.BLIND, Level.MENDED, onset=None)
     assert pages(world) == cleared(world) == ["gpt/blind-1"] * 2
-    assert told(world, Severity.CLEAR)[-1].title == "gpt: all clear: blind is over"
+    assert notices_of(world, Severity.CLEAR)[-1].title == "gpt: all clear: blind is over"
 
 
-def test_who_was_blind_sees_again_and_says_so():
+def test_metrics_that_return_clear_the_page():
     """The job saves on and prints nothing: a page. The sweep asks of every page that stands whether it still has a
     reason, and ends it when the metrics are back."""
     world = World()
@@ -177,7 +177,7 @@ def test_who_was_blind_sees_again_and_says_so():
     assert (pages(world), cleared(world)) == (["gpt/blind-1"], [])
     _prints(world, step, minutes=5)
     assert cleared(world) == ["gpt/blind-1"]
-    assert "metrics are received again" in told(world, Severity.CLEAR)[0].body
+    assert "metrics are received again" in notices_of(world, Severity.CLEAR)[0].body
     assert world.run().state is RunState.WATCHING
 
 
@@ -192,17 +192,17 @@ def _prints(world: World, step: int, *, minutes: int) -> int:
 
 def test_a_finding_falls_with_its_attempt(world):
     """That the attempt is over does not say that what ailed it is."""
-    finds(world, Kind.CHECKPOINT_STALL)
+    report_finding(world, Kind.CHECKPOINT_STALL)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
-    (clear,) = told(world, Severity.CLEAR)
+    (clear,) = notices_of(world, Severity.CLEAR)
     assert (clear.clears, clear.title) == ("gpt/checkpoint_stall-1", "gpt: all clear: attempt 1 is over")
 
 
 def test_never_an_all_clear_for_what_was_never_paged(world):
     """A warning that is over informs, as it began."""
-    finds(world, Kind.LOSS_SPIKE, Level.WARN)
-    finds(world, Kind.LOSS_SPIKE, Level.MENDED)
+    report_finding(world, Kind.LOSS_SPIKE, Level.WARN)
+    report_finding(world, Kind.LOSS_SPIKE, Level.MENDED)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(20)
     world.sagemaker.end("gpt-a002", JobStatus.COMPLETED)
@@ -247,7 +247,7 @@ def test_a_bus_that_refuses_notices_keeps_no_recovery_waiting(world, monkeypatch
     assert world.run().pending == ()
 
 
-def test_people_are_told_whatever_has_become_of_the_policy(world, monkeypatch):
+def test_a_pending_notice_is_sent_when_the_policy_is_broken(world, monkeypatch):
     """The policy was broken by a deployment while the bus was down: nothing is decided, what is owed is told."""
 
     def refuses(notice: Notice) -> None:
@@ -282,7 +282,7 @@ def test_an_all_clear_waits_for_its_page(world, monkeypatch):
     with pytest.raises(RuntimeError):
         world.minutes(1)
     with pytest.raises(RuntimeError):
-        say(world, OperatorVerb.RELEASE)
+        send_command(world, OperatorVerb.RELEASE)
     assert world.bus.told == []
     monkeypatch.undo()
     world.minutes(2)

@@ -27,7 +27,7 @@ def test_an_empty_file_is_the_default_policy():
     assert parse_policy("", name="default") == Policy()
 
 
-def test_every_field_can_be_said():
+def test_every_field_can_be_written():
     """Modes, counts and durations are read into the core's own types."""
     text = """
         mode = "observe"
@@ -117,7 +117,7 @@ def test_a_section_is_a_table():
     assert refusal("retries = 3") == "policy 'night': field 'retries' must be a table, written [retries]"
 
 
-def test_what_is_not_toml_says_where():
+def test_invalid_toml_is_refused_with_its_line():
     """The parser's own line and column are passed on."""
     assert refusal("mode = ").startswith("policy 'night' is not valid TOML: ")
 
@@ -163,7 +163,7 @@ def test_a_scaled_policy_can_be_deployed(policy, factor):
     assert parse_policy(to_toml(scaled), name="any") == scaled
 
 
-def test_a_policy_may_say_what_machines_cost():
+def test_a_policy_may_set_prices():
     """By instance type, and read back as it was written."""
     policy = parse_policy('[prices]\n"ml.p5.48xlarge" = 40\n"ml.p6-b200.48xlarge" = 99.5', name="night")
     assert policy.prices == {"ml.p5.48xlarge": 40.0, "ml.p6-b200.48xlarge": 99.5}

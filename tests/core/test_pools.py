@@ -52,22 +52,22 @@ def a_run(attempt: Attempt, **facts) -> Run:
     return Run("gpt", "default", RunState.WAITING, NOON, (attempt, following), cluster=CLUSTER, **facts)
 
 
-def said(attempt: Attempt, *, at: datetime = NOON, **facts) -> str:
+def forecast(attempt: Attempt, *, at: datetime = NOON, **facts) -> str:
     return warm_pools.format_forecast(a_run(attempt, **facts), at)
 
 
 def test_an_unchanged_successor_goes_into_the_pool():
-    assert said(before()) == "attempt 2 goes into the warm pool of gpt"
-    assert said(before(pool=None)) == "attempt 2 goes into the warm pool of gpt, if one is kept"
+    assert forecast(before()) == "attempt 2 goes into the warm pool of gpt"
+    assert forecast(before(pool=None)) == "attempt 2 goes into the warm pool of gpt, if one is kept"
 
 
-def test_nothing_is_said_of_a_pool_that_nobody_asked_for():
-    assert said(before(keep_alive_seconds=0)) == ""
+def test_without_a_pool_there_is_no_forecast():
+    assert forecast(before(keep_alive_seconds=0)) == ""
 
 
 def test_a_job_that_never_had_machines_left_none():
     attempt = before(pool=None, training_started_at=None)
-    assert said(attempt) == ""
+    assert forecast(attempt) == ""
     assert warm_pools.make_release(a_run(attempt)) == ()
 
 
@@ -89,9 +89,9 @@ def test_a_job_that_never_had_machines_left_none():
         ),
     ],
 )
-def test_a_successor_that_does_not_get_the_pool_is_told_why(attempt, facts, why):
+def test_the_forecast_names_why_a_successor_misses_the_pool(attempt, facts, why):
     """Each rule that does not hold, in words."""
-    assert said(attempt, **facts) == f"attempt 2 will not get the warm pool: {why}"
+    assert forecast(attempt, **facts) == f"attempt 2 will not get the warm pool: {why}"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_every_rule_of_the_match_is_asked(change, why):
 
 
 @given(st.sampled_from(["", "Available", "InUse", "Reused", "Terminated", "New"]), st.integers(-60, 60), st.booleans())
-def test_what_is_said_of_a_pool_is_what_is_done_about_it(status, minutes, moved):
+def test_the_forecast_agrees_with_the_release(status, minutes, moved):
     """A pool that is gone is not given back, and none is promised that the next job cannot match."""
     run = a_run(
         before(pool=WarmPool(status) if status else None), machines=Machines(subnets=("subnet-2",)) if moved else None
@@ -137,7 +137,7 @@ def world() -> World:
     return World()
 
 
-def adopted(world: World, **facts) -> World:
+def adopt_run(world: World, **facts) -> World:
     world.sagemaker.submit("gpt", **(WARM | facts))
     world.supervisor().handle(JobStateChanged("gpt"))
     return world
@@ -147,13 +147,13 @@ def reasons(world: World) -> str:
     return "\n".join(entry.reason for entry in world.runs.timeline)
 
 
-def command(world: World, verb: OperatorVerb) -> None:
+def send_command(world: World, verb: OperatorVerb) -> None:
     world.supervisor().handle(CommandReceived(f"c-{verb}", "gpt", verb, "ada", "testing"))
 
 
 def test_a_crash_of_the_script_keeps_the_machines_warm(world):
     """The successor is created for the pool, and the pool is not given back."""
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.fail("gpt", CRASH, pool=AVAILABLE)
     world.minutes(3)
     assert world.run().current.number == 2
@@ -163,7 +163,7 @@ def test_a_crash_of_the_script_keeps_the_machines_warm(world):
 
 def test_what_became_of_the_pool_is_asked_when_the_successor_is_due(world):
     """Another job took it while we waited: no promise is made."""
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
     world.supervisor().handle(JobStateChanged("gpt"))
     job = world.sagemaker.jobs["gpt"]
@@ -176,7 +176,7 @@ def test_what_became_of_the_pool_is_asked_when_the_successor_is_due(world):
 
 def test_a_description_that_fails_does_not_keep_the_successor_waiting(world, monkeypatch):
     """What the pool is like is worth a sentence, not a delay."""
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
     world.supervisor().handle(JobStateChanged("gpt"))
     world.clock.pass_by(timedelta(minutes=2))
@@ -195,7 +195,7 @@ def test_a_description_that_fails_does_not_keep_the_successor_waiting(world, mon
 @pytest.mark.parametrize("error", [Throttled("Rate exceeded"), CallFailed("timed out")])
 def test_no_job_is_created_while_the_bad_machines_are_still_kept(world, monkeypatch, error):
     """The release fails for five minutes, and so long nothing is launched, though its time has come."""
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.fail("gpt", ECC, pool=AVAILABLE)
     release, refused = world.sagemaker.release_warm_pool, []
 
@@ -222,7 +222,7 @@ def test_no_job_is_created_while_the_bad_machines_are_still_kept(world, monkeypa
 
 def test_a_release_that_never_succeeds_ends_with_the_pools_own_time(world, monkeypatch):
     """After half an hour the machines are gone by themselves: the run goes on."""
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.fail("gpt", ECC, pool=AVAILABLE)
 
     def refuse(name: str) -> None:
@@ -238,7 +238,7 @@ def test_a_release_that_never_succeeds_ends_with_the_pools_own_time(world, monke
 @pytest.mark.parametrize("reason", [OOM, BUG])
 def test_a_hold_gives_the_machines_back_at_once(world, reason):
     """Nobody pays for machines that wait for a human."""
-    adopted(world)
+    adopt_run(world)
     for _ in range(2):
         if world.run().current.may_be_live:
             world.sagemaker.fail(world.run().current.job_name, reason, pool=AVAILABLE)
@@ -257,14 +257,14 @@ def test_a_hold_gives_the_machines_back_at_once(world, reason):
             lambda world: world.sagemaker.end("gpt", JobStatus.STOPPED, secondary="MaxRuntimeExceeded", pool=AVAILABLE),
             RunState.STOPPED,
         ),
-        (lambda world: command(world, OperatorVerb.STOP), RunState.STOPPED),
-        (lambda world: command(world, OperatorVerb.HOLD), RunState.HELD),
+        (lambda world: send_command(world, OperatorVerb.STOP), RunState.STOPPED),
+        (lambda world: send_command(world, OperatorVerb.HOLD), RunState.HELD),
     ],
     ids=["stopped by its owner", "completed", "out of time", "stopped by command", "held by command"],
 )
 def test_what_ends_as_its_owner_wants_leaves_the_machines_to_the_owner(world, ends, state):
     """They asked for the pool, and may well come back in a minute."""
-    adopted(world)
+    adopt_run(world)
     ends(world)
     world.minutes(25)
     assert world.run().state is state
@@ -273,7 +273,7 @@ def test_what_ends_as_its_owner_wants_leaves_the_machines_to_the_owner(world, en
 
 def test_an_end_for_want_of_time_is_ours_and_gives_the_machines_back(world):
     """The run's own MaxRuntime is spent over its attempts: no other follows, and nobody comes for the pool."""
-    adopted(world, max_runtime_s=600)
+    adopt_run(world, max_runtime_s=600)
     world.minutes(11)
     world.sagemaker.fail("gpt", NODE_LOST, pool=AVAILABLE)
     world.minutes(5)
@@ -284,7 +284,7 @@ def test_an_end_for_want_of_time_is_ours_and_gives_the_machines_back(world):
 def test_who_only_observes_gives_nothing_back(world):
     """A run that may not be relaunched is held for people to see; its machines are not ours."""
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.fail("gpt", OOM, pool=AVAILABLE)
     world.minutes(5)
     assert world.run().state is RunState.HELD
@@ -293,7 +293,7 @@ def test_who_only_observes_gives_nothing_back(world):
 
 def test_a_second_hang_in_a_row_is_moved_to_other_machines(world):
     """Once may be the network; twice, the machines are suspect."""
-    adopted(world)
+    adopt_run(world)
     for number, job in enumerate(("gpt", "gpt-a002"), start=1):
         world.sagemaker.fail(job, HANG, pool=AVAILABLE)
         world.minutes(5)
@@ -304,7 +304,7 @@ def test_a_second_hang_in_a_row_is_moved_to_other_machines(world):
 
 def test_a_job_that_became_slow_is_moved_off_its_machines(world):
     """A lasting slowness is the machines': they go before the successor comes."""
-    adopted(world)
+    adopt_run(world)
     slow = Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 110, 105, "slow")
     world.supervisor().handle(FindingsReceived("gpt", "gpt", (slow,)))
     world.minutes(20)
@@ -314,7 +314,7 @@ def test_a_job_that_became_slow_is_moved_off_its_machines(world):
 
 
 def test_the_record_of_a_pool_survives_as_text(world):
-    adopted(world)
+    adopt_run(world)
     world.sagemaker.fail("gpt", NODE_LOST, pool=WarmPool("Available", 7))
     world.supervisor().handle(JobStateChanged("gpt"))
     assert json.loads(world.runs.records["gpt"])["attempts"][0]["pool"]["billed_s"] == 7

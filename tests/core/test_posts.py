@@ -15,7 +15,7 @@ from tests.fakes import MIDNIGHT, World
 A_MOMENT = timedelta(seconds=5)
 
 
-def watched() -> World:
+def training_run() -> World:
     """A run whose job trains, heard of at midnight."""
     world = World()
     world.sagemaker.submit("gpt")
@@ -23,7 +23,7 @@ def watched() -> World:
     return world
 
 
-def looks(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def record_descriptions(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that are described from now on."""
     describe, described = world.sagemaker.describe, []
 
@@ -35,7 +35,7 @@ def looks(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return described
 
 
-def died(world: World) -> QueueMessage:
+def lose_node(world: World) -> QueueMessage:
     """The job dies, and the supervisor hears of it five seconds later; when it did."""
     world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
     sent = world.clock()
@@ -49,18 +49,18 @@ def died(world: World) -> QueueMessage:
 @pytest.mark.parametrize("wakeup", [JobStateChanged("gpt"), RunDue("gpt")])
 def test_what_was_seen_since_it_was_sent_is_not_looked_at_again(monkeypatch, wakeup):
     """The same death told twice, minutes ago: one look has seen it."""
-    world = watched()
-    post = died(world)
+    world = training_run()
+    post = lose_node(world)
     world.clock.pass_by(timedelta(minutes=3))
-    described, before = looks(world, monkeypatch), world.run()
+    described, before = record_descriptions(world, monkeypatch), world.run()
     world.supervisor().handle(wakeup, QueueMessage(post.sent_at, world.clock()))
     assert (described, world.run()) == ([], before)
 
 
 def test_what_was_sent_after_the_look_is_looked_at():
     """The wait is over, and the sweep says so: nothing that was seen before answers that."""
-    world = watched()
-    died(world)
+    world = training_run()
+    lose_node(world)
     world.clock.pass_by(timedelta(minutes=2))
     world.supervisor().handle(RunDue("gpt"), QueueMessage(world.clock(), world.clock()))
     assert world.sagemaker.live() == ["gpt-a002"]
@@ -68,18 +68,18 @@ def test_what_was_sent_after_the_look_is_looked_at():
 
 def test_what_the_look_may_just_have_missed_is_looked_at_again():
     """Sent in the very second of the look: SageMaker may have described the job as it was before."""
-    world = watched()
-    post = died(world)
+    world = training_run()
+    post = lose_node(world)
     world.clock.pass_by(timedelta(minutes=2))
     late = QueueMessage(post.received_at - EVENT_VISIBLE_AFTER + timedelta(milliseconds=1), world.clock())
     world.supervisor().handle(RunDue("gpt"), late)
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
-def test_what_is_owed_is_done_whenever_it_was_asked_for(monkeypatch):
+def test_a_pending_action_is_done_on_an_old_message(monkeypatch):
     """Somebody looked, decided, and died before acting: the message that comes back finishes it."""
-    world = watched()
-    post = died(world)
+    world = training_run()
+    post = lose_node(world)
     world.clock.pass_by(timedelta(minutes=2))
 
     def dies(request):
@@ -93,10 +93,10 @@ def test_what_is_owed_is_done_whenever_it_was_asked_for(monkeypatch):
     assert world.sagemaker.live() == ["gpt-a002"] and not world.run().pending
 
 
-def test_an_operator_is_heard_however_late():
+def test_a_late_operator_command_is_handled():
     """A wish is no hint: that somebody looked since says nothing of it."""
-    world = watched()
-    post = died(world)
+    world = training_run()
+    post = lose_node(world)
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ada", "", asked_at=post.sent_at), post)
     assert world.run().state is RunState.HELD
 
@@ -105,9 +105,9 @@ def test_an_operator_is_heard_however_late():
     ahead=st.timedeltas(timedelta(days=-2), timedelta(days=2)),
     wait=st.timedeltas(timedelta(0), timedelta(hours=3)),
 )
-def test_our_own_clock_has_no_say(ahead, wait):
+def test_our_own_clock_does_not_matter(ahead, wait):
     """It was wrong by days while somebody looked: the death that is told after that is seen all the same."""
-    world = watched()
+    world = training_run()
     world.clock.pass_by(ahead)
     queue = MIDNIGHT + timedelta(hours=1)
     world.supervisor().handle(RunDue("gpt"), QueueMessage(queue, queue))

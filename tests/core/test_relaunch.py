@@ -43,7 +43,7 @@ def test_sagemaker_would_take_it(name):
     assert complaints(make_request(rebuilt(name), SECOND, run="gpt-7b")) == ""
 
 
-def test_the_samples_hold_what_sagemaker_tells():
+def test_the_samples_have_the_members_of_a_description():
     """Every member of the full sample is one that DescribeTrainingJob returns, so that the test tests something."""
     service = botocore.session.get_session().get_service_model("sagemaker")
     told = set(service.operation_model("DescribeTrainingJob").output_shape.members) | {"ResponseMetadata"}
@@ -72,7 +72,7 @@ def test_what_only_describe_knows_is_left_behind():
     assert request["ResourceConfig"]["InstancePreferences"] == described()["ResourceConfig"]["InstancePreferences"]
 
 
-def test_empty_answers_are_no_wishes():
+def test_empty_answers_are_left_out_of_the_request():
     """Empty strings, lists and objects disappear at every depth; most of them would be refused."""
     request = rebuilt()
     assert request["OutputDataConfig"] == {"S3OutputPath": "s3://bucket/out/", "CompressionType": "NONE"}
@@ -131,7 +131,7 @@ def test_an_attempt_knows_who_it_is():
     }
 
 
-def test_an_attempt_from_the_start_is_told_so():
+def test_an_attempt_from_the_start_gets_step_0():
     """A step left over from the request that it is made of would resume from the wrong place."""
     for step in (None, 0):
         assert second(CreateJob("gpt-7b-a002", 2, step))["Environment"]["RERAIL_RESUME_STEP"] == "0"
@@ -156,7 +156,7 @@ def test_checkpoints_are_looked_for_where_the_job_writes_them(place, uri):
 
 
 @pytest.mark.parametrize("place", ["/fsx/checkpoints", ""])
-def test_an_attempt_whose_checkpoints_nobody_else_can_see_looks_for_itself(place):
+def test_an_attempt_with_unreadable_checkpoints_gets_no_step(place):
     """A script that saves to a file system of its own goes on from what lies there; Rerail cannot know of it."""
     request = rebuild(described(), TAGS, members=MEMBERS)
     request["Environment"] = {"RERAIL_RESUME_STEP": "40", "RERAIL_CHECKPOINTS": place}

@@ -161,7 +161,7 @@ def test_attempts_that_leave_no_checkpoint_burn_money_in_place(resume, than):
         (Cause.INFRASTRUCTURE, "look at the evidence, then release the run"),
     ],
 )
-def test_a_spent_budget_is_said_with_what_to_do(cause, advice):
+def test_a_spent_budget_holds_with_a_remedy(cause, advice):
     """Exactly the budget's number of retries are given; the next failure holds the run."""
     budget = Policy().retries.of(cause)
     assert isinstance(remedy(charged(cause, budget), a_failure(cause), Policy()), Relaunch)
@@ -187,7 +187,7 @@ def test_broken_hardware_is_left_behind():
     assert fresh == {Cause.HARDWARE}
 
 
-def test_a_retry_says_what_is_left():
+def test_a_retry_names_the_remaining_budget():
     """The number is what remains after this failure; what cannot be named has no number."""
     assert remedy(charged(Cause.HANG, 1), a_failure(Cause.HANG), Policy()).why == "hang: 2 of 3 retries left"
     assert (
@@ -274,7 +274,7 @@ def test_pauses_between_tries_for_capacity_are_bounded(waited, version):
         (timedelta(hours=12), "12.0 h"),
     ],
 )
-def test_durations_are_said_as_people_say_them(duration, words):
+def test_durations_are_formatted_in_one_unit(duration, words):
     """In one unit, as coarse as it is useful at night."""
     assert format_duration(duration) == words
 

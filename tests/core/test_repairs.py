@@ -52,12 +52,12 @@ def history(*steps: str | tuple[str, str]) -> list[dict]:
         ((), True, {}, 0),
     ],
 )
-def test_a_restart_is_told_by_what_the_job_went_through(steps, retries, counts, seconds):
+def test_a_self_repair_is_classified_by_the_jobs_history(steps, retries, counts, seconds):
     """The spot market, a repair of the cluster, or a retry after an internal error."""
     assert count_repairs(history(*steps), retries=retries) == SelfRepairs(counts, seconds)
 
 
-def test_the_counts_are_spoken_in_one_order():
+def test_the_counts_are_formatted_in_one_order():
     assert format_repairs({SelfRepair.RETRY: 1, SelfRepair.SPOT: 2}) == "spot 2, retry 1"
     assert format_repairs({}) == ""
 
@@ -83,7 +83,7 @@ def test_what_was_counted_stays_counted(before, more, retries):
     )
 
 
-def test_what_sagemaker_mends_is_counted_told_apart_and_charged_to_nobody():
+def test_self_repairs_are_counted_classified_and_not_charged():
     """A retry and a spot interruption within the job: no attempt, no incident, no budget."""
     world = World()
     world.sagemaker.submit("gpt")

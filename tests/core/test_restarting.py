@@ -46,27 +46,29 @@ class Job:
         assert (command.wish, command.attempt) == (CommandKind.RESTART, self.attempt)
         return command
 
-    def says(self, told: ReportKind, **facts) -> None:
+    def report(self, told: ReportKind, **facts) -> None:
         self.agent.hear(self.agent.files(told, restart=self.restart, **facts))
 
     def hello(self, *abilities: Ability) -> None:
-        self.says(ReportKind.HELLO, abilities=tuple(abilities or sorted(SAID)))
+        self.report(ReportKind.HELLO, abilities=tuple(abilities or sorted(SAID)))
 
     def finds(self, kind: Kind = Kind.NON_FINITE, *, onset: int = 450, step: int = 510) -> None:
-        self.says(ReportKind.FINDINGS, findings=(Finding(kind, Level.INTERVENE, step, onset, f"{kind} since {onset}"),))
+        self.report(
+            ReportKind.FINDINGS, findings=(Finding(kind, Level.INTERVENE, step, onset, f"{kind} since {onset}"),)
+        )
 
     def crashes(self, text: str = "") -> None:
-        self.says(ReportKind.CRASHED, evidence=text or report_of())
+        self.report(ReportKind.CRASHED, evidence=text or report_of())
 
-    def obeys(self) -> "Job":
+    def restarts(self) -> "Job":
         """The old processes are gone, the new ones run."""
         order = self.order
         new = Job(self.world, restart=order.restart, attempt=self.attempt, name=self.name)
-        new.says(ReportKind.RESTARTED, command=order.id)
+        new.report(ReportKind.RESTARTED, command=order.id)
         return new
 
     def steps(self, step: int) -> None:
-        self.says(ReportKind.RESTARTED, step=step)
+        self.report(ReportKind.RESTARTED, step=step)
 
     def saves(self, step: int, **facts) -> None:
         self.world.checkpoints.save(step=step, attempt=self.attempt, restart=self.restart, **facts)
@@ -79,7 +81,7 @@ def job(world) -> Job:
     return job
 
 
-def said(world: World) -> list[str]:
+def reasons(world: World) -> list[str]:
     return [entry.reason for entry in world.runs.timeline]
 
 
@@ -91,7 +93,7 @@ def order(world: World):
 
 
 @pytest.mark.parametrize("kind", DIVERGED)
-def test_what_diverged_is_rolled_back_within_the_job(world, job, kind):
+def test_a_diverged_loss_is_rolled_back_within_the_job(world, job, kind):
     """62:00 found, the order is given; 62:10 the processes run again; 62:30 their first step: the same job goes on."""
     job.finds(kind)
     assert world.run().state is RunState.RESTARTING
@@ -99,12 +101,12 @@ def test_what_diverged_is_rolled_back_within_the_job(world, job, kind):
     assert (asked.restart, asked.resume_step, asked.rate, asked.skip_samples) == (1, 400, 1.0, "")
     assert asked.deadline == world.clock() + Policy().restart.deadline
     world.clock.pass_by(timedelta(seconds=10))
-    job = job.obeys()
+    job = job.restarts()
     assert world.run().state is RunState.WATCHING
-    assert said(world)[-1] == "restart 1 in place: the training processes run again, after 10 s"
+    assert reasons(world)[-1] == "restart 1 in place: the training processes run again, after 10 s"
     world.clock.pass_by(timedelta(seconds=20))
     job.steps(401)
-    assert said(world)[-1] == "restart 1 in place: step 401 is done, 30 s after the order"
+    assert reasons(world)[-1] == "restart 1 in place: step 401 is done, 30 s after the order"
     job.saves(500)
     world.minutes(3)
     run = world.run()
@@ -115,10 +117,10 @@ def test_what_diverged_is_rolled_back_within_the_job(world, job, kind):
     assert [notice.severity for notice in world.bus.told] == [Severity.INFORM] * 2
 
 
-def test_what_was_saved_since_the_onset_is_no_progress(world, job):
+def test_checkpoints_saved_since_the_onset_are_no_progress(world, job):
     """Step 500 was saved by the processes that were wrong at step 450; only what the new ones save counts."""
     job.finds()
-    job = job.obeys()
+    job = job.restarts()
     world.minutes(5)
     assert world.run().open_incident is not None
     job.saves(500)
@@ -126,10 +128,10 @@ def test_what_was_saved_since_the_onset_is_no_progress(world, job):
     assert world.run().open_incident is None
 
 
-def test_what_the_restarted_processes_save_is_sound(world, job):
+def test_checkpoints_of_the_restarted_processes_are_clean(world, job):
     """A node is lost afterwards: the run goes on from there, and not from before the onset."""
     job.finds()
-    job = job.obeys()
+    job = job.restarts()
     job.saves(500)
     world.minutes(2)
     world.sagemaker.fail("gpt", NODE_LOST)
@@ -137,10 +139,10 @@ def test_what_the_restarted_processes_save_is_sound(world, job):
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 500)
 
 
-def test_what_was_tainted_stays_so_for_a_successor(world, job):
+def test_tainted_checkpoints_stay_tainted_for_a_successor(world, job):
     """The order is obeyed, and then the node is lost: step 500 of the old processes is still not to be trusted."""
     job.finds()
-    job.obeys()
+    job.restarts()
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 400)
@@ -149,7 +151,7 @@ def test_what_was_tainted_stays_so_for_a_successor(world, job):
 def test_nothing_before_the_onset_is_a_start_from_scratch(world, job):
     job.finds(onset=50)
     assert job.order.resume_step == 0
-    assert "in place, from the start" in said(world)[-1]
+    assert "in place, from the start" in reasons(world)[-1]
 
 
 @pytest.mark.parametrize("kind", [Kind.THROUGHPUT_DROP, Kind.STALL, Kind.STARTUP_STALL])
@@ -165,7 +167,7 @@ def test_a_policy_may_forbid_it(world, job):
     assert world.run().state is RunState.SAVING
 
 
-def test_an_observer_orders_nothing(world, job):
+def test_observe_mode_restarts_nothing(world, job):
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
     job.finds()
     job.crashes()
@@ -181,22 +183,22 @@ def test_an_observer_orders_nothing(world, job):
 def test_each_rung_of_the_ladder_is_climbed_in_place(world, job):
     """The loss is lost again before anything was saved: the next rung needs no other machine either."""
     job.finds()
-    job = job.obeys()
+    job = job.restarts()
     world.clock.pass_by(timedelta(seconds=40))
     job.finds(onset=455, step=520)
     assert (job.order.restart, job.order.resume_step, job.order.rate) == (2, 400, 0.9)
     assert (world.run().current.rate, len(world.run().incidents)) == (0.9, 1)
 
 
-def test_before_a_human_is_asked_other_machines_have_their_turn(world):
+def test_a_relaunch_is_tried_before_a_human_is_asked(world):
     """The script can neither skip nor slow down; the replay in place has not helped; a new job's replay is the last."""
     job = Job(world)
     job.hello(Ability.RESTART)
     job.finds()
-    job = job.obeys()
+    job = job.restarts()
     job.finds(onset=455, step=520)
     assert world.run().state is RunState.SAVING
-    assert "nothing has helped in place, so other machines are tried" in said(world)[-1]
+    assert "nothing has helped in place, so other machines are tried" in reasons(world)[-1]
     world.minutes(18)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 400)
     second = Job(world, attempt=2, name="gpt-a002")
@@ -205,9 +207,9 @@ def test_before_a_human_is_asked_other_machines_have_their_turn(world):
     assert world.run().state is RunState.HELD
 
 
-def test_the_same_trouble_after_progress_is_another_incident(world, job):
+def test_the_same_finding_after_progress_is_another_incident(world, job):
     job.finds()
-    job = job.obeys()
+    job = job.restarts()
     job.saves(500)
     job.saves(600)
     world.minutes(2)
@@ -220,7 +222,7 @@ def test_an_attempt_has_only_so_many(world, job):
     world.policies.by_name["default"] = Policy(restart=InPlacePolicy(per_attempt=2))
     for step in (500, 5000):
         job.finds(onset=step - 50, step=step)
-        job = job.obeys()
+        job = job.restarts()
         job.saves(10 * step)
         world.minutes(2)
     job.finds(onset=60_000, step=60_010)
@@ -229,10 +231,10 @@ def test_an_attempt_has_only_so_many(world, job):
 
 
 @pytest.mark.parametrize("hears", [True, False])
-def test_an_order_that_nobody_obeys_has_an_end(world, job, hears):
+def test_an_unanswered_restart_ends_in_a_relaunch(world, job, hears):
     job.finds()
     if hears:
-        job.says(ReportKind.HEARD, command=job.order.id)
+        job.report(ReportKind.HEARD, command=job.order.id)
     world.minutes(4)
     assert world.run().state is RunState.RESTARTING
     world.minutes(4)
@@ -242,15 +244,15 @@ def test_an_order_that_nobody_obeys_has_an_end(world, job, hears):
     assert run.ledger.charges == {Cause.DIVERGED: 1}, "charged once"
 
 
-def test_one_init_that_cannot_is_enough(world, job):
+def test_one_refusal_by_an_init_is_enough(world, job):
     """The first machine's processes run again; the second's init cannot end the old ones."""
     job.finds()
     asked = job.order
-    job.obeys()
+    job.restarts()
     other = Job(world)
     other.agent.told = 50
-    other.says(ReportKind.REFUSED, command=asked.id, reason="2 processes do not end")
-    assert "cannot restart it in place (2 processes do not end)" in said(world)[-1]
+    other.report(ReportKind.REFUSED, command=asked.id, reason="2 processes do not end")
+    assert "cannot restart it in place (2 processes do not end)" in reasons(world)[-1]
     world.minutes(2)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 400)
 
@@ -258,16 +260,16 @@ def test_one_init_that_cannot_is_enough(world, job):
 def test_a_refusal_after_the_first_step_comes_too_late(world, job):
     job.finds()
     asked = job.order
-    new = job.obeys()
+    new = job.restarts()
     new.steps(401)
-    job.says(ReportKind.REFUSED, command=asked.id, reason="late")
+    job.report(ReportKind.REFUSED, command=asked.id, reason="late")
     assert world.run().state is RunState.WATCHING
 
 
 # Words that are late, lost, repeated, or somebody else's
 
 
-def test_any_word_of_the_new_processes_proves_that_they_run(world, job):
+def test_any_report_of_the_new_processes_proves_that_they_run(world, job):
     """Init's report is lost, and the agent's hello is not."""
     job.finds()
     Job(world, restart=1).hello()
@@ -276,7 +278,7 @@ def test_any_word_of_the_new_processes_proves_that_they_run(world, job):
     assert (world.run().current.number, world.run().current.restart) == (1, 1)
 
 
-def test_words_of_the_old_processes_prove_nothing(world, job):
+def test_reports_of_the_old_processes_prove_nothing(world, job):
     job.finds()
     job.hello()
     job.finds(Kind.DIVERGENCE)
@@ -287,7 +289,7 @@ def test_words_of_the_old_processes_prove_nothing(world, job):
 def test_what_the_old_processes_found_is_no_news_of_the_new_ones(world, job):
     """Their last report comes late."""
     job.finds()
-    job.obeys()
+    job.restarts()
     before = world.run()
     job.finds(Kind.DIVERGENCE)
     found = Finding(Kind.FROZEN_LOSS, Level.INTERVENE, 510, 450, "by the metrics", at=order(world).restarted_at)
@@ -295,11 +297,11 @@ def test_what_the_old_processes_found_is_no_news_of_the_new_ones(world, job):
     assert world.run() == before
 
 
-def test_a_job_that_sagemaker_itself_has_restarted_speaks_for_itself(world, job):
+def test_reports_after_a_sagemaker_restart_count(world, job):
     """Its processes know of no order, and are no less watched for that."""
     job.finds()
-    job.obeys()
-    job.obeys().saves(500)
+    job.restarts()
+    job.restarts().saves(500)
     world.minutes(2)
     for secondary in ("Restarting", "Training"):
         world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
@@ -314,7 +316,7 @@ def test_a_job_that_sagemaker_itself_has_restarted_speaks_for_itself(world, job)
 def test_what_a_container_saves_after_sagemaker_restarted_it_is_sound(world, job):
     """It counts its restarts anew, from 0: what its first processes saved as such was rolled back, this was not."""
     job.finds()
-    job.obeys()
+    job.restarts()
     world.minutes(2)
     for secondary in ("Restarting", "Training"):
         world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary=secondary)
@@ -339,25 +341,25 @@ def test_a_job_that_sagemaker_itself_restarts_is_given_time_to_find_the_order(wo
     assert world.run().state is RunState.RESTARTING
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary="Training")
     world.minutes(1)
-    job.obeys()
+    job.restarts()
     assert (world.run().state, world.run().current.number) == (RunState.WATCHING, 1)
 
 
 def test_the_same_onset_is_news_of_the_new_processes(world, job):
     """NaN at the very step, again: it is not taken for a report that comes twice."""
     job.finds()
-    job = job.obeys()
+    job = job.restarts()
     job.finds()
     assert world.run().state is not RunState.WATCHING
 
 
-def test_the_sweep_sees_the_new_processes_with_new_eyes(world, job):
+def test_the_detectors_start_fresh_for_the_new_processes(world, job):
     """The detectors begin afresh where the processes do, and startup is no stall."""
     for step in (500, 505):
         job.agent.beats(step)
         world.minutes(1)
     job.finds()
-    job.obeys().agent.beats(None, Phase.STARTUP, restart=1)
+    job.restarts().agent.beats(None, Phase.STARTUP, restart=1)
     world.minutes(1)
     (memory,) = world.memories.recall(["gpt"]).values()
     assert (memory.restart, memory.cursor.step, memory.rows) == (1, 400, 0)
@@ -400,7 +402,7 @@ def test_an_operator_wins(world, job, verb, ends):
     assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
 
 
-def test_a_hold_calls_the_order_off(world, job):
+def test_a_hold_cancels_the_restart(world, job):
     job.finds()
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ada", ""))
     assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.HELD, CommandKind.TRAIN)
@@ -411,14 +413,14 @@ def test_a_hold_calls_the_order_off(world, job):
 # A crash that the container outlives
 
 
-def test_a_crash_is_mended_within_the_job(world, job):
+def test_a_crash_is_restarted_within_the_job(world, job):
     """62:00 the ranks die of an exception; 62:08 they run again, from the newest checkpoint that they find."""
     job.crashes()
     run = world.run()
     assert (run.state, run.ledger.charges) == (RunState.RESTARTING, {Cause.USER_CODE: 1})
     assert (job.order.restart, job.order.resume_step) == (1, None)
     world.clock.pass_by(timedelta(seconds=8))
-    job = job.obeys()
+    job = job.restarts()
     job.steps(501)
     job.saves(600)
     world.minutes(2)
@@ -431,7 +433,7 @@ def test_a_script_with_manifests_of_its_own_makes_progress_too(world):
     """They do not say which processes saved what."""
     init = Job(world)
     init.crashes()
-    init.obeys()
+    init.restarts()
     world.minutes(1)
     world.checkpoints.save(step=600)
     world.minutes(2)
@@ -439,7 +441,7 @@ def test_a_script_with_manifests_of_its_own_makes_progress_too(world):
 
 
 @pytest.mark.parametrize("cause", ["oom", "hardware", "unknown"])
-def test_a_crash_that_no_restart_mends_is_left_to_end(world, job, cause):
+def test_a_crash_that_a_restart_cannot_fix_ends_the_job(world, job, cause):
     """Who waits is told at once; the failure of the job is judged as ever, and charged once."""
     job.crashes(report_of(cause, "Killed" if cause == "unknown" else cause))
     assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.WATCHING, CommandKind.TRAIN)
@@ -450,7 +452,7 @@ def test_a_crash_that_no_restart_mends_is_left_to_end(world, job, cause):
 
 
 @pytest.mark.parametrize("cause", ["infrastructure", "hang"])
-def test_a_lost_peer_says_nothing_yet(world, job, cause):
+def test_a_lost_peer_alone_restarts_nothing(world, job, cause):
     """The ranks of another machine miss it first; then the report of that machine comes, and both restart."""
     job.crashes(report_of(cause, "RuntimeError: gloo: Connection closed by peer"))
     assert (world.run().state, world.mailbox.commands) == (RunState.WATCHING, [])
@@ -458,7 +460,7 @@ def test_a_lost_peer_says_nothing_yet(world, job, cause):
     assert world.run().state is RunState.RESTARTING
 
 
-def test_the_second_machines_word_of_the_same_crash_changes_nothing(world, job):
+def test_the_second_machines_report_of_a_crash_changes_nothing(world, job):
     job.crashes()
     job.crashes()
     assert len(world.run().current.orders) == 1
@@ -468,10 +470,10 @@ def test_the_second_machines_word_of_the_same_crash_changes_nothing(world, job):
 def test_the_same_error_at_the_same_step_again_is_for_a_human(world, job):
     """In place once, never twice: it is deterministic."""
     job.crashes()
-    job = job.obeys()
+    job = job.restarts()
     job.crashes()
     assert world.mailbox.commands[-1].wish is CommandKind.TRAIN
-    assert "the same error at step 510 before and after a restart in place" in said(world)[-1]
+    assert "the same error at step 510 before and after a restart in place" in reasons(world)[-1]
     world.sagemaker.fail("gpt", f"AlgorithmError: {report_of()}")
     world.minutes(1)
     run = world.run()
@@ -503,7 +505,7 @@ def test_a_crash_is_no_agent(world):
     init = Job(world)
     init.crashes()
     assert (world.run().state, world.run().current.agent) == (RunState.RESTARTING, False)
-    init.obeys()
+    init.restarts()
     assert (world.run().state, world.run().current.agent) == (RunState.WATCHING, False)
 
 
@@ -525,6 +527,6 @@ def test_a_crash_while_the_job_is_being_stopped_changes_nothing(world, job):
 def test_suspect_saves_of_the_old_processes_stay_suspect(world, job):
     """Also where their own manifest calls them clean."""
     job.finds()
-    job.obeys().saves(450, health=Health.SUSPECT)
+    job.restarts().saves(450, health=Health.SUSPECT)
     world.minutes(5)
     assert world.run().open_incident is not None

@@ -6,7 +6,6 @@ from datetime import timedelta
 import pytest
 
 from rerail.decisions.checkpoint_health import assess_health
-from rerail.detection.evaluate import _is_rollback
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model.actions import QuarantineCheckpoints
 from rerail.model.checkpoints import EMERGENCY, Health
@@ -100,24 +99,6 @@ def test_a_held_run_is_released_there():
     assert world.run().state is RunState.WATCHING
 
 
-def test_a_held_run_whose_job_goes_on_is_stopped_and_goes_back():
-    world = World().with_saves()
-    world.supervisor().handle(CommandReceived("c0", "gpt", OperatorVerb.HOLD, "ada", ""))
-    roll_back(world, 300)
-    assert relaunched(world) == "300"
-    assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
-
-
-def test_a_run_that_waits_to_be_relaunched_starts_there_at_once():
-    """Whatever it waited for: an operator has waited long enough."""
-    world = World().with_saves()
-    world.sagemaker.fail("gpt", "InternalServerError: x")
-    world.supervisor().handle(JobStateChanged("gpt"))
-    assert world.run().state is RunState.WAITING
-    assert "creating gpt-a002 from step 300" in roll_back(world, 399)
-    assert relaunched(world, minutes=0) == "300"
-
-
 def test_a_completion_that_came_first_is_not_what_was_wanted():
     """The job completes while the rollback is under way: it is rolled back all the same."""
     world = World().with_saves()
@@ -136,7 +117,7 @@ def test_a_failure_that_came_first_goes_back_as_far():
     assert relaunched(world) == "300"
 
 
-def test_the_ladder_has_no_say():
+def test_a_rollback_overrules_the_ladder():
     """A divergence is being answered, and the operator wants another step."""
     world = World().with_saves()
     Agent(world).hello()
@@ -160,7 +141,7 @@ def test_a_rollback_waits_while_paused_and_is_done_afterwards():
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.APPROVE])
-def test_an_operators_wish_is_an_approval_by_itself(mode):
+def test_an_operators_rollback_needs_no_approval(mode):
     world = under(World().with_saves(), mode=mode)
     roll_back(world, 300)
     assert relaunched(world) == "300"
@@ -215,15 +196,7 @@ def test_a_checkpoint_that_goes_missing_on_the_way_holds_the_run():
     assert "no clean checkpoint is left at or before step 300" in run.hold_reason
 
 
-def test_the_detectors_begin_afresh_where_the_run_does():
-    """Old step numbers come again, with values that are judged anew."""
-    world = World().with_saves()
-    roll_back(world, 300)
-    relaunched(world)
-    assert _is_rollback(world.run(), world.run().current)
-
-
-def test_a_stop_that_is_under_way_goes_where_the_last_wish_says():
+def test_a_rollback_while_saving_sets_the_resume_step():
     world = World().with_saves()
     agent = Agent(world)
     agent.hello()
@@ -237,7 +210,7 @@ def test_a_stop_that_is_under_way_goes_where_the_last_wish_says():
     assert relaunched(world) == "300"
 
 
-def test_a_job_that_is_being_stopped_is_relaunched_where_the_last_wish_says():
+def test_a_rollback_during_a_stop_sets_the_resume_step():
     """The stop was called for a divergence; its end is not taken for somebody else's doing."""
     world = World().with_saves(layout="huggingface")
     world.sagemaker.stop = lambda job_name: None  # it takes its time

@@ -18,14 +18,14 @@ def world() -> World:
     return World()
 
 
-def adopted(world: World, *names: str) -> World:
+def adopt_runs(world: World, *names: str) -> World:
     for name in names:
         world.sagemaker.submit(name, uri=f"{BUCKET}{name}/")
         world.supervisor().handle(JobStateChanged(name))
     return world
 
 
-def blind(world: World, monkeypatch, *names: str) -> None:
+def fail_describe(world: World, monkeypatch, *names: str) -> None:
     """SageMaker does not answer for these jobs."""
     see = world.sagemaker.describe
 
@@ -39,14 +39,14 @@ def blind(world: World, monkeypatch, *names: str) -> None:
 
 def test_runs_that_go_well_are_let_sleep(world):
     """Three healthy runs: asked about, none woken, nothing sent."""
-    adopted(world, "a", "b", "c")
+    adopt_runs(world, "a", "b", "c")
     assert world.round().make() == SweepReport(open=3, due=0, discovered=0, blind=())
     assert world.queue.waiting == []
 
 
 def test_only_due_runs_are_woken(world):
     """Of three runs, the one whose job died is woken, by its run's name."""
-    adopted(world, "a", "b", "c")
+    adopt_runs(world, "a", "b", "c")
     world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
     assert world.round().make() == SweepReport(open=3, due=1, discovered=0, blind=())
     assert world.queue.waiting == [{"run": "b"}]
@@ -54,7 +54,7 @@ def test_only_due_runs_are_woken(world):
 
 def test_a_run_that_waits_is_woken_when_its_time_has_come(world):
     """A backoff is nobody's timer: the round finds that the time has come."""
-    adopted(world, "a")
+    adopt_runs(world, "a")
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
     world.supervisor().handle(JobStateChanged("a"))
     assert world.run("a").state is RunState.WAITING
@@ -64,31 +64,31 @@ def test_a_run_that_waits_is_woken_when_its_time_has_come(world):
     assert world.round().make().due == 1
 
 
-def test_a_run_that_owes_an_action_is_due_whatever_it_looks_like(world, monkeypatch):
+def test_a_run_with_a_pending_action_is_due_in_any_state(world, monkeypatch):
     """A supervisor that died between recording and acting is made good within the minute, even if SageMaker is mute."""
-    adopted(world, "a")
+    adopt_runs(world, "a")
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
     monkeypatch.setattr(world.bus, "publish", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         world.supervisor().handle(JobStateChanged("a"))
     assert world.run("a").pending
-    blind(world, monkeypatch, "a", "a-a002")
+    fail_describe(world, monkeypatch, "a", "a-a002")
     assert world.round().make() == SweepReport(open=1, due=1, discovered=0, blind=())
 
 
 def test_a_blind_run_is_counted_and_never_acted_on(world, monkeypatch):
     """Nothing is known of it, so nothing is done; the others are looked after as ever."""
-    adopted(world, "a", "b")
+    adopt_runs(world, "a", "b")
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
     world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
-    blind(world, monkeypatch, "a")
+    fail_describe(world, monkeypatch, "a")
     assert world.round().make() == SweepReport(open=2, due=1, discovered=0, blind=("a",))
     assert world.queue.waiting == [{"run": "b"}]
 
 
 def test_a_broken_policy_blinds_its_own_runs_alone(world):
     """A policy that can no longer be read is no reason to leave every other run alone."""
-    adopted(world, "a", "b")
+    adopt_runs(world, "a", "b")
     world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
     get = world.policies.get
 
@@ -109,7 +109,7 @@ def test_a_broken_policy_blinds_its_own_runs_alone(world):
 
 def test_a_job_whose_events_were_lost_is_discovered(world):
     """Tagged, running and unheard of: the round names the job, and the supervisor adopts it."""
-    adopted(world, "a")
+    adopt_runs(world, "a")
     world.sagemaker.submit("lost")
     assert world.round().make() == SweepReport(open=1, due=0, discovered=1, blind=())
     assert world.queue.waiting == [{"job": "lost"}]
@@ -127,9 +127,9 @@ def test_an_untagged_job_is_asked_about_once(world):
     assert world.runs.load("stranger") is None
 
 
-def test_our_own_jobs_are_no_strangers(world):
+def test_our_own_jobs_are_known(world):
     """A successor is known from the moment it is named, before SageMaker has it."""
-    adopted(world, "a")
+    adopt_runs(world, "a")
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
     world.minutes(20)
     assert [attempt.job_name for attempt in world.run("a").attempts] == ["a", "a-a002"]
@@ -138,7 +138,7 @@ def test_our_own_jobs_are_no_strangers(world):
 
 def test_runs_that_have_ended_are_not_asked_about(world):
     """A completed run costs nothing any more."""
-    adopted(world, "a")
+    adopt_runs(world, "a")
     world.sagemaker.end("a", JobStatus.COMPLETED)
     world.minutes(2)
     assert world.run("a").state is RunState.COMPLETED
@@ -147,7 +147,7 @@ def test_runs_that_have_ended_are_not_asked_about(world):
 
 def test_due_runs_are_woken_even_if_no_list_can_be_had(world, monkeypatch):
     """Looking for lost jobs is the lesser duty: its failure is raised, after those that are due were woken."""
-    adopted(world, "a")
+    adopt_runs(world, "a")
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
 
     def mute(time):
@@ -161,7 +161,7 @@ def test_due_runs_are_woken_even_if_no_list_can_be_had(world, monkeypatch):
 
 def test_the_round_writes_nothing(world):
     """What it would decide is decided again by the supervisor: no record changes, no job is touched."""
-    adopted(world, "a")
+    adopt_runs(world, "a")
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
     before = dict(world.runs.records)
     world.round().make()
@@ -171,7 +171,7 @@ def test_the_round_writes_nothing(world):
 
 def test_a_record_that_makes_no_sense_keeps_the_round_from_no_other_run(world, monkeypatch):
     """Whatever goes wrong with one run is said, and counts as blind; who needs the supervisor gets it."""
-    adopted(world, "a", "b", "c")
+    adopt_runs(world, "a", "b", "c")
     see = world.sagemaker.describe
     world.sagemaker.fail("c", "InternalServerError: We encountered an internal error.")
     monkeypatch.setattr(world.sagemaker, "describe", lambda name: None if name == "a" else see(name))
@@ -183,7 +183,7 @@ def test_a_record_that_makes_no_sense_keeps_the_round_from_no_other_run(world, m
 
 def test_figures_that_make_no_sense_are_of_one_run_alone(world, monkeypatch):
     """It is said whose, the figures of the others are told, and what is due is due."""
-    adopted(world, "a", "b")
+    adopt_runs(world, "a", "b")
     world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
 
     def account(run, at, policy):
@@ -200,7 +200,7 @@ def test_figures_that_make_no_sense_are_of_one_run_alone(world, monkeypatch):
 def test_a_memory_that_makes_no_sense_keeps_no_other_run_from_being_judged(world, monkeypatch):
     """It is said of which run, and the detectors of the others go on learning."""
     world.sagemaker.defined_metrics = ("loss", "step")
-    adopted(world, "a", "b", "c")
+    adopt_runs(world, "a", "b", "c")
     recall = world.memories.recall
 
     def garbled(runs):

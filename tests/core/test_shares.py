@@ -94,7 +94,7 @@ def test_a_small_fleet_is_swept_by_one_invocation(monkeypatch):
     assert (report.open, report.unswept, shares.asked, shares.told) == (3, (), [], {})
 
 
-def test_every_part_of_a_large_fleet_is_swept_by_somebody(monkeypatch):
+def test_every_part_of_a_large_fleet_is_swept(monkeypatch):
     """What the first invocation does not take it hands on, each part once; a minute later the whole is told."""
     world, shares = fleet(monkeypatch)
     the_round(world, shares).make(name="sweep")
@@ -108,7 +108,7 @@ def test_every_part_of_a_large_fleet_is_swept_by_somebody(monkeypatch):
     assert {each.name: each.value for each in list_metrics(report)}["SweepsCompleted"] == 1
 
 
-def test_a_part_that_nobody_sweeps_is_seen_by_the_dead_man(monkeypatch):
+def test_a_shard_without_a_sweep_raises_the_dead_man_alarm(monkeypatch):
     """One share keeps failing: the round does not count as completed, which pages after five minutes."""
     world, shares = fleet(monkeypatch)
     whole(world, shares)
@@ -168,7 +168,7 @@ def test_what_is_never_listed_is_found_all_the_same(monkeypatch):
     assert {"run": "run-7"} in world.queue.waiting
 
 
-def test_a_list_that_is_refused_is_said_after_all_else(monkeypatch):
+def test_a_refused_list_is_raised_after_all_else(monkeypatch):
     """Nothing is taken for dead, what is due otherwise is woken, and the round fails aloud."""
     world, shares = fleet(monkeypatch, 24, enough=1000)
 
@@ -181,7 +181,7 @@ def test_a_list_that_is_refused_is_said_after_all_else(monkeypatch):
     assert world.queue.waiting == []
 
 
-def test_a_job_as_it_is_recorded_tells_nothing_new():
+def test_a_job_as_recorded_changes_nothing():
     """To decide on what is known already changes nothing, and asks for nothing."""
     world = World().with_saves()
     run = world.run()
@@ -258,7 +258,7 @@ def test_no_part_is_lost_and_none_is_swept_twice(runs, read):
         assert all(len(group) == 1 for group in groups)
 
 
-def test_reports_are_told_once_and_only_while_they_are_fresh():
+def test_fresh_reports_count_once():
     """Shares were cut otherwise a minute ago: the newest word of each part counts."""
     at = MIDNIGHT
     early, late = at - timedelta(minutes=1), at - timedelta(minutes=4)

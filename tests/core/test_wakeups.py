@@ -75,7 +75,7 @@ def test_an_event_is_believed_in_nothing_but_the_name():
 
 
 @given(job_names)
-def test_every_name_that_sagemaker_allows_is_heard(name):
+def test_every_name_that_sagemaker_allows_is_accepted(name):
     """Job names are those of SageMaker's own pattern."""
     assert parse_message(json.dumps({"source": "rerail.sweep", "detail": {"job": name}})) == JobStateChanged(name)
 
@@ -90,7 +90,7 @@ def test_what_is_no_name_is_refused(name):
 
 
 @pytest.mark.parametrize("source", ["aws.ec2", "rerail", "", None, 7, ["aws.sagemaker"]])
-def test_a_stranger_is_told_who_may_speak(source):
+def test_an_unknown_source_is_refused_with_the_known_ones(source):
     """The message lists everybody who is heard."""
     message = refusal({"source": source, "detail": {"TrainingJobName": "gpt", "run": "gpt"}})
     heard = "aws.sagemaker, aws.cloudwatch, aws.s3, rerail.sweep, rerail.operator"

@@ -121,7 +121,7 @@ def test_metrics_that_cannot_be_read_stop_nothing_and_are_reported(world, monkey
     assert world.sagemaker.live() == ["gpt"]
 
 
-def test_what_is_found_is_told_before_it_is_remembered(world, monkeypatch):
+def test_a_finding_is_sent_before_the_detectors_are_stored(world, monkeypatch):
     """A round that dies between the two tells it again, and people hear it once."""
     last = train(world, 95)
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
@@ -161,7 +161,7 @@ def test_a_job_without_metric_definitions_is_not_watched_and_its_silence_means_n
     assert [notice for notice in world.bus.told if notice.title.startswith("plain")] == []
 
 
-def stall_from(world: World, minutes: int, **host: float) -> None:
+def stall(world: World, minutes: int, **host: float) -> None:
     """No step any more; the machines report their load where that is given."""
     for _ in range(minutes):
         if host:
@@ -172,7 +172,7 @@ def stall_from(world: World, minutes: int, **host: float) -> None:
 def test_a_job_that_stands_still_on_idle_machines_is_stopped_and_resumes(world):
     """No step and nothing computed: two signals agree."""
     train(world, 95)
-    stall_from(world, 12, GPUUtilization=0.0)
+    stall(world, 12, GPUUtilization=0.0)
     assert world.run().current.number == 2
     assert world.run().current.resumed_from_step == 900
     assert world.run().incidents[0].kind == "stall"
@@ -183,15 +183,15 @@ def test_a_job_that_only_stopped_printing_is_never_stopped(world):
     train(world, 95)
     for step in range(1000, 2000, 100):
         world.checkpoints.save(step=step)
-        stall_from(world, 10)
+        stall(world, 10)
     assert world.sagemaker.live() == ["gpt"]
     assert world.run().state is RunState.WATCHING
     assert any("blind" in notice.title for notice in world.bus.told)
 
 
-def test_a_slow_start_on_busy_machines_is_told_and_not_stopped(world):
+def test_a_slow_start_on_busy_machines_is_reported_and_not_stopped(world):
     """Two hours of preprocessing before the first step."""
-    stall_from(world, 120, CPUUtilization=380.0)
+    stall(world, 120, CPUUtilization=380.0)
     assert world.sagemaker.live() == ["gpt"]
     assert any("startup_stall" in notice.title for notice in world.bus.told)
 
@@ -200,13 +200,13 @@ def test_an_evaluation_pause_that_this_run_is_known_to_make_is_no_stall(world):
     """The limit is learnt from the run's own longest pauses."""
     last = train(world, 30)
     for _ in range(4):
-        stall_from(world, 4, GPUUtilization=90.0)
+        stall(world, 4, GPUUtilization=90.0)
         last = train(world, 30, first=last)
     assert world.run().current.number == 1
     assert [n.title for n in world.bus.told if "stall" in n.title] == []
 
 
-def test_a_spike_that_mends_leaves_its_checkpoints_clean(world):
+def test_a_spike_that_recovers_leaves_its_checkpoints_clean(world):
     """Suspect from the warning on; the round hears that the loss has come back, and says so."""
 
     def spikes(step: int) -> float:
@@ -237,7 +237,7 @@ def test_a_rollback_reaches_behind_the_whole_row_in_which_the_spike_began(world)
     assert run.attempts[1].resumed_from_step == 1200
 
 
-def test_saves_that_arrive_no_more_are_told_and_stop_nothing(world):
+def test_missing_saves_are_reported_and_stop_nothing(world):
     """Steps go on, checkpoints stopped: what a crash would cost grows by the minute."""
     last = train(world, 60)
     for minute in range(70):
@@ -265,7 +265,7 @@ def test_a_job_that_sagemaker_restarts_does_not_stand_still(world):
     assert not [notice.title for notice in world.bus.told if "stall" in notice.title]
 
 
-def test_a_hang_that_is_told_while_sagemaker_restarts_the_job_stops_nothing(world):
+def test_a_hang_report_during_a_sagemaker_restart_stops_nothing(world):
     """The agent's report of a hang may arrive when the machines are gone already."""
     train(world, 30)
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], secondary="Interrupted")
@@ -276,7 +276,7 @@ def test_a_hang_that_is_told_while_sagemaker_restarts_the_job_stops_nothing(worl
 
 
 @pytest.mark.parametrize(("silent", "attempts"), [(25, 1), (60, 2)])
-def test_a_folder_tells_of_a_stall_only_when_a_save_is_due(world, silent, attempts):
+def test_missing_saves_confirm_a_stall_only_when_a_save_is_due(world, silent, attempts):
     """A run that saves each half hour, and whose metrics are missing for 25 minutes, may well be healthy; one that lets
     the next save pass is not."""
     step = 0

@@ -32,7 +32,7 @@ def states(account: Account) -> dict[str, str]:
     return {each["AlarmName"]: each["StateValue"] for each in [*found["MetricAlarms"], *found["CompositeAlarms"]]}
 
 
-def test_a_sweep_that_stops_pages_once_and_its_return_is_told(account: Account, disturbing: None):
+def test_a_missing_sweep_pages_once_and_its_return_clears(account: Account, disturbing: None):
     """The dead man's alarm wakes somebody, by its name and with its runbook; RerailUnhealthy only informs."""
     (dead_man,) = [name for name in states(account) if "NoSweep" in name]
     account.wait("all to be well", lambda: "ALARM" not in states(account).values())

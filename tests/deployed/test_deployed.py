@@ -9,7 +9,7 @@ from tests.deployed.jobs import HALT_AT, Account, Ears, rerail, rerail_process
 pytestmark = pytest.mark.slow
 
 
-def test_with_every_event_lost_the_sweep_alone_finds_adopts_and_mends(account: Account):
+def test_with_every_event_lost_the_sweep_alone_adopts_and_relaunches(account: Account):
     name = "lost-events"
     account.inject("events", Loss=1, TrainingJobName=name)
     try:
@@ -52,14 +52,14 @@ def test_a_job_without_the_tag_is_left_alone(account: Account):
     assert account.runs.load(name) is None
 
 
-def test_an_unknown_policy_observes_and_says_so(account: Account):
+def test_an_unknown_policy_observes_with_a_notice(account: Account):
     name = account.submit("mistyped-policy", policy="defualt", BUG_AT="20")
     run = account.run_in(name, "held")
     assert "observing only" in run.hold_reason
     assert account.jobs(name) == [name]
 
 
-def test_a_hold_pages_the_person_on_call_once_and_says_when_it_is_over(account: Account, environment: dict[str, str]):
+def test_a_hold_pages_once_and_its_end_clears(account: Account, environment: dict[str, str]):
     """With the reason and what to do; the all-clear goes where the page went."""
     on_call = Ears(account, "on-call", "PageTopicArn")
     name = account.submit("has-a-bug", BUG_AT="20")

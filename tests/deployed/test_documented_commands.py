@@ -93,7 +93,7 @@ def _prepare(account: Account, path: list[str], words: list[str]) -> None:
     account.runs.save(replace(run, proposal=proposal, version=run.version + 1))
 
 
-def test_two_things_that_are_broken_are_found_and_are_mended(still: Account):
+def test_two_broken_settings_are_found_and_fixed(still: Account):
     """A rule that somebody has switched off, and a pause that is not valid."""
     environment = {"RERAIL_LOCAL_STATE": str(still.aws.state_dir), "COLUMNS": "200"}
     events, ssm = still.aws.client("events"), still.aws.client("ssm")

@@ -122,7 +122,7 @@ def test_a_drill_proves_that_a_run_with_an_agent_can_be_restarted(account: Accou
     assert any(entry.reason.startswith("restart drill: ") for entry in account.runs.timeline(OURS_RUN))
 
 
-def test_the_fleet_says_how_far_a_run_has_come(account: Account):
+def test_status_shows_the_step_of_a_run(account: Account):
     """By its heartbeat, a moment ago; its logs carry the attempt."""
     account.run_in(OURS_RUN, "watching")
 

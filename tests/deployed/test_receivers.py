@@ -151,7 +151,7 @@ def test_repetitions_are_one_incident_that_an_all_clear_resolves(told: Told):
     assert {call.body["dedup_key"] for call in calls} == {page.key}
 
 
-def test_what_only_informs_wakes_nobody(told: Told):
+def test_an_inform_notice_pages_no_one(told: Told):
     """The webhook hears of it, PagerDuty does not."""
     told.tell(notice(Severity.INFORM, "gpt/inform"))
     told.account.wait("a call to the webhook", lambda: told.receiver.at(HOOK, "gpt/inform"))
@@ -203,7 +203,7 @@ def test_a_receiver_that_stays_down_is_itself_a_page(told: Told):
     assert "gpt/lost" in told.mails()
 
 
-def test_each_receiver_hears_that_the_other_is_ill(told: Told):
+def test_each_receiver_is_notified_when_the_other_fails(told: Told):
     """An alarm of Rerail's own reaches PagerDuty as an incident, and the webhook as a notice of the usual form."""
 
     def incidents() -> list[dict[str, Any]]:
@@ -225,7 +225,7 @@ def test_each_receiver_hears_that_the_other_is_ill(told: Told):
     assert (page["severity"], page["runbook"]) == ("page", Runbook.UNHEALTHY)
 
 
-def test_a_notice_that_cannot_be_told_keeps_no_run_from_recovering(told: Told):
+def test_an_undeliverable_notice_delays_no_recovery(told: Told):
     """The topic for informs is gone: the run is mended all the same, the other ways are used, and somebody is paged."""
     account = told.account
     told.aws.client("sns").delete_topic(TopicArn=told.outputs["InformTopicArn"])

@@ -11,7 +11,7 @@ from tests.deployed.jobs import Account, rerail
 pytestmark = pytest.mark.slow
 
 
-def test_a_mended_run_has_its_page_in_the_bucket_and_on_this_machine(
+def test_a_recovered_run_has_its_report_in_the_bucket_and_on_disk(
     account: Account, environment: dict[str, str], tmp_path: Path
 ):
     """The function draws it from the notices alone, with the incident, its last log lines and the resumed attempt."""

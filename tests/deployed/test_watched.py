@@ -56,9 +56,7 @@ def enough(account: Account, policies: dict[str, str], tmp_path_factory: pytest.
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_only_metrics_show_is_found_and_mended_or_told(
-    account: Account, enough: dict[str, Path], fault: str
-):
+def test_a_fault_that_only_metrics_show_is_fixed_or_reported(account: Account, enough: dict[str, Path], fault: str):
     """What lasts is stopped and resumed from before it; what mends itself, or only fell silent, is left alone."""
     name, (kind, cause) = f"has-{fault}", FAULTS[fault]
 

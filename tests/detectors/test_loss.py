@@ -19,7 +19,7 @@ def test_a_sound_run_is_left_in_peace(seed: int) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 100])
-def test_a_spike_of_one_row_is_told_at_once(every: int) -> None:
+def test_a_spike_of_one_row_is_reported_at_once(every: int) -> None:
     """A single row at 1.5 times the loss is warned of in that row, whatever the logging interval."""
     found = said(samples(lifted(falling(), 300, 300, times=1.5), every=every), *LOSS)
     assert [(row, f.kind, f.level) for row, f in found] == [(300, Kind.LOSS_SPIKE, Level.WARN)]
@@ -37,7 +37,7 @@ def test_a_spike_early_in_a_steep_fall_is_seen() -> None:
     assert said(samples(lifted(falling(120), 60, 64, times=1.4)), Kind.LOSS_SPIKE)[0][0] == 60
 
 
-def test_a_spike_that_mends_itself_is_never_intervened_on() -> None:
+def test_a_spike_that_recovers_is_never_intervened_on() -> None:
     """Forty rows at three times the loss, then back: warned of, and left alone."""
     found = said(samples(lifted(falling(600), 300, 340, times=3)), *LOSS)
     assert found and set(levels(found)) == {Level.WARN}
@@ -57,7 +57,7 @@ def test_a_loss_that_creeps_upwards_is_intervened_on() -> None:
     assert Level.INTERVENE in levels(said(samples(creeping), Kind.DIVERGENCE))
 
 
-def test_a_run_that_starts_anew_is_not_intervened_on() -> None:
+def test_a_run_that_starts_again_is_not_intervened_on() -> None:
     """Two launches in one log: the loss is back where it began and falls again, which is no divergence."""
     found = said(samples(falling(1200) + falling(1200, seed=3)))
     assert Level.INTERVENE not in levels(found)
@@ -94,7 +94,7 @@ def test_a_negative_objective_is_not_judged_by_ratios() -> None:
     assert said(samples([-100.0 + row % 7 for row in range(300)]), *LOSS) == []
 
 
-def test_nan_is_told_at_once_and_intervened_on_when_it_stays() -> None:
+def test_nan_is_a_warning_at_once_and_an_intervention_when_it_lasts() -> None:
     """The first row that is no number warns; the third in a row intervenes."""
     found = said(samples([*falling(50), *[float("nan")] * 5]), Kind.NON_FINITE)
     assert [(row, f.level) for row, f in found] == [(50, Level.WARN), (52, Level.INTERVENE)]
@@ -119,7 +119,7 @@ def test_a_loss_scaler_that_probes_its_limit_is_no_trouble() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 2.345678])
-def test_a_loss_that_stands_still_is_told_and_then_intervened_on(value: float) -> None:
+def test_a_frozen_loss_is_a_warning_and_then_an_intervention(value: float) -> None:
     """The very same number row after row, after numbers that never repeated, is no learning."""
     found = said(samples([*falling(200), *[value] * 200]), Kind.FROZEN_LOSS)
     assert levels(found) == [Level.WARN, Level.INTERVENE]
@@ -135,7 +135,7 @@ def test_a_loss_learnt_down_to_zero_is_not_frozen() -> None:
     assert said(samples([*[10.0 * 0.5**row for row in range(60)], *[0.0] * 200]), Kind.FROZEN_LOSS) == []
 
 
-def test_a_plateau_is_told_only_where_the_policy_asks() -> None:
+def test_a_plateau_is_reported_only_where_the_policy_asks() -> None:
     """A run that sits at its trivial level from the start is a finding of the detector that is off by default."""
     dice = random.Random(2)
     flat = samples([5.4 * math_noise for math_noise in (1 + dice.gauss(0, 0.003) for _ in range(600))], every=100)

@@ -30,7 +30,7 @@ def ends(values: list[float], detection: Thresholds | None = None) -> list[tuple
     return [(f.kind, f.level, f.onset_step, f.step) for f in told]
 
 
-def test_a_spike_that_comes_back_has_mended():
+def test_a_spike_that_comes_back_has_recovered():
     """At the first row that is back; the level of some rows a little later."""
     over = ends([*losses(150), *losses(12, level=5.0), *losses(60, seed=2)])
     assert (Kind.LOSS_SPIKE, Level.MENDED, 151, 163) in over
@@ -40,13 +40,13 @@ def test_a_spike_that_comes_back_has_mended():
     }
 
 
-def test_a_loss_that_is_a_number_again_has_mended():
+def test_a_loss_that_is_finite_again_has_recovered():
     """When ten rows in a row were sound."""
     over = ends([*losses(50), math.nan, *losses(40, seed=2)])
     assert over == [(Kind.NON_FINITE, Level.MENDED, 51, 61)]
 
 
-def test_a_frozen_loss_that_moves_again_has_mended():
+def test_a_frozen_loss_that_moves_again_has_recovered():
     over = ends([*losses(50), *[2.0] * 60, *losses(10, seed=2)])
     assert (Kind.FROZEN_LOSS, Level.MENDED, 51, 111) in over
 
@@ -62,18 +62,18 @@ def test_a_level_that_stays_is_accepted_in_the_end_and_the_spike_with_it():
     assert step > 300 + Thresholds().spike_cap_rows
 
 
-def test_nothing_is_told_of_a_run_without_trouble():
+def test_a_run_without_findings_has_no_recovery():
     assert ends(losses(500)) == []
 
 
-def test_the_earliest_onset_that_was_told_is_the_troubles():
+def test_the_earliest_reported_onset_counts():
     """And the newer finding of the same kind is the same trouble."""
     watch, _ = evaluate_sample(DetectorState(), Sample(step=1, loss=math.nan), Thresholds())
     told = [Finding(Kind.NON_FINITE, Level.WARN, 9, onset, "x") for onset in (None, 7, 5, 8)]
     assert follow_findings((), told, watch.judges, Sample(step=9)) == ((OpenFinding(Kind.NON_FINITE, 5),), ())
 
 
-def test_only_troubles_with_the_loss_have_an_end():
+def test_only_findings_about_the_loss_have_an_end():
     told = [Finding(Kind.STALL, Level.WARN, 9, 5, "x"), Finding(Kind.GRAD_NORM, Level.WARN, 9, 5, "x")]
     assert follow_findings((), told, DetectorState().judges, Sample(step=9)) == ((), ())
 

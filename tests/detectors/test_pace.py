@@ -29,14 +29,14 @@ def test_steps_of_one_pace_are_left_in_peace() -> None:
     assert said(slow(rows), *PACE) == []
 
 
-def test_a_sudden_drop_is_told_and_a_grave_one_intervened_on() -> None:
+def test_a_sudden_drop_is_a_warning_and_a_severe_one_an_intervention() -> None:
     """Thirty per cent slower: a warning when it has lasted, an intervention when it goes on for long."""
     found = said(slow(steps(600) + steps(600, 0.65)), Kind.THROUGHPUT_DROP)
     assert levels(found) == [Level.WARN, Level.INTERVENE]
     assert 600 < found[0][0] < 700
 
 
-def test_a_small_drop_is_only_told() -> None:
+def test_a_small_drop_is_a_warning_only() -> None:
     """Twelve per cent slower is worth a word, not a relaunch."""
     assert levels(said(slow(steps(600) + steps(600, 0.56)), Kind.THROUGHPUT_DROP)) == [Level.WARN]
 
@@ -52,7 +52,7 @@ def test_a_drop_that_costs_next_to_nothing_is_reported_when_it_has_cost_enough()
     assert at_once[0][0] < 700
 
 
-def test_a_creeping_drop_is_told() -> None:
+def test_a_slow_drop_is_reported() -> None:
     """From 0.4 s to 4 s over hundreds of rows: no two neighbouring windows differ by much."""
     rows = [0.4 * 1.002 ** max(0, row - 300) * (1 + DICE.gauss(0, 0.02)) for row in range(1400)]
     assert said(slow(rows), Kind.THROUGHPUT_DROP)
@@ -69,7 +69,7 @@ def test_tokens_a_second_stand_for_the_step_time() -> None:
     assert said(rows, Kind.THROUGHPUT_DROP)
 
 
-def test_one_step_that_took_too_long_is_told_in_hindsight() -> None:
+def test_one_step_that_took_too_long_is_reported_afterwards() -> None:
     """Evaluations every hundred rows are learnt; a pause far beyond them is not one of them."""
     rows = [value * (1.5 if row % 100 == 99 else 1) for row, value in enumerate(steps(500))]
     rows[350] *= 10
@@ -135,13 +135,13 @@ def test_a_save_has_a_limit_learnt_from_the_saves_before() -> None:
     assert Kind.CHECKPOINT_STALL in kinds[25]
 
 
-def test_blind_is_told_and_never_intervened_on() -> None:
+def test_missing_metrics_are_reported_and_never_intervened_on() -> None:
     """Metrics that stop while the job trains page; they are no reason to stop it."""
     found = [f for f in find_overdue(DetectorState(pulse=stepping()), minutes(60), DETECTION) if f.kind is Kind.BLIND]
     assert [f.level for f in found] == [Level.WARN]
 
 
-def test_rows_without_steps_are_heard() -> None:
+def test_rows_without_steps_count() -> None:
     """A run whose step stands still but whose rows come is stalled, not blind."""
     pulse = stepping()
     for minute in range(5, 30):
@@ -149,7 +149,7 @@ def test_rows_without_steps_are_heard() -> None:
     assert {f.kind for f in find_overdue(DetectorState(pulse=pulse), minutes(30), DETECTION)} == {Kind.STALL}
 
 
-def test_waiting_for_machines_is_told_after_hours() -> None:
+def test_waiting_for_machines_is_reported_after_hours() -> None:
     """A successor that waits keeps what was learnt of its run, and is told of after two hours."""
     pulse = with_relaunch(stepping(), minutes(10))
     assert find_overdue(DetectorState(pulse=pulse), minutes(100), DETECTION) == ()

@@ -92,7 +92,7 @@ def test_a_sweep_publishes_what_is_declared(account, logged, named):
     is_what_is_declared("sweep", of_cloudwatch(logged()))
 
 
-def test_a_sweep_that_fails_does_not_say_that_it_was_completed(account, logged, named):
+def test_a_failed_sweep_does_not_count_as_completed(account, logged, named):
     """Whatever it had published by then: the alarm on missing sweeps fires."""
     named("sweep")
     account.sqs.delete_queue(QueueUrl=account.queue)

@@ -74,7 +74,7 @@ def test_deploy_returns_outputs_and_knows_when_nothing_changed(aws: LocalAws, pr
     assert "up to date" in said[3]
 
 
-def test_a_local_stack_tells_nobody_outside(aws: LocalAws, project: Path) -> None:
+def test_a_local_stack_notifies_no_external_receiver(aws: LocalAws, project: Path) -> None:
     """An account's pager and webhook stand in cdk.json; their secrets are not here, and a trial must wake nobody."""
     asked = {"flag": "on", "pagerDutySecret": "rerail/pagerduty", "webhookUrl": "https://hooks.example.com"}
     (project / "cdk.json").write_text(json.dumps({"context": asked}))

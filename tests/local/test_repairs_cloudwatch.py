@@ -79,7 +79,7 @@ def test_missing_data_is_treated_as_asked(aws: LocalAws, treatment: str, expecte
     assert state(aws, name) == expected
 
 
-def test_alarm_tells_the_bus_and_the_topic(aws: LocalAws) -> None:
+def test_an_alarm_reaches_the_bus_and_the_topic(aws: LocalAws) -> None:
     """A change of state is an event on the default bus and a message to the alarm's topic."""
     alarm(aws, "Told", AlarmActions=[aws.outputs["TopicArn"]])
     put(aws, "Told", 6.0)

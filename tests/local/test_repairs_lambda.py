@@ -130,7 +130,7 @@ def test_schedule_without_its_function_writes_to_its_dead_letter_queue(aws: Loca
     assert missed
 
 
-def test_function_that_cannot_be_imported_says_why(aws: LocalAws) -> None:
+def test_a_function_that_cannot_be_imported_reports_the_reason(aws: LocalAws) -> None:
     """The error of a function whose module raises holds the exception's type and the line."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:

@@ -43,7 +43,7 @@ def test_object_put_reaches_the_bus(aws: LocalAws) -> None:
     assert {(event["source"], event["detail-type"]) for event in events} == {("aws.s3", "Object Created")}
 
 
-def test_object_read_tells_what_has_not_changed_and_what_is_not_there(aws: LocalAws) -> None:
+def test_a_conditional_read_reports_unchanged_and_missing_objects(aws: LocalAws) -> None:
     """The agent asks again and again, and pays for an answer only when there is one."""
     s3, place = aws.client("s3"), {"Bucket": aws.outputs["MailboxName"], "Key": "runs/c/command.json"}
     with pytest.raises(s3.exceptions.NoSuchKey):

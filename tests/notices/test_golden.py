@@ -59,7 +59,7 @@ def test_what_a_receiver_gets_is_what_it_got_and_what_it_takes(told, name, kind)
     is_as_before(f"{name}.{kind}.json", json.dumps(body, indent=2, ensure_ascii=False) + "\n")
 
 
-def test_every_golden_file_is_of_a_notice_that_is_told(told):
+def test_every_golden_file_belongs_to_a_notice(told):
     """None is left over from one that is told no more."""
     silent = {f"{name}.pagerduty.json" for name, notice in told.items() if notice.severity == "inform"}
     wanted = {f"{name}{end}" for name in NIGHTS for end in (".txt", *(f".{kind}.json" for kind in JSON))}

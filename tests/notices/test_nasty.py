@@ -35,7 +35,7 @@ LIVE = re.compile(r"https?://\S+|<[!@#]|<https?|\]\(")
 @example(TOLD[0], "gpt", "x" * 10_000)
 @example(TOLD[0], "gpt", "*" * 10_000)
 @example(TOLD[1], "g" * 300, "\n" * 10_000)
-def test_whatever_a_log_line_holds_each_receiver_takes_what_it_is_sent(notice, name, evidence):
+def test_any_log_line_gives_bodies_within_each_receivers_limits(notice, name, evidence):
     """Within the published limits, and as JSON that can be sent."""
     notice = nasty(notice, name, evidence)
     for kind, render in (("chat", as_chat), ("pagerduty", as_pagerduty), ("webhook", as_webhook)):
@@ -100,7 +100,7 @@ def test_any_notice_survives_the_bus(told):
     assert read_detail({**detail, "runbook": "of-a-later-version", "more": 1}).runbook is Runbook.INFORMED
 
 
-def test_a_notice_of_an_older_version_is_told_too():
+def test_a_notice_of_an_older_version_is_sent():
     """What lies in a queue while the functions are exchanged."""
     old = {"run": "gpt", "severity": "page", "title": "gpt: held", "body": "why", "key": "gpt/held-2"}
     timed = read_detail({**old, "at": "2026-01-31T12:00:00", "by": "2026-01-31T12:30:00Z"})
@@ -115,7 +115,7 @@ def test_a_notice_of_an_older_version_is_told_too():
     ("field", "value"),
     [("title", 7), ("run", None), ("todo", ["x"]), ("step", "3"), ("attempt", True), ("dollars", "1")],
 )
-def test_a_notice_with_a_value_of_another_kind_names_the_field(field, value):
+def test_a_notice_with_a_wrong_type_is_refused_with_the_field(field, value):
     """Whoever may put events on the bus may have written it."""
     detail = as_detail(TOLD[0]) | {field: value}
     with pytest.raises(BadRecord, match=f"Notice.{field} is "):
@@ -124,7 +124,7 @@ def test_a_notice_with_a_value_of_another_kind_names_the_field(field, value):
 
 @pytest.mark.parametrize("field", ["at", "since", "by"])
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"])
-def test_a_time_beyond_reckoning_keeps_no_page_from_being_told(field, time):
+def test_a_time_out_of_range_blocks_no_page(field, time):
     """It is left out, and everybody is told the rest."""
     notice = read_detail(as_detail(TOLD[0]) | {field: time})
     assert getattr(notice, field) is None

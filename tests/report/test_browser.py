@@ -100,7 +100,7 @@ def each_of(recorded: Facts) -> tuple[Facts, ...]:
     return recorded, held(), hostile()
 
 
-def test_nothing_is_said_and_nothing_is_asked_of_anybody(opens, recorded):
+def test_the_page_logs_nothing_and_requests_nothing(opens, recorded):
     """No word in the console, no refused style, no request but the one for the page itself."""
     for known in each_of(recorded):
         page = opens(known)
@@ -150,7 +150,7 @@ def test_light_and_dark_differ(opens, recorded):
 
 
 @pytest.mark.parametrize("size", [PHONE, DESK])
-def test_no_label_lies_on_another_and_none_is_cut_off(opens, recorded, size):
+def test_no_label_overlaps_another_or_is_cut_off(opens, recorded, size):
     """On a phone the charts are drawn for a phone, with letters of a size to read."""
     tab = opens(recorded, size).tab
     assert tab.evaluate(OVERLAPS) == []

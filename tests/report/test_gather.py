@@ -102,7 +102,7 @@ def test_the_log_is_read_where_it_knows_more_than_the_minutes():
     assert known.unread == ()
 
 
-def test_the_metrics_are_kept_where_the_log_says_less():
+def test_the_metrics_are_kept_where_the_log_has_less():
     """A script that prints no metric line of ours has its curve in CloudWatch all the same."""
     other = {"gpt": [LogLine(BEGAN + timedelta(minutes=5), "algo-1-1", "{'loss': 2.5}")]}
     known = gathering(held().run, series=metrics("gpt", 45), logs=FakeLogs(other)).gather("gpt")
@@ -126,12 +126,12 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there():
     assert known.run == held().run
 
 
-def test_a_run_that_does_not_exist_has_nothing_to_tell():
+def test_a_missing_run_has_no_report():
     """A notice may be about a job that belongs to no run."""
     assert gathering(held().run).gather("other") is None
 
 
-def test_the_last_words_are_those_before_the_decision():
+def test_the_last_log_lines_are_those_before_the_decision():
     """Not what was printed afterwards, by another attempt or a later start."""
     at = held().at
     said = [LogLine(at + timedelta(seconds=s), "algo-1-1", f"{s} s") for s in (-5, 0, 20, 300)]

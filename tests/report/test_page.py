@@ -121,7 +121,7 @@ def test_hostile_texts_are_text_and_long_lines_are_cut():
     assert "\u202e" not in page
 
 
-def test_facts_that_somebody_adds_are_shown(recorded: Facts):
+def test_added_facts_are_shown(recorded: Facts):
     """The demo's verdict, with its twin."""
     section = ReportSection("The demo's verdict", (("against its undisturbed twin", "0.0"),))
     assert "The demo&#39;s verdict" in drawn_page(make_report(recorded, sections=(section,)))

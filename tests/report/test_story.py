@@ -48,7 +48,7 @@ def test_a_held_run_of_an_older_version_asks_all_the_same():
     assert story.todo == ("Fix the problem named above, then release the run.",)
 
 
-def test_a_proposal_is_put_with_both_words_and_its_deadline():
+def test_a_proposal_is_shown_with_both_commands_and_its_deadline():
     """Whoever is asked sees what for, until when, and how to answer."""
     known = held()
     proposal = Proposal("p1", Planned.LAUNCH, 2, "launch attempt 2", "it failed", BEGAN, BEGAN + timedelta(hours=1))
@@ -59,7 +59,7 @@ def test_a_proposal_is_put_with_both_words_and_its_deadline():
     assert story.commands[:2] == ("rerail approve gpt --proposal p1", "rerail deny gpt --proposal p1")
 
 
-def test_a_run_that_was_mended_asks_for_nothing(recorded: Facts):
+def test_a_recovered_run_asks_for_nothing(recorded: Facts):
     """The recorded run: the notice's own words, and how it ended."""
     story = make_report(recorded)
     assert (story.tone, story.headline) == (Urgency.WELL, "Completed after 1 incident: nothing to do")
@@ -126,7 +126,7 @@ def test_a_warning_is_marked_where_it_came_to_nothing(recorded: Facts):
     assert [mark.sort for mark in list_marks(held())] == [MarkKind.FAILED, MarkKind.HELD]
 
 
-def test_what_was_tried_is_told_rung_by_rung():
+def test_each_rung_that_was_tried_is_shown():
     """Two relaunches for one incident: where each began; the checkpoint that both resumed from is marked once."""
     known = held()
     tries = (attempt(2, start=600, last=710, rung="replay"), attempt(3, start=600, rung="skip"))
@@ -136,7 +136,7 @@ def test_what_was_tried_is_told_rung_by_rung():
     assert [mark.step for mark in story.marks if mark.sort is MarkKind.SAVED] == [600]
 
 
-def test_what_the_run_went_back_behind_is_told_from_what_it_stands_on(recorded: Facts):
+def test_rolled_back_steps_are_distinguished_from_kept_ones(recorded: Facts):
     """The first attempt's curve is kept up to the resumed step, and given up beyond it."""
     back = recorded.run.attempts[1].resumed_from_step
     lines = loss(recorded).lines

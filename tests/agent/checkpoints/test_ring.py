@@ -219,7 +219,7 @@ def test_nothing_is_filed_in_a_place_that_was_given_up():
         raise AssertionError("filed where nothing is")
 
 
-def test_a_machine_that_is_full_says_so():
+def test_a_full_machine_is_reported():
     """More than there is room for is refused with the figures, and what is kept stays."""
     shelf = SnapshotMemory(room=lambda: 5000)
     shelf.vacant(0, 4000)

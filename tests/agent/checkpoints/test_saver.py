@@ -141,7 +141,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_damage_falls_back_is_told_and_makes_room(
+def test_damage_is_reported_and_the_checkpoint_before_is_taken(
     saver: Saver, tmp_path: Path, told: Told, damage: Callable[[Path], object]
 ) -> None:
     """The one before is taken, the damaged one is named, and a replay of its step makes it whole."""

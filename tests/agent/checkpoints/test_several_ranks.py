@@ -58,7 +58,7 @@ def test_fewer_and_more_ranks_load_it(three: Ranks, tmp_path: Path) -> None:
     assert three.all(take_over) == [(13, True)] * 3
 
 
-def test_every_rank_hears_how_it_ended(three: Ranks) -> None:
+def test_every_rank_gets_the_result_of_the_save(three: Ranks) -> None:
     """The same outcome on all, whichever rank asks."""
     first, *others = three.save(10)
     assert len(first) == 1
@@ -123,7 +123,7 @@ def test_any_rank_finds_the_damage(three: Ranks, tmp_path: Path) -> None:
     assert len(three.told) == 2
 
 
-def test_a_rank_that_cannot_load_speaks_for_all(three: Ranks) -> None:
+def test_a_rank_that_cannot_load_fails_the_load_on_all(three: Ranks) -> None:
     """No rank goes on with a checkpoint that another could not take."""
     for step in (10, 20):
         three.save(step)

@@ -315,7 +315,7 @@ def test_a_state_of_another_shape_is_left_as_it_is(alone: Nodes) -> None:
     assert alone.told.saying("taking the newest checkpoint")
 
 
-def test_the_last_words_of_killed_ranks_come_too_late(alone: Nodes) -> None:
+def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
     """Killed as they handed a snapshot over, ranks are heard when others write in the same place: it is refused."""
     late, both = threading.Event(), threading.Barrier(2)
     said: list[Any] = []
@@ -355,7 +355,7 @@ def test_the_last_words_of_killed_ranks_come_too_late(alone: Nodes) -> None:
     assert alone.restored() == 10
 
 
-def test_a_stranger_gets_nothing_from_a_keeper(nodes: Nodes) -> None:
+def test_a_client_without_the_secret_gets_nothing_from_a_keeper(nodes: Nodes) -> None:
     """Who does not know the secret of this start is not let in, and the keeper goes on."""
     nodes.take(10)
     door = nodes.keepers[0]._door

@@ -195,7 +195,7 @@ WARNED = {
 
 
 @pytest.mark.parametrize("name, changes", WARNED.values(), ids=list(WARNED))
-def test_what_may_surprise_somebody_is_a_warning_and_does_not_fail(name, changes):
+def test_a_questionable_setting_is_a_warning_and_does_not_fail(name, changes):
     answers = asked(changes)
     assert answers[name].verdict is Verdict.WARN
     assert answers[name].remedy

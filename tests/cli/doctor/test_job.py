@@ -238,7 +238,7 @@ WARNED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name, request_, more", WARNED.values(), ids=list(WARNED))
-def test_what_may_surprise_somebody_is_a_warning(name, request_, more):
+def test_a_questionable_setting_is_a_warning(name, request_, more):
     answers = asked(request_, **more)
     assert answers[name].verdict is Verdict.WARN, answers[name]
     assert answers[name].remedy
@@ -283,7 +283,7 @@ def expiry(runtime_s: int, *rules: Mapping[str, Any]) -> Check | None:
         ({"Filter": {"Prefix": ""}, "Expiration": {"Days": 1}, "Status": "Disabled"}, Verdict.OK),
     ],
 )
-def test_a_lifecycle_rule_that_outruns_the_job_is_broken(rule, verdict):
+def test_a_lifecycle_rule_shorter_than_the_job_is_broken(rule, verdict):
     """What it deletes is what a relaunch would resume from; rules for others, or by tag, do not matter."""
     found = expiry(86400, {"ID": "sweeper", "Status": "Enabled", **rule})
     assert found and found.verdict is verdict, found
@@ -303,14 +303,14 @@ def beat(age: timedelta) -> None:
     client("s3").put_object(Bucket="mailbox", Key=heartbeat_key("gpt"), Body=write(pulse))
 
 
-def test_a_heart_that_beats_is_heard():
+def test_a_recent_heartbeat_is_found():
     """By the mailbox's own clock, in which it has just been written."""
     beat(timedelta(hours=5))
     found = job.agent(subject(exists=True, run=RUN))
     assert found and found.verdict is Verdict.OK and "at step 7" in found.said
 
 
-def test_a_silent_container_is_told_of(monkeypatch):
+def test_a_missing_heartbeat_is_reported(monkeypatch):
     """Nobody answers, or nobody any more; before the start nothing can be known."""
     silent = subject(exists=True, run=RUN, answers={"s3.list_objects_v2": {"KeyCount": 0}})
     found = job.agent(silent)

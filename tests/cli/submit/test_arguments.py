@@ -65,7 +65,7 @@ def test_pairs_come_back_as_they_were_given(arguments):
         (["--sagemaker_program", "x"], None),
     ],
 )
-def test_what_the_toolkit_cannot_say_is_known(arguments, pairs):
+def test_arguments_that_the_toolkit_cannot_pass_are_refused(arguments, pairs):
     """It knows `--key value` and `-k value`, each key once."""
     assert as_hyperparameters(arguments) == pairs
 

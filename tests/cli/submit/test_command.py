@@ -64,7 +64,7 @@ def objects(bucket: str = BUCKET) -> dict[str, int]:
     return {item["Key"]: item["Size"] for item in client("s3").list_objects_v2(Bucket=bucket).get("Contents", [])}
 
 
-def test_a_script_becomes_a_job_whose_code_lies_in_s3(account):
+def test_a_script_becomes_a_job_with_its_code_in_s3(account):
     """The job that SageMaker knows has the code, the arguments, the tag and folders of its own."""
     told = submitted("--name", "first", "--tag", "team=vision", "--", "--epochs", "3")
     job = client("sagemaker").describe_training_job(TrainingJobName="first")
@@ -135,7 +135,7 @@ def test_the_projects_defaults_count_and_an_option_wins(account):
     assert [each["Name"] for each in request["AlgorithmSpecification"]["MetricDefinitions"]] == ["loss"]
 
 
-def test_a_script_with_the_agent_is_watched_and_another_is_said_not_to_be(account):
+def test_a_script_without_metrics_or_agent_is_reported_as_unmonitored(account):
     """Definitions of lines that never come would read as blindness."""
     result = rerail("submit", "train.py", "--role", ROLE, "--name", "silent")
     assert "the loss is not watched" in result.output and result.exit_code == 0
@@ -207,7 +207,7 @@ def test_a_followed_run_gives_its_end_as_the_exit_status(account, monkeypatch, e
     assert "followed algo-1 | step 1" in result.stderr
 
 
-def test_whoever_stops_following_does_not_stop_the_job(account, monkeypatch):
+def test_an_interrupt_of_follow_does_not_stop_the_job(account, monkeypatch):
     """Ctrl-C says how to come back."""
 
     class Interrupted(Ended):

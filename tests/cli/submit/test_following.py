@@ -134,7 +134,7 @@ def test_without_a_supervisor_the_job_itself_is_followed():
     assert follower.ended == "completed"
 
 
-def test_a_failed_job_that_nobody_has_heard_of_yet_is_waited_for():
+def test_a_failed_job_without_a_run_is_waited_for():
     """The sweep takes a minute to find it; then the run goes on."""
     later = [lambda world: None] * 20
     world = World(
@@ -150,7 +150,7 @@ def test_a_failed_job_that_nobody_has_heard_of_yet_is_waited_for():
     assert follower.ended == "completed"
 
 
-def test_a_blind_moment_is_said_once_and_passes():
+def test_an_unreadable_state_is_reported_once_and_passes():
     """Throttled or offline: nothing is lost, and nothing ends."""
     refusal = ClientError({"Error": {"Code": "Throttling", "Message": "Rate exceeded"}}, "DescribeTrainingJob")
     world = World(lambda world: None, lambda world: None, lambda world: world.jobs.update(sound), job("Completed"))
@@ -168,7 +168,7 @@ def test_a_blind_moment_is_said_once_and_passes():
     assert follower.ended == "completed"
 
 
-def test_of_many_hosts_the_first_speaks_and_remote_shells_are_left_out():
+def test_only_the_first_hosts_log_is_followed_without_remote_shells():
     """Reading dozens of streams would be throttled, and ten ranks say the same."""
     world = World(job("Completed"))
     job("InProgress")(world)

@@ -28,7 +28,7 @@ def unpacked(source: Source) -> list[tarfile.TarInfo]:
         return archive.getmembers()
 
 
-def test_the_same_tree_gives_the_same_archive_wherever_and_whenever_it_lies(tmp_path):
+def test_the_same_tree_gives_the_same_archive_at_any_path_and_time(tmp_path):
     """Times, owners and the order of the disk leave no trace; a changed byte, name or mode does."""
     first = tree(tmp_path / "a", "train.py", "lib/model.py", "lib/data.py")
     second = tree(tmp_path / "b", "lib/data.py", "lib/model.py", "train.py")
@@ -81,7 +81,7 @@ def test_patterns_are_those_of_gitignore(pattern, out, kept):
     assert [name for name in out + kept if patterns.leave_out(name, is_folder=False)] == out
 
 
-def test_a_folder_pattern_leaves_files_of_that_name_alone_and_the_last_word_counts():
+def test_a_folder_pattern_keeps_files_and_the_last_pattern_wins():
     patterns = Patterns(["data/", "*.bin", "!keep.bin", "# a remark", ""])
     assert patterns.leave_out("data", is_folder=True)
     assert not patterns.leave_out("data", is_folder=False)

@@ -33,7 +33,7 @@ def refused(**changes) -> Problem:
     return problem.value
 
 
-def test_script_mode_is_told_as_the_toolkit_reads_it():
+def test_script_mode_hyperparameters_are_as_the_toolkit_reads_them():
     """Every value is JSON, and the script's own arguments lie beside it."""
     request = training_request(replace(WISH, hyperparameters={"epochs": "3"}, torchrun=True))
     assert request["HyperParameters"].pop("epochs") == "3"
@@ -157,7 +157,7 @@ def answered(code: str, message: str = "") -> ClientError:
         (answered("ValidationException", "something new"), "something new", "mend"),
     ],
 )
-def test_what_sagemaker_refuses_is_told_with_what_to_do(error, words, remedy):
+def test_a_refusal_by_sagemaker_is_reported_with_a_remedy(error, words, remedy):
     """Its own words, the option that they are about, and the remedy."""
     problem = refusal(error, training_request(WISH))
     assert words in problem.what and remedy in problem.remedy

@@ -58,7 +58,7 @@ def test_the_model_and_the_outputs_are_unpacked(s3, tmp_path):
     assert (tmp_path / "model" / "model.pt").read_text() == "weights"
 
 
-def test_uncompressed_output_is_taken_as_it_lies(s3, tmp_path):
+def test_uncompressed_output_is_downloaded_as_files(s3, tmp_path):
     """CompressionType NONE stores the files themselves."""
     s3.put_object(Bucket="bucket", Key=f"{STORED}/model/deep/model.pt", Body=b"weights")
     plain = {**JOB, "ModelArtifacts": {"S3ModelArtifacts": f"s3://bucket/{STORED}/model/"}}
@@ -95,7 +95,7 @@ def test_a_link_that_leads_through_another_is_refused(s3, tmp_path):
 @pytest.mark.parametrize(
     "body", [b"no archive", packed(**{"model.pt": "weights" * 999})[:60]], ids=["no archive", "torn"]
 )
-def test_an_archive_that_is_torn_says_so(s3, tmp_path, body):
+def test_a_torn_archive_is_reported(s3, tmp_path, body):
     """One clear sentence, no traceback."""
     s3.put_object(Bucket="bucket", Key=f"{STORED}/model.tar.gz", Body=body)
     with pytest.raises(Problem, match=r"model\.tar\.gz cannot be unpacked"):

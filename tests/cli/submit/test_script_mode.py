@@ -78,7 +78,7 @@ def test_the_script_gets_its_arguments_its_folders_and_its_variables(base, monke
     assert not (base / "output" / "failure").exists()
 
 
-def test_a_failing_script_leaves_its_last_words_as_the_toolkit_does(base, monkeypatch, capfdbinary):
+def test_a_failing_script_writes_its_failure_file_as_the_toolkit_does(base, monkeypatch, capfdbinary):
     """Exit code, error and command; the output is passed on."""
     assert run(base, monkeypatch, FAILS) == 7
     failure = (base / "output" / "failure").read_text()
@@ -86,7 +86,7 @@ def test_a_failing_script_leaves_its_last_words_as_the_toolkit_does(base, monkey
     assert f'Command "{sys.executable} train.py"' in failure
 
 
-def test_what_the_script_said_of_its_failure_itself_stays(base, monkeypatch):
+def test_a_failure_file_of_the_script_itself_is_kept(base, monkeypatch):
     text = "import os\nopen(os.path.join(os.environ['SM_OUTPUT_DIR'], 'failure'), 'w').write('mine')\nos.abort()\n"
     assert run(base, monkeypatch, text) == 128 + 6
     assert (base / "output" / "failure").read_text() == "mine"

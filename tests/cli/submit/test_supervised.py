@@ -98,7 +98,7 @@ def test_rerail_adopts_the_job_and_can_launch_it_again(name):
 
 
 @pytest.mark.parametrize("name", samples())
-def test_what_the_sdk_was_told_is_still_there(name):
+def test_settings_given_to_the_sdk_are_kept(name):
     """The researcher's own tags, environment and metrics, and the code that runs."""
     request = captured(name)
     assert tags_of(request) == {"team": "vision", POLICY_TAG: "careful"}
@@ -126,7 +126,7 @@ def test_a_request_is_not_changed_but_given_back():
     assert supervised(request) == request
 
 
-def test_what_the_job_says_itself_stands():
+def test_settings_of_the_job_itself_are_kept():
     """Its checkpoint folder, its loss, its environment; a folder is given the slash that keeps others' files out."""
     own = [{"Name": "loss", "Regex": "l=([0-9.]+)"}]
     asked = {
@@ -185,7 +185,7 @@ def _keeps(sent: list[dict]):
     return answer
 
 
-def test_an_estimators_arguments_and_the_estimator_say_the_same():
+def test_an_estimators_arguments_and_the_estimator_give_the_same_request():
     """`PyTorch(**supervised(arguments))` and `supervised(PyTorch(**arguments))`."""
     arguments = {"role": "r", "tags": {"team": "vision"}, "environment": {"A": "b"}}
     told = supervised(arguments, checkpoints="s3://bucket/a")
@@ -257,6 +257,6 @@ def test_too_many_metrics_are_refused():
         supervised(asked)
 
 
-def test_anything_else_is_a_mistake_that_says_what_is_wanted():
+def test_any_other_argument_is_an_error_that_names_the_accepted_types():
     with pytest.raises(TypeError, match=re.escape("not a str")):
         supervised("mnist-1")

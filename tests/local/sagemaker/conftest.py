@@ -1,4 +1,4 @@
-"""A local S3, CloudWatch and Logs for the fake to talk to, and a stage with short durations."""
+"""A local S3, CloudWatch and Logs for the fake to talk to, and a api with short durations."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from local.sagemaker import Timing
-from tests.local.sagemaker.stage import BUCKET, QUICK, Stage, client, until
+from tests.local.sagemaker.local_api import BUCKET, QUICK, LocalApi, client, until
 
 
 @pytest.fixture(scope="session")
@@ -51,29 +51,29 @@ def _answers(port: int) -> bool:
 
 
 @pytest.fixture(scope="session")
-def stage(aws_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    shared = Stage(aws_url, tmp_path_factory.mktemp("stage"))
+def api(aws_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalApi]:
+    shared = LocalApi(aws_url, tmp_path_factory.mktemp("api"))
     yield shared
     shared.close()
 
 
 @pytest.fixture(scope="session")
-def patient_stage(aws_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A stage whose containers have a minute to end by themselves, for those that do."""
-    shared = Stage(aws_url, tmp_path_factory.mktemp("patient-stage"), replace(QUICK, stop_grace=60.0))
+def patient_api(aws_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalApi]:
+    """A api whose containers have a minute to end by themselves, for those that do."""
+    shared = LocalApi(aws_url, tmp_path_factory.mktemp("patient-api"), replace(QUICK, stop_grace=60.0))
     yield shared
     shared.close()
 
 
 @pytest.fixture
-def make_stage(aws_url: str, tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+def make_api(aws_url: str, tmp_path: Path) -> Iterator[Callable[..., LocalApi]]:
     """For a test that needs durations of its own, or closes the service itself."""
-    made: list[Stage] = []
+    made: list[LocalApi] = []
 
-    def make(timing: Timing = QUICK) -> Stage:
-        folder = tmp_path / f"stage-{len(made)}"
+    def make(timing: Timing = QUICK) -> LocalApi:
+        folder = tmp_path / f"api-{len(made)}"
         folder.mkdir()
-        made.append(Stage(aws_url, folder, timing))
+        made.append(LocalApi(aws_url, folder, timing))
         return made[-1]
 
     yield make

@@ -48,7 +48,7 @@ def client(service: str, endpoint_url: str) -> Any:
     )
 
 
-class Stage:
+class LocalApi:
     """`create` starts a job whose container is the given shell script; `ended` waits for its end."""
 
     def __init__(self, aws_url: str, folder: Path, timing: Timing = QUICK) -> None:

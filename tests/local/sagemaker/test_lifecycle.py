@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.local.sagemaker.stage import BUCKET, QUICK, steps, until
+from tests.local.sagemaker.local_api import BUCKET, QUICK, steps, until
 
 pytestmark = pytest.mark.slow
 
@@ -25,9 +25,9 @@ open(os.environ["SAGEMAKER_BASE_DIR"] + "/code/orphan", "w").write(str(orphan.pi
 """
 
 
-def await_handler(stage, job):
+def await_handler(api, job):
     """Return when the script of the container runs, with the handler that it has or has not."""
-    until((stage.base(job) / "code" / "listens").exists)
+    until((api.base(job) / "code" / "listens").exists)
 
 
 def alive(pid):
@@ -38,10 +38,10 @@ def alive(pid):
         return False
 
 
-def test_success(stage):
+def test_success(api):
     """A script that exits with 0 goes through every state and leaves its model in S3."""
-    job = stage.create("echo weights > $SAGEMAKER_BASE_DIR/model/w; echo report > $SAGEMAKER_BASE_DIR/output/data/r")
-    described = stage.ended(job)
+    job = api.create("echo weights > $SAGEMAKER_BASE_DIR/model/w; echo report > $SAGEMAKER_BASE_DIR/output/data/r")
+    described = api.ended(job)
     assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Completed", "Completed")
     assert steps(described) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
     for step, following in zip(
@@ -51,23 +51,23 @@ def test_success(stage):
         assert step["StatusMessage"]
     assert described["CreationTime"] < described["TrainingStartTime"] < described["TrainingEndTime"]
     assert described["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://{BUCKET}/out/{job}/output/model.tar.gz"
-    body = stage.s3.get_object(Bucket=BUCKET, Key=f"out/{job}/output/model.tar.gz")["Body"].read()
+    body = api.s3.get_object(Bucket=BUCKET, Key=f"out/{job}/output/model.tar.gz")["Body"].read()
     with tarfile.open(fileobj=io.BytesIO(body)) as archive:
         assert archive.extractfile("w").read() == b"weights\n"
-    assert stage.keys(f"out/{job}/output/") == {"model.tar.gz", "output.tar.gz"}
+    assert api.keys(f"out/{job}/output/") == {"model.tar.gz", "output.tar.gz"}
 
 
-def test_events(stage):
+def test_events(api):
     """Each change is an event: epoch milliseconds, tags as a map, no CheckpointConfig or Environment, in order."""
     began = time.time()
-    job = stage.create(
+    job = api.create(
         "exit 0",
         Tags=[{"Key": "rerail:policy", "Value": "standard"}],
         Environment={"A": "b"},
         CheckpointConfig={"S3Uri": f"s3://{BUCKET}/events/"},
     )
-    stage.ended(job)
-    entries = stage.events_of(job)
+    api.ended(job)
+    entries = api.events_of(job)
     details = [json.loads(entry["Detail"]) for entry in entries]
     assert [d["SecondaryStatus"] for d in details] == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
     assert [d["TrainingJobStatus"] for d in details] == ["InProgress"] * 4 + ["Completed"]
@@ -83,10 +83,10 @@ def test_events(stage):
     assert not {"CheckpointConfig", "Environment"} & last.keys()
 
 
-def test_container_contract(stage):
+def test_container_contract(api):
     """Each host finds its configuration, its channels and a clean environment."""
-    stage.put("data/train/a.csv", "1,2")
-    stage.put("data/trainee/b.csv", "no")
+    api.put("data/train/a.csv", "1,2")
+    api.put("data/trainee/b.csv", "no")
     script = "env > $SAGEMAKER_BASE_DIR/code/env; echo $0 $@ > $SAGEMAKER_BASE_DIR/code/argv"
     channel = {
         "ChannelName": "train",
@@ -94,19 +94,19 @@ def test_container_contract(stage):
     }
     os.environ["SECRET_OF_THIS_MACHINE"] = "x"
     try:
-        job = stage.create(
+        job = api.create(
             script,
             ResourceConfig={"InstanceCount": 2},
             HyperParameters={"lr": "0.1"},
             Environment={"MINE": "yes"},
             InputDataConfig=[channel],
         )
-        assert stage.ended(job)["TrainingJobStatus"] == "Completed"
+        assert api.ended(job)["TrainingJobStatus"] == "Completed"
     finally:
         del os.environ["SECRET_OF_THIS_MACHINE"]
     environments = []
     for host in ("algo-1", "algo-2"):
-        base = stage.base(job, host)
+        base = api.base(job, host)
         config = {path.stem: json.loads(path.read_text()) for path in (base / "input" / "config").iterdir()}
         assert config["hyperparameters"] == {"lr": "0.1"}
         assert config["inputdataconfig"]["train"]["TrainingInputMode"] == "File"
@@ -126,44 +126,44 @@ def test_container_contract(stage):
     assert environments[0]["SAGEMAKER_BASE_DIR"] != environments[1]["SAGEMAKER_BASE_DIR"]
 
 
-def test_network_isolation(stage):
+def test_network_isolation(api):
     """An isolated container has no credentials, no endpoint, and nothing to connect to."""
-    job = stage.create("env > $SAGEMAKER_BASE_DIR/code/env", EnableNetworkIsolation=True)
-    assert stage.ended(job)["TrainingJobStatus"] == "Completed"
-    lines = (stage.base(job) / "code" / "env").read_text().splitlines()
+    job = api.create("env > $SAGEMAKER_BASE_DIR/code/env", EnableNetworkIsolation=True)
+    assert api.ended(job)["TrainingJobStatus"] == "Completed"
+    lines = (api.base(job) / "code" / "env").read_text().splitlines()
     environment = dict(line.partition("=")[::2] for line in lines)
     assert not {name for name in environment if name.startswith(("AWS_ENDPOINT", "AWS_ACCESS", "AWS_SECRET"))}
     assert environment["AWS_REGION"] == "us-east-1"
     assert environment["HTTPS_PROXY"] == "http://127.0.0.1:9"
 
 
-def test_a_launcher_finds_the_images_python(stage):
+def test_a_launcher_finds_the_images_python(api):
     """`python` is the image's interpreter for the entrypoint and for whatever it starts."""
     told = "import os, sys; open(os.environ['SAGEMAKER_BASE_DIR'] + '/code/python', 'w').write(sys.prefix)"
     algorithm = {"ContainerEntrypoint": ["sh", "-c"], "ContainerArguments": [f'python -c "{told}"']}
-    job = stage.create(AlgorithmSpecification=algorithm)
-    assert stage.ended(job)["TrainingJobStatus"] == "Completed"
-    assert (stage.base(job) / "code" / "python").read_text() == sys.prefix
+    job = api.create(AlgorithmSpecification=algorithm)
+    assert api.ended(job)["TrainingJobStatus"] == "Completed"
+    assert (api.base(job) / "code" / "python").read_text() == sys.prefix
 
 
-def test_stop_with_handler(patient_stage):
+def test_stop_with_handler(patient_api):
     """SIGTERM reaches the entrypoint; what it saves is synced and the job ends as Stopped."""
-    stage = patient_stage
-    job = stage.create(HONOURS_SIGTERM, CheckpointConfig={"S3Uri": f"s3://{BUCKET}/stop-handler/"})
-    stage.training(job)
-    await_handler(stage, job)
-    stage.stop(job)
-    assert stage.describe(job)["TrainingJobStatus"] == "Stopping"
-    described = stage.ended(job)
+    api = patient_api
+    job = api.create(HONOURS_SIGTERM, CheckpointConfig={"S3Uri": f"s3://{BUCKET}/stop-handler/"})
+    api.training(job)
+    await_handler(api, job)
+    api.stop(job)
+    assert api.describe(job)["TrainingJobStatus"] == "Stopping"
+    described = api.ended(job)
     assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Stopped", "Stopped")
     assert steps(described) == ["Starting", "Downloading", "Training", "Stopping", "Uploading", "Stopped"]
     assert "FailureReason" not in described
-    assert stage.keys("stop-handler/") == {"done"}
+    assert api.keys("stop-handler/") == {"done"}
 
 
-def test_stop_of_one_that_holds_the_signal_back(patient_stage):
+def test_stop_of_an_entrypoint_that_blocks_the_signal(patient_api):
     """A SIGTERM that comes while the entrypoint blocks it is delivered when it has a handler, as to a real PID 1."""
-    stage = patient_stage
+    api = patient_api
     script = """import os, signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 open(os.environ["SAGEMAKER_BASE_DIR"] + "/code/blocked", "w").close()
@@ -172,61 +172,61 @@ signal.signal(signal.SIGTERM, lambda *_: (open(os.environ["SAGEMAKER_BASE_DIR"] 
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 time.sleep(600)
 """
-    job = stage.create(script)
-    until((stage.base(job) / "code" / "blocked").exists)
-    stage.stop(job)
-    stage.ended(job)
-    assert (stage.base(job) / "code" / "heard").exists()
+    job = api.create(script)
+    until((api.base(job) / "code" / "blocked").exists)
+    api.stop(job)
+    api.ended(job)
+    assert (api.base(job) / "code" / "heard").exists()
 
 
-def test_stop_without_handler(stage):
+def test_stop_without_handler(api):
     """An entrypoint without a handler is deaf, as PID 1 of a container is: it runs on until SIGKILL ends the grace."""
-    job = stage.create(LISTENS)
-    stage.training(job)
-    await_handler(stage, job)
+    job = api.create(LISTENS)
+    api.training(job)
+    await_handler(api, job)
     begun = time.monotonic()
-    stage.stop(job)
-    assert stage.ended(job)["TrainingJobStatus"] == "Stopped"
+    api.stop(job)
+    assert api.ended(job)["TrainingJobStatus"] == "Stopped"
     assert time.monotonic() - begun >= QUICK.stop_grace
 
 
-def test_stop_reaches_only_the_entrypoint(stage):
+def test_stop_reaches_only_the_entrypoint(api):
     """A child with a handler gets no SIGTERM when the entrypoint does not pass it on."""
     child = f"trap 'touch $SAGEMAKER_BASE_DIR/code/heard' TERM; {LISTENS}"
-    job = stage.create(f"import subprocess\nsubprocess.run(['sh', '-c', {child!r}])")
-    stage.training(job)
-    await_handler(stage, job)
-    stage.stop(job)
-    stage.ended(job)
-    assert not (stage.base(job) / "code" / "heard").exists()
+    job = api.create(f"import subprocess\nsubprocess.run(['sh', '-c', {child!r}])")
+    api.training(job)
+    await_handler(api, job)
+    api.stop(job)
+    api.ended(job)
+    assert not (api.base(job) / "code" / "heard").exists()
 
 
-def test_stop_before_training(make_stage):
+def test_stop_before_training(make_api):
     """A job that is stopped while Starting ends as Stopped without having run."""
-    stage = make_stage(replace(QUICK, start=30))
-    job = stage.create()
-    stage.stop(job)
-    described = stage.ended(job)
+    api = make_api(replace(QUICK, start=30))
+    job = api.create()
+    api.stop(job)
+    described = api.ended(job)
     assert steps(described) == ["Starting", "Stopping", "Stopped"]
     assert "TrainingStartTime" not in described
 
 
-def test_max_runtime(stage):
+def test_max_runtime(api):
     """MaxRuntimeInSeconds stops a job like StopTrainingJob does, and says so in the secondary status."""
-    described = stage.run(HONOURS_SIGTERM, StoppingCondition={"MaxRuntimeInSeconds": 1})
+    described = api.run(HONOURS_SIGTERM, StoppingCondition={"MaxRuntimeInSeconds": 1})
     assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
 
 
 @pytest.mark.parametrize("seconds", [0.5, 600], ids=["after exit", "after SIGKILL"])
-def test_orphans_die(stage, seconds):
+def test_orphans_die(api, seconds):
     """A descendant that left the session dies with the container, however the entrypoint ended."""
-    job = stage.create(ORPHAN.format(then=f"time.sleep({seconds})"))
-    stage.training(job)
-    path = stage.base(job) / "code" / "orphan"
+    job = api.create(ORPHAN.format(then=f"time.sleep({seconds})"))
+    api.training(job)
+    path = api.base(job) / "code" / "orphan"
     pid = int(until(lambda: path.exists() and path.read_text()))
     if seconds > 1:
-        stage.stop(job)
-    stage.ended(job)
+        api.stop(job)
+    api.ended(job)
     assert not alive(pid)
 
 
@@ -241,27 +241,27 @@ def test_orphans_die(stage, seconds):
         ),
     ],
 )
-def test_failure(stage, script, reason):
+def test_failure(api, script, reason):
     """The exit code and the failure file make the FailureReason; no model is kept."""
-    job = stage.create(script)
-    described = stage.ended(job)
+    job = api.create(script)
+    described = api.ended(job)
     assert (described["TrainingJobStatus"], described["SecondaryStatus"]) == ("Failed", "Failed")
     assert described["FailureReason"] == reason
     assert steps(described) == ["Starting", "Downloading", "Training", "Uploading", "Failed"]
     assert "ModelArtifacts" not in described
-    assert json.loads(stage.events_of(job)[-1]["Detail"])["FailureReason"] == reason
+    assert json.loads(api.events_of(job)[-1]["Detail"])["FailureReason"] == reason
 
 
-def test_one_host_fails(stage):
+def test_one_host_fails(api):
     """When a host fails the others are killed, and its exit code decides."""
     script = (
         "grep -q 'current_host\": \"algo-2' $SAGEMAKER_BASE_DIR/input/config/resourceconfig.json && exit 5; sleep 600"
     )
-    described = stage.run(script, ResourceConfig={"InstanceCount": 2})
+    described = api.run(script, ResourceConfig={"InstanceCount": 2})
     assert described["FailureReason"] == "AlgorithmError: , exit code: 5"
 
 
-def test_unknown_image(stage):
+def test_unknown_image(api):
     """An image that no folder stands for fails the job, naming it."""
     algorithm = {"TrainingImage": "000000000000.dkr.ecr.us-east-1.amazonaws.com/unheard-of:1"}
-    assert "'unheard-of'" in stage.run(AlgorithmSpecification=algorithm)["FailureReason"]
+    assert "'unheard-of'" in api.run(AlgorithmSpecification=algorithm)["FailureReason"]

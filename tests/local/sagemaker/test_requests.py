@@ -10,7 +10,7 @@ from local.sagemaker.errors import ServiceError
 from local.sagemaker.job import Job, Status
 from local.sagemaker.listing import list_page
 from local.sagemaker.validation import check_request
-from tests.local.sagemaker.stage import ROLE, Stage
+from tests.local.sagemaker.local_api import ROLE, LocalApi
 
 pytestmark = pytest.mark.slow
 
@@ -78,36 +78,36 @@ def test_accepted():
     check_request("CreateTrainingJob", {**VALID, "Tags": tags, "Environment": {"RERAIL_RESUME_STEP": ""}})
 
 
-def test_refusals_reach_the_client(stage: Stage):
+def test_refusals_reach_the_client(api: LocalApi):
     """boto3 sees the code, the message and the HTTP status; an unknown operation is named."""
-    request = stage.request(ResourceConfig={"InstanceType": "ml.huge"})
+    request = api.request(ResourceConfig={"InstanceType": "ml.huge"})
     with pytest.raises(ClientError) as refusal:
-        stage.sagemaker.create_training_job(**request)
+        api.sagemaker.create_training_job(**request)
     assert refusal.value.response["Error"]["Code"] == "ValidationException"
     assert refusal.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
     with pytest.raises(ClientError, match="UnknownOperationException.*ListModels"):
-        stage.sagemaker.list_models()
+        api.sagemaker.list_models()
 
 
-def test_name_reuse(stage: Stage):
+def test_name_reuse(api: LocalApi):
     """A name serves once; after DeleteTrainingJob it is free again."""
-    request = stage.request()
-    stage.sagemaker.create_training_job(**request)
-    with pytest.raises(stage.sagemaker.exceptions.ResourceInUse, match="must be unique"):
-        stage.sagemaker.create_training_job(**request)
-    stage.ended(request["TrainingJobName"])
-    stage.sagemaker.delete_training_job(TrainingJobName=request["TrainingJobName"])
-    with pytest.raises(stage.sagemaker.exceptions.ResourceNotFound):
-        stage.describe(request["TrainingJobName"])
-    stage.sagemaker.create_training_job(**request)
-    stage.ended(request["TrainingJobName"])
+    request = api.request()
+    api.sagemaker.create_training_job(**request)
+    with pytest.raises(api.sagemaker.exceptions.ResourceInUse, match="must be unique"):
+        api.sagemaker.create_training_job(**request)
+    api.ended(request["TrainingJobName"])
+    api.sagemaker.delete_training_job(TrainingJobName=request["TrainingJobName"])
+    with pytest.raises(api.sagemaker.exceptions.ResourceNotFound):
+        api.describe(request["TrainingJobName"])
+    api.sagemaker.create_training_job(**request)
+    api.ended(request["TrainingJobName"])
 
 
-def test_describe_returns_the_request(stage: Stage):
+def test_describe_returns_the_request(api: LocalApi):
     """Describe gives back what was asked for, without the tags, with defaults that a copied request must cope with."""
-    request = stage.request(Environment={"A": "b"}, RetryStrategy={"MaximumRetryAttempts": 2})
-    stage.sagemaker.create_training_job(**{**request, "Tags": [{"Key": "k", "Value": "v"}]})
-    described = stage.ended(request["TrainingJobName"])
+    request = api.request(Environment={"A": "b"}, RetryStrategy={"MaximumRetryAttempts": 2})
+    api.sagemaker.create_training_job(**{**request, "Tags": [{"Key": "k", "Value": "v"}]})
+    described = api.ended(request["TrainingJobName"])
     for key, value in request.items():
         if key != "OutputDataConfig":
             assert described[key] == value
@@ -117,18 +117,18 @@ def test_describe_returns_the_request(stage: Stage):
     assert isinstance(described["CreationTime"], datetime)
 
 
-def test_update(stage: Stage):
+def test_update(api: LocalApi):
     """Remote debugging can be switched while Training, a warm pool's period only while it is Available."""
-    job = stage.create("sleep 600")
-    stage.training(job)
-    stage.sagemaker.update_training_job(TrainingJobName=job, RemoteDebugConfig={"EnableRemoteDebug": True})
-    after = stage.describe(job)
+    job = api.create("sleep 600")
+    api.training(job)
+    api.sagemaker.update_training_job(TrainingJobName=job, RemoteDebugConfig={"EnableRemoteDebug": True})
+    after = api.describe(job)
     assert after["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
     assert after["LastModifiedTime"] > after["SecondaryStatusTransitions"][-1]["StartTime"]
     with pytest.raises(ClientError, match="only while the warm pool is Available"):
-        stage.sagemaker.update_training_job(TrainingJobName=job, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
-    stage.stop(job)
-    stage.ended(job)
+        api.sagemaker.update_training_job(TrainingJobName=job, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
+    api.stop(job)
+    api.ended(job)
 
 
 NOW = time.time()
@@ -166,14 +166,14 @@ def test_list_order_and_filters():
     assert names(WarmPoolStatusEquals="Available") == []
 
 
-def test_list_by_client(stage: Stage):
+def test_list_by_client(api: LocalApi):
     """The paginator walks all pages, and time filters travel well."""
-    jobs = {stage.create() for _ in range(3)}
+    jobs = {api.create() for _ in range(3)}
     since = datetime.now(UTC) - timedelta(minutes=5)
-    pages = stage.sagemaker.get_paginator("list_training_jobs").paginate(
+    pages = api.sagemaker.get_paginator("list_training_jobs").paginate(
         CreationTimeAfter=since, PaginationConfig={"PageSize": 2}
     )
     found = {summary["TrainingJobName"] for page in pages for summary in page["TrainingJobSummaries"]}
     assert jobs <= found
     for job in jobs:
-        stage.ended(job)
+        api.ended(job)

@@ -3,7 +3,7 @@
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.local.sagemaker.stage import until
+from tests.local.sagemaker.local_api import until
 
 pytestmark = pytest.mark.slow
 
@@ -12,24 +12,24 @@ KEEP = {"KeepAlivePeriodInSeconds": 600}
 ROLE = "arn:aws:iam::000000000000:role/{}"
 
 
-def pool(stage, job):
-    return stage.describe(job).get("WarmPoolStatus", {})
+def pool(api, job):
+    return api.describe(job).get("WarmPoolStatus", {})
 
 
-def test_reuse(stage):
+def test_reuse(api):
     """A matching job takes the pool over: Reused on the first, InUse on the second, which may use another image."""
     role = ROLE.format("reuse")
-    first = stage.create(RoleArn=role, ResourceConfig=KEEP)
-    stage.ended(first)
-    assert pool(stage, first)["Status"] == "Available"
-    second = stage.create("sleep 600", RoleArn=role, ResourceConfig=KEEP)
-    stage.training(second)
-    assert pool(stage, first)["Status"] == "Reused"
-    assert pool(stage, first)["ReusedByJob"] == second
-    assert pool(stage, second)["Status"] == "InUse"
-    stage.inject("kill", TrainingJobName=second)
-    stage.ended(second)
-    assert pool(stage, second)["Status"] == "Available"
+    first = api.create(RoleArn=role, ResourceConfig=KEEP)
+    api.ended(first)
+    assert pool(api, first)["Status"] == "Available"
+    second = api.create("sleep 600", RoleArn=role, ResourceConfig=KEEP)
+    api.training(second)
+    assert pool(api, first)["Status"] == "Reused"
+    assert pool(api, first)["ReusedByJob"] == second
+    assert pool(api, second)["Status"] == "InUse"
+    api.inject("kill", TrainingJobName=second)
+    api.ended(second)
+    assert pool(api, second)["Status"] == "Available"
 
 
 @pytest.mark.parametrize(
@@ -41,41 +41,41 @@ def test_reuse(stage):
     ],
     ids=["role", "volume", "isolation"],
 )
-def test_no_match(stage, change):
+def test_no_match(api, change):
     """Role, cluster shape and network settings must be the same."""
     role = ROLE.format("no-match-" + "-".join(change))
-    first = stage.create(RoleArn=role, ResourceConfig=KEEP)
-    stage.ended(first)
-    stage.run(**{"RoleArn": role, "ResourceConfig": KEEP} | change)
-    assert pool(stage, first)["Status"] == "Available"
+    first = api.create(RoleArn=role, ResourceConfig=KEEP)
+    api.ended(first)
+    api.run(**{"RoleArn": role, "ResourceConfig": KEEP} | change)
+    assert pool(api, first)["Status"] == "Available"
 
 
-def test_lost_node_leaves_none(stage):
+def test_lost_node_leaves_none(api):
     """A failure that may be the cluster's leaves no pool to reuse."""
-    job = stage.create("sleep 600", RoleArn=ROLE.format("lost"), ResourceConfig=KEEP)
-    stage.training(job)
-    stage.inject("internal_error", TrainingJobName=job)
-    stage.ended(job)
-    assert pool(stage, job)["Status"] == "Terminated"
+    job = api.create("sleep 600", RoleArn=ROLE.format("lost"), ResourceConfig=KEEP)
+    api.training(job)
+    api.inject("internal_error", TrainingJobName=job)
+    api.ended(job)
+    assert pool(api, job)["Status"] == "Terminated"
 
 
-def test_release(stage):
+def test_release(api):
     """KeepAlivePeriodInSeconds 0 lets an Available pool go; until then the job cannot be deleted."""
     role = ROLE.format("release")
-    job = stage.create(RoleArn=role, ResourceConfig=KEEP)
-    stage.ended(job)
+    job = api.create(RoleArn=role, ResourceConfig=KEEP)
+    api.ended(job)
     with pytest.raises(ClientError, match="warm pool"):
-        stage.sagemaker.delete_training_job(TrainingJobName=job)
-    stage.sagemaker.update_training_job(TrainingJobName=job, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
-    assert pool(stage, job)["Status"] == "Terminated"
-    second = stage.create(RoleArn=role, ResourceConfig=KEEP)
-    stage.ended(second)
-    assert "ReusedByJob" not in pool(stage, job)
+        api.sagemaker.delete_training_job(TrainingJobName=job)
+    api.sagemaker.update_training_job(TrainingJobName=job, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
+    assert pool(api, job)["Status"] == "Terminated"
+    second = api.create(RoleArn=role, ResourceConfig=KEEP)
+    api.ended(second)
+    assert "ReusedByJob" not in pool(api, job)
 
 
-def test_expiry(stage):
+def test_expiry(api):
     """A pool that nobody takes ends with its period."""
-    job = stage.create(RoleArn=ROLE.format("expiry"), ResourceConfig={"KeepAlivePeriodInSeconds": 1})
-    stage.ended(job)
-    until(lambda: pool(stage, job)["Status"] == "Terminated")
-    assert pool(stage, job)["ResourceRetainedBillableTimeInSeconds"] == 1
+    job = api.create(RoleArn=ROLE.format("expiry"), ResourceConfig={"KeepAlivePeriodInSeconds": 1})
+    api.ended(job)
+    until(lambda: pool(api, job)["Status"] == "Terminated")
+    assert pool(api, job)["ResourceRetainedBillableTimeInSeconds"] == 1
