@@ -249,11 +249,3 @@ def test_a_request_stays_below_its_datapoints(echo, minutes, most):
     asked = [MetricQuery(f"job-{number}", "loss", Statistic.AVERAGE) for number in range(600)][: 2 * most]
     CloudWatchSeries().read(asked, START, START + minutes * MINUTE, MINUTE)
     assert max(len(request["MetricDataQueries"]) for request in echo.requests) == most
-
-
-def test_the_count_goes_on(echo):
-    """One adapter counts over all readings of its round."""
-    series = CloudWatchSeries()
-    for _ in range(2):
-        series.read([STEP, LOSS], START, END, MINUTE)
-    assert (series.calls, series.metrics) == (2, 4)

@@ -9,8 +9,6 @@ from weakref import WeakKeyDictionary
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from moto.s3 import models
 
 from rerail.aws import quarantine
@@ -459,29 +457,3 @@ def test_what_changes_while_it_is_moved_is_looked_at_again(s3, one_at_a_time):
     assert "checkpoint-500/optimizer.pt" in left(s3)
     S3Checkpoints().set_aside(action())
     assert aside(s3)["checkpoint-500/optimizer.pt"] == b"another"
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    st.sets(st.integers(1, 9).map(lambda n: n * 100), max_size=5),
-    st.none() | st.integers(1, 9).map(lambda n: n * 100),
-    st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=3),
-)
-def test_whatever_dies_and_however_often(s3, one_at_a_time, steps, resume_step, faults):
-    """Several functions die one after the other: in the end the folder holds what is clean, and all else lies aside."""
-    for key in contents(s3):
-        s3.delete_object(Bucket="bucket", Key=key)
-    trainer_saves(s3, *steps)
-    before = contents(s3)
-    for call, after in faults:
-        one_at_a_time(FaultInjector(call, after))
-        try:
-            S3Checkpoints().set_aside(action(resume_step))
-        except Crash:
-            assert set(before.values()) <= set(contents(s3).values())
-    one_at_a_time(FaultInjector())
-    S3Checkpoints().set_aside(action(resume_step))
-    kept = {step for step in steps if resume_step is not None and step <= resume_step}
-    assert left(s3) == names(*kept)
-    assert set(aside(s3)) == names(*(steps - kept))
-    assert sorted(contents(s3).values()) == sorted(before.values())

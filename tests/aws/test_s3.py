@@ -95,13 +95,6 @@ def test_a_key_is_no_url(s3, folder):
     assert steps(f"s3://bucket/{folder}/") == [60]
 
 
-def test_a_save_that_never_finished_does_not_exist(s3):
-    """Shards without a manifest are no checkpoint."""
-    save(s3, 60)
-    put(s3, "runs/gpt/step-000000080/rank-0.pt", b"xxx")
-    assert steps() == [60]
-
-
 def test_a_torn_save_is_seen_and_not_resumed_from(s3):
     """A shard that is missing or short is named; the newest whole one is older."""
     save(s3, 60)
@@ -132,13 +125,7 @@ def test_foreign_files_are_no_checkpoints(s3):
     assert steps() == [60]
 
 
-def test_files_may_be_in_subfolders(s3):
-    """A shard in a folder of its own is found by its path below the checkpoint."""
-    save(s3, 60, files={"optimizer/rank-0.pt": 5, "model.pt": 2})
-    assert S3Checkpoints().under(URI)[0].is_whole
-
-
-@pytest.mark.parametrize("body", ["", "{", "[]", "[" * 100_000, b"\xff\xfe", manifest(80, {"a": 1}, schema=2)])
+@pytest.mark.parametrize("body", ["", b"\xff\xfe", manifest(80, {"a": 1}, schema=2)])
 def test_a_manifest_that_cannot_be_believed_is_passed_over(s3, body):
     """It is left where it is, and the checkpoints beside it count."""
     save(s3, 60)
@@ -192,11 +179,6 @@ def test_steps_are_compared_as_numbers(s3):
         put(s3, f"runs/gpt/{folder}/a", b"x")
         put(s3, f"runs/gpt/{folder}/manifest.json", manifest(step, {"a": 1}))
     assert steps() == [10, 9, 8]
-
-
-def test_an_empty_folder_has_none(s3):
-    """A run that has saved nothing yet."""
-    assert steps() == []
 
 
 def test_where_nothing_has_a_manifest_a_script_s_own_saves_are_found(s3):

@@ -17,7 +17,7 @@ from rerail.aws.clients import client
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.run import Attempt, HealthLabel, Incident, Run, RunState, TimelineEntry
-from tests.aws.places import REGION, TABLE, make_table, our_own_clients
+from tests.aws.places import REGION, TABLE, make_table
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 BUCKET, PREFIX = "bucket", "runs/gpt/"
@@ -29,12 +29,6 @@ RUN = Run(
     attempts=(Attempt(number=1, job_name="gpt"),),
     checkpoint_uri=f"s3://{BUCKET}/{PREFIX}",
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 @pytest.fixture

@@ -18,19 +18,13 @@ from cli.place import Place
 from rerail.aws.clients import client
 from rerail.model.run import Attempt, JobStatus, Proposal, ProposedAction, Run, RunState, TimelineEntry
 from rerail.model.signals import OperatorVerb
-from tests.aws.places import REGION, TABLE, make_table, our_own_clients
+from tests.aws.places import REGION, TABLE, make_table
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 SECOND = timedelta(seconds=1)
 OUTPUTS = {"TableName": TABLE, "PolicyPrefix": "/rerail/policies", "PauseParameter": "/rerail/switch"}
 FIRST = Attempt(1, "gpt", JobStatus.IN_PROGRESS, "Training", NOW, NOW, agent=True)
 RUN = Run("gpt", "default", RunState.WATCHING, NOW, (FIRST,), checkpoint_uri="s3://bucket/gpt/", version=1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 class Supervised:

@@ -16,7 +16,7 @@ from cli.place import Place
 from cli.submit.following import Follower
 from rerail.aws.clients import client
 from rerail.model.run import Attempt, JobStatus, Run, RunState
-from tests.aws.places import TABLE, make_table, our_own_clients
+from tests.aws.places import TABLE, make_table
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 MINUTE = timedelta(minutes=1)
@@ -32,12 +32,6 @@ RUN = Run(
     ),
     version=1,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from rerail.messages.messages import CommandReceived, parse_message
 from rerail.model.run import Attempt, Proposal, ProposedAction, Run, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.supervisor.pause import parse_pause
-from tests.aws.places import TABLE, make_table, our_own_clients
+from tests.aws.places import TABLE, make_table
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OUTPUTS = {"TableName": TABLE, "BusName": "rerail", "PauseParameter": "/rerail/switch"}
@@ -31,12 +31,6 @@ RUN = Run(
     attempts=(Attempt(number=1, job_name="gpt"), Attempt(number=2, job_name="gpt-a002")),
     proposal=PROPOSAL,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 @pytest.fixture

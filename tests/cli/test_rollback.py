@@ -16,17 +16,11 @@ from rerail.messages.messages import CommandReceived, parse_message
 from rerail.model.checkpoints import Health
 from rerail.model.run import Attempt, HealthLabel, JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
-from tests.aws.places import REGION, TABLE, make_table, our_own_clients
+from tests.aws.places import REGION, TABLE, make_table
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 TRAINS = Attempt(1, "gpt", JobStatus.IN_PROGRESS, "Training", NOW, NOW, agent=True)
 RUN = Run("gpt", "default", RunState.WATCHING, NOW, (TRAINS,), checkpoint_uri="s3://bucket/gpt/")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 @pytest.fixture

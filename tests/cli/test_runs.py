@@ -14,7 +14,7 @@ from cli.place import Place
 from rerail.aws.clients import client
 from rerail.model.causes import Cause
 from rerail.model.run import Attempt, Incident, JobStatus, LaunchCheck, Proposal, ProposedAction, Run, RunState
-from tests.aws.places import REGION, TABLE, make_table, our_own_clients
+from tests.aws.places import REGION, TABLE, make_table
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OUTPUTS = {"TableName": TABLE, "PolicyPrefix": "/rerail/policies"}
@@ -40,12 +40,6 @@ RUN = Run(
 ASKED = Proposal(
     "p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 500", "it died", NOW, NOW + HOURS, dollars=10.55
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from rerail.model.run import (
     Run,
     RunState,
 )
-from tests.aws.places import REGION, TABLE, make_table, our_own_clients
+from tests.aws.places import REGION, TABLE, make_table
 from tests.timing import cpu_seconds
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -50,12 +50,6 @@ OUTPUTS = {
 }
 REASON = "attempt 2 failed: oom; held: oom is not retried"
 ADVICE = "use a smaller batch, then release the run"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from rerail.aws.clients import client
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.model.sample import Sample
-from tests.aws.places import REGION, our_own_clients
+from tests.aws.places import REGION
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -33,12 +33,6 @@ RUN = Run(
     ),
     checkpoint_uri="s3://bucket/gpt/checkpoints/",
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 def named(at: datetime) -> str:

@@ -156,14 +156,6 @@ def test_a_hung_rank_is_named_by_those_who_wait(new_host: NewHost, run_forked: R
     assert (host.failure["cause"], host.failure["step"], host.failure["rank"]) == ("hang", 4, 0)
 
 
-def test_a_kill_has_its_code_alone(new_host: NewHost, run_forked: RunForked) -> None:
-    """Without init above it, nobody writes a failure file for it."""
-    host = new_host()
-    assert run_forked(host, ranks=1, RERAIL_DRILL="kill:step=4") == [-signal.SIGKILL]
-    assert max(host.losses) == 3
-    assert host.failure is None
-
-
 def test_a_sigterm_during_the_start_is_kept(new_host: NewHost) -> None:
     """Sent while torch is imported, it takes effect after the first step: it neither kills nor is lost."""
     host = new_host(steps="100000")

@@ -238,14 +238,6 @@ def test_init_reports_an_exception_that_the_script_does_not(bucket: Bucket, new_
     assert "ValueError: b" in node.failure["error"]
 
 
-def test_a_command_without_a_restart_ends_the_wait(bucket: Bucket, new_node: NewNode) -> None:
-    node = new_node(f"fail('{FAILED % 'x'}')")
-    bucket.wait_for_report("crashed")
-    bucket.command(command("no", wish=CommandKind.TRAIN))
-    assert node.end() == 1
-    assert node.failure["error"] == "ValueError: x"
-
-
 @pytest.mark.parametrize(
     ("text", "variables"),
     [
@@ -317,16 +309,6 @@ def test_a_stop_while_waiting_for_an_order_ends_the_job(bucket: Bucket, new_node
     node.process.send_signal(signal.SIGTERM)
     assert node.end() == 1
     assert node.failure["error"] == "ValueError: x"
-
-
-def test_a_stop_after_a_restart_saves_and_ends(bucket: Bucket, new_node: NewNode) -> None:
-    node = new_node("train(save_s=0.3)")
-    node.await_note("ready-0-0-0")
-    bucket.command(order())
-    node.await_note("ready-1-0-0")
-    node.process.send_signal(signal.SIGTERM)
-    assert node.end() == 0
-    assert node.has("saved-1-0-0")
 
 
 def test_an_order_that_comes_after_its_deadline_is_refused(bucket: Bucket, new_node: NewNode) -> None:

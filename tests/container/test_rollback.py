@@ -85,10 +85,3 @@ def test_a_restart_drill_moves_nothing_aside(train_here: Here, tmp_path: Path) -
     assert min(again) == 21 and agree(again, first)
     assert "moved to quarantine" not in train_here.err and not (tmp_path / "checkpoints" / "quarantine").exists()
     assert min(train_here(attempt=3, resume_at_most=30)) == 31
-
-
-def test_a_first_job_quarantines_nothing(train_here: Here, tmp_path: Path) -> None:
-    """It was told of no step."""
-    train_here(drill="bug:step=35")
-    assert min(train_here()) == 31
-    assert not (tmp_path / "checkpoints" / "quarantine").exists()

@@ -12,9 +12,9 @@ from rerail.model.notice import Notice
 from rerail.model.policy import Approval, Mode, OnExpiry, Policy
 from rerail.model.run import ProposedAction, RunState
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST
 from tests.fakes import World
 
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 WAIT = timedelta(minutes=30)
 
 

@@ -11,6 +11,7 @@ from rerail.model.checkpoints import Health
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST
 from tests.core.test_loop_crashes import Crash, FaultInjector
 from tests.fakes import BUCKET, Agent, World
 
@@ -128,7 +129,7 @@ def test_what_the_successor_saves_is_progress_and_stays(world):
     save(world, 400)
     world.minutes(12)
     assert world.run().open_incident is None, "step 400 is of the second attempt"
-    world.sagemaker.fail("gpt-a002", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
     world.minutes(3)
     assert world.run().current.resumed_from_step == 400
     assert steps_in_folder(world) == [100, 200, 300, 400]
@@ -137,7 +138,7 @@ def test_what_the_successor_saves_is_progress_and_stays(world):
 
 def test_an_onset_is_known_even_where_an_older_incident_is_open(world):
     """The node was lost before, and nothing new was saved since."""
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(3)
     assert world.run().open_incident is not None
     report_divergence(world, job="gpt-a002", onset=450)
@@ -152,7 +153,7 @@ def test_a_job_that_fails_while_it_is_being_stopped_is_rolled_back_all_the_same(
     world.sagemaker.stop = lambda name: None
     report_divergence(world)
     world.sagemaker.stop = stop
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     run = world.run()
     assert (run.state, run.current.resumed_from_step, steps_in_folder(world)) == (
@@ -203,7 +204,7 @@ def test_checkpoints_from_before_the_run_belong_to_no_attempt(world):
 
 
 def lose_node(world: World, job: str = "gpt") -> None:
-    world.sagemaker.fail(job, "InternalServerError: We encountered an internal error.  Please try again.")
+    world.sagemaker.fail(job, NODE_LOST)
     world.minutes(3)
 
 

@@ -18,11 +18,11 @@ from rerail.model.policy import Capacity, Mode, Policy, parse_policy, to_toml
 from rerail.model.run import Attempt, JobStatus, Ledger, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 NO_MACHINES = "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different type."
 FULL = "CapacityError: no capacity"
 QUOTA = (

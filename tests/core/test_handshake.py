@@ -22,9 +22,9 @@ from rerail.model.mailbox import CommandKind, Durability, ReportKind, report_key
 from rerail.model.policy import Policy, SaveTimeouts
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST
 from tests.fakes import Agent, World
 
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 DIVERGED = (Kind.DIVERGENCE, Kind.NON_FINITE, Kind.FROZEN_LOSS, Kind.LOSS_SPIKE)
 
 

@@ -13,10 +13,10 @@ from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import ReportKind
 from rerail.model.run import Attempt, Run, RunState
+from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, MIDNIGHT, Agent, World
 
 SPIKE = Kind.LOSS_SPIKE
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 
 
 def save(step: int, attempt: int = 1, **facts) -> Checkpoint:

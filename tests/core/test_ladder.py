@@ -19,6 +19,7 @@ from rerail.model.mailbox import ReportKind
 from rerail.model.policy import Ladder, Policy, PolicyError, Retries, parse_policy
 from rerail.model.run import Attempt, Run, RunState
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, MIDNIGHT, Agent, World
 
 BATCH = 16
@@ -364,7 +365,7 @@ def test_every_later_launch_skips_the_same_samples(world):
     report_divergence(world)
     skipped = launch_environment(world)["RERAIL_SKIP_SAMPLES"]
     save(world, 1_100)
-    world.sagemaker.fail("gpt-a003", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.sagemaker.fail("gpt-a003", NODE_LOST)
     world.minutes(5)
     assert launch_environment(world) == {"RERAIL_RESUME_STEP": "1100", "RERAIL_SKIP_SAMPLES": skipped}
     assert world.run().current.rung == ""
@@ -380,7 +381,7 @@ def test_what_vanished_before_the_launch_is_not_resumed_from(world):
 
 def test_what_vanishes_during_a_wait_is_not_resumed_from_either(world):
     """A backoff may be long."""
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.sagemaker.fail("gpt", NODE_LOST)
     world.supervisor().handle(JobStateChanged("gpt"))
     assert world.run().current.resumed_from_step == 1_000
     world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.under(BUCKET) if c.step < 900]

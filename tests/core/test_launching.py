@@ -16,9 +16,9 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Limits, MaxRuntime, Mode, OnMaxRuntime, Policy
 from rerail.model.run import JobStatus, LaunchCheck, RunState
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST
 from tests.fakes import World
 
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 P5_HOUR = 63.296
 
 

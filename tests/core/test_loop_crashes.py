@@ -14,10 +14,8 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.machines import WarmPool
 from rerail.model.mailbox import Durability, ReportKind
 from rerail.model.run import JobStatus, RunState
+from tests.core.failures import ECC, NODE_LOST
 from tests.fakes import Agent, World
-
-ECC = "AlgorithmError: RuntimeError: CUDA error: uncorrectable ECC error encountered, exit code: 1"
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 
 
 class Crash(BaseException):

@@ -10,6 +10,7 @@ from rerail.model.finding import Finding, Kind, Level
 from rerail.model.mailbox import CommandKind
 from rerail.model.policy import Mode, OnAlarm, Policy, Retries
 from rerail.model.run import JobStatus, RunState
+from tests.core.failures import NODE_LOST
 from tests.fakes import World
 
 MINUTE = timedelta(minutes=1)
@@ -59,7 +60,7 @@ def test_a_tainted_checkpoint_is_neither_progress_nor_a_place_to_resume_from(wor
     report_finding(world, Kind.DIVERGENCE, Level.INTERVENE)
     world.minutes(3)
     assert world.run().open_incident is not None, "step 500 of the first attempt is no progress of the second"
-    world.sagemaker.fail("gpt-a002", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
     world.minutes(3)
     assert world.run().current.resumed_from_step == 300
     world.checkpoints.save(step=400, attempt=3)
@@ -133,7 +134,7 @@ def test_a_budget_that_is_spent_pages_and_lets_the_job_run(world):
 
 def test_a_finding_about_an_attempt_that_is_over_changes_nothing(world):
     """A late message must not stop the healthy successor."""
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(3)
     assert world.sagemaker.live() == ["gpt-a002"]
     report_finding(world, Kind.DIVERGENCE, Level.INTERVENE, job="gpt")

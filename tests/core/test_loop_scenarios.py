@@ -12,14 +12,12 @@ from rerail.model.codec import dumps, loads
 from rerail.model.policy import Limits, Mode, OnMaxRuntime, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import KILLED, NO_MACHINES, NODE_LOST, OOM
 from tests.fakes import World
 
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 BUG = (
     'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: bad shape","step":60,"rank":0}, exit code: 1'
 )
-OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"
-NO_MACHINES = "CapacityError: Unable to provision requested ML compute capacity."
 
 
 @pytest.fixture
@@ -160,7 +158,7 @@ def test_sagemakers_own_restart_is_counted_and_left_alone(world):
 def test_three_attempts_without_a_newer_checkpoint_are_enough(world):
     adopt_run(world)
     for _ in range(6):
-        world.sagemaker.fail(world.run().current.job_name, "AlgorithmError: , exit code: 137")
+        world.sagemaker.fail(world.run().current.job_name, KILLED)
         world.minutes(20)
         if world.run().state is RunState.HELD:
             break
@@ -174,7 +172,7 @@ def test_a_script_without_manifests_proves_its_progress_by_getting_farther(world
     for step in (100, 200, 300, 400, 500, 500, 500, 500):
         if world.run().state is RunState.HELD:
             break
-        world.sagemaker.fail(world.run().current.job_name, "AlgorithmError: , exit code: 137", metrics={"step": step})
+        world.sagemaker.fail(world.run().current.job_name, KILLED, metrics={"step": step})
         world.minutes(20)
     assert world.run().state is RunState.HELD
     assert world.run().current.number == 6

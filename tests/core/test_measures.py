@@ -18,6 +18,7 @@ from rerail.supervisor.decision_metrics import RecordedDecision
 from rerail.sweep import fleet_metrics, sweep
 from rerail.sweep.sweep import SweepReport
 from tests.core import strategies
+from tests.core.failures import NODE_LOST, OOM
 
 # CloudWatch's list price of a custom metric, in dollars a month (the first 10,000); each hour is paid for by itself.
 A_METRIC = 0.30
@@ -87,7 +88,7 @@ def test_a_decision_without_a_reason_is_not_counted(world):
 def test_a_failure_is_one_decision_with_its_incident(world):
     """What the supervisor did on one message is what it publishes of it."""
     supervisor = world.supervisor()
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("gpt", NODE_LOST)
     supervisor.handle(RunDue("gpt"))
     said = {(each.name, each.of): each.value for each in decision_metrics.list_metrics(supervisor.turns, waited_s=2)}
     assert said == {
@@ -113,7 +114,7 @@ def test_a_sweep_that_reads_no_metrics_is_counted(unread, told_of):
 def test_a_held_run_is_counted_as_long_as_its_page_stands(world):
     """The sweep comes by for the page's sake, and tells that somebody is waited for."""
     supervisor = world.supervisor()
-    world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
+    world.sagemaker.fail("gpt", OOM)
     supervisor.handle(RunDue("gpt"))
     said = {(each.name, each.of): each.value for each in sweep.list_metrics(world.round().make())}
     assert said[("HeldRuns", "")] == said[("Runs", "held")] == 1

@@ -10,15 +10,14 @@ from rerail.model.actions import Severity
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.requests.relaunch import ATTEMPT_TAG, RUN_TAG
+from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import World
-
-NODE = "InternalServerError: We encountered an internal error.  Please try again."
 
 
 def lose_nodes(world: World, *, times: int) -> World:
     """The run's job dies so often, and is relaunched and saves each time."""
     for _ in range(times):
-        world.sagemaker.fail(world.run().current.job_name, NODE)
+        world.sagemaker.fail(world.run().current.job_name, NODE_LOST)
         world.minutes(30)
         world.checkpoints.save(step=100 * world.checkpoints.count + 100, attempt=world.run().current.number)
     return world
@@ -42,7 +41,7 @@ def test_a_restored_record_that_was_held_lets_go_of_the_hold():
     """What it was held for is over: a job of ours is alive, and somebody must watch it."""
     world = World().with_saves()
     for _ in range(2):
-        world.sagemaker.fail(world.run().current.job_name, "AlgorithmError: torch.OutOfMemoryError: x, exit code: 1")
+        world.sagemaker.fail(world.run().current.job_name, OOM)
         world.minutes(2)
     assert world.run().state is RunState.HELD
     backup = deepcopy(world.runs)
@@ -103,7 +102,7 @@ def test_a_hold_of_a_human_outlives_a_job_that_the_record_does_not_know():
     """Somebody else has launched it, a second deployment for one: a human said hold, and hears that it runs."""
     world = World().with_saves()
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ann", "a look at the data"))
-    world.sagemaker.fail("gpt", NODE)
+    world.sagemaker.fail("gpt", NODE_LOST)
     world.sagemaker.submit("gpt-a002", policy="default")
     world.sagemaker.job_tags["gpt-a002"] |= {RUN_TAG: "gpt", ATTEMPT_TAG: "2"}
     world.minutes(2)
@@ -112,7 +111,7 @@ def test_a_hold_of_a_human_outlives_a_job_that_the_record_does_not_know():
     assert [notice.title for notice in world.bus.told if notice.severity is Severity.PAGE] == [
         "gpt: its job runs, and it is held"
     ]
-    world.sagemaker.fail("gpt-a002", NODE)
+    world.sagemaker.fail("gpt-a002", NODE_LOST)
     world.minutes(60)
     assert world.sagemaker.live() == []
     world.supervisor().handle(CommandReceived("c2", "gpt", OperatorVerb.RELEASE, "ann", ""))

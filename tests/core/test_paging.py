@@ -14,10 +14,9 @@ from rerail.model.policy import Approval, Limits, Mode, Notices, OnExpiry, Polic
 from rerail.model.run import JobStatus, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import World
 
-OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1"
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 HOUR = timedelta(hours=1)
 
 

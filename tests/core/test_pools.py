@@ -17,6 +17,7 @@ from rerail.model.machines import Cluster, WarmPool
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import ECC, KILLED, NODE_LOST, OOM
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -33,11 +34,7 @@ WARM = {
         },
     }
 }
-CRASH = "AlgorithmError: , exit code: 137"
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
-ECC = "AlgorithmError: RuntimeError: CUDA error: uncorrectable ECC error encountered, exit code: 1"
 BUG = 'AlgorithmError: {"rerail":1,"cause":"user_code","error":"ValueError: x","step":60,"rank":0}, exit code: 1'
-OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"
 HANG = 'AlgorithmError: {"rerail":1,"cause":"hang","error":"Watchdog","rank":0}, exit code: 1'
 AVAILABLE = WarmPool("Available")
 
@@ -154,7 +151,7 @@ def send_command(world: World, verb: OperatorVerb) -> None:
 def test_a_crash_of_the_script_keeps_the_machines_warm(world):
     """The successor is created for the pool, and the pool is not given back."""
     adopt_run(world)
-    world.sagemaker.fail("gpt", CRASH, pool=AVAILABLE)
+    world.sagemaker.fail("gpt", KILLED, pool=AVAILABLE)
     world.minutes(3)
     assert world.run().current.number == 2
     assert world.sagemaker.released == []

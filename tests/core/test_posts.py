@@ -10,6 +10,7 @@ from rerail.messages.messages import CommandReceived, JobStateChanged, QueueMess
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.supervisor.observe import EVENT_VISIBLE_AFTER
+from tests.core.failures import NODE_LOST
 from tests.fakes import MIDNIGHT, World
 
 A_MOMENT = timedelta(seconds=5)
@@ -37,7 +38,7 @@ def record_descriptions(world: World, monkeypatch: pytest.MonkeyPatch) -> list[s
 
 def lose_node(world: World) -> QueueMessage:
     """The job dies, and the supervisor hears of it five seconds later; when it did."""
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("gpt", NODE_LOST)
     sent = world.clock()
     world.clock.pass_by(A_MOMENT)
     post = QueueMessage(sent, world.clock())
@@ -112,7 +113,7 @@ def test_our_own_clock_does_not_matter(ahead, wait):
     queue = MIDNIGHT + timedelta(hours=1)
     world.supervisor().handle(RunDue("gpt"), QueueMessage(queue, queue))
     world.clock.pass_by(-ahead)
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("gpt", NODE_LOST)
     told = queue + timedelta(seconds=2)
     world.supervisor().handle(JobStateChanged("gpt"), QueueMessage(told, told + wait))
     assert world.run().attempts[0].status is JobStatus.FAILED

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rerail.messages.messages import JobStateChanged
 from rerail.model.causes import Cause
 from rerail.model.self_repairs import ON_THE_WAY, SelfRepair, SelfRepairs, count_repairs, format_repairs
+from tests.core.failures import NODE_LOST
 from tests.fakes import World
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -126,7 +127,7 @@ def test_when_sagemaker_has_given_up_it_is_our_turn_and_only_then():
         world.sagemaker.jobs["gpt"] = replace(job, secondary=secondary, repaired=SelfRepairs({SelfRepair.RETRY: 1}))
         world.minutes(3)
         assert list(world.sagemaker.jobs) == ["gpt"]
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(3)
     assert list(world.sagemaker.jobs) == ["gpt", "gpt-a002"]
     assert dict(world.run().ledger.charges) == {Cause.INFRASTRUCTURE: 1}

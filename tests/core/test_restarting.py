@@ -17,9 +17,9 @@ from rerail.model.mailbox import Ability, Command, CommandKind, ReportKind
 from rerail.model.policy import InPlacePolicy, Mode, Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, Agent, World
 
-NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."
 DIVERGED = (Kind.NON_FINITE, Kind.LOSS_SPIKE, Kind.DIVERGENCE, Kind.FROZEN_LOSS)
 SAID = {Ability.SKIP, Ability.RATE, Ability.RESTART}
 

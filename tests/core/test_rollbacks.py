@@ -14,6 +14,7 @@ from rerail.model.mailbox import CommandKind, ReportKind
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import OperatorVerb
+from tests.core.failures import OOM
 from tests.fakes import BUCKET, Agent, World
 
 SECOND = "gpt-a002"
@@ -89,7 +90,7 @@ def test_step_0_is_the_beginning():
 def test_a_held_run_is_released_there():
     """Its budgets start afresh, as with a release."""
     world = under(World().with_saves(), retries=Policy().retries)
-    world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
+    world.sagemaker.fail("gpt", OOM)
     world.minutes(2)
     assert world.run().state is RunState.HELD
     assert roll_back(world, 250).endswith("(the data was wrong): creating gpt-a002 from step 200")

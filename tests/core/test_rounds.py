@@ -10,6 +10,7 @@ from rerail.model.errors import PolicyError, StateUnknown
 from rerail.model.run import JobStatus, RunState
 from rerail.sweep import sweep
 from rerail.sweep.sweep import SweepReport
+from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, World
 
 
@@ -47,7 +48,7 @@ def test_runs_that_go_well_are_let_sleep(world):
 def test_only_due_runs_are_woken(world):
     """Of three runs, the one whose job died is woken, by its run's name."""
     adopt_runs(world, "a", "b", "c")
-    world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("b", NODE_LOST)
     assert world.round().make() == SweepReport(open=3, due=1, discovered=0, blind=())
     assert world.queue.waiting == [{"run": "b"}]
 
@@ -55,7 +56,7 @@ def test_only_due_runs_are_woken(world):
 def test_a_run_that_waits_is_woken_when_its_time_has_come(world):
     """A backoff is nobody's timer: the round finds that the time has come."""
     adopt_runs(world, "a")
-    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("a", NODE_LOST)
     world.supervisor().handle(JobStateChanged("a"))
     assert world.run("a").state is RunState.WAITING
     world.clock.now = world.run("a").wake_at - timedelta(seconds=1)
@@ -67,7 +68,7 @@ def test_a_run_that_waits_is_woken_when_its_time_has_come(world):
 def test_a_run_with_a_pending_action_is_due_in_any_state(world, monkeypatch):
     """A supervisor that died between recording and acting is made good within the minute, even if SageMaker is mute."""
     adopt_runs(world, "a")
-    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("a", NODE_LOST)
     monkeypatch.setattr(world.bus, "publish", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         world.supervisor().handle(JobStateChanged("a"))
@@ -79,8 +80,8 @@ def test_a_run_with_a_pending_action_is_due_in_any_state(world, monkeypatch):
 def test_a_blind_run_is_counted_and_never_acted_on(world, monkeypatch):
     """Nothing is known of it, so nothing is done; the others are looked after as ever."""
     adopt_runs(world, "a", "b")
-    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
-    world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("a", NODE_LOST)
+    world.sagemaker.fail("b", NODE_LOST)
     fail_describe(world, monkeypatch, "a")
     assert world.round().make() == SweepReport(open=2, due=1, discovered=0, blind=("a",))
     assert world.queue.waiting == [{"run": "b"}]
@@ -89,7 +90,7 @@ def test_a_blind_run_is_counted_and_never_acted_on(world, monkeypatch):
 def test_a_broken_policy_blinds_its_own_runs_alone(world):
     """A policy that can no longer be read is no reason to leave every other run alone."""
     adopt_runs(world, "a", "b")
-    world.sagemaker.fail("b", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("b", NODE_LOST)
     get = world.policies.get
 
     class HalfBroken:
@@ -130,7 +131,7 @@ def test_an_untagged_job_is_asked_about_once(world):
 def test_our_own_jobs_are_known(world):
     """A successor is known from the moment it is named, before SageMaker has it."""
     adopt_runs(world, "a")
-    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("a", NODE_LOST)
     world.minutes(20)
     assert [attempt.job_name for attempt in world.run("a").attempts] == ["a", "a-a002"]
     assert world.round().make() == SweepReport(open=1, due=0, discovered=0, blind=())
@@ -148,7 +149,7 @@ def test_runs_that_have_ended_are_not_asked_about(world):
 def test_due_runs_are_woken_even_if_no_list_can_be_had(world, monkeypatch):
     """Looking for lost jobs is the lesser duty: its failure is raised, after those that are due were woken."""
     adopt_runs(world, "a")
-    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("a", NODE_LOST)
 
     def mute(time):
         raise StateUnknown("ListTrainingJobs: throttled")
@@ -162,7 +163,7 @@ def test_due_runs_are_woken_even_if_no_list_can_be_had(world, monkeypatch):
 def test_the_round_writes_nothing(world):
     """What it would decide is decided again by the supervisor: no record changes, no job is touched."""
     adopt_runs(world, "a")
-    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("a", NODE_LOST)
     before = dict(world.runs.records)
     world.round().make()
     assert world.runs.records == before
@@ -173,7 +174,7 @@ def test_a_record_that_makes_no_sense_keeps_the_round_from_no_other_run(world, m
     """Whatever goes wrong with one run is said, and counts as blind; who needs the supervisor gets it."""
     adopt_runs(world, "a", "b", "c")
     see = world.sagemaker.describe
-    world.sagemaker.fail("c", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("c", NODE_LOST)
     monkeypatch.setattr(world.sagemaker, "describe", lambda name: None if name == "a" else see(name))
     report = world.round().make()
     assert report.blind == ("a",)
@@ -184,7 +185,7 @@ def test_a_record_that_makes_no_sense_keeps_the_round_from_no_other_run(world, m
 def test_figures_that_make_no_sense_are_of_one_run_alone(world, monkeypatch):
     """It is said whose, the figures of the others are told, and what is due is due."""
     adopt_runs(world, "a", "b")
-    world.sagemaker.fail("a", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("a", NODE_LOST)
 
     def account(run, at, policy):
         if run.id == "a":

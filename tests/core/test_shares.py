@@ -21,6 +21,7 @@ from rerail.sweep.describe_schedule import EACH_MINUTE, describe_period, is_know
 from rerail.sweep.launch_order import BY_TURNS, IN_ORDER, WaitingLaunch, choose_launches
 from rerail.sweep.shards import ENOUGH, Shard, as_event, fan_out, hash_name, read_shard, select_newest
 from rerail.sweep.sweep import Sweep, list_metrics
+from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, MIDNIGHT, World
 
 
@@ -130,7 +131,7 @@ def test_one_that_cannot_be_asked_keeps_none_of_the_others_waiting(monkeypatch):
     world, shares = fleet(monkeypatch)
     shares.deaf = PARTITIONS - 1
     name = next(name for name in world.runs.records if partition_of(name) == 0)
-    world.sagemaker.fail(name, "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail(name, NODE_LOST)
     with pytest.raises(CallFailed):
         the_round(world, shares).make(name="sweep")
     assert shares.asked and {"run": name} in world.queue.waiting
@@ -149,7 +150,7 @@ def test_of_a_large_fleet_only_what_changed_is_described(monkeypatch):
     """A dead job is listed and its run woken, for the supervisor to describe it; the others are taken to be as they are
     recorded, but for those whose own minute it is."""
     world, shares = fleet(monkeypatch, 24, enough=1000)
-    world.sagemaker.fail("run-7", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("run-7", NODE_LOST)
     described = listed(world, monkeypatch, "run-7")
     report = the_round(world, shares).make(name="sweep")
     assert (report.open, report.due) == (24, 1)
@@ -160,7 +161,7 @@ def test_of_a_large_fleet_only_what_changed_is_described(monkeypatch):
 def test_what_is_never_listed_is_found_all_the_same(monkeypatch):
     """SageMaker's list lies about a death: within ten minutes each job is described once."""
     world, shares = fleet(monkeypatch, 24, enough=1000)
-    world.sagemaker.fail("run-7", "InternalServerError: We encountered an internal error.")
+    world.sagemaker.fail("run-7", NODE_LOST)
     listed(world, monkeypatch)
     for _ in range(10):
         world.clock.pass_by(timedelta(minutes=1))
@@ -191,48 +192,38 @@ def test_a_job_as_recorded_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("run_change", "attempt_change", "listed_as", "known"),
     [
-        {"state": RunState.SAVING},
-        {"pending": (CreateJob("gpt-a002", 2, None),)},
-        {"defined_metrics": None},
+        ({}, {}, ("InProgress", "Training"), True),
+        ({}, {}, ("Failed", "Failed"), False),
+        ({"state": RunState.SAVING}, {}, None, False),
+        ({"pending": (CreateJob("gpt-a002", 2, None),)}, {}, None, False),
+        ({"defined_metrics": None}, {}, None, False),
+        ({}, {"secondary": "Restarting"}, None, False),
+        ({}, {"status": JobStatus.STOPPING}, None, False),
+        ({"state": RunState.STARTING}, {"secondary": "Starting"}, None, True),
+        ({"state": RunState.STARTING}, {"secondary": "Starting"}, ("InProgress", "Starting"), True),
+        ({"state": RunState.STARTING}, {"secondary": "Starting"}, ("InProgress", "Training"), False),
+    ],
+    ids=[
+        "listed as recorded",
+        "listed as failed",
+        "saving",
+        "pending action",
+        "metrics unknown",
+        "restarted by SageMaker",
+        "stopping",
+        "starting",
+        "starting, listed as recorded",
+        "starting, listed as training",
     ],
 )
-def test_a_run_with_which_something_goes_on_is_asked_about(change):
-    """Only what is at rest is taken for known."""
-    run = replace(World().with_saves().run(), **change)
-    assert not is_known(run, {}, fleet=10**6, at=MIDNIGHT)
-
-
-def test_a_job_that_trains_no_more_is_asked_about():
-    """SageMaker mends it, or it stops: that is over soon, and no list may say when."""
+def test_only_a_run_at_rest_is_taken_as_recorded(run_change, attempt_change, listed_as, known):
+    """Any other run is described; SageMaker's list may lag behind."""
     run = World().with_saves().run()
-    for attempt in (
-        replace(run.current, secondary="Restarting"),
-        replace(run.current, status=JobStatus.STOPPING),
-    ):
-        assert not is_known(replace(run, attempts=(attempt,)), {}, fleet=10**6, at=MIDNIGHT)
-    assert not is_known(run, {hash_name("gpt"): hash_name("gpt", "Failed", "Failed")}, fleet=10**6, at=MIDNIGHT)
-
-
-def test_a_job_that_is_listed_as_it_is_recorded_is_not_asked_about():
-    """Its successor began to train minutes ago, and that is recorded: it stays in SageMaker's list for a while."""
-    run = World().with_saves().run()
-    assert is_known(run, {hash_name("gpt"): hash_name("gpt", "InProgress", "Training")}, fleet=10**6, at=MIDNIGHT)
-
-
-def test_a_job_that_starts_is_as_it_was_until_it_is_listed_as_something_else():
-    """Machines take minutes to come; a thousand that wait for theirs are not asked about each minute."""
-    world = World()
-    world.sagemaker.submit("gpt", secondary="Starting")
-    world.supervisor().handle(JobStateChanged("gpt"))
-    run = world.run()
-    assert run.state is RunState.STARTING
-    assert is_known(run, {}, fleet=10**6, at=MIDNIGHT)
-    assert is_known(
-        run, {hash_name("gpt"): hash_name("gpt", "InProgress", run.current.secondary)}, fleet=10**6, at=MIDNIGHT
-    )
-    assert not is_known(run, {hash_name("gpt"): hash_name("gpt", "InProgress", "Training")}, fleet=10**6, at=MIDNIGHT)
+    run = replace(run, **run_change, attempts=(replace(run.current, **attempt_change),))
+    changed = {hash_name("gpt"): hash_name("gpt", *listed_as)} if listed_as else {}
+    assert is_known(run, changed, fleet=10**6, at=MIDNIGHT) is known
 
 
 def test_what_is_taken_for_known_is_what_is_recorded():
@@ -318,7 +309,7 @@ def test_many_deaths_wake_no_more_launches_than_a_minute_can_bring(monkeypatch):
         name = f"run-{number}"
         world.sagemaker.submit(name, uri=f"{BUCKET}{name}/", policy="urgent" if number >= 190 else "default")
         world.supervisor().handle(JobStateChanged(name))
-        world.sagemaker.fail(name, "InternalServerError: We encountered an internal error.")
+        world.sagemaker.fail(name, NODE_LOST)
         world.supervisor().handle(JobStateChanged(name))
     world.clock.pass_by(timedelta(minutes=2))
     report = world.round().make()

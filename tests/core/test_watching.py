@@ -14,6 +14,7 @@ from rerail.model.errors import Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import JobStatus, RunState
+from tests.core.failures import NODE_LOST, OOM
 from tests.fakes import World
 
 MINUTE = timedelta(minutes=1)
@@ -101,7 +102,7 @@ def test_after_a_rollback_the_same_steps_are_judged_again(world):
 def test_after_a_lost_node_replayed_steps_are_not_judged_twice(world):
     """What was healthy once is healthy now; judging goes on beyond the last judged step."""
     last = train(world, 95)
-    world.sagemaker.fail("gpt", "InternalServerError: We encountered an internal error.  Please try again.")
+    world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(3)
     judged = world.memories.recall(["gpt"])["gpt"].cursor.step
     train(world, 3, job="gpt-a002", first=900)
@@ -144,7 +145,7 @@ def test_only_runs_in_training_are_read(world):
     """Starting, waiting and held runs would be paid for in vain."""
     train(world, 5)
     assert world.round().make().watched == 1
-    world.sagemaker.fail("gpt", "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory., exit code: 1")
+    world.sagemaker.fail("gpt", OOM)
     world.minutes(2)
     assert world.round().make().watched == 0
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.deployed.jobs import HALT_AT, Account, Ears, rerail, rerail_process
+from tests.deployed.jobs import HALT_AT, Account, Ears, rerail
 
 pytestmark = pytest.mark.slow
 
@@ -50,13 +50,6 @@ def test_a_job_without_the_tag_is_left_alone(account: Account):
     account.run_in(neighbour, "completed")
     assert account.jobs("not-ours") == [name]
     assert account.runs.load(name) is None
-
-
-def test_an_unknown_policy_observes_with_a_notice(account: Account):
-    name = account.submit("mistyped-policy", policy="defualt", BUG_AT="20")
-    run = account.run_in(name, "held")
-    assert "observing only" in run.hold_reason
-    assert account.jobs(name) == [name]
 
 
 def test_a_hold_pages_once_and_its_end_clears(account: Account, environment: dict[str, str]):
@@ -113,24 +106,3 @@ def test_a_users_own_alarm_on_a_job_reaches_its_timeline_and_stops_nothing(accou
     assert account.jobs(name) == [name]
     account.sagemaker.stop_training_job(TrainingJobName=name)
     account.run_in(name, "stopped")
-
-
-def test_status_lists_every_run_for_people_and_for_programs(account: Account, environment: dict[str, str]):
-    name = account.submit("listed", steps=20)
-    account.run_in(name, "completed")
-    table = rerail_process(environment, "status", "--local")
-    assert table.returncode == 0, table.stderr
-    assert "listed" in table.stdout
-    assert "completed" in table.stdout
-    told = json.loads(rerail(environment, "status", "--all", "--local", "--json").stdout)
-    assert name in [row["id"] for row in told["runs"]]
-    shown = rerail(environment, "show", name, "--local")
-    assert "adopted listed under policy 'default'" in shown.stdout
-
-
-def test_a_run_that_does_not_exist_is_one_clear_error(account: Account, environment: dict[str, str]):
-    for command in ("show", "hold", "release"):
-        answer = rerail(environment, command, "no-such-run", "--local")
-        assert answer.returncode == 2
-        assert "there is no run 'no-such-run'" in answer.stderr
-        assert "rerail status" in answer.stderr

@@ -20,7 +20,7 @@ from rerail.model.liveness import Phase
 from rerail.model.mailbox import Heartbeat, heartbeat_key, write
 from rerail.model.metrics import definitions
 from rerail.model.run import Attempt, JobStatus, Run, RunState
-from tests.aws.places import REGION, our_own_clients
+from tests.aws.places import REGION
 from tests.cli.cloud import Cloud, Deployed, denied, refused
 
 TRUST = {"Statement": [{"Principal": {"Service": "sagemaker.amazonaws.com"}}]}
@@ -55,12 +55,6 @@ SOUND: dict[str, Any] = {
         "Quotas": [{"QuotaName": name, "Value": value} for name, value in QUOTAS.items()]
     },
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 @pytest.fixture(autouse=True)

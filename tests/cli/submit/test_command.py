@@ -21,18 +21,12 @@ from cli.submit.defaults import KINDS, read_defaults
 from cli.submit.following import News
 from rerail.aws.clients import client
 from rerail.requests.relaunch import POLICY_TAG
-from tests.aws.places import REGION, our_own_clients
+from tests.aws.places import REGION
 
 DOCS = place.ROOT / "docs" / "submit.md"
 ROLE = "arn:aws:iam::123456789012:role/Training"
 BUCKET = f"sagemaker-{REGION}-123456789012"
 QUIET = "print('hello')\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 @pytest.fixture

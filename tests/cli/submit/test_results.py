@@ -10,7 +10,7 @@ from moto import mock_aws
 from cli.submit.problem import Problem
 from cli.submit.results import download
 from rerail.aws.clients import client
-from tests.aws.places import REGION, our_own_clients
+from tests.aws.places import REGION
 
 JOB = {
     "TrainingJobName": "gpt",
@@ -18,12 +18,6 @@ JOB = {
     "ModelArtifacts": {"S3ModelArtifacts": "s3://bucket/runs/output/gpt/output/model.tar.gz"},
 }
 STORED = "runs/output/gpt/output"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clients_of_our_own():
-    with our_own_clients():
-        yield
 
 
 @pytest.fixture
