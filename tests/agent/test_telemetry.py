@@ -12,7 +12,7 @@ from rerail_agent.telemetry import Meter, format_line
 
 def read(text: str) -> dict[str, str]:
     """What the job's MetricDefinitions find in a line."""
-    found = {each["Name"]: re.search(each["Regex"], text) for each in definitions()}
+    found = {definition["Name"]: re.search(definition["Regex"], text) for definition in definitions()}
     return {name: match[1] for name, match in found.items() if match}
 
 

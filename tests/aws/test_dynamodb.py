@@ -167,9 +167,9 @@ def test_unknown_jobs_are_found_in_any_number(runs):
     assert runs.unheard_of(["gpt", "gpt"]) == set()
 
 
-def a_long_life(attempts: int) -> Run:
-    """Each attempt lost its node, and the incidents say so in words of their own."""
-    lives = tuple(
+def run_with_attempts(count: int) -> Run:
+    """Return a run whose attempts each lost a node, with an incident for each."""
+    attempts = tuple(
         Attempt(
             number,
             f"gpt-a{number:03d}",
@@ -179,27 +179,27 @@ def a_long_life(attempts: int) -> Run:
             fingerprint=sha256(f"f{number}".encode()).hexdigest()[:16],
             last_step=number * 977,
         )
-        for number in range(1, attempts + 1)
+        for number in range(1, count + 1)
     )
     incidents = tuple(
         Incident(
-            each.number,
+            attempt.number,
             "job_failed",
-            each.number,
+            attempt.number,
             Cause.INFRASTRUCTURE,
-            f"attempt {each.number} failed: infrastructure; relaunching from step {each.last_step}",
-            each.failure_reason,
-            NOON + timedelta(hours=each.number),
-            NOON + timedelta(hours=each.number, seconds=40),
+            f"attempt {attempt.number} failed: infrastructure; relaunching from step {attempt.last_step}",
+            attempt.failure_reason,
+            NOON + timedelta(hours=attempt.number),
+            NOON + timedelta(hours=attempt.number, seconds=40),
         )
-        for each in lives
+        for attempt in attempts
     )
-    return replace(RUN, attempts=lives, incidents=incidents)
+    return replace(RUN, attempts=attempts, incidents=incidents)
 
 
 def test_a_long_run_fits_into_one_item(runs):
     """DynamoDB takes 400 KB; a run on thousands of machines has hundreds of attempts."""
-    run = a_long_life(1500)
+    run = run_with_attempts(1500)
     runs.save(run, an_entry(1), REQUEST)
     assert runs.load("gpt") == run
     assert dict(runs.open_runs())["gpt"] == run
@@ -208,7 +208,7 @@ def test_a_long_run_fits_into_one_item(runs):
 
 
 def test_a_damaged_record_is_named_and_hides_no_other(runs):
-    runs.save(a_long_life(300))
+    runs.save(run_with_attempts(300))
     runs.save(replace(RUN, id="llama"))
     key = {"pk": {"S": "run#gpt"}, "sk": {"S": "run"}}
     update = {"UpdateExpression": "SET doc = :doc", "ExpressionAttributeValues": {":doc": {"B": b"no zlib"}}}

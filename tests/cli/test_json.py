@@ -16,14 +16,14 @@ FILES = {"demo", "simulate"}
 @pytest.mark.parametrize("path, command", list(leaves()), ids=NAMES)
 def test_every_command_has_json(path, command):
     """A flag, but for the two that write a file."""
-    (option,) = [each for each in command.params if "--json" in each.opts]
+    (option,) = [param for param in command.params if "--json" in param.opts]
     assert bool(getattr(option, "is_flag", False)) is (" ".join(path) not in FILES)
 
 
 @pytest.mark.parametrize("path, command", list(leaves()), ids=NAMES)
 def test_every_command_and_option_has_a_description(path, command):
     assert len(inspect.cleandoc(command.help or "").split()) > 3
-    assert not [each.name for each in command.params if each.name != "help" and not each.help]
+    assert not [param.name for param in command.params if param.name != "help" and not param.help]
 
 
 def test_the_keys_of_every_command_are_promised():

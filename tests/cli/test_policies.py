@@ -43,7 +43,9 @@ def test_every_error_of_a_file_is_reported_at_once(tmp_path):
     (found,) = json.loads(answer.stdout)["files"]
     assert found["problems"] == [
         "field 'mode' is 'acct'; it must be one of act, approve, observe, pause",
-        next(each for each in found["problems"] if each.startswith("unknown field 'foo'; the fields here are")),
+        next(
+            problem for problem in found["problems"] if problem.startswith("unknown field 'foo'; the fields here are")
+        ),
         "field 'limits.attempts' is 'x'; it must be a whole number from 0 to 1,000,000",
         "unknown field 'limits.attemps'; did you mean 'attempts'?",
         'field \'retries.window\' is \'soon\'; it must be a duration such as "90s", "15m" or "12h"',
@@ -117,7 +119,7 @@ def deployed(monkeypatch):
 
 def test_the_deployed_ones_are_compared_with_the_files(deployed):
     """By their values: comments, order and spelling make no difference."""
-    listed = {each["name"]: each for each in json.loads(call("list", "--json").stdout)["policies"]}
+    listed = {policy["name"]: policy for policy in json.loads(call("list", "--json").stdout)["policies"]}
     assert listed["default"]["stands"] == "differs" and listed["default"]["fields"] == ["limits.attempts"]
     assert {name: listed[name]["stands"] for name in ("approve", "large", "observe", "theirs")} == {
         "approve": "same",

@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Results:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     told = [json.loads(line) for line in done.stdout.splitlines()]
-    return {(each.pop("ranks"), each.pop("run")): each for each in told}
+    return {(result.pop("ranks"), result.pop("run")): result for result in told}
 
 
 def names(*, dropout: bool) -> list[tuple[int, str]]:
@@ -180,7 +180,7 @@ def test_the_optimizer_is_whole_before_its_first_step() -> None:
     replica, optimizer = here.apply(model, layouts.adamw, example=layouts.batch(0, 0, layouts.BATCH))
     moments = here.state(model, optimizer)["optimizer"]["state"]
     assert moments.keys() == dict(model.named_parameters()).keys()
-    assert not any(value.any() for each in moments.values() for value in each.values())
+    assert not any(value.any() for moment in moments.values() for value in moment.values())
     assert optimizer.param_groups[0]["lr"] == 3e-3
     bare = step_bare()
     replica(*layouts.batch(0, 0, 1)).backward()

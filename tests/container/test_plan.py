@@ -203,7 +203,7 @@ def test_the_estimate_of_activations_is_what_torch_keeps(precision: Precision, d
 def test_parameters_are_counted_as_the_model_has_them(name: str) -> None:
     """To the last one."""
     block, others = parameters_of(SIZES[name])
-    assert SIZES[name].layers * block + others == sum(each.numel() for each in GPT(SIZES[name]).parameters())
+    assert SIZES[name].layers * block + others == sum(parameter.numel() for parameter in GPT(SIZES[name]).parameters())
 
 
 def test_sharding_over_more_ranks_takes_less_of_each() -> None:

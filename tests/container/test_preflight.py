@@ -100,7 +100,7 @@ def test_alone_on_a_cpu_it_looks_at_what_there_is(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     told: list[str] = []
     results = preflight.inspect(ALONE, job(tmp_path), HERE, tell=told.append)
-    assert {each.probe: each.verdict for each in results if each.probe not in ("gpus", "kernel log")} == {
+    assert {result.probe: result.verdict for result in results if result.probe not in ("gpus", "kernel log")} == {
         "compute": Verdict.PASSED,
         "disk": Verdict.PASSED,
         "checkpoints": Verdict.PASSED,

@@ -54,5 +54,5 @@ def test_a_resumed_sieve_judges_as_the_other_would() -> None:
     one.lets_pass(9.0, 1.0)
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     values = [(2.0, 1.0), (2.3, 1.0), (2.9, 1.0), (2.0, 1.6)]
-    assert [one.lets_pass(*each) for each in values] == [other.lets_pass(*each) for each in values]
+    assert [one.lets_pass(*value) for value in values] == [other.lets_pass(*each) for each in values]
     assert one.skipped == other.skipped > 1

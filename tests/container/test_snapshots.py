@@ -102,7 +102,7 @@ def test_a_restart_in_place_goes_on_from_this_machines_memory(
     one = machine("algo-1", RERAIL_DRILL="kill:step=23")
     assert one.process.wait(LIMIT_S) == 0, one.err.read_text()
     assert one.started_after == [0, 20]
-    assert all(agree(each, undisturbed) for each in one.all_losses)
+    assert all(agree(loss, undisturbed) for loss in one.all_losses)
     assert weights[0] in one.err.read_text()
     assert not folder_for(str(one.base)).exists()  # the keeper has gone with its init
 
@@ -126,5 +126,5 @@ def test_a_lost_machine_gets_its_state_from_its_neighbour(
     assert again in (15, 20, 25, 30), first.err.read_text()
     whole = new_host("undisturbed")
     assert run_forked(whole, ranks=2) == [0, 0]
-    assert [agree(each, whole.losses) for each in first.all_losses] == [True, True]
+    assert [agree(loss, whole.losses) for loss in first.all_losses] == [True, True]
     assert max(first.all_losses[1]) == int(OPTIONS["steps"])

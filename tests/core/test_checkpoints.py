@@ -70,7 +70,7 @@ def test_files_beside_the_checkpoint_do_not_spoil_it():
 def test_files_may_be_in_folders_and_begin_with_a_dot():
     """As torch.distributed.checkpoint calls them."""
     files = [{"name": name, "bytes": 7} for name in (".metadata", "__0_0.distcp", "optimizer/__1_0.distcp")]
-    assert read({each["name"]: 7 for each in files}, files=files).is_whole
+    assert read({file["name"]: 7 for file in files}, files=files).is_whole
 
 
 def test_unknown_fields_of_a_manifest_are_ignored():

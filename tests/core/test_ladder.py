@@ -62,7 +62,7 @@ def take_all_rungs(
 def test_the_rungs_come_in_their_order_and_then_a_human():
     """Replay, skip 200 batches, skip 500 from farther back, a tenth off the learning rate; each once."""
     plans, hold = take_all_rungs(run_at(), 1_000, saves(*range(100, 1_101, 100)), Policy())
-    assert [each.rung for each in plans] == RUNGS
+    assert [plan.rung for plan in plans] == RUNGS
     assert [each.resume_step for each in plans] == [900, 900, 800, 800]
     assert [each.skip_samples for each in plans] == ["", "14400-17599", "14400-23183", "14400-23183"]
     assert [each.rate for each in plans] == [1.0, 1.0, 1.0, 0.9]
@@ -129,7 +129,7 @@ def test_a_trouble_in_the_same_data_is_counted_on_from_what_was_skipped():
 def test_a_rung_without_its_ability_is_passed_over_with_the_reason(abilities, batch, rungs, said):
     """A script that says nothing is replayed once, and then a human is asked."""
     plans, hold = take_all_rungs(run_at(abilities=abilities), 1_000, saves(700, 800, 900, batch=batch), Policy())
-    assert [each.rung for each in plans] == rungs
+    assert [plan.rung for plan in plans] == rungs
     assert said in hold.why
     if batch == 0:
         assert "skip is passed over: no checkpoint says how many samples it had consumed" in plans[-1].why
@@ -168,7 +168,7 @@ def test_what_the_script_can_do_is_known_from_any_attempt():
 def test_farther_back_there_may_be_nothing():
     """Then the same checkpoint, with more data skipped: a start from scratch would cost all."""
     plans, _ = take_all_rungs(run_at(), 1_000, saves(800, 900, 1_000)[:2], Policy())
-    assert [each.resume_step for each in plans] == [900, 900, 900, 900]
+    assert [plan.resume_step for plan in plans] == [900, 900, 900, 900]
     assert "no older clean checkpoint is there" in plans[2].why
 
 
@@ -181,7 +181,7 @@ def test_the_learning_rate_has_a_floor():
     """Below it, it would be another experiment."""
     policy = Policy(ladder=Ladder(lower_rates=10, least_rate=0.8))
     plans, hold = take_all_rungs(run_at(), 1_000, saves(800, 900), policy)
-    assert [each.rate for each in plans[3:]] == [0.9, 0.81]
+    assert [plan.rate for plan in plans[3:]] == [0.9, 0.81]
     assert "the learning rate is at 0.81 of the schedule already" in hold.why
 
 

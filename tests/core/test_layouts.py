@@ -250,8 +250,11 @@ def test_pointers_and_copies_are_distinguished_from_other_files():
         StoredObject("best.pt", 9, START),
         StoredObject("epoch=3.ckpt", 9, START),
     ]
-    assert [each.key for each in find_pointers(listed)] == ["zero/latest", "mega/latest_checkpointed_iteration.txt"]
-    assert [each.key for each in find_copies(listed)] == ["run/last-v1.ckpt"]
+    assert [pointer.key for pointer in find_pointers(listed)] == [
+        "zero/latest",
+        "mega/latest_checkpointed_iteration.txt",
+    ]
+    assert [copy.key for copy in find_copies(listed)] == ["run/last-v1.ckpt"]
     assert [each.key for each in find_undated(listed)] == ["run/last-v1.ckpt", "best.pt", "epoch=3.ckpt"]
 
 

@@ -64,7 +64,7 @@ def test_whatever_the_runs_are_a_round_publishes_what_is_declared(runs, at):
     """No run and no job ever becomes a dimension, and nothing is published twice."""
     accounts = [make_account(run, at, Policy()) for run in runs]
     report = SweepReport(len(runs), 0, 0, (), fleet=fleet_metrics.make_fleet(runs, accounts), paused=False)
-    said = [told(each) for each in sweep.list_metrics(report)]
+    said = [told(metric) for metric in sweep.list_metrics(report)]
     assert set(said) <= DECLARED
     assert len(said) == len(set(said))
 
@@ -90,7 +90,9 @@ def test_a_failure_is_one_decision_with_its_incident(world):
     supervisor = world.supervisor()
     world.sagemaker.fail("gpt", NODE_LOST)
     supervisor.handle(RunDue("gpt"))
-    said = {(each.name, each.of): each.value for each in decision_metrics.list_metrics(supervisor.turns, waited_s=2)}
+    said = {
+        (metric.name, metric.of): metric.value for metric in decision_metrics.list_metrics(supervisor.turns, waited_s=2)
+    }
     assert said == {
         ("Decisions", ""): 1,
         ("SignalToDecision", ""): 2,
@@ -107,7 +109,7 @@ def test_a_failure_is_one_decision_with_its_incident(world):
 @pytest.mark.parametrize(("unread", "told_of"), [("", 0), ("CloudWatch refuses", 1)])
 def test_a_sweep_that_reads_no_metrics_is_counted(unread, told_of):
     """An alarm watches it: nobody is judged meanwhile."""
-    said = {each.name: each.value for each in sweep.list_metrics(SweepReport(1, 0, 0, (), unread=unread))}
+    said = {metric.name: metric.value for metric in sweep.list_metrics(SweepReport(1, 0, 0, (), unread=unread))}
     assert said["UnreadRounds"] == told_of
 
 
@@ -116,7 +118,7 @@ def test_a_held_run_is_counted_as_long_as_its_page_stands(world):
     supervisor = world.supervisor()
     world.sagemaker.fail("gpt", OOM)
     supervisor.handle(RunDue("gpt"))
-    said = {(each.name, each.of): each.value for each in sweep.list_metrics(world.round().make())}
+    said = {(metric.name, metric.of): metric.value for metric in sweep.list_metrics(world.round().make())}
     assert said[("HeldRuns", "")] == said[("Runs", "held")] == 1
     assert said[("SweepsCompleted", "")] == 1
     assert said[("OpenIncidents", "")] == 0

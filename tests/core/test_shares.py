@@ -106,7 +106,7 @@ def test_every_part_of_a_large_fleet_is_swept(monkeypatch):
     report = whole(world, shares)
     assert (report.open, report.unswept) == (24, ())
     assert report.fleet.runs == {RunState.WATCHING: 24}
-    assert {each.name: each.value for each in list_metrics(report)}["SweepsCompleted"] == 1
+    assert {metric.name: metric.value for metric in list_metrics(report)}["SweepsCompleted"] == 1
 
 
 def test_a_shard_without_a_sweep_raises_the_dead_man_alarm(monkeypatch):
@@ -123,7 +123,7 @@ def test_a_shard_without_a_sweep_raises_the_dead_man_alarm(monkeypatch):
                 the_round(world, shares).make_share(share, name="sweep")
     report = the_round(world, shares).make(name="sweep")
     assert report.unswept == gone
-    assert {each.name: each.value for each in list_metrics(report)}["SweepsCompleted"] == 0
+    assert {metric.name: metric.value for metric in list_metrics(report)}["SweepsCompleted"] == 0
 
 
 def test_one_that_cannot_be_asked_keeps_none_of_the_others_waiting(monkeypatch):

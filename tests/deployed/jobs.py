@@ -252,7 +252,7 @@ def checks(environment: Mapping[str, str], *words: str) -> tuple[int, dict[str, 
     """Ask the doctor; its exit status and what it has found, by the names of its checks."""
     answer = rerail(environment, "doctor", "--local", "--json", *words)
     assert answer.stdout, answer.stderr
-    return answer.returncode, {each["name"]: each for each in json.loads(answer.stdout)["checks"]}
+    return answer.returncode, {check["name"]: check for check in json.loads(answer.stdout)["checks"]}
 
 
 class Ears:

@@ -58,7 +58,7 @@ def test_what_the_functions_print_of_a_real_run_becomes_metrics(account: Account
     account.run_in(name, "completed")
     pages = account.aws.client("cloudwatch").get_paginator("list_metrics").paginate(Namespace="Rerail")
     found = [metric for page in pages for metric in page["Metrics"]]
-    words = {each["Value"] for metric in found for each in metric["Dimensions"]}
+    words = {dimension["Value"] for metric in found for dimension in metric["Dimensions"]}
     assert {"watching", "infrastructure", "machines", "create", "inform"} <= words
     assert not [word for word in words if name in word]
     declared = {measure.name for said in service_metrics.ALL.values() for measure in said}

@@ -160,7 +160,7 @@ def test_a_later_update_forgets_nobody_who_is_paged(first: dict[str, Any], surro
     answer = rerail(surroundings, "deploy", "--local", "--plan", "--json", "-c", f"trainingRoleArns={ROLE}")
     planned = json.loads(answer.stdout)
     assert planned["action"] == "planned"
-    assert [each for each in planned["resources"] if each["kind"] == "AWS::SNS::Subscription"] == []
+    assert [resource for resource in planned["resources"] if resource["kind"] == "AWS::SNS::Subscription"] == []
 
 
 def test_what_would_lose_the_runs_is_refused(first: dict[str, Any], empty: LocalAws):

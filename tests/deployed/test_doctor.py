@@ -87,7 +87,7 @@ def test_tensorboard_serves_the_losses_of_a_run(account: Account, environment, t
     with board(environment, trained) as told:
         url = told["url"]
         assert url.startswith("http://127.0.0.1:")
-        assert [(each["attempt"], each["job"]) for each in told["attempts"]] == [(1, trained)]
+        assert [(attempt["attempt"], attempt["job"]) for attempt in told["attempts"]] == [(1, trained)]
         assert account.wait("the run", lambda: "attempt-001" in ask(url, "runs"))
         losses = "plugin/scalars/scalars?run=attempt-001&tag=loss"
         points = account.wait("its losses", lambda: ask(url, losses))

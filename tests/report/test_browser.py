@@ -165,8 +165,8 @@ def test_the_marks_are_in_the_picture_and_in_its_key(opens, recorded):
     assert sorted(tab.locator("#loss svg.wide .mark-label text").all_text_contents()) == [
         *("1 saved", "2 onset", "3 found", "4 stopped", "5 relaunched"),
     ]
-    says = tab.locator("#loss svg.wide .mark-label title").all_text_contents()
-    assert any("loss has been" in each for each in says)
+    titles = tab.locator("#loss svg.wide .mark-label title").all_text_contents()
+    assert any("loss has been" in title for title in titles)
     assert tab.locator("#loss .key li").count() == 5
     assert tab.locator("#loss svg.wide .given-up path").count() == 1
 

@@ -93,7 +93,11 @@ def test_the_page_is_well_formed_and_brings_all_that_it_needs(page: str):
         tags.seen["style"] == tags.seen["h1"] == tags.seen["title"] - page.count("<title>", page.index("<body>")) == 1
     )
     addresses = set(re.findall(r"(?:href|src)=\"([^\"]*)\"", page))
-    rest = {each for each in addresses if not each.startswith("https://eu-west-1.console.aws.amazon.com/sagemaker/")}
+    rest = {
+        address
+        for address in addresses
+        if not address.startswith("https://eu-west-1.console.aws.amazon.com/sagemaker/")
+    }
     assert rest <= {"data:,", *(f"https://docs.example.com/runbooks/{name}/" for name in Runbook)}
     assert "url(" not in page
     assert "@import" not in page

@@ -48,7 +48,7 @@ def test_the_defaults_hold_for_all(template, name):
     assert (function["Runtime"], function["Architectures"]) == ("python3.13", ["arm64"])
     assert function["TracingConfig"] == {"Mode": "Active"}
     layer, *others = function["Layers"]
-    assert [target(each)[:11] for each in others] == (["ReportLayer"] if name == "report" else [])
+    assert [target(other)[:11] for other in others] == (["ReportLayer"] if name == "report" else [])
     assert template.body["Parameters"][target(layer)] == {
         "Type": "AWS::SSM::Parameter::Value<String>",
         "Default": "/aws/service/powertools/python/arm64/python3.13/3.37.0",

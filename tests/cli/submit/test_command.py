@@ -126,7 +126,7 @@ def test_the_projects_defaults_count_and_an_option_wins(account):
     assert request["ResourceConfig"]["InstanceType"] == "ml.g5.xlarge"
     assert request["ResourceConfig"]["InstanceCount"] == 3
     assert request["AlgorithmSpecification"]["TrainingImage"] == "ours:1"
-    assert [each["Name"] for each in request["AlgorithmSpecification"]["MetricDefinitions"]] == ["loss"]
+    assert [definition["Name"] for definition in request["AlgorithmSpecification"]["MetricDefinitions"]] == ["loss"]
 
 
 def test_a_script_without_metrics_or_agent_is_reported_as_unmonitored(account):

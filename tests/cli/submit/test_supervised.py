@@ -105,7 +105,7 @@ def test_settings_given_to_the_sdk_are_kept(name):
     assert request["Environment"] == {"NCCL_DEBUG": "WARN"}
     metrics = request["AlgorithmSpecification"]["MetricDefinitions"]
     assert metrics == [{"Name": "accuracy", "Regex": "Accuracy: ([0-9.]+)"}, *definitions()]
-    assert select_names(MetricNames(), [each["Name"] for each in metrics]) == MetricNames()
+    assert select_names(MetricNames(), [metric["Name"] for metric in metrics]) == MetricNames()
 
 
 @pytest.mark.parametrize("name", samples())

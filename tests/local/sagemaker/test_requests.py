@@ -153,7 +153,7 @@ def test_list_filters_after_paging():
     first = list_page(JOBS, {"MaxResults": 1, "StatusEquals": "Completed"})
     assert first["TrainingJobSummaries"] == []
     second = list_page(JOBS, {"MaxResults": 1, "StatusEquals": "Completed", "NextToken": first["NextToken"]})
-    assert [each["TrainingJobName"] for each in second["TrainingJobSummaries"]] == ["b-1"]
+    assert [summary["TrainingJobName"] for summary in second["TrainingJobSummaries"]] == ["b-1"]
 
 
 def test_list_order_and_filters():
