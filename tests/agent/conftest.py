@@ -34,3 +34,14 @@ def new_guard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
     for guard in made:
         guard.close(within_s=0.2)
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: a forked process can have no more, and another order of sums changes the last bits."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

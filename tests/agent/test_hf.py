@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from rerail_agent.hf import RerailCallback, resume_from
 from tests.agent.jobs import Ranks, command
 from tests.agent.test_manifests import snippets
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = 12
 LINE = re.compile(r"^rerail step=(\d+) loss=(\S+) grad_norm=(\S+) lr=(\S+) (?:tokens_per_s=(\d+) )?nonfinite=0", re.M)
 
@@ -64,15 +64,6 @@ def as_the_supervisor_sees(folder: Path) -> checkpoints.Checkpoint:
 
 def manifest(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "manifest.json").read_text())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A forked process can have no more, and sums in another order end in other bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from rerail_agent.lightning import RerailCallback, resume_from
 from tests.agent.jobs import Ranks, command
 from tests.agent.test_manifests import snippets
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = 12
 LINE = re.compile(r"^rerail step=(\d+) loss=(\S+) .*?lr=(\S+) (?:tokens_per_s=(\d+) )?nonfinite=0", re.M)
 
@@ -106,15 +107,6 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("step-*"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A forked process can have no more, and sums in another order end in other bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -205,15 +205,6 @@ def test_a_tainted_state_is_worth_no_upload(world, agent):
     assert world.run().state is RunState.STOPPING
 
 
-def test_an_upload_that_never_ends_is_not_waited_for_beyond_the_deadline(world, agent):
-    report_finding(world)
-    agent.commits(520, Durability.LOCAL)
-    world.minutes(14)
-    assert world.run().state is RunState.SAVING
-    world.minutes(1)
-    assert relaunched(world).current.resumed_from_step == 500
-
-
 @pytest.mark.parametrize(("durability", "step"), [(Durability.REMOTE, 520), (Durability.LOCAL, None)])
 def test_the_agents_report_counts_where_rerail_cannot_list_checkpoints(durability, step):
     """There is nothing to list. What was local is gone with the machine."""
@@ -264,16 +255,6 @@ def test_a_report_that_comes_again_changes_nothing(world, agent):
     assert world.sagemaker.live() == ["gpt-a002"]
 
 
-def test_reports_out_of_order_change_nothing(world, agent):
-    """Committed comes before heard."""
-    report_finding(world)
-    heard = agent.files(ReportKind.HEARD, command=agent.asked.id)
-    agent.commits(520, Durability.LOCAL)
-    before = world.run()
-    agent.hear(heard)
-    assert world.run() == before
-
-
 def test_a_late_answer_is_an_answer(world, agent):
     """Nobody heard for two minutes; then they save after all, within the deadline."""
     report_finding(world)
@@ -283,16 +264,6 @@ def test_a_late_answer_is_an_answer(world, agent):
     world.checkpoints.save(step=530, reason=EMERGENCY)
     agent.commits(530)
     assert relaunched(world).current.resumed_from_step == 530
-
-
-def test_an_answer_after_the_job_was_stopped_changes_nothing(world, agent):
-    report_finding(world)
-    late = agent.files(ReportKind.CHECKPOINT, command=agent.asked.id, step=520, durability=Durability.REMOTE)
-    world.minutes(20)
-    before = world.run()
-    assert before.current.number == 2
-    agent.hear(late)
-    assert world.run() == before
 
 
 @pytest.mark.parametrize("facts", [{"attempt": 2}, {"job": "another"}, {"attempt": 7, "job": "gpt-a007"}])

@@ -151,19 +151,6 @@ def test_a_stop_that_was_put_off_is_called_when_the_pause_is_lifted(world):
     assert "the pause was lifted: stopping the job" in reasons(world)
 
 
-def test_a_job_that_was_stopped_before_the_pause_is_still_ours(world, monkeypatch):
-    """It takes its time to end; the next one waits until the pause is lifted."""
-    end = world.sagemaker.stop
-    monkeypatch.setattr(world.sagemaker, "stop", lambda job: None)
-    report_finding(world, Kind.NON_FINITE)
-    world.pause.paused = True
-    world.minutes(3)
-    assert world.run().state is RunState.STOPPING
-    end("gpt")
-    world.minutes(3)
-    assert (world.run().state, world.run().blocked_by) == (RunState.WAITING, "pause")
-
-
 def test_an_unreadable_policy_blocks_pending_actions(world, monkeypatch):
     """Blind is no reason to stop a job: the stop stays owed."""
     monkeypatch.setattr(world.sagemaker, "stop", lambda job: (_ for _ in ()).throw(Throttled("later")))
@@ -212,11 +199,16 @@ def test_an_incident_may_cost_only_so_much(world):
     assert "(limits.incident_dollars)" in world.run().hold_reason
 
 
-def test_spot_machines_are_counted_as_they_are_billed(world):
-    """BillableTimeInSeconds is what SageMaker asks money for."""
-    under(world, limits=Limits(run_dollars=200))
+@pytest.mark.parametrize(
+    ("facts", "prices"),
+    [({"billable_s": 1800}, {}), ({}, {"ml.p5.48xlarge": 20.0})],
+    ids=["billed for less time", "a price of the policy"],
+)
+def test_a_cap_counts_billed_time_and_the_policys_prices(world, facts, prices):
+    """SageMaker bills BillableTimeInSeconds; under a savings plan the same hours are cheaper."""
+    under(world, limits=Limits(run_dollars=200), prices=prices)
     world.minutes(120)
-    world.sagemaker.fail("gpt", NODE_LOST, billable_s=1800)
+    world.sagemaker.fail("gpt", NODE_LOST, **facts)
     world.minutes(20)
     assert world.sagemaker.live() == ["gpt-a002"]
 
@@ -232,15 +224,6 @@ def test_an_unknown_price_is_reported_once(world):
         world.minutes(20)
     assert world.sagemaker.live() == ["gpt-a004"]
     assert notice_titles(world, Severity.INFORM).count("gpt: no cap on money") == 1
-
-
-def test_a_policy_knows_better_what_machines_cost(world):
-    """Under a savings plan the same hours are cheaper."""
-    under(world, limits=Limits(run_dollars=200), prices={"ml.p5.48xlarge": 20.0})
-    world.minutes(120)
-    world.sagemaker.fail("gpt", NODE_LOST)
-    world.minutes(20)
-    assert world.sagemaker.live() == ["gpt-a002"]
 
 
 # MaxRuntimeInSeconds

@@ -369,14 +369,6 @@ def test_the_detectors_start_fresh_for_the_new_processes(world, job):
 # Humans
 
 
-def test_a_humans_stop_wins(world, job):
-    job.finds()
-    world.sagemaker.end("gpt", JobStatus.STOPPED)
-    world.minutes(10)
-    assert world.run().state is RunState.STOPPED
-    assert list(world.sagemaker.jobs) == ["gpt"]
-
-
 def test_a_stop_that_is_under_way_is_not_taken_for_ours(world, job):
     job.finds()
     world.sagemaker.jobs["gpt"] = replace(world.sagemaker.jobs["gpt"], status=JobStatus.STOPPING)
