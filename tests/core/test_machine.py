@@ -476,7 +476,7 @@ class SupervisedRun(RuleBasedStateMachine):
     @invariant()
     def a_blocked_launch_waits(self) -> None:
         run = self.world.run()
-        assert not run.kept_back or run.state is RunState.WAITING
+        assert not run.blocked_by or run.state is RunState.WAITING
 
     @invariant()
     def budgets_grow_only_by_progress_or_a_human(self) -> None:

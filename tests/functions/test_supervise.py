@@ -10,7 +10,7 @@ import supervise
 import wiring.supervise
 from rerail.aws.clients import client
 from rerail.model.mailbox import Report, ReportKind, write
-from rerail.model.run import LaunchCheck, RunState
+from rerail.model.run import RunState
 from tests.functions.account import Context, sample
 
 

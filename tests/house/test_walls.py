@@ -25,7 +25,11 @@ OPEN_TO_THE_STACKS = (
     "rerail.decisions.quarantine",
     "rerail.supervisor.pause",
 )
-OPEN_TO_THE_STACKS += ("rerail.model.runbooks", "rerail.incident_report.location")
+OPEN_TO_THE_STACKS += (
+    "rerail.model.runbooks",
+    "rerail.incident_report.location",
+    "rerail.notices.notifiers.targets",
+)
 
 
 def each(paths):
