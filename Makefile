@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # The CDK's own command, on the Node that pip installed. What else `make deploy` is to be told: ARGS="--region eu-west-1".
 CDK = $(BIN)/python -m cli.deploy.cdk
 ARGS ?=
+# Options of pip-audit, such as --ignore-vuln ID.
+AUDIT ?=
+PROGRAMS := agent app.py bench cli container lambdas local stacks tools
 SCENARIO ?= crash
 
 .PHONY: help demo test test-fast test-load lock browser rehearse check audit sbom proof soak bench
@@ -31,11 +34,6 @@ $(VENV)/%.ready: requirements/%.txt tools/packages.py $(VENV)/uv.ready
 	$(BIN)/python tools/packages.py install $*
 	@touch $@
 
-# Atheris is built for Linux on x86 only.
-$(VENV)/fuzzing: $(VENV)/test.ready
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e ".[fuzz]"
-	@touch $@
-
 lock: $(VENV)/uv.ready ## write requirements/*.txt from pyproject.toml, with the hash of every package file
 	$(BIN)/python tools/packages.py lock
 
@@ -52,26 +50,34 @@ test-fast: $(VENV)/test.ready ## the tests that start no process, for every save
 	$(BIN)/python -m pytest tests -m "not slow" -n 2 --dist worksteal
 
 browser: $(VENV)/test.ready ## the browser that the report is tested in: this machine's, or one fetched into .local
-	$(BIN)/python -m bench.browser
+	$(BIN)/python -m tools.browser
 
-rehearse: $(VENV)/test.ready ## every demo scenario, and small versions of the long proofs
+rehearse: $(VENV)/test.ready ## every demo scenario, and a small soak
 	$(BIN)/python -m pytest tests/demo -v -m "not load" -n 2
-	$(BIN)/python -m pytest tests/bench -m rehearsal -n 2
 
 check: $(VENV)/check.ready ## linter, formatter, type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-audit: $(VENV)/audit.ready ## known vulnerabilities, weaknesses, secrets, licences, permissions (under a minute)
-	$(BIN)/python -m bench.audit
+audit: $(VENV)/audit.ready ## known weaknesses, secrets, licences and vulnerabilities (about a minute)
+	@mkdir -p .local
+	$(BIN)/bandit -c pyproject.toml -q -r $(PROGRAMS) 2> .local/bandit.log || { cat .local/bandit.log; exit 1; }
+	$(BIN)/python -m tools.secret_scan
+	$(BIN)/python -m tools.sbom
+	$(BIN)/pip-audit --skip-editable --progress-spinner off --timeout 30 $(AUDIT)
 
-sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is deployed, into .local/sbom
-	$(BIN)/python -m bench.sbom
+sbom: $(VENV)/audit.ready ## bills of materials (CycloneDX) of what is shipped and what is installed, into .local/sbom
+	$(BIN)/python -m tools.sbom
+	$(BIN)/cyclonedx-py environment $(BIN)/python --output-file .local/sbom/development.cdx.json
 
-# Only some of them: ARGS="fuzz speed". A small version of each, which leaves the page alone: ARGS=--quick.
-proof: $(VENV)/fuzzing ## faults, attacks, scale, speed and cost, into docs/proof.md (two hours; ARGS="crashes soak")
-	$(BIN)/python -m bench.proof $(ARGS)
+# The long proofs, of which `make test` plays small versions; docs/proof.md has what they measured.
+proof: $(VENV)/test.ready ## every call broken, a million bad inputs, scale, speed and the soak (two hours)
+	$(BIN)/python -m pytest tests/deployed/test_every_call.py -m rehearsal -s
+	RERAIL_INPUTS=all $(BIN)/python -m pytest tests/bad_input tests/aws/test_answers.py -n auto
+	$(BIN)/python -m bench.scale
+	$(BIN)/python -m bench.speed
+	$(BIN)/python -m bench.soak
 
 soak: $(VENV)/test.ready ## a small GPT through 40 random faults, beside undisturbed twins (15 minutes; ARGS="--seed 7")
 	$(BIN)/python -m bench.soak $(ARGS)

@@ -1,7 +1,7 @@
-"""What Rerail costs a month: `python -m bench.cost [--page docs/cost.md] [--evidence FILE]`.
+"""Print what Rerail costs a month, or write it into a page: `python -m bench.cost [--page docs/cost.md]`.
 
-How often what is called is measured (tests/functions/test_cost.py runs the functions against a pretend AWS and counts);
-what a call costs is AWS's list price; what is neither is an assumption, and stands here with its name.
+The number of calls is measured: tests/functions/test_cost.py runs the functions against moto and counts. The price of a
+call is AWS's list price. Everything else is an assumption, with a name in this module.
 """
 
 import argparse
@@ -12,15 +12,13 @@ from math import ceil
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.evidence import finish
 from cli.backtest.series import BadInput
 from cli.simulate import pages
 from rerail.messages.service_metrics import ALL
 
-MINUTES, HOURS = 43_200, 720  # of a month of 30 days
+MINUTES, HOURS = 43_200, 720  # in a month of 30 days
 SIZES = (1, 10, 100, 1000)
 GPUS = 8  # of a run, where a figure is given for each GPU-hour
 AS_OF = "November 2026"
@@ -28,7 +26,7 @@ AS_OF = "November 2026"
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A list price of us-east-1, in dollars for `per` of `what`."""
+    """A list price of us-east-1: `dollars` for `per` units of `what`."""
 
     what: str
     dollars: float
@@ -67,15 +65,15 @@ PRICES = {
     "mail": Price("mails sent by SNS", 20.00, 1_000_000, "https://aws.amazon.com/sns/pricing/"),
 }
 
-# Measured: what one sweep calls, and what it calls for each run that trains.
+# Measured: the calls of one sweep, and those for each run that trains.
 QUERIES_A_SWEEP = 9
-LISTS_A_RUN = 0.1  # saves are listed in one minute of ten
+LISTS_A_RUN = 0.1  # checkpoints are listed in one minute of ten
 METRICS_A_RUN = 5  # without the agent; GetMetricData is billed by the metric
 HEARTBEATS_A_RUN = 1  # with it: one GET by the sweep, and one PUT by the agent
-MEMORY_BYTES = 3_000  # what the detectors remember of a run, packed, after hours: read and written each minute
+MEMORY_BYTES = 3_000  # the compressed detector state of a run: read and written each minute
 RUN_BYTES = 1_500  # a run's record, as the index of open runs gives it
 MAILBOX_POLL_S = 5.0
-# Of the template (a test counts them).
+# Resources of the template; tests/stacks/test_fixed_cost.py counts them.
 ALARMS, COMPOSITES, DASHBOARDS, KEYS, MEMORY_GB = 30, 1, 1, 1, 0.5
 
 # Assumed.
@@ -90,7 +88,7 @@ QUEUES_POLLED = 3
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the bill: `count` of what `price` is for, in a month."""
+    """One line of the bill: the name of its price, and the number of units in a month."""
 
     what: str
     price: str
@@ -102,7 +100,7 @@ class Line:
 
 
 def fixed() -> Iterator[Line]:
-    """What is paid where nothing trains."""
+    """Yield the lines that are paid when no run trains."""
     yield Line("the key", "key", KEYS)
     yield Line("alarms on single metrics", "alarm", ALARMS)
     yield Line("the alarm over them", "composite", COMPOSITES)
@@ -119,7 +117,7 @@ def fixed() -> Iterator[Line]:
 
 
 def per_run(*, agent: bool) -> Iterator[Line]:
-    """What one run adds that trains all month."""
+    """Yield the lines that one run adds when it trains all month."""
     wakeups, notices = WAKEUPS_A_RUN_DAY * 30, NOTICES_A_RUN_DAY * 30
     if agent:
         yield Line("heartbeats that the agent leaves", "put", MINUTES * HEARTBEATS_A_RUN)
@@ -145,17 +143,17 @@ def per_run(*, agent: bool) -> Iterator[Line]:
 
 
 def published() -> int:
-    """The metrics of our own that there can be: one for each word of each measure."""
+    """Return the number of custom metrics: one for each dimension value of each measure."""
     return sum(len(measure) for measures in ALL.values() for measure in measures)
 
 
 def month(runs: int, *, agent: bool) -> float:
-    """Dollars a month for so many runs that train all the time."""
+    """Return the dollars a month for this number of runs that train all the time."""
     return sum(line.dollars for line in fixed()) + runs * sum(line.dollars for line in per_run(agent=agent))
 
 
 def totals() -> Table:
-    """A row a fleet: with and without the agent, and for each hour of a GPU."""
+    """Return a row for each fleet: with and without the agent, and for each hour of a GPU."""
     table = Table(title="a month, in dollars")
     for name in (
         "runs",
@@ -182,7 +180,7 @@ def totals() -> Table:
 
 
 def bill(lines: Sequence[Line]) -> Table:
-    """The arithmetic: a row a line, its sum at the end."""
+    """Return the table of these lines, with the sum in its last row."""
     table = Table("what", "of", title="a month")
     for name in ("a month", "list price", "dollars"):
         table.add_column(name, justify="right")
@@ -195,7 +193,7 @@ def bill(lines: Sequence[Line]) -> Table:
 
 
 def sources() -> Table:
-    """Where each price stands."""
+    """Return the table of list prices with their sources."""
     table = Table("price", "dollars", "for", "source", title=f"list prices of us-east-1, {AS_OF}")
     for price in PRICES.values():
         table.add_row(price.what, f"{price.dollars:g}", f"{price.per:,}", f"<{price.source}>")
@@ -203,7 +201,7 @@ def sources() -> Table:
 
 
 def tables() -> dict[str, Table]:
-    """By the name of their place in docs/cost.md."""
+    """Return the tables by the name of their marks in docs/cost.md."""
     return {
         "totals": totals(),
         "fixed": bill(list(fixed())),
@@ -213,24 +211,12 @@ def tables() -> dict[str, Table]:
     }
 
 
-def _measure(file: Path) -> int:
-    from bench import bills  # a local AWS is needed for this alone
-
-    console = Console()
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
-        seen = bills.measured(progress)
-    return finish(bills.evidence(seen), file, console)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables, or write them into a page."""
     parser = argparse.ArgumentParser(prog="python -m bench.cost", description=__doc__)
     parser.add_argument("--page", type=Path, help="a page of Markdown with marks for the tables, such as docs/cost.md")
-    parser.add_argument("--evidence", type=Path, help="count the calls in a local AWS, and write what was found here")
     options = parser.parse_args(arguments)
     page = options.page
-    if options.evidence:
-        return _measure(options.evidence)
     if not page:
         for table in tables().values():
             Console(width=140).print(table)

@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.floor import BadFloor, measures, read_floors, shortfalls, write_floors
+from bench.floor import BadFloor, read_floors, shortfalls, write_floors
 from bench.judging import CONTENDERS, PER_MINUTE, PER_STEP, Judged, Task, judge
-from bench.logs import BadCorpus, Corpus, read_corpus
-from bench.parallel import spread
 from bench.rules import RULES
-from bench.scoring import FAMILIES, Hit, Recall, Score, score
+from cli.backtest.corpus import BadCorpus, Corpus, read_corpus
+from cli.backtest.scoring import FAMILIES, Hit, Recall, Score, measures, score
+from cli.parallel import spread
 from rerail.model.thresholds import Thresholds
 
 HERE = Path(__file__).resolve().parent

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.scoring import Score
-
 Measures = Mapping[str, float]
 # What is measured, and whether more of it is better.
 MORE_IS_BETTER = {
@@ -24,22 +22,6 @@ MORE_IS_BETTER = {
 
 class BadFloor(Exception):
     """The file of floors cannot be used; the message names the field and the remedy."""
-
-
-def measures(score: Score) -> dict[str, float]:
-    """The numbers that floors are set on."""
-    macro = {family: recall.macro for family, recall in score.families.items()}
-    micro = {family: recall.micro for family, recall in score.families.items()}
-    return {
-        "loss recall, macro": macro.get("loss", 0.0),
-        "loss recall, micro": micro.get("loss", 0.0),
-        "non_finite recall": macro.get("non_finite", 0.0),
-        "plateau recall": macro.get("plateau", 0.0),
-        "throughput recall, macro": macro.get("throughput", 0.0),
-        "lasting loss events acted on": float(score.lasting.get("loss", (0, 0))[0]),
-        "false alarms per 100k rows": score.per_100k(score.false_alarms),
-        "wrong interventions per 100k rows": score.per_100k(score.wrong),
-    }
 
 
 def shortfalls(measured: Mapping[str, Measures], floors: Mapping[str, Measures]) -> list[str]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from bench.logs import read_log
 from bench.minutes import clock, minutes
 from bench.rules import RULES
-from bench.scoring import FAMILIES, SCORED_AS, Call, Labelled
+from cli.backtest.corpus import read_log
+from cli.backtest.scoring import Call, Labelled, as_calls
 from rerail.detection.detectors import evaluate_series
-from rerail.model.finding import Finding
 from rerail.model.thresholds import Thresholds
 
 PER_STEP, PER_MINUTE = "Rerail", "Rerail, 1 minute"
@@ -61,18 +60,6 @@ def judge(task: Task) -> Judged:
     for rule in RULES:
         _ask(judged, rule.name, partial(rule.calls, samples))
     return judged
-
-
-def as_calls(findings: Iterable[tuple[int, Finding]], *, unscored: Counter[str]) -> list[Call]:
-    """Findings in the scorer's words; those that no label could confirm or deny are only counted."""
-    calls = []
-    for row, finding in findings:
-        kind = SCORED_AS.get(finding.kind, str(finding.kind))
-        if kind in FAMILIES:
-            calls.append(Call(row, kind, str(finding.level)))
-        else:
-            unscored[kind] += 1
-    return calls
 
 
 def _ask(judged: Judged, name: str, answer: Callable[[], Iterable[Call]]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from statistics import fmean, median
 
-from bench.scoring import Label, Labelled
+from cli.backtest.scoring import Label, Labelled
 from rerail.model.sample import Sample
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

@@ -1,462 +1,595 @@
-"""How many runs does one deployment carry? Sweeps over 10 to 10,000 open runs, a thousand deaths, one very long life.
+"""Measure how many runs one deployment carries: `python -m bench.scale [--runs 100,1000,10000] [--jobs 1000]`.
 
-    python -m bench.scale [--runs 10,100,1000,10000] [--jobs 1000] [--only sweeps|deaths|life]
-
-Sweeps: the function `sweep` itself, each environment in a process of its own, over HTTP to a made-up AWS that answers
-as late as named in `made_aws` and throttles as named there. Deaths: see `deaths`. Life: see `long_life`."""
+Sweeps: the function `sweep` over fleets of several sizes, with its CPU time, its AWS calls and their price. Storm: all
+jobs die at once, the functions `sweep` and `supervise` relaunch them, and CreateTrainingJob takes two calls a second.
+Both run against `FakeAws`, which answers above the HTTP layer of the SDK, and on a simulated clock.
+"""
 
 import argparse
+import io
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from math import log
-from multiprocessing import get_context
 from pathlib import Path
-from subprocess import PIPE, Popen
-from tempfile import TemporaryFile
-from time import monotonic, sleep
 from typing import Any
+from unittest.mock import patch
 
+from botocore.client import BaseClient
+from botocore.exceptions import ClientError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 
-from bench import deaths, long_life
 from bench.cost import MEMORY_GB, MINUTES, PRICES
-from bench.deaths import Night
 from bench.evidence import ROOT, Evidence, Failure, Goal, Sheet, finish
-from bench.made_aws import LATENCY_S, PER_SECOND
-from bench.virtual_lambda import CORES
+from rerail.aws.dynamodb import _run_item
+from rerail.aws.sagemaker import job_from
+from rerail.decisions.adoption import Adopted, adopt
+from rerail.decisions.decide import decide
+from rerail.model.liveness import Phase
+from rerail.model.mailbox import Heartbeat, write
+from rerail.model.metrics import definitions
+from rerail.model.policy import Policy, parse_policy
+from rerail.model.signals import ActionsDone, JobObserved
+from rerail.requests.relaunch import rebuild
 
-WAYS = {"metrics": 0.0, "heartbeats": 1.0, "half of each": 0.5}
-MINUTE_S, EXPONENT, OVER_BOUND = 60.0, 1.05, 1.1
-BRAKED_MINUTES = 5
-Tick = Callable[[str], None]
+REGION, ACCOUNT, TABLE = "eu-west-1", "123456789012", "Rerail-Runs"
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": REGION,
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "POWERTOOLS_METRICS_NAMESPACE": "Rerail",
+    "POWERTOOLS_SERVICE_NAME": "bench",
+    "POWERTOOLS_LOG_LEVEL": "CRITICAL",
+    "POWERTOOLS_TRACE_DISABLED": "true",
+    "RERAIL_TABLE": TABLE,
+    "RERAIL_BUS": "rerail",
+    "RERAIL_QUEUE_URL": f"https://sqs.{REGION}.amazonaws.com/{ACCOUNT}/signals",
+    "RERAIL_POLICY_PREFIX": "/rerail/policies",
+    "RERAIL_PAUSE_PARAMETER": "/rerail/switch",
+    "RERAIL_MAILBOX": "mailbox",
+}
+START = datetime(2026, 11, 2, 3, 0, tzinfo=UTC)
+MINUTE, AGE, SAVE_EVERY_S = timedelta(minutes=1), timedelta(hours=48), 1800
+# The share of a core that half a gigabyte buys in Lambda, and the assumed rate of CreateTrainingJob.
+LAMBDA_CORES, CREATES_A_MINUTE, BATCH = 0.29, 120, 10
+# Share of the jobs of a fleet whose status changed in the last minutes.
+CHANGED = 0.01
+# Priority of the policy by the share of the runs, of one hundred, that have it.
+PRIORITIES = {"urgent": (10, 90), "normal": (60, 50), "low": (30, 10)}
+EXPONENT_GOAL, SECONDS_GOAL, STORM_GOAL = 1.1, 60.0, 1.3
+REASON = "InternalServerError: We encountered an internal error. Please try again."
+REQUEST_MEMBERS = {
+    *("TrainingJobName", "AlgorithmSpecification", "HyperParameters", "RoleArn", "Environment", "OutputDataConfig"),
+    *("ResourceConfig", "StoppingCondition", "CheckpointConfig"),
+}
+
+
+@dataclass
+class FakeAws:
+    """The operations that `sweep` and `supervise` call, with their conditions and pages; any other is refused."""
+
+    now: datetime = START
+    items: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    index: defaultdict[str, dict[tuple[str, str], dict[str, Any]]] = field(default_factory=lambda: defaultdict(dict))
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tags: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    parameters: dict[str, str] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    notices: list[dict[str, Any]] = field(default_factory=list)
+    invocations: list[dict[str, Any]] = field(default_factory=list)
+    created: list[tuple[datetime, str]] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    units: Counter[str] = field(default_factory=Counter)
+    creates_left: int = CREATES_A_MINUTE
+
+    def call(self, client: Any, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer one API call, as `BaseClient._make_api_call` does."""
+        self.calls[operation] += 1
+        answer: dict[str, Any] = getattr(self, f"_{operation}")(request)
+        return answer
+
+    def put(self, item: dict[str, Any]) -> None:
+        """Store an item, in the sparse index too."""
+        key = _key(item)
+        if old := self.items.get(key):
+            self.index[old.get("open", {}).get("S", "")].pop(key, None)
+        self.items[key] = item
+        if "open" in item:
+            self.index[item["open"]["S"]][key] = item
+
+    def _GetItem(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        item = self.items.get(_key(request["Key"]))
+        self._count_read([item] if item else [])
+        return {"Item": item} if item else {}
+
+    def _BatchGetItem(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        ((table, wanted),) = request["RequestItems"].items()
+        found = [item for key in wanted["Keys"] if (item := self.items.get(_key(key)))]
+        self._count_read(found)
+        if "ProjectionExpression" in wanted:
+            found = [{"pk": item["pk"]} for item in found]
+        return {"Responses": {table: found}, "UnprocessedKeys": {}}
+
+    def _Query(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        values = request["ExpressionAttributeValues"]
+        if "IndexName" in request:
+            found = list(self.index[next(iter(values.values()))["S"]].values())
+        else:
+            run, timeline = values[":run"]["S"], values[":timeline"]["S"]
+            found = [item for (pk, sk), item in self.items.items() if pk == run and sk.startswith(timeline)]
+        self._count_read(found)
+        return {"Items": found, "Count": len(found)}
+
+    def _PutItem(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._check(request)
+        self._write(request["Item"])
+        return {}
+
+    def _BatchWriteItem(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        ((_, puts),) = request["RequestItems"].items()
+        for put in puts:
+            self._write(put["PutRequest"]["Item"])
+        return {"UnprocessedItems": {}}
+
+    def _TransactWriteItems(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        puts = [part["Put"] for part in request["TransactItems"]]
+        met = [self._is_met(put) for put in puts]
+        if not all(met):
+            reasons = [{"Code": "None" if one else "ConditionalCheckFailed"} for one in met]
+            raise _error("TransactionCanceledException", CancellationReasons=reasons)
+        for put in puts:
+            self._write(put["Item"], times=2)
+        return {}
+
+    def _check(self, put: Mapping[str, Any]) -> None:
+        if not self._is_met(put):
+            raise _error("ConditionalCheckFailedException")
+
+    def _is_met(self, put: Mapping[str, Any]) -> bool:
+        old, condition = self.items.get(_key(put["Item"])), put.get("ConditionExpression")
+        if condition == "attribute_not_exists(pk)":
+            return old is None
+        if condition == "version = :before":
+            return old is not None and old["version"] == put["ExpressionAttributeValues"][":before"]
+        assert condition is None, condition
+        return True
+
+    def _count_read(self, items: Sequence[Mapping[str, Any]]) -> None:
+        self.units["read"] += max(1, -(-sum(map(_size, items)) // 4096))  # each half a unit
+
+    def _write(self, item: dict[str, Any], times: int = 1) -> None:
+        self.put(item)
+        self.units["write"] += times * -(-_size(item) // 1024)
+
+    def _DescribeTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if request["TrainingJobName"] not in self.jobs:
+            raise _error("ValidationException", "Requested resource not found.")
+        return self.jobs[request["TrainingJobName"]]
+
+    def _ListTrainingJobs(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        after, first, size = request["LastModifiedTimeAfter"], int(request.get("NextToken", 0)), request["MaxResults"]
+        changed = [job for job in self.jobs.values() if job["LastModifiedTime"] > after]
+        more = {"NextToken": str(first + size)} if first + size < len(changed) else {}
+        return {"TrainingJobSummaries": changed[first : first + size], **more}
+
+    def _ListTags(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"Tags": self.tags.get(request["ResourceArn"].rpartition("/")[2], [])}
+
+    def _CreateTrainingJob(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        name = request["TrainingJobName"]
+        if name in self.jobs:
+            raise _error("ResourceInUse", "Training job names must be unique within an AWS account and region")
+        if not self.creates_left:
+            raise _error("ThrottlingException", "Rate exceeded")
+        self.creates_left -= 1
+        self.created.append((self.now, name))
+        self.tags[name] = request["Tags"]
+        members = {member: value for member, value in request.items() if member != "Tags"}
+        self.jobs[name] = describe_job(name, self.now - timedelta(seconds=300)) | members
+        self.jobs[name]["LastModifiedTime"] = self.now
+        return {"TrainingJobArn": self.jobs[name]["TrainingJobArn"]}
+
+    def _GetMetricData(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self.units["metric_read"] += len(request["MetricDataQueries"])
+        results = []
+        for query in request["MetricDataQueries"]:
+            stat, first = query["MetricStat"], request["StartTime"].replace(second=0, microsecond=0)
+            count = int((request["EndTime"] - first) / timedelta(seconds=stat["Period"]))
+            times = [first + number * timedelta(seconds=stat["Period"]) for number in range(count)]
+            values = [_metric(stat["Metric"]["MetricName"], stat["Stat"], at) for at in times]
+            results.append({"Id": query["Id"], "StatusCode": "Complete", "Timestamps": times, "Values": values})
+        return {"MetricDataResults": results}
+
+    def _GetObject(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        *_, folder, name = request["Key"].split("/")
+        if name == "heartbeat.json":
+            at = self.now - timedelta(seconds=20)
+            step, loss = _step(at), _metric("loss", "Average", at)
+            text = write(Heartbeat(folder, 1, folder, at, Phase.STEP, step, moved_at=at, loss=loss, step_seconds=1))
+        elif name == "manifest.json":
+            step = int(folder.removeprefix("step-"))
+            manifest = {"schema": 1, "attempt": 1, "step": step, "saved_at": (START - AGE).isoformat()}
+            files = [{"name": "model.pt", "bytes": 100}]
+            text = json.dumps({**manifest, "reason": "periodic", "files": files}).encode()
+        else:
+            raise _error("NoSuchKey")
+        return {"Body": io.BytesIO(text), "LastModified": self.now, "ETag": '"1"', "ContentLength": len(text)}
+
+    def _ListObjectsV2(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        last = _step(self.now) // SAVE_EVERY_S
+        keys = [
+            f"{request['Prefix']}step-{number * SAVE_EVERY_S:09d}/{name}"
+            for number in range(max(1, last - 19), last + 1)
+            for name in ("manifest.json", "model.pt", "optimizer.pt")
+        ]
+        contents = [{"Key": key, "Size": 100, "LastModified": START - MINUTE, "ETag": '"1"'} for key in keys]
+        return {"Contents": contents, "KeyCount": len(contents), "IsTruncated": False}
+
+    def _PutObject(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"ETag": '"1"'}
+
+    def _SendMessageBatch(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self.messages += [entry["MessageBody"] for entry in request["Entries"]]
+        return {"Successful": [{"Id": entry["Id"], "MessageId": "1"} for entry in request["Entries"]]}
+
+    def _GetParameter(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if request["Name"] not in self.parameters:
+            raise _error("ParameterNotFound")
+        return {"Parameter": {"Name": request["Name"], "Value": self.parameters[request["Name"]]}}
+
+    def _PutEvents(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self.notices += [json.loads(entry["Detail"]) for entry in request["Entries"]]
+        return {"FailedEntryCount": 0, "Entries": [{"EventId": "1"} for _ in request["Entries"]]}
+
+    def _Invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self.invocations.append(json.loads(request["Payload"]))
+        return {"StatusCode": 202}
+
+
+@dataclass(frozen=True)
+class Context:
+    """The context of an invocation."""
+
+    function_name: str = "Rerail-Sweep"
+    memory_limit_in_mb: int = 512
+    invoked_function_arn: str = f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:Rerail-Sweep"
+    aws_request_id: str = "52fdfc07-2182-454f-963f-5f0f9a621d72"
+
+    def get_remaining_time_in_millis(self) -> int:
+        return 120_000
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """One invocation of a round: `wall_s` as measured, `cpu_s` of one core, `lambda_s` what both make at most on the
-    third of a core that half a gigabyte buys, `begins_s` when it was invoked."""
+class SweepCost:
+    """One sweep of a whole fleet, in one or more invocations."""
 
+    source: str  # of the samples: metrics of CloudWatch or heartbeats of the agent
     runs: int
-    wall_s: float
-    cpu_s: float
-    begins_s: float
-    peak_bytes: int
+    cpu_s: tuple[float, ...]  # of each invocation
     calls: Counter[str]
-    units: Counter[str]
-    refused: Counter[str]
-    error: str
-
-    @property
-    def lambda_s(self) -> float:
-        """As if nothing were computed while anything is waited for."""
-        return self.wall_s + self.cpu_s * (1 / CORES - 1)
+    dollars: float
+    counted: int  # open runs that the sweep reported
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One round over a fleet, in all its shares."""
+class Storm:
+    """What became of a fleet whose jobs all died at once."""
 
-    way: str
-    fleet: int
-    shares: tuple[Share, ...]
-    told: int
+    jobs: int
+    minutes: dict[str, float]  # of the relaunch, by run
+    launched_twice: int
+    pages: int
+    failures: int  # messages that went back to the queue
 
-    @property
-    def lambda_s(self) -> float:
-        """Until the last share is done."""
-        return max(each.begins_s + each.lambda_s for each in self.shares)
 
-    @property
-    def cpu_s(self) -> float:
-        return sum(each.cpu_s for each in self.shares)
+def make_fleet(aws: FakeAws, runs: int, *, agent: bool, limit: int | None = None) -> None:
+    """Store this many runs in training; `limit` is the account's limit of relaunches an hour."""
+    limits = "" if limit is None else f"[limits]\naccount_relaunches = {limit}\n"
+    texts = {name: f'mode = "act"\npriority = {priority}\n{limits}' for name, (_, priority) in PRIORITIES.items()}
+    aws.parameters = {f"/rerail/policies/{name}": text for name, text in texts.items()}
+    aws.parameters["/rerail/switch"] = "on"
+    policies = {name: parse_policy(text, name=name) for name, text in texts.items()}
+    for number in range(runs):
+        name, policy = f"llm-{number:05d}", policy_of(number)
+        description = describe_job(name, START - AGE, agent=agent)
+        if number < CHANGED * runs:
+            description["LastModifiedTime"] = START - 2 * MINUTE
+        aws.jobs[name], aws.tags[name] = description, [{"Key": "rerail:policy", "Value": policy}]
+        aws.put(_make_item(description, policies[policy], policy, agent=agent))
+        aws.put({"pk": {"S": f"job#{name}"}, "sk": {"S": "job"}, "run": {"S": name}})
+        request = rebuild(description, {"rerail:policy": policy}, members=set(description) & REQUEST_MEMBERS)
+        text = json.dumps(request, default=str)
+        aws.put({"pk": {"S": f"run#{name}"}, "sk": {"S": "request"}, "doc": {"S": text}})
 
-    @property
-    def peak_bytes(self) -> int:
-        return max(each.peak_bytes for each in self.shares)
 
-    @property
-    def calls(self) -> Counter[str]:
-        return sum((each.calls for each in self.shares), Counter())
+def policy_of(number: int) -> str:
+    """Return the policy of a run by its number: the shares of PRIORITIES, mixed."""
+    place = number * 37 % 100
+    for name, (share, _) in PRIORITIES.items():
+        if place < share:
+            return name
+        place -= share
+    raise AssertionError("the shares are one hundred in all")
 
-    @property
-    def refused(self) -> Counter[str]:
-        return sum((each.refused for each in self.shares), Counter())
 
-    @property
-    def dollars(self) -> float:
-        """What the round costs by list prices."""
-        calls = self.calls
-        units = sum((each.units for each in self.shares), Counter())
-        counts = {
-            "invocation": len(self.shares),
-            "gb_second": sum(each.lambda_s for each in self.shares) * MEMORY_GB,
-            "read": units["read"],
-            "write": units["write"],
-            "metric_read": units["metric_read"],
-            "get": calls["GetObject"],
-            "put": calls["ListObjectsV2"],
-            "message": calls["SendMessageBatch"],
-        }
-        return float(sum(count * PRICES[name].each for name, count in counts.items()))
+def describe_job(name: str, began: datetime, *, agent: bool = False) -> dict[str, Any]:
+    """Return a job in training as DescribeTrainingJob describes it."""
+    image = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/training:2026-10"
+    metrics = [] if agent else definitions()
+    transitions = [{"Status": "Training", "StartTime": began, "StatusMessage": "Training in progress"}]
+    return {
+        "TrainingJobName": name,
+        "TrainingJobArn": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}",
+        "TrainingJobStatus": "InProgress",
+        "SecondaryStatus": "Training",
+        "AlgorithmSpecification": {"TrainingImage": image, "TrainingInputMode": "File", "MetricDefinitions": metrics},
+        "HyperParameters": {"epochs": "1", "lr": "3e-4", "batch-size": "1024", "warmup": "2000"},
+        "RoleArn": f"arn:aws:iam::{ACCOUNT}:role/Training",
+        "OutputDataConfig": {"S3OutputPath": "s3://bucket/out/"},
+        "ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1, "VolumeSizeInGB": 100},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 14 * 86400},
+        "CheckpointConfig": {"S3Uri": f"s3://bucket/{name}/", "LocalPath": "/opt/ml/checkpoints"},
+        "CreationTime": began,
+        "TrainingStartTime": began,
+        "LastModifiedTime": began,
+        "SecondaryStatusTransitions": transitions,
+        "Environment": {"NCCL_DEBUG": "WARN"},
+    }
+
+
+def _make_item(description: Mapping[str, Any], policy: Policy, name: str, *, agent: bool) -> dict[str, Any]:
+    """Return the record of the run of this job, made by the decisions that adopt it."""
+
+    class OnePolicy:
+        def get(self, name: str) -> Policy:
+            return policy
+
+    job = job_from(description)
+    adopted = adopt(job, description, {"rerail:policy": name}, OnePolicy(), taken=False, at=START)
+    assert isinstance(adopted, Adopted), adopted
+    run = adopted.run
+    if agent:
+        run = replace(run, attempts=(replace(run.current, agent=True),))
+    for _ in range(3):
+        run = decide(run, JobObserved(START, job), policy).run
+        run = decide(run, ActionsDone(START, run.pending), policy).run
+    item: dict[str, Any] = _run_item(replace(run, version=3))
+    return item
+
+
+class Functions:
+    """The two functions in this process, on the fake AWS and its clock."""
+
+    def __init__(self, aws: FakeAws) -> None:
+        import wiring
+
+        self.aws = aws
+        with patch.object(wiring, "now", lambda: self.aws.now), redirect_stdout(io.StringIO()):
+            import supervise
+            import sweep
+            import wiring.supervise
+            import wiring.sweep
+
+            for module in (supervise, wiring.supervise, wiring.sweep):
+                module.now = wiring.now  # type: ignore[attr-defined]
+            wiring.supervise.supervisor.cache_clear()
+            wiring.sweep.minute_round.cache_clear()
+            wiring.supervise.supervisor()
+            wiring.sweep.minute_round()
+        self._sweep, self._supervise = sweep.handler, supervise.handler
+
+    def sweep(self) -> tuple[list[float], int]:
+        """Run one sweep with all its shards; return the CPU seconds of each invocation, and the open runs."""
+        with redirect_stdout(io.StringIO()):
+            self.aws.invocations.clear()
+            times, began = [], time.process_time()
+            counted = self._sweep({}, Context())["OpenRuns"]
+            times.append(time.process_time() - began)
+            for event in list(self.aws.invocations):
+                began = time.process_time()
+                self._sweep(event, Context())
+                times.append(time.process_time() - began)
+        return times, counted
+
+    def supervise(self, bodies: Sequence[str]) -> list[str]:
+        """Handle a batch of messages; return those that failed."""
+        sent = str(int(self.aws.now.timestamp() * 1000))
+        attributes = {"SentTimestamp": sent, "ApproximateFirstReceiveTimestamp": sent, "ApproximateReceiveCount": "1"}
+        common = {"eventSource": "aws:sqs", "awsRegion": REGION, "messageAttributes": {}, "attributes": attributes}
+        records = [{**common, "messageId": str(n), "receiptHandle": "r", "body": b} for n, b in enumerate(bodies)]
+        with redirect_stdout(io.StringIO()):
+            failed = self._supervise({"Records": records}, Context("Rerail-Supervise"))["batchItemFailures"]
+        return [bodies[int(each["itemIdentifier"])] for each in failed]
+
+
+def measure_sweep(runs: int, *, agent: bool) -> SweepCost:
+    """Measure the third sweep of a fleet: the first two read the history, and store the reports of the shards."""
+    aws = FakeAws()
+    make_fleet(aws, runs, agent=agent)
+    with patch.object(BaseClient, "_make_api_call", lambda client, *request: aws.call(client, *request)):
+        functions = Functions(aws)
+        for _ in range(2):
+            functions.sweep()
+            aws.now += MINUTE
+        aws.calls.clear()
+        aws.units.clear()
+        times, counted = functions.sweep()
+    counts = {
+        "invocation": len(times),
+        "gb_second": sum(times) / LAMBDA_CORES * MEMORY_GB,
+        "read": aws.units["read"] / 2,
+        "write": aws.units["write"],
+        "metric_read": aws.units["metric_read"],
+        "get": aws.calls["GetObject"],
+        "put": aws.calls["ListObjectsV2"],
+        "message": aws.calls["SendMessageBatch"],
+    }
+    dollars = sum(count * PRICES[name].each for name, count in counts.items())
+    return SweepCost("heartbeats" if agent else "metrics", runs, tuple(times), Counter(aws.calls), dollars, counted)
+
+
+def measure_storm(jobs: int, *, limit: int | None, minutes: int) -> Storm:
+    """Let all jobs die at once, lose every event, and sweep each minute until all are relaunched."""
+    aws = FakeAws()
+    make_fleet(aws, jobs, agent=False, limit=limit)
+    failures, pending = 0, list[str]()
+    with patch.object(BaseClient, "_make_api_call", lambda client, *request: aws.call(client, *request)):
+        functions = Functions(aws)
+        functions.sweep()
+        aws.messages.clear()
+        died = aws.now = START + MINUTE
+        end = {"TrainingJobStatus": "Failed", "SecondaryStatus": "Failed", "FailureReason": REASON}
+        for job in aws.jobs.values():
+            job |= end | {"TrainingEndTime": died, "LastModifiedTime": died}
+        for _ in range(minutes):
+            aws.now += MINUTE
+            aws.creates_left = CREATES_A_MINUTE
+            functions.sweep()
+            pending += aws.messages
+            aws.messages.clear()
+            batches = [pending[first : first + BATCH] for first in range(0, len(pending), BATCH)]
+            pending = [body for batch in batches for body in functions.supervise(batch)]
+            failures += len(pending)
+            if len(aws.created) >= jobs:
+                break
+    launches = Counter(name.rpartition("-a")[0] for _, name in aws.created)
+    relaunched = {name.rpartition("-a")[0]: (at - died) / MINUTE for at, name in reversed(aws.created)}
+    pages = sum(notice["severity"] == "page" for notice in aws.notices)
+    return Storm(jobs, relaunched, sum(count > 1 for count in launches.values()), pages, failures)
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of the values over the sizes, both as logarithms, by least squares: 1 is linear."""
+    """Return the slope of the logarithms of the values over those of the sizes, by least squares: 1 is linear."""
     points = [(log(size), log(max(value, 1e-9))) for size, value in zip(sizes, values, strict=True)]
-    mean_x, mean_y = (sum(each) / len(points) for each in zip(*points, strict=True))
-    rises = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return float(rises / sum((x - mean_x) ** 2 for x, _ in points))
+    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
+    rise = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    return float(rise / sum((x - mean_x) ** 2 for x, _ in points))
 
 
-@contextmanager
-def fleet(runs: int, share: float) -> Iterator[str]:
-    """The made-up AWS with a fleet in it, in a process of its own; its address."""
-    command = [sys.executable, "-m", "bench.made_fleet", "--runs", str(runs), "--share", str(share)]
-    with Popen(command, cwd=ROOT, env=_paths(), stdout=PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
-        finally:
-            server.terminate()
-
-
-class Environment:
-    """One environment of the function, in a process that lives until the end of the block."""
-
-    def __init__(self, address: str) -> None:
-        told = {**_paths(), **deaths.environment(), "AWS_ENDPOINT_URL": address, "AWS_EC2_METADATA_DISABLED": "true"}
-        told["RERAIL_QUEUE_URL"] = f"{address}/signals"
-        command = [sys.executable, "-m", "bench.sweep_worker"]
-        self._logged = TemporaryFile("w+")  # noqa: SIM115 - closed with the block
-        self._process = Popen(command, cwd=ROOT, env=told, stdin=PIPE, stdout=PIPE, stderr=self._logged, text=True)
-
-    def __enter__(self) -> "Environment":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
-        self._logged.close()
-
-    def invoke(self, event: dict[str, Any]) -> dict[str, Any]:
-        """One sweep: what it counted, and what it took."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(event) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            self._logged.seek(0)
-            raise RuntimeError(f"a sweep ended with {self._process.wait()}: {self._logged.read()[-2000:]}")
-        told: dict[str, Any] = json.loads(line)
-        return told
-
-
-def _paths() -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    return {**kept, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "lambdas")))}
-
-
-@dataclass(frozen=True, slots=True)
-class Warm:
-    """A fleet, and the environments that swept it last at `at`, by `time.monotonic`: the scheduled one first."""
-
-    way: str
-    fleet: int
-    environments: tuple[Environment, ...]
-    events: tuple[dict[str, Any], ...]
-    at: float
-
-
-def rounds(way: str, sizes: Sequence[int], *, rest_s: float, tick: Tick) -> list[Round]:
-    """A round over each of the fleets, in environments that have swept it before."""
-    with ExitStack() as stack:
-        warm = [warmed(stack, way, size, tick) for size in sizes]
-        return [swept(each, rest_s, tick) for each in warm]
-
-
-def warmed(stack: ExitStack, way: str, runs: int, tick: Tick) -> Warm:
-    """The first round: the scheduled invocation, and each that it asks for a share."""
-    address = stack.enter_context(fleet(runs, WAYS[way]))
-    environments = [stack.enter_context(Environment(address))]
-    events: list[dict[str, Any]] = [{}]
-    at = monotonic()
-    events += environments[0].invoke(events[0])["invoked"]
-    tick(f"{way}, {runs:,} runs: first")
-    for event in events[1:]:
-        environments.append(stack.enter_context(Environment(address)))
-        environments[-1].invoke(event)
-        tick(f"{way}, {runs:,} runs: first")
-    return Warm(way, runs, tuple(environments), tuple(events), at)
-
-
-def swept(warm: Warm, rest_s: float, tick: Tick) -> Round:
-    """The round that counts, once the minute after the first one has come: all shares at once, for what throttles one
-    throttles all."""
-    sleep(max(0.0, warm.at + rest_s - monotonic()))
-
-    def invoked(environment: Environment, event: dict[str, Any]) -> dict[str, Any]:
-        told = environment.invoke(event)
-        tick(f"{warm.way}, {warm.fleet:,} runs")
-        return told
-
-    with ThreadPoolExecutor(len(warm.environments)) as pool:
-        took = list(pool.map(invoked, warm.environments, warm.events))
-    # Once more, now that the others have left word of theirs.
-    counts = invoked(warm.environments[0], {})["counts"]
-    # Each of the others begins once the index has been read so far as to know how many there are.
-    known_s = LATENCY_S["ListTrainingJobs"] + 4 * LATENCY_S["Query"]
-    begins_s = [0.0, *(known_s + number * LATENCY_S["Invoke"] for number in range(1, len(took)))]
-    return Round(warm.way, warm.fleet, tuple(map(_share, took, begins_s)), counts.get("OpenRuns", 0))
-
-
-def _share(told: dict[str, Any], begins_s: float) -> Share:
-    return Share(
-        runs=told["counts"].get("OpenRuns", 0),
-        wall_s=told["wall_s"],
-        cpu_s=told["cpu_s"],
-        begins_s=begins_s,
-        peak_bytes=told["peak_bytes"],
-        calls=Counter(told["calls"]),
-        units=Counter(told["units"]),
-        refused=Counter(told["refused"]),
-        error=told["error"],
-    )
-
-
-def of_sweeps(rounds: Sequence[Round]) -> Evidence:
-    """Tables and goals of the sweeps."""
+def show_sweeps(costs: Sequence[SweepCost]) -> tuple[Sheet, list[Goal], list[Failure]]:
+    """Return the table, the goals and the failures of the sweeps."""
+    columns = ("samples from", "runs", "invocations", "CPU s", "of it the longest", "calls", "dollars a run-month")
     rows = tuple(
         (
-            each.way,
-            each.fleet,
-            len(each.shares),
-            f"{max(share.wall_s for share in each.shares):.1f}",
-            f"{each.cpu_s:.1f}",
-            f"{each.lambda_s:.1f}",
-            sum(each.calls.values()),
-            each.calls["DescribeTrainingJob"],
-            f"{each.peak_bytes / 1e6:.0f}",
-            f"{each.dollars:.6f}",
-            f"{each.dollars * MINUTES / each.fleet:.2f}",
+            c.source,
+            c.runs,
+            len(c.cpu_s),
+            sum(c.cpu_s),
+            max(c.cpu_s),
+            sum(c.calls.values()),
+            c.dollars * MINUTES / c.runs,
         )
-        for each in rounds
+        for c in costs
     )
-    columns = ("judged by", "open runs", "invocations", "wall s", "CPU s", "Lambda s", "calls", "describes")
-    sheet = Sheet("One round", (*columns, "peak MB", "dollars", "dollars a run-month"), rows)
-    names = sorted(set().union(*(each.calls for each in rounds)))
-    last = [each for each in rounds if each.fleet == max(each.fleet for each in rounds)]
-    calls = Sheet(
-        f"Calls of one round over {last[0].fleet:,} runs",
-        ("operation", *(each.way for each in last), "throttled"),
-        tuple((n, *(each.calls[n] for each in last), sum(each.refused[n] for each in last)) for n in names),
-    )
-    slopes, goals = [], []
-    for way in dict.fromkeys(each.way for each in rounds):
-        of = [each for each in rounds if each.way == way]
-        sizes = [each.fleet for each in of]
-        if len(of) > 1:
-            kinds = {
-                "Lambda s": exponent(sizes, [each.lambda_s for each in of]),
-                "CPU s": exponent(sizes, [each.cpu_s for each in of]),
-                "calls": exponent(sizes, [sum(each.calls.values()) for each in of]),
-                "peak MB": exponent(sizes, [each.peak_bytes for each in of]),
-                "dollars": exponent(sizes, [each.dollars for each in of]),
-            }
-            slopes.append((way, *(f"{value:.2f}" for value in kinds.values())))
-            worst = max(kinds, key=lambda kind: kinds[kind])
-            goals.append(
-                Goal(
-                    f"growth with the runs, judged by {way}",
-                    f"at most n^{EXPONENT}",
-                    f"n^{kinds[worst]:.2f} ({worst})",
-                    kinds[worst] <= EXPONENT,
-                )
-            )
-        slowest = max(of[-1].shares, key=lambda share: share.begins_s + share.lambda_s)
-        goals.append(
-            Goal(
-                f"a round over {of[-1].fleet:,} runs, judged by {way}, on a third of a core",
-                f"at most {MINUTE_S:.0f} s",
-                f"{of[-1].lambda_s:.1f} s, of that {slowest.wall_s:.1f} s as measured",
-                of[-1].lambda_s <= MINUTE_S,
-            )
-        )
-    growth = ("judged by", "Lambda s", "CPU s", "calls", "peak MB", "dollars")
-    failures = [
-        Failure(f"a share of the round over {each.fleet:,} runs ({each.way}) failed", share.error)
-        for each in rounds
-        for share in each.shares
-        if share.error
-    ]
-    failures += [
-        Failure(f"the round over {each.fleet:,} runs ({each.way}) told of {each.told:,}")
-        for each in rounds
-        if each.told != each.fleet
-    ]
-    sheets = (sheet, *((Sheet("Exponent of the growth", growth, tuple(slopes)),) if slopes else ()), calls)
-    return Evidence("", sheets, tuple(goals), _notes(), tuple(failures))
+    goals = list(_goals_of_sweeps(costs))
+    wrong = [Failure(f"a sweep of {c.runs:,} runs reported {c.counted:,}") for c in costs if c.counted != c.runs]
+    return Sheet("One sweep", columns, rows), goals, wrong
 
 
-def _notes() -> tuple[str, ...]:
-    late = ", ".join(f"{name} {seconds * 1000:.0f}" for name, seconds in LATENCY_S.items())
-    rates = ", ".join(f"{name} {rate:g}" for name, rate in PER_SECOND.items())
-    return (
-        f"Assumed: medians of the answers' times in ms, log-normal with a sigma of 0.35 ({late}); calls a second before"
-        f" AWS throttles ({rates}). Only that of ListTrainingJobs is known from public reports; the others are not"
-        " published.",
-        f"`Lambda s` is the wall time and, on top of it, the CPU time that {CORES:.2f} of a core takes longer, as if"
-        " nothing were computed while anything is waited for: an upper bound. A core of this machine is taken for one"
-        " of Lambda's; TLS is not counted. The shares of a round are measured at the same time, on two cores: they"
-        " throttle each other, and wait for a core where each would have its own.",
-        "The second sweep of each environment is shown: the first also makes clients and reads three hours back.",
-    )
+def _goals_of_sweeps(costs: Sequence[SweepCost]) -> Iterator[Goal]:
+    for source in dict.fromkeys(cost.source for cost in costs):
+        chosen = [cost for cost in costs if cost.source == source]
+        largest, sizes = chosen[-1], [cost.runs for cost in chosen]
+        seconds = max(largest.cpu_s) / LAMBDA_CORES
+        what = f"the longest invocation over {largest.runs:,} runs, {source}, on {LAMBDA_CORES} of a core"
+        yield Goal(what, f"at most {SECONDS_GOAL:g} s", f"{seconds:.1f} s", seconds <= SECONDS_GOAL)
+        if len(chosen) > 1:
+            slope = exponent(sizes, [sum(cost.cpu_s) for cost in chosen])
+            what = f"growth of the CPU time with the runs, {source}"
+            yield Goal(what, f"at most n^{EXPONENT_GOAL}", f"n^{slope:.2f}", slope <= EXPONENT_GOAL)
 
 
-def of_deaths(free: Night, braked: Night, jobs: int) -> Evidence:
-    """Tables and goals of the deaths."""
-    bound = jobs / PER_SECOND["CreateTrainingJob"]
+def show_storm(free: Storm, limited: Storm, *, limit: int) -> tuple[Sheet, list[Goal], list[Failure]]:
+    """Return the table, the goals and the failures of the storm."""
     rows = []
-    for name, (share, number) in deaths.PRIORITIES.items():
-        times = sorted(at - deaths.BEGINS for run, at in free.relaunched.items() if deaths.priority_of(run) == name)
+    for name, (share, priority) in PRIORITIES.items():
+        times = sorted(at for run, at in free.minutes.items() if policy_of(int(run.rpartition("-")[2])) == name)
         if times:
-            median, last = times[len(times) // 2], times[-1]
-            rows.append((name, number, f"{share} %", len(times), f"{median:.0f}", f"{last:.0f}"))
-    order = Sheet(
-        f"{jobs:,} deaths in one minute: relaunched, seconds after the first death",
-        ("policy", "priority", "of the runs", "relaunched", "median", "last"),
-        tuple(rows),
-    )
-    twice = sum(count > 1 for count in free.accepted.values())
-    figures = Sheet(
-        "What it took",
-        ("figure", "brake off", "default policy, first minutes"),
-        (
-            ("relaunched", len(free.relaunched), len(braked.relaunched)),
-            ("the same run launched twice", twice, sum(count > 1 for count in braked.accepted.values())),
-            ("messages handled", free.messages, braked.messages),
-            ("invocations of supervise", free.invocations, braked.invocations),
-            ("CreateTrainingJob calls throttled", free.refused["CreateTrainingJob"], 0),
-            ("invocations that ran out of time", free.timeouts, braked.timeouts),
-            ("messages in the dead-letter queue", free.dead_letters, braked.dead_letters),
-            ("oldest message, s", round(free.oldest_s), round(braked.oldest_s)),
-            ("sweeps that failed", len(free.failed_sweeps), len(braked.failed_sweeps)),
-            ("longest sweep, s", round(max(free.sweeps)), round(max(braked.sweeps))),
-            ("pages", free.notices["page"], braked.notices["page"]),
-            ("notices to inform", free.notices["inform"], braked.notices["inform"]),
-        ),
-    )
-    lost = jobs - len(free.relaunched)
-    limit, reached = PER_SECOND["CreateTrainingJob"], pace(list(free.relaunched.values()))
-    goals = (
-        Goal(
-            f"all of {jobs:,} relaunched at {limit:g} CreateTrainingJob calls a second, with the minute in which all"
-            " die and that of the sweep that finds them",
-            f"at most {OVER_BOUND:g} x the bound of {bound:.0f} s and those two minutes",
-            f"{free.took_s:.0f} s" if not lost else f"{lost} not relaunched",
-            not lost and free.took_s <= OVER_BOUND * bound + 2 * MINUTE_S,
-        ),
-        Goal(
-            "relaunches a second, without the first and the last tenth of them",
-            f"at least {limit / OVER_BOUND:.2f}",
-            f"{reached:.2f}",
-            reached >= limit / OVER_BOUND,
-        ),
-        Goal("launched twice", "none", str(twice), not twice),
-        Goal("dead letters", "none", str(free.dead_letters), not free.dead_letters),
-        Goal(
-            "pages to on-call, with the default brake on relaunches",
-            "1",
-            str(braked.notices["page"]),
-            braked.notices["page"] == 1,
-        ),
-        Goal(
-            "relaunches that the default brake lets go ahead in the first hour",
-            "at most 100",
-            str(len(braked.relaunched)),
-            len(braked.relaunched) <= 100,
-        ),
-    )
-    failures = []
-    if lost:
-        failures.append(Failure(f"{lost} of {jobs} runs were not relaunched"))
-    if twice:
-        failures.append(Failure(f"{twice} runs were launched twice"))
-    failures += [Failure("a sweep failed", why) for why in (*free.failed_sweeps, *braked.failed_sweeps)]
-    if free.dead_letters or braked.dead_letters:
-        failures.append(Failure("messages went to the dead-letter queue"))
-    notes = (
-        f"The template's concurrency of {deaths.CONCURRENCY}, batches of {deaths.BATCH}, time-out and visibility. Of"
-        f" the jobs' events {deaths.LOST:.0%} are lost, {deaths.REPEATED:.0%} come twice, each"
-        f" {deaths.EVENT_LATE_S[0]:g} to {deaths.EVENT_LATE_S[1]:g} s late. The time holds the policy's backoff, drawn"
-        " between 0 and 30 s, and the minute of the sweep that finds it over.",
-    )
-    return Evidence("", (order, figures), goals, notes, tuple(failures))
-
-
-def pace(times: Sequence[float]) -> float:
-    """How many a second, without the first and the last tenth of them."""
-    inner = sorted(times)[len(times) // 10 : len(times) - len(times) // 10]
-    return (len(inner) - 1) / (inner[-1] - inner[0]) if len(inner) > 1 else 0.0
-
-
-def measured(options: argparse.Namespace, console: Console) -> Evidence:
-    """All that was asked for."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    parts: list[Evidence] = []
-    with Progress(*columns, console=console) as progress:
-        if options.only in ("", "sweeps"):
-            sizes = [int(each) for each in options.runs.split(",")]
-            task = progress.add_task("sweeping", total=None)
-
-            def tick(what: str) -> None:
-                progress.update(task, advance=1, description=what)
-
-            ways = [rounds(way, sizes, rest_s=options.rest, tick=tick) for way in options.ways.split(",")]
-            parts.append(of_sweeps([each for way in ways for each in way]))
-            progress.update(task, total=progress.tasks[task].completed, description="swept")
-        if options.only in ("", "deaths"):
-            task = progress.add_task("relaunching", total=options.jobs)
-
-            def seen(night: Night) -> None:
-                progress.update(task, completed=len(night.relaunched))
-
-            with ProcessPoolExecutor(1, get_context("spawn")) as beside:
-                told = beside.submit(deaths.played, options.jobs, brake=True, minutes=BRAKED_MINUTES, seed=options.seed)
-                free = deaths.played(options.jobs, brake=False, minutes=options.minutes, seed=options.seed, seen=seen)
-                parts.append(of_deaths(free, told.result(), options.jobs))
-        if options.only in ("", "life"):
-            task = progress.add_task("living long", total=1)
-            parts.append(long_life.evidence())
-            progress.update(task, advance=1)
-    return Evidence(
-        "One deployment sweeps 10,000 open runs within the minute, relaunches a thousand jobs as fast as SageMaker"
-        " takes them, the more urgent ones first, and looks after a run with 500 attempts as after a fresh one.",
-        tuple(sheet for part in parts for sheet in part.sheets),
-        tuple(goal for part in parts for goal in part.goals),
-        tuple(note for part in parts for note in part.notes),
-        tuple(failure for part in parts for failure in part.failures),
-    )
+            rows.append((name, priority, f"{share} %", len(times), times[len(times) // 2], times[-1]))
+    columns = ("policy", "priority", "of the runs", "relaunched", "median minute", "last minute")
+    bound, last = free.jobs / CREATES_A_MINUTE, max(free.minutes.values(), default=float("inf"))
+    asked = f"at most {STORM_GOAL} times the bound of {bound:.1f} minutes, and the minute of the sweep"
+    goals = [
+        Goal(f"all of {free.jobs:,} relaunched", asked, f"{last:.0f} minutes", last <= STORM_GOAL * bound + 2),
+        Goal("relaunches with the default limit", f"at most {limit}", str(len(limited.minutes)), True),
+        Goal("pages with the default limit", "1", str(limited.pages), limited.pages == 1),
+    ]
+    failures = [
+        Failure(f"{storm.launched_twice} runs were launched twice") for storm in (free, limited) if storm.launched_twice
+    ]
+    if len(free.minutes) < free.jobs:
+        failures.append(Failure(f"{free.jobs - len(free.minutes):,} jobs were not relaunched"))
+    if len(limited.minutes) > limit:
+        failures.append(Failure(f"{len(limited.minutes)} relaunches with a limit of {limit}"))
+    return Sheet(f"{free.jobs:,} jobs die at once", columns, tuple(rows), words=1), goals, failures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.scale")
-    parser.add_argument("--runs", default="10,100,1000,10000", help="sizes of the fleet")
-    parser.add_argument("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
-    parser.add_argument("--rest", type=float, default=MINUTE_S, help="seconds from a fleet's first round to its next")
-    parser.add_argument("--jobs", type=int, default=1000, help="that die within one minute")
-    parser.add_argument("--minutes", type=int, default=40, help="that their relaunches may take at most")
-    parser.add_argument("--only", choices=("", "sweeps", "deaths", "life"), default="")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--evidence", type=Path, help="write what was found to this file")
+    """Measure, print, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", default="100,1000,10000", help="sizes of the fleets")
+    parser.add_argument("--jobs", type=int, default=1000, help="jobs that die at once")
+    parser.add_argument("--evidence", type=Path, help="write the figures to this file as JSON")
     options = parser.parse_args(arguments)
-    console = Console()
-    return finish(measured(options, console), options.evidence, console)
+    sizes = [int(word) for word in options.runs.split(",")]
+    os.environ.update(ENVIRONMENT)
+    sys.path.insert(0, str(ROOT / "lambdas"))
+    console, limit = Console(), Policy().limits.account_relaunches
+    plan = [(size, agent) for agent in (False, True) for size in sizes]
+    costs = [measure_sweep(size, agent=agent) for size, agent in track(plan, "sweeps", console=console)]
+    storms = [
+        measure_storm(options.jobs, limit=each, minutes=minutes)
+        for each, minutes in track([(0, 60), (None, 30)], "storms", console=console)
+    ]
+    sweeps, storm = show_sweeps(costs), show_storm(storms[0], storms[1], limit=limit)
+    notes = (
+        "The calls take no time here. AWS adds latency, and throttles: only CreateTrainingJob's throttle is simulated.",
+        f"The rate of CreateTrainingJob ({CREATES_A_MINUTE} a minute) is an assumption. Every event is lost.",
+    )
+    evidence = Evidence(
+        "One deployment sweeps 10,000 runs within the minute, and relaunches 1,000 as fast as SageMaker allows.",
+        sheets=(sweeps[0], storm[0]),
+        goals=(*sweeps[1], *storm[1]),
+        notes=notes,
+        failures=(*sweeps[2], *storm[2]),
+    )
+    return finish(evidence, options.evidence, console)
+
+
+def _error(code: str, message: str = "", **more: Any) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}, **more}, "FakeAws")
+
+
+def _key(item: Mapping[str, Any]) -> tuple[str, str]:
+    return item["pk"]["S"], item["sk"]["S"]
+
+
+def _size(item: Mapping[str, Any]) -> int:
+    return sum(len(name) + len(next(iter(value.values()))) for name, value in item.items())
+
+
+def _step(at: datetime) -> int:
+    """Return the step of every job at this time: one each second."""
+    return max(0, int((at - START + AGE).total_seconds()))
+
+
+def _metric(name: str, statistic: str, at: datetime) -> float:
+    """Return a value of a minute: a loss that falls slowly, with some noise."""
+    if name == "step":
+        return float(_step(at + MINUTE))
+    if name == "nonfinite":
+        return 0.0
+    if statistic == "SampleCount":
+        return 6.0
+    return 2.0 + 0.5 / (1 + _step(at) / 1e6) + 0.01 * (_step(at) // 60 % 7 / 7) - 0.01 * (statistic == "Minimum")
 
 
 if __name__ == "__main__":

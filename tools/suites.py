@@ -20,7 +20,7 @@ RUNS = {
     # One at a time would take as long as all the others together.
     "demo": ("tests/demo", "-m", "not rehearsal and not load", "-n", "4", "--dist", "load"),
     # The longest files of the folder begin first, which xdist would reorder.
-    "deployed": ("tests/deployed", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
+    "deployed": ("tests/deployed", "-m", "not rehearsal", "-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
     "unit": (
         *("tests", "--ignore=tests/deployed", "--ignore=tests/demo", "-m", "not rehearsal"),
         *("-n", "3", "--dist", "loadfile"),

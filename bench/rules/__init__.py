@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from bench.rules import axolotl, composer, hyperpod, llm_foundry, megatron, metaseq, ml_goodput, olmo, zclip
-from bench.scoring import Call
+from cli.backtest.scoring import Call
 from rerail.model.sample import Sample
 
 

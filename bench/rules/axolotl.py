@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from bench.rules.series import losses
-from bench.scoring import INTERVENE, Call
+from cli.backtest.scoring import INTERVENE, Call
 from rerail.model.sample import Sample
 
 # loss_watchdog_threshold and loss_watchdog_patience; its documentation advises about twice the starting loss.

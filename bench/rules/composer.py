@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from bench.scoring import INTERVENE, Call
+from cli.backtest.scoring import INTERVENE, Call
 from rerail.model.sample import Sample
 
 

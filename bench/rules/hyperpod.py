@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from bench.rules.series import losses
-from bench.scoring import INTERVENE, Call
+from cli.backtest.scoring import INTERVENE, Call
 from rerail.model.sample import Sample
 
 # The operator truncates the threshold of the job's YAML to a whole number; AWS's sample says five points. The number is

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from bench.rules.series import Moments, losses
-from bench.scoring import INTERVENE, Call
+from cli.backtest.scoring import INTERVENE, Call
 from rerail.model.sample import Sample
 
 # llmfoundry/callbacks/kill_loss_spike_callback.py: patience 4 means the fifth; the window is the larger of 100 steps

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from bench.rules.series import losses
-from bench.scoring import INTERVENE, Call
+from cli.backtest.scoring import INTERVENE, Call
 from rerail.model.sample import Sample
 
 # megatron/core/rerun_state_machine.py, is_unexpectedly_large: what is not finite is left to another check on purpose.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from bench.rules.series import losses
-from bench.scoring import INTERVENE, Call
+from cli.backtest.scoring import INTERVENE, Call
 from rerail.model.sample import Sample
 
 # metaseq/trainer.py: span 9, that is alpha 0.2. It is off by default, so the ratio is ours.

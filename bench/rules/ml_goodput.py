@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from bench.rules.series import Ordered
-from bench.scoring import WARN, Call
+from cli.backtest.scoring import WARN, Call
 from rerail.model.sample import Sample
 
 # ml_goodput_measurement/src/goodput_utils.py: anomalous is a step above median + 3 MAD, the deviation is p90 of the

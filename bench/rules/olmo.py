@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from bench.rules.series import Moments
-from bench.scoring import INTERVENE, Call
+from cli.backtest.scoring import INTERVENE, Call
 from rerail.model.sample import Sample
 
 # train/callbacks/stability_monitor.py looks at the loss, optim/skip_step_optimizer.py at the gradient norm as well. The

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from statistics import mean, pvariance
 
 from bench.rules.series import losses
-from bench.scoring import INTERVENE, Call
+from cli.backtest.scoring import INTERVENE, Call
 from rerail.model.sample import Sample
 
 # arXiv 2504.02507 and its code: made for clipping gradient norms, here as a detector on the loss.

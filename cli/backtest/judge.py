@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.judging import as_calls
-from bench.parallel import spread
-from bench.scoring import FAMILIES, SCORED_AS, Score, score
+from cli.backtest.scoring import FAMILIES, SCORED_AS, Score, as_calls, score
 from cli.backtest.sources import Log
+from cli.parallel import spread
 from rerail.detection.detectors import evaluate_series
 from rerail.model.finding import Finding, Level
 from rerail.model.thresholds import Thresholds

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.parallel import spread
-from bench.scoring import FAMILIES, SCORED_AS, Label
 from cli.backtest.judge import Judged
+from cli.backtest.scoring import FAMILIES, SCORED_AS, Label
 from cli.backtest.series import BadInput
+from cli.parallel import spread
 from rerail.model.finding import Level
 from rerail.model.sample import Sample
 

@@ -8,9 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bench.floor import measures
-from bench.scoring import Score
 from cli.backtest.judge import Judged
+from cli.backtest.scoring import Score, measures
 from rerail.model.finding import Finding, Level
 
 LOGS_SHOWN, FINDINGS_SHOWN = 15, 30

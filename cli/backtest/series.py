@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from bench.logs import BadCorpus
+from cli.backtest.corpus import BadCorpus
 from rerail.model.sample import Sample
 from rerail.notices.notice import truncate
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench.logs import BadCorpus, Corpus, read_corpus, read_log
-from bench.scoring import Labelled
 from cli.backtest import jobs, tables, tensorboards, trainer
+from cli.backtest.corpus import BadCorpus, Corpus, read_corpus, read_log
+from cli.backtest.scoring import Labelled
 from cli.backtest.series import BadInput, Series
 
 JOB = "job:"

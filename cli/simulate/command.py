@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.parallel import spread
 from cli import place
 from cli.backtest.series import BadInput
 from cli.console import Console
 from cli.names import completed_policies
+from cli.parallel import spread
 from cli.simulate import pictures, report
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.months import POLICIES, Outcome, Task, simulate

@@ -10,8 +10,6 @@ from botocore.exceptions import ClientError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bench.hostile import answers
-from bench.hostile.targets import ANSWERS, TARGETS, Target
 from rerail.aws import clients
 from rerail.aws.cloudwatch import CloudWatchSeries
 from rerail.aws.detector_states import DynamoDetections
@@ -32,6 +30,8 @@ from rerail.model.metrics import MetricNames, queries
 from rerail.model.notice import Notice
 from rerail.model.run import JobStatus
 from tests.aws.places import forget_clients
+from tests.bad_input.targets import answers
+from tests.bad_input.targets.catalogue import ANSWERS, TARGETS, Target
 
 NOON = answers.NOON
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.scoring import FAMILIES
 from cli.backtest import plots
+from cli.backtest.scoring import FAMILIES
 from tests.backtest.command import DATA, refused, run
 from tests.house.sources import ROOT
 

@@ -1,12 +1,17 @@
-"""A parser's samples, changed as the long run of `python -m bench.fuzz` changes them, a few hundred times."""
+"""Make bad input from the samples of a parser: a few hundred in the suite, over a million with RERAIL_INPUTS=all."""
 
+import os
+from collections.abc import Iterator
 from random import Random
 
-from bench.hostile.targets import Target
+from tests.bad_input.targets.catalogue import Target
+
+FULL_RUN = os.environ.get("RERAIL_INPUTS") == "all"
 
 
-def inputs(target: Target, count: int) -> list[bytes]:
-    """The same ones each time; the samples themselves first."""
+def inputs(target: Target, count: int) -> Iterator[bytes]:
+    """Yield the samples, then this many changed ones: the same in each run."""
     samples = list(target.samples())
-    made = [target.change(Random(seed).choice(samples), Random(seed)) for seed in range(count)]
-    return [*samples, *(data[: target.longest] for data in made)]
+    yield from samples
+    for seed in range(target.inputs if FULL_RUN else count):
+        yield target.change(Random(seed).choice(samples), Random(seed))[: target.longest]

@@ -7,9 +7,8 @@ import re
 import pytest
 import typer
 
-from bench.hostile import files, parsers
-from bench.logs import BadCorpus, read_corpus
 from cli.backtest import sources, tables
+from cli.backtest.corpus import BadCorpus, read_corpus
 from cli.doctor import subject
 from cli.logbook import Line
 from cli.losses import LONGEST, Losses
@@ -25,6 +24,7 @@ from rerail_agent.checkpoints import manifest
 from rerail_agent.exit_report import ProcessExit, make_report
 from rerail_agent.stderr_relay import StderrLine as Printed
 from rerail_agent.telemetry import format_line
+from tests.bad_input.targets import files, parsers
 from tests.timing import growth
 
 DEEP = "[" * 20_000

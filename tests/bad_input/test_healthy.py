@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.hostile import healthy
-from bench.hostile.healthy import FILED, Unwell, batch
+from tests.bad_input.targets import healthy
+from tests.bad_input.targets.healthy import FILED, Unwell, batch
 from tests.core.strategies import json_values
 
 MAIL = {"schema": 1, "type": "Report", "id": "r1", "run": "gpt", "attempt": 1, "job": "gpt"}

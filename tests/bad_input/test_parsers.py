@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.hostile import answers, commands
-from bench.hostile.targets import AGENTS, COMMANDS, FILES, LOOP, PARSERS, TARGETS
 from cli import place
 from rerail.aws import clients
 from tests.aws.places import our_own_clients
 from tests.bad_input.changed import inputs
+from tests.bad_input.targets import answers, commands
+from tests.bad_input.targets.catalogue import AGENTS, COMMANDS, FILES, LOOP, PARSERS, TARGETS
 
 # Those that read little are asked more often.
 SLOW = {"failure reason": 15, "last words of a script": 15, "request for the doctor": 25, "corpus of logs": 60}

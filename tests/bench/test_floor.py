@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.floor import BadFloor, measures, read_floors, shortfalls, write_floors
-from bench.scoring import INTERVENE, Call, Label, Labelled, score
+from bench.floor import BadFloor, read_floors, shortfalls, write_floors
+from cli.backtest.scoring import INTERVENE, Call, Label, Labelled, measures, score
 
 CONTENDERS = ("ours",)
 

@@ -4,7 +4,7 @@ import math
 from datetime import timedelta
 
 from bench.minutes import START, clock, minutes
-from bench.scoring import Label, Labelled
+from cli.backtest.scoring import Label, Labelled
 from rerail.model.sample import Sample
 
 

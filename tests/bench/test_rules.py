@@ -7,7 +7,7 @@ import pytest
 
 from bench.rules import RULES, axolotl, composer, hyperpod, llm_foundry, megatron, metaseq, ml_goodput, olmo, zclip
 from bench.rules.series import Moments, Ordered
-from bench.scoring import FAMILIES, INTERVENE, WARN
+from cli.backtest.scoring import FAMILIES, INTERVENE, WARN
 from rerail.model.sample import Sample
 
 

@@ -383,3 +383,21 @@ def test_an_invalid_step_loses_no_run(world, step):
     run = world.run()
     assert run.attempts[0].last_step is None
     assert loads(Run, dumps(run)) == run
+
+
+def test_two_deployments_in_one_account_never_have_two_live_jobs(world):
+    """Each has its own table and decides by itself; the job's name is the same for both, so one job is created."""
+    adopted(world)
+    other = World(clock=world.clock)
+    other.sagemaker, other.checkpoints, other.mailbox = world.sagemaker, world.checkpoints, world.mailbox
+    other.supervisor().handle(JobStateChanged("gpt"))
+    world.checkpoints.save(step=1000)
+    for attempt in range(1, 4):
+        world.sagemaker.fail(world.run().current.job_name, NODE_LOST, metrics={"step": 1000.0 * attempt + 100})
+        for _ in range(10):
+            world.minutes(1)
+            other.minutes(1)
+        world.checkpoints.save(step=1000 * (attempt + 1))
+        job_names = [deployment.run().current.job_name for deployment in (world, other)]
+        assert job_names == [f"gpt-a{attempt + 1:03d}"] * 2
+    assert world.sagemaker.most_live_at_once == 1

@@ -543,6 +543,14 @@ class SupervisedRun(RuleBasedStateMachine):
             assert not self.open_pages, "the run is over, its pages are not"
 
     @invariant()
+    def every_hold_pages(self) -> None:
+        """A run that an operator did not hold has recorded its page together with the hold."""
+        run = self.world.run()
+        if run.state is RunState.HELD and "said hold" not in run.hold_reason:
+            keys = {action.get("key") for entry in self.world.runs.timeline for action in entry.actions}
+            assert f"{run.id}/held-{run.current.number}" in keys
+
+    @invariant()
     def an_all_clear_follows_its_page(self) -> None:
         paged = set()
         for notice in self.world.bus.told:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.noted import instrument, read_calls
-from bench.permissions import refusals
 from local.pace import VARIABLE, Pace, measure_pace
 from local.stack import LocalAws
 from tests.deployed.jobs import Account, apart, no_sweeps
 from tests.deployed.shared import joined, locked
 from tests.deployed.still import set_still
+from tests.iam.calls import instrument, read_calls
+from tests.iam.permissions import refusals
 
 ASSEMBLIES = Path(__file__).parents[2] / ".local" / "assemblies"
 HERE = Path(__file__).parent

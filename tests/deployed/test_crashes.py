@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.breaking import lives
-from bench.breaking.lives import Play
-from bench.breaking.points import Plan, Point
-from bench.breaking.stage import SCALE, SWEEPS, Stage
 from local.pace import Pace
 from tests.deployed.conftest import ASSEMBLIES
+from tests.deployed.faults import lives
+from tests.deployed.faults.environment import SCALE, SWEEPS, Stage
+from tests.deployed.faults.lives import Play
+from tests.deployed.faults.points import Plan, Point
 from tests.deployed.jobs import apart, patient
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.quotations import DOCS
 from rerail.messages.messages import CommandReceived, FindingsReceived, JobStateChanged
 from rerail.model.actions import Severity
 from rerail.model.finding import Finding, Kind, Level
@@ -18,6 +17,7 @@ from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.signals import OperatorVerb
 from tests.fakes import World
+from tools.quotations import DOCS
 
 OOM = "AlgorithmError: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB., exit code: 1"
 NODE_LOST = "InternalServerError: We encountered an internal error.  Please try again."

@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from bench import quotations
 from rerail.model.run import RunState
 from rerail.model.runbooks import Runbook
+from tools import quotations
 
 ROOT = quotations.ROOT
 DOCS = quotations.DOCS
@@ -137,7 +137,7 @@ def test_a_runbook_has_the_same_parts_as_every_other(runbook: Runbook):
 
 
 def test_quotations_of_code_are_up_to_date():
-    """Rules, checks, causes, findings and runbooks; `python -m bench.quotations` writes them."""
+    """Rules, checks, causes, findings and runbooks; `python -m tools.quotations` writes them."""
     assert not [path.name for path, text in quotations.pages() if path.read_text(encoding="utf-8") != text]
 
 

@@ -1,10 +1,35 @@
 """Each line of the threat model names the tests marked for it, and each such test has its line."""
 
 import ast
+import re
 from collections import defaultdict
+from dataclasses import dataclass
 
-from bench.threats import lines
-from tests.house.sources import modules, tree
+from tests.house.sources import ROOT, modules, tree
+
+LINE = re.compile(r"^\| (T\d+) \|(.*)\|$", re.MULTILINE)
+TEST = re.compile(r"`(test_\w+)`")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the model: the attack, what stops it, what remains, and the names of its tests."""
+
+    number: str
+    tried: str
+    stopped_by: str
+    remains: str
+    tests: tuple[str, ...]
+
+
+def lines() -> list[Line]:
+    """Return the lines of docs/threats.md."""
+    page = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
+    rows = [(number, *(cell.strip() for cell in cells.split("|"))) for number, cells in LINE.findall(page)]
+    return [
+        Line(number, tried, stopped_by, remains, tuple(TEST.findall(shown)))
+        for number, tried, stopped_by, remains, shown in rows
+    ]
 
 
 def marked() -> dict[str, set[str]]:

@@ -21,7 +21,7 @@ HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>{{ 7 * 7 }}<
 
 @pytest.fixture(scope="session")
 def recorded() -> Facts:
-    """The demo's scenario `spike`, as `python -m bench.screenshots --record` has written it down."""
+    """The demo's scenario `spike`, as `python -m tools.screenshots --record` has written it down."""
     text = gzip.decompress((Path(__file__).parent / "data" / "spike.json.gz").read_bytes()).decode()
     return loads(Facts, text)
 

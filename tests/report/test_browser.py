@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from bench.browser import browser
 from report_page.page import drawn_page
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import make_report
 from tests.report.conftest import HOSTILE, held, hostile, immense
+from tools.browser import browser
 
 pytestmark = pytest.mark.slow
 PHONE, DESK = (360, 740), (1100, 900)

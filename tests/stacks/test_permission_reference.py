@@ -2,10 +2,10 @@
 
 import pytest
 
-from bench.call_sites import sites
-from bench.grants import Granted
-from bench.permissions import why_kept
-from bench.reference import objections
+from tests.iam.grants import Granted
+from tests.iam.permissions import is_kept
+from tests.iam.reference import objections
+from tests.iam.sites import sites
 
 ACCOUNT, REGION = "000000000000", "us-east-1"
 # What the operations of boto3 are authorized as, where it is no action of the same name.
@@ -33,7 +33,7 @@ def test_aws_knows_every_action_resource_and_condition(granted):
 
 
 def test_every_permission_has_a_call_in_the_code_or_a_part_of_the_template_that_needs_it(granted):
-    """By action; which function makes which call on what is what `python -m bench.permissions` shows."""
+    """By action; which function makes which call on what is what `python -m tests.iam.permissions` shows."""
     called = {
         action
         for site in sites()
@@ -49,7 +49,7 @@ def test_every_permission_has_a_call_in_the_code_or_a_part_of_the_template_that_
         if not any(wire.who == grant.who and grant.covers(wire.need, place) for wire in wired)
         and grant.action not in called
         and not (grant.action in ("kms:Decrypt", "kms:GenerateDataKey") and "kms:ViaService" in grant.where)
-        and not why_kept(grant)
+        and not is_kept(grant)
     ]
     assert unneeded == []
 

@@ -2,8 +2,8 @@
 
 import json
 
-from bench import roles
 from stacks import ROOT
+from tools import roles
 
 PAGE = ROOT / "docs" / "security.md"
 

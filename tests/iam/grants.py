@@ -1,0 +1,313 @@
+"""What a template allows to whom, as IAM would judge it; and what its own wiring needs without any line of code.
+
+References become the names that the resources got, so that a statement can be held against a call. The judge is the one
+of the emulator, which implements the order of AWS: a Deny anywhere wins, then an Allow, else no."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ministack.core import iam_evaluator
+
+from cli.deploy.permissions import HASH, written
+from tests.iam.needs import Need, Place, receiving, sending
+
+# The property that names a resource, where its template does.
+NAMED_BY = {"AWS::S3::Bucket": "BucketName", "AWS::Events::EventBus": "Name", "AWS::SSM::Parameter": "Name"}
+ARNS = {
+    "AWS::DynamoDB::Table": "dynamodb:{region}:{account}:table/{name}",
+    "AWS::Events::ApiDestination": "events:{region}:{account}:api-destination/{name}/0",
+    "AWS::Events::Connection": "events:{region}:{account}:connection/{name}/0",
+    "AWS::Events::EventBus": "events:{region}:{account}:event-bus/{name}",
+    "AWS::Events::Rule": "events:{region}:{account}:rule/{name}",
+    "AWS::IAM::Role": "iam::{account}:role/{name}",
+    "AWS::KMS::Key": "kms:{region}:{account}:key/{name}",
+    "AWS::Lambda::Function": "lambda:{region}:{account}:function:{name}",
+    "AWS::Logs::LogGroup": "logs:{region}:{account}:log-group:{name}:*",
+    "AWS::S3::Bucket": "s3:::{name}",
+    "AWS::SNS::Topic": "sns:{region}:{account}:{name}",
+    "AWS::SQS::Queue": "sqs:{region}:{account}:{name}",
+}
+# Where a resource names the customer's key that it lies under.
+KEYED_BY = {
+    "AWS::SQS::Queue": ("KmsMasterKeyId",),
+    "AWS::SNS::Topic": ("KmsMasterKeyId",),
+    "AWS::DynamoDB::Table": ("SSESpecification", "KMSMasterKeyId"),
+}
+# Whose policy is a resource of its own, and which property says of what.
+POLICIES = {"AWS::S3::BucketPolicy": "Bucket", "AWS::SQS::QueuePolicy": "Queues", "AWS::SNS::TopicPolicy": "Topics"}
+EVENTS, CLOUDWATCH, SCHEDULER = "events.amazonaws.com", "cloudwatch.amazonaws.com", "scheduler.amazonaws.com"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One action on one resource, that one statement allows to somebody: a role by its function's name or its own, or
+    a service. `on` is how the template writes the resource, `statement` what is judged."""
+
+    who: str
+    action: str
+    on: str
+    statement: str = field(repr=False)
+
+    @property
+    def where(self) -> str:
+        """Its conditions as JSON; "" for none."""
+        condition = json.loads(self.statement).get("Condition")
+        return json.dumps(condition, sort_keys=True) if condition else ""
+
+    @property
+    def resource(self) -> str:
+        """The pattern that is judged."""
+        return str(json.loads(self.statement)["Resource"])
+
+    def covers(self, need: Need, place: Place) -> bool:
+        """It alone allows this."""
+        return judged([json.loads(self.statement)], need, place) == "Allow"
+
+
+@dataclass(frozen=True, slots=True)
+class Wired:
+    """What somebody needs because of how the template puts things together, and the part that it is for."""
+
+    who: str
+    because: str
+    need: Need
+
+
+def judged(statements: Iterable[Mapping[str, Any]], need: Need, place: Place, *, principal: str = "") -> str:
+    """ "Allow", "Deny" or "ImplicitDeny"; over TLS, as all our calls are."""
+    context = _context(need, place, principal)
+    policy = iam_evaluator.parse_policy_document({"Statement": list(statements)})
+    return str(iam_evaluator.evaluate(context, [policy]).decision)
+
+
+def _context(need: Need, place: Place, principal: str) -> Any:
+    return iam_evaluator.EvalContext(
+        principal_arn=principal or f"arn:aws:iam::{place.account}:role/somebody",
+        principal_type="AssumedRole",
+        principal_account=place.account,
+        action=need.action,
+        resource_arn=need.resource,
+        region=place.region,
+        secure_transport=True,
+        service_context={name: list(value) if isinstance(value, tuple) else value for name, value in need.keys},
+    )
+
+
+class Granted:
+    """One template; `names` are the physical names by logical id, the logical ids themselves where there are none."""
+
+    def __init__(self, template: Mapping[str, Any], *, account: str, region: str, names: Mapping[str, str]) -> None:
+        self._resources: Mapping[str, Mapping[str, Any]] = template["Resources"]
+        self._names = names
+        self.account, self.region = account, region
+
+    def place(self, tags_of: Any, keys: Mapping[str, str]) -> Place:
+        """Where its functions call; `keys` are those of buckets that are not its own."""
+        known = {**keys, **self._keys}
+        return Place(self.account, self.region, lambda arn: known.get(arn, ""), tags_of)
+
+    def value(self, given: Any) -> Any:
+        """With every reference as the name or the ARN that it stands for."""
+        match given:
+            case {"Ref": str(name)}:
+                return self._pseudo(name) or self._referred(name)
+            case {"Fn::GetAtt": [name, "Arn"]}:
+                return self.arn(name)
+            case {"Fn::GetAtt": [name, attribute]}:
+                return f"<{name}.{attribute}>"
+            case {"Fn::Join": [glue, parts]}:
+                return str(glue).join(str(self.value(part)) for part in parts)
+            case {"Fn::Sub": str(text)}:
+                return re.sub(r"\$\{([^}]+)\}", lambda found: str(self.value({"Ref": found[1]})), text)
+            case dict():
+                return {name: self.value(each) for name, each in given.items()}
+            case list():
+                return [self.value(each) for each in given]
+        return given
+
+    def _pseudo(self, name: str) -> str:
+        known = {"AWS::AccountId": self.account, "AWS::Region": self.region, "AWS::Partition": "aws"}
+        return {**known, "AWS::URLSuffix": "amazonaws.com"}.get(name, "")
+
+    def _referred(self, name: str) -> str:
+        kind = self._resources.get(name, {}).get("Type", "")
+        return self.arn(name) if kind == "AWS::SNS::Topic" else self.name(name)
+
+    def name(self, id: str) -> str:
+        """The physical one, as far as it is known."""
+        resource = self._resources.get(id, {})
+        given = resource.get("Properties", {}).get(NAMED_BY.get(resource.get("Type", ""), ""), "")
+        told = self._names.get(id) or (self.value(given) if given else id)
+        return str(told).rpartition("/")[2] if "://" in str(told) else str(told).rpartition(":")[2]
+
+    def arn(self, id: str) -> str:
+        """Of a resource of the template."""
+        kind = self._resources[id]["Type"]
+        if kind not in ARNS:
+            return f"<{id}.Arn>"
+        return "arn:aws:" + ARNS[kind].format(region=self.region, account=self.account, name=self.name(id))
+
+    @cached_property
+    def _keys(self) -> dict[str, str]:
+        found = {}
+        for id, resource in self._resources.items():
+            value: Any = resource.get("Properties", {})
+            for step in KEYED_BY.get(resource["Type"], ()):
+                value = value.get(step, {})
+            if resource["Type"] in KEYED_BY and value:
+                found[self.arn(id)] = str(self.value(value))
+        return found
+
+    @cached_property
+    def roles(self) -> dict[str, str]:
+        """Logical id of each role to who works in it: a function by its handler, or the role's own name."""
+        called = {id: HASH.sub("", id) for id, each in self._resources.items() if each["Type"] == "AWS::IAM::Role"}
+        for resource in self._of("AWS::Lambda::Function"):
+            called[resource["Role"]["Fn::GetAtt"][0]] = resource["Handler"].partition(".")[0]
+        return called
+
+    def _of(self, kind: str) -> Iterator[Mapping[str, Any]]:
+        yield from (each["Properties"] for each in self._resources.values() if each["Type"] == kind)
+
+    @cached_property
+    def grants(self) -> list[Grant]:
+        """Everything that is allowed, action by action and resource by resource; who may assume a role is no part."""
+        found = []
+        for policy in self._of("AWS::IAM::Policy"):
+            for role in policy["Roles"]:
+                found += self._of_statements(self.roles[role["Ref"]], policy["PolicyDocument"])
+        for resource in self._resources.values():
+            if resource["Type"] in POLICIES or resource["Type"] == "AWS::KMS::Key":
+                properties = resource["Properties"]
+                found += self._of_services(properties.get("PolicyDocument") or properties["KeyPolicy"], resource)
+        return found
+
+    def _of_statements(self, who: str, document: Mapping[str, Any], own: str = "") -> list[Grant]:
+        found = []
+        for statement in _many(document["Statement"]):
+            if statement["Effect"] != "Allow":
+                continue
+            for action in _many(statement["Action"]):
+                for resource in _many(statement["Resource"]):
+                    one = {"Effect": "Allow", "Action": action, "Resource": own or self.value(resource)}
+                    if "Condition" in statement:
+                        one["Condition"] = self.value(statement["Condition"])
+                    found.append(Grant(who, action, _spoken(resource), json.dumps(one, sort_keys=True)))
+        return found
+
+    def _of_services(self, document: Mapping[str, Any], resource: Mapping[str, Any]) -> list[Grant]:
+        """What a resource's own policy allows to services of AWS; the rest of it refuses, or leaves it to IAM."""
+        found = []
+        for statement in _many(document["Statement"]):
+            principal = statement.get("Principal", {})
+            for service in _many(principal.get("Service", [])) if isinstance(principal, dict) else []:
+                own = self._key_itself(resource) if resource["Type"] == "AWS::KMS::Key" else ""
+                found += self._of_statements(service, {"Statement": [statement]}, own)
+        return found
+
+    def _key_itself(self, key: Mapping[str, Any]) -> str:
+        """In a key's policy `*` is this key."""
+        return next(self.arn(id) for id, each in self._resources.items() if each is key)
+
+    def decision(self, who: str, need: Need, place: Place) -> str:
+        """For a role: what its own policy and the policy of the resource say together; for a service, the latter."""
+        own = [json.loads(grant.statement) for grant in self.grants if grant.who == who]
+        found = judged(own, need, place)
+        document = self._policy_of(need.resource)
+        if found != "Allow" or document is None or who.endswith(".amazonaws.com"):
+            return found
+        role = next(id for id, name in self.roles.items() if name == who)
+        context = _context(need, place, self.arn(role))
+        refused = iam_evaluator.evaluate_resource_policy(document, context).decision == "Deny"
+        return "Deny" if refused else found
+
+    def _policy_of(self, arn: str) -> dict[str, Any] | None:
+        for about, document in self._policies:
+            if arn == about or arn.startswith(f"{about}/"):
+                return document
+        return None
+
+    @cached_property
+    def _policies(self) -> list[tuple[str, dict[str, Any]]]:
+        found = []
+        for resource in self._resources.values():
+            if resource["Type"] in POLICIES:
+                for about in _many(resource["Properties"][POLICIES[resource["Type"]]]):
+                    found.append((self.arn(about["Ref"]), self.value(resource["Properties"]["PolicyDocument"])))
+        return found
+
+    def wired(self, place: Place) -> Iterator[Wired]:
+        """What Lambda, EventBridge, Scheduler and CloudWatch do with these permissions, by what the template asks of
+        them: logs, traces, feeding, dead letters, deliveries, alarms."""
+        for function in self._of("AWS::Lambda::Function"):
+            yield from self._of_function(function, place)
+        for mapping in self._of("AWS::Lambda::EventSourceMapping"):
+            who = self._handler(mapping["FunctionName"]["Ref"])
+            queue = str(self.value(mapping["EventSourceArn"]))
+            yield from (Wired(who, "Lambda feeds it from a queue", need) for need in receiving(queue, place))
+        for schedule in self._of("AWS::Scheduler::Schedule"):
+            target = schedule["Target"]
+            who = self.roles[target["RoleArn"]["Fn::GetAtt"][0]]
+            yield Wired(who, "the schedule", Need("lambda:InvokeFunction", str(self.value(target["Arn"]))))
+            letters = str(self.value(target["DeadLetterConfig"]["Arn"]))
+            yield from (Wired(who, "letters of the schedule", need) for need in sending(letters, place))
+        for id, resource in self._resources.items():
+            if resource["Type"] == "AWS::Events::Rule":
+                yield from self._of_rule(id, resource["Properties"], place)
+        yield from self._of_alarms(place)
+
+    def _handler(self, function: str) -> str:
+        return str(self._resources[function]["Properties"]["Handler"]).partition(".")[0]
+
+    def _of_function(self, function: Mapping[str, Any], place: Place) -> Iterator[Wired]:
+        who = str(function["Handler"]).partition(".")[0]
+        group = self.arn(function["LoggingConfig"]["LogGroup"]["Ref"]).removesuffix("*")
+        for name in ("CreateLogStream", "PutLogEvents"):
+            yield Wired(who, "Lambda writes its log", Need(f"logs:{name}", f"{group}log-stream:2026/01/01/[$LATEST]0"))
+        if function.get("TracingConfig", {}).get("Mode") == "Active":
+            for name in ("PutTraceSegments", "PutTelemetryRecords"):
+                yield Wired(who, "Lambda sends its traces", Need(f"xray:{name}", "*"))
+        if letters := function.get("DeadLetterConfig"):
+            queue = str(self.value(letters["TargetArn"]))
+            yield from (Wired(who, "Lambda puts its letters aside", need) for need in sending(queue, place))
+
+    def _of_rule(self, id: str, rule: Mapping[str, Any], place: Place) -> Iterator[Wired]:
+        source = (("aws:sourcearn", self.arn(id)), ("aws:sourceaccount", self.account))
+        for target in rule.get("Targets", []):
+            about = f"the rule {HASH.sub('', id)}"
+            for queue in (target["Arn"], target.get("DeadLetterConfig", {}).get("Arn")):
+                arn = str(self.value(queue or ""))
+                if ":sqs:" in arn:
+                    # EventBridge comes as a service, not in anybody's name.
+                    yield Wired(EVENTS, about, Need("sqs:SendMessage", arn, source))
+                    for action in ("Decrypt", "GenerateDataKey"):
+                        yield Wired(EVENTS, about, Need(f"kms:{action}", place.key_of(arn), source[1:]))
+            if "RoleArn" in target:
+                who = self.roles[target["RoleArn"]["Fn::GetAtt"][0]]
+                yield Wired(who, about, Need("events:InvokeApiDestination", str(self.value(target["Arn"]))))
+
+    def _of_alarms(self, place: Place) -> Iterator[Wired]:
+        source = (("aws:sourceaccount", self.account),)
+        told = {
+            str(self.value(topic))
+            for kind in ("AWS::CloudWatch::Alarm", "AWS::CloudWatch::CompositeAlarm")
+            for alarm in self._of(kind)
+            for topic in (*alarm.get("AlarmActions", []), *alarm.get("OKActions", []))
+        }
+        for topic in sorted(told):
+            yield Wired(CLOUDWATCH, "alarms", Need("sns:Publish", topic, source))
+            for action in ("Decrypt", "GenerateDataKey"):
+                yield Wired(CLOUDWATCH, "alarms", Need(f"kms:{action}", place.key_of(topic), source))
+
+
+def _many(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _spoken(resource: Any) -> str:
+    """The resource as the template writes it, without the hashes of logical ids."""
+    return re.sub(r"<([A-Za-z0-9]+)\.Arn>", lambda found: HASH.sub("", found[1]), written(resource))

