@@ -37,6 +37,11 @@ class Price:
     def each(self) -> float:
         return self.dollars / self.per
 
+    @property
+    def text(self) -> str:
+        """Return the price as people read it: "$0.3", "$5 / 1,000,000"."""
+        return f"${self.dollars:g}" if self.per == 1 else f"${self.dollars:g} / {self.per:,}"
+
 
 LAMBDA = "https://aws.amazon.com/lambda/pricing/"
 CLOUDWATCH = "https://aws.amazon.com/cloudwatch/pricing/"
@@ -50,8 +55,8 @@ PRICES = {
     "read": Price("read request units of DynamoDB, 4 KB each", 0.125, 1_000_000, DYNAMODB),
     "get": Price("GET requests to S3", 0.40, 1_000_000, S3),
     "put": Price("PUT and LIST requests to S3", 5.00, 1_000_000, S3),
-    "metric_read": Price("metrics asked of GetMetricData", 10.00, 1_000_000, CLOUDWATCH),
-    "metric": Price("metrics of our own, a month", 0.30, 1, CLOUDWATCH),
+    "metric_read": Price("metrics read by GetMetricData", 10.00, 1_000_000, CLOUDWATCH),
+    "metric": Price("custom metrics, a month", 0.30, 1, CLOUDWATCH),
     "alarm": Price("alarms, a month", 0.10, 1, CLOUDWATCH),
     "composite": Price("composite alarms, a month", 0.50, 1, CLOUDWATCH),
     "dashboard": Price("dashboards, a month", 3.00, 1, CLOUDWATCH),
@@ -62,7 +67,7 @@ PRICES = {
     "key": Price("keys of KMS, a month", 1.00, 1, "https://aws.amazon.com/kms/pricing/"),
     "key_use": Price("requests to KMS", 3.00, 1_000_000, "https://aws.amazon.com/kms/pricing/"),
     "trace": Price("traces recorded by X-Ray", 5.00, 1_000_000, "https://aws.amazon.com/xray/pricing/"),
-    "mail": Price("mails sent by SNS", 20.00, 1_000_000, "https://aws.amazon.com/sns/pricing/"),
+    "mail": Price("e-mails sent by SNS", 20.00, 1_000_000, "https://aws.amazon.com/sns/pricing/"),
 }
 
 # Measured: the calls of one sweep, and those for each run that trains.
@@ -103,43 +108,45 @@ def fixed() -> Iterator[Line]:
     """Yield the lines that are paid when no run trains."""
     yield Line("the key", "key", KEYS)
     yield Line("alarms on single metrics", "alarm", ALARMS)
-    yield Line("the alarm over them", "composite", COMPOSITES)
+    yield Line("the composite alarm", "composite", COMPOSITES)
     yield Line("the dashboard", "dashboard", DASHBOARDS)
-    yield Line("metrics that Rerail publishes, each word of each counted", "metric", published())
+    yield Line("custom metrics, one for each dimension value", "metric", published())
     yield Line("the schedule", "schedule", MINUTES)
     yield Line("sweeps", "invocation", MINUTES)
     yield Line("sweeps, half a second each", "gb_second", MINUTES * SWEEP_S * MEMORY_GB)
-    yield Line("sweeps that X-Ray records", "trace", MINUTES)
-    yield Line("what a sweep logs", "log_gb", MINUTES * LOG_BYTES_A_CALL / 1e9)
-    yield Line("the index of open runs, in eight parts, and of clusters", "read", MINUTES * QUERIES_A_SWEEP * 0.5)
-    yield Line("asking empty queues", "message", MINUTES * EMPTY_RECEIVES_A_MINUTE * QUEUES_POLLED)
-    yield Line("the key, used for them", "key_use", MINUTES * QUEUES_POLLED / 5)  # SQS keeps a data key for 5 minutes
+    yield Line("traces of sweeps", "trace", MINUTES)
+    yield Line("logs of sweeps", "log_gb", MINUTES * LOG_BYTES_A_CALL / 1e9)
+    yield Line("queries of the index of open runs", "read", MINUTES * QUERIES_A_SWEEP * 0.5)
+    yield Line("polls of empty queues", "message", MINUTES * EMPTY_RECEIVES_A_MINUTE * QUEUES_POLLED)
+    yield Line(
+        "uses of the key by queues", "key_use", MINUTES * QUEUES_POLLED / 5
+    )  # SQS keeps a data key for 5 minutes
 
 
 def per_run(*, agent: bool) -> Iterator[Line]:
     """Yield the lines that one run adds when it trains all month."""
     wakeups, notices = WAKEUPS_A_RUN_DAY * 30, NOTICES_A_RUN_DAY * 30
     if agent:
-        yield Line("heartbeats that the agent leaves", "put", MINUTES * HEARTBEATS_A_RUN)
-        yield Line("looks of the agent into its mailbox", "get", MINUTES * 60 / MAILBOX_POLL_S)
-        yield Line("heartbeats that the sweep reads", "get", MINUTES * HEARTBEATS_A_RUN)
+        yield Line("heartbeats, written by the agent", "put", MINUTES * HEARTBEATS_A_RUN)
+        yield Line("polls of the mailbox by the agent", "get", MINUTES * 60 / MAILBOX_POLL_S)
+        yield Line("heartbeats, read by the sweep", "get", MINUTES * HEARTBEATS_A_RUN)
     else:
-        yield Line("its metrics, asked of CloudWatch", "metric_read", MINUTES * METRICS_A_RUN)
-    yield Line("the sweep, for this run", "gb_second", MINUTES * SWEEP_S_A_RUN * MEMORY_GB)
-    yield Line("what the detectors remember, read", "read", MINUTES * ceil(MEMORY_BYTES / 4096) * 0.5)
-    yield Line("what the detectors remember, written", "write", MINUTES * ceil(MEMORY_BYTES / 1024))
-    yield Line("its record, read by the sweep", "read", MINUTES * RUN_BYTES / 4096 * 0.5)
-    yield Line("listings of its saves", "put", MINUTES * LISTS_A_RUN)
-    yield Line("messages about it", "message", wakeups * 3)
+        yield Line("metrics, read by the sweep", "metric_read", MINUTES * METRICS_A_RUN)
+    yield Line("sweep time for this run", "gb_second", MINUTES * SWEEP_S_A_RUN * MEMORY_GB)
+    yield Line("detector state, read", "read", MINUTES * ceil(MEMORY_BYTES / 4096) * 0.5)
+    yield Line("detector state, written", "write", MINUTES * ceil(MEMORY_BYTES / 1024))
+    yield Line("record of the run, read", "read", MINUTES * RUN_BYTES / 4096 * 0.5)
+    yield Line("listings of its checkpoints", "put", MINUTES * LISTS_A_RUN)
+    yield Line("messages", "message", wakeups * 3)
     yield Line("decisions", "invocation", wakeups)
     yield Line("decisions, a second each", "gb_second", wakeups * SUPERVISE_S * MEMORY_GB)
     yield Line(
         "decisions, recorded", "write", wakeups * 8
     )  # run, job and timeline in one transaction, which counts twice
-    yield Line("what they log", "log_gb", wakeups * LOG_BYTES_A_CALL / 1e9)
+    yield Line("logs of decisions", "log_gb", wakeups * LOG_BYTES_A_CALL / 1e9)
     yield Line("notices on the bus", "event", notices)
-    yield Line("notices, told and drawn", "invocation", notices * 2)
-    yield Line("notices by mail", "mail", notices)
+    yield Line("notices and reports", "invocation", notices * 2)
+    yield Line("notices by e-mail", "mail", notices)
 
 
 def published() -> int:
@@ -186,29 +193,29 @@ def bill(lines: Sequence[Line]) -> Table:
         table.add_column(name, justify="right")
     for line in lines:
         price = PRICES[line.price]
-        per = f"{price.dollars:g}" if price.per == 1 else f"{price.dollars:g} / {price.per:,}"
-        table.add_row(line.what, price.what, f"{line.count:,.10g}", f"${per}", f"{line.dollars:.3f}")
+        table.add_row(line.what, price.what, f"{line.count:,.10g}", price.text, f"{line.dollars:.3f}")
     table.add_row("**sum**", "", "", "", f"**{sum(line.dollars for line in lines):.2f}**")
     return table
 
 
-def sources() -> Table:
-    """Return the table of list prices with their sources."""
-    table = Table("price", "dollars", "for", "source", title=f"list prices of us-east-1, {AS_OF}")
-    for price in PRICES.values():
-        table.add_row(price.what, f"{price.dollars:g}", f"{price.per:,}", f"<{price.source}>")
+def run_bill() -> Table:
+    """Return the lines of one run, with the dollars with the agent and without it."""
+    table = Table("what", "of", title="one run, a month")
+    for name in ("a month", "list price", "with the agent", "without"):
+        table.add_column(name, justify="right")
+    bills = [{line.what: line for line in per_run(agent=agent)} for agent in (True, False)]
+    for what in dict.fromkeys(what for lines in bills for what in lines):
+        line = next(lines[what] for lines in bills if what in lines)
+        dollars = (f"{lines[what].dollars:.3f}" if what in lines else "" for lines in bills)
+        table.add_row(what, PRICES[line.price].what, f"{line.count:,.10g}", PRICES[line.price].text, *dollars)
+    sums = (f"**{sum(line.dollars for line in lines.values()):.2f}**" for lines in bills)
+    table.add_row("**sum**", "", "", "", *sums)
     return table
 
 
 def tables() -> dict[str, Table]:
     """Return the tables by the name of their marks in docs/cost.md."""
-    return {
-        "totals": totals(),
-        "fixed": bill(list(fixed())),
-        "with the agent": bill(list(per_run(agent=True))),
-        "without the agent": bill(list(per_run(agent=False))),
-        "prices": sources(),
-    }
+    return {"totals": totals(), "fixed": bill(list(fixed())), "run": run_bill()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

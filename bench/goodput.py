@@ -35,6 +35,7 @@ SIZES = (64, 512, 2048, FEWEST_GPUS)
 SIGNALS_A_MINUTE = 1_000_000
 OF_WHAT_IS_LOST = 0.25
 SWEPT_SEEDS = 2
+PAGE_TABLES = ("goals", f"ways {FEWEST_GPUS}")
 # What a relaunch and a restart in the job cannot do without, however fast somebody decides.
 UNAVOIDABLE = (Spent.MACHINES, Spent.REPAIR, Spent.INIT, Spent.RESTART, Spent.SAVES, Spent.SNAPSHOTS)
 
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables = _tables(rows, given.days, given.seeds) | {"goals": _goals(found)}
     report.show(console, list(tables.values()))
     if given.page:
-        pages.write(given.page, tables)
+        pages.write(given.page, {name: tables[name] for name in PAGE_TABLES})
     if given.json:
         figures = {group: report.as_json(each) for group, each in rows.items()}
         goals = [{"what": v.what, "asked": v.asked, "measured": v.measured, "met": v.met} for v in found]

@@ -105,7 +105,7 @@ def test_the_bill_is_its_lines():
 
 def test_the_agent_is_cheaper_than_metrics():
     """A tenth of what GetMetricData costs is the goal; the heartbeat replaces it."""
-    replaced = {line.what: line.dollars for line in cost.per_run(agent=False)}["its metrics, asked of CloudWatch"]
+    replaced = {line.what: line.dollars for line in cost.per_run(agent=False)}["metrics, read by the sweep"]
     beats = sum(line.dollars for line in cost.per_run(agent=True) if "heartbeat" in line.what)
     assert beats <= replaced / 9
 

@@ -15,7 +15,7 @@ from bench import cost
     ],
 )
 def test_what_has_a_monthly_price_is_counted(template, kind, counted):
-    """If this fails, mend the number in bench/cost.py, then: python -m bench.cost --page docs/cost.md"""
+    """If this fails, correct the number in bench/cost.py, then: python -m bench.cost --page docs/cost.md"""
     assert len(template.of(kind)) == counted
 
 
