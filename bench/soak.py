@@ -1,13 +1,13 @@
-"""The loop closed on real learning: dozens of random faults, and the model that comes of them is the undisturbed one.
+"""Train a small GPT through dozens of random faults and compare it with an undisturbed training.
 
     python -m bench.soak [--faults N] [--seed S] [--scenario NAME] [--minutes M] [--beside N] [--evidence FILE]
 
-The synthesized template is deployed into the local AWS, and a small GPT is trained there in several runs, some beside
-each other. They meet faults of every scenario, in an order and at steps that the seed draws: killed processes and lost
-nodes, refused launches, events that are lost or late, damaged checkpoints, kills in the middle of a save, hardware,
-hangs, bugs, bad data, losses that jump. What by design ends in a hold is released, as an operator would. Each run is
-then compared with an undisturbed twin of the same seed: every loss to the last bit, every sample of the data order,
-every checkpoint, seconds. A soak that fails leaves all it has written in .local/soak/<seed>."""
+The synthesized template is deployed into the local AWS, and a small GPT is trained there in several runs, some at the
+same time. The seed draws the faults, their order and their steps: killed processes and lost nodes, refused launches,
+events that are lost or late, damaged checkpoints, kills during a save, hardware, hangs, bugs, bad data, losses that
+jump. A run that is held by design is released, as an operator would. Each run is compared with a reference run, an
+undisturbed one of the same seed: every loss to the last bit, every sample, every checkpoint, seconds. A soak that fails
+leaves its files in .local/soak/<seed>."""
 
 import argparse
 import os
@@ -24,12 +24,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.evidence import Evidence, Failure, Goal, Sheet, finish
-from bench.soaking.account import STEP_SECONDS, Account, Twin
+from bench.soaking.account import STEP_SECONDS, Account, ReferenceRun
 from bench.soaking.faults import FAULTS, STORM
 from bench.soaking.judging import Judgement, judge
 from bench.soaking.notes import Step
-from bench.soaking.plan import chosen, courses
-from bench.soaking.play import Play, Strike, led_by, shifted
+from bench.soaking.plan import choose_faults, make_plans
+from bench.soaking.soak_run import Injection, SoakRun, led_by, shifted
 from cli import place
 from cli.report import save_for
 from local.stack import LocalAws
@@ -42,7 +42,7 @@ LOOK_EVERY_S = 0.3
 QUIET_S = 1.1 * STEP_SECONDS  # a step on a machine that has time for it
 CLAIM = (
     "Whatever breaks, the model is the one that an undisturbed training gives: a small GPT is trained through random "
-    "faults of every scenario in the local AWS, by the deployed template, and compared with twins of the same seed."
+    "faults of every scenario in the local AWS, by the deployed template, and compared with its reference runs."
 )
 
 
@@ -52,89 +52,92 @@ class Soak:
 
     account: Account
     seed: int
-    tell: Callable[[str], None]
-    twins: dict[str, Twin] = field(default_factory=dict)
-    plays: list[Play] = field(default_factory=list)
+    log: Callable[[str], None]
+    references: dict[str, ReferenceRun] = field(default_factory=dict)
+    soak_runs: list[SoakRun] = field(default_factory=list)
     judged: list[Judgement] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     checks: dict[str, int] = field(default_factory=dict)
 
-    def run(self, names: Sequence[str], *, beside: int, progress: Callable[[Sequence[Play]], None]) -> None:
+    def run(self, names: Sequence[str], *, beside: int, progress: Callable[[Sequence[SoakRun]], None]) -> None:
         """Every run with its faults, so many beside each other; the storm when the others are over."""
-        waiting = courses(self.seed, names)
-        active: list[Play] = []
+        waiting = make_plans(self.seed, names)
+        active: list[SoakRun] = []
         while waiting or active:
-            while waiting and len(active) < beside and (waiting[0].home is not STORM or not active):
-                course = waiting.pop(0)
+            while waiting and len(active) < beside and (waiting[0].setup is not STORM or not active):
+                plan = waiting.pop(0)
                 group = [
-                    Play(self.account, shifted(course, number), shifted(course, number).name, self.tell)
-                    for number in range(1, course.home.at_once + 1)
+                    SoakRun(self.account, shifted(plan, number), shifted(plan, number).name, self.log)
+                    for number in range(1, plan.setup.at_once + 1)
                 ]
                 led_by(group[0], group[1:])
-                self.plays += group
+                self.soak_runs += group
                 active += group
-                self._twin_of(group[0])
-            for twin in self.twins.values():
-                twin.look()
-            for play in active:
-                play.look()
+                self._reference_of(group[0])
+            for reference in self.references.values():
+                reference.look()
+            for soak_run in active:
+                soak_run.look()
             progress(active)
-            active = [play for play in active if not play.is_over]
+            active = [soak_run for soak_run in active if not soak_run.is_over]
             time.sleep(LOOK_EVERY_S)
-        while not all(twin.is_over for twin in self.twins.values()):
-            for twin in self.twins.values():
-                twin.look()
+        while not all(reference.is_over for reference in self.references.values()):
+            for reference in self.references.values():
+                reference.look()
             time.sleep(LOOK_EVERY_S)
 
-    def _twin_of(self, play: Play) -> Twin:
-        home, steps = play.home, play.course.steps
-        key = f"{home.script_name}-{home.hosts}-{steps}"
-        if key not in self.twins:
-            self.twins[key] = Twin(self.account, home, steps)
-        return self.twins[key]
+    def _reference_of(self, soak_run: SoakRun) -> ReferenceRun:
+        setup, steps = soak_run.setup, soak_run.plan.steps
+        key = f"{setup.script_name}-{setup.hosts}-{steps}"
+        if key not in self.references:
+            self.references[key] = ReferenceRun(self.account, setup, steps)
+        return self.references[key]
 
     def judge(self, folder: Path, state: Path) -> None:
         """What has become of each run, and of the account."""
-        for play in self.plays:
-            if play.run is None:
-                self.wrong.append(f"{play.name} was never adopted")
+        for soak_run in self.soak_runs:
+            if soak_run.run is None:
+                self.wrong.append(f"{soak_run.name} was never adopted")
                 continue
-            play.notes.read([attempt.job_name for attempt in play.run.attempts])
-            play.timeline = self.account.runs.timeline(play.name)
-            self.judged.append(judge(play, self._twin_of(play), folder, self.tell))
-        for twin in self.twins.values():
-            if twin.description["TrainingJobStatus"] != "Completed":
-                self.wrong.append(f"{twin.name} is {twin.description['TrainingJobStatus']}")
+            soak_run.notes.read([attempt.job_name for attempt in soak_run.run.attempts])
+            soak_run.timeline = self.account.runs.timeline(soak_run.name)
+            self.judged.append(judge(soak_run, self._reference_of(soak_run), folder, self.log))
+        for reference in self.references.values():
+            if reference.description["TrainingJobStatus"] != "Completed":
+                self.wrong.append(f"{reference.name} is {reference.description['TrainingJobStatus']}")
         queues = [url for url in self.account.aws.client("sqs").list_queues()["QueueUrls"] if "DeadLetter" in url]
         letters = {url.rpartition("/")[2]: self.account.waiting_in(url) for url in queues}
         self.wrong += [f"{count} dead letters in {name}" for name, count in letters.items() if count]
         orphans = list(_orphans(state))
         self.wrong += [f"a process of an ended job is left: {orphan}" for orphan in orphans]
-        lives = sum(len(play.notes.lives) for play in self.plays)
+        starts = sum(len(soak_run.notes.starts) for soak_run in self.soak_runs)
         self.checks = {
-            "starts of training processes, each alone in its run": lives,
+            "starts of training processes, each alone in its run": starts,
             "jobs, none created while the one before lived": sum(each.attempts for each in self.judged),
             "checkpoints seen in S3, all of them still there": sum(each.saves for each in self.judged),
             "queues for dead letters, all empty": len(queues),
             "processes of ended jobs that are left": len(orphans),
-            **self._heard(state),
+            **self._count_messages(state),
         }
 
-    def _heard(self, state: Path) -> dict[str, int]:
+    def _count_messages(self, state: Path) -> dict[str, int]:
         """What reached people: of the runs, and of Rerail itself, whose alarms page too."""
         found: dict[str, int] = {}
         for kind in ("pages", "informs"):
-            subjects = self.account.told(kind)
+            subjects = self.account.read_subjects(kind)
             (state / f"{kind}.txt").write_text("\n".join(subjects) + "\n")
-            ours = sum(any(play.name in subject for play in self.plays) for subject in subjects)
+            ours = sum(any(soak_run.name in subject for soak_run in self.soak_runs) for subject in subjects)
             alarms = [subject for subject in subjects if subject.startswith("ALARM:")]
             found |= {f"{kind} about runs that arrived": ours, f"alarms of Rerail itself among the {kind}": len(alarms)}
         return found
 
     @property
-    def strikes(self) -> list[Strike]:
+    def injections(self) -> list[Injection]:
         """Every fault that was caused, a storm once for each run that it hit."""
-        return sorted((strike for play in self.plays for strike in play.strikes), key=lambda strike: strike.at)
+        return sorted(
+            (injection for soak_run in self.soak_runs for injection in soak_run.injections),
+            key=lambda injection: injection.at,
+        )
 
 
 def _orphans(state: Path) -> Iterator[str]:
@@ -156,24 +159,24 @@ def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Con
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     began = time.monotonic()
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         console.print(f"[{time.monotonic() - began:5.0f} s] {line}", markup=False, highlight=False, soft_wrap=True)
 
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("deploying", total=len(names))
 
-        def show(active: Sequence[Play]) -> None:
-            over = sum(play.index for play in soaked.plays if not play.is_led)
-            progress.update(task, completed=over, description="; ".join(play.state for play in active)[:100])
+        def show(active: Sequence[SoakRun]) -> None:
+            over = sum(soak_run.index for soak_run in soaked.soak_runs if not soak_run.is_led)
+            progress.update(task, completed=over, description="; ".join(soak_run.state for soak_run in active)[:100])
 
         with LocalAws(state / "aws", scale=SCALE, schedule_scale=SCALE, assemblies=place.SYNTHESES) as aws:
-            soaked = Soak(Account(aws, folder, SCALE), seed, say)
+            soaked = Soak(Account(aws, folder, SCALE), seed, log)
             soaked.run(names, beside=beside, progress=show)
             soaked.judge(folder, state)
-            for play in soaked.plays:
-                if play.run is not None:
-                    save_for(soaked.account.here, play.name, state / f"{play.name}.html", ())
-                    play.keep_timeline()
+            for soak_run in soaked.soak_runs:
+                if soak_run.run is not None:
+                    save_for(soaked.account.here, soak_run.name, state / f"{soak_run.name}.html", ())
+                    soak_run.keep_timeline()
     left = list(_orphans(state))
     return soaked, [*soaked.wrong, *(f"a process has outlived the local AWS: {each}" for each in left)]
 
@@ -181,61 +184,71 @@ def soak(seed: int, names: Sequence[str], beside: int, state: Path, console: Con
 def evidence(soaked: Sequence[Soak], wrong: Sequence[str]) -> Evidence:
     """The figures of one soak or of several."""
     judged = [each for soak in soaked for each in soak.judged]
-    strikes = [strike for soak in soaked for strike in soak.strikes]
+    injections = [injection for soak in soaked for injection in soak.injections]
     failures = [Failure(each) for each in wrong]
     failures += [Failure(f"{each.run}: {problem}") for each in judged for problem in each.wrong]
-    missed = sorted({strike.due.name for strike in strikes if strike.problems or strike.over_at is None})
+    missed = sorted(
+        {injection.planned.name for injection in injections if injection.problems or injection.over_at is None}
+    )
     compared, other = sum(each.learnt.compared for each in judged), sum(each.learnt.other_bits for each in judged)
     goals = (
-        Goal("losses with other bits than the twin's", "none", f"{other} of {compared:,}", other == 0),
+        Goal("losses with other bits than the reference's", "none", f"{other} of {compared:,}", other == 0),
         Goal(
-            "faults diagnosed as what they were, and mended",
+            "faults diagnosed as what they were, and resolved",
             "all",
-            f"{sum(not s.problems and s.over_at is not None for s in strikes)} of {len(strikes)}",
+            f"{sum(not s.problems and s.over_at is not None for s in injections)} of {len(injections)}",
             not missed,
         ),
         Goal(
             "scenarios",
             f"all {len(FAULTS)}",
-            str(len({strike.due.name for strike in strikes})),
-            {strike.due.name for strike in strikes} == set(FAULTS),
+            str(len({injection.planned.name for injection in injections})),
+            {injection.planned.name for injection in injections} == set(FAULTS),
         ),
     )
     return Evidence(
         CLAIM,
-        (_runs(judged), _scenarios(strikes), _counts(soaked)),
+        (_runs(judged), _scenarios(injections), _counts(soaked)),
         goals,
-        _notes(soaked, judged, strikes),
+        _notes(soaked, judged, injections),
         tuple(failures),
     )
 
 
 def _runs(judged: Sequence[Judgement]) -> Sheet:
     columns = (
-        *("run", "twin", "faults", "attempts", "steps", "steps lost", "samples", "skipped"),
-        *("losses compared", "other bits", "last loss off the undisturbed", "s", "twin s", "twin's share", "goodput"),
+        *("run", "reference", "faults", "attempts", "steps", "steps lost", "samples", "skipped"),
+        *(
+            "losses compared",
+            "other bits",
+            "last loss off the undisturbed",
+            "s",
+            "reference s",
+            "reference's share",
+            "goodput",
+        ),
     )
     rows = tuple(
         (
-            *(each.run, each.learnt.twin, each.faults, each.attempts, each.learnt.steps, each.learnt.lost),
+            *(each.run, each.learnt.reference, each.faults, each.attempts, each.learnt.steps, each.learnt.lost),
             *(each.learnt.samples, each.skipped, each.learnt.compared, each.learnt.other_bits, each.learnt.from_plain),
-            *(round(each.run_s, 1), round(each.twin_s, 1)),
-            f"{each.twin_s / each.run_s:.0%}" if each.is_complete else "",
+            *(round(each.run_s, 1), round(each.reference_s, 1)),
+            f"{each.reference_s / each.run_s:.0%}" if each.is_complete else "",
             f"{each.share:.0%}" if each.share is not None else "",
         )
         for each in judged
     )
-    return Sheet("Each run beside its twin", columns, rows, words=2)
+    return Sheet("Each run beside its reference", columns, rows, words=2)
 
 
-def _scenarios(strikes: Sequence[Strike]) -> Sheet:
+def _scenarios(injections: Sequence[Injection]) -> Sheet:
     columns = (
         *("scenario", "what breaks", "diagnosed as"),
         *(
             "times",
             "as it must be",
             "detected after, s",
-            "mended after, s",
+            "recovered after, s",
             "steps lost",
             "attempts",
             "pages",
@@ -244,18 +257,18 @@ def _scenarios(strikes: Sequence[Strike]) -> Sheet:
     )
     rows = []
     for name in FAULTS:
-        if here := [strike for strike in strikes if strike.due.name == name]:
+        if here := [injection for injection in injections if injection.planned.name == name]:
             found = sorted({", ".join(dict.fromkeys((*each.causes, *each.findings))) or "no trouble" for each in here})
             rows.append(
                 (
-                    *(name, FAULTS[name].story, " / ".join(found), len(here)),
+                    *(name, FAULTS[name].description, " / ".join(found), len(here)),
                     sum(not each.problems and each.over_at is not None for each in here),
                     _median([each.detected_s for each in here]),
-                    _median([each.mended_s for each in here]),
+                    _median([each.recovered_s for each in here]),
                     sum(each.lost_steps for each in here),
                     sum(each.attempts for each in here),
-                    sum(each.told.get(Severity.PAGE, 0) for each in here),
-                    sum(each.told.get(Severity.INFORM, 0) for each in here),
+                    sum(each.notices.get(Severity.PAGE, 0) for each in here),
+                    sum(each.notices.get(Severity.INFORM, 0) for each in here),
                 )
             )
     return Sheet("Each scenario", columns, tuple(rows), words=3)
@@ -271,32 +284,36 @@ def _median(values: Sequence[float | None]) -> str:
     return f"{median(known):.1f}" if known else ""
 
 
-def _pairs(twin: Twin) -> Iterator[tuple[Step, Step]]:
-    """Each step of a twin and the next one."""
-    for life in twin.notes.lives:
-        steps = list(life.steps.values())
+def _pairs(reference: ReferenceRun) -> Iterator[tuple[Step, Step]]:
+    """Yield each step of a reference run with the next one."""
+    for start in reference.notes.starts:
+        steps = list(start.steps.values())
         yield from zip(steps, steps[1:], strict=False)
 
 
-def _notes(soaked: Sequence[Soak], judged: Sequence[Judgement], strikes: Sequence[Strike]) -> tuple[str, ...]:
+def _notes(soaked: Sequence[Soak], judged: Sequence[Judgement], injections: Sequence[Injection]) -> tuple[str, ...]:
     ended = [each for each in judged if each.is_complete]
-    run_s, twin_s = sum(each.run_s for each in ended), sum(each.twin_s for each in ended)
-    share = twin_s / run_s if run_s else 0.0
-    gaps = [step.at - before.at for soak in soaked for twin in soak.twins.values() for before, step in _pairs(twin)]
+    run_s, reference_s = sum(each.run_s for each in ended), sum(each.reference_s for each in ended)
+    share = reference_s / run_s if run_s else 0.0
+    gaps = [
+        step.at - before.at
+        for soak in soaked
+        for reference in soak.references.values()
+        for before, step in _pairs(reference)
+    ]
     pace = median(gaps) if gaps else 0.0
     return (
-        f"The runs took {run_s:,.0f} s in all, their undisturbed twins {twin_s:,.0f} s: {share:.0%}, with "
-        f"{len(strikes)} faults in {run_s / 60:.0f} minutes of training. SageMaker's pace, the sweep and the policy's "
-        f"durations are divided by {SCALE:g}; Python's start, queues and polls are not. A step was to take "
-        f"{STEP_SECONDS:g} s and took {pace:.3f} s in the median of the twins: the machine was "
+        f"The runs took {run_s:,.0f} s in all, their reference runs {reference_s:,.0f} s: {share:.0%}, with "
+        f"{len(injections)} faults in {run_s / 60:.0f} minutes of training. SageMaker's pace, the sweep and the "
+        f"policy's durations are divided by {SCALE:g}; Python's start, queues and polls are not. A step was to take "
+        f"{STEP_SECONDS:g} s and took {pace:.3f} s in the median of the references: the machine was "
         f"{'quiet' if pace < QUIET_S else 'busy'}.",
         "A loss is compared as the process has it, not as it is printed; samples are those that the model was given. "
         "Steps that were trained and have come to nothing are lost; they are in no other count.",
-        "Where a remedy changes what is trained on (samples skipped, a lower learning rate), the twin has the same "
-        "remedy from the same step on, and the bad batches that it was right to train through; how far the "
-        "run ends from the undisturbed one stands beside it.",
+        "Where a remedy changes what is trained on (samples skipped, a lower learning rate), the reference run has the "
+        "same remedy from the same step on; how far the run ends from the undisturbed one stands beside it.",
         "Of a script that is not ours only the losses are known, and no samples. Detected: until the first decision or "
-        "finding; mended: until the step was trained again by processes that were started since. Seconds are this "
+        "finding; recovered: until the step was trained again by processes that were started since. Seconds are this "
         "machine's, medians over the times. A storm counts once for each run that it hit.",
     )
 
@@ -316,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = time.monotonic() + 60 * options.minutes
     seed = options.seed
     while True:
-        names = options.scenario or chosen(seed, options.faults or max(FAULTS_BY_DEFAULT, len(FAULTS)))
+        names = options.scenario or choose_faults(seed, options.faults or max(FAULTS_BY_DEFAULT, len(FAULTS)))
         state = (options.state / str(seed)).resolve()
         here, problems = soak(seed, names, options.beside, state, console)
         soaked.append(here)

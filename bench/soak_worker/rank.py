@@ -1,4 +1,4 @@
-"""A rank of a soaked job: container/train.py, which notes what it trains on, and breaks as no drill of its own can.
+"""A rank of a job of the soak: container/train.py, which notes what it trains on, and injects faults of its own.
 
 Below `SOAK_FOLDER` each rank writes `<job>.rank<n>.notes`, a JSON object a line and each line at once, so that a kill
 leaves all but the last: its starts, its steps with the samples that were read and the loss to the last bit, what it has
@@ -36,7 +36,7 @@ class Rank:
         self.file = os.open(FOLDER / f"{job}.rank{RANK}.notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.read: list[int] = []
         self.source: tuple[int, int] | None = None
-        self.struck: set[str] = set()
+        self.injected: set[str] = set()
         self.orders, self.read_at = FOLDER / f"{job}.json", 0
         self.breaks: dict[str, int] = {}
         self.plan: faults.Plan | None = None
@@ -74,11 +74,11 @@ class Rank:
         ]
         object.__setattr__(self.plan, "drills", (*self.plan.drills, *new))
 
-    def strike(self, kind: str, step: int) -> None:
-        """Told once, and before it takes effect."""
-        if kind not in self.struck:
-            self.struck.add(kind)
-            self.note(struck=kind, step=step)
+    def note_injection(self, kind: str, step: int) -> None:
+        """Note a fault once, before it takes effect."""
+        if kind not in self.injected:
+            self.injected.add(kind)
+            self.note(injected=kind, step=step)
 
     def batch(self, corpus: data.Corpus, ids: Sequence[int]) -> Any:
         """What the model is given."""
@@ -88,17 +88,17 @@ class Rank:
     def take_step(self, run: train.Run, ids: Sequence[int], **how: Any) -> Any:
         step = run.step + 1
         if self.breaks.get("ecc") == step:
-            self.strike("ecc", step)
+            self.note_injection("ecc", step)
             raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
         if self.breaks.get("data") == step:
-            self.strike("data", step)
+            self.note_injection("data", step)
             raise DataError("channel 'train': shard 7 ends in the middle of a sample; upload it again")
         writer = run.saver._writer.pid if run.saver._writer else None
         if self.breaks.get("writer") == step and writer:
-            self.strike("writer", step)
+            self.note_injection("writer", step)
             os.kill(writer, signal.SIGKILL)
         if self.breaks.get("deaf") == step and run.guard._courier is not None:
-            self.strike("deaf", step)
+            self.note_injection("deaf", step)
             run.guard._courier.stop(0.0)
         self.read.clear()
         norm = stock["take_step"](run, ids, **how)
@@ -107,7 +107,7 @@ class Rank:
         return norm
 
     def break_down(self, drill: faults.Drill, **how: Any) -> None:
-        self.strike(drill.kind.value, drill.step)
+        self.note_injection(drill.kind.value, drill.step)
         break_down(drill, **how)
 
     def restore(self, run: train.Run, manifest: Any, state: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class Rank:
         if not 0 < self.breaks.get("in-save", 0) <= run.step:
             stock["save"](run, reason=reason)
             return
-        self.strike("in-save", run.step)
+        self.note_injection("in-save", run.step)
         threading.Thread(target=self._kill_in_save, args=(Path(run.job.checkpoints),), daemon=True).start()
         stock["save"](run, reason=reason)
         time.sleep(SAVE_WITHIN_S)

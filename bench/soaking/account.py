@@ -1,11 +1,11 @@
-"""The local AWS as the soak uses it: its policies, its jobs, the undisturbed twins, and what people were told."""
+"""The local AWS of a soak: its policies, its jobs, the reference runs, and the notices."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.soaking.faults import Home
+from bench.soaking.faults import Setup
 from bench.soaking.notes import Notes
 from cli import place
 from cli.demo.scripts import OURS
@@ -46,7 +46,7 @@ class Account:
         self.aws.client("sns").subscribe(TopicArn=self.aws.outputs[topic], Protocol="sqs", Endpoint=arn)
         return url
 
-    def told(self, kind: str) -> list[str]:
+    def read_subjects(self, kind: str) -> list[str]:
         """The subjects of what people were told on that topic, taken from its queue."""
         sqs, subjects = self.aws.client("sqs"), []
         while found := sqs.receive_message(QueueUrl=self.people[kind], MaxNumberOfMessages=10).get("Messages", []):
@@ -62,23 +62,23 @@ class Account:
         )
         return int(counts["Attributes"]["ApproximateNumberOfMessages"])
 
-    def policy_for(self, home: Home) -> str:
+    def policy_for(self, setup: Setup) -> str:
         """The name of the policy of such runs, which is there from now on."""
-        name = f"soak-{home.name}"
-        text = to_toml(home.policy(self.policy, self.scale))
+        name = f"soak-{setup.name}"
+        text = to_toml(setup.policy(self.policy, self.scale))
         parameter = f"{self.aws.outputs['PolicyPrefix']}/{name}"
         self.aws.client("ssm").put_parameter(Name=parameter, Value=text, Overwrite=True, Type="String")
         return name
 
-    def submit(self, name: str, home: Home, *, steps: int, tags: Mapping[str, str], watched: bool) -> None:
-        """Create a run's first job, or its twin."""
-        kept = {"KeepAlivePeriodInSeconds": home.keep_alive} if home.keep_alive and watched else {}
-        machines = {"InstanceType": home.machine, "InstanceCount": home.hosts, "VolumeSizeInGB": 30}
-        spot = home.spot and watched
-        of_script = home.script.request(steps=steps, save_every=SAVE_EVERY, keep=KEPT, step_seconds=STEP_SECONDS)
-        entry = {} if home.script is not OURS else {"ContainerEntrypoint": ["python", str(HOST)]}
-        agent = told(self.policy.detection) if home.agent and watched else NO_AGENT if home.script is OURS else {}
-        breaks = {"BREAK_AT": str(home.first)} if home.script is not OURS and watched else {}
+    def submit(self, name: str, setup: Setup, *, steps: int, tags: Mapping[str, str], watched: bool) -> None:
+        """Create the first job of a run, or a reference run."""
+        kept = {"KeepAlivePeriodInSeconds": setup.keep_alive} if setup.keep_alive and watched else {}
+        machines = {"InstanceType": setup.machine, "InstanceCount": setup.hosts, "VolumeSizeInGB": 30}
+        spot = setup.spot and watched
+        of_script = setup.script.request(steps=steps, save_every=SAVE_EVERY, keep=KEPT, step_seconds=STEP_SECONDS)
+        entry = {} if setup.script is not OURS else {"ContainerEntrypoint": ["python", str(HOST)]}
+        agent = told(self.policy.detection) if setup.agent and watched else NO_AGENT if setup.script is OURS else {}
+        breaks = {"BREAK_AT": str(setup.first)} if setup.script is not OURS and watched else {}
         limit = {"MaxWaitTimeInSeconds": 2 * DAY_S} if spot else {}
         self.sagemaker.create_training_job(
             TrainingJobName=name,
@@ -115,22 +115,22 @@ class Account:
         return dict(self.sagemaker.describe_training_job(TrainingJobName=job))
 
 
-class Twin:
-    """The same training, undisturbed."""
+class ReferenceRun:
+    """The same training without faults and without Rerail."""
 
-    def __init__(self, account: Account, home: Home, steps: int) -> None:
-        self.name, self.home, self.account = f"twin-{home.script_name}-{home.hosts}x{steps}", home, account
+    def __init__(self, account: Account, setup: Setup, steps: int) -> None:
+        self.name, self.setup, self.account = f"reference-{setup.script_name}-{setup.hosts}x{steps}", setup, account
         self.notes = Notes(account.folder)
-        self.curve = Curve(self.name, home.script)
+        self.curve = Curve(self.name, setup.script)
         self.description: dict[str, Any] = {}
         account.order(self.name)
-        account.submit(self.name, home, steps=steps, tags={}, watched=False)
+        account.submit(self.name, setup, steps=steps, tags={}, watched=False)
 
     def look(self) -> None:
         if not self.is_over:
             self.description = self.account.describe(self.name)
             self.notes.read([self.name])
-            if self.home.script is not OURS:
+            if self.setup.script is not OURS:
                 self.curve.read(self.account.logs)
 
     @property

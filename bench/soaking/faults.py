@@ -38,7 +38,7 @@ class World(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class Setup:
     """A kind of run in which some faults can be caused; `first` steps are trained before the first of them.
 
     `policy` makes its policy of the default one; `at_once` runs of it train beside each other, and are hit together.
@@ -59,34 +59,34 @@ class Home:
 
     @property
     def script_name(self) -> str:
-        """As the name of its twin has it."""
+        """Return the script's name in the name of the reference run."""
         return "gpt" if self.script is OURS else "hf"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, in runs of the kind `home`.
+    """One fault, in runs of the kind `setup`.
 
-    `drill` is what container/faults.py breaks, `own` what bench/soak_worker/rank.py does, both in `lives` attempts;
-    `strike` is called once the training is past the fault's step, `after` when all is well again. What must come of it:
-    the `causes` of the attempts that it ended (or `or_causes`, where two processes race to tell), the `findings` that
-    the detectors have said, the `rungs` climbed. `held`: by design a human is asked, who releases the run. `ends`: it
-    costs the attempt. `self_repairs`: SageMaker itself restarts the job; `in_place`: the job's own init restarts its
-    processes; `last`: the run ends there. `stays`: the batches were bad, and no remedy gives others, so the twin has
-    them too. `room` are the steps until the next fault.
+    container/faults.py injects `drill`, bench/soak_worker/rank.py injects `own`, both in `repeats` attempts. The soak
+    calls `injection` once the training is past the fault's step, and `after` when the run has recovered. Expected are
+    the `causes` of the attempts that it ended (or `or_causes`, where two processes race to report), the `findings` of
+    the detectors and the `rungs` of the ladder. `held`: a person is asked, who releases the run. `ends`: it costs the
+    attempt. `self_repairs`: SageMaker itself restarts the job. `in_place`: the job's own init restarts its processes.
+    `last`: the run ends there. `stays`: the batches are bad and no remedy replaces them, so the reference run has them
+    too. `room` are the steps until the next fault.
     """
 
-    story: str
-    home: Home
+    description: str
+    setup: Setup
     drill: str = ""
     own: str = ""
-    strike: Callable[[World, str], None] | None = None
+    injection: Callable[[World, str], None] | None = None
     after: Callable[[World, str], None] | None = None
     causes: tuple[str, ...] = ()
     or_causes: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     rungs: tuple[str, ...] = ()
-    lives: int = 1
+    repeats: int = 1
     held: bool = False
     ends: bool = True
     self_repairs: int = 0
@@ -123,22 +123,22 @@ def brakes(policy: Policy, scale: float) -> Policy:
     return replace(policy, limits=limits)
 
 
-STEADY = Home("steady")
+STEADY = Setup("steady")
 # The detectors learn a run's noise from its first rows, one a second on the fast clock.
-WATCHED = Home("watched", first=640, most=4)
-RATE = Home("rate", first=400, most=1)
-HOLDS = Home("holds")
-POOL = Home("pool", keep_alive=3600)
-SPOT = Home("spot", spot=True)
-IN_PLACE = Home("inplace", first=640, policy=restarts_in_place)
-APPROVED = Home("approved", policy=asks_first)
-ELSEWHERE = Home("elsewhere", policy=falls_back, most=1, machine=OWN_TYPE)
-ENDED = Home("ended", most=1)
-MUTE = Home("mute", first=640, agent=False)
-PAIR = Home("pair", hosts=2)
-STORM = Home("storm", policy=brakes, at_once=3, most=1)
-FOREIGN = Home("foreign", first=137, agent=False, script=HUGGING_FACE, most=1)
-HOMES = (
+WATCHED = Setup("watched", first=640, most=4)
+RATE = Setup("rate", first=400, most=1)
+HOLDS = Setup("holds")
+POOL = Setup("pool", keep_alive=3600)
+SPOT = Setup("spot", spot=True)
+IN_PLACE = Setup("inplace", first=640, policy=restarts_in_place)
+APPROVED = Setup("approved", policy=asks_first)
+ELSEWHERE = Setup("elsewhere", policy=falls_back, most=1, machine=OWN_TYPE)
+ENDED = Setup("ended", most=1)
+MUTE = Setup("mute", first=640, agent=False)
+PAIR = Setup("pair", hosts=2)
+STORM = Setup("storm", policy=brakes, at_once=3, most=1)
+FOREIGN = Setup("foreign", first=137, agent=False, script=HUGGING_FACE, most=1)
+SETUPS = (
     *(WATCHED, STEADY, MUTE, IN_PLACE, RATE, HOLDS, PAIR, POOL, SPOT, APPROVED, ELSEWHERE, FOREIGN, ENDED),
     STORM,  # the last: it needs the whole account
 )
@@ -233,34 +233,34 @@ def lose_every_node(world: World, job: str) -> None:
 
 FAULTS: Mapping[str, Fault] = {
     # The platform and its API.
-    "crash": Fault("every process of the job is killed", STEADY, strike=kill, causes=("unknown",)),
-    "infra": Fault("SageMaker loses the node", STEADY, strike=lose_the_node, causes=("infrastructure",)),
+    "crash": Fault("every process of the job is killed", STEADY, injection=kill, causes=("unknown",)),
+    "infra": Fault("SageMaker loses the node", STEADY, injection=lose_the_node, causes=("infrastructure",)),
     "capacity": Fault(
         "the node is lost; a launch is refused, the next finds no machine",
         STEADY,
-        strike=lose_the_node_and_have_no_other,
+        injection=lose_the_node_and_have_no_other,
         causes=("infrastructure", "capacity"),
     ),
     "throttled": Fault(
         "the node is lost; the API throttles and does not describe",
         STEADY,
-        strike=lose_the_node_under_throttling,
+        injection=lose_the_node_under_throttling,
         causes=("infrastructure",),
     ),
     "lost-events": Fault(
-        "killed, and no event arrives", STEADY, strike=kill_unheard, after=clear_up, causes=("unknown",)
+        "killed, and no event arrives", STEADY, injection=kill_unheard, after=clear_up, causes=("unknown",)
     ),
     "late-events": Fault(
         "killed; events come twice, late and out of order",
         STEADY,
-        strike=kill_in_bad_weather,
+        injection=kill_in_bad_weather,
         after=clear_up,
         causes=("unknown",),
     ),
     "damaged-save": Fault(
         "the node is lost, and the newest checkpoint has other bits",
         STEADY,
-        strike=lose_the_node_and_its_newest_save,
+        injection=lose_the_node_and_its_newest_save,
         causes=("infrastructure",),
     ),
     # The machine and the process.
@@ -272,14 +272,14 @@ FAULTS: Mapping[str, Fault] = {
         "the agent's thread ends, a moment later the job is killed",
         STEADY,
         own="deaf:{step}",
-        strike=kill_the_deaf,
+        injection=kill_the_deaf,
         causes=("unknown",),
     ),
     # The host that is left may be the first to say so: its peer has closed the connection.
     "peer-killed": Fault(
         "one of two hosts is killed",
         PAIR,
-        strike=kill_the_second,
+        injection=kill_the_second,
         causes=("unknown",),
         or_causes=("infrastructure",),
     ),
@@ -290,23 +290,25 @@ FAULTS: Mapping[str, Fault] = {
         drill="exit:step={step}:code=16",
         causes=("hardware",),
     ),
-    "warm": Fault("killed, with a warm pool", POOL, strike=kill, causes=("unknown",)),
-    "spot": Fault("the spot market takes the machine back", SPOT, strike=reclaim, ends=False, self_repairs=1),
+    "warm": Fault("killed, with a warm pool", POOL, injection=kill, causes=("unknown",)),
+    "spot": Fault("the spot market takes the machine back", SPOT, injection=reclaim, ends=False, self_repairs=1),
     "fallback": Fault(
         "the node is lost, and none of its type is left",
         ELSEWHERE,
-        strike=lose_the_node_and_all_like_it,
+        injection=lose_the_node_and_all_like_it,
         after=find_machines_again,
         causes=("infrastructure", "capacity"),
     ),
-    "storm": Fault("all jobs die at once, the brake holds", STORM, strike=lose_every_node, causes=("infrastructure",)),
+    "storm": Fault(
+        "all jobs die at once, the brake holds", STORM, injection=lose_every_node, causes=("infrastructure",)
+    ),
     # The script and its data: held by design, and released.
     "bug": Fault(
         "a bug at one step, mended after the hold",
         HOLDS,
         drill="bug:step={step}",
         causes=("user_code", "user_code"),
-        lives=2,
+        repeats=2,
         held=True,
     ),
     "oom": Fault("out of memory, mended after the hold", HOLDS, drill="oom:step={step}", causes=("oom",), held=True),
@@ -315,7 +317,7 @@ FAULTS: Mapping[str, Fault] = {
         HOLDS,
         own="data:{step}",
         causes=("data", "data"),
-        lives=2,
+        repeats=2,
         held=True,
     ),
     # What only the metrics show.
@@ -344,7 +346,7 @@ FAULTS: Mapping[str, Fault] = {
         causes=("diverged", "diverged"),
         findings=("loss_spike",),
         rungs=("replay", "skip"),
-        lives=UNTIL_CURED,
+        repeats=UNTIL_CURED,
         room=LONG_ROOM,
     ),
     "ladder-rate": Fault(
@@ -354,7 +356,7 @@ FAULTS: Mapping[str, Fault] = {
         causes=("diverged",) * 4,
         findings=("loss_spike",),
         rungs=("replay", "skip", "far_skip", "lower_rate"),
-        lives=UNTIL_CURED,
+        repeats=UNTIL_CURED,
         room=LONG_ROOM,
     ),
     "heal": Fault(
@@ -391,7 +393,7 @@ FAULTS: Mapping[str, Fault] = {
         ends=False,
         room=LONG_ROOM,
     ),
-    "mute-crash": Fault("a script without an agent is killed", MUTE, strike=kill, causes=("unknown",)),
+    "mute-crash": Fault("a script without an agent is killed", MUTE, injection=kill, causes=("unknown",)),
     "hf": Fault(
         "a Hugging Face script: a weight turns into a NaN",
         FOREIGN,
@@ -411,7 +413,7 @@ FAULTS: Mapping[str, Fault] = {
         room=LONG_ROOM,
     ),
     "inplace-bug": Fault(
-        "a bug that strikes once: mended within the job",
+        "a bug that occurs once: restarted within the job",
         IN_PLACE,
         drill="bug:step={step}",
         ends=False,
@@ -419,7 +421,7 @@ FAULTS: Mapping[str, Fault] = {
         room=LONG_ROOM,
     ),
     "approve": Fault(
-        "the node is lost, and somebody says yes", APPROVED, strike=lose_the_node, causes=("infrastructure",)
+        "the node is lost, and somebody says yes", APPROVED, injection=lose_the_node, causes=("infrastructure",)
     ),
-    "sigterm": Fault("somebody else stops the job", ENDED, strike=stop, last=True, ends=False),
+    "sigterm": Fault("somebody else stops the job", ENDED, injection=stop, last=True, ends=False),
 }

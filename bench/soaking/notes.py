@@ -1,8 +1,7 @@
-"""What the ranks of a run have noted: which process trained which steps on which samples, and what became of it.
+"""Read the notes of the ranks of a run: which process trained which steps on which samples.
 
-A life is one start of the training processes. The final lineage are the steps that the final weights have come from: of
-each life those up to the checkpoint that a later one resumed from, back to the start of the run. What was trained and
-is not in it is lost."""
+A start is one start of the training processes. The final lineage has the steps that led to the final weights: of each
+start those up to the checkpoint from which a later one resumed. Other steps are lost."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Life:
+class Start:
     """One start: after which step it began, and from the save of which attempt and restart (None: from scratch)."""
 
     attempt: int
@@ -45,15 +44,15 @@ class Notes:
     """All that the ranks of one run have noted so far; `read` takes up what is new."""
 
     folder: Path
-    lives: list[Life] = field(default_factory=list)
-    struck: list[tuple[str, int, float]] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+    injected: list[tuple[str, int, float]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     saved: set[int] = field(default_factory=set)
     weights: str = ""
     last_step: int = 0
     killed_in_save: list[bool] = field(default_factory=list)
     _places: dict[str, int] = field(default_factory=dict)
-    _here: dict[str, Life] = field(default_factory=dict)
+    _here: dict[str, Start] = field(default_factory=dict)
     _others: dict[tuple[int, int, int], list[tuple[int, ...]]] = field(default_factory=dict)
 
     def read(self, jobs: Sequence[str]) -> None:
@@ -78,8 +77,8 @@ class Notes:
             self._begin(line, file, first)
         elif "ids" in line:
             self._step(line, file, first)
-        elif "struck" in line:
-            self.struck.append((line["struck"], line["step"], line["at"]))
+        elif "injected" in line:
+            self.injected.append((line["injected"], line["step"], line["at"]))
         elif "finished" in line:
             self.weights = line["finished"]
         elif "killed_in_save" in line:
@@ -91,54 +90,54 @@ class Notes:
         attempt, restart = line["start"]
         source = tuple(line["source"]) if line["source"] else None
         skipped = tuple((first_id, last_id) for first_id, last_id in line["skipped"])
-        life = Life(attempt, restart, line["after"], source, line["at"], skipped, line["rate"])
-        self._here[file] = life
+        start = Start(attempt, restart, line["after"], source, line["at"], skipped, line["rate"])
+        self._here[file] = start
         if first:
-            self.lives.append(life)
+            self.starts.append(start)
 
     def _step(self, line: Mapping[str, Any], file: str, first: bool) -> None:
-        number, ids, life = line["step"], tuple(line["ids"]), self._here[file]
+        number, ids, start = line["step"], tuple(line["ids"]), self._here[file]
         if first:
-            life.steps[number] = Step(number, ids, line["loss"], line["at"])
+            start.steps[number] = Step(number, ids, line["loss"], line["at"])
             self.last_step = number
         else:
-            self._others.setdefault((life.attempt, life.restart, number), []).append(ids)
+            self._others.setdefault((start.attempt, start.restart, number), []).append(ids)
 
-    def samples(self, life: Life, step: Step) -> list[int]:
+    def samples(self, start: Start, step: Step) -> list[int]:
         """What all ranks together read for a step of the final lineage; what another rank read twice counts once where
         it is the same (a step that is trained again after a kill of SageMaker's own)."""
-        others = set(self._others.get((life.attempt, life.restart, step.number), []))
+        others = set(self._others.get((start.attempt, start.restart, step.number), []))
         return sorted([*step.ids, *(each for ids in others for each in ids)])
 
 
-def lineage(lives: Sequence[Life]) -> dict[int, tuple[Life, Step]]:
-    """The steps that the last life's weights have come from."""
-    return _until(lives, len(lives) - 1, lives[-1].last) if lives else {}
+def lineage(starts: Sequence[Start]) -> dict[int, tuple[Start, Step]]:
+    """Return the steps that led to the weights of the last start."""
+    return _until(starts, len(starts) - 1, starts[-1].last) if starts else {}
 
 
-def _until(lives: Sequence[Life], index: int, step: int) -> dict[int, tuple[Life, Step]]:
-    """The steps up to this one that led to the state of that life."""
-    life = lives[index]
-    before: dict[int, tuple[Life, Step]] = {}
-    if life.source is not None:
-        before = _until(lives, _parent(lives, index), life.after)
-    own = {number: (life, each) for number, each in life.steps.items() if number <= step}
-    return {number: each for number, each in before.items() if number <= life.after} | own
+def _until(starts: Sequence[Start], index: int, step: int) -> dict[int, tuple[Start, Step]]:
+    """The steps up to this one that led to the state of that start."""
+    start = starts[index]
+    before: dict[int, tuple[Start, Step]] = {}
+    if start.source is not None:
+        before = _until(starts, _parent(starts, index), start.after)
+    own = {number: (start, each) for number, each in start.steps.items() if number <= step}
+    return {number: each for number, each in before.items() if number <= start.after} | own
 
 
-def _parent(lives: Sequence[Life], index: int) -> int:
-    """The life that had saved what this one began with; raises ValueError where none can have."""
-    life = lives[index]
+def _parent(starts: Sequence[Start], index: int) -> int:
+    """Return the start that saved what this one resumed from; raise ValueError if there is none."""
+    start = starts[index]
     for earlier in range(index - 1, -1, -1):
-        each = lives[earlier]
-        if (each.attempt, each.restart) == life.source and each.after < life.after <= each.last:
+        each = starts[earlier]
+        if (each.attempt, each.restart) == start.source and each.after < start.after <= each.last:
             return earlier
-    raise ValueError(f"attempt {life.attempt} began after step {life.after}, which nobody has trained and saved")
+    raise ValueError(f"attempt {start.attempt} began after step {start.after}, which no attempt has trained and saved")
 
 
-def lost_steps(lives: Sequence[Life], final: Mapping[int, tuple[Life, Step]]) -> int:
+def lost_steps(starts: Sequence[Start], final: Mapping[int, tuple[Start, Step]]) -> int:
     """Steps that were trained and have come to nothing."""
-    return sum(len(life.steps) for life in lives) - len(final)
+    return sum(len(start.steps) for start in starts) - len(final)
 
 
 def doubled(ids: Sequence[int]) -> list[int]:
@@ -172,9 +171,9 @@ def uncovered(
         yield f"{len(used)} samples were trained that the timeline calls skipped, the first is {used[0]}"
 
 
-def different(mine: Mapping[int, str], twins: Mapping[int, str]) -> tuple[int, float]:
-    """How many losses have other bits than the twin's, and the largest difference, over the steps of both."""
-    shared = mine.keys() & twins.keys()
-    other = [step for step in shared if mine[step] != twins[step]]
-    apart = [abs(float.fromhex(mine[step]) - float.fromhex(twins[step])) for step in other]
+def different(mine: Mapping[int, str], references: Mapping[int, str]) -> tuple[int, float]:
+    """How many losses have other bits than the reference's, and the largest difference, over the steps of both."""
+    shared = mine.keys() & references.keys()
+    other = [step for step in shared if mine[step] != references[step]]
+    apart = [abs(float.fromhex(mine[step]) - float.fromhex(references[step])) for step in other]
     return len(other), max(apart, default=0.0)

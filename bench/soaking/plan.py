@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from bench.soaking.faults import FAULTS, HOMES, STEADY, Home
+from bench.soaking.faults import FAULTS, SETUPS, STEADY, Setup
 
 SPREAD = 40  # steps within which a fault's own step is drawn
-EVEN = 200  # runs are so many steps long, or a multiple: those of a kind share a twin
+EVEN = 200  # runs are so many steps long, or a multiple: those of a setup share a reference run
 TAIL = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """One fault of a run: `number` counts them over the whole soak, `step` is where it strikes, or soon after."""
+class PlannedFault:
+    """One fault of a run: `number` counts them over the whole soak, it is injected at `step`, or soon after."""
 
     number: int
     name: str
@@ -21,47 +21,47 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class RunPlan:
     """One run of the soak, with its faults in their order."""
 
     name: str
-    home: Home
+    setup: Setup
     steps: int
-    faults: tuple[Due, ...]
+    faults: tuple[PlannedFault, ...]
 
 
-def chosen(seed: int, count: int) -> list[str]:
+def choose_faults(seed: int, count: int) -> list[str]:
     """So many faults, every scenario among them where there is room for all; the rest are those that any run meets."""
     draw = Random(seed)
     names = sorted(FAULTS)
     if count <= len(names):
         return draw.sample(names, count)
-    any_run = [name for name in names if FAULTS[name].home is STEADY]
+    any_run = [name for name in names if FAULTS[name].setup is STEADY]
     return names + [draw.choice(any_run) for _ in range(count - len(names))]
 
 
-def courses(seed: int, names: Sequence[str]) -> list[Course]:
+def make_plans(seed: int, names: Sequence[str]) -> list[RunPlan]:
     """The runs that meet these faults, those that take longest first; the seed draws their order and their steps."""
     draw = Random(seed)
-    found: list[Course] = []
+    found: list[RunPlan] = []
     number = 0
-    for home in HOMES:
-        here = [name for name in names if FAULTS[name].home is home]
+    for setup in SETUPS:
+        here = [name for name in names if FAULTS[name].setup is setup]
         draw.shuffle(here)
-        for start in range(0, len(here), home.most):
-            part = here[start : start + home.most]
-            found.append(_course(home, part, number, draw, len(found)))
+        for start in range(0, len(here), setup.most):
+            part = here[start : start + setup.most]
+            found.append(_make_plan(setup, part, number, draw, len(found)))
             number += len(part)
     return found
 
 
-def _course(home: Home, names: Sequence[str], number: int, draw: Random, index: int) -> Course:
-    step = home.first
-    due: list[Due] = []
+def _make_plan(setup: Setup, names: Sequence[str], number: int, draw: Random, index: int) -> RunPlan:
+    step = setup.first
+    planned: list[PlannedFault] = []
     for name in names:
         # A Hugging Face script's own machine breaks where its demo has it.
-        drawn = 0 if home.script is not STEADY.script else draw.randrange(SPREAD)
-        due.append(Due(number + len(due), name, step + drawn))
+        drawn = 0 if setup.script is not STEADY.script else draw.randrange(SPREAD)
+        planned.append(PlannedFault(number + len(planned), name, step + drawn))
         step += SPREAD + FAULTS[name].room
     steps = -(-(step + TAIL) // EVEN) * EVEN
-    return Course(f"soak-{index + 1}-{home.name}", home, steps, tuple(due))
+    return RunPlan(f"soak-{index + 1}-{setup.name}", setup, steps, tuple(planned))

@@ -1,5 +1,5 @@
-"""The twin of a run whose remedies changed what it trains on: undisturbed, with the same samples skipped and the same
-learning rates from the same steps on."""
+"""Train the reference run of a run whose remedies changed its data: without faults, with the same samples skipped and
+the same learning rates from the same steps on."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.soaking.notes import Life, Notes, Step, lineage
+from bench.soaking.notes import Notes, Start, Step, lineage
 from local.sagemaker.images import REPOSITORY_ROOT
 
 RANK = Path(__file__).resolve().parents[1] / "soak_worker" / "rank.py"
@@ -25,12 +25,12 @@ class Stretch:
     rate: float
 
 
-def stretches(final: Mapping[int, tuple[Life, Step]]) -> list[Stretch]:
+def stretches(final: Mapping[int, tuple[Start, Step]]) -> list[Stretch]:
     """The final lineage cut where its remedy changes."""
     found: list[Stretch] = []
     for number in sorted(final):
-        life = final[number][0]
-        here = Stretch(number, life.skipped, life.rate)
+        start = final[number][0]
+        here = Stretch(number, start.skipped, start.rate)
         if found and (found[-1].skipped, found[-1].rate) == (here.skipped, here.rate):
             found.pop()
         found.append(here)
@@ -38,14 +38,14 @@ def stretches(final: Mapping[int, tuple[Life, Step]]) -> list[Stretch]:
 
 
 def train(
-    parts: Sequence[Stretch], *, steps: int, folder: Path, tell: Callable[[str], None], bad: Sequence[str] = ()
+    parts: Sequence[Stretch], *, steps: int, folder: Path, log: Callable[[str], None], bad: Sequence[str] = ()
 ) -> Notes:
     """Train it, as fast as it goes, with the drills of batches that were bad; raises RuntimeError where a stretch does
     not come to its end."""
     folder.mkdir(parents=True, exist_ok=True)
     notes, before = Notes(folder), 0
     for number, part in enumerate(parts, 1):
-        tell(f"its remedied twin, steps {before + 1} to {part.last}")
+        log(f"its reference run with the same remedies, steps {before + 1} to {part.last}")
         is_last = number == len(parts)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("RERAIL_", "SOAK_", "AWS_"))},
@@ -71,7 +71,7 @@ def train(
             timeout=LIMIT_S,
         )
         if (process.returncode == 0) != is_last:
-            raise RuntimeError(f"the remedied twin ended with {process.returncode}: {process.stderr[-2000:]}")
+            raise RuntimeError(f"the reference run ended with {process.returncode}: {process.stderr[-2000:]}")
         before = part.last
     notes.read([f"part-{number}" for number in range(1, len(parts) + 1)])
     return notes
@@ -79,4 +79,4 @@ def train(
 
 def losses(notes: Notes) -> dict[int, str]:
     """Its losses by step, to the last bit."""
-    return {number: step.loss for number, (_, step) in lineage(notes.lives).items()}
+    return {number: step.loss for number, (_, step) in lineage(notes.starts).items()}

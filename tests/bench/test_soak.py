@@ -1,4 +1,4 @@
-"""The soak: its plan covers every scenario, and its checks find what they are for; tests/demo plays a tiny one."""
+"""The soak: its plan covers every scenario, and its checks find what they are for; tests/demo soak_runs a tiny one."""
 
 import json
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import faults as drills  # container/faults.py, that a training process has
-from bench.soaking.faults import FAULTS, HOMES
+from bench.soaking.faults import FAULTS, SETUPS
 from bench.soaking.notes import Notes, different, lineage, lost_steps, uncovered
-from bench.soaking.plan import EVEN, chosen, courses
+from bench.soaking.plan import EVEN, choose_faults, make_plans
 from bench.soaking.remedied import Stretch, stretches
 from cli.demo.scenarios import Name
 
@@ -22,11 +22,11 @@ BATCH = 4
 @pytest.mark.parametrize("seed", range(5))
 def test_a_soak_meets_every_scenario(seed):
     """Whatever the seed, and no fault is lost on the way from the choice to the runs."""
-    names = chosen(seed, 40)
-    met = [due for course in courses(seed, names) for due in course.faults]
+    names = choose_faults(seed, 40)
+    met = [planned for plan in make_plans(seed, names) for planned in plan.faults]
     assert set(names) == set(FAULTS) and len(names) == 40
-    assert sorted(due.name for due in met) == sorted(names)
-    assert sorted(due.number for due in met) == list(range(40))
+    assert sorted(planned.name for planned in met) == sorted(names)
+    assert sorted(planned.number for planned in met) == list(range(40))
 
 
 def test_every_scenario_of_the_demo_and_every_drill_is_soaked():
@@ -38,24 +38,28 @@ def test_every_scenario_of_the_demo_and_every_drill_is_soaked():
 
 def test_every_drill_can_be_read_by_the_training_script():
     """Also those that name a sample in place of a step."""
-    ours = [fault for fault in FAULTS.values() if fault.home.script_name == "gpt" and fault.drill]
+    ours = [fault for fault in FAULTS.values() if fault.setup.script_name == "gpt" and fault.drill]
     marks = {"step": 100, "sample": 1599}
     assert all(drills.parse(fault.drill.format(**marks)) for fault in ours)
 
 
 def test_a_soak_is_a_function_of_its_seed():
     """What fails can be played again; another seed is another soak."""
-    assert courses(7, chosen(7, 40)) == courses(7, chosen(7, 40)) != courses(8, chosen(8, 40))
+    assert (
+        make_plans(7, choose_faults(7, 40))
+        == make_plans(7, choose_faults(7, 40))
+        != make_plans(8, choose_faults(8, 40))
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_there_is_room_for_every_fault(seed):
     """In the order of their steps, behind what the detectors must have learnt, and before the end of the run."""
-    for course in courses(seed, chosen(seed, 60)):
-        steps = [due.step for due in course.faults]
-        assert steps == sorted(steps) and len(steps) <= course.home.most
-        assert course.home.first <= steps[0] and steps[-1] + FAULTS[course.faults[-1].name].room < course.steps
-        assert course.steps % EVEN == 0 and course.home in HOMES
+    for plan in make_plans(seed, choose_faults(seed, 60)):
+        steps = [planned.step for planned in plan.faults]
+        assert steps == sorted(steps) and len(steps) <= plan.setup.most
+        assert plan.setup.first <= steps[0] and steps[-1] + FAULTS[plan.faults[-1].name].room < plan.steps
+        assert plan.steps % EVEN == 0 and plan.setup in SETUPS
 
 
 # ------------------------------------------------------------------ what was trained
@@ -72,7 +76,7 @@ class Run:
         self.notes.take({**what, "at": self.at})
 
     def train(self, attempt: int, steps: range, *, source: int | None = None, skipped=(), rate: float = 1.0) -> None:
-        """One life: these steps, on the data order's samples without those that it skips."""
+        """One start: these steps, on the data order's samples without those that it skips."""
         begun = {"start": [attempt, 0], "after": steps.start - 1, "source": [source, 0] if source else None}
         self.note(**begun, consumed=0, skipped=[list(each) for each in skipped], rate=rate)
         order = [i for i in range(10_000) if not any(first <= i <= last for first, last in skipped)]
@@ -80,8 +84,8 @@ class Run:
             self.note(step=step, ids=order[BATCH * (step - 1) : BATCH * step], loss=float(1 / step).hex())
 
     def read(self) -> Mapping[int, list[int]]:
-        final = lineage(self.notes.lives)
-        return {number: self.notes.samples(life, step) for number, (life, step) in final.items()}
+        final = lineage(self.notes.starts)
+        return {number: self.notes.samples(start, step) for number, (start, step) in final.items()}
 
 
 def test_the_final_lineage_leaves_out_what_was_trained_in_vain():
@@ -91,10 +95,10 @@ def test_the_final_lineage_leaves_out_what_was_trained_in_vain():
     run.train(1, range(1, 9))
     run.train(2, range(6, 8), source=1)
     run.train(3, range(6, 13), source=1)
-    final = lineage(run.notes.lives)
+    final = lineage(run.notes.starts)
     assert sorted(final) == list(range(1, 13))
     assert [final[step][0].attempt for step in (5, 6, 12)] == [1, 3, 3]
-    assert lost_steps(run.notes.lives, final) == 3 + 2
+    assert lost_steps(run.notes.starts, final) == 3 + 2
     assert list(uncovered(run.read(), steps=12, batch=BATCH)) == []
 
 
@@ -103,8 +107,8 @@ def test_a_resume_from_what_nobody_saved_is_told():
     run = Run()
     run.train(1, range(1, 4))
     run.train(2, range(6, 9), source=1)
-    with pytest.raises(ValueError, match="began after step 5, which nobody has trained"):
-        lineage(run.notes.lives)
+    with pytest.raises(ValueError, match="began after step 5, which no attempt has trained"):
+        lineage(run.notes.starts)
 
 
 def test_skipped_samples_are_those_that_the_timeline_names():
@@ -148,8 +152,8 @@ def test_two_ranks_read_a_batch_together(tmp_path):
     notes = Notes(tmp_path)
     notes.read(["gpt"])
     notes.read(["gpt"])
-    ((life, step),) = lineage(notes.lives).values()
-    assert notes.samples(life, step) == [0, 1, 2, 3]
+    ((start, step),) = lineage(notes.starts).values()
+    assert notes.samples(start, step) == [0, 1, 2, 3]
 
 
 def test_losses_are_compared_to_the_last_bit():
@@ -166,4 +170,4 @@ def test_a_twin_has_the_same_remedies_from_the_same_steps_on():
     run.train(1, range(1, 9))
     run.train(2, range(5, 9), source=1, skipped=[(20, 27)])
     run.train(3, range(5, 13), source=1, skipped=[(20, 27)], rate=0.9)
-    assert stretches(lineage(run.notes.lives)) == [Stretch(4, (), 1.0), Stretch(12, ((20, 27),), 0.9)]
+    assert stretches(lineage(run.notes.starts)) == [Stretch(4, (), 1.0), Stretch(12, ((20, 27),), 0.9)]

@@ -1,4 +1,4 @@
-"""A tiny soak, end to end: a real training in the local AWS, broken twice, and the model of its undisturbed twin."""
+"""A tiny soak, end to end: a real training with two faults, and the model of its reference run."""
 
 import json
 import subprocess
