@@ -1,7 +1,11 @@
 """The permissions of the template as AWS's service authorization reference knows them, and the calls that use them."""
 
+from functools import cache
+from pathlib import Path
+
 import pytest
 
+from tests.house.sources import ROOT, imports
 from tests.iam.grants import Granted
 from tests.iam.permissions import is_kept
 from tests.iam.reference import objections
@@ -33,25 +37,53 @@ def test_aws_knows_every_action_resource_and_condition(granted):
 
 
 def test_every_permission_has_a_call_in_the_code_or_a_part_of_the_template_that_needs_it(granted):
-    """By action; which function makes which call on what is what `python -m tests.iam.permissions` shows."""
-    called = {
-        action
-        for site in sites()
-        for action in AUTHORIZED_AS.get(
-            f"{site.service}:{site.method}", {f"{site.service}:{site.method.title().replace('_', '')}"}
-        )
-    }
+    """A function's permissions are used by calls in the adapters that it imports, or by its place in the template."""
     place = granted.place(lambda arn: {}, {})
     wired = list(granted.wired(place))
     unneeded = [
         (grant.who, grant.action, grant.on)
         for grant in granted.grants
         if not any(wire.who == grant.who and grant.covers(wire.need, place) for wire in wired)
-        and grant.action not in called
+        and grant.action not in actions_of(grant.who)
         and not (grant.action in ("kms:Decrypt", "kms:GenerateDataKey") and "kms:ViaService" in grant.where)
         and not is_kept(grant)
     ]
     assert unneeded == []
+
+
+def test_functions_call_different_services():
+    """The check above can fail: another function's call does not justify a permission."""
+    assert "sagemaker:CreateTrainingJob" in actions_of("supervise") - actions_of("notify")
+    assert "sns:Publish" in actions_of("notify") - actions_of("supervise")
+    assert actions_of("nothing") == set()
+
+
+@cache
+def actions_of(function: str) -> set[str]:
+    """Return the actions of the calls in the adapters that a function imports, directly or through other modules."""
+    adapters = {path.stem for path in imported_by(ROOT / "lambdas" / f"{function}.py") if path.parent.name == "aws"}
+    return {
+        action
+        for site in sites()
+        if site.module in adapters
+        for action in AUTHORIZED_AS.get(
+            f"{site.service}:{site.method}", {f"{site.service}:{site.method.title().replace('_', '')}"}
+        )
+    }
+
+
+def imported_by(path: Path) -> set[Path]:
+    """Return the modules below lambdas/ that this one imports, and those that they import."""
+    found: set[Path] = set()
+    pending = [path] if path.exists() else []
+    while pending:
+        module = pending.pop()
+        found.add(module)
+        for name in imports(module):
+            target = ROOT / "lambdas" / Path(*name.split("."))
+            files = (target.with_suffix(".py"), target / "__init__.py")
+            pending += [file for file in files if file.exists() and file not in found]
+    return found
 
 
 def test_what_the_template_asks_of_aws_itself_is_allowed(granted):
