@@ -1,4 +1,4 @@
-"""Does a resumed training go on bit for bit, and is it told if not? `python -m bench.exactness [--json FILE]`.
+"""Compare a resumed training with an undisturbed one, bit by bit: `python -m bench.exactness [--json FILE]`.
 
 Trains 200 steps on two ranks with DDP and with FSDP2: once undisturbed, and once with a SIGKILL after the other, each
 resumed by new processes. Every loss of every attempt must be the undisturbed one, to the last bit. Then one piece of
@@ -85,11 +85,11 @@ class Exactness:
 
 @dataclass(frozen=True)
 class Omission:
-    """A piece of state that a resume went without; `told_at` counts the steps from the resume, 0 for never."""
+    """A piece of state that a resume went without; `found_at` counts the steps from the resume, 0 for never."""
 
     layout: str
     piece: str
-    told_at: int
+    found_at: int
 
 
 class Job:
@@ -100,7 +100,7 @@ class Job:
         self.attempt = 0
 
     def train(self, *, drill: str = "", forgetting: str = "") -> tuple[dict[int, str], str]:
-        """One attempt on two ranks: the losses it printed, and what it told."""
+        """One attempt on two ranks: the losses that it printed, and its output."""
         self.attempt += 1
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -188,9 +188,9 @@ def main() -> int:
         same = "the same" if row.same_weights else "OTHER"
         print(f"{row.layout}: {row.compared} losses over {row.resumes} resumes, {row.different} differ; {same} weights")
     for each in omitted:
-        told = f"told at step {each.told_at} after it" if each.told_at else "NOT TOLD"
+        told = f"found at step {each.found_at} after it" if each.found_at else "NOT FOUND"
         print(f"{each.layout}, a resume without its {each.piece}: {told}")
-    good = not any(row.different or not row.same_weights for row in exact) and all(each.told_at for each in omitted)
+    good = not any(row.different or not row.same_weights for row in exact) and all(each.found_at for each in omitted)
     if chosen.json:
         figures = {"exactness": [asdict(row) for row in exact], "omissions": [asdict(each) for each in omitted]}
         chosen.json.write_text(json.dumps({"steps": STEPS, "ranks": RANKS, "good": good, **figures}, indent=1) + "\n")

@@ -36,7 +36,7 @@ SIGNALS_A_MINUTE = 1_000_000
 OF_WHAT_IS_LOST = 0.25
 SWEPT_SEEDS = 2
 PAGE_TABLES = ("goals", f"ways {FEWEST_GPUS}")
-# What a relaunch and a restart in the job cannot do without, however fast somebody decides.
+# What a relaunch and a restart in the job cannot do without, however fast the decision is.
 UNAVOIDABLE = (Spent.MACHINES, Spent.REPAIR, Spent.INIT, Spent.RESTART, Spent.SAVES, Spent.SNAPSHOTS)
 
 
@@ -52,23 +52,23 @@ class Verdict:
 
 def signals_a_minute(days: float = 3.0) -> float:
     """The signals of a simulated run through `decide` once more, one after the other on one core."""
-    heard: list[tuple[Run, Signal, Policy]] = []
+    received: list[tuple[Run, Signal, Policy]] = []
 
     def noting(run: Run, signal: Signal, policy: Policy) -> Decision:
-        heard.append((run, signal, policy))
+        received.append((run, signal, policy))
         return decide(run, signal, policy)
 
     world = World(SNAPSHOTS, FEWEST_GPUS, days, 0, Assumptions())
     world.watch = Supervised(world, default_policy(), noting)
     world.run()
     began = time.perf_counter()
-    for run, signal, policy in heard:
+    for run, signal, policy in received:
         decide(run, signal, policy)
-    return len(heard) / (time.perf_counter() - began) * 60
+    return len(received) / (time.perf_counter() - began) * 60
 
 
 def bound(row: Row) -> float:
-    """The share that would train if nobody ever waited, noticed late, or lost a step."""
+    """Return the share that would train without waiting, late detection or lost steps."""
     return 1 - sum(row.share(what) for what in UNAVOIDABLE)
 
 

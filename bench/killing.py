@@ -135,7 +135,7 @@ def _one_kill(context: Any, root: Path, ranks: int, reported: int, draw: random.
 
 
 def _commits(pipe: Connection, count: int | None) -> int:
-    """The last step committed, of so many commits that are waited for, or of all that were told; 0 for none."""
+    """The last step committed, of so many commits that are waited for, or of all that were reported; 0 for none."""
     step = 0
     try:
         while count is None or (count > 0 and pipe.poll(LONGEST_WAIT_S)):
@@ -181,7 +181,7 @@ def _await_death(pids: Sequence[int]) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """A dead one may wait for a while until somebody takes note of it."""
+    """A dead process stays for a while until its parent has waited for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

@@ -46,7 +46,7 @@ PATIENCE_S = 60.0
 LONGEST_PAUSE_S = 0.03
 DOORS = 2  # of a keeper: for the ranks, and for other keepers
 STEPS_APART = 60
-PAUSE_S = 0.1  # the steps between two snapshots; in them every rank hears that the last one is whole
+PAUSE_S = 0.1  # the steps between two snapshots; in them every rank learns that the last one is complete
 
 COPY, SNAPSHOT, SAVE = "plain copy", "snapshot", "save"
 MEMORY, NEIGHBOUR = "from memory", "one node lost, from its neighbour"
@@ -424,7 +424,7 @@ def _struck(nodes: Nodes, draw: random.Random, tally: Tally, snapshot: int, dura
 
 
 def await_rest(keeper: int) -> None:
-    """Returns when a keeper serves nobody any more: what changes before it is summed up, no sum can tell."""
+    """Return when a keeper serves no rank any more: what changes before it is summed up, no sum can tell."""
     for _ in range(int(PATIENCE_S / 0.01)):
         with suppress(FileNotFoundError):
             sockets = [link for link in Path(f"/proc/{keeper}/fd").iterdir() if "socket:" in os.readlink(link)]

@@ -1,6 +1,6 @@
 """The pictures of docs/images: the incident report of a recorded run, in a real browser.
 
-python -m tools.screenshots              draw them anew from what was recorded; tools/terminal.py has those of terminals
+python -m tools.screenshots              draw them again from the recording; tools/terminal.py has those of terminals
 python -m tools.screenshots --record     play `rerail demo --scenario spike` first, and record what is known of it
 """
 

@@ -35,7 +35,7 @@ FLEET, DEMO = RECORDED / "fleet.json.gz", RECORDED / "demo.svg.gz"
 WORKER = ROOT / "tools" / "fleet_worker.py"
 BUCKET, ROLE = "sagemaker-fleet", "arn:aws:iam::000000000000:role/FleetSageMakerRole"
 SCALE, PATIENCE_S = 60.0, 420.0
-# Each run: its policy, its machines, and what its script is told.
+# Each run: its policy, its machines, and the environment of its script.
 RUNS = {
     "llama-3-8b-sft": ("default", "ml.p5.48xlarge", {}),
     "vit-h-14-imagenet": ("default", "ml.p4d.24xlarge", {}),
@@ -50,7 +50,7 @@ LARGEST = 300_000
 
 
 def record_terminals() -> None:
-    """Play both anew, on a local AWS each."""
+    """Record both again, on a local AWS each."""
     RECORDED.mkdir(exist_ok=True)
     FLEET.write_bytes(gzip.compress(dumps(_played_fleet()).encode(), 9, mtime=0))
     DEMO.write_bytes(gzip.compress(_played_demo().encode(), 9, mtime=0))

@@ -39,7 +39,7 @@ class Account:
         self.people = {kind: self._listen(kind, topic) for kind, topic in TOPICS.items()}
 
     def _listen(self, name: str, topic: str) -> str:
-        """The URL of a queue that hears what people are told there."""
+        """Subscribe a new queue to the topic, and return its URL."""
         sqs = self.aws.client("sqs")
         url = str(sqs.create_queue(QueueName=f"soak-{name}")["QueueUrl"])
         arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -47,7 +47,7 @@ class Account:
         return url
 
     def read_subjects(self, kind: str) -> list[str]:
-        """The subjects of what people were told on that topic, taken from its queue."""
+        """Take the messages of the topic from its queue, and return their subjects."""
         sqs, subjects = self.aws.client("sqs"), []
         while found := sqs.receive_message(QueueUrl=self.people[kind], MaxNumberOfMessages=10).get("Messages", []):
             for message in found:

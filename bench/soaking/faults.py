@@ -107,7 +107,7 @@ def asks_first(policy: Policy, scale: float) -> Policy:
 
 
 def restarts_in_place(policy: Policy, scale: float) -> Policy:
-    """What needs no other machine is mended within the job."""
+    """Return the policy with restarts in place."""
     return replace(policy, restart=replace(policy.restart, in_place=True))
 
 
@@ -167,7 +167,7 @@ def reclaim(world: World, job: str) -> None:
 
 
 def stop(world: World, job: str) -> None:
-    """Somebody who is not Rerail stops the job."""
+    """Stop the job as a person would."""
     world.stop(job)
 
 
@@ -304,16 +304,16 @@ FAULTS: Mapping[str, Fault] = {
     ),
     # The script and its data: held by design, and released.
     "bug": Fault(
-        "a bug at one step, mended after the hold",
+        "a bug at one step, fixed after the hold",
         HOLDS,
         drill="bug:step={step}",
         causes=("user_code", "user_code"),
         repeats=2,
         held=True,
     ),
-    "oom": Fault("out of memory, mended after the hold", HOLDS, drill="oom:step={step}", causes=("oom",), held=True),
+    "oom": Fault("out of memory, fixed after the hold", HOLDS, drill="oom:step={step}", causes=("oom",), held=True),
     "data": Fault(
-        "a shard that ends too soon, mended after the hold",
+        "a shard that ends too soon, fixed after the hold",
         HOLDS,
         own="data:{step}",
         causes=("data", "data"),
@@ -322,7 +322,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     # What only the metrics show.
     "spike": Fault(
-        "the loss jumps and does not mend",
+        "the loss jumps and does not recover",
         WATCHED,
         drill="spike:step={step}",
         causes=("diverged",),
@@ -360,7 +360,7 @@ FAULTS: Mapping[str, Fault] = {
         room=LONG_ROOM,
     ),
     "heal": Fault(
-        "the loss jumps and mends itself",
+        "the loss jumps and recovers by itself",
         WATCHED,
         drill="heal:step={step}:for=40",
         findings=("loss_spike",),
@@ -384,7 +384,7 @@ FAULTS: Mapping[str, Fault] = {
         findings=("stall",),
         room=LONG_ROOM,
     ),
-    "hang": Fault("the rank hangs, and hears no SIGTERM", STEADY, drill="hang:step={step}", causes=("hang",)),
+    "hang": Fault("the rank hangs, and ignores SIGTERM", STEADY, drill="hang:step={step}", causes=("hang",)),
     "blind": Fault(
         "a script without an agent prints nothing any more",
         MUTE,
@@ -404,7 +404,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     # Other modes.
     "inplace": Fault(
-        "the loss is no number any more: mended within the job",
+        "the loss is NaN: restarted within the job",
         IN_PLACE,
         drill="nan:step={step}",
         findings=("non_finite",),
@@ -421,7 +421,7 @@ FAULTS: Mapping[str, Fault] = {
         room=LONG_ROOM,
     ),
     "approve": Fault(
-        "the node is lost, and somebody says yes", APPROVED, injection=lose_the_node, causes=("infrastructure",)
+        "the node is lost, and an operator approves", APPROVED, injection=lose_the_node, causes=("infrastructure",)
     ),
-    "sigterm": Fault("somebody else stops the job", ENDED, injection=stop, last=True, ends=False),
+    "sigterm": Fault("a person stops the job", ENDED, injection=stop, last=True, ends=False),
 }

@@ -187,7 +187,7 @@ def _ended(job: Mapping[str, Any]) -> datetime:
 
 
 def _saves_kept(soak_run: SoakRun) -> Iterator[str]:
-    """Every checkpoint that was ever seen in S3 is still there, in its place or put aside, and whole."""
+    """Yield the loss of checkpoints that were seen in S3: each must be in place or in quarantine, and complete."""
     if soak_run.setup.script is not OURS:
         return
     found = saves_under(soak_run.account.s3, f"s3://{BUCKET}/{soak_run.name}/")

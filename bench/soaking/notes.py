@@ -150,7 +150,7 @@ def uncovered(
     read: Mapping[int, Sequence[int]], *, steps: int, batch: int, skipped: Sequence[tuple[int, int]] = ()
 ) -> Iterator[str]:
     """What is wrong with the samples of the final lineage, read at each step: every one of the data order exactly once,
-    in its order, but for those that were skipped."""
+    in its order, without those that were skipped."""
     if missing := [step for step in range(1, steps + 1) if step not in read]:
         yield f"{len(missing)} steps are in no lineage, the first is step {missing[0]}"
     if beyond := [step for step in read if not 1 <= step <= steps]:

@@ -28,7 +28,7 @@ PATIENCE = timedelta(seconds=150)
 OVERDUE_STEPS = 120
 # A script that is not ours prints no loss from a little before the step that breaks it.
 NOT_PRINTED_STEPS = 10
-# How many steps before a fault its training process is told of it.
+# How many steps before a fault its training process learns of it.
 AHEAD_STEPS = 20
 QUIET_STEPS = 60
 WHY = "the soak: inspected and resolved"
@@ -138,7 +138,7 @@ class SoakRun:
 
     @property
     def state(self) -> str:
-        """One line for whoever looks on."""
+        """Return one line for the progress display."""
         state = self.run.state.value if self.run else "submitted"
         left = self.plan.faults[self.index].name if self.index < len(self.plan.faults) else "its end"
         attempt = self.run.current.number if self.run else 1

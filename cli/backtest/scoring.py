@@ -8,8 +8,9 @@ recall          of the labels that count, by family: a finding of the family fro
 delay           from the onset to the first finding that finds it, in rows, never below 0; of found events only.
 false alarms    findings of any family and level that lie more than 10 rows from every label, whatever its score; those
                 within 50 rows of the last one are one alarm.
-interventions   right within 10 rows of an event that counts and never mended itself; otherwise wrong beside one that
-                mended itself, or beside none; otherwise neutral. Merged like false alarms, each verdict for itself.
+interventions   right within 10 rows of an event that counts and never recovered by itself; otherwise wrong beside one
+                that recovered by itself, or beside none; otherwise neutral. Merged like false alarms, each verdict for
+                itself.
 """
 
 from collections import Counter, defaultdict

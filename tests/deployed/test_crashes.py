@@ -1,4 +1,4 @@
-"""AWS calls of the deployed functions broken in a run's life, one in each of its phases, as bench.crashes does."""
+"""A run survives a broken AWS call in each phase; test_every_call.py breaks every call in every way."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,50 +7,50 @@ import pytest
 
 from local.pace import Pace
 from tests.deployed.conftest import ASSEMBLIES
-from tests.deployed.faults import lives
-from tests.deployed.faults.environment import SCALE, SWEEPS, Stage
-from tests.deployed.faults.lives import Play
+from tests.deployed.faults import scenarios
+from tests.deployed.faults.faulty_aws import SCALE, SWEEPS, FaultyAws
 from tests.deployed.faults.points import Plan, Point
+from tests.deployed.faults.scenarios import ScenarioRun
 from tests.deployed.jobs import apart, patient
 
 pytestmark = pytest.mark.slow
-LIFE = "with an agent"
+SCENARIO = "with an agent"
 FAULTS = (
-    Point(LIFE, "adoption", "supervise dynamodb:TransactWriteItems dynamodb.save", "killed after"),
-    Point(LIFE, "handshake", "supervise sagemaker:StopTrainingJob sagemaker.stop", "answer lost"),
-    Point(LIFE, "recovery", "supervise sagemaker:CreateTrainingJob sagemaker.create", "killed after"),
-    Point(LIFE, "completion", "notify sns:Publish sns.say", "not reached"),
+    Point(SCENARIO, "adoption", "supervise dynamodb:TransactWriteItems dynamodb.save", "killed after"),
+    Point(SCENARIO, "handshake", "supervise sagemaker:StopTrainingJob sagemaker.stop", "answer lost"),
+    Point(SCENARIO, "recovery", "supervise sagemaker:CreateTrainingJob sagemaker.create", "killed after"),
+    Point(SCENARIO, "completion", "notify sns:Publish sns.say", "not reached"),
 )
 
 
 @pytest.fixture
-def stage(tmp_path: Path, pace: Pace) -> Iterator[Stage]:
+def faulty(tmp_path: Path, pace: Pace) -> Iterator[FaultyAws]:
     """A local AWS of its own: its workers are killed."""
     scale, sweeps = SCALE / pace.slowdown, SWEEPS / pace.slowdown
     with apart(tmp_path / "aws", scale=scale, schedule_scale=sweeps, assemblies=ASSEMBLIES) as aws:
-        yield Stage(aws, tmp_path / "faults", pace, lambda policy: patient(policy, pace))
+        yield FaultyAws(aws, tmp_path / "faults", pace, lambda policy: patient(policy, pace))
 
 
-def test_a_run_survives_a_broken_call_in_each_phase(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_outlives_a_broken_call_in_each_phase_of_its_life(faulty: FaultyAws, monkeypatch: pytest.MonkeyPatch):
     """And what it is judged by can fail: another number of jobs, and a letter that nobody is told of."""
-    dead = next(url for url in stage.dead if "Signals" in url)
-    stage.sqs.send_message(QueueUrl=dead, MessageBody="a letter")
-    play = Play(stage, 1, Plan(LIFE, FAULTS))
-    found = play.play()
+    dead = next(url for url in faulty.dead if "Signals" in url)
+    faulty.sqs.send_message(QueueUrl=dead, MessageBody="a letter")
+    scenario_run = ScenarioRun(faulty, 1, Plan(SCENARIO, FAULTS))
+    found = scenario_run.execute()
     assert found.wrong == ""
     assert found.fired == {point.phase for point in FAULTS}, "each call was met, and broken"
     assert found.letters == (dead.rpartition("/")[2],), "the letter is told, since its alarm has gone off"
 
     def are_told() -> bool:
-        stage.hear()
-        return all(any(word in subject for subject in play._told()) for word in ("relaunching", "completed"))
+        faulty.read_notices()
+        return all(any(word in subject for subject in scenario_run._told()) for word in ("relaunching", "completed"))
 
-    stage.account.wait("what people are told", are_told)
-    monkeypatch.setitem(lives.ATTEMPTS, LIFE, 2)  # type: ignore[arg-type]
-    name = play.name
-    assert list(play._of_the_jobs()) == [f"its jobs are {name}, {name}-a002, {name}-a003"]
-    monkeypatch.setattr(lives, "ALARMED_WITHIN_S", 0.1)
-    stage.alarms.clear()
-    stage.sqs.send_message(QueueUrl=dead, MessageBody="another")
-    play._settle_letters()
+    faulty.account.wait("what people are told", are_told)
+    monkeypatch.setitem(scenarios.ATTEMPTS, SCENARIO, 2)  # type: ignore[arg-type]
+    name = scenario_run.name
+    assert list(scenario_run._of_the_jobs()) == [f"its jobs are {name}, {name}-a002, {name}-a003"]
+    monkeypatch.setattr(scenarios, "ALARMED_WITHIN_S", 0.1)
+    faulty.alarms.clear()
+    faulty.sqs.send_message(QueueUrl=dead, MessageBody="another")
+    scenario_run._settle_letters()
     assert "1 dead letters in" in found.wrong and "no alarm" in found.wrong

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from botocore import xform_name
 
-from tests.deployed.faults.environment import modelled_errors
+from tests.deployed.faults.faulty_aws import modelled_errors
 from tests.deployed.faults.points import plans, points
 from tests.deployed.faults.runners import Runners, learn
 from tests.iam.sites import sites
@@ -39,12 +39,12 @@ def test_a_run_survives_every_broken_call(tmp_path: Path):
         met = {site for names in learnt.met.values() for site in names}
         chosen = list(points(learnt.met, modelled_errors(sorted(met))))[::EVERY]
         problems, known, reached = [], set(met), 0
-        for plan, performance in runners.performances(plans(chosen, seed=1), learnt):
-            known |= performance.sites
-            reached += sum(outcome.reached for outcome in performance.outcomes)
-            problems += [f"{outcome.point}: {outcome.wrong}" for outcome in performance.outcomes if outcome.wrong]
-            if performance.together:
-                problems.append(f"{' and '.join(map(str, plan.faults))}: {performance.together}")
+        for plan, plan_result in runners.run_plans(plans(chosen, seed=1), learnt):
+            known |= plan_result.sites
+            reached += sum(outcome.reached for outcome in plan_result.outcomes)
+            problems += [f"{outcome.point}: {outcome.wrong}" for outcome in plan_result.outcomes if outcome.wrong]
+            if plan_result.together:
+                problems.append(f"{' and '.join(map(str, plan.faults))}: {plan_result.together}")
     print(f"{len(chosen):,} points at {len(met)} call sites, {reached:,} of them reached, {len(problems)} not survived")
     assert problems == []
     # Whether a call comes at all in a phase depends on timing.

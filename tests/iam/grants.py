@@ -44,8 +44,8 @@ EVENTS, CLOUDWATCH, SCHEDULER = "events.amazonaws.com", "cloudwatch.amazonaws.co
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One action on one resource, that one statement allows to somebody: a role by its function's name or its own, or
-    a service. `on` is how the template writes the resource, `statement` what is judged."""
+    """One action on one resource, that one statement allows to a principal: a role by its function's name or its own,
+    or a service. `on` is how the template writes the resource, `statement` what is judged."""
 
     who: str
     action: str
@@ -70,7 +70,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Wired:
-    """What somebody needs because of how the template puts things together, and the part that it is for."""
+    """A permission that a connection in the template needs, and the connection."""
 
     who: str
     because: str
@@ -141,8 +141,8 @@ class Granted:
         """The physical one, as far as it is known."""
         resource = self._resources.get(id, {})
         given = resource.get("Properties", {}).get(NAMED_BY.get(resource.get("Type", ""), ""), "")
-        told = self._names.get(id) or (self.value(given) if given else id)
-        return str(told).rpartition("/")[2] if "://" in str(told) else str(told).rpartition(":")[2]
+        known = self._names.get(id) or (self.value(given) if given else id)
+        return str(known).rpartition("/")[2] if "://" in str(known) else str(known).rpartition(":")[2]
 
     def arn(self, id: str) -> str:
         """Of a resource of the template."""
@@ -254,7 +254,7 @@ class Granted:
             who = self.roles[target["RoleArn"]["Fn::GetAtt"][0]]
             yield Wired(who, "the schedule", Need("lambda:InvokeFunction", str(self.value(target["Arn"]))))
             letters = str(self.value(target["DeadLetterConfig"]["Arn"]))
-            yield from (Wired(who, "letters of the schedule", need) for need in sending(letters, place))
+            yield from (Wired(who, "dead letters of the schedule", need) for need in sending(letters, place))
         for id, resource in self._resources.items():
             if resource["Type"] == "AWS::Events::Rule":
                 yield from self._of_rule(id, resource["Properties"], place)
@@ -273,7 +273,7 @@ class Granted:
                 yield Wired(who, "Lambda sends its traces", Need(f"xray:{name}", "*"))
         if letters := function.get("DeadLetterConfig"):
             queue = str(self.value(letters["TargetArn"]))
-            yield from (Wired(who, "Lambda puts its letters aside", need) for need in sending(queue, place))
+            yield from (Wired(who, "Lambda sends its dead letters", need) for need in sending(queue, place))
 
     def _of_rule(self, id: str, rule: Mapping[str, Any], place: Place) -> Iterator[Wired]:
         source = (("aws:sourcearn", self.arn(id)), ("aws:sourceaccount", self.account))

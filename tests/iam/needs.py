@@ -2,7 +2,7 @@
 
 Most operations are an action of the same name. Those that are not (a listing of S3, the parts of a transaction, what a
 request passes on to another service, the customer's key behind a queue or a table) are said here one by one. An
-operation that nobody has said anything about is an error, so that no call goes by unjudged."""
+operation that is not listed here is an error, so that every call is compared."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ TRANSACTED = {
     "Delete": "dynamodb:DeleteItem",
     "ConditionCheck": "dynamodb:ConditionCheckItem",
 }
-# Of S3 as its own manual has it; whoever may not list a bucket is told 403 instead of 404 of what is not there.
+# Of S3 as its own manual has it; without the permission to list a bucket, a missing object is 403 instead of 404.
 OF_OBJECT = {
     "GetObject": "s3:GetObject",
-    "SignedGetObject": "s3:GetObject",  # by whoever has the link, with what its maker may
+    "SignedGetObject": "s3:GetObject",  # by the holder of the link, with the permissions of its creator
     "HeadObject": "s3:GetObject",
     "PutObject": "s3:PutObject",
     "DeleteObject": "s3:DeleteObject",
@@ -84,7 +84,7 @@ class Place:
 
 
 def needs(call: Call, place: Place) -> Iterator[Need]:
-    """All of a call's; raises ValueError for an operation that nobody has said anything about."""
+    """Yield the needs of a call; raise ValueError for an operation that is not listed."""
     match call.service:
         case "dynamodb":
             yield from _of_dynamodb(call, place)
@@ -116,7 +116,7 @@ def needs(call: Call, place: Place) -> Iterator[Need]:
             stream = f"log-group:{call.asked['logGroupName']}:log-stream:{call.asked['logStreamName']}"
             yield Need("logs:GetLogEvents", place.arn("logs", stream))
         case _:
-            raise ValueError(f"nobody has said which permissions {call.service}:{call.operation} needs")
+            raise ValueError(f"not known which permissions {call.service}:{call.operation} needs")
 
 
 def sending(queue: str, place: Place) -> Iterator[Need]:
@@ -169,7 +169,7 @@ def _of_s3(call: Call, place: Place) -> Iterator[Need]:
         yield Need(action, bucket)
         return
     if call.operation not in OF_OBJECT:
-        raise ValueError(f"nobody has said which permissions s3:{call.operation} needs")
+        raise ValueError(f"not known which permissions s3:{call.operation} needs")
     action = OF_OBJECT[call.operation]
     yield Need(action, f"{bucket}/{call.asked['Key']}")
     if call.operation in READS:

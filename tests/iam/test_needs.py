@@ -109,9 +109,9 @@ def test_what_a_call_needs_is_more_than_an_action_of_its_name(made: Call, needed
     assert {f"{need.action} {need.resource}" for need in needs(made, here({QUEUE: KEY}))} == needed
 
 
-def test_a_call_that_nobody_has_said_anything_about_does_not_go_by():
+def test_an_operation_that_is_not_listed_is_reported():
     found = judged(template(), call("s3", "DeleteBucket", Bucket="b"))
-    assert found.unknown == {"nobody has said which permissions s3:DeleteBucket needs"}
+    assert found.unknown == {"not known which permissions s3:DeleteBucket needs"}
 
 
 def test_what_is_missing_and_what_is_too_much_are_both_found():

@@ -17,15 +17,15 @@ WAYS = (*KILLED, *LOST, *HUNG, *REFUSED)
 ACTS = "supervise"
 
 
-class Place(NamedTuple):
-    """A part of one of the lives that are played."""
+class Phase(NamedTuple):
+    """A part of one of the scenarios."""
 
-    life: str
+    scenario: str
     phase: str
 
 
 class Call(NamedTuple):
-    """One AWS call of a function, in the life of the run that is played."""
+    """One AWS call of a function for the run of a scenario."""
 
     run: str
     phase: str
@@ -34,12 +34,12 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Point:
-    """One call site, the part of a run's life in which its first call is broken, and the way in which it is.
+    """One call site, the phase of a scenario in which its first call is broken, and the way in which it is.
 
     A site is named as `function service:Operation module.function`, with ` for method` where the adapter was entered
     elsewhere."""
 
-    life: str
+    scenario: str
     phase: str
     site: str
     how: str
@@ -53,14 +53,14 @@ class Point:
         return self.site.split()[1].partition(":")[0]
 
     def __str__(self) -> str:
-        return f"{self.life}, {self.phase}: {self.site}, {self.how}"
+        return f"{self.scenario}, {self.phase}: {self.site}, {self.how}"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a point: `reached` says that the call was broken, `held` that a human was asked and said go on,
+    """What came of a point: `reached` says that the call was broken, `held` that a person was asked and released it,
     `letters` are the queues of dead letters in which one was left, each with its alarm; `wrong` is "" where the run
-    survived. `alone` says that no other call was broken in that life."""
+    survived. `alone` says that no other call was broken in that scenario."""
 
     point: Point
     reached: bool
@@ -72,9 +72,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One life with at most one broken call in each of its phases."""
+    """One scenario with at most one broken call in each of its phases."""
 
-    life: str
+    scenario: str
     faults: tuple[Point, ...]
 
     def of(self, phase: str) -> Point | None:
@@ -86,7 +86,7 @@ def call_of(line: bytes | str) -> Call:
     return Call(**json.loads(line))
 
 
-def points(met: Mapping[Place, Collection[str]], errors: Mapping[str, Sequence[str]]) -> Iterator[Point]:
+def points(met: Mapping[Phase, Collection[str]], errors: Mapping[str, Sequence[str]]) -> Iterator[Point]:
     """Every site with every way to break it, in every place where it occurs. The errors that a service declares are
     dealt out to these places, each to one of them, and so are refusals of what only looks or tells: what is done about
     them depends on the site alone."""
@@ -106,11 +106,11 @@ def plans(chosen: Iterable[Point], *, seed: int) -> list[Plan]:
     draw = random.Random(seed)
     queues: dict[str, dict[str, list[Point]]] = {}
     for point in sorted(chosen):
-        queues.setdefault(point.life, {}).setdefault(point.phase, []).append(point)
+        queues.setdefault(point.scenario, {}).setdefault(point.phase, []).append(point)
     found = []
-    for life, phases in queues.items():
+    for scenario, phases in queues.items():
         for queue in phases.values():
             draw.shuffle(queue)
-        found += [Plan(life, tuple(filter(None, faults))) for faults in zip_longest(*phases.values())]
+        found += [Plan(scenario, tuple(filter(None, faults))) for faults in zip_longest(*phases.values())]
     draw.shuffle(found)
     return found

@@ -1,4 +1,4 @@
-"""Play plans in several local AWSs at once, a process each."""
+"""Run plans in several local AWSs at once, a process each."""
 
 import multiprocessing
 import os
@@ -14,23 +14,23 @@ from typing import Self
 
 from cli import place
 from local.stack import LocalAws
-from tests.deployed.faults.environment import SCALE, SWEEPS, Stage
-from tests.deployed.faults.lives import LIVES, PLACES, Play, Played, alone, undisturbed
-from tests.deployed.faults.points import Outcome, Place, Plan, Point
+from tests.deployed.faults.faulty_aws import SCALE, SWEEPS, FaultyAws
+from tests.deployed.faults.points import Outcome, Phase, Plan, Point
+from tests.deployed.faults.scenarios import PHASES, SCENARIOS, ScenarioResult, ScenarioRun, alone, undisturbed
 
-# How often an undisturbed life is played to learn what is called in it.
+# How often a scenario runs without any fault, to learn what is called in it.
 LESSONS = 3
 TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What an undisturbed life shows: which sites are met in which place, and what people are told; `fresh`: with
+    """What an undisturbed scenario shows: which sites are met in which place, and what people are told; `fresh`: with
     functions that are new in every phase."""
 
-    life: str
+    scenario: str
     fresh: bool
-    met: Mapping[Place, frozenset[str]]
+    met: Mapping[Phase, frozenset[str]]
     told: frozenset[str]
     wrong: str
 
@@ -39,13 +39,13 @@ class Lesson:
 class Learnt:
     """What all lessons have shown; `once` are the sites that only a function comes to that is new in that place."""
 
-    met: Mapping[Place, frozenset[str]]
-    once: Mapping[Place, frozenset[str]]
+    met: Mapping[Phase, frozenset[str]]
+    once: Mapping[Phase, frozenset[str]]
     told: Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Performance:
+class PlanResult:
     """What came of a plan: an outcome a point, every site that was met, and what is wrong only where its faults come
     together, twice."""
 
@@ -55,99 +55,102 @@ class Performance:
     passing: str = ""
 
 
-def perform(stage: "Numbered", plan: Plan, learnt: Learnt) -> Performance:
-    """Play the plan; where the run does not survive it, or a letter is left, play each of its faults alone; what was
-    not met is tried again, with fresh workers."""
-    played, sites = stage.play(plan, learnt)
+def run_plan(faulty: "ScenarioRunner", plan: Plan, learnt: Learnt) -> PlanResult:
+    """Run the plan. Run each of its faults alone where the run does not survive, or where a dead letter is left. Try a
+    call that was not met again, with new workers."""
+    result, sites = faulty.execute(plan, learnt)
     outcomes, found = [], set(sites)
     for point in plan.faults:
-        if point.phase in played.fired and not played.wrong and not played.letters:
-            outcomes.append(Outcome(point, reached=True, held=point.phase in played.held))
+        if point.phase in result.fired and not result.wrong and not result.letters:
+            outcomes.append(Outcome(point, reached=True, held=point.phase in result.held))
             continue
-        outcome, more = _alone(stage, point, learnt)
+        outcome, more = _alone(faulty, point, learnt)
         outcomes.append(outcome)
         found |= more
     together = passing = ""
-    if played.wrong and not any(outcome.wrong for outcome in outcomes):
-        again, more = stage.play(plan, learnt)
+    if result.wrong and not any(outcome.wrong for outcome in outcomes):
+        again, more = faulty.execute(plan, learnt)
         found |= more
-        together, passing = (again.wrong, "") if again.wrong else ("", played.wrong)
-    elif played.letters and not any(outcome.letters for outcome in outcomes):
-        passing = f"a letter in {', '.join(played.letters)}, with its alarm"
-    return Performance(tuple(outcomes), frozenset(found), together, passing)
+        together, passing = (again.wrong, "") if again.wrong else ("", result.wrong)
+    elif result.letters and not any(outcome.letters for outcome in outcomes):
+        passing = f"a letter in {', '.join(result.letters)}, with its alarm"
+    return PlanResult(tuple(outcomes), frozenset(found), together, passing)
 
 
-def _alone(stage: "Numbered", point: Point, learnt: Learnt) -> tuple[Outcome, set[str]]:
-    """One fault in a life of its own, in which the function is new when its phase begins if it has to be."""
+def _alone(faulty: "ScenarioRunner", point: Point, learnt: Learnt) -> tuple[Outcome, set[str]]:
+    """Run one fault in a scenario of its own, with a new worker for its phase where the call needs one."""
     found: set[str] = set()
-    at = Place(point.life, point.phase)
+    at = Phase(point.scenario, point.phase)
     for number in range(TRIES):
         once = learnt.once if number == 0 else {at: frozenset({point.site})}
-        played, sites = stage.play(alone(point), Learnt(learnt.met, once, learnt.told))
+        result, sites = faulty.execute(alone(point), Learnt(learnt.met, once, learnt.told))
         found |= sites
-        if point.phase in played.fired or played.wrong:
+        if point.phase in result.fired or result.wrong:
             break
-    reached, held = point.phase in played.fired, point.phase in played.held
-    return Outcome(point, reached, held, played.letters, played.wrong, alone=True), found
+    reached, held = point.phase in result.fired, point.phase in result.held
+    return Outcome(point, reached, held, result.letters, result.wrong, alone=True), found
 
 
 def learn(lessons: Iterable[Lesson]) -> Learnt:
-    """Sites that all lessons have met, or that only the fresh ones have; told is what people were told in all. What
-    only some have met comes as time will have it: nobody can break it when he wants to."""
+    """Return the sites that all lessons have met, or only those with new workers, and the notices of all lessons.
+
+    A site that only some have met depends on timing, and cannot be broken on purpose."""
     known = list(lessons)
-    met: dict[Place, frozenset[str]] = {}
-    once: dict[Place, frozenset[str]] = {}
-    for at in PLACES:
-        again = [lesson.met.get(at, frozenset()) for lesson in known if lesson.life == at.life and not lesson.fresh]
-        fresh = [lesson.met.get(at, frozenset()) for lesson in known if lesson.life == at.life and lesson.fresh]
+    met: dict[Phase, frozenset[str]] = {}
+    once: dict[Phase, frozenset[str]] = {}
+    for at in PHASES:
+        again = [
+            lesson.met.get(at, frozenset()) for lesson in known if lesson.scenario == at.scenario and not lesson.fresh
+        ]
+        fresh = [lesson.met.get(at, frozenset()) for lesson in known if lesson.scenario == at.scenario and lesson.fresh]
         always = frozenset.intersection(*again) if again else frozenset()
         once[at] = frozenset().union(*fresh) - frozenset().union(*again)
         met[at] = always | once[at]
-    told = {life: [lesson.told for lesson in known if lesson.life == life] for life in LIVES}
-    return Learnt(met, once, {life: all_of[0].intersection(*all_of) for life, all_of in told.items() if all_of})
+    told = {scenario: [lesson.told for lesson in known if lesson.scenario == scenario] for scenario in SCENARIOS}
+    return Learnt(met, once, {scenario: all_of[0].intersection(*all_of) for scenario, all_of in told.items() if all_of})
 
 
-class Numbered:
-    """A stage, and the number of the next run on it."""
+class ScenarioRunner:
+    """A local AWS with faults, and the number of the next run in it."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, faulty: FaultyAws) -> None:
+        self.faulty = faulty
         self._numbers = count(1)
 
-    def play(self, plan: Plan, learnt: Learnt) -> tuple[Played, set[str]]:
-        told: Collection[str] = learnt.told.get(plan.life, ())
-        played = Play(self.stage, next(self._numbers), plan, told=told, once=learnt.once).play()
-        return played, {call.site for call in played.calls}
+    def execute(self, plan: Plan, learnt: Learnt) -> tuple[ScenarioResult, set[str]]:
+        told: Collection[str] = learnt.told.get(plan.scenario, ())
+        result = ScenarioRun(self.faulty, next(self._numbers), plan, told=told, once=learnt.once).execute()
+        return result, {call.site for call in result.calls}
 
-    def lesson(self, life: str, *, fresh: bool) -> Lesson:
-        played = Play(self.stage, next(self._numbers), undisturbed(life), fresh=fresh).play()
-        met: dict[Place, set[str]] = {}
-        for call in played.calls:
-            met.setdefault(Place(life, call.phase), set()).add(call.site)
-        return Lesson(life, fresh, {at: frozenset(sites) for at, sites in met.items()}, played.told, played.wrong)
+    def lesson(self, scenario: str, *, fresh: bool) -> Lesson:
+        result = ScenarioRun(self.faulty, next(self._numbers), undisturbed(scenario), fresh=fresh).execute()
+        met: dict[Phase, set[str]] = {}
+        for call in result.calls:
+            met.setdefault(Phase(scenario, call.phase), set()).add(call.site)
+        return Lesson(scenario, fresh, {at: frozenset(sites) for at, sites in met.items()}, result.told, result.wrong)
 
 
 class Runners:
-    """Processes that each have a stage; use it as a context manager."""
+    """Processes that each have a local AWS; use it as a context manager."""
 
-    def __init__(self, folder: Path, stages: int) -> None:
+    def __init__(self, folder: Path, environments: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(stages, context, _set_stage, (folder,))
+        self._pool = ProcessPoolExecutor(environments, context, _start_aws, (folder,))
 
     def lessons(self) -> Iterator[Lesson]:
-        """Each life some times, first with functions that are new in every phase of it."""
-        wanted = [(life, number == 0) for number in range(LESSONS) for life in LIVES]
-        for done in as_completed([self._pool.submit(_give_lesson, *each) for each in wanted]):
+        """Yield what each scenario shows without faults, first with new workers in every phase."""
+        wanted = [(scenario, number == 0) for number in range(LESSONS) for scenario in SCENARIOS]
+        for done in as_completed([self._pool.submit(_learn_from, *each) for each in wanted]):
             yield done.result()
 
-    def performances(self, plans: Iterable[Plan], learnt: Learnt) -> Iterator[tuple[Plan, Performance]]:
+    def run_plans(self, plans: Iterable[Plan], learnt: Learnt) -> Iterator[tuple[Plan, PlanResult]]:
         """As they are ready."""
-        running: dict[Future[Performance], Plan] = {self._pool.submit(_give, plan, learnt): plan for plan in plans}
+        running: dict[Future[PlanResult], Plan] = {self._pool.submit(_run_plan, plan, learnt): plan for plan in plans}
         for done in as_completed(running):
             yield running[done], done.result()
 
-    def dismiss(self) -> None:
-        """What has not begun is not played any more."""
+    def shut_down(self) -> None:
+        """Cancel the plans that have not begun."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Self:
@@ -156,30 +159,30 @@ class Runners:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.dismiss()
+        self.shut_down()
 
 
-_stages: list[Numbered] = []
+_runners: list[ScenarioRunner] = []
 
 
-def _set_stage(folder: Path) -> None:
-    home = folder / f"stage-{os.getpid()}"
+def _start_aws(folder: Path) -> None:
+    home = folder / f"faulty-{os.getpid()}"
     aws = LocalAws(home / "aws", scale=SCALE, schedule_scale=SWEEPS, assemblies=place.SYNTHESES)
     aws.start()
-    Finalize(None, _strike, (aws, home), exitpriority=10)
-    stage = Numbered(Stage(aws, home / "faults"))
-    stage.lesson(next(iter(LIVES)), fresh=False)  # after it nothing is new any more
-    _stages.append(stage)
+    Finalize(None, _stop_aws, (aws, home), exitpriority=10)
+    faulty = ScenarioRunner(FaultyAws(aws, home / "faults"))
+    faulty.lesson(next(iter(SCENARIOS)), fresh=False)  # after it nothing is new any more
+    _runners.append(faulty)
 
 
-def _strike(aws: LocalAws, home: Path) -> None:
+def _stop_aws(aws: LocalAws, home: Path) -> None:
     aws.stop()
     shutil.rmtree(home, ignore_errors=True)
 
 
-def _give_lesson(life: str, fresh: bool) -> Lesson:
-    return _stages[0].lesson(life, fresh=fresh)
+def _learn_from(scenario: str, fresh: bool) -> Lesson:
+    return _runners[0].lesson(scenario, fresh=fresh)
 
 
-def _give(plan: Plan, learnt: Learnt) -> Performance:
-    return perform(_stages[0], plan, learnt)
+def _run_plan(plan: Plan, learnt: Learnt) -> PlanResult:
+    return run_plan(_runners[0], plan, learnt)

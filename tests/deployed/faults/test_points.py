@@ -1,4 +1,4 @@
-"""The points at which calls are broken, how runs are played, and what counts as wrong, without any AWS."""
+"""The points at which calls are broken, how scenarios are run, and what counts as wrong, without any AWS."""
 
 import json
 from pathlib import Path
@@ -6,25 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.deployed.faults.lives import FILES, LIVES, PLACES, Play, Played
 from tests.deployed.faults.points import (
     HUNG,
     KILLED,
     LOST,
     REFUSED,
     WAYS,
-    Place,
+    Phase,
     Plan,
     Point,
     plans,
     points,
 )
-from tests.deployed.faults.runners import Learnt, Lesson, learn, perform
+from tests.deployed.faults.runners import Learnt, Lesson, learn, run_plan
+from tests.deployed.faults.scenarios import FILES, PHASES, SCENARIOS, ScenarioResult, ScenarioRun
 
 LOAD = "supervise dynamodb:GetItem dynamodb._get for load"
 CREATE = "supervise sagemaker:CreateTrainingJob sagemaker.create"
-LIFE = "with an agent"
-ADOPTION, RECOVERY = Place(LIFE, "adoption"), Place(LIFE, "recovery")
+SCENARIO = "with an agent"
+ADOPTION, RECOVERY = Phase(SCENARIO, "adoption"), Phase(SCENARIO, "recovery")
 
 
 def test_every_site_is_broken_in_every_way_wherever_it_is_met():
@@ -47,87 +47,87 @@ def test_refusals_of_what_only_looks_are_dealt_out():
 
 
 def test_each_point_comes_in_one_life_and_no_life_has_two_in_one_phase():
-    """As few lives as there can be: as many as the phase has points that has most."""
+    """As few scenarios as there can be: as many as the phase has points that has most."""
     chosen = list(points({ADOPTION: [LOAD], RECOVERY: [LOAD, CREATE]}, {}))
     found = plans(chosen, seed=3)
     assert sorted(point for plan in found for point in plan.faults) == sorted(chosen)
     assert len(found) == 2 * len(WAYS)
     for plan in found:
         assert len({point.phase for point in plan.faults}) == len(plan.faults)
-        assert {point.life for point in plan.faults} == {plan.life}
+        assert {point.scenario for point in plan.faults} == {plan.scenario}
     assert found == plans(reversed(chosen), seed=3) != plans(chosen, seed=4)
 
 
 def test_what_only_new_functions_come_to_needs_a_new_function():
     lessons = [
-        Lesson(LIFE, True, {RECOVERY: frozenset({CREATE, LOAD})}, frozenset({"a", "b"}), ""),
-        Lesson(LIFE, False, {RECOVERY: frozenset({CREATE})}, frozenset({"a"}), ""),
-        Lesson(LIFE, False, {RECOVERY: frozenset({CREATE, "now and then"})}, frozenset({"a", "c"}), ""),
+        Lesson(SCENARIO, True, {RECOVERY: frozenset({CREATE, LOAD})}, frozenset({"a", "b"}), ""),
+        Lesson(SCENARIO, False, {RECOVERY: frozenset({CREATE})}, frozenset({"a"}), ""),
+        Lesson(SCENARIO, False, {RECOVERY: frozenset({CREATE, "now and then"})}, frozenset({"a", "c"}), ""),
     ]
     known = learn(lessons)
     assert known.met[RECOVERY] == {CREATE, LOAD}
     assert known.once[RECOVERY] == {LOAD}
-    assert known.told == {LIFE: {"a"}}
+    assert known.told == {SCENARIO: {"a"}}
 
 
-class Players:
-    """A stage on which a life goes wrong where these points come together, or one of them does."""
+class FakeRunner:
+    """A runner whose scenarios go wrong where these points, or one of them, are broken."""
 
     def __init__(self, *wrong: Point, once: bool = False) -> None:
-        self.wrong, self.once, self.played = set(wrong), once, 0
+        self.wrong, self.once, self.result = set(wrong), once, 0
 
-    def play(self, plan: Plan, learnt: Learnt) -> tuple[Played, set[str]]:
-        self.played += 1
-        bad = self.wrong <= set(plan.faults) and not (self.once and self.played > 1)
-        return Played(fired={point.phase for point in plan.faults}, wrong="bad" if bad else ""), set()
+    def execute(self, plan: Plan, learnt: Learnt) -> tuple[ScenarioResult, set[str]]:
+        self.result += 1
+        bad = self.wrong <= set(plan.faults) and not (self.once and self.result > 1)
+        return ScenarioResult(fired={point.phase for point in plan.faults}, wrong="bad" if bad else ""), set()
 
 
 def test_a_life_that_goes_wrong_is_played_again_with_each_fault_alone():
     """So that the one is named that it goes wrong with; or both, where it takes both; or none, where it passes."""
     one, other = Point(*RECOVERY, CREATE, "killed after"), Point(*ADOPTION, LOAD, "killed before")
-    plan, learnt = Plan(LIFE, (other, one)), Learnt({}, {}, {})
-    found = perform(Players(one), plan, learnt)
+    plan, learnt = Plan(SCENARIO, (other, one)), Learnt({}, {}, {})
+    found = run_plan(FakeRunner(one), plan, learnt)
     assert [outcome.point for outcome in found.outcomes if outcome.wrong] == [one] and not found.together
-    found = perform(Players(one, other), plan, learnt)
+    found = run_plan(FakeRunner(one, other), plan, learnt)
     assert not any(outcome.wrong for outcome in found.outcomes) and found.together == "bad"
-    found = perform(Players(one, other, once=True), plan, learnt)
+    found = run_plan(FakeRunner(one, other, once=True), plan, learnt)
     assert not found.together and found.passing == "bad"
 
 
-def play_of(tmp_path: Path, life: str, *lines: tuple[int, str, int], keys: tuple[str, ...] = ()) -> Play:
-    """A life of which only its jobs' marks and what lies in S3 are known."""
+def make_run(tmp_path: Path, scenario: str, *lines: tuple[int, str, int], keys: tuple[str, ...] = ()) -> ScenarioRun:
+    """A scenario of which only its jobs' marks and what lies in S3 are known."""
     pages = [{"Contents": [{"Key": key} for key in keys]}]
     paginator = SimpleNamespace(paginate=lambda **asked: pages)
-    stage = SimpleNamespace(marks=tmp_path, s3=SimpleNamespace(get_paginator=lambda name: paginator))
-    play = Play(stage, 1, Plan(life, ()))  # type: ignore[arg-type]
-    play.folder.mkdir()
+    faulty = SimpleNamespace(marks=tmp_path, s3=SimpleNamespace(get_paginator=lambda name: paginator))
+    scenario_run = ScenarioRun(faulty, 1, Plan(scenario, ()))  # type: ignore[arg-type]
+    scenario_run.folder.mkdir()
     marks = [{"attempt": attempt, "word": word, "step": step, "at": 0.0} for attempt, word, step in lines]
-    (play.folder / "log.jsonl").write_text("".join(json.dumps(mark) + "\n" for mark in marks))
-    return play
+    (scenario_run.folder / "log.jsonl").write_text("".join(json.dumps(mark) + "\n" for mark in marks))
+    return scenario_run
 
 
 def test_steps_that_nobody_trained_are_found(tmp_path: Path):
     """An attempt that begins where nothing was saved, or behind the trouble; and a run that never finished."""
-    play = play_of(
-        tmp_path, LIFE, (1, "from", 0), (1, "saved", 10), (1, "found", 15), (1, "saved", 16), (2, "from", 16)
+    scenario_run = make_run(
+        tmp_path, SCENARIO, (1, "from", 0), (1, "saved", 10), (1, "found", 15), (1, "saved", 16), (2, "from", 16)
     )
-    assert list(play._of_the_steps()) == [
+    assert list(scenario_run._of_the_steps()) == [
         "attempt 2 began behind the trouble of step 15",
         "the last step was never trained",
     ]
-    play.folder.joinpath("log.jsonl").write_text(json.dumps({"attempt": 2, "word": "from", "step": 30}) + "\n")
-    assert "attempt 2 began at step 30, which nobody had saved" in list(play._of_the_steps())
+    scenario_run.folder.joinpath("log.jsonl").write_text(json.dumps({"attempt": 2, "word": "from", "step": 30}) + "\n")
+    assert "attempt 2 began at step 30, which nobody had saved" in list(scenario_run._of_the_steps())
 
 
-@pytest.mark.parametrize("life", LIVES)
-def test_a_save_that_is_neither_in_its_place_nor_aside_is_found(tmp_path: Path, life: str):
-    there = [pattern.format(step=10) for pattern in FILES[life]]
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_save_that_is_neither_in_its_place_nor_aside_is_found(tmp_path: Path, scenario: str):
+    there = [pattern.format(step=10) for pattern in FILES[scenario]]
     keys = tuple(f"rerail-quarantine/crash-00001/a001/crash-00001{name}" for name in there)
-    assert list(play_of(tmp_path, life, (1, "saved", 10), keys=keys)._of_the_saves()) == []
+    assert list(make_run(tmp_path, scenario, (1, "saved", 10), keys=keys)._of_the_saves()) == []
     (tmp_path / "lost").mkdir()
-    lost = play_of(tmp_path / "lost", life, (1, "saved", 10), keys=keys[:1])
+    lost = make_run(tmp_path / "lost", scenario, (1, "saved", 10), keys=keys[:1])
     assert list(lost._of_the_saves()) == [f"{name} is lost" for name in there[1:]]
 
 
 def test_every_place_is_a_phase_of_a_life_that_is_played():
-    assert {place.life for place in PLACES} == set(LIVES) == set(FILES)
+    assert {place.scenario for place in PHASES} == set(SCENARIOS) == set(FILES)

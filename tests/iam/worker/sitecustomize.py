@@ -24,7 +24,7 @@ lock = threading.Lock()
 def site() -> str:
     """The adapter's module and function from which the call is made."""
     frame = sys._getframe(2)
-    # The adapters' own client class stands between a call and whoever makes it.
+    # The adapters' own client class stands between a call and its caller.
     while frame and ("/rerail/aws/" not in frame.f_code.co_filename or frame.f_code.co_name == "_make_api_call"):
         frame = frame.f_back  # type: ignore[assignment]
     if frame is None:

@@ -1,4 +1,4 @@
-"""The lives that are played: what befalls a run from its first event to its end, phase by phase.
+"""The scenarios: what happens to a run from its first event to its end, phase by phase.
 
 `with an agent`: its agent finds that the loss is no number and is asked to save first, the job is stopped and rolled
 back; then its machine dies, and it is relaunched. `without`: its machine breaks and is given back with its warm pool,
@@ -20,21 +20,21 @@ from rerail.decisions.quarantine import PLACE
 from rerail.model.run import Run, RunState
 from rerail.model.signals import OperatorVerb
 from rerail.sweep.describe_schedule import OWN_MINUTE, is_describe_due
-from tests.deployed.faults.environment import Stage
-from tests.deployed.faults.points import HUNG, KILLED, LOST, Call, Place, Plan, Point
+from tests.deployed.faults.faulty_aws import FaultyAws
+from tests.deployed.faults.points import HUNG, KILLED, LOST, Call, Phase, Plan, Point
 from tests.deployed.jobs import BUCKET
 
 JOBS = Path(__file__).parent / "jobs"
 SAVED_BEFORE = 20
 PATIENCE_S = 60.0
-# So long after it has begun a life is about in its middle.
+# The time from the begin of a scenario to about its middle.
 MIDDLE = timedelta(seconds=15)
 LOOK_EVERY_S = 0.08
 # A phase has one whole round of the sweep in it; where its call was not met yet, it is given some more.
 ROUNDS, MORE_ROUNDS = 2, 5
 # Where a refusal is for a human to judge: what may not be created, and what may not be moved out of the way.
 ASKS = ("sagemaker:CreateTrainingJob", "quarantine.", "s3:ListObjectsV2", "s3:GetObject")
-# Nobody has said no here.
+# Ways to break a call in which AWS has not refused it.
 UNSURE = (*KILLED, *LOST, *HUNG)
 ALARMED_WITHIN_S = 10.0
 LISTEN_S = 2.0
@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 
 @dataclass
-class Played:
-    """What came of a life: the phases in which a call was broken and those in which a human was asked, letters that
+class ScenarioResult:
+    """What came of a scenario: the phases in which a call was broken and those in which a human was asked, letters that
     nobody could handle, each with its alarm, what is wrong, what was called, and what people were told."""
 
     fired: set[str] = field(default_factory=set)
@@ -66,38 +66,38 @@ def named(number: int, at: datetime) -> str:
     return next(name for name in names if is_describe_due(name, at, every=OWN_MINUTE))
 
 
-class Play:
+class ScenarioRun:
     """One run, and what the bench does to it; `told` is what people have to be told of it, digits apart."""
 
     def __init__(
         self,
-        stage: Stage,
+        faulty: FaultyAws,
         number: int,
         plan: Plan,
         *,
         told: Collection[str] = (),
-        once: Mapping[Place, Collection[str]] | None = None,
+        once: Mapping[Phase, Collection[str]] | None = None,
         fresh: bool = False,
     ) -> None:
-        self.stage, self.plan, self.name = stage, plan, named(number, datetime.now(UTC) + MIDDLE)
+        self.faulty, self.plan, self.name = faulty, plan, named(number, datetime.now(UTC) + MIDDLE)
         self.expected, self.once, self.fresh = told, once or {}, fresh
-        self.folder = stage.marks / self.name
+        self.folder = faulty.marks / self.name
         self.phase = ""
-        self.found = Played()
+        self.found = ScenarioResult()
 
-    def play(self) -> Played:
+    def execute(self) -> ScenarioResult:
         """From the first event to the end."""
         began = time.monotonic()
         self.folder.mkdir()
         try:
-            LIVES[self.plan.life](self)
+            SCENARIOS[self.plan.scenario](self)
             self._leave()
             run = self.until(self._at_rest, "its end")
             self._await_notices()
             self.found.wrong = "; ".join(self._shortcomings(run))
         except (TimeoutError, TurnedOut) as error:
             self.found.wrong = f"in the phase {self.phase}: {error}: {self._story()}"
-            if self.stage.has_fired(self._fired(self.phase)):
+            if self.faulty.has_fired(self._fired(self.phase)):
                 self.found.fired.add(self.phase)
         self._settle_letters()
         self._take_calls()
@@ -112,11 +112,11 @@ class Play:
         self.phase = phase
         point = self.plan.of(phase)
         if self.fresh:
-            self.stage.freshen()
-        elif point and point.site in self.once.get(Place(self.plan.life, phase), ()):
-            self.stage.freshen(point.function)
+            self.faulty.freshen()
+        elif point and point.site in self.once.get(Phase(self.plan.scenario, phase), ()):
+            self.faulty.freshen(point.function)
         fault = {"site": point.site, "how": point.how, "fired": self._fired(phase)} if point else None
-        self.stage.now(self.name, phase, fault)
+        self.faulty.now(self.name, phase, fault)
 
     def round(self) -> None:
         """Let the sweep go round before anything happens, where one of its calls is to be broken, or to be seen."""
@@ -132,12 +132,12 @@ class Play:
         if not self.phase:
             return
         point, fired = self.plan.of(self.phase), self._fired(self.phase)
-        begun, end = self._rounds(), time.monotonic() + self.stage.pace.real(PATIENCE_S)
-        while not (point and self.stage.has_fired(fired)) and time.monotonic() < end:
+        begun, end = self._rounds(), time.monotonic() + self.faulty.pace.real(PATIENCE_S)
+        while not (point and self.faulty.has_fired(fired)) and time.monotonic() < end:
             if self._rounds() - begun >= (MORE_ROUNDS if point else ROUNDS):
                 break
             time.sleep(LOOK_EVERY_S)
-        if self.stage.has_fired(fired):
+        if self.faulty.has_fired(fired):
             self.found.fired.add(self.phase)
 
     def _rounds(self) -> int:
@@ -146,13 +146,13 @@ class Play:
         return sum(call.phase == self.phase and ROUND in call.site for call in self.found.calls)
 
     def _take_calls(self) -> None:
-        self.found.calls += [call for call in self.stage.new_calls() if call.run == self.name]
+        self.found.calls += [call for call in self.faulty.new_calls() if call.run == self.name]
 
     def submit(self, script: str, **how: Any) -> None:
         """The first job of the run."""
-        mailbox = self.stage.aws.outputs["MailboxBucket"]
-        places: dict[str, Any] = {"MARKS": str(self.stage.marks), "BUCKET": BUCKET, "MAILBOX": mailbox}
-        self.stage.account.submit(self.name, script=JOBS / script, **how, **places)
+        mailbox = self.faulty.aws.outputs["MailboxBucket"]
+        places: dict[str, Any] = {"MARKS": str(self.faulty.marks), "BUCKET": BUCKET, "MAILBOX": mailbox}
+        self.faulty.account.submit(self.name, script=JOBS / script, **how, **places)
 
     def sign(self, word: str) -> None:
         """Tell the job something."""
@@ -170,7 +170,7 @@ class Play:
         return max((mark["step"] for mark in self.marks("saved", attempt)), default=0)
 
     def until(self, look: Callable[[], T | None], what: str) -> T:
-        patience_s = self.stage.pace.real(PATIENCE_S)
+        patience_s = self.faulty.pace.real(PATIENCE_S)
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
             if found := look():
@@ -206,7 +206,7 @@ class Play:
     def _may_be_held(self) -> bool:
         """A human may be asked to judge what was refused here."""
         point = self.plan.of(self.phase)
-        return bool(point and self.stage.has_fired(self._fired(self.phase)))
+        return bool(point and self.faulty.has_fired(self._fired(self.phase)))
 
     def _release(self) -> None:
         """A human has looked, and finds that the refusal was made up."""
@@ -222,14 +222,14 @@ class Play:
         """An operator's word, as the command line puts it on the bus."""
         detail = {"run": self.name, "verb": verb.value, "who": "bench", "why": "as played", **more}
         entry = {"Source": "rerail.operator", "DetailType": "Rerail Command", "Detail": json.dumps(detail)}
-        bus = self.stage.aws.outputs["BusName"]
-        self.stage.aws.client("events").put_events(Entries=[{**entry, "EventBusName": bus}])
+        bus = self.faulty.aws.outputs["BusName"]
+        self.faulty.aws.client("events").put_events(Entries=[{**entry, "EventBusName": bus}])
 
     def kill(self, job: str) -> None:
-        self.stage.account.inject("kill", TrainingJobName=job)
+        self.faulty.account.inject("kill", TrainingJobName=job)
 
     def run(self) -> Run | None:
-        return self.stage.runs.load(self.name)
+        return self.faulty.runs.load(self.name)
 
     def _at_rest(self) -> Run | None:
         run = self.run()
@@ -239,13 +239,13 @@ class Play:
         return run if run and run.state.is_end and not run.pending else None
 
     def _await_notices(self) -> None:
-        """All that people must be told of this run has arrived; what is said of it otherwise is passed over."""
+        """Wait until every expected notice of this run has arrived; ignore others."""
 
         if not self.expected:  # nobody knows yet
             time.sleep(LISTEN_S)
 
         def look() -> bool:
-            self.stage.hear()
+            self.faulty.read_notices()
             return self._told() >= set(self.expected)
 
         try:
@@ -255,7 +255,7 @@ class Play:
         self.found.told = frozenset(self._told())
 
     def _told(self) -> frozenset[str]:
-        return frozenset(re.sub(r"\d+(\.\d+)?", "#", what) for what in self.stage.said[self.name])
+        return frozenset(re.sub(r"\d+(\.\d+)?", "#", what) for what in self.faulty.notices[self.name])
 
     def _shortcomings(self, run: Run) -> Iterator[str]:
         if run.state is not RunState.COMPLETED:
@@ -267,11 +267,13 @@ class Play:
     def _of_the_jobs(self) -> Iterator[str]:
         """As many as there should be, and never two at once, by SageMaker's own times and by what they say."""
         asked = {"NameContains": self.name, "SortBy": "CreationTime", "SortOrder": "Ascending"}
-        names = [s["TrainingJobName"] for s in self.stage.sagemaker.list_training_jobs(**asked)["TrainingJobSummaries"]]
-        wanted = [self.name, *(f"{self.name}-a{number:03d}" for number in range(2, ATTEMPTS[self.plan.life] + 1))]
+        names = [
+            s["TrainingJobName"] for s in self.faulty.sagemaker.list_training_jobs(**asked)["TrainingJobSummaries"]
+        ]
+        wanted = [self.name, *(f"{self.name}-a{number:03d}" for number in range(2, ATTEMPTS[self.plan.scenario] + 1))]
         if names != wanted:
             yield f"its jobs are {', '.join(names)}"
-        jobs = [self.stage.sagemaker.describe_training_job(TrainingJobName=name) for name in names]
+        jobs = [self.faulty.sagemaker.describe_training_job(TrainingJobName=name) for name in names]
         for before, after in zip(jobs, jobs[1:], strict=False):
             if "TrainingEndTime" not in before or after["CreationTime"] < before["TrainingEndTime"]:
                 yield f"{after['TrainingJobName']} was created while {before['TrainingJobName']} lived"
@@ -295,82 +297,82 @@ class Play:
         """What was saved is there still: where it was saved, or aside."""
         kept = {key for prefix in (f"{self.name}/", f"{PLACE}{self.name}/") for key in self._keys(prefix)}
         for step in sorted({mark["step"] for mark in self.marks("saved")}):
-            for pattern in FILES[self.plan.life]:
+            for pattern in FILES[self.plan.scenario]:
                 if not any(key.endswith(pattern.format(step=step)) for key in kept):
                     yield f"{pattern.format(step=step)} is lost"
 
     def _put_away(self) -> None:
-        """What is left of a life that went wrong must not take the time of those to come."""
+        """Stop what is left of a scenario that went wrong, so that it does not slow the next ones."""
         self.phase = ""
-        self.stage.now(self.name, "afterwards")
+        self.faulty.now(self.name, "afterwards")
         self.command(OperatorVerb.STOP)
-        names = self.stage.sagemaker.list_training_jobs(NameContains=self.name, StatusEquals="InProgress")
+        names = self.faulty.sagemaker.list_training_jobs(NameContains=self.name, StatusEquals="InProgress")
         for job in names["TrainingJobSummaries"]:
             self.kill(job["TrainingJobName"])
 
     def _keys(self, prefix: str) -> Iterator[str]:
-        for page in self.stage.s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):
+        for page in self.faulty.s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):
             yield from (item["Key"] for item in page.get("Contents", []))
 
     def _settle_letters(self) -> None:
         """Where a letter is left, on-call must be woken: the queue's alarm goes off. Then it is taken out."""
         found = []
-        for queue in self.stage.dead_letters():
-            end = time.monotonic() + self.stage.pace.real(ALARMED_WITHIN_S)
-            while not (alarmed := self.stage.is_alarmed(queue)) and time.monotonic() < end:
+        for queue in self.faulty.dead_letters():
+            end = time.monotonic() + self.faulty.pace.real(ALARMED_WITHIN_S)
+            while not (alarmed := self.faulty.is_alarmed(queue)) and time.monotonic() < end:
                 time.sleep(LOOK_EVERY_S)
-            letters = self.stage.empty(queue)
+            letters = self.faulty.empty(queue)
             found.append(queue)
             if not alarmed:
-                said = f"{len(letters)} dead letters in {queue} and no alarm: {letters[:1]}"
-                self.found.wrong = "; ".join(filter(None, (self.found.wrong, said)))
+                problem = f"{len(letters)} dead letters in {queue} and no alarm: {letters[:1]}"
+                self.found.wrong = "; ".join(filter(None, (self.found.wrong, problem)))
         self.found.letters = tuple(found)
 
     def _story(self) -> str:
         run = self.run()
         if run is None:
             return "it was never adopted"
-        reasons = " / ".join(entry.reason for entry in self.stage.runs.timeline(self.name))
+        reasons = " / ".join(entry.reason for entry in self.faulty.runs.timeline(self.name))
         jobs = Counter(mark["word"] for mark in self.marks("from")), self.phase
         return f"{run.state}, attempt {run.current.number}, pending {len(run.pending)}, {jobs}; {reasons}"
 
 
-def with_an_agent(play: Play) -> None:
+def with_an_agent(scenario_run: ScenarioRun) -> None:
     """A loss that is no number, and then a machine that dies."""
-    play.enter("adoption")
-    play.submit("with_agent.py")
-    play.goes_on(1, agent=True)
-    play.enter("handshake")
-    play.sign("trouble-1")
-    play.goes_on(2, agent=True)
-    play.enter("recovery")
-    play.kill(f"{play.name}-a002")
-    play.goes_on(3, agent=True)
-    play.enter("completion")
-    play.round()
-    play.sign("finish")
+    scenario_run.enter("adoption")
+    scenario_run.submit("with_agent.py")
+    scenario_run.goes_on(1, agent=True)
+    scenario_run.enter("handshake")
+    scenario_run.sign("trouble-1")
+    scenario_run.goes_on(2, agent=True)
+    scenario_run.enter("recovery")
+    scenario_run.kill(f"{scenario_run.name}-a002")
+    scenario_run.goes_on(3, agent=True)
+    scenario_run.enter("completion")
+    scenario_run.round()
+    scenario_run.sign("finish")
 
 
-def without(play: Play) -> None:
+def without(scenario_run: ScenarioRun) -> None:
     """A machine that is to be given back, a loss that is no number, and an operator who rolls the run back."""
-    play.enter("adoption")
-    play.submit("without_agent.py", machines={"KeepAlivePeriodInSeconds": 3600})
-    play.goes_on(1, agent=False)
-    play.enter("machine")
-    play.sign("broken-1")
-    play.goes_on(2, agent=False)
-    play.enter("loss")
-    play.sign("nan-2")
-    play.goes_on(3, agent=False)
-    play.enter("command")
-    play.command(OperatorVerb.ROLLBACK, step=play.saved(3) - SAVED_BEFORE)
-    play.goes_on(4, agent=False)
-    play.enter("completion")
-    play.round()
-    play.sign("finish")
+    scenario_run.enter("adoption")
+    scenario_run.submit("without_agent.py", machines={"KeepAlivePeriodInSeconds": 3600})
+    scenario_run.goes_on(1, agent=False)
+    scenario_run.enter("machine")
+    scenario_run.sign("broken-1")
+    scenario_run.goes_on(2, agent=False)
+    scenario_run.enter("loss")
+    scenario_run.sign("nan-2")
+    scenario_run.goes_on(3, agent=False)
+    scenario_run.enter("command")
+    scenario_run.command(OperatorVerb.ROLLBACK, step=scenario_run.saved(3) - SAVED_BEFORE)
+    scenario_run.goes_on(4, agent=False)
+    scenario_run.enter("completion")
+    scenario_run.round()
+    scenario_run.sign("finish")
 
 
-LIVES: Mapping[str, Callable[[Play], None]] = {"with an agent": with_an_agent, "without": without}
+SCENARIOS: Mapping[str, Callable[[ScenarioRun], None]] = {"with an agent": with_an_agent, "without": without}
 ATTEMPTS: Mapping[str, int] = {"with an agent": 3, "without": 4}
 FILES: Mapping[str, tuple[str, ...]] = {
     "with an agent": ("/step-{step:09d}/manifest.json", "/step-{step:09d}/model.pt"),
@@ -380,20 +382,20 @@ FILES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 # Where calls are broken. The beginning and the end of a script without an agent are as those of one with it.
-PLACES = (
-    Place("with an agent", "adoption"),
-    Place("with an agent", "handshake"),
-    Place("with an agent", "recovery"),
-    Place("with an agent", "completion"),
-    Place("without", "machine"),
-    Place("without", "loss"),
-    Place("without", "command"),
+PHASES = (
+    Phase("with an agent", "adoption"),
+    Phase("with an agent", "handshake"),
+    Phase("with an agent", "recovery"),
+    Phase("with an agent", "completion"),
+    Phase("without", "machine"),
+    Phase("without", "loss"),
+    Phase("without", "command"),
 )
 
 
-def undisturbed(life: str) -> Plan:
-    return Plan(life, ())
+def undisturbed(scenario: str) -> Plan:
+    return Plan(scenario, ())
 
 
 def alone(point: Point) -> Plan:
-    return Plan(point.life, (point,))
+    return Plan(point.scenario, (point,))

@@ -31,13 +31,13 @@ LADDER = Ladder(margin_steps=5, near_steps=100, skip_batches=5, far_skip_batches
 # Events of functions grow old as fast as jobs start: a quarter of an hour would be three seconds, which a cold start
 # takes on a busy machine, and whoever fails then would not be asked again.
 EVENT_AGE_S, RETRIES = 6 * 3600, 2
-# A life is one run: more environments than these are only more cold starts.
+# A scenario is one run: more environments than these are only more cold starts.
 CONCURRENCY = 2
 # Where letters end that nobody could deliver or handle.
 DEAD = re.compile(r"DeadLetters|Undelivered")
 
 
-class Stage:
+class FaultyAws:
     """A local AWS, the hook in its function workers, the queue of those who are told, and its dead letters."""
 
     def __init__(
@@ -54,10 +54,10 @@ class Stage:
         self._functions = aws.client("lambda")
         self._fresh = 0
         self._read = 0
-        self.said: dict[str, Counter[str]] = defaultdict(Counter)
+        self.notices: dict[str, Counter[str]] = defaultdict(Counter)
         self._hasten()
         self.freshen()
-        self.voice = self.account.listen("people", "PageTopicArn", "InformTopicArn")
+        self.notices_url = self.account.listen("people", "PageTopicArn", "InformTopicArn")
         self.dead = [url for url in self.sqs.list_queues()["QueueUrls"] if DEAD.search(url)]
         self.alarms = alarms_of_queues(self.cloudwatch)
 
@@ -132,14 +132,14 @@ class Stage:
         self._read += len(new)
         return [call_of(line) for line in new.splitlines()]
 
-    def hear(self) -> None:
+    def read_notices(self) -> None:
         """Take in all that people were told since."""
-        while heard := self.sqs.receive_message(QueueUrl=self.voice, MaxNumberOfMessages=10).get("Messages", []):
+        while heard := self.sqs.receive_message(QueueUrl=self.notices_url, MaxNumberOfMessages=10).get("Messages", []):
             for message in heard:
-                said = json.loads(message["Body"])
-                run = said.get("MessageAttributes", {}).get("run", {}).get("Value", "")
-                self.said[run][said.get("Subject", "")] += 1
-                self.sqs.delete_message(QueueUrl=self.voice, ReceiptHandle=message["ReceiptHandle"])
+                notices = json.loads(message["Body"])
+                run = notices.get("MessageAttributes", {}).get("run", {}).get("Value", "")
+                self.notices[run][notices.get("Subject", "")] += 1
+                self.sqs.delete_message(QueueUrl=self.notices_url, ReceiptHandle=message["ReceiptHandle"])
 
     def dead_letters(self) -> Iterator[str]:
         """The queues in which letters lie that nobody could handle."""
@@ -151,8 +151,8 @@ class Stage:
 
     def is_alarmed(self, queue: str) -> bool:
         """On-call was told that the alarm on this queue of dead letters has gone off, and was not told so before."""
-        self.hear()
-        told = self.said[""]
+        self.read_notices()
+        told = self.notices[""]
         for subject in [each for each in told if each.startswith("ALARM")]:
             if any(f'"{alarm}"' in subject for alarm in self.alarms.get(queue, [])):
                 del told[subject]
