@@ -13,10 +13,12 @@ from types import TracebackType
 from typing import Self
 
 from cli import place
+from local.pace import measure_pace
 from local.stack import LocalAws
 from tests.deployed.faults.faulty_aws import SCALE, SWEEPS, FaultyAws
 from tests.deployed.faults.points import Outcome, Phase, Plan, Point
 from tests.deployed.faults.scenarios import PHASES, SCENARIOS, ScenarioResult, ScenarioRun, alone, undisturbed
+from tests.deployed.jobs import patient
 
 # How often a scenario runs without any fault, to learn what is called in it.
 LESSONS = 3
@@ -166,11 +168,12 @@ _runners: list[ScenarioRunner] = []
 
 
 def _start_aws(folder: Path) -> None:
-    home = folder / f"faulty-{os.getpid()}"
-    aws = LocalAws(home / "aws", scale=SCALE, schedule_scale=SWEEPS, assemblies=place.SYNTHESES)
+    home, pace = folder / f"faulty-{os.getpid()}", measure_pace()
+    scale, sweeps = SCALE / pace.slowdown, SWEEPS / pace.slowdown
+    aws = LocalAws(home / "aws", scale=scale, schedule_scale=sweeps, assemblies=place.SYNTHESES)
     aws.start()
     Finalize(None, _stop_aws, (aws, home), exitpriority=10)
-    faulty = ScenarioRunner(FaultyAws(aws, home / "faults"))
+    faulty = ScenarioRunner(FaultyAws(aws, home / "faults", pace, lambda policy: patient(policy, pace)))
     faulty.lesson(next(iter(SCENARIOS)), fresh=False)  # after it nothing is new any more
     _runners.append(faulty)
 
