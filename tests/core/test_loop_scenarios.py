@@ -387,7 +387,7 @@ def test_an_invalid_step_loses_no_run(world, step):
 
 def test_two_deployments_in_one_account_never_have_two_live_jobs(world):
     """Each has its own table and decides by itself; the job's name is the same for both, so one job is created."""
-    adopted(world)
+    adopt_run(world)
     other = World(clock=world.clock)
     other.sagemaker, other.checkpoints, other.mailbox = world.sagemaker, world.checkpoints, world.mailbox
     other.supervisor().handle(JobStateChanged("gpt"))

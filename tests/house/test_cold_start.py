@@ -68,8 +68,7 @@ OTHERS = (
     "INFORM_TOPIC",
     "CHAT_PAGE_TOPIC",
     "CHAT_INFORM_TOPIC",
-    "PAGER",
-    "WEBHOOK",
+    "TARGETS",
     "REPORT_LINKS",
     "DOCS_URL",
 )
