@@ -12,8 +12,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "lambdas")]
 
-from tools import quotations  # noqa: E402
 from cli import reference  # noqa: E402
+from tools import quotations  # noqa: E402
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "cli.md": {"commands": reference.page},
