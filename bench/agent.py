@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rerail.model.mailbox import Command, CommandKind, write
+from rerail.model.mailbox import Command, CommandKind, serialize
 
 AGENT = Path(__file__).resolve().parents[1] / "agent"
 WARM_UP = 600  # steps until the detectors' windows are full
@@ -309,7 +309,7 @@ def command_latency(commands: int, poll_s: float) -> dict[str, float]:
             at = datetime.now(UTC)
             asked = Command(f"c{number}", "bench", 1, CommandKind.CHECKPOINT, at, at + timedelta(minutes=5))
             began = time.perf_counter()
-            Shelf.letter = write(asked), str(number)
+            Shelf.letter = serialize(asked), str(number)
             while not guard.wants_checkpoint:
                 step += 1
                 time.sleep(0.002)

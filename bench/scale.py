@@ -29,12 +29,12 @@ from rich.progress import track
 from bench.cost import MEMORY_GB, MINUTES, PRICES
 from bench.evidence import ROOT, Evidence, Failure, Goal, Sheet, finish
 from rerail.aws.dynamodb import _run_item
-from rerail.aws.sagemaker import job_from
+from rerail.aws.sagemaker import read_job
 from rerail.decisions.adoption import Adopted, adopt
 from rerail.decisions.decide import decide
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Heartbeat, write
-from rerail.model.metrics import definitions
+from rerail.model.mailbox import Heartbeat, serialize
+from rerail.model.metrics import make_definitions
 from rerail.model.policy import Policy, parse_policy
 from rerail.model.signals import ActionsDone, JobObserved
 from rerail.requests.relaunch import rebuild
@@ -213,7 +213,7 @@ class FakeAws:
         if name == "heartbeat.json":
             at = self.now - timedelta(seconds=20)
             step, loss = _step(at), _metric("loss", "Average", at)
-            text = write(Heartbeat(folder, 1, folder, at, Phase.STEP, step, moved_at=at, loss=loss, step_seconds=1))
+            text = serialize(Heartbeat(folder, 1, folder, at, Phase.STEP, step, moved_at=at, loss=loss, step_seconds=1))
         elif name == "manifest.json":
             step = int(folder.removeprefix("step-"))
             manifest = {"schema": 1, "attempt": 1, "step": step, "saved_at": (START - AGE).isoformat()}
@@ -323,7 +323,7 @@ def policy_of(number: int) -> str:
 def describe_job(name: str, began: datetime, *, agent: bool = False) -> dict[str, Any]:
     """Return a job in training as DescribeTrainingJob describes it."""
     image = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/training:2026-10"
-    metrics = [] if agent else definitions()
+    metrics = [] if agent else make_definitions()
     transitions = [{"Status": "Training", "StartTime": began, "StatusMessage": "Training in progress"}]
     return {
         "TrainingJobName": name,
@@ -352,7 +352,7 @@ def _make_item(description: Mapping[str, Any], policy: Policy, name: str, *, age
         def get(self, name: str) -> Policy:
             return policy
 
-    job = job_from(description)
+    job = read_job(description)
     adopted = adopt(job, description, {"rerail:policy": name}, OnePolicy(), taken=False, at=START)
     assert isinstance(adopted, Adopted), adopted
     run = adopted.run
@@ -380,10 +380,10 @@ class Functions:
 
             for module in (supervise, wiring.supervise, wiring.sweep):
                 module.now = wiring.now  # type: ignore[attr-defined]
-            wiring.supervise.supervisor.cache_clear()
-            wiring.sweep.minute_round.cache_clear()
-            wiring.supervise.supervisor()
-            wiring.sweep.minute_round()
+            wiring.supervise.make_supervisor.cache_clear()
+            wiring.sweep.make_sweep.cache_clear()
+            wiring.supervise.make_supervisor()
+            wiring.sweep.make_sweep()
         self._sweep, self._supervise = sweep.handler, supervise.handler
 
     def sweep(self) -> tuple[list[float], int]:

@@ -20,7 +20,7 @@ from cli.losses import Losses, largest_difference
 from cli.names import RunName, find_run
 from cli.operators import ask
 from cli.place import AsJson, Local, Place
-from rerail.accounting.costs import dollars_per_hour
+from rerail.accounting.costs import find_dollars_per_hour
 from rerail.decisions.decision import select_known
 from rerail.model.checkpoints import EMERGENCY, Checkpoint, Health
 from rerail.model.formatting import format_dollars, format_duration
@@ -126,7 +126,7 @@ def _check(where: Place, run: Run) -> None:
 
 
 def _confirm(run: Run, policy: Policy, steps: int) -> None:
-    price = dollars_per_hour(run, policy.prices)
+    price = find_dollars_per_hour(run, policy.prices)
     costs = f"; its machines cost {format_dollars(price)} an hour" if price else ""
     typer.echo(f"{run.id} is stopped and relaunched: {steps} steps or more are trained twice{costs}.", err=True)
     if not typer.confirm("Drill it?", err=True):

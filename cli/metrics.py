@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rerail.model.metrics import definitions
+from rerail.model.metrics import make_definitions
 
 PURPOSE = {
     "step": "where the run is and how fast it goes: stalls, throughput, and which steps a relaunch repeats",
@@ -34,7 +34,7 @@ def metrics(
 ) -> None:
     """Print the MetricDefinitions for jobs that log Rerail's metric line."""
     if as_json or format is Format.json:
-        typer.echo(json.dumps(definitions(), indent=2))
+        typer.echo(json.dumps(make_definitions(), indent=2))
         return
     typer.echo("\n".join(_boto3() if format is Format.boto3 else _sdk()))
 
@@ -58,7 +58,7 @@ def _sdk() -> Iterator[str]:
 
 def _list(name: str, entry: str) -> Iterator[str]:
     yield f"{name} = ["
-    for definition in definitions():
+    for definition in make_definitions():
         yield f"    # {definition['Name']}: {PURPOSE[definition['Name']]}"
         yield f"    {entry.format(**definition)},"
     yield "]"

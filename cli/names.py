@@ -10,7 +10,7 @@ import typer
 
 from cli import place
 from cli.place import Place
-from rerail.model.run import Run, RunState, run_id
+from rerail.model.run import Run, RunState, make_run_id
 
 POLICIES = place.ROOT / "policies"
 # A shell that waits for a completion seems to hang.
@@ -70,7 +70,7 @@ def unknown_run(where: Place, name: str) -> tuple[str, str]:
 
 def near(name: str, known: list[str]) -> list[str]:
     """At most three names that may have been meant: the run of a job's name first."""
-    of_the_job = [run for run in (ATTEMPT.sub("", name), run_id(name)) if run in known]
+    of_the_job = [run for run in (ATTEMPT.sub("", name), make_run_id(name)) if run in known]
     return list(dict.fromkeys([*of_the_job, *difflib.get_close_matches(name, known, n=3)]))[:3]
 
 

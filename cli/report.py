@@ -13,7 +13,7 @@ from cli.names import RunName, unknown_run
 from cli.place import AsJson, Local, Place, now
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import IncidentReport, ReportSection, make_report
-from rerail.model.codec import plain
+from rerail.model.codec import to_plain
 
 Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write the page to this file.")]
@@ -27,7 +27,7 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
         place.fail(*unknown_run(where, run))
     story = make_report(known)
     if as_json:
-        typer.echo(json.dumps(plain(story), indent=2))
+        typer.echo(json.dumps(to_plain(story), indent=2))
         return
     page = out or place.LOCAL_STATE / "reports" / f"{run}.html"
     save(page, story, region="" if where.is_local else where.client("sagemaker").meta.region_name)
@@ -60,12 +60,12 @@ def known_of(where: Place, run: str) -> Facts | None:
 def save(page: Path, story: IncidentReport, *, region: str = "") -> None:
     """Write the page, linked to the region's console; one clear error where that is not possible."""
     try:
-        from report_page.page import drawn_page  # no other command needs, or waits for, what it draws with
+        from report_page.page import render_page  # no other command needs, or waits for, what it draws with
     except ModuleNotFoundError as error:
         place.fail(f"reports are drawn with {error.name}, which is not installed", "pip install 'rerail[report]'")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(drawn_page(story, region=region), encoding="utf-8")
+        page.write_text(render_page(story, region=region), encoding="utf-8")
     except OSError as error:
         place.fail(f"cannot write {page}: {error.strerror}", "name another file with --out")
 

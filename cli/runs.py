@@ -16,7 +16,7 @@ from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, now
-from rerail.accounting.costs import find_unpriced_type, run_dollars, runtime_left
+from rerail.accounting.costs import find_runtime_left, find_unpriced_type, sum_run_dollars
 from rerail.accounting.goodput import Account, make_account
 from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.decisions import warm_pools
@@ -24,7 +24,7 @@ from rerail.decisions.budgets import remaining_retries
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import IncidentReport, make_report
 from rerail.incident_report.summary import Urgency
-from rerail.model.codec import plain
+from rerail.model.codec import to_plain
 from rerail.model.errors import RerailError
 from rerail.model.formatting import format_dollars, format_duration
 from rerail.model.machines import format_instance_types
@@ -142,15 +142,15 @@ def plain_run(told: IncidentReport, run: Run, timeline: Sequence[TimelineEntry],
         },
         "budgets": {str(cause): count for cause, count in remaining_retries(run.ledger, policy).items()},
         "incidents": [_plain_incident(incident) for incident in run.incidents],
-        "run": plain(replace(run, seal_key="")),  # what it is for ends where others read it
-        "timeline": [plain(entry) for entry in timeline],
+        "run": to_plain(replace(run, seal_key="")),  # what it is for ends where others read it
+        "timeline": [to_plain(entry) for entry in timeline],
     }
 
 
 def _plain_incident(incident: Incident) -> dict[str, Any]:
     ended = incident.closed_at if incident.mended else None
     return {
-        **plain(incident),
+        **to_plain(incident),
         "mttd_s": (incident.decided_at - incident.happened_at).total_seconds(),
         "mttr_s": (ended - incident.happened_at).total_seconds() if ended else None,
         "lost_steps": incident.lost_steps,
@@ -225,12 +225,12 @@ def machines(run: Run) -> Iterator[str]:
 
 def spending(run: Run, policy: Policy) -> Iterator[str]:
     """What the run has cost, and what it may still cost and last."""
-    spent, cap = run_dollars(run, now(), policy.prices), policy.limits.run_dollars
+    spent, cap = sum_run_dollars(run, now(), policy.prices), policy.limits.run_dollars
     if spent is None:
         yield f"cost so far: not known, nobody has said what a machine {find_unpriced_type(run, policy.prices)} costs"
     elif spent:
         yield f"cost so far: {format_dollars(spent)}" + (f" of at most {format_dollars(cap)}" if cap else "")
-    left = runtime_left(run, now(), policy)
+    left = find_runtime_left(run, now(), policy)
     if left is not None:
         yield f"left of its MaxRuntimeInSeconds: {format_duration(timedelta(seconds=max(0.0, left)))}"
 

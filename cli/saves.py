@@ -10,10 +10,10 @@ from typing import Any
 
 import xxhash
 
-from rerail.decisions.checkpoint_health import assess_health, newest_resumable
+from rerail.decisions.checkpoint_health import assess_health, find_newest_resumable
 from rerail.decisions.decision import has_agent, select_known, with_attempt_number
 from rerail.model import checkpoint_layouts
-from rerail.model.checkpoints import MANIFEST, Checkpoint, Health, bucket_and_folder, newest_usable, read_manifest
+from rerail.model.checkpoints import MANIFEST, Checkpoint, Health, find_newest_usable, read_manifest, split_uri
 from rerail.model.errors import BadManifest
 from rerail.model.run import Run
 
@@ -64,7 +64,7 @@ def saves_under(s3: Any, uri: str) -> list[Save]:
 
     What the job deletes while we look is left out.
     """
-    bucket, prefix = bucket_and_folder(uri)
+    bucket, prefix = split_uri(uri)
     stored = [
         checkpoint_layouts.StoredObject(
             item["Key"].removeprefix(prefix), item["Size"], item["LastModified"], item["ETag"]
@@ -133,7 +133,7 @@ def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, in
 
 def verified(s3: Any, uri: str, save: Save, advance: Callable[[int], None]) -> Save:
     """The save after every file that its manifest lists was read and compared; `advance` is told of each chunk."""
-    bucket, prefix = bucket_and_folder(uri)
+    bucket, prefix = split_uri(uri)
 
     def wrong(file: File) -> str:
         if not file.checksum.startswith(CHECKSUM):
@@ -160,7 +160,7 @@ def resume_from(run: Run, saves: Sequence[Save]) -> Save | None:
     known = [save.checkpoint for save in sound.values() if save.checkpoint]
     before = run.stop.before_step if run.stop else None
     now = select_known(run, known)
-    chosen = newest_resumable(now) if before is None else newest_usable(now, before_step=before)
+    chosen = find_newest_resumable(now) if before is None else find_newest_usable(now, before_step=before)
     return sound[chosen.uri] if chosen else None
 
 

@@ -5,9 +5,9 @@ from typing import Any
 from loading import loaded
 from observability import logger, metrics, traced
 from rerail.notices.notice import read_detail
-from rerail.notices.notifiers.links import NoticeOrigin, links_of
+from rerail.notices.notifiers.links import NoticeOrigin, make_links
 from wiring import clients
-from wiring.notify import notify_settings, report_links, voice
+from wiring.notify import make_notifier, notify_settings, report_links
 
 
 @logger.inject_lambda_context(clear_state=True)
@@ -16,9 +16,9 @@ from wiring.notify import notify_settings, report_links, voice
 def handler(event: dict[str, Any], context: Any) -> None:
     notice = read_detail(event["detail"])
     origin = NoticeOrigin(event["account"], event["region"], notify_settings().docs_url)
-    voice().tell(notice, links_of(notice, origin, report=report_links().of(notice, origin)))
+    make_notifier().tell(notice, make_links(notice, origin, report=report_links().of(notice, origin)))
     metrics.add_metric(name=f"Notices.{notice.severity}", unit="Count", value=1)
     logger.info("notified", extra={"run": notice.run, "severity": notice.severity, "key": notice.key})
 
 
-loaded(voice, report_links, clients("sns", "events"))
+loaded(make_notifier, report_links, clients("sns", "events"))

@@ -12,7 +12,7 @@ from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 from observability import logger, metrics, traced
 from rerail.incident_report.reporter import run_of
 from wiring import clients
-from wiring.report import reporter
+from wiring.report import make_reporter
 
 # Powertools' Logger is not a logging.Logger, but has the methods that are used.
 processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, logger=logger)  # type: ignore[arg-type]
@@ -21,7 +21,7 @@ processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, l
 def draw(record: SQSRecord) -> None:
     """Render and store the page of the run that the notice is about; a job that belongs to no run has no page."""
     run = run_of(record.body)
-    page = reporter().report(run)
+    page = make_reporter().report(run)
     logger.info("drawn", extra={"run": run, "bytes": page and page.bytes, "unread": page and page.unread})
 
 
@@ -33,4 +33,4 @@ def handler(event: dict[str, Any], context: Any) -> Any:
     return process_partial_response(event=event, record_handler=draw, processor=processor, context=context)
 
 
-loaded(reporter, clients("dynamodb", "ssm", "cloudwatch", "logs", "s3"))
+loaded(make_reporter, clients("dynamodb", "ssm", "cloudwatch", "logs", "s3"))

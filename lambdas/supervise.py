@@ -14,7 +14,7 @@ from observability import logger, metrics, publish, traced
 from rerail.messages.messages import ClusterMessage, QueueMessage, parse_message
 from rerail.supervisor.decision_metrics import list_metrics
 from wiring import clients, now
-from wiring.supervise import hyperpod_watch, supervisor
+from wiring.supervise import make_cluster_monitor, make_supervisor
 
 # Powertools' Logger is not a logging.Logger, but has the methods that are used.
 processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, logger=logger)  # type: ignore[arg-type]
@@ -24,10 +24,10 @@ def look(record: SQSRecord) -> None:
     """Handle one message, publish the metrics of its decisions, and log the run's new state."""
     wakeup = parse_message(record.body)
     if isinstance(wakeup, ClusterMessage):
-        cluster = hyperpod_watch().handle(wakeup)
+        cluster = make_cluster_monitor().handle(wakeup)
         logger.info("looked", extra={"wakeup": wakeup, "cluster": cluster.cluster, "version": cluster.version})
         return
-    loop, message = supervisor(), posted(record)
+    loop, message = make_supervisor(), posted(record)
     try:
         run = loop.handle(wakeup, message)
     finally:  # decisions made before an error are counted too
@@ -53,4 +53,4 @@ def handler(event: dict[str, Any], context: Any) -> Any:
     return process_partial_response(event=event, record_handler=look, processor=processor, context=context)
 
 
-loaded(supervisor, clients("dynamodb", "ssm", "sagemaker", "s3", "events"))
+loaded(make_supervisor, clients("dynamodb", "ssm", "sagemaker", "s3", "events"))

@@ -7,7 +7,7 @@ from observability import logger, metrics, publish, traced
 from rerail.sweep.shards import read_shard
 from rerail.sweep.sweep import list_metrics
 from wiring import clients
-from wiring.sweep import minute_round
+from wiring.sweep import make_sweep
 
 
 @logger.inject_lambda_context(clear_state=True)
@@ -15,7 +15,7 @@ from wiring.sweep import minute_round
 @traced
 def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
     shard, name = read_shard(event), context.function_name
-    report = minute_round().make_share(shard, name=name) if shard else minute_round().make(name=name)
+    report = make_sweep().make_share(shard, name=name) if shard else make_sweep().make(name=name)
     counts = {
         "OpenRuns": report.open,
         "DueRuns": report.due,
@@ -36,4 +36,4 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
     return counts
 
 
-loaded(minute_round, clients("dynamodb", "ssm", "sagemaker", "s3", "cloudwatch", "sqs"))
+loaded(make_sweep, clients("dynamodb", "ssm", "sagemaker", "s3", "cloudwatch", "sqs"))

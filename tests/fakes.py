@@ -28,7 +28,7 @@ from rerail.model.errors import (
 )
 from rerail.model.finding import Finding
 from rerail.model.liveness import Phase
-from rerail.model.machines import cluster_of
+from rerail.model.machines import read_cluster
 from rerail.model.mailbox import (
     Command,
     CommandKind,
@@ -36,17 +36,17 @@ from rerail.model.mailbox import (
     Heartbeat,
     Report,
     ReportKind,
-    heartbeat_key,
+    make_heartbeat_key,
+    make_report_key,
     read_command,
     read_heartbeat,
     read_report,
-    report_key,
     run_of_report,
-    write,
+    serialize,
 )
 from rerail.model.metrics import MetricQuery, Points, Statistic
 from rerail.model.notice import Notice
-from rerail.model.partitions import PARTITIONS, partition_of
+from rerail.model.partitions import PARTITIONS, find_partition
 from rerail.model.policy import Ladder, Policy
 from rerail.model.rate_limit import Admission, Launches, admit
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
@@ -124,7 +124,7 @@ class FakeRuns:
         return set(job_names) - set(self.jobs) - set(self.ignored)
 
     def open_runs(self, parts: Iterable[int] = range(PARTITIONS)) -> Iterable[tuple[str, Run | None]]:
-        named = [name for name in self.records if partition_of(name) in parts]
+        named = [name for name in self.records if find_partition(name) in parts]
         return [(name, run) for name in named if (run := self.load(name)) and run.is_swept]
 
 
@@ -180,7 +180,7 @@ class FakeSageMaker:
         if self.no_capacity:
             self.no_capacity -= 1
             raise CapacityRefused("ResourceLimitExceeded: no instances")
-        kinds = cluster_of(request).instance_types
+        kinds = read_cluster(request).instance_types
         if kinds and all(kind in self.lacking for kind in kinds):
             message = self.lacking[kinds[0]]
             raise (RequestRefused if message.startswith("ValidationException") else CapacityRefused)(message)
@@ -215,7 +215,7 @@ class FakeSageMaker:
         return [job.name for job in self.jobs.values() if not job.status.is_terminal]
 
     def _start(self, name: str, tags: dict[str, str], uri: str, request: Mapping[str, Any]) -> Job:
-        cluster = cluster_of(request)
+        cluster = read_cluster(request)
         waits = not self.machines_come or any(kind in self.full for kind in cluster.instance_types)
         self.asked[name] = request
         self.jobs[name] = Job(
@@ -366,7 +366,7 @@ class FakeMailbox:
     def post(self, command: Command) -> None:
         if self.closed:
             raise CommandNotStored("PutObject: access denied")
-        self.commands.append(read_command(write(command), run=command.run))
+        self.commands.append(read_command(serialize(command), run=command.run))
 
     def report(self, key: str, seal_key: str = "") -> Report | None:
         run, id = run_of_report(key)
@@ -376,7 +376,7 @@ class FakeMailbox:
     def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
         received, unread = {}, {}
         for folder in folders:
-            name, key = heartbeat_key(folder), (seal_keys or {}).get(folder, "")
+            name, key = make_heartbeat_key(folder), (seal_keys or {}).get(folder, "")
             if found := self.objects.get(name):
                 try:
                     is_of_the_run = is_signed(found[0], name=name, key=key)
@@ -557,14 +557,14 @@ class Agent:
     def beats(self, step: int | None, phase: Phase = Phase.STEP, **facts: Any) -> None:
         """One heartbeat, as it is overwritten each minute."""
         beat = Heartbeat(self.run, self.attempt, self.job, facts.pop("at", self.world.clock()), phase, step, **facts)
-        self._puts(heartbeat_key(self.run), write(beat))
+        self._puts(make_heartbeat_key(self.run), serialize(beat))
 
     def files(self, told: ReportKind, **facts: Any) -> str:
         """Write a report; its key."""
         self.told += 1
         at = facts.pop("at", self.world.clock())
         report = Report(f"r{self.attempt}-{self.told}", self.run, self.attempt, self.job, told, at, **facts)
-        self._puts(key := report_key(self.run, report.id), write(report))
+        self._puts(key := make_report_key(self.run, report.id), serialize(report))
         return key
 
     def _puts(self, name: str, text: bytes) -> None:

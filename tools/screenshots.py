@@ -16,7 +16,7 @@ from typing import Literal
 
 from playwright.sync_api import Browser, Page
 
-from report_page.page import drawn_page
+from report_page.page import render_page
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import make_report
 from rerail.model.codec import dumps, loads
@@ -64,7 +64,7 @@ def main() -> None:
 
 def report_pictures(chromium: Browser) -> Iterator[Path]:
     """The recorded run's report: by light, in the dark, and on a phone."""
-    html = drawn_page(make_report(recorded(RECORDED)))
+    html = render_page(make_report(recorded(RECORDED)))
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         page.write_text(html, encoding="utf-8")

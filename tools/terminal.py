@@ -24,7 +24,7 @@ from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.model.codec import dumps, loads
-from rerail.model.metrics import definitions
+from rerail.model.metrics import make_definitions
 from rerail.model.policy import parse_policy, to_toml
 from rerail.model.run import Run, RunState
 from rerail.requests.relaunch import POLICY_TAG
@@ -119,7 +119,7 @@ def _submit(aws: LocalAws, name: str, policy: str, machines: str, told: dict[str
             "TrainingImage": "rerail-training:fleet",
             "TrainingInputMode": "File",
             "ContainerEntrypoint": ["python", str(WORKER)],
-            "MetricDefinitions": definitions(),
+            "MetricDefinitions": make_definitions(),
         },
         ResourceConfig={"InstanceType": machines, "InstanceCount": 1, "VolumeSizeInGB": 30},
         CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}/"},

@@ -18,7 +18,7 @@ from rerail.model.mailbox import (
     Report,
     ReportKind,
     read_command,
-    write,
+    serialize,
 )
 from rerail_agent.identity import Identity
 
@@ -152,7 +152,7 @@ class CommandState:
 
 def truncate_report(report: Report) -> Report:
     """The report with as much of its evidence as its reader takes: JSON makes six bytes of one rare character."""
-    while len(write(report)) > SIZE_LIMIT and report.evidence:
+    while len(serialize(report)) > SIZE_LIMIT and report.evidence:
         report = replace(report, evidence=report.evidence[: int(len(report.evidence) * 0.8)])
     return report
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Durability, Heartbeat, Report, write
+from rerail.model.mailbox import Durability, Heartbeat, Report, serialize
 from rerail.model.sample import Sample
 from rerail_agent import agreement, manifests
 from rerail_agent.agreement import Agreement
@@ -387,7 +387,7 @@ class Guard:
         if self._beats in HELLO_AGAIN:
             self._file(self._orders.hello(at=_now(), abilities=self._abilities))
         new = self._beaten[0] - steps
-        return write(
+        return serialize(
             Heartbeat(
                 run=self._identity.run,
                 attempt=self._identity.attempt,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rerail.model.mailbox import bucket_name
+from rerail.model.mailbox import make_bucket_name
 from rerail.model.signatures import KEY, VARIABLE
 
 ARN = re.compile(r"arn:(?P<partition>[\w-]+):sagemaker:(?P<region>[\w-]+):(?P<account>\d{12}):training-job/(?P<job>.+)")
@@ -66,7 +66,7 @@ def _bucket(environment: Mapping[str, str], arn: re.Match[str] | None, tell: Cal
     if not arn:
         tell("TRAINING_JOB_ARN is missing, so nobody can ask for a checkpoint; set RERAIL_MAILBOX=s3://bucket or off")
         return ""
-    return bucket_name(arn["account"], arn["region"])
+    return make_bucket_name(arn["account"], arn["region"])
 
 
 def _seal_key(environment: Mapping[str, str], tell: Callable[[str], None]) -> str:

@@ -180,7 +180,7 @@ class InitChannel:
         return max(poll_s, min(PATIENCE_S[1], PATIENCE_S[0] * 2.0 ** min(self._failures - 1, 10)))
 
     def _send(self) -> None:
-        from rerail.model.mailbox import LIMITS, Report, ReportKind, report_key, write
+        from rerail.model.mailbox import LIMITS, Report, ReportKind, make_report_key, serialize
 
         identity = self._identity
         while self._reports:
@@ -192,16 +192,16 @@ class InitChannel:
                 id=name, run=identity.run, attempt=identity.attempt, job=identity.job[:128], told=told,
                 at=_now(), **said,
             )  # fmt: skip
-            self._post.write(report_key(identity.run, name), write(report))
+            self._post.write(make_report_key(identity.run, name), serialize(report))
             with self._turn:
                 self._reports.popleft()
                 self._turn.notify_all()
 
     def _ask(self) -> None:
         from rerail.model.errors import BadMailboxObject
-        from rerail.model.mailbox import command_key, read_command
+        from rerail.model.mailbox import make_command_key, read_command
 
-        letter = self._post.read(command_key(self._identity.run), unless=self._tag)
+        letter = self._post.read(make_command_key(self._identity.run), unless=self._tag)
         if letter is None:
             return
         self._tag = letter.tag

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rerail.model.mailbox import Report, ReportKind, command_key, heartbeat_key, report_key, write
+from rerail.model.mailbox import Report, ReportKind, make_command_key, make_heartbeat_key, make_report_key, serialize
 from rerail_agent.fault_isolation import FaultIsolation, print_line
 from rerail_agent.mailbox_objects import MailboxBucket, MailboxObject, Unreachable
 
@@ -77,7 +77,7 @@ class MailboxClient:
 
     def file(self, report: Report) -> None:
         """Queues a report; returns at once. With the queue full the oldest findings make room."""
-        text = write(report)
+        text = serialize(report)
         with self._lock:
             if len(self._reports) >= QUEUED_REPORTS:
                 findings = (old for old in self._reports if old[0].told is ReportKind.FINDINGS)
@@ -119,13 +119,13 @@ class MailboxClient:
         try:
             while oldest := self._oldest():
                 report, text = oldest
-                self._post.write(report_key(self._run, report.id), text)
+                self._post.write(make_report_key(self._run, report.id), text)
                 self._writing.worked()
                 self._done_with(report)
             if time.monotonic() >= self._next_beat:
                 self._next_beat = time.monotonic() + self._heartbeat_s
                 if beat := self._harmless.run("heartbeat", self._beat, b""):
-                    self._post.write(heartbeat_key(self._run), beat)
+                    self._post.write(make_heartbeat_key(self._run), beat)
                     self._writing.worked()
         except Unreachable as error:
             self._writing.failed(error)
@@ -143,7 +143,7 @@ class MailboxClient:
 
     def _ask(self) -> None:
         try:
-            letter: MailboxObject | None = self._post.read(command_key(self._run), unless=self._tag)
+            letter: MailboxObject | None = self._post.read(make_command_key(self._run), unless=self._tag)
         except Unreachable as error:
             # Without s3:ListBucket S3 denies what is merely not there; with it granted a command may come any time.
             self._reading.failed(error, rarely_s=RARELY_S if self._writing.not_before else self._poll_s)

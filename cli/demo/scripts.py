@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from local.sagemaker.images import REPOSITORY_ROOT
-from rerail.model.metrics import definitions
+from rerail.model.metrics import make_definitions
 
 Request = dict[str, Any]
 
@@ -33,7 +33,7 @@ class OurScript:
 
     def request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
         return {
-            "AlgorithmSpecification": {"MetricDefinitions": definitions()},
+            "AlgorithmSpecification": {"MetricDefinitions": make_definitions()},
             "HyperParameters": {
                 "steps": str(steps),
                 "checkpoint-every": str(save_every),

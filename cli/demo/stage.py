@@ -19,7 +19,7 @@ from local.stack import LocalAws
 from rerail.accounting.save_interval import advise_interval, format_advice
 from rerail.aws.dynamodb import DynamoRuns
 from rerail.decisions.quarantine import PLACE
-from rerail.model.codec import plain
+from rerail.model.codec import to_plain
 from rerail.model.policy import Ladder, Mode, Policy, parse_policy, to_toml
 from rerail.model.run import JobStatus, Run, TimelineEntry
 from rerail.model.signals import OperatorVerb
@@ -131,7 +131,7 @@ def told(detection: Thresholds) -> dict[str, str]:
         throughput_drop=0.5,
         throughput_grave=1.0,
     )
-    thresholds = {name: value for name, value in plain(detection).items() if name != "type"}
+    thresholds = {name: value for name, value in to_plain(detection).items() if name != "type"}
     return {
         "RERAIL_DETECTION": json.dumps(thresholds),
         "RERAIL_HANG_SECONDS": str(2 * detection.stall_floor.total_seconds()),

@@ -11,10 +11,10 @@ from cli.doctor.subject import DAY, Subject
 from cli.place import now
 from rerail.model.errors import PolicyError
 from rerail.model.formatting import format_duration
-from rerail.model.mailbox import command_key
+from rerail.model.mailbox import make_command_key
 from rerail.model.metrics import select_names
 from rerail.model.policy import MaxRuntime, Mode
-from rerail.model.run import run_id
+from rerail.model.run import make_run_id
 from rerail.requests.relaunch import (
     ATTEMPT_TAG,
     ENVIRONMENT_LIMIT,
@@ -22,7 +22,7 @@ from rerail.requests.relaunch import (
     POLICY_TAG,
     RUN_TAG,
     TAG_LIMIT,
-    reason_to_refuse,
+    find_refusal,
 )
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -39,7 +39,7 @@ TESTED = "`rerail metrics` prints expressions that are tested"
 
 def supervision(subject: Subject) -> Check:
     """Rerail takes the job on."""
-    if reason := reason_to_refuse(subject.request):
+    if reason := find_refusal(subject.request):
         return broken(f"Rerail cannot relaunch it: {reason}", "start it as an ordinary training job")
     if POLICY_TAG not in subject.tags:
         tag = f"Key={POLICY_TAG},Value=default"
@@ -64,8 +64,8 @@ def name(subject: Subject) -> Check:
         return broken(
             f"{subject.name!r} is no name that SageMaker takes", "give 1-63 letters, digits and '-', the last no '-'"
         )
-    if run_id(subject.name) != subject.name and not subject.run:
-        return warn(f"it is long: its run will be called {run_id(subject.name)}", "give at most 58 characters")
+    if make_run_id(subject.name) != subject.name and not subject.run:
+        return warn(f"it is long: its run will be called {make_run_id(subject.name)}", "give at most 58 characters")
     return ok(f"{len(subject.name)} characters")
 
 
@@ -143,7 +143,7 @@ def agent(subject: Subject) -> Check | None:
         return ok("it has reported, and has no heartbeat yet")
     return warn(
         "nobody in the container has said a word: a stop loses the steps since the last checkpoint",
-        f"use the agent (docs/agent.md), and let the role read {command_key(run)} in {bucket}",
+        f"use the agent (docs/agent.md), and let the role read {make_command_key(run)} in {bucket}",
     )
 
 

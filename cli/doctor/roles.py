@@ -11,7 +11,7 @@ from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.storage import bucket_key
 from cli.doctor.subject import Subject
 from cli.trouble import is_missing
-from rerail.model.mailbox import command_key, heartbeat_key, report_key
+from rerail.model.mailbox import make_command_key, make_heartbeat_key, make_report_key
 
 SAGEMAKER = "sagemaker.amazonaws.com"
 ALLOWED = "allowed"
@@ -82,10 +82,10 @@ def role_reports(subject: Subject) -> Check | None:
     if _is_free(subject):
         return None
     bucket, run = subject.deployment.output("MailboxBucket"), subject.run_name
-    reads = _lacking(subject, subject.role, ("s3:GetObject",), f"{bucket}/{command_key(run)}")
+    reads = _lacking(subject, subject.role, ("s3:GetObject",), f"{bucket}/{make_command_key(run)}")
     writes = [
         action
-        for key in (heartbeat_key(run), report_key(run, "hello"))
+        for key in (make_heartbeat_key(run), make_report_key(run, "hello"))
         for action in _lacking(subject, subject.role, ("s3:PutObject",), f"{bucket}/{key}")
     ]
     if lacking := [*reads, *writes]:

@@ -10,11 +10,11 @@ from typing import Any
 from cli import names, place
 from cli.doctor.deployment import Deployment
 from cli.trouble import explained
-from rerail.model.checkpoints import bucket_and_folder
+from rerail.model.checkpoints import split_uri
 from rerail.model.errors import JobNotFound, PolicyError, RerailError
 from rerail.model.policy import Policy
-from rerail.model.run import Run, run_id
-from rerail.requests.relaunch import POLICY_TAG, checkpoint_uri
+from rerail.model.run import Run, make_run_id
+from rerail.requests.relaunch import POLICY_TAG, read_checkpoint_uri
 
 DAY = 86400
 PROBLEM_LIMIT = 300
@@ -40,7 +40,7 @@ class Subject:
 
     @property
     def run_name(self) -> str:
-        return self.run.id if self.run else run_id(self.name)
+        return self.run.id if self.run else make_run_id(self.name)
 
     @property
     def role(self) -> str:
@@ -49,16 +49,16 @@ class Subject:
     @property
     def uri(self) -> str:
         """Where its checkpoints come to lie; "" where Rerail cannot look."""
-        return checkpoint_uri(self.request)
+        return read_checkpoint_uri(self.request)
 
     @property
     def bucket(self) -> str:
-        return bucket_and_folder(self.uri)[0]
+        return split_uri(self.uri)[0]
 
     @property
     def prefix(self) -> str:
         """The folder of the checkpoints, with its slash; "" for a whole bucket."""
-        return bucket_and_folder(self.uri)[1]
+        return split_uri(self.uri)[1]
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -120,7 +120,7 @@ def of_job(deployment: Deployment, job: str, run: Run | None = None) -> Subject:
         cause = error.__cause__
         what, remedy = explained(cause) if isinstance(cause, Exception) else (str(error), "try again")
         place.fail(f"the job {job} cannot be looked at: {what}", remedy)
-    return Subject(deployment, description, tags, exists=True, run=run or deployment.where.runs.load(run_id(job)))
+    return Subject(deployment, description, tags, exists=True, run=run or deployment.where.runs.load(make_run_id(job)))
 
 
 def of_run(deployment: Deployment, name: str) -> Subject:

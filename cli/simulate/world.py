@@ -15,7 +15,7 @@ from cli.simulate.assumptions import Assumptions
 from cli.simulate.faults import DAY_MS, START_TEXT, Fault, Strike, drawn, mtbf_s, texts
 from cli.simulate.ways import Save, Way
 from rerail.accounting.on_call_times import Delay
-from rerail.accounting.save_interval import optimal_interval
+from rerail.accounting.save_interval import find_optimal_interval
 from rerail.model import skipped_samples
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.finding import Kind, Level
@@ -156,7 +156,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.spares = self.most_spares
-        interval = self.way.interval_s or optimal_interval(self.stall_s, mtbf_s(self.gpus, self.factor))
+        interval = self.way.interval_s or find_optimal_interval(self.stall_s, mtbf_s(self.gpus, self.factor))
         self.interval = _ms(min(interval, 24 * 3600.0))
         for strike in drawn(self.gpus, self.days, self.seed, step_s=self.assumed.step_s, factor=self.factor):
             self._push(strike.at, self._strike, strike)

@@ -19,7 +19,7 @@ from cli.submit.packing import pack
 from cli.submit.problem import Problem
 from cli.submit.request import Wish, seconds, training_request
 from cli.submit.screen import Screen
-from rerail.model.run import run_id
+from rerail.model.run import make_run_id
 from rerail.requests.relaunch import read_signing_key, with_signing_key
 from rerail.requests.supervised import CHANNEL
 
@@ -135,7 +135,7 @@ def submit(
         told = delivery.followed(job, where, account, download, screen) if follow or download else {}
     except Problem as problem:
         place.fail(problem.what, problem.remedy)
-    screen.end({"run": run_id(job), "job": job, "request": request, **told})
+    screen.end({"run": make_run_id(job), "job": job, "request": request, **told})
 
 
 def _local_entrypoint(under_init: bool) -> tuple[str, ...]:

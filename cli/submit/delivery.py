@@ -19,7 +19,7 @@ from cli.submit.request import Wish
 from cli.submit.screen import Screen
 from cli.trouble import explained, is_denied, of_the_person
 from rerail.model.errors import PolicyError
-from rerail.model.run import RunState, run_id
+from rerail.model.run import RunState, make_run_id
 from rerail.requests.supervised import CHANNEL
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def start(
     account.create(request)
     option = " --local" if account.is_local else ""
     screen.say(
-        f"started {wish.name} under policy {wish.policy}; `rerail follow {run_id(wish.name)}{option}` follows it"
+        f"started {wish.name} under policy {wish.policy}; `rerail follow {make_run_id(wish.name)}{option}` follows it"
     )
 
 
@@ -80,7 +80,7 @@ def _check_policy(where: Place | None, policy: str) -> None:
 
 def followed(job: str, where: Place | None, account: Account, folder: Path | None, screen: Screen) -> dict[str, Any]:
     """Follow to the end, and fetch what there is."""
-    run = run_id(job)
+    run = make_run_id(job)
     follower = Follower(
         run_id=run,
         job=job,

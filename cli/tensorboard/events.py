@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rerail.model.checkpoints import bucket_and_folder
+from rerail.model.checkpoints import split_uri
 from rerail.model.errors import JobNotFound
 from rerail.model.run import Attempt, Run
 
@@ -55,7 +55,7 @@ def event_files(s3: Any, run: Run, uris: Sequence[str]) -> Iterator[EventFile]:
     be those of other runs too, only what lies in our jobs' folders is the run's."""
     seen = set()
     for uri in uris:
-        bucket, prefix = bucket_and_folder(uri)
+        bucket, prefix = split_uri(uri)
         found = []
         for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Contents", []):

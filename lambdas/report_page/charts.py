@@ -61,7 +61,7 @@ class _PlacedMark:
     to_the_left: bool  # whether the label is left of the line
 
 
-def drawn(chart: Chart, marks: Sequence[tuple[int, float, CurveMark]], size: Size) -> str:
+def render_chart(chart: Chart, marks: Sequence[tuple[int, float, CurveMark]], size: Size) -> str:
     """Return the chart as an SVG element; `marks` are number, axis position and mark."""
     lines = [(line, [(x, _scaled(chart, y)) for x, y in line.points]) for line in chart.curve.lines]
     points = [point for _, line_points in lines for point in line_points]

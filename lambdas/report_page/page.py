@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from report_page.charts import NARROW, WIDE, colour, drawn, short
+from report_page.charts import NARROW, WIDE, colour, render_chart, short
 from rerail.incident_report.costs import format_length
 from rerail.incident_report.marks import CurveMark
 from rerail.incident_report.report import LINE, Axis, Chart, IncidentReport, format_title
@@ -38,7 +38,7 @@ class _Picture:
     narrow: Markup
 
 
-def drawn_page(story: IncidentReport, *, docs_url: str = "", region: str = "") -> str:
+def render_page(story: IncidentReport, *, docs_url: str = "", region: str = "") -> str:
     """Return the page as HTML.
 
     `docs_url` is where the runbooks are served, "" if they are only in the repository. `region` is the region of the
@@ -65,7 +65,7 @@ def _picture(story: IncidentReport, chart: Chart, numbered: Sequence[tuple[int, 
     marks = [(number, replace(mark, says=_shorten(mark.says))) for number, mark in numbered]
     placed = [(number, x, mark) for number, mark in marks if (x := _axis_position(story, chart, mark)) is not None]
     # pygal and ElementTree escape what they write.
-    return _Picture(chart, Markup(drawn(chart, placed, WIDE)), Markup(drawn(chart, placed, NARROW)))  # nosec B704
+    return _Picture(chart, Markup(render_chart(chart, placed, WIDE)), Markup(render_chart(chart, placed, NARROW)))  # nosec B704
 
 
 def _axis_position(story: IncidentReport, chart: Chart, mark: CurveMark) -> float | None:

@@ -25,7 +25,7 @@ def report_links() -> ReportLinks:
 
 
 @cache
-def voice() -> Notifier:
+def make_notifier() -> Notifier:
     """Return the notifier with all configured channels; all-clears go where pages go."""
     settings = notify_settings()
     channels: list[tuple[str, Channel]] = [("e-mail", _topics(settings.page_topic, settings.inform_topic).say)]

@@ -15,10 +15,10 @@ from wiring import now
 
 
 @cache
-def reporter() -> Reporter:
+def make_reporter() -> Reporter:
     """Return the reporter."""
     # Only the `report` function has the layer with the HTML and chart libraries.
-    from report_page.page import drawn_page
+    from report_page.page import render_page
 
     settings = ReportSettings.from_environment()
     return Reporter(
@@ -30,6 +30,6 @@ def reporter() -> Reporter:
             checkpoints=S3Checkpoints(),
             clock=now,
         ),
-        draws=partial(drawn_page, docs_url=settings.docs_url, region=settings.region),
+        draws=partial(render_page, docs_url=settings.docs_url, region=settings.region),
         pages=S3ReportPages(settings.reports),
     )

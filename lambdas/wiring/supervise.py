@@ -17,7 +17,7 @@ from wiring import now, pausable_policies
 
 
 @cache
-def supervisor() -> Supervisor:
+def make_supervisor() -> Supervisor:
     """Return the supervisor of runs."""
     settings = SuperviseSettings.from_environment()
     return Supervisor(
@@ -34,7 +34,7 @@ def supervisor() -> Supervisor:
 
 
 @cache
-def hyperpod_watch() -> ClusterMonitor:
+def make_cluster_monitor() -> ClusterMonitor:
     """Return the monitor of HyperPod clusters."""
     settings = SuperviseSettings.from_environment()
     return ClusterMonitor(

@@ -18,7 +18,7 @@ from wiring import now, pausable_policies
 
 
 @cache
-def minute_round() -> Sweep:
+def make_sweep() -> Sweep:
     """Return the sweep."""
     settings = SweepSettings.from_environment()
     policies = pausable_policies(settings.policy_prefix, settings.pause_parameter)

@@ -5,11 +5,11 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from rerail.model.mailbox import bucket_name, command_key, heartbeat_key, report_key
+from rerail.model.mailbox import make_bucket_name, make_command_key, make_heartbeat_key, make_report_key
 from stacks.parts.closed_bucket import closed_bucket
 from stacks.parts.permissions import acknowledge, allow
 
-EVERY_COMMAND, EVERY_HEARTBEAT, EVERY_REPORT = command_key("*"), heartbeat_key("*"), report_key("*", "*")
+EVERY_COMMAND, EVERY_HEARTBEAT, EVERY_REPORT = make_command_key("*"), make_heartbeat_key("*"), make_report_key("*", "*")
 # No job runs for more than 28 days.
 KEPT = Duration.days(30)
 ANY_RUN = "Runs are named by the jobs that ask to be supervised; which ones do is not known here."
@@ -24,7 +24,7 @@ class Mailbox(Construct):
 
     def __init__(self, scope: Construct, id: str) -> None:
         super().__init__(scope, id)
-        name = bucket_name(Aws.ACCOUNT_ID, Aws.REGION)
+        name = make_bucket_name(Aws.ACCOUNT_ID, Aws.REGION)
         self._arn = f"arn:{Aws.PARTITION}:s3:::{name}"
         self.bucket = closed_bucket(self, name=name, rule="OldMail", kept=KEPT)
         _announce_to_event_bridge(self.bucket)

@@ -4,11 +4,11 @@ from aws_cdk import Aws, Duration
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from rerail.incident_report.location import bucket_name, page_key
+from rerail.incident_report.location import make_bucket_name, make_page_key
 from stacks.parts.closed_bucket import closed_bucket
 from stacks.parts.permissions import acknowledge, allow
 
-EVERY_PAGE = page_key("*")
+EVERY_PAGE = make_page_key("*")
 # An incident a year ago is still worth a look at the next one.
 KEPT = Duration.days(400)
 ANY_RUN = "Runs are named by the jobs that ask to be supervised; which ones do is not known here."
@@ -23,7 +23,7 @@ class ReportsBucket(Construct):
 
     def __init__(self, scope: Construct, id: str) -> None:
         super().__init__(scope, id)
-        name = bucket_name(Aws.ACCOUNT_ID, Aws.REGION)
+        name = make_bucket_name(Aws.ACCOUNT_ID, Aws.REGION)
         self._arn = f"arn:{Aws.PARTITION}:s3:::{name}"
         self.bucket = closed_bucket(self, name=name, rule="OldReports", kept=KEPT)
         reason = "Pages that can be drawn anew from the record at any time."

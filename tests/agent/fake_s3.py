@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from rerail.model.mailbox import Command, Heartbeat, Report, read_heartbeat, read_report, run_of_report, write
+from rerail.model.mailbox import Command, Heartbeat, Report, read_heartbeat, read_report, run_of_report, serialize
 
 BUCKET = "sagemaker-rerail-000000000000-us-east-1"
 HANG_S = 120.0  # ends a wait for what never comes
@@ -39,7 +39,7 @@ class Bucket:
             self.changed.notify_all()
 
     def command(self, command: Command) -> None:
-        self.put(f"runs/{command.run}/command.json", write(command))
+        self.put(f"runs/{command.run}/command.json", serialize(command))
 
     def reports(self, run: str = "night") -> dict[str, Report]:
         """By id; each is read as the supervisor reads it."""

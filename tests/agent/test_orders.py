@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import CommandKind, Durability, Report, ReportKind, read_report, write
+from rerail.model.mailbox import CommandKind, Durability, Report, ReportKind, read_report, serialize
 from rerail_agent.commands import CommandEffect, CommandState
 from rerail_agent.identity import Identity
 from tests.agent.jobs import command
@@ -21,13 +21,13 @@ def orders() -> CommandState:
 
 
 def mine(id: str = "c1", **fields: object) -> bytes:
-    return write(command(id, attempt=2, **fields))
+    return serialize(command(id, attempt=2, **fields))
 
 
 def read(report: Report | None) -> Report:
     """As the supervisor reads it."""
     assert report is not None
-    return read_report(write(report), run="night", id=report.id)
+    return read_report(serialize(report), run="night", id=report.id)
 
 
 def test_a_checkpoint_command_is_acknowledged_and_then_answered():
@@ -61,7 +61,7 @@ def test_the_same_command_again_is_no_news():
 
 def test_an_older_attempts_command_is_not_ours():
     """It lies there from before this attempt was started."""
-    assert orders().hear(write(command(attempt=1)), at=NOW) == CommandEffect()
+    assert orders().hear(serialize(command(attempt=1)), at=NOW) == CommandEffect()
 
 
 def test_owning_the_run_asks_for_nothing():
@@ -74,11 +74,11 @@ def test_a_newer_attempt_fences_this_one(wish):
     """It says so once, as the answer to the command that it cannot grant any more if there is one."""
     desk = orders()
     desk.hear(mine(), at=NOW)
-    heard = desk.hear(write(command("c9", attempt=3, wish=wish)), at=NOW)
+    heard = desk.hear(serialize(command("c9", attempt=3, wish=wish)), at=NOW)
     answer = read(heard.report)
     assert (heard.fenced, heard.save, answer.told, answer.command) == (True, False, ReportKind.REFUSED, "c1")
     assert answer.reason == "attempt 3 owns the run: attempt 2 saves no more"
-    assert desk.hear(write(command("c10", attempt=3)), at=NOW) == CommandEffect(fenced=True)
+    assert desk.hear(serialize(command("c10", attempt=3)), at=NOW) == CommandEffect(fenced=True)
     desk.agreed(5)
     assert desk.committed("p", step=5, durability=Durability.LOCAL, at=NOW) is None
 

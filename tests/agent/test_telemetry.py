@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 
-from rerail.model.metrics import definitions
+from rerail.model.metrics import make_definitions
 from rerail_agent.telemetry import Meter, format_line
 
 
 def read(text: str) -> dict[str, str]:
     """What the job's MetricDefinitions find in a line."""
-    found = {definition["Name"]: re.search(definition["Regex"], text) for definition in definitions()}
+    found = {definition["Name"]: re.search(definition["Regex"], text) for definition in make_definitions()}
     return {name: match[1] for name, match in found.items() if match}
 
 

@@ -26,7 +26,7 @@ from rerail.aws.validation import InvalidResponse
 from rerail.hyperpod.clusters import ClusterRecord
 from rerail.model.codec import BadRecord
 from rerail.model.errors import RerailError, StateUnknown, Throttled
-from rerail.model.metrics import MetricNames, queries
+from rerail.model.metrics import MetricNames, make_queries
 from rerail.model.notice import Notice
 from rerail.model.run import JobStatus
 from tests.aws.places import forget_clients
@@ -177,7 +177,7 @@ def test_metrics_that_cannot_be_read_blind(body):
     says("GetMetricData", body)
     with pytest.raises(StateUnknown, match="GetMetricData"):
         CloudWatchSeries().read(
-            queries("gpt", MetricNames()), NOON, NOON.replace(minute=5), NOON - NOON.replace(hour=11)
+            make_queries("gpt", MetricNames()), NOON, NOON.replace(minute=5), NOON - NOON.replace(hour=11)
         )
 
 

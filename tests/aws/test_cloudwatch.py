@@ -14,7 +14,16 @@ from rerail.aws import cloudwatch
 from rerail.aws.clients import client
 from rerail.aws.cloudwatch import NAMESPACE, CloudWatchSeries
 from rerail.model.errors import RerailError, StateUnknown, Throttled
-from rerail.model.metrics import Cursor, MetricNames, MetricQuery, MetricsReading, Statistic, fetch, queries, samples
+from rerail.model.metrics import (
+    Cursor,
+    MetricNames,
+    MetricQuery,
+    MetricsReading,
+    Statistic,
+    fetch,
+    make_queries,
+    make_samples,
+)
 from rerail.model.sample import Sample
 
 MINUTE = timedelta(minutes=1)
@@ -72,7 +81,7 @@ def test_a_job_becomes_samples():
         publish("nonfinite", [0.0, float(minute == 2)], minute=minute)
     now = START + 5 * MINUTE
     series = fetch(CloudWatchSeries(), [MetricsReading(Cursor("gpt"), NAMES)], now=now)
-    _, found = samples(series, Cursor("gpt"), NAMES, now=now)
+    _, found = make_samples(series, Cursor("gpt"), NAMES, now=now)
     assert [(s.step, s.loss, s.loss_min, s.count, s.step_time_s) for s in found] == [
         (10, 2.5, 2.0, 2, None),
         (20, 2.5, 2.0, 2, 6.0),
@@ -233,7 +242,7 @@ def echo(monkeypatch) -> Echo:
 @pytest.mark.parametrize(("runs", "calls"), [(1, 1), (100, 1), (101, 2), (1000, 10)])
 def test_five_hundred_series_are_one_request(echo, runs, calls):
     """1,000 runs of five series are ten requests a minute, over all runs and none left out."""
-    asked = [query for number in range(runs) for query in queries(f"job-{number}", NAMES)]
+    asked = [query for number in range(runs) for query in make_queries(f"job-{number}", NAMES)]
     series = CloudWatchSeries()
     found = series.read(asked, START, START + MINUTE, MINUTE)
     assert list(found) == asked

@@ -10,7 +10,7 @@ from rerail.aws import logs
 from rerail.aws.clients import client
 from rerail.aws.logs import GROUP, CloudWatchLogs
 from rerail.aws.report_pages import HTML, S3ReportPages
-from rerail.incident_report.location import bucket_name, page_key
+from rerail.incident_report.location import make_bucket_name, make_page_key
 from rerail.model.errors import StateUnknown, Throttled
 
 # Logs take no line that is older than two weeks.
@@ -99,12 +99,12 @@ def test_silence_of_the_service_is_blindness(monkeypatch):
 
 def test_a_page_is_kept_where_notices_link_to_and_opens_in_a_browser():
     """One object a run, in place of the one before."""
-    bucket = bucket_name("123456789012", "eu-west-1")
+    bucket = make_bucket_name("123456789012", "eu-west-1")
     client("s3").create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     pages = S3ReportPages(bucket)
     pages.keep("gpt", "<p>früher</p>")
     pages.keep("gpt", "<p>jetzt: ü</p>")
-    kept = client("s3").get_object(Bucket="rerail-reports-123456789012-eu-west-1", Key=page_key("gpt"))
+    kept = client("s3").get_object(Bucket="rerail-reports-123456789012-eu-west-1", Key=make_page_key("gpt"))
     assert kept["Body"].read().decode() == "<p>jetzt: ü</p>"
     assert (kept["ContentType"], kept["CacheControl"]) == (HTML, "no-cache")
-    assert page_key("gpt") == "runs/gpt/report.html"
+    assert make_page_key("gpt") == "runs/gpt/report.html"

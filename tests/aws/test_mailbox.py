@@ -17,11 +17,11 @@ from rerail.model.mailbox import (
     Heartbeat,
     Report,
     ReportKind,
-    command_key,
-    heartbeat_key,
+    make_command_key,
+    make_heartbeat_key,
+    make_report_key,
     read_command,
-    report_key,
-    write,
+    serialize,
 )
 from tests.aws.places import REGION
 
@@ -61,21 +61,21 @@ def test_a_command_is_stored_where_the_agent_reads_it(s3):
     """The newest one only."""
     for number in (1, 2):
         S3Mailbox(BUCKET).post(Command(f"c{number}", "gpt", number, CommandKind.TRAIN, NOON))
-    answer = s3.get_object(Bucket=BUCKET, Key=command_key("gpt"))
+    answer = s3.get_object(Bucket=BUCKET, Key=make_command_key("gpt"))
     assert read_command(answer["Body"].read(), run="gpt").id == "c2"
     assert answer["ContentType"] == "application/json"
 
 
 def test_a_report_is_read_by_its_key(s3):
-    s3.put_object(Bucket=BUCKET, Key=report_key("gpt", "r1"), Body=write(a_report()))
-    assert S3Mailbox(BUCKET).report(report_key("gpt", "r1")) == a_report()
+    s3.put_object(Bucket=BUCKET, Key=make_report_key("gpt", "r1"), Body=serialize(a_report()))
+    assert S3Mailbox(BUCKET).report(make_report_key("gpt", "r1")) == a_report()
 
 
 def test_a_report_that_is_not_there_is_none(s3):
-    assert S3Mailbox(BUCKET).report(report_key("gpt", "r2")) is None
+    assert S3Mailbox(BUCKET).report(make_report_key("gpt", "r2")) is None
 
 
-@pytest.mark.parametrize("key", [command_key("gpt"), "runs/a/b/reports/x.json"])
+@pytest.mark.parametrize("key", [make_command_key("gpt"), "runs/a/b/reports/x.json"])
 def test_any_other_object_is_no_report(s3, key):
     with pytest.raises(BadMailboxObject):
         S3Mailbox(BUCKET).report(key)
@@ -84,9 +84,9 @@ def test_any_other_object_is_no_report(s3, key):
 @pytest.mark.parametrize(("size", "defect"), [(0, "json"), (SIZE_LIMIT, "json"), (SIZE_LIMIT + 1, "size")])
 def test_no_more_is_read_than_a_report_may_hold(s3, size, defect):
     """Ten gigabytes would cost as much memory as sixty-four kilobytes."""
-    s3.put_object(Bucket=BUCKET, Key=report_key("gpt", "r1"), Body=b"x" * size)
+    s3.put_object(Bucket=BUCKET, Key=make_report_key("gpt", "r1"), Body=b"x" * size)
     with pytest.raises(BadMailboxObject) as error:
-        S3Mailbox(BUCKET).report(report_key("gpt", "r1"))
+        S3Mailbox(BUCKET).report(make_report_key("gpt", "r1"))
     assert error.value.defect == defect
 
 
@@ -94,9 +94,9 @@ def test_heartbeats_are_read_together(s3):
     """Those that there are, with the time of their arrival; why one cannot be read; nothing of one that is absent."""
     begun = datetime.now(UTC) - timedelta(seconds=2)
     for run in ("a", "b"):
-        s3.put_object(Bucket=BUCKET, Key=heartbeat_key(run), Body=write(a_heartbeat(run)))
-    s3.put_object(Bucket=BUCKET, Key=heartbeat_key("torn"), Body=b'{"schema":1')
-    s3.put_object(Bucket=BUCKET, Key=heartbeat_key("alien"), Body=write(a_heartbeat("a")))
+        s3.put_object(Bucket=BUCKET, Key=make_heartbeat_key(run), Body=serialize(a_heartbeat(run)))
+    s3.put_object(Bucket=BUCKET, Key=make_heartbeat_key("torn"), Body=b'{"schema":1')
+    s3.put_object(Bucket=BUCKET, Key=make_heartbeat_key("alien"), Body=serialize(a_heartbeat("a")))
     beats = S3Mailbox(BUCKET).heartbeats(["b", "a", "a", "torn", "alien", "absent"])
     assert {run: beat.heartbeat for run, beat in beats.heard.items()} == {"a": a_heartbeat("a"), "b": a_heartbeat("b")}
     assert all(begun <= beat.at <= datetime.now(UTC) for beat in beats.heard.values())
@@ -113,7 +113,7 @@ def test_a_mailbox_that_may_not_be_read_is_no_empty_one(s3, monkeypatch):
     refusing(monkeypatch, "AccessDenied")
     assert "AccessDenied" in S3Mailbox(BUCKET).heartbeats(["gpt"]).unread["gpt"]
     with pytest.raises(StateUnknown, match="AccessDenied"):
-        S3Mailbox(BUCKET).report(report_key("gpt", "r1"))
+        S3Mailbox(BUCKET).report(make_report_key("gpt", "r1"))
 
 
 @pytest.mark.parametrize(
@@ -137,5 +137,5 @@ def test_a_failed_connection_is_an_unknown_result(s3, monkeypatch):
     with pytest.raises(CommandNotStored):
         S3Mailbox(BUCKET).post(Command("c1", "gpt", 1, CommandKind.TRAIN, NOON))
     with pytest.raises(StateUnknown):
-        S3Mailbox(BUCKET).report(report_key("gpt", "r1"))
+        S3Mailbox(BUCKET).report(make_report_key("gpt", "r1"))
     assert "gpt" in S3Mailbox(BUCKET).heartbeats(["gpt"]).unread

@@ -20,10 +20,10 @@ from rerail.model.actions import Severity
 from rerail.model.notice import Notice
 from rerail.model.runbooks import Runbook
 from rerail.notices.notice import read_detail
-from rerail.notices.notifiers.chat import as_chat
-from rerail.notices.notifiers.email import as_text
-from rerail.notices.notifiers.links import NoticeOrigin, links_of
-from rerail.notices.notifiers.pagerduty import as_pagerduty
+from rerail.notices.notifiers.chat import format_chat
+from rerail.notices.notifiers.email import format_text
+from rerail.notices.notifiers.links import NoticeOrigin, make_links
+from rerail.notices.notifiers.pagerduty import format_pagerduty
 from tests.aws.places import ACCOUNT, REGION
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -44,7 +44,7 @@ NOTICE = Notice(
     dollars=12.5,
 )
 PLACE = NoticeOrigin(ACCOUNT, REGION)
-LINKS = links_of(NOTICE, PLACE)
+LINKS = make_links(NOTICE, PLACE)
 
 
 @pytest.fixture
@@ -143,10 +143,10 @@ def test_a_notice_on_the_bus_matches_a_users_rule(queue_url):
 def test_a_receiver_outside_of_aws_is_sent_exactly_what_it_takes(queue_url):
     """The detail is the body: EventBridge sends it on as it is."""
     heard_by("Rerail PagerDuty")
-    pager = Receiver("rerail", "Rerail PagerDuty", as_pagerduty)
+    pager = Receiver("rerail", "Rerail PagerDuty", format_pagerduty)
     pager.send(NOTICE, LINKS)
     pager.send(replace(NOTICE, severity=Severity.INFORM), LINKS)
-    assert [json.loads(body)["detail"] for body in received(queue_url)] == [as_pagerduty(NOTICE, LINKS)]
+    assert [json.loads(body)["detail"] for body in received(queue_url)] == [format_pagerduty(NOTICE, LINKS)]
 
 
 def test_a_notice_that_is_not_accepted_is_an_error(monkeypatch):
@@ -173,7 +173,7 @@ def test_a_page_is_published_on_its_topic(topic_queue):
     said(topic)
     (envelope,) = map(json.loads, received(url))
     assert envelope["Subject"] == "gpt: held: oom is not retried"
-    assert envelope["Message"] == as_text(NOTICE, LINKS)
+    assert envelope["Message"] == format_text(NOTICE, LINKS)
     assert envelope["Message"].startswith("attempt 2 failed: oom – held\n\nWhat to do:\n  - Use a smaller batch\n")
     assert {name: value["Value"] for name, value in envelope["MessageAttributes"].items()} == {
         "run": "gpt",
@@ -187,7 +187,7 @@ def test_a_chat_notice_has_the_chat_format(topic_queue):
     topic, url = topic_queue
     SnsTopics({Severity.PAGE: topic}, chat=True).say(NOTICE, LINKS)
     (envelope,) = map(json.loads, received(url))
-    assert json.loads(envelope["Message"]) == as_chat(NOTICE, LINKS)
+    assert json.loads(envelope["Message"]) == format_chat(NOTICE, LINKS)
 
 
 @pytest.mark.parametrize(

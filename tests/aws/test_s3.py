@@ -8,7 +8,7 @@ import pytest
 from rerail.aws import s3 as aws_s3
 from rerail.aws.clients import client
 from rerail.aws.s3 import MANIFEST_BATCH, S3Checkpoints
-from rerail.model.checkpoints import Health, newest_step
+from rerail.model.checkpoints import Health, find_newest_step
 from rerail.model.errors import StateUnknown
 from tests.aws.places import REGION
 
@@ -104,7 +104,7 @@ def test_a_torn_save_is_seen_and_not_resumed_from(s3):
     s3.delete_object(Bucket="bucket", Key="runs/gpt/step-000000100/rank-0.pt")
     found = S3Checkpoints().under(URI)
     assert [checkpoint.missing for checkpoint in found] == [("rank-0.pt",), ("rank-1.pt",), ()]
-    assert newest_step(found) == 60
+    assert find_newest_step(found) == 60
 
 
 def test_foreign_files_are_no_checkpoints(s3):
@@ -151,7 +151,7 @@ def test_where_all_of_the_newest_are_suspect_older_manifests_are_read(s3):
     for step in range(1, 2 * MANIFEST_BATCH + 6):
         save(s3, step, files={"rank-0.pt": 1}, health="clean" if step <= 3 else "suspect")
     found = S3Checkpoints().under(URI)
-    assert newest_step(found) == 3
+    assert find_newest_step(found) == 3
 
 
 def test_what_the_job_deletes_while_we_look_is_left_out(s3, monkeypatch):
@@ -192,7 +192,7 @@ def test_where_nothing_has_a_manifest_a_script_s_own_saves_are_found(s3):
     assert (older.step, older.is_whole, older.attempt) == (80, True, 0)
     assert older.uri == "s3://bucket/runs/gpt/checkpoint-80/"
     assert abs(older.saved_at - datetime.now(UTC)) < timedelta(minutes=1)
-    assert newest_step([newest, older]) == 80
+    assert find_newest_step([newest, older]) == 80
     save(s3, 60)
     assert steps() == [60], "manifests stay first class"
 

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from botocore.stub import ANY, Stubber
 
 from rerail.aws import sagemaker
-from rerail.aws.sagemaker import SageMakerJobs, job_from
+from rerail.aws.sagemaker import SageMakerJobs, read_job
 from rerail.model.errors import (
     CallFailed,
     CapacityRefused,
@@ -126,10 +126,10 @@ def test_a_description_becomes_a_job(api):
 def test_a_new_job_has_empty_fields():
     """What SageMaker does not say yet is empty, not an error."""
     table = {**description("script_mode"), "FinalMetricDataList": []}
-    job = job_from(table)
+    job = read_job(table)
     assert (job.training_started_at, job.ended_at, job.failure_reason, job.checkpoint_uri) == (None, None, "", "")
     assert (job.keep_alive_seconds, job.metrics, job.is_training) == (0, {}, True)
-    assert job_from({**table, "TrainingJobStatus": "Melting"}).status is JobStatus.UNKNOWN
+    assert read_job({**table, "TrainingJobStatus": "Melting"}).status is JobStatus.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_job_without_machines_is_distinguished_from_one_that_starts(secondary,
     """By its status, or by what its start says."""
     transitions = [{"Status": secondary, "StartTime": NOON, "StatusMessage": message}]
     told = {"TrainingJobStatus": "InProgress", "SecondaryStatus": secondary, "SecondaryStatusTransitions": transitions}
-    assert job_from({**description(), **told}).lacks_machines is lacks
+    assert read_job({**description(), **told}).lacks_machines is lacks
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_stop_by_sagemakers_own_clock_is_no_humans(changes, ran_out):
         "TrainingEndTime": NOON + timedelta(hours=1),
         "StoppingCondition": {"MaxPendingTimeInSeconds": 3600},
     }
-    assert job_from({**description(), **waited, **changes}).pending_ran_out is ran_out
+    assert read_job({**description(), **waited, **changes}).pending_ran_out is ran_out
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_sagemakers_own_restarts_are_read_from_the_jobs_history(retries, kind):
     statuses = ("Starting", "Training", "Starting", "Training", "Interrupted", "Starting", "Training")
     minutes = [NOON + number * timedelta(minutes=1) for number in range(len(statuses))]
     steps = [{"Status": s, "StartTime": at, "StatusMessage": ""} for s, at in zip(statuses, minutes, strict=True)]
-    job = job_from({**description(), "SecondaryStatusTransitions": steps, "RetryStrategy": retries})
+    job = read_job({**description(), "SecondaryStatusTransitions": steps, "RetryStrategy": retries})
     assert job.repaired == SelfRepairs({kind: 1, SelfRepair.SPOT: 1}, 180.0)
 
 

@@ -15,7 +15,7 @@ from rerail.model.causes import Cause
 from rerail.model.errors import CallFailed
 from rerail.model.run import RunState
 from rerail.sweep.fleet_metrics import Fleet
-from rerail.sweep.shards import Shard, as_event, read_shard
+from rerail.sweep.shards import Shard, format_event, read_shard
 from rerail.sweep.sweep import SweepReport
 from tests.aws.places import TABLE
 from tests.fakes import MIDNIGHT
@@ -42,7 +42,7 @@ REPORT = SweepReport(
 def test_a_share_is_asked_for_and_not_waited_for():
     """The event holds all that the other needs; ten thousand jobs that changed are not too many for Lambda."""
     share = Shard((1, 2), MIDNIGHT, 9000, {number: number for number in range(4_000_000_000, 4_000_010_000)})
-    event = json.dumps(as_event(share), separators=(",", ":"))
+    event = json.dumps(format_event(share), separators=(",", ":"))
     assert read_shard(json.loads(event)) == share
     assert len(event) < 262_144
     with Stubber(client("lambda")) as api:

@@ -17,7 +17,7 @@ from cli.submit.defaults import FILE, read_defaults
 from cli.submit.problem import Problem
 from rerail.incident_report.reporter import run_of
 from rerail.model.errors import BadMessage, PolicyError
-from rerail.model.metrics import definitions
+from rerail.model.metrics import make_definitions
 from rerail.model.policy import parse_policy
 from rerail_agent import in_place_restarts, init_channel
 from rerail_agent.checkpoints import manifest
@@ -45,7 +45,7 @@ def test_a_line_without_end_costs_no_time_without_end(word):
     """Of a quarter of a megabyte, which is what CloudWatch takes as one line, the last part is read."""
 
     def losses_of(length: int) -> Losses:
-        losses = Losses.of(definitions())
+        losses = Losses.of(make_definitions())
         losses.read(Line("gpt", "algo-1", "rerail " + word * (length // len(word)) + "rerail step=7 loss=2.5 x=y"))
         return losses
 

@@ -23,7 +23,7 @@ from rerail.detection.evaluate import RunDetection
 from rerail.model.causes import Cause
 from rerail.model.errors import StateUnknown
 from rerail.model.liveness import Liveness, Phase
-from rerail.model.mailbox import Heartbeat, heartbeat_key, write
+from rerail.model.mailbox import Heartbeat, make_heartbeat_key, serialize
 from rerail.model.metrics import Cursor
 from rerail.model.run import (
     AfterStop,
@@ -166,7 +166,7 @@ def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
     beats = replace(beats, attempts=(beats.attempts[0], replace(beats.current, agent=True)))
     keep(where, beats, noted, silent)
     beat = Heartbeat("beats", 2, "beats-a002", NOW, Phase.STEP, 4321)
-    client("s3").put_object(Bucket="mailbox", Key=heartbeat_key("beats"), Body=write(beat))
+    client("s3").put_object(Bucket="mailbox", Key=make_heartbeat_key("beats"), Body=serialize(beat))
     pulse = Liveness(Phase.STEP, NOW, moved_at=NOW - 90 * SECOND, step=1234)
     stale = RunDetection("silent", Cursor("silent"), DetectorState(pulse=pulse))  # of the attempt before
     DynamoDetections(TABLE).keep([RunDetection("noted", Cursor("noted-a002"), DetectorState(pulse=pulse)), stale])

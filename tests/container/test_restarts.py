@@ -18,7 +18,7 @@ import pytest
 import launch
 from bench import signals
 from job import Cluster
-from rerail.model.mailbox import Command, CommandKind, Durability, Report, ReportKind, command_key
+from rerail.model.mailbox import Command, CommandKind, Durability, Report, ReportKind, make_command_key
 from rerail_agent import in_place_restarts, init_channel
 from rerail_agent.guard import Guard
 from tests.agent.fake_s3 import HANG_S, Bucket, serving
@@ -362,7 +362,7 @@ while not heard:
     ]
     for number, node in enumerate(nodes):
         node.await_note(f"ready-0-0-{number}")
-    bucket.wait_for(lambda: len({r.at for r in bucket.requests if r.key == command_key(RUN)}) > 2)
+    bucket.wait_for(lambda: len({r.at for r in bucket.requests if r.key == make_command_key(RUN)}) > 2)
     bucket.command(order(resume_step=3))
     assert [node.await_note(f"ready-1-0-{number}") for number, node in enumerate(nodes)] == [str(int(port) + 1)] * 2
     assert [node.end() for node in nodes] == [0, 0]

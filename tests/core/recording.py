@@ -14,7 +14,7 @@ import pytest
 
 from rerail.messages.messages import parse_message
 from rerail.model.codec import dumps
-from rerail.model.mailbox import write
+from rerail.model.mailbox import serialize
 from rerail.model.policy import parse_policy, to_toml
 from tests import fakes
 
@@ -35,7 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     _after(fakes.FakeRuns, "save", _saved)
     _after(fakes.FakeMemories, "keep", lambda fake, memories: _note("memories", *map(dumps, memories)))
     _after(fakes.FakeBrake, "admit", lambda fake, *_, **__: _note("launches", fake.record))
-    _after(fakes.FakeMailbox, "post", lambda fake, command: _mail(f"runs/{command.run}/command.json", write(command)))
+    _after(
+        fakes.FakeMailbox, "post", lambda fake, command: _mail(f"runs/{command.run}/command.json", serialize(command))
+    )
 
 
 def _after(cls: type, name: str, then: Callable[..., None]) -> None:

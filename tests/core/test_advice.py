@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.accounting.save_interval import advise_interval, format_advice, mean_time_between_failures, optimal_interval
+from rerail.accounting.save_interval import advise_interval, estimate_mtbf, find_optimal_interval, format_advice
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.policy import Policy
@@ -23,7 +23,7 @@ HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 )
 def test_the_interval_is_dalys(stall_s, mtbf_h, minutes):
     """The table of a simulation of Llama 3's failures: 16,384 GPUs fail every 3.09 h, 64 every 792 h."""
-    assert optimal_interval(stall_s, mtbf_h * 3600) / 60 == pytest.approx(minutes, rel=0.03)
+    assert find_optimal_interval(stall_s, mtbf_h * 3600) / 60 == pytest.approx(minutes, rel=0.03)
 
 
 def waste(interval_s: float, stall_s: float, mtbf_s: float) -> float:
@@ -34,7 +34,7 @@ def waste(interval_s: float, stall_s: float, mtbf_s: float) -> float:
 @given(st.floats(0.01, 600), st.floats(3600, 3_600_000))
 def test_nothing_wastes_much_less(stall_s, mtbf_s):
     """Neither half as often nor twice as often is better, where failures are rarer than saves are slow."""
-    best = optimal_interval(stall_s, mtbf_s)
+    best = find_optimal_interval(stall_s, mtbf_s)
     if stall_s < mtbf_s / 50:
         assert waste(best, stall_s, mtbf_s) <= 1.02 * min(waste(best * f, stall_s, mtbf_s) for f in (0.5, 2.0))
         assert best == pytest.approx(sqrt(2 * stall_s * mtbf_s), rel=0.2)
@@ -42,8 +42,8 @@ def test_nothing_wastes_much_less(stall_s, mtbf_s):
 
 def test_a_save_that_takes_longer_than_failures_are_apart():
     """Then the time between failures itself; and nothing measured is no advice."""
-    assert optimal_interval(100, 40) == 40
-    assert optimal_interval(0, 3600) == optimal_interval(5, 0) == 0
+    assert find_optimal_interval(100, 40) == 40
+    assert find_optimal_interval(0, 3600) == find_optimal_interval(5, 0) == 0
 
 
 def a_run(*, failures: int = 0, hours: float = 100, machines: int = 1) -> Run:
@@ -70,15 +70,15 @@ def saves(*, every: timedelta, stall_s: float | None, write_s: float | None = No
 
 def test_a_run_without_failures_leans_on_what_is_known_of_machines():
     """One machine fails in 264 days, a thousand of them every six hours; the run's own hours count beside that."""
-    alone, _ = mean_time_between_failures(a_run(hours=0), Policy(), at=NOON)
+    alone, _ = estimate_mtbf(a_run(hours=0), Policy(), at=NOON)
     assert alone == timedelta(days=264).total_seconds()
-    thousand, _ = mean_time_between_failures(a_run(hours=0, machines=1000), Policy(), at=NOON)
+    thousand, _ = estimate_mtbf(a_run(hours=0, machines=1000), Policy(), at=NOON)
     assert thousand / 3600 == pytest.approx(6.3, abs=0.1)
 
 
 def test_a_run_with_many_failures_uses_its_own_failure_rate():
     """Forty failures in a hundred hours: what the machines promised hardly matters any more."""
-    measured, failures = mean_time_between_failures(a_run(failures=40, machines=1000), Policy(), at=NOON)
+    measured, failures = estimate_mtbf(a_run(failures=40, machines=1000), Policy(), at=NOON)
     assert (measured / 3600, failures) == (pytest.approx(2.6, abs=0.1), 40)
 
 
@@ -86,12 +86,7 @@ def test_a_wait_for_machines_is_no_failure():
     """It costs no step."""
     run = a_run(failures=1)
     waited = Attempt(3, "gpt-3", JobStatus.FAILED, cause=Cause.CAPACITY)
-    assert (
-        mean_time_between_failures(Run("gpt", "default", run.state, NOON, (*run.attempts, waited)), Policy(), at=NOON)[
-            1
-        ]
-        == 1
-    )
+    assert estimate_mtbf(Run("gpt", "default", run.state, NOON, (*run.attempts, waited)), Policy(), at=NOON)[1] == 1
 
 
 def test_the_advice_names_its_inputs():

@@ -11,7 +11,7 @@ from rerail.detection.evaluate import MonitoredRun, RunDetection, evaluate_heart
 from rerail.messages.messages import JobStateChanged
 from rerail.model.codec import dumps, loads
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import heartbeat_key, read_heartbeat, write
+from rerail.model.mailbox import make_heartbeat_key, read_heartbeat, serialize
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from rerail.ports import ReceivedHeartbeat
@@ -187,7 +187,7 @@ def test_a_loss_in_heartbeats_is_reported_by_the_agent_alone(world, agent):
 
 
 def test_a_heartbeat_that_cannot_be_read_is_counted_and_the_metrics_are_read(world, agent, asked):
-    world.mailbox.put(heartbeat_key("gpt"), b"{")
+    world.mailbox.put(make_heartbeat_key("gpt"), b"{")
     report = world.round().make()
     assert (list(report.garbled), report.beating) == (["gpt"], 0)
     train(world, 5)
@@ -283,7 +283,7 @@ def test_no_heartbeat_content_ends_a_sweep(beats, lags):
     memory, now = resume_detection(None, watchable, at=MIDNIGHT), MIDNIGHT
     for heartbeat, lag in zip(beats, lags, strict=False):
         now += MINUTE
-        beat = ReceivedHeartbeat(read_heartbeat(write(heartbeat), run=heartbeat.run), now + timedelta(seconds=lag))
+        beat = ReceivedHeartbeat(read_heartbeat(serialize(heartbeat), run=heartbeat.run), now + timedelta(seconds=lag))
         memory = loads(RunDetection, dumps(evaluate_heartbeat(memory, watchable, beat, at=now).memory))
         assert memory.watch.pulse.heard_at <= now
         assert memory.watch.pulse.moved_at is None or memory.watch.pulse.moved_at <= now

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail.model.checkpoints import Checkpoint, Health, newest_step, newest_usable, read_manifest
+from rerail.model.checkpoints import Checkpoint, Health, find_newest_step, find_newest_usable, read_manifest
 from rerail.model.errors import BadManifest
 from tests.core.strategies import json_values
 
@@ -173,16 +173,16 @@ def test_a_run_resumes_from_the_newest_whole_and_clean_one():
         a_checkpoint(70),
         a_checkpoint(60),
     ]
-    assert newest_usable(saved) == saved[3]
-    assert newest_usable(saved[:3]) is None
+    assert find_newest_usable(saved) == saved[3]
+    assert find_newest_usable(saved[:3]) is None
 
 
 def test_of_two_saves_of_one_step_the_later_counts():
     """A step that was trained twice was saved twice; the later save belongs to the later attempt."""
     early, late = a_checkpoint(70, minute=1), a_checkpoint(70, minute=2)
-    assert newest_usable([early, late]) == newest_usable([late, early]) == late
+    assert find_newest_usable([early, late]) == find_newest_usable([late, early]) == late
 
 
 def test_no_checkpoint_is_step_zero():
     """Nobody looked, nothing found and nothing usable all mean the same to a budget: no progress."""
-    assert newest_step(None) == newest_step([]) == newest_step([a_checkpoint(9, missing=("x",))]) == 0
+    assert find_newest_step(None) == find_newest_step([]) == find_newest_step([a_checkpoint(9, missing=("x",))]) == 0

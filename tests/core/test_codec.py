@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rerail.model.actions import CreateJob, Notify, ReleaseWarmPool, Severity, StopJob
 from rerail.model.causes import Cause
-from rerail.model.codec import BadRecord, dumps, loads, plain
+from rerail.model.codec import BadRecord, dumps, loads, to_plain
 from rerail.model.policy import Policy
 from rerail.model.run import AfterStop, Attempt, Incident, JobStatus, Ledger, PlannedStop, Run, RunState, TimelineEntry
 from tests.core.strategies import json_values, runs, timeline_entries
@@ -102,7 +102,7 @@ def test_any_timeline_entry_survives_its_own_text(entry):
 def test_durations_are_kept_in_seconds():
     """A policy inside a record keeps its durations."""
     assert loads(Policy, dumps(Policy())) == Policy()
-    assert plain(timedelta(minutes=1.5)) == 90.0
+    assert to_plain(timedelta(minutes=1.5)) == 90.0
 
 
 def test_a_record_of_an_older_day_keeps_loading():

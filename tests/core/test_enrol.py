@@ -10,7 +10,7 @@ from rerail.decisions.adoption import Adopted, AdoptionRefused, adopt
 from rerail.model.actions import Severity
 from rerail.model.errors import PolicyError, UnknownPolicy
 from rerail.model.policy import Policy
-from rerail.model.run import Attempt, Job, JobStatus, Ledger, RunState, make_job_name, run_id
+from rerail.model.run import Attempt, Job, JobStatus, Ledger, RunState, make_job_name, make_run_id
 from tests.core.strategies import job_names
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -139,4 +139,4 @@ def test_names_leave_room_for_successors(name):
         run = adopt_job(replace(JOB, name=name), taken=taken).run
         assert len(make_job_name(run.id, 999)) <= 63
         assert run.current.job_name == name
-        assert (run.id == run_id(name)) == (not taken)
+        assert (run.id == make_run_id(name)) == (not taken)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rerail.decisions.fallback_machines import Quota, find_missing_quota, format_unsuitable, list_untried, with_machines
-from rerail.decisions.remedies import Hold, Relaunch, capacity_verdict
+from rerail.decisions.remedies import Hold, Relaunch, choose_capacity_verdict
 from rerail.messages.messages import CommandReceived, JobStateChanged
 from rerail.model.actions import Machines, Severity
 from rerail.model.causes import Cause
@@ -85,7 +85,7 @@ def test_fall_backs_are_tried_in_the_policys_order_each_once():
     order = []
     run = a_run(waited=31 * MINUTE)
     for _ in range(5):
-        verdict = capacity_verdict(run, rules, at=NOON)
+        verdict = choose_capacity_verdict(run, rules, at=NOON)
         assert isinstance(verdict, Relaunch)
         order.append(format_instance_types(verdict.machines) if verdict.machines else "its own")
         run = with_machines(run, verdict.machines) if verdict.moves else run
@@ -94,7 +94,7 @@ def test_fall_backs_are_tried_in_the_policys_order_each_once():
 
 def test_before_its_time_no_fall_back_is_tried():
     """The run's own machines are worth half an hour of waiting."""
-    verdict = capacity_verdict(a_run(waited=29 * MINUTE), policy(P4DE), at=NOON)
+    verdict = choose_capacity_verdict(a_run(waited=29 * MINUTE), policy(P4DE), at=NOON)
     assert isinstance(verdict, Relaunch)
     assert (verdict.moves, verdict.machines) == (False, None)
     assert verdict.delay <= 2 * MINUTE, "the pause ends where the fall-backs' time begins"
@@ -102,7 +102,7 @@ def test_before_its_time_no_fall_back_is_tried():
 
 def test_a_quota_that_is_too_small_never_heals():
     """It is named, with what it is and what is needed; nobody waits for it to grow by itself."""
-    verdict = capacity_verdict(a_run(), policy(), at=NOON, refusal=QUOTA.format(P4D, 0))
+    verdict = choose_capacity_verdict(a_run(), policy(), at=NOON, refusal=QUOTA.format(P4D, 0))
     assert verdict == Hold(
         f"the quota '{P4D} for training job usage' is 0, and the job needs 2: waiting does not raise it",
         "have that quota raised in Service Quotas, or list other machines in the policy's capacity.fallbacks; "
@@ -112,7 +112,7 @@ def test_a_quota_that_is_too_small_never_heals():
 
 
 def test_a_quota_that_is_too_small_sends_the_run_to_its_fall_back_at_once():
-    verdict = capacity_verdict(a_run(), policy(P4DE), at=NOON, refusal=QUOTA.format(P4D, 0))
+    verdict = choose_capacity_verdict(a_run(), policy(P4DE), at=NOON, refusal=QUOTA.format(P4D, 0))
     assert isinstance(verdict, Relaunch)
     assert verdict.machines == Machines((P4DE,))
     assert f"the quota '{P4D} for training job usage' is 0, and the job needs 2: falling back to {P4DE}" in verdict.why
@@ -121,7 +121,7 @@ def test_a_quota_that_is_too_small_sends_the_run_to_its_fall_back_at_once():
 def test_a_fall_backs_own_quota_only_rules_out_the_fall_back():
     """The run's own machines may still come."""
     run = a_run(machines=Machines((P4DE,)), tried=(P4DE,), waited=40 * MINUTE)
-    verdict = capacity_verdict(run, policy(P4DE), at=NOON, refusal=QUOTA.format(P4DE, 0))
+    verdict = choose_capacity_verdict(run, policy(P4DE), at=NOON, refusal=QUOTA.format(P4DE, 0))
     assert isinstance(verdict, Relaunch)
     assert (verdict.moves, verdict.machines) == (True, None)
     assert f"{P4DE} is given up" in verdict.why
@@ -153,7 +153,7 @@ def test_unsuitable_fallbacks_are_passed_over_with_the_reason():
     run = a_run(waited=40 * MINUTE)
     assert list_untried(run, rules) == ()
     assert "4 GPUs, not 8" in format_unsuitable(run, rules)
-    verdict = capacity_verdict(run, rules, at=NOON)
+    verdict = choose_capacity_verdict(run, rules, at=NOON)
     assert isinstance(verdict, Relaunch)
     assert not verdict.moves
     assert "fall-backs passed over: ml.g5.12xlarge has 4 GPUs, not 8: the world size would change; " in verdict.why
@@ -173,7 +173,7 @@ def test_whatever_is_refused_the_order_is_the_policys_and_each_is_tried_once(fal
     in_order = [format_instance_types(each) for each in list_untried(run, rules)]
     at, gone_to = NOON, []
     for pause in minutes:
-        verdict = capacity_verdict(run, rules, at=at)
+        verdict = choose_capacity_verdict(run, rules, at=at)
         assert isinstance(verdict, Relaunch)
         if verdict.moves:
             run = with_machines(run, verdict.machines)

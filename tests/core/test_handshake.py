@@ -18,7 +18,7 @@ from rerail.model.actions import PostCommand, Severity
 from rerail.model.checkpoints import EMERGENCY, Health
 from rerail.model.errors import CommandNotStored, StateUnknown
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import CommandKind, Durability, ReportKind, report_key, run_of_report
+from rerail.model.mailbox import CommandKind, Durability, ReportKind, make_report_key, run_of_report
 from rerail.model.policy import Policy, SaveTimeouts
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
@@ -304,7 +304,7 @@ def test_a_report_about_an_unknown_run_is_ignored(world):
 def test_a_report_that_is_not_there_is_asked_for_again_until_it_is_gone(world, agent, minutes, asked_again):
     """The queue brings word of it three times; the fourth time it is nobody's business any more, and no dead letter."""
     before, sent = world.run(), world.clock() - timedelta(minutes=minutes)
-    filed = ReportFiled("gpt", "r9", report_key("gpt", "r9"))
+    filed = ReportFiled("gpt", "r9", make_report_key("gpt", "r9"))
     with pytest.raises(StateUnknown, match="r9") if asked_again else nullcontext():
         world.supervisor().handle(filed, QueueMessage(sent, sent))
     assert world.run() == before
@@ -583,7 +583,7 @@ def test_a_resume_mismatch_is_reported(world, agent):
 def test_an_unreadable_report_is_reported_once_for_each_defect(world, agent):
     """No message goes back to the queue for it, and nothing else comes of it."""
     for number, text in enumerate([b"{", b"[]", b"{", b"", b"x" * 70_000, b"y" * 70_000]):
-        key = report_key("gpt", f"bad-{number}")
+        key = make_report_key("gpt", f"bad-{number}")
         world.mailbox.put(key, text)
         agent.hear(key)
     assert notice_titles(world) == ["gpt: a report cannot be read"] * 3

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rerail.decisions import checkpoint_health
-from rerail.decisions.checkpoint_health import assess_health, newest_resumable, with_health
+from rerail.decisions.checkpoint_health import assess_health, find_newest_resumable, with_health
 from rerail.messages.messages import FindingsReceived, JobStateChanged
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.finding import Finding, Kind, Level
@@ -216,7 +216,7 @@ def test_labels_are_bounded_and_no_suspect_checkpoint_becomes_clean(story, saved
     for kind, level, onset, length in story:
         finding = Finding(kind, level, onset + length, onset, "said")
         run = checkpoint_health.with_findings(run, [finding])
-        if level in checkpoint_health.OVER:
+        if level in checkpoint_health.RESOLVED_LEVELS:
             open_since = {k: s for k, s in open_since.items() if k is not kind or s > onset + length}
         elif kind is not Kind.STALL:
             open_since[kind] = min(onset, open_since.get(kind, onset))
@@ -230,7 +230,7 @@ def test_labels_are_bounded_and_no_suspect_checkpoint_becomes_clean(story, saved
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(Health), st.booleans()), max_size=8))
 def test_the_one_to_resume_from_is_whole_and_clean_before_it_is_new(saves):
-    found = newest_resumable([save(step, health=h, missing=() if whole else ("x",)) for step, h, whole in saves])
+    found = find_newest_resumable([save(step, health=h, missing=() if whole else ("x",)) for step, h, whole in saves])
     clean = [step for step, h, whole in saves if whole and h is Health.CLEAN]
     suspect = [step for step, h, whole in saves if whole and h is Health.SUSPECT]
     assert (found.step if found else None) == max(clean, default=max(suspect, default=None))

@@ -32,7 +32,7 @@ from rerail.model.checkpoints import EMERGENCY
 from rerail.model.errors import CommandNotStored, StateUnknown, Throttled
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.machines import TYPES
-from rerail.model.mailbox import Ability, Command, CommandKind, Durability, ReportKind, report_key
+from rerail.model.mailbox import Ability, Command, CommandKind, Durability, ReportKind, make_report_key
 from rerail.model.policy import Capacity, Mode, Policy
 from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import OperatorVerb
@@ -404,8 +404,8 @@ class SupervisedRun(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from([b"{", b"[]", b'{"schema":1}']))
     def an_unreadable_report_is_written(self, text: bytes) -> None:
-        self.world.mailbox.put(report_key("gpt", "rubbish"), text)
-        self._deliver(report_key("gpt", "rubbish"))
+        self.world.mailbox.put(make_report_key("gpt", "rubbish"), text)
+        self._deliver(make_report_key("gpt", "rubbish"))
 
     def _deliver(self, key: str) -> None:
         self._handle(ReportFiled("gpt", key.rpartition("/")[2].removesuffix(".json"), key))

@@ -12,11 +12,11 @@ from rerail.model.machines import (
     TYPES,
     Cluster,
     WarmPool,
-    cluster_of,
     find_misfit,
     format_instance_types,
-    pool_of,
+    read_cluster,
     read_fallback,
+    read_warm_pool,
 )
 
 SAGEMAKERS = set(
@@ -150,7 +150,7 @@ DESCRIBED = {
 
 def test_a_cluster_is_read_from_a_description_or_a_request():
     """Order does not matter where SageMaker does not mind it."""
-    cluster = cluster_of(DESCRIBED)
+    cluster = read_cluster(DESCRIBED)
     assert cluster == Cluster(
         role="arn:aws:iam::111122223333:role/R",
         instance_types=("ml.p4d.24xlarge",),
@@ -163,23 +163,23 @@ def test_a_cluster_is_read_from_a_description_or_a_request():
     assert cluster.on(None) == cluster
     assert cluster.on(Machines(("ml.p4de.24xlarge",))).instance_types == ("ml.p4de.24xlarge",)
     assert cluster.on(Machines(subnets=("subnet-9",))).subnets == ("subnet-9",)
-    assert cluster_of({}) == Cluster()
+    assert read_cluster({}) == Cluster()
 
 
 def test_the_type_that_sagemaker_chose_is_the_type():
     """Of several preferences one is selected; until then all of them are wanted."""
     wanted = [{"InstanceType": "ml.p5e.48xlarge", "TrainingPlanArns": ["arn:plan"]}, {"InstanceType": "ml.p5.48xlarge"}]
-    cluster = cluster_of({"ResourceConfig": {"InstancePreferences": wanted, "InstanceCount": 2}})
+    cluster = read_cluster({"ResourceConfig": {"InstancePreferences": wanted, "InstanceCount": 2}})
     assert (cluster.instance_types, cluster.prefers) == (("ml.p5e.48xlarge", "ml.p5.48xlarge"), True)
     assert cluster.plan == "arn:plan"
     chosen = {"InstancePreferences": wanted, "SelectedInstanceType": "ml.p5.48xlarge", "SelectedInstanceCount": 2}
-    assert cluster_of({"ResourceConfig": chosen}).instance_types == ("ml.p5.48xlarge",)
-    assert cluster_of({"ResourceConfig": {"TrainingPlanArn": "arn:p", "InstanceGroups": [{}]}}).grouped
+    assert read_cluster({"ResourceConfig": chosen}).instance_types == ("ml.p5.48xlarge",)
+    assert read_cluster({"ResourceConfig": {"TrainingPlanArn": "arn:p", "InstanceGroups": [{}]}}).grouped
 
 
 def test_a_pools_status_is_read_from_the_description():
     """The member is called ReusedByJob, whatever the guide says."""
     told = {"Status": "Reused", "ResourceRetainedBillableTimeInSeconds": 40, "ReusedByJob": "gpt-a002"}
-    assert pool_of({"WarmPoolStatus": told}) == WarmPool("Reused", 40, "gpt-a002")
-    assert pool_of({"WarmPoolStatus": {"Status": "InUse"}}) == WarmPool("InUse")
-    assert pool_of({}) is None
+    assert read_warm_pool({"WarmPoolStatus": told}) == WarmPool("Reused", 40, "gpt-a002")
+    assert read_warm_pool({"WarmPoolStatus": {"Status": "InUse"}}) == WarmPool("InUse")
+    assert read_warm_pool({}) is None

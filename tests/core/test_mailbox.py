@@ -23,15 +23,15 @@ from rerail.model.mailbox import (
     Heartbeat,
     Report,
     ReportKind,
-    bucket_name,
-    command_key,
-    heartbeat_key,
+    make_bucket_name,
+    make_command_key,
+    make_heartbeat_key,
+    make_report_key,
     read_command,
     read_heartbeat,
     read_report,
-    report_key,
     run_of_report,
-    write,
+    serialize,
 )
 from tests.core.strategies import commands, heartbeats, job_names, json_values, names, reports
 
@@ -68,14 +68,14 @@ def read(text: bytes, kind: type) -> Any:
 
 @given(commands)
 def test_a_command_is_read_as_it_was_written(command):
-    again = read_command(write(command), run=command.run)
+    again = read_command(serialize(command), run=command.run)
     assert dumps(again) == dumps(command).replace(json.dumps(command.reason), json.dumps(legible(command.reason)))
 
 
 @given(reports)
 def test_a_report_is_read_as_it_was_written(report):
     """But for the characters that a terminal would obey."""
-    again = read_report(write(report), run=report.run, id=report.id)
+    again = read_report(serialize(report), run=report.run, id=report.id)
     assert (again.told, again.at, again.command, again.step) == (report.told, report.at, report.command, report.step)
     assert (again.reason, again.evidence) == (legible(report.reason), legible(report.evidence))
     assert [f.kind for f in again.findings] == [f.kind for f in report.findings]
@@ -83,14 +83,14 @@ def test_a_report_is_read_as_it_was_written(report):
 
 @given(heartbeats)
 def test_a_heartbeat_is_read_as_it_was_written(heartbeat):
-    assert read_heartbeat(write(heartbeat), run=heartbeat.run) == heartbeat
+    assert read_heartbeat(serialize(heartbeat), run=heartbeat.run) == heartbeat
 
 
 @given(job_names, names)
 def test_a_reports_key_has_its_run_and_its_id(run, id):
     if id[0].isalnum():
-        assert run_of_report(report_key(run, id)) == (run, id)
-    for key in (command_key(run), heartbeat_key(run)):
+        assert run_of_report(make_report_key(run, id)) == (run, id)
+    for key in (make_command_key(run), make_heartbeat_key(run)):
         with pytest.raises(BadMailboxObject):
             run_of_report(key)
 
@@ -116,12 +116,12 @@ def test_any_other_key_is_no_report(key):
 
 def test_the_buckets_name_lets_training_roles_in():
     """AmazonSageMakerFullAccess grants buckets whose name contains `sagemaker`."""
-    assert bucket_name("123456789012", "eu-west-1") == "sagemaker-rerail-123456789012-eu-west-1"
+    assert make_bucket_name("123456789012", "eu-west-1") == "sagemaker-rerail-123456789012-eu-west-1"
 
 
 ONE_OF_EACH = (COMMAND, REPORT, HEARTBEAT)
-FIELDS = sorted({name for mail in ONE_OF_EACH for name in json.loads(write(mail))})
-OF_A_FINDING = sorted(json.loads(write(REPORT))["findings"][0])
+FIELDS = sorted({name for mail in ONE_OF_EACH for name in json.loads(serialize(mail))})
+OF_A_FINDING = sorted(json.loads(serialize(REPORT))["findings"][0])
 values = json_values | st.sampled_from(
     [
         "9999-12-31T23:59:59-23:59",
@@ -148,7 +148,7 @@ values = json_values | st.sampled_from(
 @example(REPORT, {"findings": {"a": 1}})
 def test_any_field_is_read_or_refused(mail, changes):
     """Nothing but BadMailboxObject is raised, and what is read is of the types that it claims."""
-    text = json.dumps({**json.loads(write(mail)), **changes}).encode()
+    text = json.dumps({**json.loads(serialize(mail)), **changes}).encode()
     try:
         again = read(text, type(mail))
     except BadMailboxObject as error:
@@ -166,7 +166,7 @@ def test_any_field_is_read_or_refused(mail, changes):
 @example({"evidence": 7})
 def test_any_finding_is_read_or_refused(changes):
     """Nested fields are looked at like the others: the supervisor reckons with them."""
-    table = json.loads(write(REPORT))
+    table = json.loads(serialize(REPORT))
     table["findings"][0] |= changes
     try:
         (finding,) = read(json.dumps(table).encode(), Report).findings
@@ -196,8 +196,8 @@ def test_any_bytes_are_refused(kind, text):
         (b"{}", "schema"),
         (b'{"schema":1,"type":"Command"}', "type"),
         (b'{"schema":1,"type":"Report"}', "field"),
-        (write(REPORT).replace(b'"run":"gpt"', b'"run":"gpt-2"'), "run"),
-        (write(REPORT).replace(b'"id":"r1"', b'"id":"r2"'), "id"),
+        (serialize(REPORT).replace(b'"run":"gpt"', b'"run":"gpt-2"'), "run"),
+        (serialize(REPORT).replace(b'"id":"r1"', b'"id":"r2"'), "id"),
     ],
 )
 def test_each_kind_of_defect_has_its_name(text, defect):
@@ -210,10 +210,10 @@ def test_each_kind_of_defect_has_its_name(text, defect):
 def test_one_report_has_bounded_content():
     many = Report("r1", "gpt", 1, "gpt", ReportKind.FINDINGS, NOON, findings=(FINDING,) * (FINDINGS_LIMIT + 1))
     with pytest.raises(BadMailboxObject, match="'findings' has 21 entries; at most 20 are read"):
-        read(write(many), Report)
+        read(serialize(many), Report)
     wordy = Finding(Kind.STALL, Level.WARN, 1, 1, "stack\n" * 1000)
     (finding,) = read(
-        write(Report("r1", "gpt", 1, "gpt", ReportKind.FINDINGS, NOON, findings=(wordy,))), Report
+        serialize(Report("r1", "gpt", 1, "gpt", ReportKind.FINDINGS, NOON, findings=(wordy,))), Report
     ).findings
     assert len(finding.evidence) == QUOTED
 
@@ -222,6 +222,6 @@ def test_what_a_terminal_would_obey_is_taken_out():
     loud = Report(
         "r1", "gpt", 1, "gpt", ReportKind.REFUSED, NOON, reason="\x1b[2Jgone\x07 \u009b1m", evidence="a\tb\nc"
     )
-    again = read(write(loud), Report)
+    again = read(serialize(loud), Report)
     assert again.reason == " [2Jgone   1m"
     assert again.evidence == "a\tb\nc"

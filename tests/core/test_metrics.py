@@ -20,12 +20,12 @@ from rerail.model.metrics import (
     MetricsReading,
     Points,
     Statistic,
-    definitions,
     fetch,
+    find_resolution,
     load,
-    queries,
-    resolution,
-    samples,
+    make_definitions,
+    make_queries,
+    make_samples,
     with_next_attempt,
 )
 from rerail.model.sample import Sample
@@ -41,7 +41,7 @@ VALUES = {"step": "60", "loss": "2.34567891", "grad_norm": "1.2", "tokens_per_s"
 
 def read(line: str) -> dict[str, str]:
     """What SageMaker takes from a log line: the first group of each expression that is found in it."""
-    found = {d["Name"]: re.search(d["Regex"], line) for d in definitions()}
+    found = {d["Name"]: re.search(d["Regex"], line) for d in make_definitions()}
     return {name: match[1] for name, match in found.items() if match}
 
 
@@ -94,16 +94,16 @@ def test_other_lines_are_left_alone(line):
 
 def test_definitions_fit_the_api_and_the_policy():
     """At most 40, names up to 255 and expressions up to 500 characters; a metric has the policy's name, or none."""
-    assert [d["Name"] for d in definitions()] == ["step", "loss", "grad_norm", "tokens_per_s", "nonfinite"]
-    assert all(len(d["Regex"]) <= 500 and d.keys() == {"Name", "Regex"} for d in definitions())
-    renamed = definitions(MetricNames(loss="train:loss", grad_norm=""))
+    assert [d["Name"] for d in make_definitions()] == ["step", "loss", "grad_norm", "tokens_per_s", "nonfinite"]
+    assert all(len(d["Regex"]) <= 500 and d.keys() == {"Name", "Regex"} for d in make_definitions())
+    renamed = make_definitions(MetricNames(loss="train:loss", grad_norm=""))
     assert [d["Name"] for d in renamed] == ["step", "train:loss", "tokens_per_s", "nonfinite"]
-    assert [d["Regex"] for d in renamed] == [d["Regex"] for d in definitions() if d["Name"] != "grad_norm"]
+    assert [d["Regex"] for d in renamed] == [d["Regex"] for d in make_definitions() if d["Name"] != "grad_norm"]
 
 
 def test_a_run_is_asked_five_things():
     """At $0.01 per 1,000 a metric each minute is $0.43 a month; five are $2.16, and are enough to judge a run."""
-    assert queries("gpt", NAMES) == (
+    assert make_queries("gpt", NAMES) == (
         MetricQuery("gpt", "step", Statistic.MAXIMUM),
         MetricQuery("gpt", "loss", Statistic.AVERAGE),
         MetricQuery("gpt", "loss", Statistic.MINIMUM),
@@ -115,14 +115,14 @@ def test_a_run_is_asked_five_things():
 def test_names_decide_what_is_asked():
     """What is not published is not paid for; without steps the tokens tell the speed; details are extra."""
     stepless = MetricNames(step="", nonfinite="")
-    assert [q.metric for q in queries("gpt", stepless)] == ["loss", "loss", "loss", "tokens_per_s"]
-    assert len(queries("gpt", replace(NAMES, detailed=True))) == 8
-    assert queries("gpt", MetricNames("", "", "", "", "")) == ()
+    assert [q.metric for q in make_queries("gpt", stepless)] == ["loss", "loss", "loss", "tokens_per_s"]
+    assert len(make_queries("gpt", replace(NAMES, detailed=True))) == 8
+    assert make_queries("gpt", MetricNames("", "", "", "", "")) == ()
 
 
 def test_the_load_of_a_host_is_asked_where_a_stall_is_suspected():
     """A second witness, paid for only when it is needed."""
-    extra = set(queries("gpt", NAMES, stall_suspected=True)) - set(queries("gpt", NAMES))
+    extra = set(make_queries("gpt", NAMES, stall_suspected=True)) - set(make_queries("gpt", NAMES))
     gpu, cpu = sorted(extra, key=lambda query: query.metric, reverse=True)
     assert (gpu, cpu) == (
         MetricQuery("gpt", "GPUUtilization", Statistic.AVERAGE, "algo-1"),
@@ -162,8 +162,8 @@ def see(
     told: Told, cursor: Cursor, *, now: datetime = LATER, names: MetricNames = NAMES
 ) -> tuple[Cursor, tuple[Sample, ...]]:
     """One reading of one run, from as far back as the test needs."""
-    everything = told.read(queries(cursor.job, names), START, LATER, MINUTE)
-    return samples(everything, cursor, names, now=now)
+    everything = told.read(make_queries(cursor.job, names), START, LATER, MINUTE)
+    return make_samples(everything, cursor, names, now=now)
 
 
 def test_a_minute_becomes_a_sample():
@@ -335,10 +335,10 @@ def test_a_series_that_was_not_read_is_not_an_empty_one():
     """Nothing is judged on half an answer; the next reading finds the cursor where it was."""
     told = Told()
     told.minutes(range(3))
-    whole = told.read(queries("gpt", NAMES), START, LATER, MINUTE)
-    for missing in queries("gpt", NAMES):
+    whole = told.read(make_queries("gpt", NAMES), START, LATER, MINUTE)
+    for missing in make_queries("gpt", NAMES):
         partly = {query: points for query, points in whole.items() if query != missing}
-        assert samples(partly, Cursor("gpt"), NAMES, now=LATER) == (Cursor("gpt"), ())
+        assert make_samples(partly, Cursor("gpt"), NAMES, now=LATER) == (Cursor("gpt"), ())
 
 
 @pytest.mark.parametrize(
@@ -346,12 +346,12 @@ def test_a_series_that_was_not_read_is_not_an_empty_one():
 )
 def test_a_period_is_one_that_cloudwatch_takes(seconds, read):
     """1, 5, 10, 20, 30 seconds and whole minutes; never shorter than wished."""
-    assert resolution(timedelta(seconds=seconds)) == timedelta(seconds=read)
+    assert find_resolution(timedelta(seconds=seconds)) == timedelta(seconds=read)
 
 
 def a_round(told: Told, cursors: list[Cursor], now: datetime) -> tuple[list[Cursor], list[Sample]]:
     series = fetch(told, [MetricsReading(cursor, NAMES) for cursor in cursors], now=now)
-    seen = [samples(series, cursor, NAMES, now=now) for cursor in cursors]
+    seen = [make_samples(series, cursor, NAMES, now=now) for cursor in cursors]
     return [cursor for cursor, _ in seen], [sample for _, found in seen for sample in found]
 
 
@@ -418,7 +418,7 @@ def test_no_step_is_judged_twice(history, names):
 
 
 def points_of(told: Told, cursor: Cursor, order: Sequence[int]) -> dict[MetricQuery, Points]:
-    whole = told.read(queries(cursor.job, NAMES), START, LATER, MINUTE)
+    whole = told.read(make_queries(cursor.job, NAMES), START, LATER, MINUTE)
     return {query: [points[i % len(points)] for i in order] if points else [] for query, points in whole.items()}
 
 
@@ -428,7 +428,7 @@ def test_the_order_of_an_answer_does_not_matter(order, again):
     told = Told()
     told.minutes(range(12))
     shuffled = points_of(told, Cursor("gpt"), [*order, *again])
-    assert samples(shuffled, Cursor("gpt"), NAMES, now=LATER) == see(told, Cursor("gpt"))
+    assert make_samples(shuffled, Cursor("gpt"), NAMES, now=LATER) == see(told, Cursor("gpt"))
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8))
@@ -440,7 +440,7 @@ def test_reading_in_parts_is_reading_at_once(waits):
     for wait in waits:
         now += wait * MINUTE
         series = fetch(told, [MetricsReading(cursor, NAMES)], now=now)
-        cursor, found = samples(series, cursor, NAMES, now=now)
+        cursor, found = make_samples(series, cursor, NAMES, now=now)
         parts += found
     assert parts == list(see(told, Cursor("gpt"), now=now)[1])
 
@@ -455,7 +455,7 @@ def test_a_run_costs_no_more_among_a_thousand():
         cursors, _ = a_round(told, [Cursor(f"job-{number}") for number in range(runs)], START + 3 * MINUTE)
         now = START + 4 * MINUTE
         series = fetch(told, [MetricsReading(cursor, NAMES) for cursor in cursors], now=now)
-        return lambda: [row for cursor in cursors for row in samples(series, cursor, NAMES, now=now)[1]]
+        return lambda: [row for cursor in cursors for row in make_samples(series, cursor, NAMES, now=now)[1]]
 
     hundred, thousand = prepare(100), prepare(1000)
     assert len(thousand()) == 1000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rerail.model.actions import Notify, Severity, StopJob
 from rerail.model.causes import Cause
-from rerail.model.run import Attempt, Incident, Job, JobStatus, OpenPage, Run, RunState, make_job_name, run_id
+from rerail.model.run import Attempt, Incident, Job, JobStatus, OpenPage, Run, RunState, make_job_name, make_run_id
 from tests.core.strategies import job_names
 
 # The pattern of TrainingJobName in CreateTrainingJob.
@@ -23,7 +23,7 @@ INCIDENT = Incident(1, "job_failed", 1, Cause.HARDWARE, "why", "evidence", NOON,
 @given(job_names, st.integers(2, 999))
 def test_every_name_of_ours_is_a_name_to_sagemaker(job_name, attempt):
     """Whatever valid name the user's job has, the run's and each successor's are valid and within 63 characters."""
-    for name in (run_id(job_name), make_job_name(run_id(job_name), attempt)):
+    for name in (make_run_id(job_name), make_job_name(make_run_id(job_name), attempt)):
         assert len(name) <= 63
         assert SAGEMAKER.fullmatch(name)
 
@@ -31,26 +31,26 @@ def test_every_name_of_ours_is_a_name_to_sagemaker(job_name, attempt):
 @given(job_names, job_names)
 def test_distinct_jobs_are_distinct_runs(one, other):
     """No two job names share a run, however alike their beginnings."""
-    assert (run_id(one) == run_id(other)) == (one == other)
+    assert (make_run_id(one) == make_run_id(other)) == (one == other)
 
 
 @given(st.integers(55, 62), st.text("ab-", min_size=1, max_size=8))
 def test_long_names_that_differ_at_the_end_stay_distinct(length, ending):
     """A long name is shortened with a digest of all of it."""
     one, other = ("x" * length + ending)[:63] + "", ("x" * length + "z" + ending)[:63]
-    assert (run_id(one) == run_id(other)) == (one == other)
+    assert (make_run_id(one) == make_run_id(other)) == (one == other)
 
 
 def test_a_short_name_is_the_runs_name():
     """Up to 56 characters the run is called as its first job, so that people find it."""
-    assert run_id("a" * 56) == "a" * 56
-    assert run_id("a" * 57) == "a" * 47 + "-" + run_id("a" * 57)[-8:]
+    assert make_run_id("a" * 56) == "a" * 56
+    assert make_run_id("a" * 57) == "a" * 47 + "-" + make_run_id("a" * 57)[-8:]
     assert make_job_name("gpt", 2) == "gpt-a002"
 
 
 def test_a_name_of_ours_is_stable():
     """A run's name is a function of its job's: the same on every machine and every day."""
-    assert run_id("a" * 63) == "a" * 47 + "-7d3e74a0"
+    assert make_run_id("a" * 63) == "a" * 47 + "-7d3e74a0"
 
 
 @pytest.mark.parametrize("text", ["Melting", "", "completed"])

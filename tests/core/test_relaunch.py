@@ -11,7 +11,7 @@ from botocore.validate import ParamValidator
 
 from rerail.model.actions import CreateJob, Machines
 from rerail.model.errors import RequestRefused
-from rerail.requests.relaunch import checkpoint_uri, make_request, reason_to_refuse, rebuild
+from rerail.requests.relaunch import find_refusal, make_request, read_checkpoint_uri, rebuild
 
 DATA = Path(__file__).parent / "data"
 OPERATION = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
@@ -151,8 +151,8 @@ def test_an_attempt_from_the_start_gets_step_0():
 def test_checkpoints_are_looked_for_where_the_job_writes_them(place, uri):
     """A job that writes elsewhere leaves the folder empty that SageMaker copies; a file system nobody else can see."""
     config = {"S3Uri": "s3://bucket/gpt"}
-    assert checkpoint_uri({"CheckpointConfig": config, "Environment": {"RERAIL_CHECKPOINTS": place}}) == uri
-    assert not checkpoint_uri({"Environment": {"RERAIL_CHECKPOINTS": place}}) or place.startswith("s3://")
+    assert read_checkpoint_uri({"CheckpointConfig": config, "Environment": {"RERAIL_CHECKPOINTS": place}}) == uri
+    assert not read_checkpoint_uri({"Environment": {"RERAIL_CHECKPOINTS": place}}) or place.startswith("s3://")
 
 
 @pytest.mark.parametrize("place", ["/fsx/checkpoints", ""])
@@ -227,13 +227,13 @@ def test_an_environment_has_room_for_a_hundred():
 )
 def test_jobs_that_are_not_ours_to_launch_are_refused(member, value, reason):
     """Jobs that another service launches, or that have no machines of their own, can never be launched again by us."""
-    assert reason_to_refuse(described(**{member: value})).startswith(reason)
+    assert find_refusal(described(**{member: value})).startswith(reason)
 
 
 @pytest.mark.parametrize("empty", ["", None, {}])
 def test_an_empty_answer_is_no_reason(empty):
     """A description that names no owner, or an empty one, is a plain training job."""
-    assert reason_to_refuse(described(TuningJobArn=empty, ServerlessJobConfig=empty)) == ""
+    assert find_refusal(described(TuningJobArn=empty, ServerlessJobConfig=empty)) == ""
 
 
 def moved(machines: Machines, **changes) -> dict:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rerail.decisions import remedies
-from rerail.decisions.remedies import RULES, Failure, Hold, Relaunch, capacity_verdict, draw_delay, remedy
+from rerail.decisions.remedies import RULES, Failure, Hold, Relaunch, choose_capacity_verdict, choose_remedy, draw_delay
 from rerail.diagnosis.classify import Diagnosis
 from rerail.model.causes import Cause
 from rerail.model.formatting import format_duration
@@ -62,13 +62,13 @@ def test_the_first_rule_that_answers_wins():
         {},
         {"print_": "other"},
     ):
-        said.append(remedy(run, a_failure(Cause.USER_CODE, **change), policy).why)
+        said.append(choose_remedy(run, a_failure(Cause.USER_CODE, **change), policy).why)
     roomy = replace(policy, limits=replace(policy.limits, attempts=50))
-    said.append(remedy(run, replace(failure, last_step=None), roomy).why)
+    said.append(choose_remedy(run, replace(failure, last_step=None), roomy).why)
     calm = replace(roomy, limits=replace(roomy.limits, starts=5))
-    said.append(remedy(run, replace(failure, last_step=None), calm).why)
+    said.append(choose_remedy(run, replace(failure, last_step=None), calm).why)
     patient = replace(calm, limits=replace(calm.limits, attempts_without_progress=5))
-    said.append(remedy(run, replace(failure, last_step=None), patient).why)
+    said.append(choose_remedy(run, replace(failure, last_step=None), patient).why)
     assert said == [
         "the same error at step 110 in attempts 1 and 2",
         "all 2 attempts are spent",
@@ -80,7 +80,7 @@ def test_the_first_rule_that_answers_wins():
 
 def test_the_same_error_at_the_same_step_is_not_tried_a_third_time():
     """Deterministic: a human has to mend the code or the data."""
-    verdict = remedy(a_run(earlier(Cause.DATA)), a_failure(Cause.DATA), Policy())
+    verdict = choose_remedy(a_run(earlier(Cause.DATA)), a_failure(Cause.DATA), Policy())
     assert verdict == Hold(
         "the same error at step 110 in attempts 1 and 2",
         "fix the code or the data at that step, then release the run",
@@ -98,28 +98,28 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time():
 )
 def test_another_step_or_another_error_is_another_chance(failure):
     """An unknown step proves nothing either."""
-    assert isinstance(remedy(a_run(earlier(Cause.DATA)), failure, Policy()), Relaunch)
+    assert isinstance(choose_remedy(a_run(earlier(Cause.DATA)), failure, Policy()), Relaunch)
 
 
 @pytest.mark.parametrize("cause", [Cause.INFRASTRUCTURE, Cause.HARDWARE])
 def test_where_the_platform_is_at_fault_a_repetition_proves_nothing(cause):
     """Two dead nodes at one step are two dead nodes."""
-    assert isinstance(remedy(a_run(earlier(cause)), a_failure(cause), Policy()), Relaunch)
+    assert isinstance(choose_remedy(a_run(earlier(cause)), a_failure(cause), Policy()), Relaunch)
 
 
 def test_a_wait_for_machines_does_not_hide_a_repetition():
     """An attempt that never got machines between two equal failures is looked past."""
     run = a_run(earlier(Cause.DATA), earlier(Cause.CAPACITY, number=2, step=None))
-    assert remedy(run, a_failure(Cause.DATA), Policy()).why == "the same error at step 110 in attempts 1 and 3"
+    assert choose_remedy(run, a_failure(Cause.DATA), Policy()).why == "the same error at step 110 in attempts 1 and 3"
 
 
 def test_attempts_without_machines_are_no_attempts():
     """Only those that had machines count towards the total."""
     policy = Policy(limits=Limits(attempts=2))
     waited = a_run(*(earlier(Cause.CAPACITY, number=number) for number in (1, 2, 3)))
-    assert isinstance(remedy(waited, a_failure(Cause.UNKNOWN), policy), Relaunch)
+    assert isinstance(choose_remedy(waited, a_failure(Cause.UNKNOWN), policy), Relaunch)
     trained = a_run(earlier(Cause.UNKNOWN, print_="other"))
-    assert remedy(trained, a_failure(Cause.UNKNOWN), policy) == Hold(
+    assert choose_remedy(trained, a_failure(Cause.UNKNOWN), policy) == Hold(
         "all 2 attempts are spent", "look at the timeline before you raise limits.attempts", Runbook.ATTEMPTS_SPENT
     )
 
@@ -128,26 +128,28 @@ def test_many_starts_in_a_short_time_are_a_storm():
     """Starts older than the window do not count, and a refusal for want of machines is no storm."""
     policy = Policy(limits=Limits(starts=3, starts_window=30 * MINUTE))
     storm = a_run(ledger=Ledger(starts=(NOON - 20 * MINUTE, NOON - 10 * MINUTE, NOON)))
-    assert remedy(storm, a_failure(Cause.UNKNOWN), policy) == Hold(
+    assert choose_remedy(storm, a_failure(Cause.UNKNOWN), policy) == Hold(
         "restart storm: 3 starts within 30 min",
         "find out why the job dies so soon after its start, then release the run",
         Runbook.RESTART_STORM,
     )
     calm = a_run(ledger=Ledger(starts=(NOON - 30 * MINUTE, NOON - 10 * MINUTE, NOON)))
-    assert isinstance(remedy(calm, a_failure(Cause.UNKNOWN), policy), Relaunch)
-    assert isinstance(remedy(storm, a_failure(Cause.CAPACITY), policy), Relaunch)
+    assert isinstance(choose_remedy(calm, a_failure(Cause.UNKNOWN), policy), Relaunch)
+    assert isinstance(choose_remedy(storm, a_failure(Cause.CAPACITY), policy), Relaunch)
 
 
 @pytest.mark.parametrize(("resume", "than"), [(100, "step 100"), (None, "none at all")])
 def test_attempts_that_leave_no_checkpoint_burn_money_in_place(resume, than):
     """Whatever kills it, a run that does not advance is held."""
     run = a_run(ledger=Ledger(without_progress=3))
-    assert remedy(run, a_failure(Cause.UNKNOWN, resume=resume), Policy()) == Hold(
+    assert choose_remedy(run, a_failure(Cause.UNKNOWN, resume=resume), Policy()) == Hold(
         f"3 attempts trained and left no newer checkpoint than {than}",
         "save checkpoints more often than the job fails, or fix what ends it",
         Runbook.NO_PROGRESS,
     )
-    assert isinstance(remedy(a_run(ledger=Ledger(without_progress=2)), a_failure(Cause.UNKNOWN), Policy()), Relaunch)
+    assert isinstance(
+        choose_remedy(a_run(ledger=Ledger(without_progress=2)), a_failure(Cause.UNKNOWN), Policy()), Relaunch
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,8 +166,8 @@ def test_attempts_that_leave_no_checkpoint_burn_money_in_place(resume, than):
 def test_a_spent_budget_holds_with_a_remedy(cause, advice):
     """Exactly the budget's number of retries are given; the next failure holds the run."""
     budget = Policy().retries.of(cause)
-    assert isinstance(remedy(charged(cause, budget), a_failure(cause), Policy()), Relaunch)
-    assert remedy(charged(cause, budget + 1), a_failure(cause), Policy()) == Hold(
+    assert isinstance(choose_remedy(charged(cause, budget), a_failure(cause), Policy()), Relaunch)
+    assert choose_remedy(charged(cause, budget + 1), a_failure(cause), Policy()) == Hold(
         f"{cause} has spent its budget of {budget} without progress",
         advice,
         Runbook.DIVERGED if cause is Cause.DIVERGED else Runbook.BUDGET_SPENT,
@@ -174,7 +176,7 @@ def test_a_spent_budget_holds_with_a_remedy(cause, advice):
 
 def test_running_out_of_memory_is_not_retried():
     """The same batch on the same machine needs the same memory."""
-    assert remedy(charged(Cause.OOM, 1), a_failure(Cause.OOM), Policy()) == Hold(
+    assert choose_remedy(charged(Cause.OOM, 1), a_failure(Cause.OOM), Policy()) == Hold(
         "oom is not retried",
         "use a smaller batch or a larger instance, then release the run",
         Runbook.OUT_OF_MEMORY,
@@ -183,15 +185,17 @@ def test_running_out_of_memory_is_not_retried():
 
 def test_broken_hardware_is_left_behind():
     """Only hardware asks for fresh machines: a warm pool would hand the same node back."""
-    fresh = {cause for cause in Cause if getattr(remedy(a_run(), a_failure(cause), Policy()), "fresh_machines", False)}
+    fresh = {
+        cause for cause in Cause if getattr(choose_remedy(a_run(), a_failure(cause), Policy()), "fresh_machines", False)
+    }
     assert fresh == {Cause.HARDWARE}
 
 
 def test_a_retry_names_the_remaining_budget():
     """The number is what remains after this failure; what cannot be named has no number."""
-    assert remedy(charged(Cause.HANG, 1), a_failure(Cause.HANG), Policy()).why == "hang: 2 of 3 retries left"
+    assert choose_remedy(charged(Cause.HANG, 1), a_failure(Cause.HANG), Policy()).why == "hang: 2 of 3 retries left"
     assert (
-        remedy(charged(Cause.UNKNOWN, 9), a_failure(Cause.UNKNOWN), Policy()).why
+        choose_remedy(charged(Cause.UNKNOWN, 9), a_failure(Cause.UNKNOWN), Policy()).why
         == "unknown: bounded by progress alone"
     )
 
@@ -200,7 +204,7 @@ def test_a_retry_names_the_remaining_budget():
 def test_a_retry_waits_within_bounds(policy, cause, failures):
     """Never negative, never longer than the cap, never longer than the base doubled per failure."""
     policy = replace(policy, limits=Limits(), retries=Retries(*[1_000_000] * 7))
-    verdict = remedy(charged(cause, failures), a_failure(cause), policy)
+    verdict = choose_remedy(charged(cause, failures), a_failure(cause), policy)
     assert isinstance(verdict, Relaunch)
     assert timedelta(0) <= verdict.delay <= policy.backoff.cap
     if failures <= 10:
@@ -215,7 +219,7 @@ def test_waits_grow_with_the_failures():
         waits = []
         for number in range(300):
             run = replace(charged(Cause.INFRASTRUCTURE, failures), id=f"run-{number}")
-            waits.append(remedy(run, a_failure(Cause.INFRASTRUCTURE), policy).delay.total_seconds())
+            waits.append(choose_remedy(run, a_failure(Cause.INFRASTRUCTURE), policy).delay.total_seconds())
         return sum(waits) / len(waits)
 
     for failures, expected in ((1, 15), (2, 30), (3, 60), (6, 450), (10, 450)):
@@ -242,14 +246,14 @@ def test_a_wait_for_capacity_ends_with_the_policys_patience():
     policy = Policy(capacity=Capacity(wait=12 * HOUR))
     run = a_run(ledger=Ledger(capacity_since=NOON))
     at = NOON + 11 * HOUR
-    waiting = capacity_verdict(run, policy, at=at)
+    waiting = choose_capacity_verdict(run, policy, at=at)
     assert waiting == replace(waiting, why="no capacity for 11.0 h of at most 12.0 h", fresh_machines=False)
-    assert capacity_verdict(run, policy, at=NOON + 12 * HOUR) == Hold(
+    assert choose_capacity_verdict(run, policy, at=NOON + 12 * HOUR) == Hold(
         "no capacity for 12.0 h, as long as the policy waits",
         "choose another instance type or region, or release the run to wait again",
         Runbook.NO_CAPACITY,
     )
-    assert remedy(run, a_failure(Cause.CAPACITY), policy) == capacity_verdict(run, policy, at=NOON)
+    assert choose_remedy(run, a_failure(Cause.CAPACITY), policy) == choose_capacity_verdict(run, policy, at=NOON)
 
 
 @given(st.timedeltas(timedelta(0), timedelta(hours=11)), st.integers(0, 1000))
@@ -257,7 +261,7 @@ def test_pauses_between_tries_for_capacity_are_bounded(waited, version):
     """At least half of the base, so that a refusal is no busy loop; at most the cap."""
     policy = Policy()
     run = replace(a_run(ledger=Ledger(capacity_since=NOON - waited)), version=version)
-    pause = capacity_verdict(run, policy, at=NOON).delay
+    pause = choose_capacity_verdict(run, policy, at=NOON).delay
     assert policy.capacity.base / 2 <= pause <= policy.capacity.cap
 
 

@@ -13,13 +13,13 @@ from rerail.decisions.decision import with_facts
 from rerail.messages.messages import JobStateChanged
 from rerail.model.actions import CreateJob
 from rerail.model.errors import BadMessage, CallFailed, StateUnknown
-from rerail.model.partitions import PARTITIONS, partition_of
+from rerail.model.partitions import PARTITIONS, find_partition
 from rerail.model.run import JobStatus, RunState
 from rerail.model.signals import JobObserved
 from rerail.sweep import sweep
-from rerail.sweep.describe_schedule import EACH_MINUTE, describe_period, is_known, job_of
+from rerail.sweep.describe_schedule import EACH_MINUTE, choose_describe_period, is_known, make_unchanged_job
 from rerail.sweep.launch_order import BY_TURNS, IN_ORDER, WaitingLaunch, choose_launches
-from rerail.sweep.shards import ENOUGH, Shard, as_event, fan_out, hash_name, read_shard, select_newest
+from rerail.sweep.shards import ENOUGH, Shard, fan_out, format_event, hash_name, read_shard, select_newest
 from rerail.sweep.sweep import Sweep, list_metrics
 from tests.core.failures import NODE_LOST
 from tests.fakes import BUCKET, MIDNIGHT, World
@@ -36,7 +36,7 @@ class FakeShares:
     def hand_on(self, share, *, to):
         if self.deaf in share.parts:
             raise CallFailed("Invoke: throttled")
-        self.asked.append(read_shard(json.loads(json.dumps(as_event(share)))))
+        self.asked.append(read_shard(json.loads(json.dumps(format_event(share)))))
 
     def keep(self, parts, report, *, at):
         self.told[tuple(parts)] = (at, report)
@@ -130,7 +130,7 @@ def test_one_that_cannot_be_asked_keeps_none_of_the_others_waiting(monkeypatch):
     """Its error is raised last, when all the others were asked and the own part was swept."""
     world, shares = fleet(monkeypatch)
     shares.deaf = PARTITIONS - 1
-    name = next(name for name in world.runs.records if partition_of(name) == 0)
+    name = next(name for name in world.runs.records if find_partition(name) == 0)
     world.sagemaker.fail(name, NODE_LOST)
     with pytest.raises(CallFailed):
         the_round(world, shares).make(name="sweep")
@@ -187,7 +187,7 @@ def test_a_job_as_recorded_changes_nothing():
     world = World().with_saves()
     run = world.run()
     assert is_known(run, {}, fleet=10**6, at=MIDNIGHT)
-    decision = decide(run, JobObserved(world.clock(), job_of(run)), world.policies.get("default"))
+    decision = decide(run, JobObserved(world.clock(), make_unchanged_job(run)), world.policies.get("default"))
     assert (decision.run, decision.actions, decision.reason) == (run, (), "")
 
 
@@ -230,13 +230,13 @@ def test_what_is_taken_for_known_is_what_is_recorded():
     """Nothing that a description tells and the record holds is lost on the way back."""
     world = World().with_saves()
     run = world.run()
-    assert with_facts(run.current, job_of(run), world.clock()) == run.current
+    assert with_facts(run.current, make_unchanged_job(run), world.clock()) == run.current
 
 
 @given(st.integers(1, 200_000))
 def test_jobs_are_described_at_a_bounded_rate(count):
     """Whatever the fleet, over time no more than so many a minute need be asked about for nothing."""
-    assert count / describe_period(count) <= EACH_MINUTE
+    assert count / choose_describe_period(count) <= EACH_MINUTE
 
 
 @given(st.integers(0, 10**6), st.integers(1, PARTITIONS))

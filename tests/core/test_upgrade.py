@@ -196,7 +196,7 @@ def test_mail_of_an_older_agent_is_read(line: str) -> None:
             read = mailbox.read_heartbeat(text, run=run)
         case _:
             read = mailbox.read_report(text, run=run, id=mailbox.run_of_report(mail["key"])[1])
-    assert list(lost(translate(json.loads(text)), json.loads(mailbox.write(read)))) == []
+    assert list(lost(translate(json.loads(text)), json.loads(mailbox.serialize(read)))) == []
 
 
 @pytest.mark.parametrize("line", stored("manifests"))

@@ -20,7 +20,7 @@ from rerail.messages.messages import (
     UnrelatedObject,
     parse_message,
 )
-from rerail.model.codec import plain
+from rerail.model.codec import to_plain
 from rerail.model.errors import BadMessage
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.signals import OperatorVerb
@@ -214,10 +214,10 @@ def test_an_alarm_names_its_job_in_a_dimension():
 def test_what_the_detectors_found_travels_whole():
     """The sweep's findings reach the supervisor as they were; a torn one is refused with the field's name."""
     finding = Finding(Kind.STALL, Level.INTERVENE, 70, 60, "no step for 12 minutes")
-    detail = {"run": "gpt", "job": "gpt-a002", "findings": [plain(finding)]}
+    detail = {"run": "gpt", "job": "gpt-a002", "findings": [to_plain(finding)]}
     body = {"source": "rerail.sweep", "detail-type": "Rerail Wake", "detail": detail}
     assert parse_message(json.dumps(body)) == FindingsReceived("gpt", "gpt-a002", (finding,))
-    torn_ones = [{**plain(finding), "step": "70"}], [{**plain(finding), "onset_at": "2026-01-31T03:00:00"}]
+    torn_ones = [{**to_plain(finding), "step": "70"}], [{**to_plain(finding), "onset_at": "2026-01-31T03:00:00"}]
     for torn in ("x", [1], [{"kind": "melting"}], [{}], None, *torn_ones):
         with pytest.raises(BadMessage, match=r"detail\.findings"):
             parse_message(json.dumps({**body, "detail": {**detail, "findings": torn}}))

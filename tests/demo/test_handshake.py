@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from cli.demo.handshake import handshakes
 from rerail.model.actions import PostCommand, StopJob
-from rerail.model.codec import plain
+from rerail.model.codec import to_plain
 from rerail.model.mailbox import Command, CommandKind, Report, ReportKind
 from rerail.model.run import RunState, TimelineEntry
 from rerail.model.signals import AgentReported, Tick
@@ -23,8 +23,8 @@ def entry(
     signal = Tick(at(seconds))
     if told:
         signal = AgentReported(at(seconds), Report("r", "gpt", 1, "gpt", told, at(seconds), command=command, **said))
-    state, asked = RunState.WATCHING, tuple(plain(action) for action in actions)
-    return TimelineEntry("gpt", 1, at(seconds), state, state, why, signal=plain(signal), actions=asked)
+    state, asked = RunState.WATCHING, tuple(to_plain(action) for action in actions)
+    return TimelineEntry("gpt", 1, at(seconds), state, state, why, signal=to_plain(signal), actions=asked)
 
 
 def wish(id: str = "save-1", kind: CommandKind = CommandKind.CHECKPOINT) -> PostCommand:

@@ -17,10 +17,10 @@ from rerail.model.mailbox import (
     Durability,
     Report,
     ReportKind,
-    command_key,
+    make_command_key,
+    make_report_key,
     read_command,
-    report_key,
-    write,
+    serialize,
 )
 
 RUN = os.environ.get("RERAIL_RUN") or os.environ["TRAINING_JOB_NAME"]
@@ -34,13 +34,13 @@ known: set[str] = set()
 def tell(told: ReportKind, **said) -> None:
     job, id = os.environ["TRAINING_JOB_NAME"], f"a{ATTEMPT}-{told}"
     report = Report(id, RUN, ATTEMPT, job, told, datetime.now(UTC), **said)
-    s3.put_object(Bucket=mailbox, Key=report_key(RUN, id), Body=write(report))
+    s3.put_object(Bucket=mailbox, Key=make_report_key(RUN, id), Body=serialize(report))
 
 
 def asked() -> str:
     """The id of a wish for a checkpoint that was not heard before."""
     try:
-        text = s3.get_object(Bucket=mailbox, Key=command_key(RUN))["Body"].read()
+        text = s3.get_object(Bucket=mailbox, Key=make_command_key(RUN))["Body"].read()
     except s3.exceptions.NoSuchKey:
         return ""
     command = read_command(text, run=RUN)

@@ -23,7 +23,7 @@ from local.pace import Pace
 from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
-from rerail.model.metrics import definitions
+from rerail.model.metrics import make_definitions
 from rerail.model.policy import Policy, parse_policy, to_toml
 from rerail.model.run import Run, RunState
 from rerail.requests.relaunch import POLICY_TAG
@@ -147,7 +147,7 @@ class Account:
                 "TrainingImage": "rerail-training:test",
                 "TrainingInputMode": "File",
                 "ContainerEntrypoint": ["python", str(script)],
-                "MetricDefinitions": definitions(),
+                "MetricDefinitions": make_definitions(),
             },
             ResourceConfig={**MACHINES, **(machines or {})},
             CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}"},

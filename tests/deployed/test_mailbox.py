@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cli.demo.handshake import handshakes
-from rerail.model.mailbox import command_key, report_key
+from rerail.model.mailbox import make_command_key, make_report_key
 from tests.deployed.jobs import AGENT, BUCKET, Account, rerail
 
 pytestmark = pytest.mark.slow
@@ -43,8 +43,10 @@ def test_a_job_that_is_to_be_moved_saves_first(account: Account, mailbox: str, d
     assert f"the emergency checkpoint of step {asked['step']} is committed" in asked["stopped_because"]
     assert asked["stop_called_after_s"] > 0
     assert run.current.agent
-    command = json.loads(account.aws.client("s3").get_object(Bucket=mailbox, Key=command_key(run_id))["Body"].read())
-    assert (command["wish"], command["attempt"]) == ("train", 2), "an agent of attempt 1 would know that it is over"
+    command = json.loads(
+        account.aws.client("s3").get_object(Bucket=mailbox, Key=make_command_key(run_id))["Body"].read()
+    )
+    assert (command["kind"], command["attempt"]) == ("train", 2), "an agent of attempt 1 would know that it is over"
 
 
 def test_the_emergency_checkpoint_is_listed_as_the_one_to_resume_from(
@@ -69,7 +71,7 @@ def test_reports_that_are_repeated_or_make_no_sense_change_nothing(account: Acco
     for key in finished:
         s3.copy_object(Bucket=mailbox, Key=key, CopySource=f"{mailbox}/{key}", MetadataDirective="REPLACE")
     for number, text in enumerate((b"", b"{", b'{"schema": 1, "type": "Report", "attempt": -1}', b"{" * 100_000)):
-        s3.put_object(Bucket=mailbox, Key=report_key(run_id, f"nonsense-{number}"), Body=text)
+        s3.put_object(Bucket=mailbox, Key=make_report_key(run_id, f"nonsense-{number}"), Body=text)
     s3.put_object(Bucket=mailbox, Key="runs/never-heard-of/reports/1.json", Body=b"{}")
     s3.put_object(Bucket=mailbox, Key="runs/../reports/1.json", Body=b"{}")
     account.wait("the refusal", lambda: [e for e in account.runs.timeline(run_id) if e.finding == "bad_mail"])

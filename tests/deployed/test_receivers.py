@@ -15,10 +15,10 @@ from local.stack import ROOT, LocalAws
 from rerail.model.actions import Severity
 from rerail.model.notice import Notice
 from rerail.model.runbooks import Runbook
-from rerail.notices.notice import as_detail
-from rerail.notices.notifiers.links import NoticeOrigin, links_of
-from rerail.notices.notifiers.pagerduty import as_pagerduty
-from rerail.notices.notifiers.webhook import as_webhook
+from rerail.notices.notice import format_detail
+from rerail.notices.notifiers.links import NoticeOrigin, make_links
+from rerail.notices.notifiers.pagerduty import format_pagerduty
+from rerail.notices.notifiers.webhook import format_webhook
 from tests.deployed.conftest import ASSEMBLIES
 from tests.deployed.jobs import Account, Ears, apart
 from tests.deployed.receiver import Receiver, listening
@@ -50,7 +50,7 @@ class Told:
         entry = {
             "Source": "rerail",
             "DetailType": "Rerail Notice",
-            "Detail": json.dumps(as_detail(notice)),
+            "Detail": json.dumps(format_detail(notice)),
             "EventBusName": self.outputs["BusName"],
         }
         assert self.aws.client("events").put_events(Entries=[entry])["FailedEntryCount"] == 0
@@ -116,7 +116,7 @@ def notice(severity: Severity, key: str, **more: Any) -> Notice:
 
 
 def links(of: Notice) -> Any:
-    return links_of(of, NoticeOrigin(ACCOUNT, REGION, DOCS))
+    return make_links(of, NoticeOrigin(ACCOUNT, REGION, DOCS))
 
 
 def test_a_page_reaches_pagerduty_as_it_was_rendered(told: Told):
@@ -124,7 +124,7 @@ def test_a_page_reaches_pagerduty_as_it_was_rendered(told: Told):
     page = notice(Severity.PAGE, "gpt/page")
     told.tell(page)
     (call,) = told.account.wait("a call to PagerDuty", lambda: told.receiver.at(PAGER, page.key))
-    assert call.body == {**(as_pagerduty(page, links(page)) or {}), "routing_key": ROUTING_KEY}
+    assert call.body == {**(format_pagerduty(page, links(page)) or {}), "routing_key": ROUTING_KEY}
     assert call.headers["X-Routing-Key"] == ROUTING_KEY
     assert call.headers["Content-Type"].startswith("application/json")
     assert call.body["payload"]["custom_details"]["runbook"] == f"{DOCS}/runbooks/out-of-memory/"
@@ -135,7 +135,7 @@ def test_a_page_reaches_the_webhook_with_its_authorization(told: Told):
     page = notice(Severity.PAGE, "gpt/hook")
     told.tell(page)
     (call,) = told.account.wait("a call to the webhook", lambda: told.receiver.at(HOOK, page.key))
-    assert call.body == as_webhook(page, links(page))
+    assert call.body == format_webhook(page, links(page))
     assert call.headers["Authorization"] == AUTHORIZATION
     assert "routing_key" not in call.body
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rerail.incident_report.location import page_key
+from rerail.incident_report.location import make_page_key
 from tests.deployed.jobs import Account, rerail
 
 pytestmark = pytest.mark.slow
@@ -22,13 +22,13 @@ def test_a_recovered_run_has_its_report_in_the_bucket_and_on_disk(
 
     def drawn() -> str | None:
         try:
-            page: str = s3.get_object(Bucket=bucket, Key=page_key(name))["Body"].read().decode()
+            page: str = s3.get_object(Bucket=bucket, Key=make_page_key(name))["Body"].read().decode()
         except s3.exceptions.NoSuchKey:
             return None
         return page if "Completed after 1 incident" in page else None
 
     page = account.wait(f"the page of {name}", drawn)
-    head = s3.head_object(Bucket=bucket, Key=page_key(name))
+    head = s3.head_object(Bucket=bucket, Key=make_page_key(name))
     assert head["ContentType"] == "text/html; charset=utf-8"
     assert f"attempt 2 from step {resumed}" in page
     assert "exit code: 137" in page

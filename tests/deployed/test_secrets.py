@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rerail.incident_report.location import page_key
+from rerail.incident_report.location import make_page_key
 from rerail.model.codec import dumps
 from rerail.model.signatures import VARIABLE
 from tests.deployed.jobs import Account, Ears, rerail
@@ -36,8 +36,8 @@ def test_no_secret_of_a_job_is_told_to_anybody(account: Account, environment: di
     s3, bucket = account.aws.client("s3"), account.aws.outputs["ReportsBucket"]
 
     def drawn() -> str:
-        listed = s3.list_objects_v2(Bucket=bucket, Prefix=page_key(name)).get("KeyCount")
-        return s3.get_object(Bucket=bucket, Key=page_key(name))["Body"].read().decode() if listed else ""
+        listed = s3.list_objects_v2(Bucket=bucket, Prefix=make_page_key(name)).get("KeyCount")
+        return s3.get_object(Bucket=bucket, Key=make_page_key(name))["Body"].read().decode() if listed else ""
 
     told = account.wait("a notice", lambda: [json.dumps(message) for message in ears.heard(about=name)])
     record = dumps(run).replace(KEY, "", 1)  # in its own field; whoever may read the table may read the request too

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from rerail.detection import checkpoint_stall
-from rerail.detection.detectors import QUESTIONS, DetectorState, evaluate_sample, find_overdue
+from rerail.detection.detectors import OVERDUE_DETECTORS, DetectorState, evaluate_sample, find_overdue
 from rerail.model.finding import Kind, Level
 from rerail.model.liveness import Liveness, Phase, with_phase, with_relaunch, with_row
 from rerail.model.sample import Sample
@@ -167,7 +167,7 @@ def test_samples_with_a_time_feed_the_pulse() -> None:
 
 def test_every_question_is_silent_about_a_run_that_has_not_begun() -> None:
     """A pulse without a single time answers nothing."""
-    assert [question(Liveness(), START, DETECTION) for question in QUESTIONS] == [None] * len(QUESTIONS)
+    assert [question(Liveness(), START, DETECTION) for question in OVERDUE_DETECTORS] == [None] * len(OVERDUE_DETECTORS)
 
 
 def test_saves_are_overdue_by_their_own_intervals() -> None:

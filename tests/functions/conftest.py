@@ -17,13 +17,13 @@ from tests.aws.places import our_own_clients
 from tests.functions.account import Account
 
 MADE_ONCE = (
-    wiring.supervise.supervisor,
-    wiring.supervise.hyperpod_watch,
-    wiring.sweep.minute_round,
-    wiring.report.reporter,
+    wiring.supervise.make_supervisor,
+    wiring.supervise.make_cluster_monitor,
+    wiring.sweep.make_sweep,
+    wiring.report.make_reporter,
     wiring.notify.notify_settings,
     wiring.notify.report_links,
-    wiring.notify.voice,
+    wiring.notify.make_notifier,
 )
 
 

@@ -15,8 +15,8 @@ from bench import cost
 from cli.simulate import pages
 from rerail.aws import clients
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Heartbeat, Report, ReportKind, heartbeat_key, report_key, write
-from rerail.model.metrics import definitions
+from rerail.model.mailbox import Heartbeat, Report, ReportKind, make_heartbeat_key, make_report_key, serialize
+from rerail.model.metrics import make_definitions
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch
 
@@ -29,15 +29,15 @@ def train(account, name, *, agent):
     """A run in training, heard of by the supervisor; with an agent in it that has said hello and beats."""
     account.submit(name)
     job = sagemaker_backends["123456789012"]["eu-west-1"].training_jobs[name]
-    job.algorithm_specification["MetricDefinitions"] = [] if agent else definitions()
+    job.algorithm_specification["MetricDefinitions"] = [] if agent else make_definitions()
     supervise.handler(batch({"source": "rerail.sweep", "detail": {"job": name}}), Context())
     if agent:
         at = datetime.now(UTC)
-        account.leave(report_key(name, "r1"), write(Report("r1", name, 1, name, ReportKind.HELLO, at)))
+        account.leave(make_report_key(name, "r1"), serialize(Report("r1", name, 1, name, ReportKind.HELLO, at)))
         filed = sample("report_filed")
-        filed["detail"]["object"]["key"] = report_key(name, "r1")
+        filed["detail"]["object"]["key"] = make_report_key(name, "r1")
         supervise.handler(batch(filed), Context())
-        account.leave(heartbeat_key(name), write(Heartbeat(name, 1, name, at, Phase.STEP, 60)))
+        account.leave(make_heartbeat_key(name), serialize(Heartbeat(name, 1, name, at, Phase.STEP, 60)))
 
 
 def calls_of_a_sweep():

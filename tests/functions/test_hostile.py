@@ -6,7 +6,7 @@ import pytest
 
 import supervise
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import Report, ReportKind, report_key, write
+from rerail.model.mailbox import Report, ReportKind, make_report_key, serialize
 from tests.functions.account import Context
 from tests.functions.test_supervise import batch
 from tests.hostile import HOSTILE
@@ -25,11 +25,11 @@ def test_a_log_line_stays_one_line_of_ours(account, logged, text):
     order = {"verb": "hold", "run": "gpt-7b", "who": told[:500], "why": told[:500]}
     finding = Finding(Kind.LOSS_SPIKE, Level.WARN, 6, 5, told[:900])
     report = Report("r1", "gpt-7b", 1, "gpt-7b", ReportKind.FINDINGS, NOON, reason=told[:500], findings=(finding,))
-    account.leave(report_key("gpt-7b", "r1"), write(report))
+    account.leave(make_report_key("gpt-7b", "r1"), serialize(report))
     filed = {
         "source": "aws.s3",
         "detail-type": "Object Created",
-        "detail": {"object": {"key": report_key("gpt-7b", "r1")}},
+        "detail": {"object": {"key": make_report_key("gpt-7b", "r1")}},
     }
     strange = {**filed, "detail": {"object": {"key": told[:900]}}}
     commanded = {"source": "rerail.operator", "id": told[:400] or "c", "detail-type": "Rerail Command", "detail": order}

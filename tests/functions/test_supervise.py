@@ -9,7 +9,7 @@ from moto.sagemaker.models import sagemaker_backends
 import supervise
 import wiring.supervise
 from rerail.aws.clients import client
-from rerail.model.mailbox import Report, ReportKind, write
+from rerail.model.mailbox import Report, ReportKind, serialize
 from rerail.model.run import RunState
 from tests.functions.account import Context, sample
 
@@ -70,7 +70,7 @@ def test_a_report_of_an_agent_is_handled(account):
     key = event["detail"]["object"]["key"]
     id = key.rpartition("/")[2].removesuffix(".json")
     hello = Report(id, "gpt-7b", 1, "gpt-7b", ReportKind.HELLO, datetime(2026, 1, 31, 3, tzinfo=UTC))
-    account.leave(key, write(hello))
+    account.leave(key, serialize(hello))
     assert failed(batch(sample("training_job_state_change"), event)) == []
     assert account.runs.load("gpt-7b").current.agent
 
@@ -149,7 +149,7 @@ def test_a_pause_keeps_a_dead_job_dead(hasty):
     assert hasty.runs.load("gpt-7b").blocked_by == "pause"
     assert launched(hasty) == ["gpt-7b"]
     client("ssm").put_parameter(Name="/rerail/switch", Value="on", Type="String", Overwrite=True)
-    wiring.supervise.supervisor.cache_clear()  # another instance of the function, which has believed nothing yet
+    wiring.supervise.make_supervisor.cache_clear()  # another instance of the function, which has believed nothing yet
     assert failed(batch(due("gpt-7b"))) == []
     assert sorted(launched(hasty)) == ["gpt-7b", "gpt-7b-a002"]
 
@@ -166,4 +166,4 @@ def test_a_broken_node_of_hyperpod_is_reported(account):
     (message,) = account.sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)["Messages"]
     detail = json.loads(message["Body"])["detail"]
     assert (detail["severity"], detail["runbook"]) == ("page", "hyperpod")
-    assert wiring.supervise.hyperpod_watch().memories.recall("sample-cluster").pending == ()
+    assert wiring.supervise.make_cluster_monitor().memories.recall("sample-cluster").pending == ()

@@ -8,7 +8,7 @@ import supervise
 import sweep
 from rerail.aws.clients import client
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Heartbeat, Report, ReportKind, heartbeat_key, report_key, write
+from rerail.model.mailbox import Heartbeat, Report, ReportKind, make_heartbeat_key, make_report_key, serialize
 from tests.functions.account import Context, sample
 from tests.functions.test_supervise import batch
 
@@ -52,11 +52,11 @@ def test_heartbeats_are_counted(account, text, counted):
     account.submit("gpt-7b")
     supervise.handler(batch({"source": "rerail.sweep", "detail": {"job": "gpt-7b"}}), Context())
     at = datetime.now(UTC)
-    account.leave(report_key("gpt-7b", "r1"), write(Report("r1", "gpt-7b", 1, "gpt-7b", ReportKind.HELLO, at)))
+    account.leave(make_report_key("gpt-7b", "r1"), serialize(Report("r1", "gpt-7b", 1, "gpt-7b", ReportKind.HELLO, at)))
     event = sample("report_filed")
-    event["detail"]["object"]["key"] = report_key("gpt-7b", "r1")
+    event["detail"]["object"]["key"] = make_report_key("gpt-7b", "r1")
     assert supervise.handler(batch(event), Context()) == {"batchItemFailures": []}
-    account.leave(heartbeat_key("gpt-7b"), text or write(Heartbeat("gpt-7b", 1, "gpt-7b", at, Phase.STEP, 60)))
+    account.leave(make_heartbeat_key("gpt-7b"), text or serialize(Heartbeat("gpt-7b", 1, "gpt-7b", at, Phase.STEP, 60)))
     assert swept()[counted] == 1
 
 

@@ -11,7 +11,7 @@ from rerail.model.notice import Notice
 from rerail.model.policy import Mode, Policy
 from rerail.model.signals import OperatorVerb
 from rerail.notices.notice import TEXT_LIMIT, TITLE_LIMIT, truncate
-from rerail.notices.notifiers.links import Links, NoticeOrigin, links_of
+from rerail.notices.notifiers.links import Links, NoticeOrigin, make_links
 from tests.fakes import World
 
 START_UP = timedelta(minutes=6)
@@ -84,7 +84,7 @@ NIGHTS: dict[str, Callable[[], Notice]] = {
 
 def links(notice: Notice, report: str = REPORT) -> Links:
     """Its links, where the docs are served and reports are signed."""
-    return links_of(notice, PLACE, report=report)
+    return make_links(notice, PLACE, report=report)
 
 
 def nasty(notice: Notice, name: str, evidence: str) -> Notice:

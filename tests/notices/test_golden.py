@@ -9,16 +9,16 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rerail.model.notice import Notice
-from rerail.notices.notifiers.chat import as_chat
-from rerail.notices.notifiers.email import as_subject, as_text
+from rerail.notices.notifiers.chat import format_chat
+from rerail.notices.notifiers.email import format_subject, format_text
 from rerail.notices.notifiers.links import Links
-from rerail.notices.notifiers.pagerduty import as_pagerduty
-from rerail.notices.notifiers.webhook import as_webhook
+from rerail.notices.notifiers.pagerduty import format_pagerduty
+from rerail.notices.notifiers.webhook import format_webhook
 from tests.notices.nights import NIGHTS, links
 
 GOLDEN, SCHEMAS = Path(__file__).parent / "golden", Path(__file__).parent / "schemas"
 WEBHOOK = Path(__file__).parents[2] / "docs" / "notice.schema.json"
-JSON = {"chat": as_chat, "pagerduty": as_pagerduty, "webhook": as_webhook}
+JSON = {"chat": format_chat, "pagerduty": format_pagerduty, "webhook": format_webhook}
 
 
 def validator(kind: str) -> Draft202012Validator:
@@ -42,7 +42,7 @@ def told() -> dict[str, Notice]:
 @pytest.mark.parametrize("name", NIGHTS)
 def test_an_email_reads_as_it_did(told, name):
     notice = told[name]
-    is_as_before(f"{name}.txt", f"Subject: {as_subject(notice)}\n\n{as_text(notice, links(notice))}\n")
+    is_as_before(f"{name}.txt", f"Subject: {format_subject(notice)}\n\n{format_text(notice, links(notice))}\n")
 
 
 @pytest.mark.parametrize("kind", JSON)
@@ -68,7 +68,7 @@ def test_every_golden_file_belongs_to_a_notice(told):
 
 def test_the_all_clear_resolves_the_incident_of_its_page(told):
     """The key is all that PagerDuty goes by."""
-    page, clear = (as_pagerduty(told[name], links(told[name])) for name in ("held", "all_clear"))
+    page, clear = (format_pagerduty(told[name], links(told[name])) for name in ("held", "all_clear"))
     assert page and clear
     assert (page["event_action"], clear["event_action"]) == ("trigger", "resolve")
     assert page["dedup_key"] == clear["dedup_key"]
@@ -77,8 +77,8 @@ def test_the_all_clear_resolves_the_incident_of_its_page(told):
 def test_an_email_can_be_understood_in_ten_seconds(told):
     """The subject says it all, the first lines say what happened and what to do, and no other tab is needed."""
     notice = told["held"]
-    assert as_subject(notice) == "gpt: held: oom is not retried"
-    lines = as_text(notice, links(notice)).splitlines()
+    assert format_subject(notice) == "gpt: held: oom is not retried"
+    lines = format_text(notice, links(notice)).splitlines()
     assert lines[0].startswith("attempt 1 failed: oom (AlgorithmError: torch.OutOfMemoryError: CUDA out of memory.")
     assert lines[2:5] == [
         "What to do:",

@@ -12,12 +12,12 @@ from rerail.model.actions import Severity
 from rerail.model.codec import BadRecord
 from rerail.model.policy import Policy
 from rerail.model.runbooks import Runbook
-from rerail.notices.notice import as_detail, make_run_notice, read_detail
-from rerail.notices.notifiers.chat import as_chat, escape
-from rerail.notices.notifiers.email import SUBJECT_LIMIT, TEXT_LIMIT_BYTES, as_subject, as_text
+from rerail.notices.notice import format_detail, make_run_notice, read_detail
+from rerail.notices.notifiers.chat import escape, format_chat
+from rerail.notices.notifiers.email import SUBJECT_LIMIT, TEXT_LIMIT_BYTES, format_subject, format_text
 from rerail.notices.notifiers.links import Links
-from rerail.notices.notifiers.pagerduty import as_pagerduty
-from rerail.notices.notifiers.webhook import as_webhook
+from rerail.notices.notifiers.pagerduty import format_pagerduty
+from rerail.notices.notifiers.webhook import format_webhook
 from tests.core.strategies import runs, tells
 from tests.notices.nights import NIGHTS, links, nasty
 from tests.notices.test_golden import validator
@@ -38,11 +38,11 @@ LIVE = re.compile(r"https?://\S+|<[!@#]|<https?|\]\(")
 def test_any_log_line_gives_bodies_within_each_receivers_limits(notice, name, evidence):
     """Within the published limits, and as JSON that can be sent."""
     notice = nasty(notice, name, evidence)
-    for kind, render in (("chat", as_chat), ("pagerduty", as_pagerduty), ("webhook", as_webhook)):
+    for kind, render in (("chat", format_chat), ("pagerduty", format_pagerduty), ("webhook", format_webhook)):
         if (body := render(notice, links(notice))) is not None:
             validator(kind).validate(body)
             assert len(json.dumps(body, ensure_ascii=False).encode()) < TEXT_LIMIT_BYTES
-    subject, text = as_subject(notice), as_text(notice, links(notice))
+    subject, text = format_subject(notice), format_text(notice, links(notice))
     assert 0 < len(subject) <= SUBJECT_LIMIT
     assert all(" " <= character <= "~" for character in subject)
     assert 0 < len(text.encode()) < TEXT_LIMIT_BYTES
@@ -54,7 +54,7 @@ def test_any_log_line_gives_bodies_within_each_receivers_limits(notice, name, ev
 def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
     """An address in a log line could be one to approve something with; ours are the only ones."""
     notice = nasty(TOLD[0], "gpt", evidence)
-    content = as_chat(notice, Links(show="rerail show gpt"))["content"]
+    content = format_chat(notice, Links(show="rerail show gpt"))["content"]
     told = "\n".join([content["title"], content["description"], *content.get("nextSteps", ())])
     assert not LIVE.search(told)
     ours = re.sub(r"(?m)^\*(By when|What Rerail did|Since|Cost so far|Where):\*|`rerail [^`\n]*`", "", told)
@@ -65,7 +65,9 @@ def test_in_chat_nothing_of_it_is_a_link_a_mention_or_markup(evidence):
 @given(st.sampled_from(TOLD), EVIDENCE.map("".join))
 def test_in_mail_what_is_quoted_does_not_look_like_a_part_of_ours(notice, evidence):
     """Whatever stands at the start of a line is ours."""
-    clean, nasty_ = (as_text(each, links(each)).splitlines() for each in (notice, nasty(notice, notice.run, evidence)))
+    clean, nasty_ = (
+        format_text(each, links(each)).splitlines() for each in (notice, nasty(notice, notice.run, evidence))
+    )
     ours = {re.split(r"[:(]", line)[0] for line in clean if not line.startswith(" ")}
     assert {re.split(r"[:(]", line)[0].rstrip() for line in nasty_[1:] if line and not line.startswith(" ")} <= ours
 
@@ -88,14 +90,14 @@ def test_what_is_escaped_can_still_be_read(text, shown):
 def test_any_notice_of_any_run_is_one_that_the_published_schema_allows(tell, run):
     """Whatever the core has to say, and wherever the run is."""
     notice = make_run_notice(tell, run, at=NOON, policy=Policy())
-    validator("webhook").validate(as_webhook(notice, links(notice)))
-    assert read_detail(json.loads(json.dumps(as_detail(notice)))) == notice
+    validator("webhook").validate(format_webhook(notice, links(notice)))
+    assert read_detail(json.loads(json.dumps(format_detail(notice)))) == notice
 
 
 @pytest.mark.parametrize("told", TOLD, ids=lambda notice: notice.key)
 def test_any_notice_survives_the_bus(told):
     """What one function puts on it, the other reads, in whatever version: what it does not know it leaves out."""
-    detail = json.loads(json.dumps(as_detail(told)))
+    detail = json.loads(json.dumps(format_detail(told)))
     assert read_detail(detail) == told
     assert read_detail({**detail, "runbook": "of-a-later-version", "more": 1}).runbook is Runbook.INFORMED
 
@@ -104,11 +106,11 @@ def test_a_notice_of_an_older_version_is_sent():
     """What lies in a queue while the functions are exchanged."""
     old = {"run": "gpt", "severity": "page", "title": "gpt: held", "body": "why", "key": "gpt/held-2"}
     timed = read_detail({**old, "at": "2026-01-31T12:00:00", "by": "2026-01-31T12:30:00Z"})
-    assert "By when: 2026-01-31 12:30 UTC (in 30 min)" in as_text(timed, links(timed))
+    assert "By when: 2026-01-31 12:30 UTC (in 30 min)" in format_text(timed, links(timed))
     notice = read_detail(old)
-    assert as_text(notice, links(notice)).startswith("why\n\nLinks:\n")
-    validator("chat").validate(as_chat(notice, links(notice)))
-    validator("pagerduty").validate(as_pagerduty(notice, links(notice)))
+    assert format_text(notice, links(notice)).startswith("why\n\nLinks:\n")
+    validator("chat").validate(format_chat(notice, links(notice)))
+    validator("pagerduty").validate(format_pagerduty(notice, links(notice)))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_notice_of_an_older_version_is_sent():
 )
 def test_a_notice_with_a_wrong_type_is_refused_with_the_field(field, value):
     """Whoever may put events on the bus may have written it."""
-    detail = as_detail(TOLD[0]) | {field: value}
+    detail = format_detail(TOLD[0]) | {field: value}
     with pytest.raises(BadRecord, match=f"Notice.{field} is "):
         read_detail(detail)
 
@@ -126,7 +128,7 @@ def test_a_notice_with_a_wrong_type_is_refused_with_the_field(field, value):
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"])
 def test_a_time_out_of_range_blocks_no_page(field, time):
     """It is left out, and everybody is told the rest."""
-    notice = read_detail(as_detail(TOLD[0]) | {field: time})
+    notice = read_detail(format_detail(TOLD[0]) | {field: time})
     assert getattr(notice, field) is None
-    for render in (as_text, as_chat, as_webhook, as_pagerduty):
+    for render in (format_text, format_chat, format_webhook, format_pagerduty):
         assert render(notice, links(notice))

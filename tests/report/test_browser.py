@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from report_page.page import drawn_page
+from report_page.page import render_page
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import make_report
 from tests.report.conftest import HOSTILE, held, hostile, immense
@@ -80,7 +80,7 @@ def opens(chromium: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
 
     def opened(known: Facts, size: tuple[int, int] = DESK, scheme: str = "light") -> Opened:
         file = tmp_path / f"page-{len(tabs)}.html"
-        file.write_text(drawn_page(make_report(known)), encoding="utf-8")
+        file.write_text(render_page(make_report(known)), encoding="utf-8")
         tab = chromium.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
         page = Opened(tab)
         tab.on("console", lambda message: page.said.append(message.text))
@@ -116,7 +116,7 @@ def test_the_page_logs_nothing_and_requests_nothing(opens, recorded):
 def test_what_the_browser_reads_is_what_was_written(opens, recorded):
     """It has had to mend nothing: each tag of the text is an element, and there is no other."""
     for known in each_of(recorded):
-        html = drawn_page(make_report(known))
+        html = render_page(make_report(known))
         tags = html.count("<") - html.count("</") - html.count("<!")
         assert opens(known).tab.evaluate("document.querySelectorAll('*').length") == tags
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from report_page.page import drawn_page
+from report_page.page import render_page
 from rerail.incident_report.facts import Facts, LogLine
 from rerail.incident_report.report import ReportSection, make_report
 from rerail.model.redaction import redact_patterns
@@ -81,7 +81,7 @@ def parsed(page: str) -> Tags:
 def page(request: pytest.FixtureRequest, recorded: Facts) -> str:
     """A page of each sort."""
     known = {"recorded": lambda: recorded, "held": held, "hostile": hostile}[request.param]()
-    return drawn_page(make_report(known), docs_url="https://docs.example.com/", region="eu-west-1")
+    return render_page(make_report(known), docs_url="https://docs.example.com/", region="eu-west-1")
 
 
 def test_the_page_is_well_formed_and_brings_all_that_it_needs(page: str):
@@ -114,7 +114,7 @@ def test_the_policy_of_the_page_forbids_all_but_its_own_style(page: str):
 
 def test_hostile_texts_are_text_and_long_lines_are_cut():
     """Whatever a name, a reason or a log line holds, no tag of it survives, and nothing of it is a template."""
-    page = drawn_page(make_report(hostile(), sections=(ReportSection(HOSTILE, ((HOSTILE, HOSTILE),), HOSTILE),)))
+    page = render_page(make_report(hostile(), sections=(ReportSection(HOSTILE, ((HOSTILE, HOSTILE),), HOSTILE),)))
     parsed(page)
     assert "<script" not in page
     assert "<img" not in page
@@ -128,22 +128,22 @@ def test_hostile_texts_are_text_and_long_lines_are_cut():
 def test_added_facts_are_shown(recorded: Facts):
     """The demo's verdict, with its twin."""
     section = ReportSection("The demo's verdict", (("against its undisturbed twin", "0.0"),))
-    assert "The demo&#39;s verdict" in drawn_page(make_report(recorded, sections=(section,)))
+    assert "The demo&#39;s verdict" in render_page(make_report(recorded, sections=(section,)))
 
 
 def test_jobs_are_linked_to_the_console_and_runbooks_to_the_docs():
     """Where region and docs are known; where not, names and paths are there as text."""
-    linked = drawn_page(make_report(held()), docs_url="https://docs.example.com", region="eu-west-1")
+    linked = render_page(make_report(held()), docs_url="https://docs.example.com", region="eu-west-1")
     assert 'href="https://docs.example.com/runbooks/out-of-memory/"' in linked
     assert "https://eu-west-1.console.aws.amazon.com/sagemaker/home?region=eu-west-1#/jobs/gpt" in linked
-    plain = drawn_page(make_report(held()))
+    plain = render_page(make_report(held()))
     assert "<a " not in plain
     assert "docs/runbooks/out-of-memory.md" in plain
 
 
 def test_the_same_run_makes_the_same_page(recorded: Facts):
     """To the letter: a page that is drawn again differs only where the run does."""
-    assert drawn_page(make_report(recorded)) == drawn_page(make_report(recorded))
+    assert render_page(make_report(recorded)) == render_page(make_report(recorded))
 
 
 def test_the_layer_alone_draws_the_page(tmp_path: Path, recorded: Facts):
@@ -155,7 +155,7 @@ def test_the_layer_alone_draws_the_page(tmp_path: Path, recorded: Facts):
     command = [sys.executable, "-I", "-S", "-B", "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, env={"PATH": os.defpath})
     assert run.returncode == 0, run.stderr
-    assert run.stdout == drawn_page(make_report(recorded))
+    assert run.stdout == render_page(make_report(recorded))
 
 
 def test_the_layer_is_the_same_each_time(tmp_path: Path):
@@ -185,7 +185,7 @@ def test_the_layer_is_the_same_each_time(tmp_path: Path):
 def test_what_looks_like_a_secret_is_hidden(text: str, seen: str):
     """A signed link may be read by whoever has it; what is no secret stays as it is."""
     known = held()
-    page = unescape(drawn_page(make_report(replace(known, lines={1: (LogLine(known.at, "algo-1-1", text),)}))))
+    page = unescape(render_page(make_report(replace(known, lines={1: (LogLine(known.at, "algo-1-1", text),)}))))
     assert seen in page
     hidden = set(re.findall(r"\S{12,}", text)) - set(re.findall(r"\S{12,}", seen))
     assert not [word for word in hidden if "[hidden]" in seen and word in page]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from report_page.page import drawn_page
-from rerail.incident_report.curves import CHART_POINT_LIMIT, LINE_POINT_LIMIT, loss, thin_points
+from report_page.page import render_page
+from rerail.incident_report.curves import CHART_POINT_LIMIT, LINE_POINT_LIMIT, draw_loss, thin_points
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.marks import MarkKind, list_marks
 from rerail.incident_report.report import INCIDENT_LIMIT, IncidentReport, make_report
@@ -74,7 +74,7 @@ def test_a_run_without_any_trouble_has_a_report_too():
     story = make_report(Facts(run, BEGAN))
     assert story.happened == "No incident so far."
     assert story.charts == ()
-    assert "No incident so far." in drawn_page(story)
+    assert "No incident so far." in render_page(story)
 
 
 def test_the_recorded_rollback_is_marked_where_it_happened(recorded: Facts):
@@ -113,7 +113,7 @@ def test_stacks_that_the_agent_wrote_down_are_evidence():
     entries = tuple(replace(entry, version=n, signal=report) for n in range(3))
     story = make_report(replace(known, timeline=entries))
     assert story.cases[0].stacks == ("rank 0: all_reduce (train.py:88)",)
-    assert drawn_page(story).count("rank 0: all_reduce") == 1
+    assert render_page(story).count("rank 0: all_reduce") == 1
 
 
 def test_a_warning_is_marked_where_it_came_to_nothing(recorded: Facts):
@@ -139,7 +139,7 @@ def test_each_rung_that_was_tried_is_shown():
 def test_rolled_back_steps_are_distinguished_from_kept_ones(recorded: Facts):
     """The first attempt's curve is kept up to the resumed step, and given up beyond it."""
     back = recorded.run.attempts[1].resumed_from_step
-    lines = loss(recorded).lines
+    lines = draw_loss(recorded).lines
     assert [(line.attempt, line.kept) for line in lines] == [(1, True), (1, False), (2, True)]
     assert lines[0].points[-1][0] == lines[1].points[0][0] == back
 
@@ -148,7 +148,7 @@ def test_a_loss_that_is_not_a_number_is_a_gap_and_no_point():
     """Neither nan nor the flag of the metric line is drawn as a value, and neither is lost."""
     bad = (Sample(step=710, at=BEGAN, nonfinite=True), Sample(step=711, at=BEGAN, loss=math.nan))
     known = held()
-    curve = loss(replace(known, series={1: (*known.series[1], *bad)}))
+    curve = draw_loss(replace(known, series={1: (*known.series[1], *bad)}))
     assert curve.gaps == (710.0, 711.0)
     assert all(math.isfinite(y) for line in curve.lines for _, y in line.points)
 
@@ -173,7 +173,7 @@ def test_five_hundred_attempts_and_a_million_points_stay_one_small_page():
 
     def draw(known: Facts) -> None:
         story = make_report(known)
-        drawn.append((story, drawn_page(story)))
+        drawn.append((story, render_page(story)))
 
     cost_of_tenth = cpu_seconds(lambda: draw(tenth), repeats=2)
     assert cpu_seconds(lambda: draw(known), repeats=1) / cost_of_tenth < 40
@@ -194,7 +194,7 @@ def test_every_state_has_its_headline_and_its_page(state: RunState):
         story = make_report(replace(known, run=replace(known.run, state=state, incidents=incidents, pages=())))
         assert story.headline
         assert story.todo
-        assert story.headline in drawn_page(story)
+        assert story.headline in render_page(story)
 
 
 def test_a_job_that_logs_no_steps_is_drawn_over_time():
@@ -203,4 +203,4 @@ def test_a_job_that_logs_no_steps_is_drawn_over_time():
     timed = tuple(replace(row, step=None) for row in rows(1, 10, 700))
     story = make_report(replace(known, series={1: timed}))
     assert [(chart.name, chart.title) for chart in story.charts] == [("loss", "Loss over time")]
-    assert "Loss over time" in drawn_page(story)
+    assert "Loss over time" in render_page(story)

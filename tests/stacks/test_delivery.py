@@ -14,7 +14,7 @@ STORED = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "te
 # Batches as Lambda hands them over are stored there too; a bus never sees those.
 SAMPLES = {name: event for name, event in STORED.items() if "detail-type" in event}
 ACCOUNT = "111122223333"
-MAILBOX = mailbox.bucket_name(ACCOUNT, "eu-west-1")
+MAILBOX = mailbox.make_bucket_name(ACCOUNT, "eu-west-1")
 SIGNALS = ("SQS::Queue",)
 # Which targets a sample is for, by how its file is called; anything else is for nobody. A notice goes to people, and
 # makes the run's report be drawn, at once and later.
@@ -76,11 +76,11 @@ def test_there_is_a_sample_of_each(prefix):
 @pytest.mark.parametrize(
     ("event", "heard"),
     [
-        (put(mailbox.report_key("train-7", "hello-1")), True),
-        (put(mailbox.heartbeat_key("train-7")), False),
-        (put(mailbox.command_key("train-7")), False),
-        (put(f"{mailbox.report_key('train-7', 'hello-1')}.tmp"), False),
-        (put(mailbox.report_key("train-7", "hello-1"), bucket="sagemaker-eu-west-1-111122223333"), False),
+        (put(mailbox.make_report_key("train-7", "hello-1")), True),
+        (put(mailbox.make_heartbeat_key("train-7")), False),
+        (put(mailbox.make_command_key("train-7")), False),
+        (put(f"{mailbox.make_report_key('train-7', 'hello-1')}.tmp"), False),
+        (put(mailbox.make_report_key("train-7", "hello-1"), bucket="sagemaker-eu-west-1-111122223333"), False),
     ],
 )
 def test_only_reports_in_the_mailbox_reach_the_queue(template, event, heard):

@@ -5,7 +5,7 @@ import pytest
 from rerail.model import mailbox
 from tests.stacks.template import many, target, text
 
-MAILBOX = f"arn:<AWS::Partition>:s3:::{mailbox.bucket_name('<AWS::AccountId>', '<AWS::Region>')}"
+MAILBOX = f"arn:<AWS::Partition>:s3:::{mailbox.make_bucket_name('<AWS::AccountId>', '<AWS::Region>')}"
 
 # Action to the resources that hold a wildcard, and why. Whatever is not here must name its resource in full.
 WILDCARDS = {

@@ -47,7 +47,7 @@ def test_everything_in_transit_is_under_tls(template, kind, field):
 def test_the_mailbox_is_where_the_agent_looks_for_it(template):
     """The agent derives the bucket's name from the ARN of its job: it is the one that the code says."""
     bucket = template.of("S3::Bucket")[output(template, "MailboxBucket")]
-    assert text(bucket["BucketName"]) == mailbox.bucket_name("<AWS::AccountId>", "<AWS::Region>")
+    assert text(bucket["BucketName"]) == mailbox.make_bucket_name("<AWS::AccountId>", "<AWS::Region>")
 
 
 def output(template, name):

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from rerail.incident_report.location import page_key
-from rerail.model.mailbox import bucket_name, command_key, heartbeat_key, report_key
+from rerail.incident_report.location import make_page_key
+from rerail.model.mailbox import make_bucket_name, make_command_key, make_heartbeat_key, make_report_key
 from tests.stacks.template import Template, many, target, text
 from tests.stacks.test_delivery import matches
 
-MAILBOX = bucket_name("<AWS::AccountId>", "<AWS::Region>")
-REPORT, HEARTBEAT, COMMAND = report_key("gpt", "r1"), heartbeat_key("gpt"), command_key("gpt")
+MAILBOX = make_bucket_name("<AWS::AccountId>", "<AWS::Region>")
+REPORT, HEARTBEAT, COMMAND = make_report_key("gpt", "r1"), make_heartbeat_key("gpt"), make_command_key("gpt")
 TRAINER = "arn:aws:iam::111122223333:role/SageMakerTrainer"
 
 
@@ -147,4 +147,4 @@ def test_the_reports_are_beyond_every_training_role(template: Template):
     names = {name: text(template.of("S3::Bucket")[id]["BucketName"]) for name, id in buckets(template).items()}
     assert "sagemaker" in names["MailboxBucket"]
     assert "sagemaker" not in names["ReportsBucket"].lower()
-    assert page_key("gpt").startswith("runs/gpt/")
+    assert make_page_key("gpt").startswith("runs/gpt/")

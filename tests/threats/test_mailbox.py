@@ -12,7 +12,7 @@ from rerail.messages.messages import JobStateChanged
 from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Liveness
-from rerail.model.mailbox import ReportKind, heartbeat_key, read_report, report_key, write
+from rerail.model.mailbox import ReportKind, make_heartbeat_key, make_report_key, read_report, serialize
 from rerail.model.policy import MailboxPolicy
 from rerail.model.run import RunState
 from rerail.model.signatures import VARIABLE, is_signed, sign
@@ -87,11 +87,11 @@ def test_whatever_a_forged_report_says_the_run_stays_as_it_was(world, agent, str
 @given(reports, st.binary(max_size=40))
 def test_a_seal_is_of_every_byte_and_of_the_name(report, more):
     """A sealed report that is changed, cut, given another name or another key is refused, or has no seal any more."""
-    name = report_key(report.run, report.id)
-    text = sign(write(report), name=name, key=KEY)
+    name = make_report_key(report.run, report.id)
+    text = sign(serialize(report), name=name, key=KEY)
     assert is_signed(text, name=name, key=KEY)
     with pytest.raises(BadMailboxObject):
-        is_signed(text, name=report_key(report.run, report.id + "x"), key=KEY)
+        is_signed(text, name=make_report_key(report.run, report.id + "x"), key=KEY)
     with pytest.raises(BadMailboxObject):
         is_signed(text, name=name, key=ANOTHER)
     middle = len(text) // 3
@@ -126,11 +126,11 @@ def test_a_forged_heartbeat_hides_no_hang(world, agent, stranger):
 def test_an_old_heartbeat_written_again_hides_no_hang(world, agent):
     """Seal and all: the newest and an older one, each minute. What was heard before is no sign of life."""
     beating(world, agent, 9)
-    older = world.mailbox.objects[heartbeat_key("gpt")][0]
+    older = world.mailbox.objects[make_heartbeat_key("gpt")][0]
     beating(world, agent, 1)
-    newest = world.mailbox.objects[heartbeat_key("gpt")][0]
+    newest = world.mailbox.objects[make_heartbeat_key("gpt")][0]
     for minute in range(40):
-        world.mailbox.put(heartbeat_key("gpt"), (older, newest)[minute % 2])
+        world.mailbox.put(make_heartbeat_key("gpt"), (older, newest)[minute % 2])
         world.minutes(1)
     assert "gpt: stall: relaunching" in titles(world)
 

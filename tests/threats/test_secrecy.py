@@ -6,10 +6,10 @@ import pytest
 from botocore.exceptions import ClientError
 
 from rerail.aws import sagemaker
-from rerail.aws.sagemaker import SageMakerJobs, job_from
+from rerail.aws.sagemaker import SageMakerJobs, read_job
 from rerail.model.errors import RequestRefused
 from rerail.model.redaction import redact_values
-from rerail.notices.notifiers.links import NoticeOrigin, links_of
+from rerail.notices.notifiers.links import NoticeOrigin, make_links
 from tests.fakes import MIDNIGHT
 from tests.hostile import HOSTILE
 from tests.notices.nights import NIGHTS
@@ -35,7 +35,7 @@ def test_what_sagemaker_quotes_is_told_without_secrets(monkeypatch):
         "CreationTime": MIDNIGHT,
         "FailureReason": FAILED,
     }
-    assert job_from(description).failure_reason == FAILED.replace(TOKEN, "[hidden]")
+    assert read_job(description).failure_reason == FAILED.replace(TOKEN, "[hidden]")
 
     class Refusing:
         def create_training_job(self, **request):
@@ -64,6 +64,6 @@ def test_what_is_no_secret_stays_as_it_is(text):
 def test_a_link_is_made_of_names(text):
     """A notice on the bus may be anybody's: what is no name of a run or a job leads nowhere, and is typed nowhere."""
     notice = replace(next(iter(NIGHTS.values()))(), run=text, job=text)
-    found = links_of(notice, NoticeOrigin("111122223333", "eu-west-1", "https://docs.example.com"))
+    found = make_links(notice, NoticeOrigin("111122223333", "eu-west-1", "https://docs.example.com"))
     assert (found.show, found.console, found.job_arn) == ("rerail status", "", "")
     assert found.runbook.startswith("https://docs.example.com/runbooks/")

@@ -14,17 +14,17 @@ from cli import place
 from cli.console import UNPRINTABLE
 from cli.main import app
 from cli.place import Place
-from report_page.page import drawn_page
+from report_page.page import render_page
 from rerail.aws.clients import client
 from rerail.incident_report.report import ReportSection, make_report
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Health
 from rerail.model.run import Attempt, HealthLabel, Incident, JobStatus, Run, RunState, TimelineEntry
-from rerail.notices.notice import as_detail, read_detail
-from rerail.notices.notifiers.chat import as_chat
-from rerail.notices.notifiers.email import as_subject, as_text
-from rerail.notices.notifiers.pagerduty import as_pagerduty
-from rerail.notices.notifiers.webhook import as_webhook
+from rerail.notices.notice import format_detail, read_detail
+from rerail.notices.notifiers.chat import format_chat
+from rerail.notices.notifiers.email import format_subject, format_text
+from rerail.notices.notifiers.pagerduty import format_pagerduty
+from rerail.notices.notifiers.webhook import format_webhook
 from tests.aws.places import TABLE, make_table, our_own_clients
 from tests.hostile import HOSTILE
 from tests.notices.nights import NIGHTS, links, nasty
@@ -42,15 +42,15 @@ each_text = pytest.mark.parametrize("text", HOSTILE.values(), ids=list(HOSTILE))
 def test_what_people_are_told_is_text(text):
     """Mail, chat, pager and webhook: within their schemas, with no mention, no link and no header of its own."""
     notice = nasty(next(iter(NIGHTS.values()))(), text, text)
-    notice = read_detail(json.loads(json.dumps(as_detail(notice))))
-    for kind, render in (("chat", as_chat), ("pagerduty", as_pagerduty), ("webhook", as_webhook)):
+    notice = read_detail(json.loads(json.dumps(format_detail(notice))))
+    for kind, render in (("chat", format_chat), ("pagerduty", format_pagerduty), ("webhook", format_webhook)):
         body = render(notice, links(notice))
         if body is not None:
             validator(kind).validate(body)
             assert not UNPRINTABLE.search(json.dumps(body, ensure_ascii=False))
-    content = as_chat(notice, links(notice))["content"]
+    content = format_chat(notice, links(notice))["content"]
     assert not LIVE.search("\n".join([content["title"], content["description"], *content.get("nextSteps", ())]))
-    subject, mail = as_subject(notice), as_text(notice, links(notice))
+    subject, mail = format_subject(notice), format_text(notice, links(notice))
     assert "\n" not in subject and "\r" not in subject
     assert not UNPRINTABLE.search(mail)
     ours = ("What to do", "Bcc")
@@ -79,7 +79,7 @@ def page_of(text: str) -> str:
     """A report all of whose texts are this one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stories, "HOSTILE", text)
-        return drawn_page(make_report(stories.hostile(), sections=(ReportSection(text, ((text, text),), text),)))
+        return render_page(make_report(stories.hostile(), sections=(ReportSection(text, ((text, text),), text),)))
 
 
 @pytest.mark.threat("T13")

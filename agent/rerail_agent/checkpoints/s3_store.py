@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from rerail.model.checkpoints import bucket_and_folder
+from rerail.model.checkpoints import split_uri
 from rerail_agent.checkpoints.manifest import (
     MANIFEST,
     METADATA,
@@ -51,7 +51,7 @@ class S3Store:
     @classmethod
     def of(cls, uri: str) -> "S3Store":
         """From `s3://bucket/prefix`, with the region and, for a local AWS, the endpoint of the environment."""
-        bucket, prefix = bucket_and_folder(uri)
+        bucket, prefix = split_uri(uri)
         if not bucket:
             raise ValueError(f"{uri}: must be s3://bucket/prefix")
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None

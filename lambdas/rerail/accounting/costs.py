@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from statistics import median
 
 from rerail.model.policy import MaxRuntime, OnMaxRuntime, Policy
-from rerail.model.prices import price
+from rerail.model.prices import find_price
 from rerail.model.run import Attempt, Run
 
 HOUR_S = 3600.0
@@ -16,55 +16,55 @@ HOUR_S = 3600.0
 ASSUMED_START = timedelta(minutes=5)
 
 
-def billed_seconds(attempt: Attempt, at: datetime) -> float:
+def count_billed_seconds(attempt: Attempt, at: datetime) -> float:
     """Return the seconds until `at` that each machine is billed for; SageMaker's figure if it is known."""
     if attempt.billable_s is not None and attempt.ended_at:
         return float(attempt.billable_s)
-    return training_seconds(attempt, at)
+    return count_training_seconds(attempt, at)
 
 
-def training_seconds(attempt: Attempt, at: datetime) -> float:
+def count_training_seconds(attempt: Attempt, at: datetime) -> float:
     """Return the seconds until `at` that the attempt had its machines, which count towards MaxRuntimeInSeconds."""
     if attempt.training_started_at is None:
         return 0.0
     return max(0.0, ((attempt.ended_at or at) - attempt.training_started_at).total_seconds())
 
 
-def attempt_dollars(attempt: Attempt, at: datetime, prices: Mapping[str, float]) -> float | None:
+def sum_attempt_dollars(attempt: Attempt, at: datetime, prices: Mapping[str, float]) -> float | None:
     """Return the cost of the attempt until `at`; None if the price of its machines is unknown."""
-    hourly = price(attempt.instance_type, prices)
-    spent_s = billed_seconds(attempt, at)
+    hourly = find_price(attempt.instance_type, prices)
+    spent_s = count_billed_seconds(attempt, at)
     if not spent_s:
         return 0.0
     return None if hourly is None else spent_s / HOUR_S * hourly * attempt.instance_count
 
 
-def run_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> float | None:
+def sum_run_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> float | None:
     """Return the cost of the run since an operator last reset it by a release; None if a price is unknown."""
     return _sum(
-        attempt_dollars(attempt, at, prices) for attempt in run.attempts if attempt.number > run.ledger.forgiven
+        sum_attempt_dollars(attempt, at, prices) for attempt in run.attempts if attempt.number > run.ledger.forgiven
     )
 
 
-def incident_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> float | None:
+def sum_incident_dollars(run: Run, at: datetime, prices: Mapping[str, float]) -> float | None:
     """Return the cost of the attempts since the open incident began; 0 without one, None if a price is unknown."""
     incident = run.open_incident
     if incident is None:
         return 0.0
     first = max(incident.attempt, run.ledger.forgiven)
-    return _sum(attempt_dollars(attempt, at, prices) for attempt in run.attempts if attempt.number > first)
+    return _sum(sum_attempt_dollars(attempt, at, prices) for attempt in run.attempts if attempt.number > first)
 
 
-def dollars_per_hour(run: Run, prices: Mapping[str, float]) -> float | None:
+def find_dollars_per_hour(run: Run, prices: Mapping[str, float]) -> float | None:
     """Return the dollars per hour of the newest attempt that had machines; None if the price is unknown."""
     attempt = next((attempt for attempt in reversed(run.attempts) if attempt.instance_type), None)
-    hourly = price(attempt.instance_type, prices) if attempt else None
+    hourly = find_price(attempt.instance_type, prices) if attempt else None
     return None if hourly is None or attempt is None else hourly * attempt.instance_count
 
 
-def relaunch_dollars(run: Run, prices: Mapping[str, float]) -> float | None:
+def estimate_relaunch_dollars(run: Run, prices: Mapping[str, float]) -> float | None:
     """Return what one start-up costs on all machines; None if the price is unknown."""
-    rate = dollars_per_hour(run, prices)
+    rate = find_dollars_per_hour(run, prices)
     return None if rate is None else rate * _estimate_start_up(run).total_seconds() / HOUR_S
 
 
@@ -81,16 +81,16 @@ def _estimate_start_up(run: Run) -> timedelta:
 def find_unpriced_type(run: Run, prices: Mapping[str, float]) -> str:
     """Return the first of the run's instance types whose price is unknown; "" if all are known."""
     types = (attempt.instance_type for attempt in run.attempts if attempt.training_started_at)
-    return next((kind or "of unknown type" for kind in types if price(kind, prices) is None), "")
+    return next((kind or "of unknown type" for kind in types if find_price(kind, prices) is None), "")
 
 
-def runtime_left(run: Run, at: datetime, policy: Policy) -> float | None:
+def find_runtime_left(run: Run, at: datetime, policy: Policy) -> float | None:
     """Return the seconds left of the first request's MaxRuntimeInSeconds; None if each attempt has its own."""
     own = policy.max_runtime is MaxRuntime.PER_ATTEMPT or policy.on_max_runtime is OnMaxRuntime.RELAUNCH
     if own or run.max_runtime_s is None:
         return None
     return run.max_runtime_s - sum(
-        training_seconds(attempt, at) for attempt in run.attempts if attempt.number > run.ledger.forgiven
+        count_training_seconds(attempt, at) for attempt in run.attempts if attempt.number > run.ledger.forgiven
     )
 
 

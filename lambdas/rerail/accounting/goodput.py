@@ -14,7 +14,7 @@ from rerail.accounting.on_call_times import estimate_unattended
 from rerail.accounting.wall_time import Badput as Badput  # re-exported for the readers of accounts
 from rerail.accounting.wall_time import split_wall_time
 from rerail.model.policy import Policy
-from rerail.model.prices import price
+from rerail.model.prices import find_price
 from rerail.model.run import Attempt, Incident, Run
 
 
@@ -98,7 +98,7 @@ def _cost_until(attempt: Attempt, at: datetime, prices: Mapping[str, float]) -> 
     begun, ended = attempt.training_started_at, attempt.ended_at
     if begun is None or at <= begun:
         return 0.0
-    cost = money.attempt_dollars(attempt, at, prices)
+    cost = money.sum_attempt_dollars(attempt, at, prices)
     if cost is None or ended is None or at >= ended:
         return cost
     return cost * ((at - begun) / (ended - begun))
@@ -137,7 +137,7 @@ def _estimate_savings(run: Run, incident: Incident, prices: Mapping[str, float])
 def _dollars_per_hour(run: Run, number: int, prices: Mapping[str, float]) -> float | None:
     """Return the dollars per hour of all machines of an attempt; None if the price is unknown."""
     attempt = next((attempt for attempt in run.attempts if attempt.number == number), None)
-    hourly = price(attempt.instance_type, prices) if attempt else None
+    hourly = find_price(attempt.instance_type, prices) if attempt else None
     return None if attempt is None or hourly is None else hourly * attempt.instance_count
 
 

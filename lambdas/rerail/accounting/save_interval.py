@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from math import sqrt
 from statistics import median
 
-from rerail.accounting.costs import HOUR_S, training_seconds
+from rerail.accounting.costs import HOUR_S, count_training_seconds
 from rerail.model.causes import Cause
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.formatting import format_duration
@@ -34,7 +34,7 @@ class Advice:
     bound: bool = False
 
 
-def optimal_interval(stall_s: float, mtbf_s: float) -> float:
+def find_optimal_interval(stall_s: float, mtbf_s: float) -> float:
     """Return the best training time between two checkpoints in seconds (J. T. Daly, FGCS 22, 2006, second order).
 
     `stall_s` is for how long one checkpoint interrupts training, `mtbf_s` the mean time between failures.
@@ -52,22 +52,22 @@ def advise_interval(run: Run, checkpoints: Sequence[Checkpoint], policy: Policy,
     stalls = [checkpoint.stall_s for checkpoint in checkpoints if checkpoint.stall_s]
     if not stalls:
         return None
-    stall_s, (mtbf_s, failures) = median(stalls), mean_time_between_failures(run, policy, at=at)
-    interval_s = optimal_interval(stall_s, mtbf_s)
+    stall_s, (mtbf_s, failures) = median(stalls), estimate_mtbf(run, policy, at=at)
+    interval_s = find_optimal_interval(stall_s, mtbf_s)
     whole_s = max((checkpoint.write_s for checkpoint in checkpoints if checkpoint.write_s), default=0.0)
     return Advice(
         max(interval_s, whole_s), stall_s, mtbf_s, failures, _measure_interval(checkpoints), whole_s > interval_s
     )
 
 
-def mean_time_between_failures(run: Run, policy: Policy, *, at: datetime) -> tuple[float, int]:
+def estimate_mtbf(run: Run, policy: Policy, *, at: datetime) -> tuple[float, int]:
     """Return the run's mean time between failures in seconds, and its number of failures.
 
     The policy's figure for this number of machines is included as if it were one failure.
     """
     failures = sum(attempt.cause not in (None, Cause.CAPACITY) for attempt in run.attempts)
     failures += sum(attempt.self_repairs for attempt in run.attempts)
-    hours = sum(training_seconds(attempt, at) for attempt in run.attempts) / HOUR_S
+    hours = sum(count_training_seconds(attempt, at) for attempt in run.attempts) / HOUR_S
     machines = max(1, max(attempt.instance_count for attempt in run.attempts))
     expected_h = policy.advice.machine_mtbf.total_seconds() / HOUR_S / machines
     return (expected_h + hours) / (1 + failures) * HOUR_S, failures

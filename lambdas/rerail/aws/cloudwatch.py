@@ -12,7 +12,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.validation import validated
+from rerail.aws.validation import validate
 from rerail.model.errors import StateUnknown, Throttled
 from rerail.model.metrics import MetricQuery, Points
 
@@ -70,7 +70,7 @@ def _read(batch: Sequence[MetricQuery], *, start: datetime, end: datetime, perio
     calls = 0
     try:
         for calls, page in enumerate(pages, start=1):  # noqa: B007
-            with validated("GetMetricData"):
+            with validate("GetMetricData"):
                 for result in page["MetricDataResults"]:
                     status[result["Id"]] = result.get("StatusCode", "Complete")
                     values[result["Id"]] |= _parse_points(result)

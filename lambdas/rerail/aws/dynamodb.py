@@ -12,10 +12,10 @@ from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
 from rerail.aws.records import pack, read, record
-from rerail.aws.validation import validated
+from rerail.aws.validation import validate
 from rerail.model.codec import BadRecord, dumps
 from rerail.model.errors import Conflict, RequestRefused
-from rerail.model.partitions import PARTITIONS, partition_of
+from rerail.model.partitions import PARTITIONS, find_partition
 from rerail.model.run import Run, TimelineEntry
 
 INDEX = "open"
@@ -56,13 +56,13 @@ class DynamoRuns:
         item = self._get(f"run#{run_id}", "request")
         if item is None:
             raise RequestRefused(f"no request is stored for run {run_id!r}; start the job again by hand")
-        with validated(f"the stored request of {run_id}"):
+        with validate(f"the stored request of {run_id}"):
             request: dict[str, Any] = json.loads(item["doc"]["S"])
         return request
 
     def run_of(self, job_name: str) -> str | None:
         item = self._get(f"job#{job_name}", "job")
-        with validated("GetItem"):
+        with validate("GetItem"):
             return str(item["run"]["S"]) if item and "run" in item else None
 
     def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
@@ -78,7 +78,7 @@ class DynamoRuns:
 
     def unheard_of(self, job_names: Collection[str]) -> set[str]:
         names = set(job_names)
-        with validated("BatchGetItem"):
+        with validate("BatchGetItem"):
             found = read(self._table, [_key(f"job#{name}", "job") for name in sorted(names)], only="pk")
             return names - {item["pk"]["S"].removeprefix("job#") for item in found}
 
@@ -144,7 +144,7 @@ def _run_item(run: Run) -> dict[str, Any]:
         "state": {"S": run.state.value},
     }
     if run.is_swept:
-        item[INDEX] = {"S": f"open#{partition_of(run.id)}"}
+        item[INDEX] = {"S": f"open#{find_partition(run.id)}"}
     return item
 
 
@@ -173,7 +173,7 @@ def run_doc(run: Run) -> dict[str, Any]:
 
 def _items(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return a page's items. A page without the member `Items` is invalid, not empty, and raises InvalidResponse."""
-    with validated("Query"):
+    with validate("Query"):
         return [item for item in page["Items"] if item is not None]
 
 

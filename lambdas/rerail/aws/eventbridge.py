@@ -8,7 +8,7 @@ from rerail.aws.clients import client
 from rerail.aws.validation import truncate
 from rerail.messages.messages import NOTICE, RERAIL
 from rerail.model.notice import Notice
-from rerail.notices.notice import as_detail
+from rerail.notices.notice import format_detail
 from rerail.notices.notifiers.links import Links
 
 
@@ -19,7 +19,7 @@ class EventBus:
         self._name = name
 
     def publish(self, notice: Notice) -> None:
-        self.put(NOTICE, as_detail(notice), of=notice)
+        self.put(NOTICE, format_detail(notice), of=notice)
 
     def put(self, detail_type: str, detail: Mapping[str, Any], *, of: Notice) -> None:
         """Put one event about the notice on the bus. Raises RuntimeError if the bus rejects it."""

@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 from rerail.aws.clients import client
 from rerail.aws.dynamodb import INDEX
 from rerail.aws.records import record
-from rerail.aws.validation import validated
+from rerail.aws.validation import validate
 from rerail.hyperpod.clusters import ClusterRecord
 from rerail.model.codec import BadRecord, dumps
 from rerail.model.errors import Conflict
@@ -32,7 +32,7 @@ class DynamoClusters:
         try:
             return record(ClusterRecord, item)
         except BadRecord:
-            with validated("GetItem"):
+            with validate("GetItem"):
                 return ClusterRecord(cluster, version=int(item["version"]["N"]))
 
     def waiting(self) -> Iterator[ClusterRecord]:

@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.validation import InvalidResponse, validated
+from rerail.aws.validation import InvalidResponse, validate
 from rerail.incident_report.facts import LogLine
 from rerail.model.errors import StateUnknown, Throttled
 
@@ -74,7 +74,7 @@ def _lines(stream: str, events: Sequence[dict[str, Any]]) -> Iterator[LogLine]:
 @contextmanager
 def _readable(what: str) -> Iterator[None]:
     try:
-        with validated("CloudWatch Logs"):
+        with validate("CloudWatch Logs"):
             yield
     except InvalidResponse as error:
         raise StateUnknown(f"{what}: {error}") from error

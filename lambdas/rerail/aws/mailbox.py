@@ -13,12 +13,12 @@ from rerail.model.mailbox import (
     SIZE_LIMIT,
     Command,
     Report,
-    command_key,
-    heartbeat_key,
+    make_command_key,
+    make_heartbeat_key,
     read_heartbeat,
     read_report,
     run_of_report,
-    write,
+    serialize,
 )
 from rerail.model.signatures import is_signed
 from rerail.ports import ReceivedHeartbeat, ReceivedHeartbeats
@@ -35,9 +35,11 @@ class S3Mailbox:
         self._bucket = bucket
 
     def post(self, command: Command) -> None:
-        key = command_key(command.run)
+        key = make_command_key(command.run)
         try:
-            client("s3").put_object(Bucket=self._bucket, Key=key, Body=write(command), ContentType="application/json")
+            client("s3").put_object(
+                Bucket=self._bucket, Key=key, Body=serialize(command), ContentType="application/json"
+            )
         except ClientError as error:
             if error.response["Error"]["Code"] in THROTTLING:
                 raise Throttled(f"PutObject {key}: {error}") from error
@@ -61,7 +63,7 @@ class S3Mailbox:
 
     def _heartbeat(self, seal_keys: Mapping[str, str], folder: str) -> ReceivedHeartbeat | str | None:
         """Return the heartbeat, or the reason why it cannot be read; None if there is none."""
-        name = heartbeat_key(folder)
+        name = make_heartbeat_key(folder)
         try:
             if (stored := self._get(name)) is None:
                 return None

@@ -9,7 +9,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.validation import validated
+from rerail.aws.validation import validate
 from rerail.model.codec import dumps, loads
 from rerail.model.errors import Throttled
 from rerail.model.rate_limit import Admission, Launches, admit
@@ -34,7 +34,7 @@ class DynamoRateLimit:
 
     def _load(self) -> tuple[int, Launches]:
         item = client("dynamodb").get_item(TableName=self._table, Key=KEY, ConsistentRead=True).get("Item")
-        with validated("GetItem"):
+        with validate("GetItem"):
             return (int(item["version"]["N"]), loads(Launches, item["doc"]["S"])) if item else (0, Launches())
 
     def _keep(self, launches: Launches, version: int) -> bool:

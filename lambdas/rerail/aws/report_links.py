@@ -7,9 +7,9 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from rerail.aws.clients import client_as
-from rerail.incident_report.location import page_key
+from rerail.incident_report.location import make_page_key
 from rerail.model.notice import Notice
-from rerail.notices.notifiers.links import NoticeOrigin, console_of_report
+from rerail.notices.notifiers.links import NoticeOrigin, make_report_console_link
 
 # A night. The function's credentials may expire sooner, and signed URLs expire with them.
 VALID_S = 12 * 3600
@@ -28,14 +28,14 @@ class ReportLinks:
         A URL that cannot be signed is replaced by the console link, so that the notice is sent anyway."""
         if not self._bucket or not notice.state:
             return ""
-        key = page_key(notice.run)
+        key = make_page_key(notice.run)
         if self._signed:
             params = {"Bucket": self._bucket, "Key": key}
             try:
                 return str(_signer(place.region).generate_presigned_url("get_object", Params=params, ExpiresIn=VALID_S))
             except BotoCoreError:
-                return console_of_report(self._bucket, key, place)
-        return console_of_report(self._bucket, key, place)
+                return make_report_console_link(self._bucket, key, place)
+        return make_report_console_link(self._bucket, key, place)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Store the pages of incident reports in their bucket."""
 
 from rerail.aws.clients import client
-from rerail.incident_report.location import page_key
+from rerail.incident_report.location import make_page_key
 
 HTML = "text/html; charset=utf-8"
 
@@ -16,7 +16,7 @@ class S3ReportPages:
         # no-cache: a reopened link must show the current page.
         client("s3").put_object(
             Bucket=self._bucket,
-            Key=page_key(run),
+            Key=make_page_key(run),
             Body=page.encode(),
             ContentType=HTML,
             CacheControl="no-cache",

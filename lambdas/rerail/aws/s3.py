@@ -19,7 +19,7 @@ from rerail.model.checkpoint_layouts import (
     has_manifests,
     make_checkpoint,
 )
-from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, bucket_and_folder, newest_usable, read_manifest
+from rerail.model.checkpoints import MANIFEST, STEP_FOLDER, Checkpoint, find_newest_usable, read_manifest, split_uri
 from rerail.model.errors import BadManifest, CallFailed, StateUnknown
 
 # Manifests are read in batches from the newest until one is usable, up to the limit. The newest nearly always is, but a
@@ -41,7 +41,7 @@ class S3Checkpoints:
         self._read = lru_cache(maxsize=MANIFEST_CACHE_SIZE)(_read)
 
     def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
-        bucket, prefix = bucket_and_folder(uri)
+        bucket, prefix = split_uri(uri)
         try:
             stored = _list_objects(bucket, prefix)
             folders = _group_by_folder(stored, prefix)
@@ -55,7 +55,7 @@ class S3Checkpoints:
             for start in range(0, len(newest), MANIFEST_BATCH):
                 few = newest[start : start + MANIFEST_BATCH]
                 found += filter(None, (self._read_cached(bucket, folder, folders[folder], etags) for folder in few))
-                if newest_usable(found):
+                if find_newest_usable(found):
                     break
         except (ClientError, BotoCoreError) as error:
             raise StateUnknown(f"checkpoints under {uri}: {error}") from error
@@ -70,7 +70,7 @@ class S3Checkpoints:
             return None  # deleted or moved by the job since it was listed
 
     def times(self, uri: str) -> Sequence[datetime]:
-        bucket, prefix = bucket_and_folder(uri)
+        bucket, prefix = split_uri(uri)
         try:
             stored = _list_objects(bucket, prefix)
         except (ClientError, BotoCoreError) as error:
@@ -82,7 +82,7 @@ class S3Checkpoints:
         return times[-MANIFEST_BATCH:]
 
     def set_aside(self, action: QuarantineCheckpoints) -> None:
-        bucket, prefix = bucket_and_folder(action.uri)
+        bucket, prefix = split_uri(action.uri)
         try:
             stored = _list_objects(bucket, prefix)
             moves = [] if has_manifests(stored) else plan_moves(stored, _read_pointers(bucket, prefix, stored), action)

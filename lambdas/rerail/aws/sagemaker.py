@@ -7,7 +7,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from rerail.aws.clients import client
-from rerail.aws.validation import validated
+from rerail.aws.validation import validate
 from rerail.decisions.warm_pools import GONE
 from rerail.model.errors import (
     CallFailed,
@@ -18,11 +18,11 @@ from rerail.model.errors import (
     StateUnknown,
     Throttled,
 )
-from rerail.model.machines import cluster_of, pool_of
+from rerail.model.machines import read_cluster, read_warm_pool
 from rerail.model.redaction import redact_values
 from rerail.model.run import Job, JobStatus
 from rerail.model.self_repairs import count_repairs
-from rerail.requests.relaunch import checkpoint_uri
+from rerail.requests.relaunch import read_checkpoint_uri
 
 THROTTLING = ("ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded")
 CAPACITY_CODES = ("ResourceLimitExceeded", "CapacityError", "InsufficientCapacity")
@@ -36,8 +36,8 @@ class SageMakerJobs:
     def describe(self, job_name: str) -> tuple[Job, Mapping[str, Any]]:
         try:
             description = client("sagemaker").describe_training_job(TrainingJobName=job_name)
-            with validated("DescribeTrainingJob"):
-                return job_from(description), description
+            with validate("DescribeTrainingJob"):
+                return read_job(description), description
         except ClientError as error:
             if _is_missing(error):
                 raise JobNotFound(f"SageMaker has no training job {job_name!r}") from error
@@ -48,7 +48,7 @@ class SageMakerJobs:
     def tags(self, arn: str) -> Mapping[str, str]:
         try:
             pages = client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
-            with validated("ListTags"):
+            with validate("ListTags"):
                 return {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
         except (ClientError, BotoCoreError) as error:
             raise StateUnknown(f"ListTags {arn}: {error}") from error
@@ -65,7 +65,7 @@ class SageMakerJobs:
             .paginate(LastModifiedTimeAfter=time, PaginationConfig={"PageSize": PAGE_SIZE})
         )
         try:
-            with validated("ListTrainingJobs"):
+            with validate("ListTrainingJobs"):
                 return {
                     summary["TrainingJobName"]: (
                         JobStatus(summary.get("TrainingJobStatus")),
@@ -115,7 +115,7 @@ class SageMakerJobs:
                 raise Throttled(f"the warm pool of {job_name} cannot be released yet: {error}") from error
 
 
-def job_from(description: Mapping[str, Any]) -> Job:
+def read_job(description: Mapping[str, Any]) -> Job:
     """Return the job in a DescribeTrainingJob response."""
     return Job(
         name=description["TrainingJobName"],
@@ -126,7 +126,7 @@ def job_from(description: Mapping[str, Any]) -> Job:
         training_started_at=description.get("TrainingStartTime"),
         ended_at=description.get("TrainingEndTime"),
         failure_reason=redact_values(description.get("FailureReason", ""), description),
-        checkpoint_uri=checkpoint_uri(description),
+        checkpoint_uri=read_checkpoint_uri(description),
         keep_alive_seconds=description.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds", 0),
         defined_metrics=tuple(
             metric["Name"] for metric in description.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
@@ -136,8 +136,8 @@ def job_from(description: Mapping[str, Any]) -> Job:
         billable_s=description.get("BillableTimeInSeconds"),
         max_runtime_s=description.get("StoppingCondition", {}).get("MaxRuntimeInSeconds"),
         metrics={metric["MetricName"]: metric["Value"] for metric in description.get("FinalMetricDataList", [])},
-        cluster=cluster_of(description),
-        pool=pool_of(description),
+        cluster=read_cluster(description),
+        pool=read_warm_pool(description),
         lacks_machines=_lacks_machines(description),
         pending_ran_out=_pending_ran_out(description),
         repaired=count_repairs(

@@ -15,7 +15,7 @@ from rerail.aws.records import pack, read, record, write
 from rerail.model.codec import BadRecord, dumps
 from rerail.model.errors import CallFailed
 from rerail.model.partitions import PARTITIONS
-from rerail.sweep.shards import Shard, as_event
+from rerail.sweep.shards import Shard, format_event
 from rerail.sweep.sweep import SweepReport
 
 KEPT_FOR = timedelta(days=1)
@@ -37,7 +37,7 @@ class InvokedShards:
         self._table = table
 
     def hand_on(self, share: Shard, *, to: str) -> None:
-        event = json.dumps(as_event(share), separators=(",", ":")).encode()
+        event = json.dumps(format_event(share), separators=(",", ":")).encode()
         try:
             client("lambda").invoke(FunctionName=to, InvocationType="Event", Payload=event)
         except (ClientError, BotoCoreError) as error:

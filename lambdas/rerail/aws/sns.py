@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from rerail.aws.clients import client
 from rerail.model.actions import Severity
 from rerail.model.notice import Notice
-from rerail.notices.notifiers.chat import as_chat
-from rerail.notices.notifiers.email import as_subject, as_text
+from rerail.notices.notifiers.chat import format_chat
+from rerail.notices.notifiers.email import format_subject, format_text
 from rerail.notices.notifiers.links import Links
 
 
@@ -20,11 +20,11 @@ class SnsTopics:
 
     def say(self, notice: Notice, links: Links) -> None:
         """Publish the notice in one message. Raises KeyError if there is no topic for its severity."""
-        message = json.dumps(as_chat(notice, links)) if self._chat else as_text(notice, links)
+        message = json.dumps(format_chat(notice, links)) if self._chat else format_text(notice, links)
         attributes = {"run": notice.run, "severity": notice.severity.value, "key": notice.key}
         client("sns").publish(
             TopicArn=self._topics[notice.severity],
-            Subject=as_subject(notice),
+            Subject=format_subject(notice),
             Message=message,
             MessageAttributes={
                 name: {"DataType": "String", "StringValue": value} for name, value in attributes.items() if value

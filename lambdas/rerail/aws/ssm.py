@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rerail.aws.clients import client
-from rerail.aws.validation import validated
+from rerail.aws.validation import validate
 from rerail.model.errors import StateUnknown, UnknownPolicy
 from rerail.model.policy import NAME, Policy, parse_policy
 from rerail.supervisor.pause import parse_pause
@@ -38,7 +38,7 @@ class SsmPolicies:
         if not NAME.fullmatch(name):
             raise UnknownPolicy(f"{name!r} is not a valid name of a policy")
         try:
-            with validated("GetParameter"):
+            with validate("GetParameter"):
                 return str(client("ssm").get_parameter(Name=f"{self._prefix}/{name}")["Parameter"]["Value"])
         except ClientError as error:
             if error.response["Error"]["Code"] == "ParameterNotFound":
@@ -70,7 +70,7 @@ class SsmPause:
     def _read(self) -> bool | None:
         """Return whether Rerail is paused, or None if the parameter cannot be read."""
         try:
-            with validated("GetParameter"):
+            with validate("GetParameter"):
                 text = str(client("ssm").get_parameter(Name=self._name)["Parameter"]["Value"])
         except ClientError as error:
             return False if error.response["Error"]["Code"] == "ParameterNotFound" else None

@@ -44,7 +44,7 @@ def truncate(text: str, most: int = PROBLEM_LIMIT) -> str:
 
 
 @contextmanager
-def validated(what: str) -> Iterator[None]:
+def validate(what: str) -> Iterator[None]:
     """Raise InvalidResponse for any error while a response is read; errors of AWS and of the SDK pass through."""
     try:
         yield
@@ -89,7 +89,7 @@ class Reader:
     """Base class of every client that validates responses; the SDK's own parsers trust them."""
 
     def _make_api_call(self, operation_name: str, api_params: Any) -> Any:
-        with validated(operation_name):
+        with validate(operation_name):
             try:
                 answer = super()._make_api_call(operation_name, api_params)  # type: ignore[misc]
             except ClientError as error:

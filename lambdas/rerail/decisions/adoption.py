@@ -7,14 +7,14 @@ from typing import Any
 
 from rerail.decisions.decision import make_command
 from rerail.model.actions import Notify, PostCommand, Severity
-from rerail.model.cluster_names import names_cluster
+from rerail.model.cluster_names import is_cluster_named
 from rerail.model.errors import PolicyError, UnknownPolicy
 from rerail.model.mailbox import CommandKind
 from rerail.model.policy import Policy
-from rerail.model.run import Attempt, Job, JobStatus, Ledger, Run, RunState, run_id
+from rerail.model.run import Attempt, Job, JobStatus, Ledger, Run, RunState, make_run_id
 from rerail.model.runbooks import Runbook
 from rerail.ports import Policies
-from rerail.requests.relaunch import CLUSTER_TAG, POLICY_TAG, RUN_TAG, reason_to_refuse
+from rerail.requests.relaunch import CLUSTER_TAG, POLICY_TAG, RUN_TAG, find_refusal
 
 # A job that failed longer ago than this is not adopted: Rerail was not supervising it when it failed.
 MAX_FAILURE_AGE = timedelta(hours=1)
@@ -50,7 +50,7 @@ def adopt(
         return _refuse(
             job, f"its tag {RUN_TAG} names a run that did not launch it; remove the tag to have it supervised"
         )
-    if reason := reason_to_refuse(description):
+    if reason := find_refusal(description):
         return _refuse(job, f"{reason}; remove the tag {POLICY_TAG}")
     if job.status in (JobStatus.COMPLETED, JobStatus.STOPPED, JobStatus.DELETING):
         return AdoptionRefused(f"it had ended ({job.status}) before it was heard of")
@@ -74,7 +74,7 @@ def _choose_policy(name: str, policies: Policies) -> tuple[Policy, str]:
 def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, at: datetime) -> Adopted:
     """Return the new run; with a `problem` it is only observed."""
     # A name may be used again after DeleteTrainingJob: the newer job is another run.
-    name = run_id(f"{job.name[:45].rstrip('-')}-{job.created_at:%Y%m%d%H%M}" if taken else job.name)
+    name = make_run_id(f"{job.name[:45].rstrip('-')}-{job.created_at:%Y%m%d%H%M}" if taken else job.name)
     reason = f"adopted {job.name} under policy '{policy.name}'"
     notices: tuple[Notify, ...] = ()
     if problem:
@@ -109,7 +109,7 @@ def _make_run(job: Job, policy: Policy, problem: str, uri: str, *, taken: bool, 
 def _with_cluster(adopted: Adopted, cluster: str) -> Adopted:
     """Return the run with the HyperPod cluster that its tag names; send a notice if the tag is malformed."""
     run = adopted.run
-    if not cluster or names_cluster(cluster):
+    if not cluster or is_cluster_named(cluster):
         return replace(adopted, run=replace(run, hyperpod=cluster))
     notice = Notify(
         severity=Severity.INFORM,

@@ -6,10 +6,10 @@ An answer names the proposal's id, so that a late answer never approves a newer 
 from dataclasses import replace
 from datetime import datetime
 
-from rerail.accounting.costs import relaunch_dollars
+from rerail.accounting.costs import estimate_relaunch_dollars
 from rerail.decisions.decision import Decision, format_start, hold_run, make_notice, with_attempt
 from rerail.decisions.launch import with_launch
-from rerail.decisions.launch_checks import PAUSED
+from rerail.decisions.launch_checks import PAUSED_TEXT
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.finding import Finding
 from rerail.model.formatting import format_dollars, format_duration
@@ -150,7 +150,7 @@ def _with_proposal(
         asked_at=at,
         expires_at=at + policy.approval.wait,
         awaits=awaits,
-        dollars=relaunch_dollars(run, policy.prices),
+        dollars=estimate_relaunch_dollars(run, policy.prices),
         finding=finding,
     )
     run = replace(run, proposal=proposal)
@@ -205,5 +205,5 @@ def _format_proposal(run: Run) -> str:
     proposal = run.proposal
     assert proposal is not None
     cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}"
-    awaited = "waiting for approval" if proposal.awaits is LaunchCheck.APPROVAL else PAUSED
+    awaited = "waiting for approval" if proposal.awaits is LaunchCheck.APPROVAL else PAUSED_TEXT
     return f"proposal {proposal.id}: {proposal.what}{cost} ({awaited})"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from rerail.detection.onsets import OF_THE_LOSS
-from rerail.model.checkpoints import Checkpoint, Health, newest_usable
+from rerail.model.checkpoints import Checkpoint, Health, find_newest_usable
 from rerail.model.finding import Finding, Level
 from rerail.model.mailbox import Report, ReportKind
 from rerail.model.run import HealthLabel, Run
@@ -20,7 +20,7 @@ MAX_LABELS = 60
 Onsets = list[tuple[tuple[int, int], int]]
 MAX_WHY_CHARS = 200
 ALL_RESTARTS = 1_000_000
-OVER = (Level.MENDED, Level.ACCEPTED)
+RESOLVED_LEVELS = (Level.MENDED, Level.ACCEPTED)
 ROLLED_BACK = "saved after the loss had gone wrong, by the attempt that was rolled back or one before it"
 SUSPECT_MANIFEST = "its health is suspect: there was trouble with the loss when it was saved"
 
@@ -63,12 +63,12 @@ def is_resumable(checkpoint: Checkpoint) -> bool:
     return checkpoint.is_whole and checkpoint.health is not Health.QUARANTINED
 
 
-def newest_resumable(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+def find_newest_resumable(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """Return the newest clean checkpoint, else the newest suspect one, never a quarantined one.
 
     A suspect checkpoint may be sound, and starting from scratch loses everything.
     """
-    return newest_usable(checkpoints) or newest_usable(checkpoints, health=Health.SUSPECT)
+    return find_newest_usable(checkpoints) or find_newest_usable(checkpoints, health=Health.SUSPECT)
 
 
 def with_findings(run: Run, findings: Sequence[Finding]) -> Run:
@@ -77,7 +77,9 @@ def with_findings(run: Run, findings: Sequence[Finding]) -> Run:
         if finding.kind not in OF_THE_LOSS:
             continue
         run = (
-            _with_trouble_closed(run, finding) if finding.level in OVER else _with_trouble(run, finding, Health.SUSPECT)
+            _with_trouble_closed(run, finding)
+            if finding.level in RESOLVED_LEVELS
+            else _with_trouble(run, finding, Health.SUSPECT)
         )
     return run
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import with_fresh_budgets
-from rerail.decisions.checkpoint_health import newest_resumable, with_health
+from rerail.decisions.checkpoint_health import find_newest_resumable, with_health
 from rerail.decisions.remedies import Hold
 from rerail.model.actions import (
     Action,
@@ -18,7 +18,7 @@ from rerail.model.actions import (
     Severity,
     StopJob,
 )
-from rerail.model.checkpoints import Checkpoint, newest_usable
+from rerail.model.checkpoints import Checkpoint, find_newest_usable
 from rerail.model.mailbox import LIMITS, Command, CommandKind
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import Attempt, Incident, Job, Run, RunState, parse_step
@@ -134,7 +134,7 @@ def choose_resume_step(checkpoints: Sequence[Checkpoint] | None, *, before_step:
     Without a clean checkpoint a suspect one is taken, except where `before_step` limits the choice.
     """
     known = checkpoints or ()
-    newest = newest_resumable(known) if before_step is None else newest_usable(known, before_step=before_step)
+    newest = find_newest_resumable(known) if before_step is None else find_newest_usable(known, before_step=before_step)
     return newest.step if newest else None
 
 

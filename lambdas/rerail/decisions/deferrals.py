@@ -17,7 +17,7 @@ from rerail.decisions.decision import (
     with_warnings,
     without_pending,
 )
-from rerail.decisions.launch_checks import PAUSED, Consequence, Obstacle, find_obstacle
+from rerail.decisions.launch_checks import PAUSED_TEXT, Consequence, Obstacle, find_obstacle
 from rerail.model.actions import ClearedBy, CreateJob, Notify, Severity, StopJob
 from rerail.model.formatting import format_duration
 from rerail.model.policy import Mode, Policy
@@ -64,7 +64,7 @@ def on_paused(run: Run, paused: Paused, policy: Policy) -> Decision:
     if not has_pending(run, StopJob) or run.stop is None:
         return Decision(run)
     what = "is cancelled" if run.stop.drill else "waits"
-    reason = f"{PAUSED}: the stop ({run.stop.reason}) {what}, the job goes on"
+    reason = f"{PAUSED_TEXT}: the stop ({run.stop.reason}) {what}, the job goes on"
     return Decision(_with_stop_deferred(without_pending(run, StopJob), paused.at), reason=reason)
 
 
@@ -112,7 +112,7 @@ def _defer_stops(before: Run, decision: Decision, *, at: datetime, policy: Polic
     run = _with_stop_deferred(decision.run, at)
     if run == before:
         return Decision(run, actions)
-    return replace(decision, run=run, actions=actions, reason=f"{decision.reason}; not yet: {PAUSED}")
+    return replace(decision, run=run, actions=actions, reason=f"{decision.reason}; not yet: {PAUSED_TEXT}")
 
 
 def _with_stop_deferred(run: Run, at: datetime) -> Run:

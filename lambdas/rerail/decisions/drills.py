@@ -15,7 +15,7 @@ from rerail.decisions.decision import (
     stop_now,
     without_pending,
 )
-from rerail.decisions.launch_checks import PAUSED
+from rerail.decisions.launch_checks import PAUSED_TEXT
 from rerail.model.actions import PostCommand
 from rerail.model.checkpoints import Health
 from rerail.model.formatting import format_duration
@@ -91,7 +91,7 @@ def _find_state_refusal(run: Run) -> str:
 def _find_drill_refusal(run: Run, command: OperatorCommand, policy: Policy) -> str:
     """Return why a drill is not possible and what to do, or an empty string."""
     if policy.mode is Mode.PAUSE:
-        return f"{PAUSED}: repeat the command after `rerail resume`"
+        return f"{PAUSED_TEXT}: repeat the command after `rerail resume`"
     if run.proposal:
         return f"{run.proposal.id} waits for an answer: `rerail show {run.id}` tells which"
     clean_steps = [

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from rerail.decisions.decision import Decision, make_command, stop_now, without_pending
 from rerail.model.actions import Action, Notify, PostCommand, StopJob
-from rerail.model.checkpoints import EMERGENCY, Checkpoint, newest_usable
+from rerail.model.checkpoints import EMERGENCY, Checkpoint, find_newest_usable
 from rerail.model.formatting import format_duration
 from rerail.model.mailbox import CommandKind, Durability, ReportKind
 from rerail.model.policy import Policy
@@ -51,7 +51,7 @@ def on_checkpoints(run: Run, stop: PlannedStop, checkpoints: Sequence[Checkpoint
     requested = next((c for c in checkpoints if c.is_whole and _is_requested(stop, c)), None)
     if requested:
         return stop_now(run, f"{_format_checkpoint(requested.step)} is committed: stopping the job")
-    newest = newest_usable(checkpoints)
+    newest = find_newest_usable(checkpoints)
     if _awaits_agent(stop) or newest is None or newest.saved_at <= stop.asked_at:
         return None
     return stop_now(run, f"the checkpoint of step {newest.step} is newer than the request to stop: stopping the job")

@@ -22,7 +22,7 @@ from rerail.decisions.decision import (
 )
 from rerail.decisions.launch import relaunch_now
 from rerail.decisions.on_failure import with_diagnosis, with_failure_charged, with_incident
-from rerail.decisions.remedies import Failure, Hold, remedy
+from rerail.decisions.remedies import Failure, Hold, choose_remedy
 from rerail.diagnosis.classify import Diagnosis, diagnose
 from rerail.model.actions import Action, PostCommand, Severity
 from rerail.model.causes import Cause
@@ -311,7 +311,7 @@ def on_crash(run: Run, reported: AgentReported, policy: Policy) -> Decision:
     what = _format_crash(run, diagnosis)
     charged = with_failure_charged(with_attempt(run, with_diagnosis(run.current, failure)), failure)
     aim = RestartTarget(skip_samples=run.current.skip_samples, rate=run.current.rate)
-    verdict = remedy(charged, failure, policy)
+    verdict = choose_remedy(charged, failure, policy)
     obstacle = verdict.why if isinstance(verdict, Hold) else find_obstacle(charged, failure, aim, policy)
     if policy.mode is not Mode.ACT or not may_act(run, policy):
         obstacle = "nothing is done without a human" if may_act(run, policy) else "observing only"

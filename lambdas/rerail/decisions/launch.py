@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from rerail.decisions import warm_pools
 from rerail.decisions.budgets import with_start
-from rerail.decisions.checkpoint_health import is_resumable, newest_resumable
+from rerail.decisions.checkpoint_health import find_newest_resumable, is_resumable
 from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
@@ -242,7 +242,7 @@ def choose_resume_step_again(run: Run, checkpoints: Sequence[Checkpoint] | None)
     candidates = [c for c in checkpoints or () if wanted is not None and c.step <= wanted]
     if checkpoints is None or wanted is None or any(c.step == wanted and is_resumable(c) for c in candidates):
         return run, ""
-    newest = newest_resumable(candidates)
+    newest = find_newest_resumable(candidates)
     step = newest.step if newest else None
     run = with_attempt(run, replace(run.current, resumed_from_step=step))
     return run, f" (the checkpoint of step {wanted} cannot be resumed from any more)"

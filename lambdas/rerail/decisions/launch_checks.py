@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from rerail.accounting.costs import incident_dollars, run_dollars, runtime_left
+from rerail.accounting.costs import find_runtime_left, sum_incident_dollars, sum_run_dollars
 from rerail.model.formatting import format_dollars
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import LaunchCheck, Run, RunState
 from rerail.model.runbooks import Runbook
 
-PAUSED = "Rerail is paused for this account"
+PAUSED_TEXT = "Rerail is paused for this account"
 
 
 class Consequence(StrEnum):
@@ -52,7 +52,7 @@ def is_not_paused(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     return Obstacle(
         LaunchCheck.PAUSE,
         Consequence.WAIT,
-        f"{run.current.job_name} waits: {PAUSED}, or policy '{policy.name}' pauses",
+        f"{run.current.job_name} waits: {PAUSED_TEXT}, or policy '{policy.name}' pauses",
         "`rerail resume` lifts the pause of the account",
         Runbook.OBSERVING,
     )
@@ -60,7 +60,7 @@ def is_not_paused(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
 
 def has_time_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """The request's MaxRuntimeInSeconds is a budget for the whole run."""
-    left = runtime_left(run, at, policy)
+    left = find_runtime_left(run, at, policy)
     if left is None or left > 0:
         return None
     return Obstacle(
@@ -75,7 +75,7 @@ def has_time_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
 def has_run_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """A run's cost is capped if the policy sets a cap and the price is known."""
     cap = policy.limits.run_dollars
-    spent = run_dollars(run, at, policy.prices) if cap else None
+    spent = sum_run_dollars(run, at, policy.prices) if cap else None
     advice = "see what it has come to, then release the run to grant it as much again"
     return _check_budget(LaunchCheck.RUN_COST, spent, cap, "the run has cost", "limits.run_dollars", advice)
 
@@ -83,7 +83,7 @@ def has_run_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | No
 def has_incident_budget_left(run: Run, at: datetime, policy: Policy) -> Obstacle | None:
     """The cost of recovering from one incident is capped if the policy sets a cap and the price is known."""
     cap = policy.limits.incident_dollars
-    spent = incident_dollars(run, at, policy.prices) if cap else None
+    spent = sum_incident_dollars(run, at, policy.prices) if cap else None
     advice = "find out why relaunching does not resolve it, then release the run"
     return _check_budget(
         LaunchCheck.INCIDENT_COST, spent, cap, "this incident has cost", "limits.incident_dollars", advice
@@ -128,7 +128,7 @@ def with_runtime_left(run: Run, at: datetime, policy: Policy) -> Run:
 
     It is never less than the policy's least runtime.
     """
-    left = runtime_left(run, at, policy)
+    left = find_runtime_left(run, at, policy)
     if left is None or run.current.number == 1 or run.max_runtime_s is None:
         return run
     least = min(policy.limits.least_runtime.total_seconds(), run.max_runtime_s)

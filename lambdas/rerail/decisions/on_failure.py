@@ -25,7 +25,7 @@ from rerail.decisions.decision import (
 )
 from rerail.decisions.fallback_machines import list_untried, with_machines
 from rerail.decisions.launch import relaunch_now, with_next_attempt, with_stale_checkpoints_noted
-from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, capacity_verdict, remedy
+from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_capacity_verdict, choose_remedy
 from rerail.diagnosis.classify import diagnose
 from rerail.model.actions import CreateJob, QuarantineCheckpoints, Severity
 from rerail.model.causes import Cause
@@ -72,7 +72,7 @@ def on_failed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         # The job ended by itself before it was stopped for the rollback.
         decision = relaunch_now(run, seen, policy, f"{what}, while it was being stopped ({run.stop.reason})")
         return replace(decision, finding="job_failed", inputs=_make_inputs(run, failure, seen))
-    verdict = remedy(run, failure, policy)
+    verdict = choose_remedy(run, failure, policy)
     if isinstance(verdict, Relaunch) and is_loss_rollback(failure):
         decision = _climb_ladder(run, verdict, failure, seen, policy, what)
     else:
@@ -253,7 +253,7 @@ def on_refusal(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
             )
         # SageMaker may have refused the fall-back machines rather than the owner's request.
     run = replace(run, ledger=with_charge(run.ledger, Cause.CAPACITY, trained=False, progressed=False, at=refused.at))
-    verdict = capacity_verdict(run, policy, at=refused.at, refusal=refused.message)
+    verdict = choose_capacity_verdict(run, policy, at=refused.at, refusal=refused.message)
     if isinstance(verdict, Hold):
         return hold_as_ruled(run, refused.at, what, verdict)
     return _wait_for_capacity(run, verdict, refused.at, what)

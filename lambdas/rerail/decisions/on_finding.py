@@ -6,7 +6,7 @@ from datetime import datetime
 
 from rerail.decisions import rollback_ladder
 from rerail.decisions.approvals import format_unanswered, leave_job_running, propose_again, propose_stop
-from rerail.decisions.checkpoint_health import OVER, with_findings, with_rollback_labels
+from rerail.decisions.checkpoint_health import RESOLVED_LEVELS, with_findings, with_rollback_labels
 from rerail.decisions.decision import (
     Decision,
     choose_resume_step,
@@ -23,12 +23,12 @@ from rerail.decisions.in_place_restart import can_restart, choose_target, find_o
 from rerail.decisions.launch import is_untried_elsewhere
 from rerail.decisions.on_failure import with_failure_charged, with_incident
 from rerail.decisions.open_pages import clear_pages
-from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, remedy
+from rerail.decisions.remedies import Failure, Hold, Relaunch, Verdict, choose_remedy
 from rerail.decisions.rollback_ladder import with_rung_taken
 from rerail.diagnosis.classify import Diagnosis
 from rerail.model.actions import ClearedBy, Notify, Severity
 from rerail.model.causes import Cause
-from rerail.model.checkpoints import Checkpoint, newest_usable
+from rerail.model.checkpoints import Checkpoint, find_newest_usable
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.policy import Mode, OnExpiry, Policy
 from rerail.model.run import AfterStop, LaunchCheck, PlannedStop, Proposal, ProposedAction, Run, RunState
@@ -77,8 +77,8 @@ def on_findings(run: Run, observed: FindingsObserved, policy: Policy) -> Decisio
     interventions = [finding for finding in new if finding.level is Level.INTERVENE]
     if interventions:
         return _on_intervention(_with_notified(run, interventions[:1]), interventions[0], observed, policy)
-    warnings = tuple(finding for finding in new if finding.level not in OVER)
-    resolved = tuple(finding for finding in new if finding.level in OVER)
+    warnings = tuple(finding for finding in new if finding.level not in RESOLVED_LEVELS)
+    resolved = tuple(finding for finding in new if finding.level in RESOLVED_LEVELS)
     return _on_warning(_without_resolved_proposal(run, resolved), warnings, resolved) if new else Decision(run)
 
 
@@ -97,7 +97,7 @@ def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[F
     return tuple(
         finding
         for finding in findings
-        if _make_key(run, finding) not in run.warnings or (finding.level in OVER and finding.kind in paged)
+        if _make_key(run, finding) not in run.warnings or (finding.level in RESOLVED_LEVELS and finding.kind in paged)
     )
 
 
@@ -114,7 +114,7 @@ def _check_against_checkpoints(finding: Finding, observed: FindingsObserved, pol
     A stalled job that has saved a checkpoint is training, so only its metrics are missing. A stall is a warning until a
     checkpoint is overdue.
     """
-    newest = newest_usable(observed.checkpoints or ())
+    newest = find_newest_usable(observed.checkpoints or ())
     if finding.kind is not Kind.STALL or finding.onset_at is None:
         return finding
     if newest is None or newest.saved_at <= finding.onset_at:
@@ -233,7 +233,7 @@ def _plan_intervention(run: Run, finding: Finding, observed: FindingsObserved, p
     charged = with_failure_charged(
         with_attempt(run, replace(run.current, cause=cause, fingerprint=finding.kind)), failure
     )
-    verdict = remedy(charged, failure, policy)
+    verdict = choose_remedy(charged, failure, policy)
     rung = _plan_rung(charged, before_step, verdict, observed, policy)
     is_elsewhere = isinstance(rung, Hold) and is_untried_elsewhere(charged)
     if is_elsewhere:

@@ -29,7 +29,7 @@ from rerail.decisions.launch import (
 from rerail.decisions.on_failure import on_failed, on_pending
 from rerail.decisions.on_finding import on_proposal
 from rerail.model.actions import CreateJob, Severity, StopJob
-from rerail.model.checkpoints import newest_step
+from rerail.model.checkpoints import find_newest_step
 from rerail.model.policy import OnMaxRuntime, Policy
 from rerail.model.run import AfterStop, Attempt, Job, JobStatus, Run, RunState
 from rerail.model.runbooks import Runbook
@@ -105,7 +105,7 @@ def _on_recovery(run: Run, seen: JobObserved) -> Decision:
     incident, attempt = run.open_incident, run.current
     if incident is None or (attempt.number, attempt.restart) <= (incident.attempt, incident.restart):
         return Decision(run)
-    newest = newest_step([c for c in seen.checkpoints or () if is_saved_since_restart(run, incident, c)])
+    newest = find_newest_step([c for c in seen.checkpoints or () if is_saved_since_restart(run, incident, c)])
     if newest <= find_proving_step(run, incident):
         return Decision(run)
     reason = f"recovered: attempt {run.current.number} committed a new checkpoint at step {newest}"

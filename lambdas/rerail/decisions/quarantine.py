@@ -21,7 +21,7 @@ from rerail.model.checkpoint_layouts import (
     format_pointer,
     parse_pointer,
 )
-from rerail.model.checkpoints import bucket_and_folder
+from rerail.model.checkpoints import split_uri
 from rerail.model.errors import QuarantineFailed
 
 PLACE = "rerail-quarantine/"
@@ -55,7 +55,7 @@ def plan_moves(
     Keys of `stored` and `pointers` are relative to the checkpoint folder. Raises QuarantineFailed where the folders
     overlap, or, with `strict`, where the steps of the checkpoints cannot be determined.
     """
-    bucket, folder = bucket_and_folder(action.uri)
+    bucket, folder = split_uri(action.uri)
     if PLACE.startswith(folder) or folder.startswith(PLACE):
         raise QuarantineFailed(
             f"quarantined checkpoints go to s3://{bucket}/{PLACE}, which overlaps with {action.uri}: a job would be "

@@ -59,7 +59,7 @@ Verdict = Relaunch | Hold
 Rule = Callable[[Run, Failure, Policy], Verdict | None]
 
 
-def remedy(run: Run, failure: Failure, policy: Policy) -> Verdict:
+def choose_remedy(run: Run, failure: Failure, policy: Policy) -> Verdict:
     """Return the verdict of the first rule that applies; the last rule always does."""
     for rule in RULES:
         if verdict := rule(run, failure, policy):
@@ -150,7 +150,7 @@ def wait_for_capacity(run: Run, failure: Failure, policy: Policy) -> Verdict | N
     """Wait for machines where there is no capacity, within a time budget."""
     if failure.diagnosis.cause is not Cause.CAPACITY:
         return None
-    return capacity_verdict(run, policy, at=failure.at, refusal=failure.diagnosis.evidence)
+    return choose_capacity_verdict(run, policy, at=failure.at, refusal=failure.diagnosis.evidence)
 
 
 def cause_budget_spent(run: Run, failure: Failure, policy: Policy) -> Verdict | None:
@@ -205,7 +205,7 @@ ADVICE_BY_CAUSE = {
 RUNBOOK_BY_CAUSE = {Cause.OOM: Runbook.OUT_OF_MEMORY, Cause.DIVERGED: Runbook.DIVERGED}
 
 
-def capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "") -> Verdict:
+def choose_capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: str = "") -> Verdict:
     """Wait for machines with growing delays, then fall back to others, and hold at the end of the policy's wait.
 
     Fall-backs are tried after part of the wait, or at once where a quota permanently excludes the run's own machines.

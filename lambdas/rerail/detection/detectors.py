@@ -36,7 +36,7 @@ class Detectors:
 
 
 # The detectors that run on the liveness at a point in time, because they detect missing samples.
-QUESTIONS = (
+OVERDUE_DETECTORS = (
     stall.find_overdue,
     startup_stall.find_overdue,
     checkpoint_stall.find_overdue,
@@ -74,7 +74,7 @@ def _copy_detector(judge: Any) -> Any:
 
 def find_overdue(watch: DetectorState, now: datetime, detection: Thresholds) -> tuple[Finding, ...]:
     """Return the findings about steps, checkpoints, metrics or machines that are overdue now."""
-    findings = (find(watch.pulse, now, detection) for find in QUESTIONS)
+    findings = (find(watch.pulse, now, detection) for find in OVERDUE_DETECTORS)
     return tuple(finding for finding in findings if finding is not None)
 
 

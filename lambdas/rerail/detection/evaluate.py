@@ -31,7 +31,7 @@ from rerail.model.metrics import (
     Series,
     fetch,
     load,
-    samples,
+    make_samples,
     with_agent_progress,
     with_next_attempt,
 )
@@ -173,7 +173,7 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate the new metrics of one run: first each sample, then what is overdue."""
     policy = watchable.policy
-    cursor, news = samples(answers, memory.cursor, watchable.names or policy.metrics, now=at)
+    cursor, news = make_samples(answers, memory.cursor, watchable.names or policy.metrics, now=at)
     findings: list[Finding] = []
     for sample in news:
         memory, sample_findings = _evaluate_row(memory, sample, policy.detection)

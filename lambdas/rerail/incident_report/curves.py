@@ -44,7 +44,7 @@ Window = tuple[float, float]
 EVERYTHING: Window = (-inf, inf)
 
 
-def loss(known: Facts, within: Window = EVERYTHING) -> Curve:
+def draw_loss(known: Facts, within: Window = EVERYTHING) -> Curve:
     """Return the loss by step of each attempt, for the steps within the window."""
     lines, gaps = [], []
     for number, series in known.series.items():
@@ -55,7 +55,7 @@ def loss(known: Facts, within: Window = EVERYTHING) -> Curve:
     return Curve(_limit_points(lines), tuple(_sample_evenly(sorted(set(gaps)), GAP_LIMIT)))
 
 
-def speed(known: Facts) -> tuple[Curve, str]:
+def draw_speed(known: Facts) -> tuple[Curve, str]:
     """Return the throughput by step and its unit: tokens/s if the job logs tokens, otherwise steps/s."""
     tokens = any(row.tokens_per_s for rows in known.series.values() for row in rows)
     lines: list[CurveLine] = []
@@ -64,7 +64,7 @@ def speed(known: Facts) -> tuple[Curve, str]:
     return Curve(_limit_points(lines)), "tokens/s" if tokens else "steps/s"
 
 
-def progress(known: Facts) -> Curve:
+def draw_progress(known: Facts) -> Curve:
     """Return the step over seconds since the run began."""
     lines, start = [], began(known)
     for number, rows in known.series.items():
@@ -73,7 +73,7 @@ def progress(known: Facts) -> Curve:
     return Curve(_limit_points(lines))
 
 
-def loss_by_time(known: Facts) -> Curve:
+def draw_loss_by_time(known: Facts) -> Curve:
     """Return the loss over seconds since the run began, for a job that logs no steps."""
     lines, gaps, start = [], [], began(known)
     for number, rows in known.series.items():

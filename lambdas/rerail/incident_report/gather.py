@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rerail.incident_report.facts import Facts, LogLine, Logs, Timelines
 from rerail.model.checkpoints import Checkpoint
 from rerail.model.errors import RerailError
-from rerail.model.metrics import MetricNames, MetricQuery, Series, Statistic, definitions, resolution
+from rerail.model.metrics import MetricNames, MetricQuery, Series, Statistic, find_resolution, make_definitions
 from rerail.model.policy import Policy
 from rerail.model.redaction import redact_values
 from rerail.model.run import Attempt, Run, parse_step
@@ -29,7 +29,7 @@ ONE_MINUTE_RETENTION, FIVE_MINUTE_RETENTION = timedelta(days=15), timedelta(days
 MINUTE, FIVE_MINUTES, HOUR = timedelta(minutes=1), timedelta(minutes=5), timedelta(hours=1)
 # The last log lines of a job arrive after it has ended, and are timestamped on arrival.
 LOG_DELAY = timedelta(seconds=30)
-_PATTERNS = {metric["Name"]: re.compile(metric["Regex"]) for metric in definitions(MetricNames())}
+_PATTERNS = {metric["Name"]: re.compile(metric["Regex"]) for metric in make_definitions(MetricNames())}
 T = TypeVar("T")
 
 
@@ -131,7 +131,13 @@ def _make_queries(job: str, names: MetricNames) -> dict[MetricQuery, str]:
 
 def _choose_period(length: timedelta, age: timedelta, shortest: timedelta) -> timedelta:
     """Return the finest period that CloudWatch still keeps at that age and that yields at most ROW_LIMIT rows."""
-    kept = resolution(shortest) if age < ONE_MINUTE_RETENTION else FIVE_MINUTES if age < FIVE_MINUTE_RETENTION else HOUR
+    kept = (
+        find_resolution(shortest)
+        if age < ONE_MINUTE_RETENTION
+        else FIVE_MINUTES
+        if age < FIVE_MINUTE_RETENTION
+        else HOUR
+    )
     needed = length / ROW_LIMIT
     return kept if needed <= kept else MINUTE * -(-needed // MINUTE)
 

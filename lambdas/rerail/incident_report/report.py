@@ -11,11 +11,11 @@ from rerail.incident_report.curves import (
     Curve,
     Window,
     began,
-    loss,
-    loss_by_time,
-    progress,
+    draw_loss,
+    draw_loss_by_time,
+    draw_progress,
+    draw_speed,
     select_window,
-    speed,
 )
 from rerail.incident_report.facts import Facts, LogLine
 from rerail.incident_report.marks import CurveMark, format_kind, list_marks
@@ -171,22 +171,22 @@ def _duration(known: Facts) -> timedelta:
 
 
 def _list_charts(known: Facts) -> Iterator[Chart]:
-    run, by_step = known.run, loss(known)
+    run, by_step = known.run, draw_loss(known)
     solid = "Dashed parts were rolled back."
     if by_step.is_drawable:
         logarithmic = all(y > 0 for line in by_step.lines for _, y in line.points)
         yield Chart("loss", "Loss by step", solid, by_step, logarithmic=logarithmic)
         if window := select_window(known):
-            title, close = f"Loss around incident {run.incidents[-1].number}", loss(known, window)
+            title, close = f"Loss around incident {run.incidents[-1].number}", draw_loss(known, window)
             if sum(len(line.points) for line in close.lines) >= MIN_CLOSE_POINTS:
                 says = "A detail of the chart above."
                 yield Chart("close", title, says, close, logarithmic=logarithmic, window=window)
     else:
-        yield Chart("loss", "Loss over time", "The job logs no steps.", loss_by_time(known), Axis.TIME)
-    rate, unit = speed(known)
+        yield Chart("loss", "Loss over time", "The job logs no steps.", draw_loss_by_time(known), Axis.TIME)
+    rate, unit = draw_speed(known)
     yield Chart("speed", "Throughput by step", "", rate, unit=unit)
     says = "Flat parts are lost time, drops are lost work."
-    yield Chart("progress", "Progress over time", says, progress(known), Axis.TIME, unit="step")
+    yield Chart("progress", "Progress over time", says, draw_progress(known), Axis.TIME, unit="step")
 
 
 def _make_section(known: Facts, incident: Incident) -> IncidentSection:

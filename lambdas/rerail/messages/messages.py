@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rerail.messages.cluster_events import ClusterEventReceived, is_hyperpod, read_hyperpod
-from rerail.model.codec import BadRecord, read_plain
+from rerail.model.codec import BadRecord, from_plain
 from rerail.model.errors import BadMailboxObject, BadMessage
 from rerail.model.finding import Finding
 from rerail.model.mailbox import find_problem, run_of_report
@@ -196,7 +196,7 @@ def _parse_step(detail: Mapping[str, Any], *, needed: bool) -> int | None:
 def _parse_findings(detail: Mapping[str, Any]) -> FindingsReceived:
     findings = detail["findings"]
     try:
-        read = tuple(read_plain(Finding, finding) for finding in findings)
+        read = tuple(from_plain(Finding, finding) for finding in findings)
     except (BadRecord, TypeError) as error:
         raise BadMessage(f"field 'detail.findings' cannot be read: {error}") from error
     if problem := next(filter(None, map(find_problem, read)), ""):

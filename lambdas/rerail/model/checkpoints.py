@@ -98,7 +98,7 @@ def read_manifest(text: str | bytes, *, uri: str, sizes: Mapping[str, int]) -> C
     )
 
 
-def newest_usable(
+def find_newest_usable(
     checkpoints: Sequence[Checkpoint], *, before_step: int | None = None, health: Health = Health.CLEAN
 ) -> Checkpoint | None:
     """Return the newest complete checkpoint of this health, or None if there is none.
@@ -111,9 +111,9 @@ def newest_usable(
     return max(usable, key=lambda c: (c.step, c.saved_at), default=None)
 
 
-def newest_step(checkpoints: Sequence[Checkpoint] | None) -> int:
+def find_newest_step(checkpoints: Sequence[Checkpoint] | None) -> int:
     """Return the step of the newest checkpoint that is complete and clean; 0 if there is none."""
-    newest = newest_usable(checkpoints or ())
+    newest = find_newest_usable(checkpoints or ())
     return newest.step if newest else 0
 
 
@@ -192,7 +192,7 @@ def is_inside(name: str) -> bool:
     return not {"", ".", ".."} & set(parts) and name.isprintable() and "\\" not in name
 
 
-def bucket_and_folder(uri: str) -> tuple[str, str]:
+def split_uri(uri: str) -> tuple[str, str]:
     """Split `s3://bucket/some/prefix`, with or without a final slash, into `bucket` and `some/prefix/`."""
     # urlparse is not used, because `?` and `#` are ordinary characters in a key.
     bucket, _, path = uri.removeprefix("s3://").partition("/")

@@ -26,7 +26,7 @@ class BadRecord(RerailError):
 
 def dumps(value: Any) -> str:
     """Return a record as JSON text, without fields that have their default value."""
-    return json.dumps({"schema": SCHEMA, **plain(value)}, separators=(",", ":"))
+    return json.dumps({"schema": SCHEMA, **to_plain(value)}, separators=(",", ":"))
 
 
 def loads(cls: type[T], text: str) -> T:
@@ -44,7 +44,7 @@ def loads(cls: type[T], text: str) -> T:
     return record
 
 
-def read_plain(cls: type[T], table: Any) -> T:
+def from_plain(cls: type[T], table: Any) -> T:
     """Return the record that `plain`, of this or an earlier version, converted to JSON types; raise BadRecord if not.
 
     The types of scalar values and the time zones of times are not checked; that is up to the caller.
@@ -62,20 +62,20 @@ def _translate(cls: type[Any], table: Any) -> Any:
         raise BadRecord(f"a {cls.__name__} is nested too deeply") from error
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a value as JSON types: times in ISO 8601, durations in seconds, dataclasses as objects with a `type`."""
     if is_dataclass(value) and not isinstance(value, type):
         row = {f.name: getattr(value, f.name) for f in fields(value) if getattr(value, f.name) != _default(f)}
-        return {"type": type(value).__name__, **{name: plain(item) for name, item in row.items()}}
+        return {"type": type(value).__name__, **{name: to_plain(item) for name, item in row.items()}}
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         # A fast path for the detectors' windows: hundreds of numbers, once a minute for every run.
-        return list(value) if NUMBERS.issuperset(map(type, value)) else [plain(item) for item in value]
+        return list(value) if NUMBERS.issuperset(map(type, value)) else [to_plain(item) for item in value]
     return value
 
 

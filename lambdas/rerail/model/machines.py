@@ -84,7 +84,7 @@ class Cluster:
         )
 
 
-def cluster_of(description: Mapping[str, Any]) -> Cluster:
+def read_cluster(description: Mapping[str, Any]) -> Cluster:
     """Return the cluster in a request, or in a description, where SageMaker may have selected one of several types."""
     resources = description.get("ResourceConfig") or {}
     vpc = description.get("VpcConfig") or {}
@@ -108,7 +108,7 @@ def cluster_of(description: Mapping[str, Any]) -> Cluster:
     )
 
 
-def pool_of(description: Mapping[str, Any]) -> WarmPool | None:
+def read_warm_pool(description: Mapping[str, Any]) -> WarmPool | None:
     """Return the warm pool in a DescribeTrainingJob response, or None."""
     pool = description.get("WarmPoolStatus")
     if not pool or not pool.get("Status"):

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from rerail.model.codec import BadRecord, plain, read_plain
+from rerail.model.codec import BadRecord, from_plain, to_plain
 from rerail.model.errors import BadMailboxObject
 from rerail.model.finding import Finding
 from rerail.model.former_names import with_former_names
@@ -148,7 +148,7 @@ class Heartbeat:
     restart: int = 0
 
 
-def bucket_name(account: str, region: str) -> str:
+def make_bucket_name(account: str, region: str) -> str:
     """Return the name of the mailbox bucket of an account and region.
 
     The name contains `sagemaker`, because the managed policy AmazonSageMakerFullAccess grants access to such buckets.
@@ -157,17 +157,17 @@ def bucket_name(account: str, region: str) -> str:
     return f"sagemaker-rerail-{account}-{region}"
 
 
-def command_key(run: str) -> str:
+def make_command_key(run: str) -> str:
     """Return the object key of a run's command."""
     return f"runs/{run}/command.json"
 
 
-def heartbeat_key(run: str) -> str:
+def make_heartbeat_key(run: str) -> str:
     """Return the object key of a run's heartbeat."""
     return f"runs/{run}/heartbeat.json"
 
 
-def report_key(run: str, id: str) -> str:
+def make_report_key(run: str, id: str) -> str:
     """Return the object key of a report."""
     return f"runs/{run}/reports/{id}.json"
 
@@ -180,10 +180,10 @@ def run_of_report(key: str) -> tuple[str, str]:
     return match["run"], match["id"]
 
 
-def write(mail: Command | Report | Heartbeat) -> bytes:
+def serialize(mail: Command | Report | Heartbeat) -> bytes:
     """Return the content of the object as JSON, also readable by agents of earlier versions."""
     return json.dumps(
-        {"schema": SCHEMA, **with_former_names(plain(mail))}, separators=(",", ":"), allow_nan=False
+        {"schema": SCHEMA, **with_former_names(to_plain(mail))}, separators=(",", ":"), allow_nan=False
     ).encode()
 
 
@@ -198,7 +198,7 @@ def read_report(text: bytes, *, run: str, id: str, seal_key: str = "") -> Report
 
     Raise BadMailboxObject if it is malformed, or signed with another key.
     """
-    is_sealed = is_signed(text, name=report_key(run, id), key=seal_key)
+    is_sealed = is_signed(text, name=make_report_key(run, id), key=seal_key)
     report: Report = replace(_read(Report, text, run=run), sealed=is_sealed)
     if report.id != id:
         what = f"field 'id' is {report.id[:100]!r}, but the object is called {id!r}"
@@ -226,7 +226,7 @@ def _read(cls: type[Any], text: bytes, *, run: str) -> Any:
         what = f"field 'type' is {table.get('type')!r:.60}; it must be {cls.__name__}"
         raise BadMailboxObject(f"{where}: {what}", defect="type")
     try:
-        mail = read_plain(cls, table)
+        mail = from_plain(cls, table)
     except (BadRecord, TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise BadMailboxObject(f"{where}: {error!s:.400}", defect="field") from error
     if problem := next(_find_problems(mail, LIMITS), None):

@@ -114,7 +114,7 @@ _NUMBER = r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"
 _VALUES = {"step": "([0-9]+)", "loss": _NUMBER, "grad_norm": _NUMBER, "tokens_per_s": _NUMBER, "nonfinite": "([01])"}
 
 
-def definitions(names: MetricNames = MetricNames()) -> list[dict[str, str]]:
+def make_definitions(names: MetricNames = MetricNames()) -> list[dict[str, str]]:
     """Return the MetricDefinitions for a job that prints Rerail's metric line.
 
     Several ranks may print it: the queries read the maximum step, the mean loss and any rank's non-finite flag.
@@ -150,7 +150,7 @@ def _columns(names: MetricNames) -> tuple[tuple[str, Statistic, str], ...]:
     return tuple((name, statistic, column) for name, statistic, column in named if name)
 
 
-def queries(job: str, names: MetricNames, *, stall_suspected: bool = False) -> tuple[MetricQuery, ...]:
+def make_queries(job: str, names: MetricNames, *, stall_suspected: bool = False) -> tuple[MetricQuery, ...]:
     """Return the queries for a job in Training.
 
     The first host's load is only read to confirm a suspected stall. Without a `step` metric the speed is read from
@@ -218,7 +218,7 @@ def with_agent_progress(
 
     `at` is the time of the report. Its minute is read again, because it may contain further steps.
     """
-    read_to = _floor(at, resolution(period))
+    read_to = _floor(at, find_resolution(period))
     cursor = replace(cursor, read_to=max(read_to, cursor.read_to or read_to))
     if step is None or step == cursor.seen_step:
         return cursor
@@ -239,8 +239,8 @@ def fetch(series: Series, watched: Iterable[MetricsReading], *, now: datetime) -
     """Read the new values of all runs in as few requests as possible; a run without a complete minute costs nothing."""
     groups: dict[tuple[timedelta, bool], list[tuple[datetime, MetricsReading]]] = defaultdict(list)
     for reading in watched:
-        period = resolution(reading.names.period)
-        start, end = window(reading.cursor, period, now=now)
+        period = find_resolution(reading.names.period)
+        start, end = find_window(reading.cursor, period, now=now)
         if start < end:
             groups[period, end - start <= FRESH_PERIODS * period].append((start, reading))
     answers: dict[MetricQuery, Points] = {}
@@ -248,13 +248,13 @@ def fetch(series: Series, watched: Iterable[MetricsReading], *, now: datetime) -
         asked = [
             query
             for _, reading in group
-            for query in queries(reading.cursor.job, reading.names, stall_suspected=reading.stall_suspected)
+            for query in make_queries(reading.cursor.job, reading.names, stall_suspected=reading.stall_suspected)
         ]
         answers |= series.read(asked, min(start for start, _ in group), _floor(now - period, period), period)
     return answers
 
 
-def window(cursor: Cursor, period: timedelta, *, now: datetime) -> tuple[datetime, datetime]:
+def find_window(cursor: Cursor, period: timedelta, *, now: datetime) -> tuple[datetime, datetime]:
     """Return the time range to read: from the end of the last reading to the last complete period.
 
     A period counts as complete one period after its end, because values arrive late.
@@ -264,7 +264,7 @@ def window(cursor: Cursor, period: timedelta, *, now: datetime) -> tuple[datetim
     return start, _floor(now - period, period)
 
 
-def samples(
+def make_samples(
     series: Mapping[MetricQuery, Points], cursor: Cursor, names: MetricNames, *, now: datetime
 ) -> tuple[Cursor, tuple[Sample, ...]]:
     """Return the cursor after the complete minutes, and the samples of those with new steps, oldest first.
@@ -274,7 +274,7 @@ def samples(
     A minute without a step is treated like the one before. Without a step metric every minute is new. If a series
     could not be read, nothing is evaluated until it can be.
     """
-    period = resolution(names.period)
+    period = find_resolution(names.period)
     settled = now - period
     rows: dict[datetime, dict[str, float]] = {}
     for metric, statistic, column in _columns(names):
@@ -347,7 +347,7 @@ def _step_time(
 ) -> float | None:
     """Return the mean seconds per step since the job's last one, pauses included; per logged line without steps."""
     if not names.step and "count" in row:
-        return resolution(names.period).total_seconds() / max(1, int(row["count"]))
+        return find_resolution(names.period).total_seconds() / max(1, int(row["count"]))
     if step is None or cursor.seen_step is None or cursor.seen_at is None or step <= cursor.seen_step:
         return None
     return (end - cursor.seen_at).total_seconds() / (step - cursor.seen_step)
@@ -368,7 +368,7 @@ def load(series: Mapping[MetricQuery, Points], job: str) -> Load:
 
 
 @lru_cache(maxsize=64)
-def resolution(period: timedelta) -> timedelta:
+def find_resolution(period: timedelta) -> timedelta:
     """Return the shortest period accepted by GetMetricData that is at least this long."""
     seconds = period.total_seconds()
     short = next((allowed for allowed in RESOLUTIONS if seconds <= allowed), None)

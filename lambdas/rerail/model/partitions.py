@@ -6,6 +6,6 @@ from zlib import crc32
 PARTITIONS = 8
 
 
-def partition_of(run_id: str) -> int:
+def find_partition(run_id: str) -> int:
     """Return the part of the index that a run belongs to."""
     return crc32(run_id.encode()) % PARTITIONS

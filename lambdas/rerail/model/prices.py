@@ -54,6 +54,6 @@ DOLLARS_AN_HOUR: Mapping[str, float] = {
 }
 
 
-def price(instance_type: str, overrides: Mapping[str, float]) -> float | None:
+def find_price(instance_type: str, overrides: Mapping[str, float]) -> float | None:
     """Return the dollars per hour of one machine of this type, or None if the price is unknown."""
     return overrides.get(instance_type, DOLLARS_AN_HOUR.get(instance_type))

@@ -547,7 +547,7 @@ def parse_step(metrics: Mapping[str, float]) -> int | None:
     return int(step) if step is not None and abs(step) < STEP_LIMIT else None
 
 
-def run_id(job_name: str) -> str:
+def make_run_id(job_name: str) -> str:
     """Return the run's name: the first job's name, shortened with a digest if needed to leave room for `-a002`."""
     limit = JOB_NAME_LIMIT - SUCCESSOR_SUFFIX_LENGTH
     if len(job_name) <= limit:

@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from rerail.accounting.costs import attempt_dollars
+from rerail.accounting.costs import sum_attempt_dollars
 from rerail.model.actions import Notify
-from rerail.model.codec import BadRecord, read_plain
+from rerail.model.codec import BadRecord, from_plain
 from rerail.model.mailbox import EARLIEST, LATEST
 from rerail.model.notice import Notice
 from rerail.model.policy import Policy
@@ -38,7 +38,7 @@ def make_run_notice(tell: Notify, run: Run, *, at: datetime, policy: Policy) -> 
         attempt=attempt.number,
         job=attempt.job_name,
         step=attempt.last_step,
-        dollars=cost_so_far(run, at, policy),
+        dollars=find_cost(run, at, policy),
     )
 
 
@@ -47,13 +47,13 @@ def make_job_notice(tell: Notify, job: str, *, at: datetime) -> Notice:
     return Notice(**_decision_fields(tell), run=job, thread=job, at=at, job=job)
 
 
-def cost_so_far(run: Run, at: datetime, policy: Policy) -> float | None:
+def find_cost(run: Run, at: datetime, policy: Policy) -> float | None:
     """Return the dollars spent on all attempts, regardless of releases, or None if a price is not known."""
-    costs = [attempt_dollars(attempt, at, policy.prices) for attempt in run.attempts]
+    costs = [sum_attempt_dollars(attempt, at, policy.prices) for attempt in run.attempts]
     return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 
-def as_detail(notice: Notice) -> dict[str, Any]:
+def format_detail(notice: Notice) -> dict[str, Any]:
     """Return the notice as the detail of a `Rerail Notice` event: JSON types, times in ISO 8601."""
     values = {f.name: getattr(notice, f.name) for f in fields(notice)}
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
@@ -63,7 +63,7 @@ def read_detail(detail: Mapping[str, Any]) -> Notice:
     """Return the notice that `as_detail` of any version wrote. Raises BadRecord, which names the malformed field."""
     # Another version may name a runbook that this one does not have.
     overrides = {"runbook": Runbook.INFORMED} if detail.get("runbook") not in list(Runbook) else {}
-    notice: Notice = read_plain(Notice, {**detail, **overrides})
+    notice: Notice = from_plain(Notice, {**detail, **overrides})
     for name, types in _FIELD_TYPES.items():
         value = getattr(notice, name)
         if not isinstance(value, types) or isinstance(value, bool):

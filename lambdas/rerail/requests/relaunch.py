@@ -35,7 +35,7 @@ OWNED_BY = {
 SERVERLESS = ("ServerlessJobConfig", "ModelPackageConfig")
 
 
-def reason_to_refuse(description: Mapping[str, Any]) -> str:
+def find_refusal(description: Mapping[str, Any]) -> str:
     """Return why a job of this kind can never be relaunched, or ""."""
     for name, owner in OWNED_BY.items():
         if description.get(name):
@@ -94,7 +94,7 @@ def make_request(request: Mapping[str, Any], action: CreateJob, *, run: str) -> 
     return launched
 
 
-def checkpoint_uri(request: Mapping[str, Any]) -> str:
+def read_checkpoint_uri(request: Mapping[str, Any]) -> str:
     """Return where a job's checkpoints are stored in S3, by its request or description; "" if Rerail cannot read it."""
     config = request.get("CheckpointConfig") or {}
     copied = config.get("LocalPath", LOCAL_PATH).rstrip("/")
@@ -132,7 +132,7 @@ def _variable_for_resume(request: Mapping[str, Any], action: CreateJob) -> dict[
 
     If Rerail cannot read the checkpoints, return no variable, and the job searches for itself.
     """
-    if action.resume_step is None and not checkpoint_uri(request):
+    if action.resume_step is None and not read_checkpoint_uri(request):
         return {}
     return {"RERAIL_RESUME_STEP": str(action.resume_step or 0)}
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from rerail.model.errors import RequestRefused
-from rerail.model.metrics import MetricNames, definitions
+from rerail.model.metrics import MetricNames, make_definitions
 from rerail.model.policy import NAME
 from rerail.requests.relaunch import ENVIRONMENT_LIMIT, POLICY_TAG, TAG_LIMIT
 
@@ -19,7 +19,7 @@ UNDER_INIT = 'export PYTHONPATH=$0${PYTHONPATH:+:$PYTHONPATH}; exec python -m re
 T = TypeVar("T")
 
 
-def supervised(
+def add_supervision(
     job: T,
     policy: str = "default",
     *,
@@ -74,7 +74,7 @@ class JobAdditions:
     ) -> None:
         self.tags = {POLICY_TAG: policy}
         self.checkpoints, self.environment, self.agent = checkpoints, environment, agent
-        self.definitions = definitions() if metrics else []
+        self.definitions = make_definitions() if metrics else []
 
     def in_request(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request for boto3's create_training_job with the additions."""
@@ -89,7 +89,7 @@ class JobAdditions:
         config = request.get("CheckpointConfig") or {}
         if place := self._place(config.get("S3Uri", "")) or _make_checkpoint_uri(request):
             request["CheckpointConfig"] = {**config, "S3Uri": place}
-        return under_init(request, self.agent) if self.agent else request
+        return wrap_in_init(request, self.agent) if self.agent else request
 
     def in_parameters(self, params: dict[str, Any], **_: Any) -> None:
         """Change a request that a boto3 session is about to send; its own policy tag and checkpoint folder are kept."""
@@ -188,7 +188,7 @@ class JobAdditions:
         return environment
 
 
-def under_init(request: Mapping[str, Any], wheel: str) -> dict[str, Any]:
+def wrap_in_init(request: Mapping[str, Any], wheel: str) -> dict[str, Any]:
     """Return the request with the agent's init as PID 1 before the container's command, and the wheel as a channel."""
     channels = list(request.get("InputDataConfig") or [])
     if any(channel["ChannelName"] == CHANNEL for channel in channels):

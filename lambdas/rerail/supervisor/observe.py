@@ -35,7 +35,7 @@ def observe(
         # Another job has the name: the run's own was never created, or was deleted.
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
     upto = _find_newest_allowed_step(run.stop) if job.status.is_terminal and run.stop else None
-    seen = checkpoints.under(run.checkpoint_uri, upto=upto) if wants_checkpoints(run, job) else None
+    seen = checkpoints.under(run.checkpoint_uri, upto=upto) if needs_checkpoints(run, job) else None
     return (JobObserved(at, job, seen), Tick(at))
 
 
@@ -73,7 +73,7 @@ def _observe_warm_pool(run: Run, jobs: Jobs, at: datetime) -> tuple[Signal, ...]
         return ()
 
 
-def wants_checkpoints(run: Run, job: Job) -> bool:
+def needs_checkpoints(run: Run, job: Job) -> bool:
     """Return whether the checkpoints are needed for a decision.
 
     Listing a folder every minute for every run would cost too much.

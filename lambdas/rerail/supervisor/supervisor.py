@@ -30,7 +30,7 @@ from rerail.messages.messages import (
 )
 from rerail.model.actions import Action, CreateJob, Notify, PostCommand, QuarantineCheckpoints, ReleaseWarmPool, StopJob
 from rerail.model.checkpoints import Checkpoint
-from rerail.model.codec import plain
+from rerail.model.codec import to_plain
 from rerail.model.errors import (
     ActionUnfinished,
     BadMailboxObject,
@@ -50,7 +50,7 @@ from rerail.model.formatting import format_duration
 from rerail.model.mailbox import Report, ReportKind
 from rerail.model.notice import Notice
 from rerail.model.policy import Mode, OnAlarm, Policy
-from rerail.model.run import Job, Run, TimelineEntry, run_id
+from rerail.model.run import Job, Run, TimelineEntry, make_run_id
 from rerail.model.signals import (
     ActionsDone,
     AgentReported,
@@ -261,7 +261,7 @@ class Supervisor:
             run = self.runs.load(claim.run)
             if is_believable(claim, run) and (run is None or is_handed(description, run.seal_key)):
                 return self._restore_record(claim, run, job, description, tags)
-        namesake = self.runs.load(run_id(job_name))
+        namesake = self.runs.load(make_run_id(job_name))
         if namesake and namesake.attempts[0].created_at == job.created_at:
             return self.visit(namesake.id)  # adopted concurrently
         match adopt(job, description, tags, self.policies, taken=namesake is not None, at=at):
@@ -499,7 +499,7 @@ def _make_entry(before: Run, after: Run, signal: Signal, decision: Decision) -> 
         after=after.state,
         reason=decision.reason,
         finding=decision.finding,
-        signal=plain(signal),
-        inputs=plain(decision.inputs),
-        actions=tuple(plain(action) for action in decision.actions),
+        signal=to_plain(signal),
+        inputs=to_plain(decision.inputs),
+        actions=tuple(to_plain(action) for action in decision.actions),
     )

@@ -29,7 +29,7 @@ def is_known(run: Run, changed: Mapping[int, int], *, fleet: int, at: datetime) 
         and run.current.status is JobStatus.IN_PROGRESS
         and run.defined_metrics is not None
         and not has_changed(run, changed)
-        and not is_describe_due(run.id, at, every=describe_period(fleet))
+        and not is_describe_due(run.id, at, every=choose_describe_period(fleet))
     )
 
 
@@ -39,7 +39,7 @@ def has_changed(run: Run, changed: Mapping[int, int]) -> bool:
     return changed.get(hash_name(run.current.job_name), recorded) != recorded
 
 
-def describe_period(fleet: int) -> int:
+def choose_describe_period(fleet: int) -> int:
     """Return in how many minutes each job of the fleet is described once, at most 300 jobs a minute."""
     return OWN_MINUTE * max(1, -(-fleet // (OWN_MINUTE * EACH_MINUTE)))
 
@@ -49,7 +49,7 @@ def is_describe_due(run_id: str, at: datetime, *, every: int) -> bool:
     return (int(at.timestamp() / 60) + crc32(run_id.encode())) % every == 0
 
 
-def job_of(run: Run) -> Job:
+def make_unchanged_job(run: Run) -> Job:
     """Return the run's job as it was described last, with the fields that a watched run needs."""
     attempt = run.current
     assert attempt.status is not None and attempt.created_at is not None

@@ -78,7 +78,7 @@ def select_newest(
     return selected, tuple(sorted(missing))
 
 
-def as_event(share: Shard) -> dict[str, Any]:
+def format_event(share: Shard) -> dict[str, Any]:
     """Return the shard as the event of an invocation."""
     fields = {"parts": share.parts, "asked_at": share.asked_at.isoformat(), "fleet": share.fleet}
     return {"share": {**fields, "changed": {str(name): status for name, status in share.changed.items()}}}

@@ -14,7 +14,7 @@ from rerail.detection.evaluate import Monitor, MonitoredRun, with_heartbeat
 from rerail.hyperpod.clusters import ClusterRecords, default_of, find_overdue
 from rerail.messages import service_metrics
 from rerail.messages.service_metrics import MetricValue
-from rerail.model.codec import plain
+from rerail.model.codec import to_plain
 from rerail.model.errors import RerailError
 from rerail.model.metrics import select_names
 from rerail.model.partitions import PARTITIONS
@@ -23,7 +23,14 @@ from rerail.model.run import JobStatus, Run, RunState
 from rerail.model.signals import JobObserved, Signal
 from rerail.ports import Checkpoints, Jobs, Mailbox, Pause, Policies, Queue, ReceivedHeartbeats, Runs, policy_of
 from rerail.supervisor.observe import observe
-from rerail.sweep.describe_schedule import EACH_MINUTE, OWN_MINUTE, has_changed, is_describe_due, is_known, job_of
+from rerail.sweep.describe_schedule import (
+    EACH_MINUTE,
+    OWN_MINUTE,
+    has_changed,
+    is_describe_due,
+    is_known,
+    make_unchanged_job,
+)
 from rerail.sweep.fleet_metrics import Fleet, make_fleet, sum_fleets
 from rerail.sweep.fleet_metrics import list_metrics as of_the_fleet
 from rerail.sweep.launch_order import WaitingLaunch, choose_launches, make_launch
@@ -291,7 +298,7 @@ class Sweep:
             {
                 "run": judgement.memory.run,
                 "job": judgement.memory.cursor.job,
-                "findings": [plain(finding) for finding in judgement.findings],
+                "findings": [to_plain(finding) for finding in judgement.findings],
             }
             for judgement in with_findings
         ]
@@ -316,7 +323,7 @@ class Sweep:
         policy: Policy | None = None
         try:
             policy = policy_of(run, self.policies)
-            signals = observe(run, self.jobs, self.checkpoints, at=at, known=job_of(run) if known else None)
+            signals = observe(run, self.jobs, self.checkpoints, at=at, known=make_unchanged_job(run) if known else None)
             watchable = self._make_monitored(run, policy, signals, at)
         except RerailError:
             # Unknown is not healthy: it is counted and reported, but never a reason to act. Pending actions stay due.

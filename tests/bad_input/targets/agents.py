@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rerail.diagnosis.classify import diagnose
-from rerail.model.mailbox import SIZE_LIMIT, read_report, write
-from rerail.model.metrics import definitions
+from rerail.model.mailbox import SIZE_LIMIT, read_report, serialize
+from rerail.model.metrics import make_definitions
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 from rerail_agent import exit_report, in_place_restarts, init_channel, telemetry
@@ -34,7 +34,7 @@ def command(data: bytes) -> None:
     """A command in the mailbox, as the agent in the script hears it; what it answers can be read by the supervisor."""
     heard = CommandState(SELF).hear(data, at=NOON)
     if heard.report is not None:
-        text = write(heard.report)
+        text = serialize(heard.report)
         assert len(text) <= SIZE_LIMIT, "an answer that the supervisor would not read"
         read_report(text, run="gpt", id=heard.report.id)
 
@@ -112,7 +112,7 @@ def logged(data: bytes) -> None:
     line = telemetry.format_line(step=3, loss=loss, grad_norm=None, lr=None, tokens_per_s=None, extra=table)
     assert "\n" not in line and "\r" not in line, line[:100]
     assert line.startswith("rerail step=3 loss=") and line.encode()
-    assert len(definitions()) == 5
+    assert len(make_definitions()) == 5
 
 
 def learnt(data: bytes) -> None:

@@ -37,7 +37,7 @@ from rerail.detection.evaluate import Monitor
 from rerail.messages.messages import JobStateChanged, RunDue
 from rerail.model.actions import QuarantineCheckpoints, Severity
 from rerail.model.errors import RerailError
-from rerail.model.metrics import MetricNames, queries
+from rerail.model.metrics import MetricNames, make_queries
 from rerail.model.notice import Notice
 from rerail.model.run import JobStatus
 from rerail.notices.notifiers.links import Links
@@ -233,7 +233,7 @@ def refused(data: bytes) -> None:
 def metrics(data: bytes) -> None:
     """GetMetricData, of three series of one job."""
     answered(data, "GetMetricData")
-    asked = queries("gpt", MetricNames())
+    asked = make_queries("gpt", MetricNames())
 
     def read() -> None:
         found = CloudWatchSeries().read(asked, NOON - timedelta(minutes=5), NOON, timedelta(minutes=1))

@@ -25,7 +25,7 @@ from cli.policies.check import checked
 from cli.submit.arguments import as_hyperparameters, encoded
 from cli.submit.defaults import read_defaults
 from cli.submit.problem import Problem
-from rerail.model.metrics import definitions
+from rerail.model.metrics import make_definitions
 from rerail.model.thresholds import Thresholds
 from tests.bad_input.targets.parsers import check, clearly, text_of
 
@@ -114,7 +114,7 @@ ASKED = (
 
 def log_lines(data: bytes) -> None:
     """Lines of a job's log, as `rerail logs`, `drill` and `backtest job:` read them."""
-    ours, foreign = Losses.of(definitions()), Losses.of(FOREIGN)
+    ours, foreign = Losses.of(make_definitions()), Losses.of(FOREIGN)
     for each in text_of(data).splitlines():
         line = Line("gpt", "algo-1", each, NOON)
         line.shown.encode(errors="strict")

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from rerail.messages.messages import CommandReceived, FindingsReceived, ReportFiled, parse_message
 from rerail.model.errors import BadMailboxObject, BadMessage
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.mailbox import CommandKind, ReportKind, heartbeat_key, read_report
+from rerail.model.mailbox import CommandKind, ReportKind, make_heartbeat_key, read_report
 from rerail.model.run import JobStatus, RunState
 from tests.fakes import Agent, World
 
@@ -41,7 +41,7 @@ def batch(data: bytes) -> None:
     messages = table.get("messages")
     bodies = [_text(each) for each in (messages if isinstance(messages, list) else [messages])][:MOST]
     world = deepcopy(_world())
-    for key, name in ((REPORT, "report"), (heartbeat_key("gpt"), "heartbeat")):
+    for key, name in ((REPORT, "report"), (make_heartbeat_key("gpt"), "heartbeat")):
         if name in table:
             world.mailbox.put(key, _text(table[name]).encode(errors="replace"))
     before = world.run("bert").version

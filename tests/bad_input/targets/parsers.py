@@ -20,17 +20,17 @@ from rerail.model.codec import loads
 from rerail.model.errors import RerailError, UnknownPolicy
 from rerail.model.machines import read_fallback
 from rerail.model.mailbox import read_command, read_heartbeat, read_report
-from rerail.model.metrics import definitions
+from rerail.model.metrics import make_definitions
 from rerail.model.notice import Notice
 from rerail.model.policy import parse_policy, to_toml
 from rerail.model.run import Job, JobStatus, Run, TimelineEntry
 from rerail.model.skipped_samples import parse_ranges
-from rerail.notices.notice import as_detail, read_detail
-from rerail.notices.notifiers.chat import as_chat
-from rerail.notices.notifiers.email import as_subject, as_text
-from rerail.notices.notifiers.links import NoticeOrigin, links_of
-from rerail.notices.notifiers.pagerduty import as_pagerduty
-from rerail.notices.notifiers.webhook import as_webhook
+from rerail.notices.notice import format_detail, read_detail
+from rerail.notices.notifiers.chat import format_chat
+from rerail.notices.notifiers.email import format_subject, format_text
+from rerail.notices.notifiers.links import NoticeOrigin, make_links
+from rerail.notices.notifiers.pagerduty import format_pagerduty
+from rerail.notices.notifiers.webhook import format_webhook
 from rerail.requests.relaunch import make_request, rebuild
 from rerail.supervisor.pause import parse_pause
 
@@ -39,7 +39,7 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SIZES = {"model.pt": 100, "optimizer.pt": 200}
 NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 FIELD = re.compile(r"([a-z_]+)=(\S*)")
-PATTERNS = {each["Name"]: re.compile(each["Regex"]) for each in definitions()}
+PATTERNS = {each["Name"]: re.compile(each["Regex"]) for each in make_definitions()}
 
 
 def clearly(read: Callable[[bytes], object], *errors: type[Exception]) -> Callable[[bytes], None]:
@@ -190,10 +190,10 @@ def table_of(data: bytes) -> dict[str, Any] | None:
 
 def told(what: Notice) -> None:
     """Every rendering of a notice can be sent."""
-    links = links_of(what, NoticeOrigin("111122223333", "eu-west-1", "https://docs.example.com"))
-    as_subject(what).encode("ascii")
-    as_text(what, links).encode()
-    for render in (as_chat, as_pagerduty, as_webhook):
+    links = make_links(what, NoticeOrigin("111122223333", "eu-west-1", "https://docs.example.com"))
+    format_subject(what).encode("ascii")
+    format_text(what, links).encode()
+    for render in (format_chat, format_pagerduty, format_webhook):
         json.dumps(render(what, links))
 
 
@@ -246,4 +246,4 @@ def cluster_event(data: bytes) -> None:
     watch.handle(heard)
     list(world.hyperpods.waiting())
     for each in world.bus.told:
-        told(read_detail(json.loads(json.dumps(as_detail(each)))))
+        told(read_detail(json.loads(json.dumps(format_detail(each)))))

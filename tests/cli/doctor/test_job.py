@@ -17,8 +17,8 @@ from cli.doctor.subject import Subject
 from cli.place import now
 from rerail.aws.clients import client
 from rerail.model.liveness import Phase
-from rerail.model.mailbox import Heartbeat, heartbeat_key, write
-from rerail.model.metrics import definitions
+from rerail.model.mailbox import Heartbeat, make_heartbeat_key, serialize
+from rerail.model.metrics import make_definitions
 from rerail.model.run import Attempt, JobStatus, Run, RunState
 from tests.aws.places import REGION
 from tests.cli.cloud import Cloud, Deployed, denied, refused
@@ -27,7 +27,7 @@ TRUST = {"Statement": [{"Principal": {"Service": "sagemaker.amazonaws.com"}}]}
 REQUEST: dict[str, Any] = {
     "TrainingJobName": "gpt",
     "RoleArn": "arn:aws:iam::1:role/MySageMakerRole",
-    "AlgorithmSpecification": {"TrainingImage": "image", "MetricDefinitions": definitions()},
+    "AlgorithmSpecification": {"TrainingImage": "image", "MetricDefinitions": make_definitions()},
     "ResourceConfig": {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 30},
     "CheckpointConfig": {"S3Uri": "s3://bucket/gpt/"},
     "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
@@ -208,7 +208,7 @@ WARNED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no_metrics": ("metrics", {"AlgorithmSpecification": {}}, {}),
     "no_flag_for_nan": (
         "metrics",
-        {"AlgorithmSpecification": {"MetricDefinitions": definitions()[:3]}},
+        {"AlgorithmSpecification": {"MetricDefinitions": make_definitions()[:3]}},
         {},
     ),
     "an_isolated_container": ("agent", {"EnableNetworkIsolation": True}, {}),
@@ -294,7 +294,7 @@ RUN = Run(
 
 def beat(age: timedelta) -> None:
     pulse = Heartbeat(run="gpt", attempt=1, job="gpt", at=now() - age, phase=next(iter(Phase)), step=7)
-    client("s3").put_object(Bucket="mailbox", Key=heartbeat_key("gpt"), Body=write(pulse))
+    client("s3").put_object(Bucket="mailbox", Key=make_heartbeat_key("gpt"), Body=serialize(pulse))
 
 
 def test_a_recent_heartbeat_is_found():
@@ -354,5 +354,5 @@ def test_any_expression_is_read_without_an_accident(expression):
 
 def test_our_own_expressions_are_sound():
     """What `rerail metrics` prints passes the doctor."""
-    assert json.loads(json.dumps(definitions()))
+    assert json.loads(json.dumps(make_definitions()))
     assert job.metrics(subject()).verdict is Verdict.OK

@@ -12,7 +12,7 @@ from cli.submit.defaults import read_defaults
 from cli.submit.images import VERSIONS, pytorch_image
 from cli.submit.problem import Problem
 from cli.submit.request import Wish, seconds, training_request
-from rerail.model.metrics import definitions
+from rerail.model.metrics import make_definitions
 from rerail.requests.relaunch import POLICY_TAG
 
 WISH = Wish(
@@ -62,7 +62,7 @@ def test_the_metrics_are_rerails_the_scripts_own_or_none():
     defined = lambda metrics: (  # noqa: E731
         training_request(replace(WISH, metrics=metrics))["AlgorithmSpecification"].get("MetricDefinitions")
     )
-    assert defined(None) == definitions()
+    assert defined(None) == make_definitions()
     assert defined({}) is None
     assert defined({"loss": "Loss: ([0-9.]+)"}) == [{"Name": "loss", "Regex": "Loss: ([0-9.]+)"}]
 

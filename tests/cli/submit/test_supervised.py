@@ -13,14 +13,14 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
-from rerail.aws.sagemaker import job_from
+from rerail.aws.sagemaker import read_job
 from rerail.decisions.adoption import Adopted, adopt
 from rerail.model.actions import CreateJob
 from rerail.model.errors import RequestRefused
-from rerail.model.metrics import MetricNames, definitions, select_names
+from rerail.model.metrics import MetricNames, make_definitions, select_names
 from rerail.model.policy import Policy
-from rerail.requests.relaunch import POLICY_TAG, checkpoint_uri, make_request, rebuild
-from rerail.requests.supervised import supervised
+from rerail.requests.relaunch import POLICY_TAG, make_request, read_checkpoint_uri, rebuild
+from rerail.requests.supervised import add_supervision
 
 REQUESTS = Path(__file__).parent / "requests"
 OPERATION = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
@@ -65,7 +65,7 @@ def described(request: dict) -> dict:
 
 def adopted(request: dict) -> Adopted:
     description = described(request)
-    found = adopt(job_from(description), description, tags_of(request), Policies(), taken=False, at=NOON)
+    found = adopt(read_job(description), description, tags_of(request), Policies(), taken=False, at=NOON)
     assert isinstance(found, Adopted), found
     return found
 
@@ -83,7 +83,7 @@ def samples() -> list[str]:
 @pytest.mark.parametrize("name", ["boto3", *samples()])
 def test_rerail_adopts_the_job_and_can_launch_it_again(name):
     """What boto3 and both versions of the SDK send is adopted, and its successor is a request that SageMaker takes."""
-    request = supervised(PLAIN, "careful") if name == "boto3" else captured(name)
+    request = add_supervision(PLAIN, "careful") if name == "boto3" else captured(name)
     assert complaints(request) == ""
     run = adopted(request).run
     assert run.policy == "careful" and not run.observe_only
@@ -92,7 +92,7 @@ def test_rerail_adopts_the_job_and_can_launch_it_again(name):
     second = make_request(rebuilt, CreateJob(f"{run.id}-a002", attempt=2, resume_step=100), run=run.id)
     assert complaints(second) == ""
     assert second["Environment"].items() >= {"RERAIL_RUN": run.id, "RERAIL_RESUME_STEP": "100"}.items()
-    assert checkpoint_uri(second).rstrip("/") == run.checkpoint_uri.rstrip("/")
+    assert read_checkpoint_uri(second).rstrip("/") == run.checkpoint_uri.rstrip("/")
     for kept in ("AlgorithmSpecification", "ResourceConfig", "RoleArn"):
         assert second[kept] == request[kept]
 
@@ -104,7 +104,7 @@ def test_settings_given_to_the_sdk_are_kept(name):
     assert tags_of(request) == {"team": "vision", POLICY_TAG: "careful"}
     assert request["Environment"] == {"NCCL_DEBUG": "WARN"}
     metrics = request["AlgorithmSpecification"]["MetricDefinitions"]
-    assert metrics == [{"Name": "accuracy", "Regex": "Accuracy: ([0-9.]+)"}, *definitions()]
+    assert metrics == [{"Name": "accuracy", "Regex": "Accuracy: ([0-9.]+)"}, *make_definitions()]
     assert select_names(MetricNames(), [metric["Name"] for metric in metrics]) == MetricNames()
 
 
@@ -119,11 +119,11 @@ def test_two_jobs_of_one_script_do_not_share_a_checkpoint_folder(name):
 def test_a_request_is_not_changed_but_given_back():
     """The one that went in may be used again, and twice supervised is once supervised."""
     before = copy.deepcopy(PLAIN)
-    request = supervised(PLAIN, environment={"A": "b"})
+    request = add_supervision(PLAIN, environment={"A": "b"})
     assert before == PLAIN
     assert request["CheckpointConfig"] == {"S3Uri": "s3://bucket/out/mnist-1/checkpoints/"}
     assert request["Environment"] == {"A": "b"}
-    assert supervised(request) == request
+    assert add_supervision(request) == request
 
 
 def test_settings_of_the_job_itself_are_kept():
@@ -135,7 +135,7 @@ def test_settings_of_the_job_itself_are_kept():
         "CheckpointConfig": {"S3Uri": "s3://mine/a-1", "LocalPath": "/ckpt"},
         "Environment": {"A": "mine"},
     }
-    request = supervised(asked, checkpoints="s3://other/", environment={"A": "other", "B": "c"})
+    request = add_supervision(asked, checkpoints="s3://other/", environment={"A": "other", "B": "c"})
     assert request["CheckpointConfig"] == {"S3Uri": "s3://mine/a-1/", "LocalPath": "/ckpt"}
     assert request["AlgorithmSpecification"]["MetricDefinitions"] == own, "a step of ours would never be seen"
     assert request["Environment"] == {"A": "mine", "B": "c"}
@@ -143,14 +143,14 @@ def test_settings_of_the_job_itself_are_kept():
 
 def test_a_script_that_prints_other_lines_gets_no_definitions():
     """What would never be seen is not waited for."""
-    assert "MetricDefinitions" not in supervised(PLAIN, metrics=False)["AlgorithmSpecification"]
+    assert "MetricDefinitions" not in add_supervision(PLAIN, metrics=False)["AlgorithmSpecification"]
 
 
 def test_a_job_that_saves_elsewhere_gets_no_folder():
     asked = {**PLAIN, "Environment": {"RERAIL_CHECKPOINTS": "s3://bucket/direct"}}
-    assert "CheckpointConfig" not in supervised(asked)
-    assert "CheckpointConfig" not in supervised(PLAIN, environment=asked["Environment"])
-    assert adopted(supervised(asked)).run.checkpoint_uri == "s3://bucket/direct"
+    assert "CheckpointConfig" not in add_supervision(asked)
+    assert "CheckpointConfig" not in add_supervision(PLAIN, environment=asked["Environment"])
+    assert adopted(add_supervision(asked)).run.checkpoint_uri == "s3://bucket/direct"
 
 
 def test_a_session_supervises_every_job_that_boto3_creates():
@@ -158,7 +158,7 @@ def test_a_session_supervises_every_job_that_boto3_creates():
     session = boto3.Session(aws_access_key_id="x", aws_secret_access_key="x", region_name="eu-west-1")
     sent: list[dict] = []
     session.events.register("before-call.sagemaker.CreateTrainingJob", _keeps(sent))
-    assert supervised(session, "careful") is session
+    assert add_supervision(session, "careful") is session
     client = session.client("sagemaker")
     client.create_training_job(**PLAIN)
     client.create_training_job(**{**PLAIN, "Tags": [{"Key": POLICY_TAG, "Value": "observe"}]})
@@ -171,7 +171,7 @@ def test_the_jobs_of_a_session_share_no_folder():
     session = boto3.Session(aws_access_key_id="x", aws_secret_access_key="x", region_name="eu-west-1")
     sent: list[dict] = []
     session.events.register("before-call.sagemaker.CreateTrainingJob", _keeps(sent))
-    client = supervised(session, checkpoints="s3://bucket/all").client("sagemaker")
+    client = add_supervision(session, checkpoints="s3://bucket/all").client("sagemaker")
     for name in ("a", "b"):
         client.create_training_job(**{**PLAIN, "TrainingJobName": name})
     assert [request["CheckpointConfig"]["S3Uri"] for request in sent] == ["s3://bucket/all/a/", "s3://bucket/all/b/"]
@@ -188,9 +188,9 @@ def _keeps(sent: list[dict]):
 def test_an_estimators_arguments_and_the_estimator_give_the_same_request():
     """`PyTorch(**supervised(arguments))` and `supervised(PyTorch(**arguments))`."""
     arguments = {"role": "r", "tags": {"team": "vision"}, "environment": {"A": "b"}}
-    told = supervised(arguments, checkpoints="s3://bucket/a")
+    told = add_supervision(arguments, checkpoints="s3://bucket/a")
     estimator = SimpleNamespace(**arguments, metric_definitions=None, checkpoint_s3_uri=None)
-    assert supervised(estimator, checkpoints="s3://bucket/a") is estimator
+    assert add_supervision(estimator, checkpoints="s3://bucket/a") is estimator
     assert told == vars(estimator)
     assert told["tags"] == [{"Key": "team", "Value": "vision"}, {"Key": POLICY_TAG, "Value": "default"}]
     assert told["checkpoint_s3_uri"] == "s3://bucket/a/"
@@ -214,7 +214,7 @@ def test_an_estimators_arguments_and_the_estimator_give_the_same_request():
 def test_what_could_not_be_launched_again_is_refused_at_once(job, options, words):
     """Not when the first machine fails, at night."""
     with pytest.raises(RequestRefused, match=words):
-        supervised(job, **options)
+        add_supervision(job, **options)
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,9 @@ def test_what_could_not_be_launched_again_is_refused_at_once(job, options, words
 def test_the_agents_init_comes_in_front_of_what_the_container_runs(asked, command):
     """In a stock image too, from the wheel in a channel; said twice it is there once, and a relaunch has it again."""
     request = {**STOCK, "AlgorithmSpecification": {**STOCK["AlgorithmSpecification"], **asked}}
-    told = supervised(request, agent=WHEEL)
+    told = add_supervision(request, agent=WHEEL)
     algorithm = told["AlgorithmSpecification"]
-    assert complaints(told) == "" and supervised(told, agent=WHEEL) == told
+    assert complaints(told) == "" and add_supervision(told, agent=WHEEL) == told
     assert algorithm["ContainerArguments"] == command
     shell, option, line, wheel = algorithm["ContainerEntrypoint"]
     assert (shell, option, wheel) == ("/bin/sh", "-c", f"/opt/ml/input/data/rerail/{WHEEL.rpartition('/')[2]}")
@@ -254,9 +254,9 @@ def test_too_many_metrics_are_refused():
     many = [{"Name": f"m{n}", "Regex": "(x)"} for n in range(36)]
     asked = {**PLAIN, "AlgorithmSpecification": {**PLAIN["AlgorithmSpecification"], "MetricDefinitions": many}}
     with pytest.raises(RequestRefused, match="41 metric definitions are too many"):
-        supervised(asked)
+        add_supervision(asked)
 
 
 def test_any_other_argument_is_an_error_that_names_the_accepted_types():
     with pytest.raises(TypeError, match=re.escape("not a str")):
-        supervised("mnist-1")
+        add_supervision("mnist-1")

@@ -3,7 +3,7 @@
 import pytest
 from botocore.exceptions import ClientError
 
-from rerail.aws.sagemaker import job_from
+from rerail.aws.sagemaker import read_job
 from rerail.decisions.fallback_machines import find_missing_quota
 from rerail.model.machines import WarmPool
 from rerail.model.self_repairs import SelfRepair
@@ -23,7 +23,7 @@ def test_a_type_of_which_none_is_left(api):
     api.inject("machines", InstanceType="ml.c5.xlarge", Count=0, WaitSeconds=0.2)
     job = api.create(ResourceConfig=on("ml.c5.xlarge"))
     pending = api.reached(job, lambda described: described["SecondaryStatus"] == "Pending")
-    assert job_from(pending).lacks_machines
+    assert read_job(pending).lacks_machines
     described = api.ended(job)
     assert steps(described) == ["Starting", "Pending", "Starting", "Failed"]
     assert described["FailureReason"].startswith("CapacityError: Unable to provision")
@@ -57,7 +57,7 @@ def test_a_quota_counts_what_runs_and_what_is_kept(api):
         api.create(ResourceConfig=on("ml.m5.4xlarge"))
     second = api.create(RoleArn=role, ResourceConfig=on("ml.m5.4xlarge"))
     api.ended(second)
-    assert job_from(api.describe(first)).pool == WarmPool("Reused", 0, second)
+    assert read_job(api.describe(first)).pool == WarmPool("Reused", 0, second)
     api.inject("quota", InstanceType="ml.m5.4xlarge")
     assert api.run(ResourceConfig=on("ml.m5.4xlarge", 3))["TrainingJobStatus"] == "Completed"
 
@@ -81,7 +81,7 @@ def test_a_retry_is_distinguished_from_a_spot_interruption(api):
     retried = api.create("sleep 600", RetryStrategy={"MaximumRetryAttempts": 2})
     api.training(retried)
     api.inject("internal_error", TrainingJobName=retried)
-    job = job_from(api.reached(retried, lambda d: steps(d).count("Training") == 2))
+    job = read_job(api.reached(retried, lambda d: steps(d).count("Training") == 2))
     assert dict(job.repaired.counts) == {SelfRepair.RETRY: 1}
     spot = api.create(
         "sleep 600",
@@ -90,7 +90,7 @@ def test_a_retry_is_distinguished_from_a_spot_interruption(api):
     )
     api.training(spot)
     api.inject("interrupt", TrainingJobName=spot, WaitSeconds=0.1)
-    job = job_from(api.reached(spot, lambda d: steps(d).count("Training") == 2))
+    job = read_job(api.reached(spot, lambda d: steps(d).count("Training") == 2))
     assert dict(job.repaired.counts) == {SelfRepair.SPOT: 1}
     assert job.repaired.seconds > 0
     for name in (retried, spot):

@@ -38,7 +38,7 @@ def escape(text: str) -> str:
     return MENTION.sub("＠", ADDRESS.sub(r"\1：", text))
 
 
-def as_chat(notice: Notice, links: Links) -> dict[str, Any]:
+def format_chat(notice: Notice, links: Links) -> dict[str, Any]:
     """Return the custom notification to publish on the topic of a chat channel."""
     content: dict[str, Any] = {
         "textType": "client-markdown",

@@ -17,13 +17,13 @@ from rerail.notices.notifiers.text import (
 SUBJECT_LIMIT, TEXT_LIMIT_BYTES = 100, 256 * 1024
 
 
-def as_subject(notice: Notice) -> str:
+def format_subject(notice: Notice) -> str:
     """Return the title as a valid SNS subject."""
     title = " ".join("".join(c if " " <= c <= "~" else " " for c in notice.title).split())
     return truncate(title, SUBJECT_LIMIT) or "Rerail"
 
 
-def as_text(notice: Notice, links: Links) -> str:
+def format_text(notice: Notice, links: Links) -> str:
     """Return the whole notice as plain text."""
     todo = (
         "\n".join(["What to do:", *(f"  - {step}" for step in list_next_steps(notice))])

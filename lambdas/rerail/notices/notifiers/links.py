@@ -55,7 +55,7 @@ class Links:
         return tuple((name, url) for name, url in named if url)
 
 
-def links_of(notice: Notice, place: NoticeOrigin, *, report: str = "") -> Links:
+def make_links(notice: Notice, place: NoticeOrigin, *, report: str = "") -> Links:
     """Return the notice's links; `report` is the URL of its incident report, "" for none.
 
     Only valid job names become links or commands: anyone with events:PutEvents on the bus can write a notice."""
@@ -64,18 +64,18 @@ def links_of(notice: Notice, place: NoticeOrigin, *, report: str = "") -> Links:
     arn = f"arn:{place.partition}:sagemaker:{place.region}:{place.account}:training-job/{notice.job}"
     return Links(
         report=report,
-        runbook=runbook_page(notice.runbook.value, place.docs_url),
+        runbook=find_runbook_page(notice.runbook.value, place.docs_url),
         console=console,
         show=f"rerail show {notice.run}" if notice.state and JOB_NAME.fullmatch(notice.run) else "rerail status",
         job_arn=arn if job else "",
     )
 
 
-def runbook_page(name: str, docs_url: str) -> str:
+def find_runbook_page(name: str, docs_url: str) -> str:
     """Return the runbook's URL, or its path in the repository if `docs_url` is empty."""
     return f"{docs_url.rstrip('/')}/runbooks/{name}/" if docs_url else f"docs/runbooks/{name}.md"
 
 
-def console_of_report(bucket: str, key: str, place: NoticeOrigin) -> str:
+def make_report_console_link(bucket: str, key: str, place: NoticeOrigin) -> str:
     """Return the URL of the report's object in the S3 console, which requires a login."""
     return f"{place.console}/s3/object/{bucket}?region={place.region}&prefix={quote(key, safe='/')}"

@@ -14,7 +14,7 @@ from rerail.notices.notifiers.text import clean_text, format_cost, format_deadli
 SUMMARY_LIMIT, KEY_LIMIT = 1_024, 255
 
 
-def as_pagerduty(notice: Notice, links: Links) -> dict[str, Any] | None:
+def format_pagerduty(notice: Notice, links: Links) -> dict[str, Any] | None:
     """Return the request body without the routing key, which EventBridge adds; None for a notice that only informs."""
     match notice.severity:
         case Severity.PAGE:

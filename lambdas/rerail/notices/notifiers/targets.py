@@ -6,8 +6,8 @@ from typing import Any
 
 from rerail.model.notice import Notice
 from rerail.notices.notifiers.links import Links
-from rerail.notices.notifiers.pagerduty import as_pagerduty
-from rerail.notices.notifiers.webhook import as_webhook
+from rerail.notices.notifiers.pagerduty import format_pagerduty
+from rerail.notices.notifiers.webhook import format_webhook
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,6 @@ class NotificationTarget:
     format: Callable[[Notice, Links], Mapping[str, Any] | None]
 
 
-PAGERDUTY = NotificationTarget("PagerDuty", "Rerail PagerDuty", as_pagerduty)
-WEBHOOK = NotificationTarget("webhook", "Rerail Webhook", as_webhook)
+PAGERDUTY = NotificationTarget("PagerDuty", "Rerail PagerDuty", format_pagerduty)
+WEBHOOK = NotificationTarget("webhook", "Rerail Webhook", format_webhook)
 NOTIFIERS = (PAGERDUTY, WEBHOOK)

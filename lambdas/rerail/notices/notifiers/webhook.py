@@ -3,15 +3,17 @@
 from typing import Any
 
 from rerail.model.notice import Notice
-from rerail.notices.notice import as_detail
+from rerail.notices.notice import format_detail
 from rerail.notices.notifiers.links import Links
 from rerail.notices.notifiers.text import clean_text
 
 VERSION = 1
 
 
-def as_webhook(notice: Notice, links: Links) -> dict[str, Any]:
+def format_webhook(notice: Notice, links: Links) -> dict[str, Any]:
     """Return all fields of the notice, with text cleaned, and its links."""
-    detail = {name: clean_text(value) if isinstance(value, str) else value for name, value in as_detail(notice).items()}
+    detail = {
+        name: clean_text(value) if isinstance(value, str) else value for name, value in format_detail(notice).items()
+    }
     urls = {"report": links.report, "runbook": links.runbook, "console": links.console, "show": links.show}
     return {"version": VERSION, "source": "rerail", **detail, "links": urls}

@@ -30,11 +30,11 @@ from rerail.model.mailbox import (
     Heartbeat,
     Report,
     ReportKind,
-    command_key,
-    heartbeat_key,
+    make_command_key,
+    make_heartbeat_key,
+    make_report_key,
     read_command,
-    report_key,
-    write,
+    serialize,
 )
 
 JOB, MAILBOX = os.environ["TRAINING_JOB_NAME"], os.environ["MAILBOX"]
@@ -54,17 +54,21 @@ def s3(verb: str, key: str, body: bytes | None = None) -> bytes | None:
 
 def tell(what: ReportKind, **said: Any) -> None:
     id = f"a{ATTEMPT}-{what}"
-    s3("PUT", report_key(RUN, id), write(Report(id, RUN, ATTEMPT, JOB, what, datetime.now(UTC), **said)))
+    s3("PUT", make_report_key(RUN, id), serialize(Report(id, RUN, ATTEMPT, JOB, what, datetime.now(UTC), **said)))
 
 
 def beat(step: int) -> None:
     at = datetime.now(UTC)
-    s3("PUT", heartbeat_key(RUN), write(Heartbeat(RUN, ATTEMPT, JOB, at, Phase.STEP, step, at, 1 / step, SECONDS)))
+    s3(
+        "PUT",
+        make_heartbeat_key(RUN),
+        serialize(Heartbeat(RUN, ATTEMPT, JOB, at, Phase.STEP, step, at, 1 / step, SECONDS)),
+    )
 
 
 def asked() -> str:
     """The id of a wish for a checkpoint that was not heard before."""
-    text = s3("GET", command_key(RUN))
+    text = s3("GET", make_command_key(RUN))
     if text is None:
         return ""
     command = read_command(text, run=RUN)
