@@ -313,7 +313,7 @@ class Drill:
 
     def _clean(self, run: Run) -> list[Checkpoint]:
         """Its saves, newest first, that the supervisor would resume from."""
-        found = select_known(run, self._saves.under(run.checkpoint_uri))
+        found = select_known(run, self._saves.list_checkpoints(run.checkpoint_uri))
         return sorted((c for c in found if c.is_whole and c.health is Health.CLEAN), key=lambda c: c.step, reverse=True)
 
     def _losses_of(self, job: str) -> Losses:

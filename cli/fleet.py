@@ -128,10 +128,10 @@ class Look:
         bucket = self.where.outputs.get("MailboxBucket")
         if not bucket or not 0 < len(beating) <= MOST_HEARTBEATS:
             return found
-        keys = {folder: run.seal_key for folder, run in beating.items()}
-        for folder, beat in S3Mailbox(bucket).heartbeats(list(beating), keys).heard.items():
+        keys = {folder: run.signing_key for folder, run in beating.items()}
+        for folder, beat in S3Mailbox(bucket).heartbeats(list(beating), keys).received.items():
             run, heartbeat = beating[folder], beat.heartbeat
-            if not beat.sealed and must_be_signed(run, self._policy(run)):
+            if not beat.is_signed and must_be_signed(run, self._policy(run)):
                 continue  # it may be anybody's
             if heartbeat.step is not None and heartbeat.attempt == run.current.number:
                 found[run.id] = heartbeat.step, beat.at
@@ -179,11 +179,11 @@ def since(run: Run) -> datetime | None:
         case RunState.SAVING | RunState.STOPPING:
             return run.stop.asked_at if run.stop else None
         case RunState.RESTARTING:
-            return attempt.orders[-1].asked_at if attempt.orders else None
+            return attempt.in_place_restarts[-1].asked_at if attempt.in_place_restarts else None
         case RunState.WATCHING:
-            restarted = [order.restarted_at for order in attempt.orders if order.restarted_at]
+            restarted = [order.restarted_at for order in attempt.in_place_restarts if order.restarted_at]
             return restarted[-1] if restarted else attempt.training_started_at
-        case RunState.HELD if incident and incident.closed_at and not incident.mended:
+        case RunState.HELD if incident and incident.closed_at and not incident.recovered:
             return incident.closed_at
         case RunState.WAITING:
             return run.attempts[-2].ended_at if len(run.attempts) > 1 else run.created_at
@@ -199,7 +199,7 @@ def todo(run: Run) -> tuple[str, str]:
         return f"{asked.what}? ({asked.why})", f"rerail approve {run.id} --proposal {asked.id}"
     if run.state is RunState.HELD:
         return run.hold_advice.removesuffix(RELEASE) or run.hold_reason, f"rerail release {run.id}"
-    if run.blocked_by is LaunchCheck.PAUSE or (run.stop and run.stop.put_off):
+    if run.blocked_by is LaunchCheck.PAUSE or (run.stop and run.stop.is_deferred):
         return "it waits until the pause is lifted", "rerail resume"
     return "", ""
 
@@ -208,7 +208,7 @@ def _noted(run: Run, memory: RunDetection) -> tuple[int, datetime | None] | None
     """What the sweep has noted of the job that runs now."""
     if memory.cursor.job != run.current.job_name:
         return None
-    pulse, cursor = memory.watch.pulse, memory.cursor
+    pulse, cursor = memory.detectors.liveness, memory.cursor
     step = max((s for s in (pulse.step, cursor.seen_step, memory.step) if s is not None), default=None)
     return None if step is None else (step, pulse.moved_at or cursor.seen_at)
 

@@ -70,7 +70,7 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
 
 def headline(told: IncidentReport) -> Panel:
     """What happened, what was done about it, and what to do, with the commands."""
-    style = {Urgency.NEEDED: "red", Urgency.MENDING: "yellow", Urgency.WELL: "green"}[told.tone]
+    style = {Urgency.NEEDED: "red", Urgency.RECOVERING: "yellow", Urgency.NONE: "green"}[told.tone]
     rows = Table.grid(padding=(0, 2))
     rows.add_row("happened", escape(told.happened))
     if told.did:
@@ -89,14 +89,14 @@ def incidents_table(run: Run) -> Table:
     """A row an incident: how soon it was found (MTTD), how soon there was progress beyond it (MTTR), what it cost."""
     table = Table("when", "kind", "cause", "MTTD", "MTTR", "lost steps", "done", "came to", title="incidents")
     for incident in run.incidents:
-        came = "mended" if incident.mended else escape(incident.resolution) or "[yellow]not mended yet[/]"
+        came = "recovered" if incident.recovered else escape(incident.resolution) or "[yellow]not recovered yet[/]"
         table.add_row(
             moment(incident.happened_at),
             incident.kind,
             str(incident.cause),
             format_duration(incident.decided_at - incident.happened_at),
             format_duration(incident.closed_at - incident.happened_at)
-            if incident.mended and incident.closed_at
+            if incident.recovered and incident.closed_at
             else "",
             step(incident.lost_steps),
             ", ".join(dict.fromkeys(incident.actions)),
@@ -142,13 +142,13 @@ def plain_run(told: IncidentReport, run: Run, timeline: Sequence[TimelineEntry],
         },
         "budgets": {str(cause): count for cause, count in remaining_retries(run.ledger, policy).items()},
         "incidents": [_plain_incident(incident) for incident in run.incidents],
-        "run": to_plain(replace(run, seal_key="")),  # what it is for ends where others read it
+        "run": to_plain(replace(run, signing_key="")),  # what it is for ends where others read it
         "timeline": [to_plain(entry) for entry in timeline],
     }
 
 
 def _plain_incident(incident: Incident) -> dict[str, Any]:
-    ended = incident.closed_at if incident.mended else None
+    ended = incident.closed_at if incident.recovered else None
     return {
         **to_plain(incident),
         "mttd_s": (incident.decided_at - incident.happened_at).total_seconds(),
@@ -179,7 +179,7 @@ def _reason_to_start(attempt: Attempt) -> str:
 
 def _orders(attempt: Attempt) -> Iterator[str]:
     """Where each restart in place has begun, or was to begin."""
-    for order in attempt.orders:
+    for order in attempt.in_place_restarts:
         start = "the newest save" if order.resume_step is None else step(order.resume_step)
         yield f"in place: {start}" + ("" if order.restarted_at else ", failed" if order.failed else ", ordered")
 
@@ -240,7 +240,7 @@ def saving(run: Run, policy: Policy) -> Iterator[str]:
     from rerail.aws.s3 import S3Checkpoints
 
     try:
-        checkpoints = S3Checkpoints().under(run.checkpoint_uri) if run.checkpoint_uri else ()
+        checkpoints = S3Checkpoints().list_checkpoints(run.checkpoint_uri) if run.checkpoint_uri else ()
     except (RerailError, ClientError, BotoCoreError):
         return
     if advice := advise_interval(run, checkpoints, policy, at=now()):

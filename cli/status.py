@@ -188,8 +188,8 @@ def _incident(run: Run, at: datetime) -> Text:
     if not run.incidents:
         return Text()
     last = run.incidents[-1]
-    style = "green" if last.mended else "red" if last.closed_at else "yellow"
-    said = "mended" if last.mended else (last.resolution or "not mended yet")
+    style = "green" if last.recovered else "red" if last.closed_at else "yellow"
+    said = "recovered" if last.recovered else (last.resolution or "not recovered yet")
     return Text.assemble(
         f"{age(last.happened_at, at)} ago ", (str(last.cause).replace("_", " "), "bold"), ": ", (said, style)
     )
@@ -264,7 +264,7 @@ def _plain(row: Row) -> dict[str, Any]:
             "kind": last.kind,
             "cause": last.cause,
             "happened_at": last.happened_at.isoformat(),
-            "mended": last.mended,
+            "recovered": last.recovered,
             "resolution": last.resolution,
         },
     }

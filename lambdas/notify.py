@@ -16,7 +16,7 @@ from wiring.notify import make_notifier, notify_settings, report_links
 def handler(event: dict[str, Any], context: Any) -> None:
     notice = read_detail(event["detail"])
     origin = NoticeOrigin(event["account"], event["region"], notify_settings().docs_url)
-    make_notifier().tell(notice, make_links(notice, origin, report=report_links().of(notice, origin)))
+    make_notifier().send(notice, make_links(notice, origin, report=report_links().of(notice, origin)))
     metrics.add_metric(name=f"Notices.{notice.severity}", unit="Count", value=1)
     logger.info("notified", extra={"run": notice.run, "severity": notice.severity, "key": notice.key})
 

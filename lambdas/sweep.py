@@ -15,18 +15,23 @@ from wiring.sweep import make_sweep
 @traced
 def handler(event: dict[str, Any], context: Any) -> dict[str, int]:
     shard, name = read_shard(event), context.function_name
-    report = make_sweep().make_share(shard, name=name) if shard else make_sweep().make(name=name)
+    report = make_sweep().run_shard(shard, name=name) if shard else make_sweep().run(name=name)
     counts = {
         "OpenRuns": report.open,
         "DueRuns": report.due,
         "DiscoveredJobs": report.discovered,
-        "BlindRuns": len(report.blind),
-        "WatchedRuns": report.watched,
+        "BlindRuns": len(report.unknown),
+        "WatchedRuns": report.monitored,
         "Findings": report.found,
-        "BeatingRuns": report.beating,
-        "GarbledHeartbeats": len(report.garbled),
+        "BeatingRuns": report.with_heartbeat,
+        "GarbledHeartbeats": len(report.bad_heartbeats),
     }
-    problems = {"blind": report.blind, "unread": report.unread, "garbled": report.garbled, "unswept": report.unswept}
+    problems = {
+        "blind": report.unknown,
+        "unread": report.unread,
+        "garbled": report.bad_heartbeats,
+        "unswept": report.unswept,
+    }
     problems |= {"broken": report.broken}
     logger.info("swept", extra={**counts, "parts": shard.parts if shard else "", **problems})
     if shard is None:  # the first invocation publishes the metrics of all shards

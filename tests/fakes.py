@@ -120,7 +120,7 @@ class FakeRuns:
         self.ignored[job_name] = reason
         return new
 
-    def unheard_of(self, job_names: Collection[str]) -> set[str]:
+    def find_unknown_jobs(self, job_names: Collection[str]) -> set[str]:
         return set(job_names) - set(self.jobs) - set(self.ignored)
 
     def open_runs(self, parts: Iterable[int] = range(PARTITIONS)) -> Iterable[tuple[str, Run | None]]:
@@ -254,12 +254,12 @@ class FakeCheckpoints:
         self.saved.setdefault(uri, []).insert(0, checkpoint)
         self.count += 1
 
-    def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
+    def list_checkpoints(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
         """Of those with a manifest the newest that are asked for; a script's own all the same."""
         checkpoints = self.saved.get(uri, [])
         return [c for c in checkpoints if upto is None or c.step <= upto or not c.has_manifest]
 
-    def times(self, uri: str) -> Sequence[datetime]:
+    def list_times(self, uri: str) -> Sequence[datetime]:
         return [checkpoint.saved_at for checkpoint in self.saved.get(uri, [])]
 
     def all(self, uri: str) -> Sequence[Checkpoint]:
@@ -272,7 +272,7 @@ class FakeCheckpoints:
         mine = (c for c in self.saved.get(action.uri, []) if not c.has_manifest)
         return [c for c in mine if c.step > after and c.saved_at <= action.saved_before]
 
-    def set_aside(self, action: QuarantineCheckpoints) -> None:
+    def quarantine(self, action: QuarantineCheckpoints) -> None:
         """Scripts that write manifests are left to themselves; of the others so many are moved at once."""
         tainted = self.tainted(action)
         if tainted and self.forbidden:
@@ -368,15 +368,15 @@ class FakeMailbox:
             raise CommandNotStored("PutObject: access denied")
         self.commands.append(read_command(serialize(command), run=command.run))
 
-    def report(self, key: str, seal_key: str = "") -> Report | None:
+    def report(self, key: str, signing_key: str = "") -> Report | None:
         run, id = run_of_report(key)
         found = self.objects.get(key)
-        return read_report(found[0], run=run, id=id, seal_key=seal_key) if found else None
+        return read_report(found[0], run=run, id=id, signing_key=signing_key) if found else None
 
-    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
+    def heartbeats(self, folders: Collection[str], signing_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
         received, unread = {}, {}
         for folder in folders:
-            name, key = make_heartbeat_key(folder), (seal_keys or {}).get(folder, "")
+            name, key = make_heartbeat_key(folder), (signing_keys or {}).get(folder, "")
             if found := self.objects.get(name):
                 try:
                     is_of_the_run = is_signed(found[0], name=name, key=key)
@@ -463,7 +463,7 @@ class World:
             policies=PausablePolicies(self.policies, self.pause),
             bus=wrap(self.bus),
             mailbox=wrap(self.mailbox),
-            brake=wrap(self.brake),
+            rate_limit=wrap(self.brake),
             clock=self.clock,
             new_key=self.new_key,
         )
@@ -489,7 +489,7 @@ class World:
             self.mailbox,
             self.queue,
             self.clock,
-            hyperpods=self.hyperpods,
+            clusters=self.hyperpods,
         )
 
     def run(self, run_id: str = "gpt") -> Run:
@@ -511,7 +511,7 @@ class World:
         end = self.clock() + timedelta(minutes=count)
         while self.clock() < end:
             self.clock.pass_by(every)
-            self.round().make()
+            self.round().run()
             waiting, self.queue.waiting = self.queue.waiting, []
             for wakeup in waiting:
                 received = parse_message(json.dumps({"source": SWEEP, "detail": wakeup}))
@@ -530,20 +530,20 @@ class Agent:
     attempt: int = 1
     job: str = "gpt"
     told: int = 0
-    seal_key: str = ""
+    signing_key: str = ""
 
     @property
     def asked(self) -> Command:
         """The newest command, if it is for this attempt and asks for a checkpoint."""
         command = self.world.mailbox.commands[-1]
-        assert (command.run, command.attempt, command.wish) == (self.run, self.attempt, CommandKind.CHECKPOINT)
+        assert (command.run, command.attempt, command.kind) == (self.run, self.attempt, CommandKind.CHECKPOINT)
         return command
 
     def hello(self) -> None:
         self.hear(self.files(ReportKind.HELLO))
 
     def hears(self) -> None:
-        self.hear(self.files(ReportKind.HEARD, command=self.asked.id))
+        self.hear(self.files(ReportKind.ACKNOWLEDGED, command=self.asked.id))
 
     def commits(self, step: int, durability: Durability = Durability.REMOTE) -> None:
         self.hear(self.files(ReportKind.CHECKPOINT, command=self.asked.id, step=step, durability=durability))
@@ -568,7 +568,7 @@ class Agent:
         return key
 
     def _puts(self, name: str, text: bytes) -> None:
-        self.world.mailbox.put(name, sign(text, name=name, key=self.seal_key))
+        self.world.mailbox.put(name, sign(text, name=name, key=self.signing_key))
 
     def hear(self, key: str) -> None:
         """The event about the report reaches the supervisor."""

@@ -142,7 +142,7 @@ def _is_told(runs: dict[str, Run]) -> bool:
         states["whisper-large-ft"] is RunState.HELD
         and runs["dit-xl-video"].proposal is not None
         and states["bert-base-distil"] is RunState.COMPLETED
-        and bool(mended and mended[0].mended)
+        and bool(mended and mended[0].recovered)
     )
 
 

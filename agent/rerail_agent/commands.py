@@ -60,14 +60,16 @@ class CommandState:
             return CommandEffect()
         if command.attempt > self._identity.attempt:
             return self._fenced(command, at=at)
-        if command.wish is not CommandKind.CHECKPOINT or command.id in self._known:
+        if command.kind is not CommandKind.CHECKPOINT or command.id in self._known:
             return CommandEffect()
         if command.deadline is not None and command.deadline <= at:
             late = (at - command.deadline).total_seconds()
             return self._refused_once(command.id, command.id, f"its deadline passed {late:.0f} s ago", at=at)
         self._known.add(command.id)
         self._waiting, self._agreed = command, None
-        return CommandEffect(save=True, report=self._report(ReportKind.HEARD, command.id, at=at, command=command.id))
+        return CommandEffect(
+            save=True, report=self._report(ReportKind.ACKNOWLEDGED, command.id, at=at, command=command.id)
+        )
 
     def _fenced(self, command: Command, *, at: datetime) -> CommandEffect:
         if self._fenced_by is not None:
@@ -136,7 +138,7 @@ class CommandState:
             run=self._identity.run,
             attempt=self._identity.attempt,
             job=self._identity.job[:128],
-            told=told,
+            kind=told,
             at=at,
             command=command,
             reason=_whole(reason, LIMITS["reason"]),

@@ -82,7 +82,7 @@ class StepDetection:
         troubles = tuple(
             OpenFinding(Kind(kind), _step(onsets.get(kind)), kind in given_up) for kind in table.get("open", ())
         )
-        self._judges, self._troubles = watch.judges, troubles
+        self._judges, self._troubles = watch.detectors, troubles
 
 
 def _step(value: Any) -> int | None:

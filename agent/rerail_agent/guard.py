@@ -268,7 +268,7 @@ class Guard:
         if not self._identity.bucket or not self._is_first():
             return
         self._courier = MailboxClient(
-            MailboxBucket(self._identity.bucket, self._identity.region, self._identity.seal_key),
+            MailboxBucket(self._identity.bucket, self._identity.region, self._identity.signing_key),
             self._identity.run,
             hear=self._hear,
             beat=self._beat,

@@ -21,7 +21,7 @@ class Identity:
     without a mailbox.
 
     `rank` and `size` are what the launcher said, None and 1 where it said nothing: torch.distributed knows better.
-    `seal_key` is what reports and heartbeats are sealed with, where the job was handed one.
+    `signing_key` is what reports and heartbeats are sealed with, where the job was handed one.
     """
 
     run: str = ""
@@ -33,7 +33,7 @@ class Identity:
     rank: int | None = None
     size: int = 1
     base: Path = Path("/opt/ml")
-    seal_key: str = field(default="", repr=False)
+    signing_key: str = field(default="", repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], tell: Callable[[str], None]) -> "Identity":
@@ -50,7 +50,7 @@ class Identity:
             rank=_first(environment, RANKS, tell),
             size=_first(environment, SIZES, tell) or 1,
             base=Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml"),
-            seal_key=_seal_key(environment, tell),
+            signing_key=_signing_key(environment, tell),
         )
 
 
@@ -69,7 +69,7 @@ def _bucket(environment: Mapping[str, str], arn: re.Match[str] | None, tell: Cal
     return make_bucket_name(arn["account"], arn["region"])
 
 
-def _seal_key(environment: Mapping[str, str], tell: Callable[[str], None]) -> str:
+def _signing_key(environment: Mapping[str, str], tell: Callable[[str], None]) -> str:
     key = environment.get(VARIABLE, "")
     if key and not KEY.fullmatch(key):
         tell(f"{VARIABLE} must be 64 hexadecimal digits; what this job reports is not sealed")

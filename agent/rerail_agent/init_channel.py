@@ -147,7 +147,7 @@ class InitChannel:
         self._identity = Identity.from_environment(self._environment, lambda message: None)
         if not self._identity.bucket:
             raise ValueError("the job has no mailbox")
-        self._post = MailboxBucket(self._identity.bucket, self._identity.region, self._identity.seal_key)
+        self._post = MailboxBucket(self._identity.bucket, self._identity.region, self._identity.signing_key)
 
     def _round(self) -> None:
         from rerail_agent.mailbox_objects import Unreachable
@@ -189,7 +189,7 @@ class InitChannel:
             said |= {name: str(said[name])[: LIMITS[name]] for name in ("reason", "evidence") if name in said}
             name = f"a{identity.attempt:03d}-r{restart}-{told.value}-{self._host}"
             report = Report(
-                id=name, run=identity.run, attempt=identity.attempt, job=identity.job[:128], told=told,
+                id=name, run=identity.run, attempt=identity.attempt, job=identity.job[:128], kind=told,
                 at=_now(), **said,
             )  # fmt: skip
             self._post.write(make_report_key(identity.run, name), serialize(report))
@@ -213,7 +213,7 @@ class InitChannel:
     def _hear(self, command: Command) -> None:
         """The newest word counts: another wish takes an order's place."""
         own, now = command.attempt == self._identity.attempt, _now()
-        is_order = own and command.wish.value == "restart" and command.restart > self._restart
+        is_order = own and command.kind.value == "restart" and command.restart > self._restart
         # An order from before this container began still stands: SageMaker itself has restarted the machine since.
         late = command.deadline is not None and command.deadline <= now and command.asked_at > self._began
         with self._turn:

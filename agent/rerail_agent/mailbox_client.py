@@ -80,7 +80,7 @@ class MailboxClient:
         text = serialize(report)
         with self._lock:
             if len(self._reports) >= QUEUED_REPORTS:
-                findings = (old for old in self._reports if old[0].told is ReportKind.FINDINGS)
+                findings = (old for old in self._reports if old[0].kind is ReportKind.FINDINGS)
                 self._reports.remove(next(findings, self._reports[0]))
             self._reports.append((report, text))
             self._idle.clear()

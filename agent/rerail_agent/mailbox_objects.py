@@ -51,8 +51,8 @@ class MailboxObject(NamedTuple):
 class MailboxBucket:
     """One bucket, for one thread; what it writes is sealed with the run's key, where there is one."""
 
-    def __init__(self, bucket: str, region: str, seal_key: str = "") -> None:
-        self.bucket, self._region, self._seal_key = bucket, region, seal_key
+    def __init__(self, bucket: str, region: str, signing_key: str = "") -> None:
+        self.bucket, self._region, self._signing_key = bucket, region, signing_key
         self._client: Any = None
 
     def read(self, key: str, *, unless: str = "") -> MailboxObject | None:
@@ -68,7 +68,7 @@ class MailboxBucket:
 
     def write(self, key: str, text: bytes) -> None:
         """Puts an object, over the one that is there. Raises Unreachable."""
-        body = sign(text, name=key, key=self._seal_key)
+        body = sign(text, name=key, key=self._signing_key)
         try:
             self._s3().put_object(Bucket=self.bucket, Key=key, Body=body, ContentType="application/json")
         except Exception as error:

@@ -19,7 +19,7 @@ def handshakes(timeline: Sequence[TimelineEntry]) -> Iterator[dict[str, Any]]:
 
 def _wishes(entry: TimelineEntry) -> Iterator[Mapping[str, Any]]:
     for action in entry.actions:
-        if action.get("type") == "PostCommand" and action["command"].get("wish") == CommandKind.CHECKPOINT:
+        if action.get("type") == "PostCommand" and action["command"].get("kind") == CommandKind.CHECKPOINT:
             yield action["command"]
 
 
@@ -31,7 +31,7 @@ def _answered(asked: TimelineEntry, command: Mapping[str, Any], later: Sequence[
         "attempt": command["attempt"],
         "asked_at": asked.at.isoformat(),
         "reason": command.get("reason", ""),
-        "heard_after_s": _seconds(asked, answers[ReportKind.HEARD]),
+        "heard_after_s": _seconds(asked, answers[ReportKind.ACKNOWLEDGED]),
         "committed_after_s": _seconds(asked, committed),
         "step": committed.signal["report"].get("step") if committed else _step_in(stopped),
         "refused": (answers[ReportKind.REFUSED] or asked).signal.get("report", {}).get("reason", ""),
@@ -48,7 +48,7 @@ def _step_in(stopped: TimelineEntry | None) -> int | None:
 
 def _says(entry: TimelineEntry, told: ReportKind, command: Mapping[str, Any]) -> bool:
     report = entry.signal.get("report", {})
-    return (report.get("told"), report.get("command")) == (told, command["id"])
+    return (report.get("kind"), report.get("command")) == (told, command["id"])
 
 
 def _first(entries: Iterator[TimelineEntry]) -> TimelineEntry | None:

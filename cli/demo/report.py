@@ -38,7 +38,7 @@ def facts(name: Name, stage: Stage) -> dict[str, Any]:
         "handshake": next(handshakes(stage.timeline), None),
         "checkpoints": [_save(save) for save in stage.saves()],
         "set_aside": stage.objects_aside(),
-        "restarts": [_order(attempt, order) for attempt in run.attempts for order in attempt.orders],
+        "restarts": [_order(attempt, order) for attempt in run.attempts for order in attempt.in_place_restarts],
         "findings": sorted({entry.finding for entry in stage.timeline if entry.finding in set(Kind)}),
         "approval": _approval(stage),
         "crowd": stage.crowd_facts(),
@@ -124,7 +124,7 @@ def _incident(stage: Stage, incident: Incident) -> dict[str, Any]:
     """Times count from when it happened: a job's end, or the first step of what the detectors found."""
     began = incident.happened_at
     launched = _launched_at(stage, attempt=incident.attempt + 1)
-    ended = incident.closed_at if incident.mended else None
+    ended = incident.closed_at if incident.recovered else None
     last_step, resumed = _last_step(stage, incident), _resumed_from(stage, incident)
     return {
         "kind": incident.kind,

@@ -130,7 +130,7 @@ def agent(subject: Subject) -> Check | None:
     beats = S3Mailbox(bucket).heartbeats([run])
     if why := beats.unread.get(run):
         return warn(f"its heartbeat cannot be read: {why}", "look at it in the mailbox bucket")
-    beat = beats.heard.get(run)
+    beat = beats.received.get(run)
     if beat and now() - beat.at <= FRESH:
         return ok(f"its heart beat {format_duration(now() - beat.at)} ago, at step {beat.heartbeat.step}")
     if beat:

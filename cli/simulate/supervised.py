@@ -83,7 +83,7 @@ class Supervised:
         kept = AVAILABLE if self.world.pool_until > self.world.now else TERMINATED
         return WarmPool(kept if job.status.is_terminal else IN_USE)
 
-    def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
+    def list_checkpoints(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
         return tuple(self.world.saved)
 
     def get(self, name: str) -> Policy:
@@ -117,7 +117,7 @@ class Supervised:
         if self.world.way.agent:
             self._report(ReportKind.FINDINGS, findings=(finding,))
         else:
-            self._visit(FoundSignal(at, self.run.current.job_name, (finding,), self.under("")))
+            self._visit(FoundSignal(at, self.run.current.job_name, (finding,), self.list_checkpoints("")))
         if found.false and before is RunState.WATCHING and self.run.state is not RunState.WATCHING:
             self.world.counts["wrong_interventions"] += 1
 
@@ -138,7 +138,7 @@ class Supervised:
         more = {"restart": world.job.restarts if world.job else 0, **more}
         report = Report(id, self.run.mailbox, attempt.number, attempt.job_name, told, world.moment(), **more)
         grave = told is ReportKind.CRASHED or any(f.level is Level.INTERVENE for f in report.findings)
-        self._visit(AgentReported(world.moment(), report, self.under("") if grave else None))
+        self._visit(AgentReported(world.moment(), report, self.list_checkpoints("") if grave else None))
 
     # One turn of the loop.
 
@@ -210,7 +210,7 @@ class Supervised:
         job = self.world.job
         if job is None or job.number != command.attempt or job.status is not JobStatus.IN_PROGRESS:
             return
-        match command.wish:
+        match command.kind:
             case CommandKind.CHECKPOINT:
                 self._save(command)
             case CommandKind.RESTART if job.secondary == "Training":
@@ -225,7 +225,7 @@ class Supervised:
             self.world.after(late, self._answer, command, ReportKind.CHECKPOINT, step)
 
         self.world.save_now(durable)
-        self.world.after(late, self._answer, command, ReportKind.HEARD, None)
+        self.world.after(late, self._answer, command, ReportKind.ACKNOWLEDGED, None)
 
     def _answer(self, command: Command, told: ReportKind, step: int | None) -> None:
         if command.attempt == self.run.current.number:
@@ -253,5 +253,7 @@ class Supervised:
 
     def _say(self, verb: OperatorVerb) -> None:
         self.commands += 1
-        said = OperatorCommand(self.world.moment(), f"c{self.commands}", verb, "on-call", "mended", self.under(""))
+        said = OperatorCommand(
+            self.world.moment(), f"c{self.commands}", verb, "on-call", "fixed", self.list_checkpoints("")
+        )
         self._visit(said)

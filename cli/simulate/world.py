@@ -466,7 +466,9 @@ class World:
                 onset, at = self.step, self.moment()
                 self._tell(Found(Kind.LOSS_SPIKE, onset, at, Level.WARN))
                 self._live(
-                    self.assumed.spike_rows * self._row_s, self._tell, Found(Kind.LOSS_SPIKE, onset, at, Level.MENDED)
+                    self.assumed.spike_rows * self._row_s,
+                    self._tell,
+                    Found(Kind.LOSS_SPIKE, onset, at, Level.RECOVERED),
                 )
                 if strike.chance < self.assumed.spike_acted_on:
                     self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows, false=True)

@@ -10,7 +10,7 @@ from typing import Any
 from cli.submit.problem import Problem
 from rerail.model.errors import RequestRefused
 from rerail.model.policy import DURATION, UNIT_SECONDS
-from rerail.requests.supervised import add_supervision
+from rerail.requests.supervised import supervised
 
 JOB_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 WARMEST_S = 3600
@@ -75,7 +75,7 @@ def training_request(wish: Wish) -> dict[str, Any]:
         "Tags": [{"Key": key, "Value": value} for key, value in wish.tags.items()],
     }
     try:
-        request = add_supervision(request, wish.policy, metrics=wish.metrics is None, agent=wish.agent)
+        request = supervised(request, wish.policy, metrics=wish.metrics is None, agent=wish.agent)
         request = {name: value for name, value in request.items() if value not in ({}, [])}
         check_request("CreateTrainingJob", request)
     except RequestRefused as error:

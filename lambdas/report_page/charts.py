@@ -197,7 +197,7 @@ def _finish(
         "class": f"chart {size.name}",
         "viewBox": f"0 0 {picture.width} {picture.height}",
         "role": "img",
-        "aria-label": f"{chart.title}. {chart.says}".strip(),
+        "aria-label": f"{chart.title}. {chart.caption}".strip(),
     }
     return root
 
@@ -222,14 +222,14 @@ def _place_marks(
     named = size.names and len(marks) <= NAMED_MARK_LIMIT
     for group in reversed(list(_group_neighbours(marks))):
         number, x, mark = group[0]
-        text = f"{number} {mark.sort}" if named and len(group) == 1 else _format_numbers([n for n, _, _ in group])
+        text = f"{number} {mark.kind}" if named and len(group) == 1 else _format_numbers([n for n, _, _ in group])
         length = len(text) * CHARACTER_WIDTH + PADDING
         to_the_left = x + length > width
         span = (x - length, x) if to_the_left else (x, x + length)
         free = [i for i, lane in enumerate(taken) if all(span[1] <= a or span[0] >= b for a, b in lane)]
         lane = free[0] if free else len(taken) - 1
         taken[lane].append(span)
-        says = "\n".join(f"{n} {member.sort}: {member.says}" for n, _, member in group)
+        says = "\n".join(f"{n} {member.kind}: {member.text}" for n, _, member in group)
         yield _PlacedMark(mark, says, x, text, lane, to_the_left)
 
 
@@ -258,7 +258,7 @@ def _format_numbers(numbers: Sequence[int]) -> str:
 
 def _draw(plot: Any, placed: _PlacedMark, height: float) -> None:
     top = -(placed.lane + 1) * LANE_HEIGHT
-    sort = re.sub(r"\W", "-", placed.mark.sort)
+    sort = re.sub(r"\W", "-", placed.mark.kind)
     line = ElementTree.SubElement(plot, "g", {"class": f"mark {sort}"})
     ElementTree.SubElement(line, "title").text = placed.says
     d = f"M{placed.x:.1f} {top + 2:.1f} V{height:.1f}"

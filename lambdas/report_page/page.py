@@ -62,7 +62,7 @@ def render_page(story: IncidentReport, *, docs_url: str = "", region: str = "") 
 
 
 def _picture(story: IncidentReport, chart: Chart, numbered: Sequence[tuple[int, CurveMark]]) -> _Picture:
-    marks = [(number, replace(mark, says=_shorten(mark.says))) for number, mark in numbered]
+    marks = [(number, replace(mark, text=_shorten(mark.text))) for number, mark in numbered]
     placed = [(number, x, mark) for number, mark in marks if (x := _axis_position(story, chart, mark)) is not None]
     # pygal and ElementTree escape what they write.
     return _Picture(chart, Markup(render_chart(chart, placed, WIDE)), Markup(render_chart(chart, placed, NARROW)))  # nosec B704

@@ -36,7 +36,7 @@ class Runs(Protocol):
     def ignore(self, job_name: str, reason: str, *, until: datetime) -> bool:
         """Record that the job is not supervised; return False if that was already recorded."""
 
-    def unheard_of(self, job_names: Collection[str]) -> set[str]:
+    def find_unknown_jobs(self, job_names: Collection[str]) -> set[str]:
         """Return the jobs that neither belong to a run nor are ignored."""
 
     def open_runs(self, parts: Iterable[int] = range(PARTITIONS)) -> Iterable[tuple[str, Run | None]]:
@@ -74,17 +74,17 @@ class Jobs(Protocol):
 class Checkpoints(Protocol):
     """The checkpoints of jobs."""
 
-    def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
+    def list_checkpoints(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
         """Return the newest checkpoints below the URI that have a readable manifest, newest first.
 
         With `upto`, only checkpoints up to that step count. If there is no manifest at all, return all checkpoints of a
         known layout.
         """
 
-    def times(self, uri: str) -> Sequence[datetime]:
+    def list_times(self, uri: str) -> Sequence[datetime]:
         """Return when the checkpoints below the URI were saved, from a listing alone; raise StateUnknown on failure."""
 
-    def set_aside(self, action: QuarantineCheckpoints) -> None:
+    def quarantine(self, action: QuarantineCheckpoints) -> None:
         """Move checkpoints that a script must not resume from to the quarantine folder.
 
         Nothing is lost if it is interrupted, and a repetition continues. Raise ActionUnfinished if time ran out,
@@ -130,13 +130,13 @@ class ReceivedHeartbeat(NamedTuple):
     # When it arrived, by the mailbox's clock: the job's clock may be wrong.
     at: datetime
     # Signed with the run's key.
-    sealed: bool = False
+    is_signed: bool = False
 
 
 class ReceivedHeartbeats(NamedTuple):
     """The heartbeats of several mailbox folders."""
 
-    heard: Mapping[str, ReceivedHeartbeat]
+    received: Mapping[str, ReceivedHeartbeat]
     # Why a heartbeat could not be read, by folder.
     unread: Mapping[str, str]
 
@@ -147,13 +147,13 @@ class Mailbox(Protocol):
     def post(self, command: Command) -> None:
         """Replace the command in the folder of its run; raise Throttled or CommandNotStored."""
 
-    def report(self, key: str, seal_key: str = "") -> Report | None:
+    def report(self, key: str, signing_key: str = "") -> Report | None:
         """Return the report in this object, or None if it does not exist.
 
         Raise BadMailboxObject if it is malformed or signed with another key, StateUnknown if S3 does not answer.
         """
 
-    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
+    def heartbeats(self, folders: Collection[str], signing_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
         """Return the newest heartbeat of each folder, checked with the signing keys of their runs."""
 
 

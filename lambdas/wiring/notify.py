@@ -28,9 +28,9 @@ def report_links() -> ReportLinks:
 def make_notifier() -> Notifier:
     """Return the notifier with all configured channels; all-clears go where pages go."""
     settings = notify_settings()
-    channels: list[tuple[str, Channel]] = [("e-mail", _topics(settings.page_topic, settings.inform_topic).say)]
+    channels: list[tuple[str, Channel]] = [("e-mail", _topics(settings.page_topic, settings.inform_topic).publish)]
     if settings.chat_page_topic:
-        channels.append(("chat", _topics(settings.chat_page_topic, settings.chat_inform_topic, chat=True).say))
+        channels.append(("chat", _topics(settings.chat_page_topic, settings.chat_inform_topic, chat=True).publish))
     configured = settings.targets.split(",")
     for target in NOTIFIERS:
         if target.name in configured:

@@ -27,7 +27,7 @@ def make_supervisor() -> Supervisor:
         policies=pausable_policies(settings.policy_prefix, settings.pause_parameter),
         bus=EventBus(settings.bus),
         mailbox=S3Mailbox(settings.mailbox),
-        brake=DynamoRateLimit(settings.table),
+        rate_limit=DynamoRateLimit(settings.table),
         clock=now,
         new_key=partial(token_hex, 32),
     )

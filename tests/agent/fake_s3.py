@@ -63,7 +63,7 @@ class Bucket:
         return found
 
     def wait_for_report(self, told: str, within_s: float = HANG_S) -> Report:
-        return self.wait_for(lambda: next((r for r in self.reports().values() if r.told == told), None), within_s)
+        return self.wait_for(lambda: next((r for r in self.reports().values() if r.kind == told), None), within_s)
 
 
 @contextmanager

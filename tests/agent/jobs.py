@@ -34,12 +34,12 @@ def environment_of(bucket: Bucket | None, *, base: Path, **variables: str) -> di
 
 
 def command(
-    id: str = "c1", *, attempt: int = 1, wish: CommandKind = CommandKind.CHECKPOINT, left_s: float = 60, **fields: Any
+    id: str = "c1", *, attempt: int = 1, kind: CommandKind = CommandKind.CHECKPOINT, left_s: float = 60, **fields: Any
 ) -> Command:
     """A command of now, with so many seconds until its deadline."""
     now = datetime.now(UTC)
     values = {"run": RUN, "asked_at": now, "deadline": now + timedelta(seconds=left_s), **fields}
-    return Command(id=id, attempt=attempt, wish=wish, **values)
+    return Command(id=id, attempt=attempt, kind=kind, **values)
 
 
 _server = multiprocessing.get_context("forkserver")

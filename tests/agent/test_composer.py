@@ -156,7 +156,7 @@ def test_a_checkpoint_is_saved_when_the_supervisor_asks(callback, bucket, tmp_pa
 
     def ask():
         bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.HEARD)
+        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
 
     fit(callback(bucket), Each(6, ask))
     report = bucket.wait_for_report(ReportKind.CHECKPOINT)
@@ -184,7 +184,7 @@ def test_a_fenced_attempt_saves_no_more(callback, bucket, tmp_path):
     """Once a newer attempt owns the run."""
 
     def fence():
-        bucket.command(command("c2", attempt=2, wish=CommandKind.TRAIN))
+        bucket.command(command("c2", attempt=2, kind=CommandKind.TRAIN))
         bucket.wait_for_report(ReportKind.REFUSED)
 
     fit(callback(bucket, save_every=4), Each(6, fence))

@@ -111,7 +111,7 @@ def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_p
 
     def ask():
         bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.HEARD)
+        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
 
     trainer = trainer_in(tmp_path, RerailCallback(guard), Each(6, ask), save_strategy="no", logging_steps=logging_steps)
     trainer.train()
@@ -129,7 +129,7 @@ def test_a_save_that_another_decision_overrules_is_done_a_step_later(new_guard, 
 
     def ask():
         bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.HEARD)
+        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
 
     trainer = trainer_in(
         tmp_path,
@@ -209,7 +209,7 @@ def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
     guard = new_guard(bucket)
 
     def fence():
-        bucket.command(command("c2", attempt=2, wish=CommandKind.TRAIN))
+        bucket.command(command("c2", attempt=2, kind=CommandKind.TRAIN))
         bucket.wait_for_report(ReportKind.REFUSED)
 
     trainer_in(tmp_path, RerailCallback(guard), Each(6, fence)).train()
@@ -224,7 +224,7 @@ def test_a_manifest_that_cannot_be_written_is_refused_and_training_goes_on(new_g
 
     def ask():
         bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.HEARD)
+        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
 
     monkeypatch.setattr(manifests, "commit", full)
     trainer = trainer_in(tmp_path, RerailCallback(new_guard(bucket)), Each(6, ask), save_strategy="no")

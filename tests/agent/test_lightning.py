@@ -159,7 +159,7 @@ def test_a_checkpoint_is_saved_when_the_supervisor_asks(new_guard, bucket, tmp_p
 
     def ask():
         bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.HEARD)
+        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
 
     model = fit(RerailCallback(tmp_path, guard=new_guard(bucket)), Each(6, ask))
     report = bucket.wait_for_report(ReportKind.CHECKPOINT)
@@ -217,7 +217,7 @@ def test_a_fenced_attempt_saves_no_more(new_guard, bucket, tmp_path):
     """Once a newer attempt owns the run, no checkpoint is written any more."""
 
     def fence():
-        bucket.command(command("c2", attempt=2, wish=CommandKind.TRAIN))
+        bucket.command(command("c2", attempt=2, kind=CommandKind.TRAIN))
         bucket.wait_for_report(ReportKind.REFUSED)
 
     fit(RerailCallback(tmp_path, guard=new_guard(bucket), save_every=4), Each(6, fence))
@@ -233,7 +233,7 @@ def test_a_save_that_fails_is_refused_and_training_goes_on(new_guard, bucket, tm
     def ask():
         monkeypatch.setattr(Trainer, "save_checkpoint", full)
         bucket.command(command("c1"))
-        bucket.wait_for_report(ReportKind.HEARD)
+        bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
 
     model = fit(RerailCallback(tmp_path, guard=new_guard(bucket)), Each(6, ask))
     assert "No space left" in bucket.wait_for_report(ReportKind.REFUSED).reason

@@ -121,7 +121,7 @@ def test_commands_follow_one_another(bucket: Bucket, new_guard):
         step = train_until_wanted(guard, step + 1)
         guard.committed("s3://b/p", step)
         bucket.wait_for(lambda id=id: f"a001-checkpoint-{id}" in bucket.reports())
-    assert {report.durability for report in bucket.reports().values() if report.told == "checkpoint"} == {"remote"}
+    assert {report.durability for report in bucket.reports().values() if report.kind == "checkpoint"} == {"remote"}
 
 
 @pytest.mark.threat("T1")
@@ -138,7 +138,7 @@ def test_what_an_agent_writes_is_sealed(bucket: Bucket, new_guard, key: str, is_
 
 def test_an_unchanged_command_is_not_read_twice(bucket: Bucket, new_guard):
     """The poll is conditional: S3 answers 304."""
-    bucket.command(command(wish=CommandKind.TRAIN))
+    bucket.command(command(kind=CommandKind.TRAIN))
     new_guard(bucket)
 
     def statuses() -> list[int]:
@@ -217,7 +217,7 @@ def test_a_spike_is_reported_and_requests_a_suspect_checkpoint(bucket: Bucket, n
     assert wanted == [(100, "warning", "suspect")]
     assert guard.health == "clean"
     bucket.wait_for(lambda: (Kind.LOSS_SPIKE, 100) in findings_in(bucket))
-    assert "checkpoint" not in {report.told for report in bucket.reports().values()}
+    assert "checkpoint" not in {report.kind for report in bucket.reports().values()}
 
 
 def test_saving_on_a_warning_can_be_switched_off(bucket: Bucket, new_guard):
@@ -238,7 +238,7 @@ def test_a_broken_command_is_refused_once_and_changes_nothing(bucket: Bucket, ne
     assert not guard.wants_checkpoint
     bucket.command(command())
     train_until_wanted(guard, 2)
-    assert len([report for report in bucket.reports().values() if report.told == "refused"]) == 1
+    assert len([report for report in bucket.reports().values() if report.kind == "refused"]) == 1
 
 
 def test_after_an_outage_everything_arrives_once_and_under_its_name(
@@ -259,7 +259,7 @@ def test_after_an_outage_everything_arrives_once_and_under_its_name(
     bucket.command(command())
     train_until_wanted(guard)
     bucket.wait_for_report("heard")
-    assert sorted(bucket.reports()) == ["a001-findings-loss_spike-warn-58", "a001-heard-c1", "a001-hello"]
+    assert sorted(bucket.reports()) == ["a001-findings-loss_spike-warn-58", "a001-acknowledged-c1", "a001-hello"]
     told = capfd.readouterr().err
     assert told.count("SlowDown") == 1
     assert told.count("works again") == 2

@@ -246,7 +246,7 @@ def test_a_plain_loop_answers_the_supervisor(new_guard, bucket, tmp_path):
     """With its own save function: conclude() makes the manifest and reports it."""
     guard = new_guard(bucket)
     bucket.command(command("c1"))
-    bucket.wait_for_report(ReportKind.HEARD)
+    bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
     guard.step(step=5, loss=2.0)
     assert guard.wants_checkpoint
     place = folder(tmp_path, "step-5")
@@ -277,7 +277,7 @@ def test_the_page_for_users_shows_a_plain_loop_that_works(bucket, new_guard, tmp
         names["done"] = names["done"] + 1
         if names["done"] == 3:
             bucket.command(command("c1"))
-            bucket.wait_for_report(ReportKind.HEARD)
+            bucket.wait_for_report(ReportKind.ACKNOWLEDGED)
         if names["done"] == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return torch.tensor(2.0)

@@ -34,7 +34,7 @@ def test_a_checkpoint_command_is_acknowledged_and_then_answered():
     """The answer carries the command's id, the step, and where the checkpoint lies."""
     desk = orders()
     heard = desk.hear(mine(), at=NOW)
-    assert (heard.save, heard.fenced, read(heard.report).told) == (True, False, ReportKind.HEARD)
+    assert (heard.save, heard.fenced, read(heard.report).kind) == (True, False, ReportKind.ACKNOWLEDGED)
     desk.agreed(61)
     answer = read(desk.committed("s3://b/step-61", step=61, durability=Durability.REMOTE, at=NOW))
     assert (answer.id, answer.command, answer.step) == ("a002-checkpoint-c1", "c1", 61)
@@ -66,7 +66,7 @@ def test_an_older_attempts_command_is_not_ours():
 
 def test_owning_the_run_asks_for_nothing():
     """What every attempt finds in the mailbox when it starts."""
-    assert orders().hear(mine(wish=CommandKind.TRAIN), at=NOW) == CommandEffect()
+    assert orders().hear(mine(kind=CommandKind.TRAIN), at=NOW) == CommandEffect()
 
 
 @pytest.mark.parametrize("wish", list(CommandKind))
@@ -74,9 +74,9 @@ def test_a_newer_attempt_fences_this_one(wish):
     """It says so once, as the answer to the command that it cannot grant any more if there is one."""
     desk = orders()
     desk.hear(mine(), at=NOW)
-    heard = desk.hear(serialize(command("c9", attempt=3, wish=wish)), at=NOW)
+    heard = desk.hear(serialize(command("c9", attempt=3, kind=wish)), at=NOW)
     answer = read(heard.report)
-    assert (heard.fenced, heard.save, answer.told, answer.command) == (True, False, ReportKind.REFUSED, "c1")
+    assert (heard.fenced, heard.save, answer.kind, answer.command) == (True, False, ReportKind.REFUSED, "c1")
     assert answer.reason == "attempt 3 owns the run: attempt 2 saves no more"
     assert desk.hear(serialize(command("c10", attempt=3)), at=NOW) == CommandEffect(fenced=True)
     desk.agreed(5)
@@ -87,7 +87,7 @@ def test_past_its_deadline_a_command_is_refused():
     """Nobody waits for the answer any more: it changes nothing."""
     late = orders().hear(mine(left_s=-86400), at=NOW)
     answer = read(late.report)
-    assert (late.save, answer.told, answer.command) == (False, ReportKind.REFUSED, "c1")
+    assert (late.save, answer.kind, answer.command) == (False, ReportKind.REFUSED, "c1")
     assert "deadline passed" in answer.reason
 
 
@@ -120,7 +120,7 @@ def test_a_save_that_fails_is_answered_once():
     assert desk.failed("no disk", at=NOW) is None
     desk.hear(mine(), at=NOW)
     answer = read(desk.failed("no disk left " * 100, at=NOW))
-    assert (answer.id, answer.command, answer.told) == ("a002-refused-c1", "c1", ReportKind.REFUSED)
+    assert (answer.id, answer.command, answer.kind) == ("a002-refused-c1", "c1", ReportKind.REFUSED)
     assert desk.failed("again", at=NOW) is None
 
 

@@ -209,7 +209,7 @@ def test_what_is_never_read_is_not_asked_for_ever():
     job = {"Keys": [{"pk": {"S": "job#gpt"}, "sk": {"S": "job"}}], "ProjectionExpression": "pk"}
     says("BatchGetItem", {"Responses": {}, "UnprocessedKeys": {"Runs": job}})
     with pytest.raises(Throttled):
-        DynamoRuns("Runs").unheard_of(["gpt"])
+        DynamoRuns("Runs").find_unknown_jobs(["gpt"])
 
 
 def test_what_is_never_written_is_not_sent_for_ever():

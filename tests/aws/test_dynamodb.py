@@ -138,7 +138,7 @@ def test_an_ignored_job_is_known_until_it_expires(runs):
     assert runs.ignore("stranger", "it has no tag", until=until)
     assert not runs.ignore("stranger", "it has no tag", until=until)
     assert runs.run_of("stranger") is None
-    assert runs.unheard_of(["stranger", "new"]) == {"new"}
+    assert runs.find_unknown_jobs(["stranger", "new"]) == {"new"}
     (item,) = everything()
     assert item["expires"] == {"N": str(int(until.timestamp()))}
 
@@ -162,9 +162,9 @@ def test_unknown_jobs_are_found_in_any_number(runs):
     """More names than one BatchGetItem takes, and none at all."""
     names = [f"job-{n}" for n in range(2 * READ_BATCH + 7)]
     runs.save(RUN)
-    assert runs.unheard_of([*names, "gpt"]) == set(names)
-    assert runs.unheard_of([]) == set()
-    assert runs.unheard_of(["gpt", "gpt"]) == set()
+    assert runs.find_unknown_jobs([*names, "gpt"]) == set(names)
+    assert runs.find_unknown_jobs([]) == set()
+    assert runs.find_unknown_jobs(["gpt", "gpt"]) == set()
 
 
 def run_with_attempts(count: int) -> Run:

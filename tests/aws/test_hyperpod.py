@@ -20,7 +20,7 @@ NOTICE = Notice(run="", severity=Severity.PAGE, title="a node is broken", body="
 MEMORY = ClusterRecord(
     cluster="pod",
     parts={"node i-1": ClusterPart(Condition.BROKEN, NOON, NOON, NOON, paged=True)},
-    told={Severity.PAGE: (NOON,)},
+    notified={Severity.PAGE: (NOON,)},
     pending=(NOTICE,),
     version=1,
 )
@@ -58,7 +58,7 @@ def test_who_comes_late_is_refused(table, version):
 
 def test_the_sweep_finds_clusters_under_repair(table):
     """In the index of open runs, and only for as long as there is something to wait for; it is no open run."""
-    memories, mending = DynamoClusters(table), ClusterPart(Condition.MENDING, NOON, NOON, NOON)
+    memories, mending = DynamoClusters(table), ClusterPart(Condition.RECOVERING, NOON, NOON, NOON)
     memories.keep(replace(MEMORY, parts={"node i-1": mending}), until=LATER)
     memories.keep(replace(MEMORY, cluster="well"), until=LATER)
     assert [memory.cluster for memory in memories.waiting()] == ["pod"]

@@ -41,7 +41,7 @@ def test_what_was_kept_is_recalled_and_judges_alike(memories):
     assert recalled["gpt"].cursor == Cursor("gpt-a002", read_to=NOON, step=119)
     spike = Sample(step=120, at=NOON, loss=20.0, step_time_s=0.5)
     assert (
-        evaluate_sample(recalled["gpt"].watch, spike, Thresholds())[1]
+        evaluate_sample(recalled["gpt"].detectors, spike, Thresholds())[1]
         == evaluate_sample(watch, spike, Thresholds())[1]
         != ()
     )

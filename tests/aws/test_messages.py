@@ -163,7 +163,7 @@ def test_a_notice_that_is_not_accepted_is_an_error(monkeypatch):
 
 def said(topic: str, **changes) -> Notice:
     notice = replace(NOTICE, **changes)
-    SnsTopics({Severity.PAGE: topic, Severity.CLEAR: topic, Severity.INFORM: "arn:elsewhere"}).say(notice, LINKS)
+    SnsTopics({Severity.PAGE: topic, Severity.CLEAR: topic, Severity.INFORM: "arn:elsewhere"}).publish(notice, LINKS)
     return notice
 
 
@@ -185,7 +185,7 @@ def test_a_page_is_published_on_its_topic(topic_queue):
 def test_a_chat_notice_has_the_chat_format(topic_queue):
     """On a topic of its own: what Amazon Q Developer cannot read it drops without a word."""
     topic, url = topic_queue
-    SnsTopics({Severity.PAGE: topic}, chat=True).say(NOTICE, LINKS)
+    SnsTopics({Severity.PAGE: topic}, chat=True).publish(NOTICE, LINKS)
     (envelope,) = map(json.loads, received(url))
     assert json.loads(envelope["Message"]) == format_chat(NOTICE, LINKS)
 
@@ -211,7 +211,7 @@ def test_a_notice_without_a_topic_is_an_error(topic_queue):
     """A severity without a topic names itself, and a topic that is not there is an error."""
     topic, url = topic_queue
     with pytest.raises(KeyError, match="page"):
-        SnsTopics({Severity.INFORM: topic}).say(NOTICE, LINKS)
+        SnsTopics({Severity.INFORM: topic}).publish(NOTICE, LINKS)
     with pytest.raises(ClientError):
         said(topic, severity=Severity.INFORM)
     assert received(url) == []

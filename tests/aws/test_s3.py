@@ -48,14 +48,14 @@ def save(s3, step: int, *, prefix: str = "runs/gpt/", files=None, **changes) -> 
 
 
 def steps(uri: str = URI) -> list[int]:
-    return [checkpoint.step for checkpoint in S3Checkpoints().under(uri)]
+    return [checkpoint.step for checkpoint in S3Checkpoints().list_checkpoints(uri)]
 
 
 def test_checkpoints_are_listed_newest_first(s3):
     """By step, whatever the order of their saving."""
     for step in (100, 60, 1000):
         save(s3, step)
-    (newest, *_) = found = S3Checkpoints().under(URI)
+    (newest, *_) = found = S3Checkpoints().list_checkpoints(URI)
     assert [checkpoint.step for checkpoint in found] == [1000, 100, 60]
     assert newest.uri == "s3://bucket/runs/gpt/step-000001000/"
     assert newest.is_whole and newest.health is Health.CLEAN
@@ -78,7 +78,7 @@ def test_both_ways_of_naming_a_folder_are_known(s3):
         files = {"model/__0_0.distcp": 3, ".metadata": 4}
         put(s3, f"runs/gpt/{folder}/manifest.json", manifest(80, files))
     assert steps() == [80, 60]
-    assert S3Checkpoints().under(URI)[0].is_whole
+    assert S3Checkpoints().list_checkpoints(URI)[0].is_whole
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket", "s3://bucket/"])
@@ -102,7 +102,7 @@ def test_a_torn_save_is_seen_and_not_resumed_from(s3):
     save(s3, 100)
     put(s3, "runs/gpt/step-000000080/rank-1.pt", b"x")
     s3.delete_object(Bucket="bucket", Key="runs/gpt/step-000000100/rank-0.pt")
-    found = S3Checkpoints().under(URI)
+    found = S3Checkpoints().list_checkpoints(URI)
     assert [checkpoint.missing for checkpoint in found] == [("rank-0.pt",), ("rank-1.pt",), ()]
     assert find_newest_step(found) == 60
 
@@ -140,7 +140,7 @@ def test_of_a_long_history_only_the_newest_manifests_are_read(s3):
     s3.meta.events.register("provide-client-params.s3.ListObjectsV2", page_of_seven)
     try:
         assert steps() == list(range(50, 50 - MANIFEST_BATCH, -1))
-        older = [checkpoint.step for checkpoint in S3Checkpoints().under(URI, upto=12)]
+        older = [checkpoint.step for checkpoint in S3Checkpoints().list_checkpoints(URI, upto=12)]
         assert older == list(range(12, 0, -1)), "what an operator rolls back to may be older than those"
     finally:
         s3.meta.events.unregister("provide-client-params.s3.ListObjectsV2", page_of_seven)
@@ -150,7 +150,7 @@ def test_where_all_of_the_newest_are_suspect_older_manifests_are_read(s3):
     """A loss that went wrong unseen spoils more saves than are read at first; the clean one before them is found."""
     for step in range(1, 2 * MANIFEST_BATCH + 6):
         save(s3, step, files={"rank-0.pt": 1}, health="clean" if step <= 3 else "suspect")
-    found = S3Checkpoints().under(URI)
+    found = S3Checkpoints().list_checkpoints(URI)
     assert find_newest_step(found) == 3
 
 
@@ -187,7 +187,7 @@ def test_where_nothing_has_a_manifest_a_script_s_own_saves_are_found(s3):
         for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
             put(s3, f"runs/gpt/checkpoint-{step}/{name}", b"x")
     s3.delete_object(Bucket="bucket", Key="runs/gpt/checkpoint-100/trainer_state.json")
-    newest, older = S3Checkpoints().under(URI)
+    newest, older = S3Checkpoints().list_checkpoints(URI)
     assert (newest.step, newest.missing[0], newest.layout) == (100, "trainer_state.json", "huggingface")
     assert (older.step, older.is_whole, older.attempt) == (80, True, 0)
     assert older.uri == "s3://bucket/runs/gpt/checkpoint-80/"
@@ -200,17 +200,17 @@ def test_where_nothing_has_a_manifest_a_script_s_own_saves_are_found(s3):
 def test_a_pointer_is_read_where_it_decides(s3):
     """A first save of DeepSpeed's counts when `latest` names it."""
     put(s3, "runs/gpt/global_step500/mp_rank_00_model_states.pt", b"x")
-    assert not S3Checkpoints().under(URI)[0].is_whole
+    assert not S3Checkpoints().list_checkpoints(URI)[0].is_whole
     put(s3, "runs/gpt/latest", b"global_step500")
-    assert S3Checkpoints().under(URI)[0].is_whole
+    assert S3Checkpoints().list_checkpoints(URI)[0].is_whole
     put(s3, "runs/gpt/latest", b"\xff" * 100_000)
-    assert not S3Checkpoints().under(URI)[0].is_whole
+    assert not S3Checkpoints().list_checkpoints(URI)[0].is_whole
 
 
 def test_a_bucket_that_cannot_be_read_blinds(s3):
     """Not knowing is not the same as knowing that there is nothing."""
     with pytest.raises(StateUnknown, match="checkpoints under s3://elsewhere/x: .*NoSuchBucket"):
-        S3Checkpoints().under("s3://elsewhere/x")
+        S3Checkpoints().list_checkpoints("s3://elsewhere/x")
 
 
 def test_a_manifest_is_read_once_as_long_as_nothing_beside_it_changes(s3):
@@ -219,10 +219,10 @@ def test_a_manifest_is_read_once_as_long_as_nothing_beside_it_changes(s3):
     s3.meta.events.register("provide-client-params.s3.GetObject", lambda params, **_: read.append(params["Key"]))
     save(s3, 100)
     checkpoints = S3Checkpoints()
-    assert checkpoints.under(URI) == checkpoints.under(URI)
+    assert checkpoints.list_checkpoints(URI) == checkpoints.list_checkpoints(URI)
     assert len(read) == 1
     s3.delete_object(Bucket="bucket", Key="runs/gpt/step-000000100/rank-1.pt")
-    assert not checkpoints.under(URI)[0].is_whole
+    assert not checkpoints.list_checkpoints(URI)[0].is_whole
 
 
 def test_save_times_are_read_from_a_listing_alone(s3):
@@ -233,7 +233,7 @@ def test_save_times_are_read_from_a_listing_alone(s3):
     put(s3, "runs/gpt/step-000000300/model.pt")
     read: list[str] = []
     s3.meta.events.register("provide-client-params.s3.GetObject", lambda params, **_: read.append(params["Key"]))
-    assert (len(S3Checkpoints().times(URI)), read) == (2, [])
+    assert (len(S3Checkpoints().list_times(URI)), read) == (2, [])
 
 
 def test_save_times_include_checkpoints_without_manifests(s3):
@@ -241,4 +241,4 @@ def test_save_times_include_checkpoints_without_manifests(s3):
     for step in (80, 100):
         for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
             put(s3, f"runs/gpt/checkpoint-{step}/{name}", b"x")
-    assert len(S3Checkpoints().times(URI)) == 2
+    assert len(S3Checkpoints().list_times(URI)) == 2

@@ -24,7 +24,7 @@ def operator(verb: str, **more: object) -> dict:
 ALLOWED = {
     "an operator's stop": operator("stop"),
     "an operator's rollback": operator("rollback", step=300),
-    "the agent's finding": {"messages": [FILED], "report": {**MAIL, "told": "findings", "findings": [GRAVE]}},
+    "the agent's finding": {"messages": [FILED], "report": {**MAIL, "kind": "findings", "findings": [GRAVE]}},
     "the sweep's finding": {
         "messages": [{"source": "rerail.sweep", "detail": {"run": "gpt", "job": "gpt", "findings": [GRAVE]}}]
     },
@@ -53,7 +53,7 @@ def test_the_measure_can_fail(given_, monkeypatch):
 def test_a_grave_report_of_anybody_else_stops_nothing(report, told, monkeypatch):
     """It is refused, or passed over; the word of a stranger is no authority here."""
     monkeypatch.setattr(healthy, "_is_authorised", lambda body, world: False)
-    grave = {**report, "told": told, "findings": [GRAVE], "evidence": "RuntimeError: CUDA error"}
+    grave = {**report, "kind": told, "findings": [GRAVE], "evidence": "RuntimeError: CUDA error"}
     batch(json.dumps({"messages": [FILED], "report": grave}).encode())
 
 

@@ -14,7 +14,7 @@ ORDER = InPlaceRestart(1, "c1", "non_finite", asked_at=NIGHT, deadline=NIGHT + t
 
 
 def printed(*orders: InPlaceRestart) -> str:
-    attempt = Attempt(1, "gpt", orders=orders)
+    attempt = Attempt(1, "gpt", in_place_restarts=orders)
     run = Run("gpt", "default", RunState.WATCHING, created_at=NIGHT, attempts=(attempt,))
     console = Console(file=StringIO(), width=150)
     console.print(attempts_table(run))

@@ -121,7 +121,7 @@ MENDED = Incident(
     resume_step=1000,
     actions=("release_warm_pool", "relaunch"),
     closed_at=NOW + timedelta(minutes=11),
-    mended=True,
+    recovered=True,
     resolution="recovered",
 )
 

@@ -168,8 +168,8 @@ def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
     beat = Heartbeat("beats", 2, "beats-a002", NOW, Phase.STEP, 4321)
     client("s3").put_object(Bucket="mailbox", Key=make_heartbeat_key("beats"), Body=serialize(beat))
     pulse = Liveness(Phase.STEP, NOW, moved_at=NOW - 90 * SECOND, step=1234)
-    stale = RunDetection("silent", Cursor("silent"), DetectorState(pulse=pulse))  # of the attempt before
-    DynamoDetections(TABLE).keep([RunDetection("noted", Cursor("noted-a002"), DetectorState(pulse=pulse)), stale])
+    stale = RunDetection("silent", Cursor("silent"), DetectorState(liveness=pulse))  # of the attempt before
+    DynamoDetections(TABLE).keep([RunDetection("noted", Cursor("noted-a002"), DetectorState(liveness=pulse)), stale])
     rows = {row["id"]: row for row in json.loads(told("--json"))["runs"]}
     assert rows["beats"]["step"] == 4321 and rows["beats"]["step_at"]
     assert (rows["noted"]["step"], rows["noted"]["step_at"]) == (1234, (NOW - 90 * SECOND).isoformat())

@@ -128,11 +128,11 @@ NewNode = Callable[..., Node]
 
 
 def order(number: int = 1, **fields: Any) -> Command:
-    return command(f"o{number}", wish=CommandKind.RESTART, restart=number, reason="non_finite", **fields)
+    return command(f"o{number}", kind=CommandKind.RESTART, restart=number, reason="non_finite", **fields)
 
 
 def told(bucket: Bucket, what: ReportKind) -> list[Report]:
-    return [report for report in bucket.reports().values() if report.told is what]
+    return [report for report in bucket.reports().values() if report.kind is what]
 
 
 def test_a_restart_command_starts_the_ranks_with_its_settings(bucket: Bucket, new_node: NewNode) -> None:
@@ -179,7 +179,7 @@ def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
     node.await_note("ready-0-0-0")
     bucket.command(order(2, resume_step=400, skip_samples="10-20", rate=0.9))
     node.await_note("ready-2-0-0")
-    bucket.command(command("asked", wish=CommandKind.CHECKPOINT))
+    bucket.command(command("asked", kind=CommandKind.CHECKPOINT))
     node.process.kill()
     node.process.communicate()
     (node.folder / "ready-2-0-0").unlink()
@@ -218,7 +218,7 @@ def test_a_crash_waits_for_an_order(bucket: Bucket, new_node: NewNode) -> None:
     bucket.command(order())
     bucket.wait_for(lambda: len(told(bucket, ReportKind.CRASHED)) == 2)
     assert [report.restart for report in told(bucket, ReportKind.CRASHED)] == [0, 1]
-    bucket.command(command("no", wish=CommandKind.TRAIN))
+    bucket.command(command("no", kind=CommandKind.TRAIN))
     assert node.end() == 1
     assert node.failure["error"] == "ValueError: second"
     kept = node.base / "output" / "data" / "rerail-failure-before-restart-1"
@@ -233,7 +233,7 @@ def test_init_reports_an_exception_that_the_script_does_not(bucket: Bucket, new_
     bucket.wait_for(lambda: len(told(bucket, ReportKind.CRASHED)) == 2)
     last = next(report for report in told(bucket, ReportKind.CRASHED) if report.restart == 1)
     assert "ValueError: b" in json.loads(last.evidence)["error"]
-    bucket.command(command("no", wish=CommandKind.TRAIN))
+    bucket.command(command("no", kind=CommandKind.TRAIN))
     assert node.end() == 1
     assert "ValueError: b" in node.failure["error"]
 

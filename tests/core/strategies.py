@@ -65,7 +65,7 @@ commands = st.builds(
     id=names,
     run=job_names,
     attempt=counts,
-    wish=st.sampled_from(CommandKind),
+    kind=st.sampled_from(CommandKind),
     asked_at=moments,
     deadline=st.none() | moments,
     reason=words,
@@ -90,7 +90,7 @@ reports = st.builds(
     run=job_names,
     attempt=counts,
     job=job_names,
-    told=st.sampled_from(ReportKind),
+    kind=st.sampled_from(ReportKind),
     at=moments,
     command=names | st.just(""),
     step=steps,
@@ -183,7 +183,7 @@ attempts = st.builds(
     pool=st.none() | pools,
     repairs=st.dictionaries(st.sampled_from(SelfRepair), counts),
     agent=st.booleans(),
-    orders=st.lists(orders, max_size=2).map(tuple),
+    in_place_restarts=st.lists(orders, max_size=2).map(tuple),
     drill=st.booleans(),
 )
 labels = st.builds(
@@ -197,7 +197,7 @@ labels = st.builds(
     restart=counts,
     before=st.none() | moments,
 )
-climbs = st.builds(
+rungs_taken = st.builds(
     RungTaken,
     rung=words,
     attempt=counts,
@@ -258,11 +258,11 @@ stops = st.builds(
     fresh_machines=st.booleans(),
     command_id=words,
     answer_by=st.none() | moments,
-    heard_at=st.none() | moments,
+    acknowledged_at=st.none() | moments,
     committed_step=steps,
     approved_by=words,
-    put_off=st.booleans(),
-    moves=st.booleans(),
+    is_deferred=st.booleans(),
+    changes_machines=st.booleans(),
     machines=st.none() | machines,
     to_step=steps,
     drill=st.booleans(),
@@ -289,8 +289,8 @@ runs = st.builds(
     blocked_by=st.none() | st.sampled_from(LaunchCheck),
     max_runtime_s=st.none() | counts,
     labels=st.lists(labels, max_size=3).map(tuple),
-    climbs=st.lists(climbs, max_size=3).map(tuple),
-    pages=st.lists(st.builds(OpenPage, tells, attempt=counts, told_at=moments), max_size=2).map(tuple),
+    rungs_taken=st.lists(rungs_taken, max_size=3).map(tuple),
+    pages=st.lists(st.builds(OpenPage, tells, attempt=counts, notified_at=moments), max_size=2).map(tuple),
     version=counts,
 )
 timeline_entries = st.builds(

@@ -97,8 +97,8 @@ def test_a_missing_permission_holds_the_run_and_is_named(world):
 def test_after_a_release_checkpoints_without_a_date_are_left_alone(world):
     """Only after a hold for that very reason."""
     asked = []
-    move = world.checkpoints.set_aside
-    world.checkpoints.set_aside = lambda action: asked.append(action.strict) or move(action)
+    move = world.checkpoints.quarantine
+    world.checkpoints.quarantine = lambda action: asked.append(action.strict) or move(action)
     world.checkpoints.forbidden = "the steps of the checkpoints are unknown"
     report_divergence(world)
     world.minutes(2)

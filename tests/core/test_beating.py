@@ -76,8 +76,8 @@ def notice_titles(world: World) -> list[str]:
 def test_a_fresh_heartbeat_costs_no_metrics(world, agent, asked):
     train(world, 30, agent)
     assert asked == []
-    assert world.round().make().beating == 1
-    assert detector_state(world).watch.pulse.step == 300
+    assert world.round().run().with_heartbeat == 1
+    assert detector_state(world).detectors.liveness.step == 300
     assert notice_titles(world) == []
 
 
@@ -167,7 +167,7 @@ def test_what_the_job_calls_the_time_proves_nothing(world, agent, asked):
             world.minutes(1)
     assert asked == []
     assert notice_titles(world) == []
-    assert detector_state(world).watch.pulse.moved_at == world.clock() - MINUTE - timedelta(seconds=3)
+    assert detector_state(world).detectors.liveness.moved_at == world.clock() - MINUTE - timedelta(seconds=3)
 
 
 def test_the_detectors_know_the_run_when_they_take_over(world, agent):
@@ -188,8 +188,8 @@ def test_a_loss_in_heartbeats_is_reported_by_the_agent_alone(world, agent):
 
 def test_a_heartbeat_that_cannot_be_read_is_counted_and_the_metrics_are_read(world, agent, asked):
     world.mailbox.put(make_heartbeat_key("gpt"), b"{")
-    report = world.round().make()
-    assert (list(report.garbled), report.beating) == (["gpt"], 0)
+    report = world.round().run()
+    assert (list(report.bad_heartbeats), report.with_heartbeat) == (["gpt"], 0)
     train(world, 5)
     assert set(asked) == {"gpt"}
 
@@ -206,8 +206,8 @@ def test_heartbeats_are_read_when_no_metrics_can_be_read(world, agent, monkeypat
 
     monkeypatch.setattr(world.series, "read", refuse)
     train(world, 5, agent)
-    assert detector_state(world).watch.pulse.step == 50
-    assert world.round().make().unread == "GetMetricData: rate exceeded"
+    assert detector_state(world).detectors.liveness.step == 50
+    assert world.round().run().unread == "GetMetricData: rate exceeded"
 
 
 def test_a_hang_seen_by_heartbeats_is_a_warning_only(world, agent):
@@ -230,7 +230,7 @@ def test_an_evaluation_that_is_announced_is_learnt(world, agent):
             agent.beats(step, Phase.EVALUATION, moved_at=stopped)
             world.minutes(1)
         step = train(world, 30, agent, first=step)
-    assert detector_state(world).watch.pulse.evaluation_s > 600
+    assert detector_state(world).detectors.liveness.evaluation_s > 600
     assert notice_titles(world) == ["gpt: stall (warning)"]
 
 
@@ -255,7 +255,7 @@ def test_a_job_that_repeats_steps_after_a_restart_of_sagemakers_own_is_alive(wor
     train(world, 30, agent)
     train(world, 15, agent, first=100)
     assert notice_titles(world) == []
-    assert detector_state(world).watch.pulse.step == 250
+    assert detector_state(world).detectors.liveness.step == 250
 
 
 def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
@@ -269,9 +269,9 @@ def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
     for minute in range(20):
         agent.beats(minute, moved_at=world.clock())
         world.minutes(1)
-    assert world.round().make().watched == 1
+    assert world.round().run().monitored == 1
     world.minutes(60)
-    assert world.round().make().watched == 0
+    assert world.round().run().monitored == 0
     assert [title for title in notice_titles(world) if title.startswith("plain")] == []
 
 
@@ -279,12 +279,12 @@ def test_a_job_without_metric_definitions_is_watched_by_its_agent(world):
 def test_no_heartbeat_content_ends_a_sweep(beats, lags):
     """One job's nonsense must not blind us to all the others."""
     run = Run("gpt", "default", RunState.WATCHING, MIDNIGHT, (Attempt(1, "gpt", agent=True),))
-    watchable = MonitoredRun(run, Policy(), None, trains=True)
+    watchable = MonitoredRun(run, Policy(), None, is_training=True)
     memory, now = resume_detection(None, watchable, at=MIDNIGHT), MIDNIGHT
     for heartbeat, lag in zip(beats, lags, strict=False):
         now += MINUTE
         beat = ReceivedHeartbeat(read_heartbeat(serialize(heartbeat), run=heartbeat.run), now + timedelta(seconds=lag))
         memory = loads(RunDetection, dumps(evaluate_heartbeat(memory, watchable, beat, at=now).memory))
-        assert memory.watch.pulse.heard_at <= now
-        assert memory.watch.pulse.moved_at is None or memory.watch.pulse.moved_at <= now
+        assert memory.detectors.liveness.received_at <= now
+        assert memory.detectors.liveness.moved_at is None or memory.detectors.liveness.moved_at <= now
         assert memory.cursor.read_to <= now

@@ -88,7 +88,7 @@ def test_fall_backs_are_tried_in_the_policys_order_each_once():
         verdict = choose_capacity_verdict(run, rules, at=NOON)
         assert isinstance(verdict, Relaunch)
         order.append(format_instance_types(verdict.machines) if verdict.machines else "its own")
-        run = with_machines(run, verdict.machines) if verdict.moves else run
+        run = with_machines(run, verdict.machines) if verdict.changes_machines else run
     assert order == ["subnet-9", P4DE, f"{P4DE} in subnet-9", "its own", "its own"]
 
 
@@ -96,7 +96,7 @@ def test_before_its_time_no_fall_back_is_tried():
     """The run's own machines are worth half an hour of waiting."""
     verdict = choose_capacity_verdict(a_run(waited=29 * MINUTE), policy(P4DE), at=NOON)
     assert isinstance(verdict, Relaunch)
-    assert (verdict.moves, verdict.machines) == (False, None)
+    assert (verdict.changes_machines, verdict.machines) == (False, None)
     assert verdict.delay <= 2 * MINUTE, "the pause ends where the fall-backs' time begins"
 
 
@@ -123,7 +123,7 @@ def test_a_fall_backs_own_quota_only_rules_out_the_fall_back():
     run = a_run(machines=Machines((P4DE,)), tried=(P4DE,), waited=40 * MINUTE)
     verdict = choose_capacity_verdict(run, policy(P4DE), at=NOON, refusal=QUOTA.format(P4DE, 0))
     assert isinstance(verdict, Relaunch)
-    assert (verdict.moves, verdict.machines) == (True, None)
+    assert (verdict.changes_machines, verdict.machines) == (True, None)
     assert f"{P4DE} is given up" in verdict.why
 
 
@@ -155,7 +155,7 @@ def test_unsuitable_fallbacks_are_passed_over_with_the_reason():
     assert "4 GPUs, not 8" in format_unsuitable(run, rules)
     verdict = choose_capacity_verdict(run, rules, at=NOON)
     assert isinstance(verdict, Relaunch)
-    assert not verdict.moves
+    assert not verdict.changes_machines
     assert "fall-backs passed over: ml.g5.12xlarge has 4 GPUs, not 8: the world size would change; " in verdict.why
 
 
@@ -175,9 +175,9 @@ def test_whatever_is_refused_the_order_is_the_policys_and_each_is_tried_once(fal
     for pause in minutes:
         verdict = choose_capacity_verdict(run, rules, at=at)
         assert isinstance(verdict, Relaunch)
-        if verdict.moves:
+        if verdict.changes_machines:
             run = with_machines(run, verdict.machines)
-        if verdict.moves and verdict.machines:
+        if verdict.changes_machines and verdict.machines:
             assert at - NOON >= rules.capacity.fallback_after
             assert find_misfit(run.cluster, verdict.machines) == ""
             gone_to.append(format_instance_types(verdict.machines))

@@ -55,7 +55,7 @@ def an_attempt(number: int, created: float | None, began: float | None, ended: f
 
 def an_incident(happened: float, decided: float, closed: float | None = None, **facts: Any) -> Incident:
     """What befell the first attempt, unless told otherwise, and was mended if it is closed."""
-    given = {"number": 1, "kind": "job_failed", "attempt": 1, "cause": Cause.INFRASTRUCTURE, "mended": bool(closed)}
+    given = {"number": 1, "kind": "job_failed", "attempt": 1, "cause": Cause.INFRASTRUCTURE, "recovered": bool(closed)}
     given |= {"reason": "", "evidence": "", "happened_at": at(happened), "decided_at": at(decided)}
     return Incident(**{**given, "closed_at": None if closed is None else at(closed), **facts})
 
@@ -92,7 +92,7 @@ def test_a_relaunch_costs_steps_and_the_time_until_machines_are_there_again():
     told = make_account(run, at(105), PRICED)
     assert minutes(told) == {"GOOD": 40 + 30, "LOST": 20, "UNNOTICED": 2, "BACKOFF": 3, "MACHINES": 10}
     assert (told.dollars, told.lost_dollars) == (90, pytest.approx(20))
-    assert (told.mttd_s, told.mttr_s, told.decided, told.mended, told.relaunches) == (120, 1200, 1, 1, 1)
+    assert (told.mttd_s, told.mttr_s, told.decided, told.recovered, told.relaunches) == (120, 1200, 1, 1, 1)
 
 
 def test_what_people_would_have_taken_longer_is_saved():
@@ -105,7 +105,7 @@ def test_what_people_would_have_taken_longer_is_saved():
 def test_nothing_is_saved_before_it_is_proven(closed):
     """An incident that is open, or mended later than now, has saved nothing yet."""
     told = make_account(a_run(*DIED, incidents=[an_incident(65, 67, closed)]), at(105), PRICED)
-    assert (told.saved_s, told.mended, told.mttr_s, told.decided) == (0, 0, None, 1)
+    assert (told.saved_s, told.recovered, told.mttr_s, told.decided) == (0, 0, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_restart_in_place_is_booked_to_its_first_step():
         1, "c", "crashed", at(65), at(70), resume_step=500, last_step=600, restarted_at=at(66), stepped_at=at(68)
     )
     crashed = an_incident(65, 65, 70, kind="crashed", cause=Cause.USER_CODE, actions=("restart",))
-    run = a_run(an_attempt(1, 0, 5, None, orders=(order,)), incidents=[crashed])
+    run = a_run(an_attempt(1, 0, 5, None, in_place_restarts=(order,)), incidents=[crashed])
     told = make_account(run, at(78), PRICED)
     assert minutes(told) == {"GOOD": 50 + 10, "LOST": 10, "RESTART": 3, "MACHINES": 5}
     assert (told.restarts, told.relaunches) == (1, 0)
@@ -174,7 +174,7 @@ def test_a_restart_in_place_is_booked_to_its_first_step():
 def test_a_restart_that_came_to_nothing_lasts_until_the_job_ends():
     """Nothing trained any more."""
     order = InPlaceRestart(1, "c", "diverged", at(65), at(70), failed="nothing was heard")
-    told = make_account(a_run(an_attempt(1, 0, 5, None, orders=(order,))), at(75), PRICED)
+    told = make_account(a_run(an_attempt(1, 0, 5, None, in_place_restarts=(order,))), at(75), PRICED)
     assert minutes(told) == {"GOOD": 60, "RESTART": 10, "MACHINES": 5}
 
 
@@ -195,7 +195,7 @@ def test_a_run_that_is_over_spends_no_more_time():
 def test_a_held_run_waits_for_people():
     """From the decision on; after their release, the wait stays theirs."""
     dead = an_attempt(1, 0, 5, 65, last_step=600)
-    held = an_incident(65, 66, 66, mended=False, actions=("hold",))
+    held = an_incident(65, 66, 66, recovered=False, actions=("hold",))
     told = make_account(a_run(dead, incidents=[held], state=RunState.HELD), at(126), PRICED)
     assert minutes(told) == {"GOOD": 60, "UNNOTICED": 1, "HUMAN": 60, "MACHINES": 5}
     released = an_attempt(2, 126, 130, None, resumed_from_step=600, approved_by="ada")
@@ -205,7 +205,7 @@ def test_a_held_run_waits_for_people():
 
 def test_a_job_that_is_left_running_while_people_are_asked_earns_nothing():
     """Held with the job alive: nobody knows whether its steps are worth anything."""
-    held = an_incident(45, 50, 50, mended=False, cause=Cause.DIVERGED, kind=Kind.DIVERGENCE, actions=("hold",))
+    held = an_incident(45, 50, 50, recovered=False, cause=Cause.DIVERGED, kind=Kind.DIVERGENCE, actions=("hold",))
     run = a_run(an_attempt(1, 0, 5, None), incidents=[held], state=RunState.HELD)
     assert minutes(make_account(run, at(65), PRICED)) == {"GOOD": 45, "HUMAN": 15, "MACHINES": 5}
 
@@ -264,7 +264,7 @@ def test_a_run_that_was_recorded():
     gaps = sum((after[0] - before[2]).total_seconds() for before, after in pairwise(jobs))
     assert told.badput_s[Badput.UNNOTICED] + told.badput_s[Badput.BACKOFF] == pytest.approx(gaps)
     assert 0 < told.badput_s[Badput.UNNOTICED] < 0.1
-    assert (told.relaunches, told.decided, told.mended) == (2, 2, 2)
+    assert (told.relaunches, told.decided, told.recovered) == (2, 2, 2)
 
 
 @given(strategies.runs, strategies.moments, st.timedeltas(timedelta(0), timedelta(days=400)))
@@ -279,7 +279,7 @@ def test_whatever_a_record_claims_its_account_is_sound(run, moment, later):
         assert late.badput_s[kind] >= early.badput_s[kind] - 1e-3
     assert late.goodput_s >= early.goodput_s - 1e-3
     assert late.saved_s >= early.saved_s
-    assert (late.decided, late.mended, late.relaunches) >= (early.decided, early.mended, early.relaunches)
+    assert (late.decided, late.recovered, late.relaunches) >= (early.decided, early.recovered, early.relaunches)
 
 
 @st.composite

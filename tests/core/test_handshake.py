@@ -87,7 +87,7 @@ def test_a_slow_job_is_moved_without_losing_a_step(world, agent):
     assert (asked.id, asked.deadline, asked.reason) == (run.stop.command_id, run.stop.deadline, "throughput_drop")
     world.clock.pass_by(timedelta(seconds=5))
     agent.hears()
-    assert world.run().stop.heard_at == world.clock()
+    assert world.run().stop.acknowledged_at == world.clock()
     world.clock.pass_by(timedelta(seconds=15))
     world.checkpoints.save(step=520, reason=EMERGENCY)
     agent.commits(520)
@@ -237,7 +237,7 @@ def test_a_listing_replaces_lost_reports(world, agent):
 
 def test_a_report_that_comes_again_changes_nothing(world, agent):
     report_finding(world)
-    heard = agent.files(ReportKind.HEARD, command=agent.asked.id)
+    heard = agent.files(ReportKind.ACKNOWLEDGED, command=agent.asked.id)
     agent.hear(heard)
     before = world.run()
     world.clock.pass_by(timedelta(seconds=5))
@@ -496,7 +496,7 @@ def test_a_pending_announcement_never_overwrites_a_newer_command(world):
         world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RESTART, "ada", ""))
     world.mailbox.closed = False
     world.minutes(1)
-    assert [command.wish for command in world.mailbox.commands] == [CommandKind.CHECKPOINT]
+    assert [command.kind for command in world.mailbox.commands] == [CommandKind.CHECKPOINT]
 
 
 def test_a_long_name_is_shortened_for_the_run_and_the_first_agent_knows_only_its_own():

@@ -43,7 +43,7 @@ def report_finding(world: World, level: Level, *, onset: int | None, step: int |
 
 def health_of(world: World, step: int) -> tuple[Health, str]:
     run = world.run()
-    (checkpoint,) = (c for c in world.checkpoints.under(run.checkpoint_uri) if c.step == step)
+    (checkpoint,) = (c for c in world.checkpoints.list_checkpoints(run.checkpoint_uri) if c.step == step)
     return assess_health(run, checkpoint)
 
 
@@ -71,7 +71,7 @@ def test_a_loss_that_recovers_makes_checkpoints_clean_again(world):
     """What was saved in the spike, by its own manifest suspect, too."""
     report_finding(world, Level.WARN, onset=450, step=455)
     world.checkpoints.save(step=460, health=Health.SUSPECT)
-    report_finding(world, Level.MENDED, onset=450, step=470)
+    report_finding(world, Level.RECOVERED, onset=450, step=470)
     world.checkpoints.save(step=600)
     world.checkpoints.save(step=610, health=Health.SUSPECT)
     assert health_of(world, 460)[0] is Health.CLEAN
@@ -92,9 +92,9 @@ def test_a_level_that_was_accepted_clears_only_what_comes_after_it(world):
 def test_the_end_of_one_finding_clears_no_other(world):
     report_finding(world, Level.WARN, onset=450, step=455)
     report_finding(world, Level.WARN, onset=440, step=456, kind=Kind.DIVERGENCE)
-    report_finding(world, Level.MENDED, onset=450, step=470)
+    report_finding(world, Level.RECOVERED, onset=450, step=470)
     assert health_of(world, 500)[0] is Health.SUSPECT
-    report_finding(world, Level.MENDED, onset=440, step=510, kind=Kind.DIVERGENCE)
+    report_finding(world, Level.RECOVERED, onset=440, step=510, kind=Kind.DIVERGENCE)
     assert health_of(world, 500)[0] is Health.CLEAN
 
 
@@ -103,7 +103,7 @@ def test_the_end_of_a_finding_clears_no_earlier_attempt(world):
     report_finding(world, Level.WARN, onset=450, step=455)
     assert lose_node(world) == 400
     report_finding(world, Level.WARN, onset=430, step=435)
-    report_finding(world, Level.MENDED, onset=430, step=440)
+    report_finding(world, Level.RECOVERED, onset=430, step=440)
     assert health_of(world, 500)[0] is Health.SUSPECT
 
 
@@ -168,7 +168,7 @@ def test_what_a_job_saves_after_sagemaker_restarted_it_is_another_matter(world):
     assert (health_of(world, 500)[0], health_of(world, 510)[0]) == (Health.SUSPECT, Health.CLEAN)
     report_finding(world, Level.WARN, onset=505, step=520)
     assert health_of(world, 510)[0] is Health.SUSPECT
-    report_finding(world, Level.MENDED, onset=505, step=530)
+    report_finding(world, Level.RECOVERED, onset=505, step=530)
     assert (health_of(world, 500)[0], health_of(world, 510)[0]) == (Health.SUSPECT, Health.CLEAN)
 
 

@@ -75,11 +75,11 @@ class ClusterWorld(World):
     ("name", "signs"),
     [
         ("node_unhealthy", [(NODE, "broken", "is unhealthy, and HyperPod does not repair it")]),
-        ("node_replaced", [(NODE, "mending", "is unhealthy and being replaced by HyperPod")]),
-        ("node_healthy", [(NODE, "well", "is healthy")]),
+        ("node_replaced", [(NODE, "recovering", "is unhealthy and being replaced by HyperPod")]),
+        ("node_healthy", [(NODE, "healthy", "is healthy")]),
         (
             "cluster_state",
-            [("cluster", "well", "is in service"), ("group example instance group name", "broken", "has failed")],
+            [("cluster", "healthy", "is in service"), ("group example instance group name", "broken", "has failed")],
         ),
         (
             "cluster_failed",
@@ -99,10 +99,10 @@ def test_every_sample_gives_the_condition_of_a_part(name, signs):
 def test_hyperpods_own_message_is_kept():
     """The fault, the recommendation, and why a node could not be had."""
     (sign,) = parse_event(sample("node_unhealthy")).signs
-    assert "fault type NvidiaErrorTerminate" in sign.says
-    assert sign.says.endswith("Please Replace the Faulty Node.")
+    assert "fault type NvidiaErrorTerminate" in sign.message
+    assert sign.message.endswith("Please Replace the Faulty Node.")
     (sign,) = parse_event(sample("cluster_event")).signs
-    assert "sufficient capacity" in sign.says
+    assert "sufficient capacity" in sign.message
 
 
 def test_the_time_is_the_events_own():
@@ -143,7 +143,7 @@ def test_whatever_a_field_holds_it_is_read_or_refused(value, name, data):
         signs = parse_event(event).signs
     except BadMessage:
         return
-    assert all(len(sign.says) <= 1100 and sign.says.isprintable() for sign in signs)
+    assert all(len(sign.message) <= 1100 and sign.message.isprintable() for sign in signs)
 
 
 @given(st.text(max_size=2000))
@@ -316,7 +316,7 @@ def test_clusters_do_not_share_a_cap():
 )
 def test_the_policy_selects_the_clusters(which, needed, told):
     """All, those that an open run needs, or none."""
-    world = ClusterWorld().with_policy(tell=which)
+    world = ClusterWorld().with_policy(notify_for=which)
     if needed:
         world.with_run()
     assert len(world.hear(health("Unhealthy"))) == told
@@ -324,7 +324,7 @@ def test_the_policy_selects_the_clusters(which, needed, told):
 
 def test_an_unreported_condition_is_reported_when_a_run_needs_the_cluster():
     """A run that comes to a broken cluster is told with the next event."""
-    world = ClusterWorld().with_policy(tell=WhichClusters.NEEDED)
+    world = ClusterWorld().with_policy(notify_for=WhichClusters.NEEDED)
     assert world.hear(health("Unhealthy")) == []
     assert len(world.with_run().hear(health("Unhealthy", minute=1))) == 1
 

@@ -374,7 +374,7 @@ def test_every_later_launch_skips_the_same_samples(world):
 def test_what_vanished_before_the_launch_is_not_resumed_from(world):
     """Chosen when the loss went wrong, deleted while the job was being stopped: the one before it is taken."""
     report_divergence(world, minutes=0)
-    world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.under(BUCKET) if c.step != 800]
+    world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.list_checkpoints(BUCKET) if c.step != 800]
     world.minutes(25)
     assert world.run().current.resumed_from_step == 700
 
@@ -384,7 +384,7 @@ def test_what_vanishes_during_a_wait_is_not_resumed_from_either(world):
     world.sagemaker.fail("gpt", NODE_LOST)
     world.supervisor().handle(JobStateChanged("gpt"))
     assert world.run().current.resumed_from_step == 1_000
-    world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.under(BUCKET) if c.step < 900]
+    world.checkpoints.saved[BUCKET] = [c for c in world.checkpoints.list_checkpoints(BUCKET) if c.step < 900]
     world.minutes(5)
     assert launch_environment(world) == {"RERAIL_RESUME_STEP": "800"}
     assert any("the checkpoint of step 1000 cannot be resumed from any more" in e.reason for e in world.runs.timeline)
@@ -402,11 +402,11 @@ def test_a_script_that_gives_its_loss_up_climbs_the_same_ladder(world):
     report_divergence(world, onset=940, level=Level.WARN, minutes=1)
     fail_with_nan(world, 970)
     assert (world.run().current.rung, world.run().current.resumed_from_step) == ("replay", 800)
-    assert world.run().climbs[0].onset_step == 940
+    assert world.run().rungs_taken[0].onset_step == 940
     hello(world)
     fail_with_nan(world, 970)
     assert (world.run().current.rung, world.run().current.resumed_from_step) == ("skip", 800)
-    assert world.run().climbs[1].onset_step == 970, "nobody had warned: it is the step at which it gave up"
+    assert world.run().rungs_taken[1].onset_step == 970, "nobody had warned: it is the step at which it gave up"
     assert "RERAIL_SKIP_SAMPLES" in launch_environment(world)
     hello(world)
     for _ in range(2):
@@ -424,7 +424,7 @@ def test_a_release_restarts_the_ladder(world):
         report_divergence(world)
     skipped = world.run().current.skip_samples
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.RELEASE, "ada", ""))
-    assert (world.run().climbs, world.run().current.skip_samples) == ((), skipped)
+    assert (world.run().rungs_taken, world.run().current.skip_samples) == ((), skipped)
 
 
 def test_the_total_is_bounded_by_the_causes_own_budget(world):

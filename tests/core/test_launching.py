@@ -130,7 +130,7 @@ def test_a_stop_that_a_pause_put_off_is_not_ours_when_a_human_stops_the_job(worl
     assert world.run().state is RunState.STOPPING
     world.pause.paused = True
     world.minutes(2)
-    assert (world.run().state, world.run().stop.put_off) == (RunState.SAVING, True)
+    assert (world.run().state, world.run().stop.is_deferred) == (RunState.SAVING, True)
     monkeypatch.setattr(world.sagemaker, "stop", stop)
     world.sagemaker.end("gpt", JobStatus.STOPPED)
     world.pause.paused = False

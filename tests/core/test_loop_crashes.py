@@ -92,7 +92,7 @@ def handshake_scenario(injector: FaultInjector) -> World:
     world.clock.pass_by(timedelta(minutes=1))
     slow = Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, 110, 105, "slow")
     deliver(world, injector, FindingsReceived("gpt", "gpt", (slow,)))
-    deliver(world, injector, filed(agent, ReportKind.HEARD, command=agent.asked.id))
+    deliver(world, injector, filed(agent, ReportKind.ACKNOWLEDGED, command=agent.asked.id))
     world.clock.pass_by(timedelta(seconds=20))
     world.checkpoints.save(step=120, reason=EMERGENCY)
     deliver(world, injector, saved(agent, 120))

@@ -52,7 +52,7 @@ def test_a_lasting_loss_finding_is_rolled_back_to_before_its_onset(world, kind):
     assert run.incidents[0].lost_steps == 180
     assert world.sagemaker.jobs["gpt"].status is JobStatus.STOPPED
     assert world.sagemaker.most_live_at_once == 1
-    assert {command.wish for command in world.mailbox.commands} == {CommandKind.TRAIN}, "without an agent, no request"
+    assert {command.kind for command in world.mailbox.commands} == {CommandKind.TRAIN}, "without an agent, no request"
 
 
 def test_a_tainted_checkpoint_is_neither_progress_nor_a_place_to_resume_from(world):
@@ -114,8 +114,8 @@ def test_observing_a_spent_budget_holds_nothing(world):
 def test_the_folder_is_listed_once_for_one_message(world, monkeypatch):
     """Each listing is paid for, and the second would say the same."""
     listed = []
-    under = world.checkpoints.under
-    monkeypatch.setattr(world.checkpoints, "under", lambda uri, **_: (listed.append(uri), under(uri))[1])
+    under = world.checkpoints.list_checkpoints
+    monkeypatch.setattr(world.checkpoints, "list_checkpoints", lambda uri, **_: (listed.append(uri), under(uri))[1])
     for _ in range(20):  # in some minutes the folder is looked into anyway
         world.clock.pass_by(MINUTE)
         before = len(listed)

@@ -182,10 +182,10 @@ class SupervisedRun(RuleBasedStateMachine):
     def _check_restart_is_for_the_live_attempt(self, command: Command) -> None:
         """Require that a restart command names the current attempt and that its job is not being stopped."""
         run = self.world.run()
-        if command.wish is CommandKind.RESTART:
+        if command.kind is CommandKind.RESTART:
             assert (command.attempt, run.state) == (run.current.number, RunState.RESTARTING)
             assert run.current.may_be_live and run.stop is None
-            assert command.id == run.current.orders[-1].command_id
+            assert command.id == run.current.in_place_restarts[-1].command_id
 
     def _check_machines_are_listed_and_as_large(self, request: dict[str, Any]) -> None:
         """Require machines that the policy lists, with as many GPUs."""
@@ -304,7 +304,7 @@ class SupervisedRun(RuleBasedStateMachine):
 
     @rule()
     def the_sweep_runs(self) -> None:
-        self.world.round().make()
+        self.world.round().run()
         waiting, self.world.queue.waiting = self.world.queue.waiting, []
         for wakeup in waiting:
             self._handle(parse_message(json.dumps({"source": SWEEP, "detail": wakeup})))
@@ -318,7 +318,7 @@ class SupervisedRun(RuleBasedStateMachine):
     @rule(onset=st.integers(0, 40), over=st.booleans())
     def the_metrics_are_missing_or_back(self, onset: int, over: bool) -> None:
         """Report missing metrics of the current job, or their return."""
-        level = Level.MENDED if over else Level.INTERVENE
+        level = Level.RECOVERED if over else Level.INTERVENE
         finding = Finding(Kind.BLIND, level, onset, onset, "silence")
         self._handle(FindingsReceived("gpt", self.world.run().current.job_name, (finding,)))
 
@@ -339,7 +339,7 @@ class SupervisedRun(RuleBasedStateMachine):
     @rule(step=st.none() | st.integers(1, 60))
     def the_processes_are_restarted(self, step: int | None) -> None:
         """Report that the last restart command was executed."""
-        orders = self.world.run().current.orders
+        orders = self.world.run().current.in_place_restarts
         if orders and self._live():
             self._report(ReportKind.RESTARTED, command=orders[-1].command_id, restart=orders[-1].number, step=step)
 
@@ -354,7 +354,7 @@ class SupervisedRun(RuleBasedStateMachine):
         self._deliver(key)
 
     @rule(
-        told=st.sampled_from(ReportKind),
+        kind=st.sampled_from(ReportKind),
         late=st.booleans(),
         asked=st.booleans(),
         lost=st.booleans(),
@@ -385,7 +385,7 @@ class SupervisedRun(RuleBasedStateMachine):
         attempt = run.attempts[0 if late else -1]
         self.reports += 1
         agent = Agent(self.world, attempt=attempt.number, job=attempt.job_name, told=self.reports)
-        wishes = [run.stop.command_id] if run.stop else [order.command_id for order in attempt.orders[-1:]]
+        wishes = [run.stop.command_id] if run.stop else [order.command_id for order in attempt.in_place_restarts[-1:]]
         command = wishes[0] if asked and wishes else ""
         findings = (Finding(kind, level, step, step, "seen"),) if told is ReportKind.FINDINGS else ()
         facts = {"command": command, "step": step, "durability": durability, "findings": findings}
@@ -501,7 +501,7 @@ class SupervisedRun(RuleBasedStateMachine):
     @invariant()
     def a_rollback_reaches_behind_the_onset_and_what_is_skipped_stays_skipped(self) -> None:
         run = self.world.run()
-        assert all((climb.resume_step or 0) < max(1, climb.onset_step) for climb in run.climbs)
+        assert all((climb.resume_step or 0) < max(1, climb.onset_step) for climb in run.rungs_taken)
         skipped = [skipped_samples.parse_ranges(attempt.skip_samples) for attempt in run.attempts]
         assert all(skipped_samples.merge_ranges((*before, *after)) == after for before, after in pairwise(skipped))
         assert [attempt.rate for attempt in run.attempts] == sorted((a.rate for a in run.attempts), reverse=True)
@@ -518,11 +518,17 @@ class SupervisedRun(RuleBasedStateMachine):
         """One at a time, to a live job; a bounded number for each attempt, each with its end."""
         run = self.world.run()
         for attempt in run.attempts:
-            assert [order.number for order in attempt.orders] == list(range(1, len(attempt.orders) + 1))
-            assert len(attempt.orders) <= Policy().restart.per_attempt
-            assert all(before.restarted_at or before.failed for before in attempt.orders[:-1])
+            assert [order.number for order in attempt.in_place_restarts] == list(
+                range(1, len(attempt.in_place_restarts) + 1)
+            )
+            assert len(attempt.in_place_restarts) <= Policy().restart.per_attempt
+            assert all(before.restarted_at or before.failed for before in attempt.in_place_restarts[:-1])
         if run.state is RunState.RESTARTING:
-            assert run.current.may_be_live and run.current.orders and not run.current.orders[-1].failed
+            assert (
+                run.current.may_be_live
+                and run.current.in_place_restarts
+                and not run.current.in_place_restarts[-1].failed
+            )
 
     @invariant()
     def an_open_page_is_sent_once_and_ends_with_an_all_clear(self) -> None:
@@ -538,7 +544,7 @@ class SupervisedRun(RuleBasedStateMachine):
                     assert self.open_pages.pop(action["clears"], None), f"{action['clears']} was never paged"
         self.read = len(self.world.runs.timeline)
         run = self.world.run()
-        assert {page.tell.key for page in run.pages} == set(self.open_pages)
+        assert {page.notice.key for page in run.pages} == set(self.open_pages)
         if run.state in (RunState.COMPLETED, RunState.STOPPED):
             assert not self.open_pages, "the run is over, its pages are not"
 

@@ -76,7 +76,7 @@ def test_a_command_is_read_as_it_was_written(command):
 def test_a_report_is_read_as_it_was_written(report):
     """But for the characters that a terminal would obey."""
     again = read_report(serialize(report), run=report.run, id=report.id)
-    assert (again.told, again.at, again.command, again.step) == (report.told, report.at, report.command, report.step)
+    assert (again.kind, again.at, again.command, again.step) == (report.kind, report.at, report.command, report.step)
     assert (again.reason, again.evidence) == (legible(report.reason), legible(report.evidence))
     assert [f.kind for f in again.findings] == [f.kind for f in report.findings]
 

@@ -118,7 +118,7 @@ def test_a_held_run_is_counted_as_long_as_its_page_stands(world):
     supervisor = world.supervisor()
     world.sagemaker.fail("gpt", OOM)
     supervisor.handle(RunDue("gpt"))
-    said = {(metric.name, metric.of): metric.value for metric in sweep.list_metrics(world.round().make())}
+    said = {(metric.name, metric.of): metric.value for metric in sweep.list_metrics(world.round().run())}
     assert said[("HeldRuns", "")] == said[("Runs", "held")] == 1
     assert said[("SweepsCompleted", "")] == 1
     assert said[("OpenIncidents", "")] == 0

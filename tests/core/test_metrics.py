@@ -183,7 +183,7 @@ def test_a_minute_becomes_a_sample():
         loss_min=2.7,
         loss_max=3.1,
     )
-    silence = LossSilence(loss_heard=True, sound_to=10)
+    silence = LossSilence(loss_received=True, complete_to=10)
     assert cursor == Cursor(
         "gpt", START + 2 * MINUTE, step=22, seen_step=22, seen_at=START + 2 * MINUTE, silence=silence
     )
@@ -291,7 +291,7 @@ def test_without_a_flag_a_missing_loss_is_a_nan():
         told.minute(number, step=10.0 * number + 10)
     _, found = see(told, Cursor("gpt"), names=MetricNames(nonfinite=""))
     assert [s.nonfinite for s in found] == [False, False, True, True]
-    assert [s.sound_to for s in found] == [None, None, 0, 0]
+    assert [s.complete_to for s in found] == [None, None, 0, 0]
 
 
 def test_a_missing_loss_is_dated_to_before_the_last_minute_with_one():
@@ -302,12 +302,12 @@ def test_a_missing_loss_is_dated_to_before_the_last_minute_with_one():
     told.minute(3, step=40.0)
     told.minute(4, step=50.0)
     cursor, found = see(told, Cursor("gpt"), names=names)
-    assert [s.sound_to for s in found] == [None, None, None, None, 20]
+    assert [s.complete_to for s in found] == [None, None, None, None, 20]
     told.minute(5, "gpt-a002", step=45.0, loss=3.0)
     for number in (6, 7):
         told.minute(number, "gpt-a002", step=45.0 + number)
     _, found = see(told, with_next_attempt(cursor, "gpt-a002", judged_to=40), names=names)
-    assert [s.sound_to for s in found] == [None, None, 40]
+    assert [s.complete_to for s in found] == [None, None, 40]
 
 
 def test_a_finite_flag_overrules_a_missing_loss():

@@ -94,7 +94,7 @@ def test_an_open_run_is_one_that_the_sweep_must_ask_about():
 def test_a_held_run_is_swept_while_its_page_stands():
     """Nothing comes of it by itself, but the page is to be told again some time."""
     over = replace(RUN, state=RunState.HELD, attempts=(replace(RUN.current, status=JobStatus.FAILED),))
-    page = OpenPage(Notify(Severity.PAGE, "gpt: held", "why", "gpt/held-1"), attempt=1, told_at=NOON)
+    page = OpenPage(Notify(Severity.PAGE, "gpt: held", "why", "gpt/held-1"), attempt=1, notified_at=NOON)
     paged = replace(over, pages=(page,))
     assert (over.is_swept, paged.is_swept, paged.is_open) == (False, True, False)
     assert RUN.is_swept

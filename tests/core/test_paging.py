@@ -142,7 +142,7 @@ def test_a_question_is_withdrawn_with_its_trouble(world):
     """The loss has mended while somebody was being woken."""
     world.policies.by_name["default"] = Policy(mode=Mode.APPROVE)
     report_finding(world, Kind.DIVERGENCE)
-    report_finding(world, Kind.DIVERGENCE, Level.MENDED)
+    report_finding(world, Kind.DIVERGENCE, Level.RECOVERED)
     assert world.run().proposal is None
     assert cleared(world) == pages(world) != []
 
@@ -152,11 +152,11 @@ def test_a_finding_that_is_over_ends_its_page(world):
     report_finding(world, Kind.BLIND)
     report_finding(world, Kind.BLIND, onset=490)
     assert pages(world) == ["gpt/blind-1"], "one page for one trouble, however often it is found anew"
-    report_finding(world, Kind.BLIND, Level.MENDED, onset=None)
+    report_finding(world, Kind.BLIND, Level.RECOVERED, onset=None)
     assert cleared(world) == ["gpt/blind-1"]
-    report_finding(world, Kind.BLIND, Level.MENDED, onset=None)
+    report_finding(world, Kind.BLIND, Level.RECOVERED, onset=None)
     report_finding(world, Kind.BLIND)
-    report_finding(world, Kind.BLIND, Level.MENDED, onset=None)
+    report_finding(world, Kind.BLIND, Level.RECOVERED, onset=None)
     assert pages(world) == cleared(world) == ["gpt/blind-1"] * 2
     assert notices_of(world, Severity.CLEAR)[-1].title == "gpt: all clear: blind is over"
 
@@ -201,7 +201,7 @@ def test_a_finding_falls_with_its_attempt(world):
 def test_never_an_all_clear_for_what_was_never_paged(world):
     """A warning that is over informs, as it began."""
     report_finding(world, Kind.LOSS_SPIKE, Level.WARN)
-    report_finding(world, Kind.LOSS_SPIKE, Level.MENDED)
+    report_finding(world, Kind.LOSS_SPIKE, Level.RECOVERED)
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(20)
     world.sagemaker.end("gpt-a002", JobStatus.COMPLETED)

@@ -43,7 +43,7 @@ class Job:
     @property
     def order(self) -> Command:
         command = self.world.mailbox.commands[-1]
-        assert (command.wish, command.attempt) == (CommandKind.RESTART, self.attempt)
+        assert (command.kind, command.attempt) == (CommandKind.RESTART, self.attempt)
         return command
 
     def report(self, told: ReportKind, **facts) -> None:
@@ -86,7 +86,7 @@ def reasons(world: World) -> list[str]:
 
 
 def order(world: World):
-    return world.run().current.orders[-1]
+    return world.run().current.in_place_restarts[-1]
 
 
 # A loss that went wrong
@@ -111,7 +111,7 @@ def test_a_diverged_loss_is_rolled_back_within_the_job(world, job, kind):
     world.minutes(3)
     run = world.run()
     assert (run.state, run.current.number, run.current.restart) == (RunState.WATCHING, 1, 1)
-    assert (run.incidents[0].mended, run.incidents[0].resume_step, run.incidents[0].onset_step) == (True, 400, 450)
+    assert (run.incidents[0].recovered, run.incidents[0].resume_step, run.incidents[0].onset_step) == (True, 400, 450)
     assert run.incidents[0].actions == ("restart",)
     assert list(world.sagemaker.jobs) == ["gpt"]
     assert [notice.severity for notice in world.bus.told] == [Severity.INFORM] * 2
@@ -158,7 +158,7 @@ def test_nothing_before_the_onset_is_a_start_from_scratch(world, job):
 def test_what_may_be_the_machines_fault_wants_other_machines(world, job, kind):
     job.finds(kind)
     assert world.run().state in (RunState.SAVING, RunState.STOPPING)
-    assert not [c for c in world.mailbox.commands if c.wish is CommandKind.RESTART]
+    assert not [c for c in world.mailbox.commands if c.kind is CommandKind.RESTART]
 
 
 def test_a_policy_may_forbid_it(world, job):
@@ -171,8 +171,8 @@ def test_observe_mode_restarts_nothing(world, job):
     world.policies.by_name["default"] = Policy(mode=Mode.OBSERVE)
     job.finds()
     job.crashes()
-    assert (world.run().state, world.run().current.orders) == (RunState.WATCHING, ())
-    assert [c.wish for c in world.mailbox.commands] == [CommandKind.TRAIN], (
+    assert (world.run().state, world.run().current.in_place_restarts) == (RunState.WATCHING, ())
+    assert [c.kind for c in world.mailbox.commands] == [CommandKind.TRAIN], (
         "nobody waits for an order that will not come"
     )
 
@@ -227,20 +227,20 @@ def test_an_attempt_has_only_so_many(world, job):
         world.minutes(2)
     job.finds(onset=60_000, step=60_010)
     assert world.run().state is RunState.SAVING
-    assert len(world.run().current.orders) == 2
+    assert len(world.run().current.in_place_restarts) == 2
 
 
 @pytest.mark.parametrize("hears", [True, False])
 def test_an_unanswered_restart_ends_in_a_relaunch(world, job, hears):
     job.finds()
     if hears:
-        job.report(ReportKind.HEARD, command=job.order.id)
+        job.report(ReportKind.ACKNOWLEDGED, command=job.order.id)
     world.minutes(4)
     assert world.run().state is RunState.RESTARTING
     world.minutes(4)
     run = world.run()
     assert (run.state, run.current.number, run.current.resumed_from_step) == (RunState.WATCHING, 2, 400)
-    assert run.attempts[0].orders[0].failed == "no report of the restart in place arrived within 5 min"
+    assert run.attempts[0].in_place_restarts[0].failed == "no report of the restart in place arrived within 5 min"
     assert run.ledger.charges == {Cause.DIVERGED: 1}, "charged once"
 
 
@@ -283,7 +283,7 @@ def test_reports_of_the_old_processes_prove_nothing(world, job):
     job.hello()
     job.finds(Kind.DIVERGENCE)
     assert world.run().state is RunState.RESTARTING
-    assert len(world.run().current.orders) == 1
+    assert len(world.run().current.in_place_restarts) == 1
 
 
 def test_what_the_old_processes_found_is_no_news_of_the_new_ones(world, job):
@@ -328,9 +328,9 @@ def test_what_a_container_saves_after_sagemaker_restarted_it_is_sound(world, job
     world.sagemaker.fail("gpt", NODE_LOST)
     world.minutes(5)
     assert (world.run().current.number, world.run().current.resumed_from_step) == (2, 600)
-    assert [c.health for c in select_known(world.run(), world.checkpoints.under(BUCKET)) if c.step == 500] == [
-        Health.QUARANTINED
-    ]
+    assert [
+        c.health for c in select_known(world.run(), world.checkpoints.list_checkpoints(BUCKET)) if c.step == 500
+    ] == [Health.QUARANTINED]
 
 
 def test_a_job_that_sagemaker_itself_restarts_is_given_time_to_find_the_order(world, job):
@@ -363,7 +363,7 @@ def test_the_detectors_start_fresh_for_the_new_processes(world, job):
     world.minutes(1)
     (memory,) = world.memories.recall(["gpt"]).values()
     assert (memory.restart, memory.cursor.step, memory.rows) == (1, 400, 0)
-    assert memory.watch.pulse.phase in (Phase.CAPACITY, Phase.STARTUP)
+    assert memory.detectors.liveness.phase in (Phase.CAPACITY, Phase.STARTUP)
 
 
 # Humans
@@ -386,7 +386,7 @@ def test_an_operator_wins(world, job, verb, ends):
     """Nothing has been heard yet; the wish takes the order's place in the mailbox, and an answer comes too late."""
     job.finds()
     world.supervisor().handle(CommandReceived("c1", "gpt", verb, "ada", ""))
-    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.SAVING, CommandKind.CHECKPOINT)
+    assert (world.run().state, world.mailbox.commands[-1].kind) == (RunState.SAVING, CommandKind.CHECKPOINT)
     Job(world, restart=1).hello()
     assert world.run().state is RunState.SAVING
     world.minutes(18)
@@ -397,7 +397,7 @@ def test_an_operator_wins(world, job, verb, ends):
 def test_a_hold_cancels_the_restart(world, job):
     job.finds()
     world.supervisor().handle(CommandReceived("c1", "gpt", OperatorVerb.HOLD, "ada", ""))
-    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.HELD, CommandKind.TRAIN)
+    assert (world.run().state, world.mailbox.commands[-1].kind) == (RunState.HELD, CommandKind.TRAIN)
     world.minutes(10)
     assert world.sagemaker.live() == ["gpt"]
 
@@ -418,7 +418,7 @@ def test_a_crash_is_restarted_within_the_job(world, job):
     world.minutes(2)
     run = world.run()
     assert (run.state, run.current.number) == (RunState.WATCHING, 1)
-    assert (run.incidents[0].kind, run.incidents[0].mended, run.incidents[0].onset_step) == ("crashed", True, None)
+    assert (run.incidents[0].kind, run.incidents[0].recovered, run.incidents[0].onset_step) == ("crashed", True, None)
 
 
 def test_a_script_with_manifests_of_its_own_makes_progress_too(world):
@@ -429,14 +429,14 @@ def test_a_script_with_manifests_of_its_own_makes_progress_too(world):
     world.minutes(1)
     world.checkpoints.save(step=600)
     world.minutes(2)
-    assert world.run().incidents[0].mended
+    assert world.run().incidents[0].recovered
 
 
 @pytest.mark.parametrize("cause", ["oom", "hardware", "unknown"])
 def test_a_crash_that_a_restart_cannot_fix_ends_the_job(world, job, cause):
     """Who waits is told at once; the failure of the job is judged as ever, and charged once."""
     job.crashes(report_of(cause, "Killed" if cause == "unknown" else cause))
-    assert (world.run().state, world.mailbox.commands[-1].wish) == (RunState.WATCHING, CommandKind.TRAIN)
+    assert (world.run().state, world.mailbox.commands[-1].kind) == (RunState.WATCHING, CommandKind.TRAIN)
     assert world.run().ledger.charges == {}
     world.sagemaker.fail("gpt", f"AlgorithmError: {report_of(cause, cause)}")
     world.minutes(3)
@@ -455,7 +455,7 @@ def test_a_lost_peer_alone_restarts_nothing(world, job, cause):
 def test_the_second_machines_report_of_a_crash_changes_nothing(world, job):
     job.crashes()
     job.crashes()
-    assert len(world.run().current.orders) == 1
+    assert len(world.run().current.in_place_restarts) == 1
     assert world.run().ledger.charges == {Cause.USER_CODE: 1}
 
 
@@ -464,7 +464,7 @@ def test_the_same_error_at_the_same_step_again_is_for_a_human(world, job):
     job.crashes()
     job = job.restarts()
     job.crashes()
-    assert world.mailbox.commands[-1].wish is CommandKind.TRAIN
+    assert world.mailbox.commands[-1].kind is CommandKind.TRAIN
     assert "the same error at step 510 before and after a restart in place" in reasons(world)[-1]
     world.sagemaker.fail("gpt", f"AlgorithmError: {report_of()}")
     world.minutes(1)

@@ -51,8 +51,8 @@ def test_a_job_with_an_agent_saves_its_evidence_and_goes_back():
     agent.commits(510)
     assert relaunched(world) == "300"
     run = world.run()
-    assert (run.current.approved_by, run.ledger.charges, run.incidents, run.climbs) == ("ada", {}, (), ())
-    healths = {c.step: assess_health(run, c) for c in world.checkpoints.under(BUCKET)}
+    assert (run.current.approved_by, run.ledger.charges, run.incidents, run.rungs_taken) == ("ada", {}, (), ())
+    healths = {c.step: assess_health(run, c) for c in world.checkpoints.list_checkpoints(BUCKET)}
     assert {step for step, (health, _) in healths.items() if health is Health.QUARANTINED} == {400, 500, 510}
     assert "saved after step 320, to which ada rolled the run back: the data was wrong" in healths[400][1]
 
@@ -75,7 +75,7 @@ def test_of_a_script_without_an_agent_what_is_newer_is_set_aside():
     world = World().with_saves(layout="huggingface")
     assert roll_back(world, 200).endswith("(the data was wrong)")
     assert relaunched(world) == "200"
-    assert [c.step for c in world.checkpoints.under(BUCKET)] == [200, 100]
+    assert [c.step for c in world.checkpoints.list_checkpoints(BUCKET)] == [200, 100]
     assert sorted(c.step for c in world.checkpoints.aside) == [300, 400, 500]
     assert not any(isinstance(action, QuarantineCheckpoints) for action in world.run().pending)
 
@@ -128,7 +128,7 @@ def test_a_rollback_overrules_the_ladder():
     roll_back(world, 200)
     world.minutes(17)
     run = world.run()
-    assert (run.current.resumed_from_step, run.current.rung, run.climbs) == (200, "", ())
+    assert (run.current.resumed_from_step, run.current.rung, run.rungs_taken) == (200, "", ())
 
 
 def test_a_rollback_waits_while_paused_and_is_done_afterwards():
@@ -205,7 +205,7 @@ def test_a_rollback_while_saving_sets_the_resume_step():
     first = agent.asked.id
     world.clock.pass_by(timedelta(seconds=1))
     roll_back(world, 300)
-    assert agent.asked.id != first and agent.asked.wish is CommandKind.CHECKPOINT
+    assert agent.asked.id != first and agent.asked.kind is CommandKind.CHECKPOINT
     agent.hears()
     agent.commits(505)
     assert relaunched(world) == "300"
@@ -250,8 +250,8 @@ def test_asked_twice_it_is_done_once():
 def test_a_loss_that_went_wrong_unseen_for_long_goes_back_all_the_same():
     """More was saved since the onset than is looked at first: it resumes from before it, and not from scratch."""
     world = World().with_saves()
-    everything = world.checkpoints.under
-    world.checkpoints.under = lambda uri, *, upto=None: everything(uri, upto=upto)[:3]  # type: ignore[method-assign]
+    everything = world.checkpoints.list_checkpoints
+    world.checkpoints.list_checkpoints = lambda uri, *, upto=None: everything(uri, upto=upto)[:3]  # type: ignore[method-assign]
     for step in range(510, 600, 10):
         world.checkpoints.save(step=step)
     gone = Finding(Kind.NON_FINITE, Level.INTERVENE, 599, 501, "loss is no number since step 501")

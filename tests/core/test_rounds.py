@@ -41,7 +41,7 @@ def fail_describe(world: World, monkeypatch, *names: str) -> None:
 def test_runs_that_go_well_are_let_sleep(world):
     """Three healthy runs: asked about, none woken, nothing sent."""
     adopt_runs(world, "a", "b", "c")
-    assert world.round().make() == SweepReport(open=3, due=0, discovered=0, blind=())
+    assert world.round().run() == SweepReport(open=3, due=0, discovered=0, unknown=())
     assert world.queue.waiting == []
 
 
@@ -49,7 +49,7 @@ def test_only_due_runs_are_woken(world):
     """Of three runs, the one whose job died is woken, by its run's name."""
     adopt_runs(world, "a", "b", "c")
     world.sagemaker.fail("b", NODE_LOST)
-    assert world.round().make() == SweepReport(open=3, due=1, discovered=0, blind=())
+    assert world.round().run() == SweepReport(open=3, due=1, discovered=0, unknown=())
     assert world.queue.waiting == [{"run": "b"}]
 
 
@@ -60,9 +60,9 @@ def test_a_run_that_waits_is_woken_when_its_time_has_come(world):
     world.supervisor().handle(JobStateChanged("a"))
     assert world.run("a").state is RunState.WAITING
     world.clock.now = world.run("a").wake_at - timedelta(seconds=1)
-    assert world.round().make().due == 0
+    assert world.round().run().due == 0
     world.clock.now = world.run("a").wake_at
-    assert world.round().make().due == 1
+    assert world.round().run().due == 1
 
 
 def test_a_run_with_a_pending_action_is_due_in_any_state(world, monkeypatch):
@@ -74,7 +74,7 @@ def test_a_run_with_a_pending_action_is_due_in_any_state(world, monkeypatch):
         world.supervisor().handle(JobStateChanged("a"))
     assert world.run("a").pending
     fail_describe(world, monkeypatch, "a", "a-a002")
-    assert world.round().make() == SweepReport(open=1, due=1, discovered=0, blind=())
+    assert world.round().run() == SweepReport(open=1, due=1, discovered=0, unknown=())
 
 
 def test_a_blind_run_is_counted_and_never_acted_on(world, monkeypatch):
@@ -83,7 +83,7 @@ def test_a_blind_run_is_counted_and_never_acted_on(world, monkeypatch):
     world.sagemaker.fail("a", NODE_LOST)
     world.sagemaker.fail("b", NODE_LOST)
     fail_describe(world, monkeypatch, "a")
-    assert world.round().make() == SweepReport(open=2, due=1, discovered=0, blind=("a",))
+    assert world.round().run() == SweepReport(open=2, due=1, discovered=0, unknown=("a",))
     assert world.queue.waiting == [{"run": "b"}]
 
 
@@ -103,8 +103,8 @@ def test_a_broken_policy_blinds_its_own_runs_alone(world):
             return get(name)
 
     world.policies = HalfBroken()
-    report = world.round().make()
-    assert len(report.blind) == 1
+    report = world.round().run()
+    assert len(report.unknown) == 1
     assert report.open == 2
 
 
@@ -112,19 +112,19 @@ def test_a_job_whose_events_were_lost_is_discovered(world):
     """Tagged, running and unheard of: the round names the job, and the supervisor adopts it."""
     adopt_runs(world, "a")
     world.sagemaker.submit("lost")
-    assert world.round().make() == SweepReport(open=1, due=0, discovered=1, blind=())
+    assert world.round().run() == SweepReport(open=1, due=0, discovered=1, unknown=())
     assert world.queue.waiting == [{"job": "lost"}]
     world.minutes(1)
     assert world.run("lost").state is RunState.WATCHING
-    assert world.round().make().discovered == 0
+    assert world.round().run().discovered == 0
 
 
 def test_an_untagged_job_is_asked_about_once(world):
     """Its tags are read once; after that the round knows that it is none of ours."""
     world.sagemaker.submit("stranger", policy=None)
-    assert world.round().make().discovered == 1
+    assert world.round().run().discovered == 1
     world.minutes(1)
-    assert world.round().make() == SweepReport(open=0, due=0, discovered=0, blind=())
+    assert world.round().run() == SweepReport(open=0, due=0, discovered=0, unknown=())
     assert world.runs.load("stranger") is None
 
 
@@ -134,7 +134,7 @@ def test_our_own_jobs_are_known(world):
     world.sagemaker.fail("a", NODE_LOST)
     world.minutes(20)
     assert [attempt.job_name for attempt in world.run("a").attempts] == ["a", "a-a002"]
-    assert world.round().make() == SweepReport(open=1, due=0, discovered=0, blind=())
+    assert world.round().run() == SweepReport(open=1, due=0, discovered=0, unknown=())
 
 
 def test_runs_that_have_ended_are_not_asked_about(world):
@@ -143,7 +143,7 @@ def test_runs_that_have_ended_are_not_asked_about(world):
     world.sagemaker.end("a", JobStatus.COMPLETED)
     world.minutes(2)
     assert world.run("a").state is RunState.COMPLETED
-    assert world.round().make().open == 0
+    assert world.round().run().open == 0
 
 
 def test_due_runs_are_woken_even_if_no_list_can_be_had(world, monkeypatch):
@@ -156,7 +156,7 @@ def test_due_runs_are_woken_even_if_no_list_can_be_had(world, monkeypatch):
 
     monkeypatch.setattr(world.sagemaker, "changed_since", mute)
     with pytest.raises(StateUnknown):
-        world.round().make()
+        world.round().run()
     assert world.queue.waiting == [{"run": "a"}]
 
 
@@ -165,7 +165,7 @@ def test_the_round_writes_nothing(world):
     adopt_runs(world, "a")
     world.sagemaker.fail("a", NODE_LOST)
     before = dict(world.runs.records)
-    world.round().make()
+    world.round().run()
     assert world.runs.records == before
     assert list(world.sagemaker.jobs) == ["a"]
 
@@ -176,8 +176,8 @@ def test_a_record_that_makes_no_sense_keeps_the_round_from_no_other_run(world, m
     see = world.sagemaker.describe
     world.sagemaker.fail("c", NODE_LOST)
     monkeypatch.setattr(world.sagemaker, "describe", lambda name: None if name == "a" else see(name))
-    report = world.round().make()
-    assert report.blind == ("a",)
+    report = world.round().run()
+    assert report.unknown == ("a",)
     assert "TypeError" in report.broken["a"]
     assert world.queue.waiting == [{"run": "c"}]
 
@@ -193,8 +193,8 @@ def test_figures_that_make_no_sense_are_of_one_run_alone(world, monkeypatch):
         return goodput.make_account(run, at, policy)
 
     monkeypatch.setattr(sweep, "make_account", account)
-    report = world.round().make()
-    assert "OverflowError" in report.broken["a"] and report.blind == ()
+    report = world.round().run()
+    assert "OverflowError" in report.broken["a"] and report.unknown == ()
     assert world.queue.waiting == [{"run": "a"}] and sum(report.fleet.runs.values()) == 2
 
 
@@ -210,6 +210,6 @@ def test_a_memory_that_makes_no_sense_keeps_no_other_run_from_being_judged(world
         return recall(runs)
 
     monkeypatch.setattr(world.memories, "recall", garbled)
-    report = world.round().make()
+    report = world.round().run()
     assert "b cannot be judged: TypeError: unsupported operand" in report.unread
     assert sorted(world.memories.records) == ["a", "c"]

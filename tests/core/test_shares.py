@@ -59,15 +59,15 @@ def fleet(monkeypatch, count: int = 24, *, enough: int = 4) -> tuple[World, Fake
 
 
 def the_round(world: World, shares: FakeShares) -> Sweep:
-    return replace(world.round(), shares=shares)
+    return replace(world.round(), shards=shares)
 
 
 def whole(world: World, shares: FakeShares):
     """A minute: the scheduled invocation, then all those that it asks."""
-    report = the_round(world, shares).make(name="sweep")
+    report = the_round(world, shares).run(name="sweep")
     asked, shares.asked = shares.asked, []
     for share in asked:
-        the_round(world, shares).make_share(share, name="sweep")
+        the_round(world, shares).run_shard(share, name="sweep")
     return report
 
 
@@ -91,14 +91,14 @@ def listed(world: World, monkeypatch, *names: str) -> list[str]:
 def test_a_small_fleet_is_swept_by_one_invocation(monkeypatch):
     """Nobody is asked for help, nothing is left to be told."""
     world, shares = fleet(monkeypatch, 3)
-    report = the_round(world, shares).make(name="sweep")
+    report = the_round(world, shares).run(name="sweep")
     assert (report.open, report.unswept, shares.asked, shares.told) == (3, (), [], {})
 
 
 def test_every_part_of_a_large_fleet_is_swept(monkeypatch):
     """What the first invocation does not take it hands on, each part once; a minute later the whole is told."""
     world, shares = fleet(monkeypatch)
-    the_round(world, shares).make(name="sweep")
+    the_round(world, shares).run(name="sweep")
     handed = [part for share in shares.asked for part in share.parts]
     assert handed == sorted(set(handed)) and handed[-1] == PARTITIONS - 1
     whole(world, shares)
@@ -116,12 +116,12 @@ def test_a_shard_without_a_sweep_raises_the_dead_man_alarm(monkeypatch):
     gone = next(parts for parts in shares.told)
     for _ in range(4):
         world.clock.pass_by(timedelta(minutes=1))
-        the_round(world, shares).make(name="sweep")
+        the_round(world, shares).run(name="sweep")
         asked, shares.asked = shares.asked, []
         for share in asked:
             if share.parts != gone:
-                the_round(world, shares).make_share(share, name="sweep")
-    report = the_round(world, shares).make(name="sweep")
+                the_round(world, shares).run_shard(share, name="sweep")
+    report = the_round(world, shares).run(name="sweep")
     assert report.unswept == gone
     assert {metric.name: metric.value for metric in list_metrics(report)}["SweepsCompleted"] == 0
 
@@ -133,7 +133,7 @@ def test_one_that_cannot_be_asked_keeps_none_of_the_others_waiting(monkeypatch):
     name = next(name for name in world.runs.records if find_partition(name) == 0)
     world.sagemaker.fail(name, NODE_LOST)
     with pytest.raises(CallFailed):
-        the_round(world, shares).make(name="sweep")
+        the_round(world, shares).run(name="sweep")
     assert shares.asked and {"run": name} in world.queue.waiting
 
 
@@ -142,7 +142,7 @@ def test_a_share_that_comes_too_late_does_nothing(monkeypatch):
     world, shares = fleet(monkeypatch)
     share = Shard((0,), world.clock(), 24)
     world.clock.pass_by(timedelta(minutes=2))
-    report = the_round(world, shares).make_share(share, name="sweep")
+    report = the_round(world, shares).run_shard(share, name="sweep")
     assert (report.open, shares.told) == (0, {})
 
 
@@ -152,7 +152,7 @@ def test_of_a_large_fleet_only_what_changed_is_described(monkeypatch):
     world, shares = fleet(monkeypatch, 24, enough=1000)
     world.sagemaker.fail("run-7", NODE_LOST)
     described = listed(world, monkeypatch, "run-7")
-    report = the_round(world, shares).make(name="sweep")
+    report = the_round(world, shares).run(name="sweep")
     assert (report.open, report.due) == (24, 1)
     assert world.queue.waiting == [{"run": "run-7"}]
     assert "run-7" not in described and len(described) < 10
@@ -165,7 +165,7 @@ def test_what_is_never_listed_is_found_all_the_same(monkeypatch):
     listed(world, monkeypatch)
     for _ in range(10):
         world.clock.pass_by(timedelta(minutes=1))
-        the_round(world, shares).make(name="sweep")
+        the_round(world, shares).run(name="sweep")
     assert {"run": "run-7"} in world.queue.waiting
 
 
@@ -178,7 +178,7 @@ def test_a_refused_list_is_raised_after_all_else(monkeypatch):
 
     monkeypatch.setattr(world.sagemaker, "changed_since", mute)
     with pytest.raises(StateUnknown):
-        the_round(world, shares).make(name="sweep")
+        the_round(world, shares).run(name="sweep")
     assert world.queue.waiting == []
 
 
@@ -312,7 +312,7 @@ def test_many_deaths_wake_no_more_launches_than_a_minute_can_bring(monkeypatch):
         world.sagemaker.fail(name, NODE_LOST)
         world.supervisor().handle(JobStateChanged(name))
     world.clock.pass_by(timedelta(minutes=2))
-    report = world.round().make()
+    report = world.round().run()
     assert report.due == 200
     woken = [wakeup["run"] for wakeup in world.queue.waiting]
     assert len(woken) == IN_ORDER + BY_TURNS

@@ -118,7 +118,7 @@ def test_metrics_that_cannot_be_read_stop_nothing_and_are_reported(world, monkey
 
     monkeypatch.setattr(world.series, "read", refuse)
     world.minutes(5)
-    assert world.round().make().unread == "GetMetricData: rate exceeded"
+    assert world.round().run().unread == "GetMetricData: rate exceeded"
     assert world.sagemaker.live() == ["gpt"]
 
 
@@ -132,7 +132,7 @@ def test_a_finding_is_sent_before_the_detectors_are_stored(world, monkeypatch):
         world.clock.pass_by(MINUTE)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="killed"):
-            world.round().make()
+            world.round().run()
     assert len(world.queue.waiting) == 2
     assert world.queue.waiting[0] == world.queue.waiting[1]
     world.memories.keep = keep
@@ -144,10 +144,10 @@ def test_a_finding_is_sent_before_the_detectors_are_stored(world, monkeypatch):
 def test_only_runs_in_training_are_read(world):
     """Starting, waiting and held runs would be paid for in vain."""
     train(world, 5)
-    assert world.round().make().watched == 1
+    assert world.round().run().monitored == 1
     world.sagemaker.fail("gpt", OOM)
     world.minutes(2)
-    assert world.round().make().watched == 0
+    assert world.round().run().monitored == 0
 
 
 def test_a_job_without_metric_definitions_is_not_watched_and_its_silence_means_nothing(world):
@@ -216,14 +216,14 @@ def test_a_spike_that_recovers_leaves_its_checkpoints_clean(world):
 
     last = train(world, 122, loss=spikes)
     world.checkpoints.save(step=last)
-    checkpoints = world.checkpoints.under("s3://bucket/checkpoints/")
+    checkpoints = world.checkpoints.list_checkpoints("s3://bucket/checkpoints/")
     assert with_health(world.run(), checkpoints)[0].health is Health.SUSPECT
     train(world, 20, first=last, loss=spikes)
     assert {c.health for c in with_health(world.run(), checkpoints)} == {Health.CLEAN}
     assert world.run().state is RunState.WATCHING
     told = [notice.title for notice in world.bus.told]
     assert told.index("gpt: loss_spike (warning)") < told.index("gpt: loss_spike (over)")
-    assert world.memories.recall(["gpt"])["gpt"].troubles == ()
+    assert world.memories.recall(["gpt"])["gpt"].open_findings == ()
 
 
 def test_a_rollback_reaches_behind_the_whole_row_in_which_the_spike_began(world):

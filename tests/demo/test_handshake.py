@@ -36,9 +36,9 @@ def test_each_step_is_timed_from_the_command():
     timeline = [
         entry(0, wish(kind=CommandKind.TRAIN)),
         entry(10, wish()),
-        entry(11.5, told=ReportKind.HEARD),
-        entry(12, told=ReportKind.CHECKPOINT, command="another", step=7),
-        entry(13, StopJob("gpt"), told=ReportKind.CHECKPOINT, step=640, why="it is committed"),
+        entry(11.5, kind=ReportKind.ACKNOWLEDGED),
+        entry(12, kind=ReportKind.CHECKPOINT, command="another", step=7),
+        entry(13, StopJob("gpt"), kind=ReportKind.CHECKPOINT, step=640, why="it is committed"),
     ]
     (asked,) = handshakes(timeline)
     assert asked == {
@@ -58,7 +58,7 @@ def test_what_never_came_is_none():
     """An agent that is silent, or refuses: the job is stopped all the same."""
     (silent,) = handshakes([entry(0, wish()), entry(6, StopJob("gpt"))])
     assert (silent["heard_after_s"], silent["committed_after_s"], silent["stop_called_after_s"]) == (None, None, 6.0)
-    (refused,) = handshakes([entry(0, wish()), entry(2, StopJob("gpt"), told=ReportKind.REFUSED, reason="no room")])
+    (refused,) = handshakes([entry(0, wish()), entry(2, StopJob("gpt"), kind=ReportKind.REFUSED, reason="no room")])
     assert (refused["refused"], refused["step"]) == ("no room", None)
 
 

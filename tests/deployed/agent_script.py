@@ -44,7 +44,7 @@ def asked() -> str:
     except s3.exceptions.NoSuchKey:
         return ""
     command = read_command(text, run=RUN)
-    news = command.attempt == ATTEMPT and command.wish is CommandKind.CHECKPOINT and command.id not in known
+    news = command.attempt == ATTEMPT and command.kind is CommandKind.CHECKPOINT and command.id not in known
     known.add(command.id)
     return command.id if news else ""
 
@@ -65,7 +65,7 @@ for step in count(int(os.environ.get("RERAIL_RESUME_STEP", "0")) + 1):
             findings=(Finding(Kind.THROUGHPUT_DROP, Level.INTERVENE, step, step, "four times slower"),),
         )
     if command := asked():
-        tell(ReportKind.HEARD, command=command)
+        tell(ReportKind.ACKNOWLEDGED, command=command)
         save(step, reason="emergency")
         folder = BASE / "checkpoints" / f"step-{step:09d}"
         if DURABILITY is Durability.REMOTE:

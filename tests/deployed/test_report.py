@@ -39,7 +39,7 @@ def test_a_recovered_run_has_its_report_in_the_bucket_and_on_disk(
     assert made.returncode == 0, made.stderr
     assert f"attempt 2 from step {resumed}" in (tmp_path / "page.html").read_text()
     told = json.loads(rerail(environment, "report", name, "--local", "--json").stdout)
-    assert (told["state"], told["tone"]) == ("completed", "well")
+    assert (told["state"], told["tone"]) == ("completed", "none")
     assert [mark["sort"] for mark in told["marks"]] == ["saved", "failed", "relaunched"]
     missing = rerail(environment, "report", "reportet", "--local")
     assert missing.returncode == 2

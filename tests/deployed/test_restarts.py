@@ -36,9 +36,9 @@ def test_a_crash_is_mended_within_its_job(account: Account, in_place: str):
     )
     run = account.run_in("crashes-once", "completed")
     assert account.jobs("crashes-once") == ["crashes-once"]
-    (order,) = run.current.orders
+    (order,) = run.current.in_place_restarts
     assert order.restarted_at is not None
     assert (order.number, order.resume_step, order.failed) == (1, None, "")
     assert order.restarted_at > order.asked_at
-    assert [(i.kind, i.cause, i.mended) for i in run.incidents] == [("crashed", "user_code", True)]
+    assert [(i.kind, i.cause, i.recovered) for i in run.incidents] == [("crashed", "user_code", True)]
     assert not run.current.agent, "it is init that spoke"

@@ -24,7 +24,7 @@ def ends(values: list[float], detection: Thresholds | None = None) -> list[tuple
     for step, loss in enumerate(values, 1):
         sample = Sample(step=step, loss=loss)
         watch, said = evaluate_sample(watch, sample, detection or Thresholds())
-        troubles, over = follow_findings(troubles, said, watch.judges, sample)
+        troubles, over = follow_findings(troubles, said, watch.detectors, sample)
         told += over
         assert {trouble.kind for trouble in troubles} <= OF_THE_LOSS
     return [(f.kind, f.level, f.onset_step, f.step) for f in told]
@@ -33,22 +33,22 @@ def ends(values: list[float], detection: Thresholds | None = None) -> list[tuple
 def test_a_spike_that_comes_back_has_recovered():
     """At the first row that is back; the level of some rows a little later."""
     over = ends([*losses(150), *losses(12, level=5.0), *losses(60, seed=2)])
-    assert (Kind.LOSS_SPIKE, Level.MENDED, 151, 163) in over
+    assert (Kind.LOSS_SPIKE, Level.RECOVERED, 151, 163) in over
     assert {(kind, level) for kind, level, _, _ in over} <= {
-        (Kind.LOSS_SPIKE, Level.MENDED),
-        (Kind.DIVERGENCE, Level.MENDED),
+        (Kind.LOSS_SPIKE, Level.RECOVERED),
+        (Kind.DIVERGENCE, Level.RECOVERED),
     }
 
 
 def test_a_loss_that_is_finite_again_has_recovered():
     """When ten rows in a row were sound."""
     over = ends([*losses(50), math.nan, *losses(40, seed=2)])
-    assert over == [(Kind.NON_FINITE, Level.MENDED, 51, 61)]
+    assert over == [(Kind.NON_FINITE, Level.RECOVERED, 51, 61)]
 
 
 def test_a_frozen_loss_that_moves_again_has_recovered():
     over = ends([*losses(50), *[2.0] * 60, *losses(10, seed=2)])
-    assert (Kind.FROZEN_LOSS, Level.MENDED, 51, 111) in over
+    assert (Kind.FROZEN_LOSS, Level.RECOVERED, 51, 111) in over
 
 
 def test_a_level_that_stays_is_accepted_in_the_end_and_the_spike_with_it():
@@ -70,12 +70,12 @@ def test_the_earliest_reported_onset_counts():
     """And the newer finding of the same kind is the same trouble."""
     watch, _ = evaluate_sample(DetectorState(), Sample(step=1, loss=math.nan), Thresholds())
     told = [Finding(Kind.NON_FINITE, Level.WARN, 9, onset, "x") for onset in (None, 7, 5, 8)]
-    assert follow_findings((), told, watch.judges, Sample(step=9)) == ((OpenFinding(Kind.NON_FINITE, 5),), ())
+    assert follow_findings((), told, watch.detectors, Sample(step=9)) == ((OpenFinding(Kind.NON_FINITE, 5),), ())
 
 
 def test_only_findings_about_the_loss_have_an_end():
     told = [Finding(Kind.STALL, Level.WARN, 9, 5, "x"), Finding(Kind.GRAD_NORM, Level.WARN, 9, 5, "x")]
-    assert follow_findings((), told, DetectorState().judges, Sample(step=9)) == ((), ())
+    assert follow_findings((), told, DetectorState().detectors, Sample(step=9)) == ((), ())
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -102,7 +102,7 @@ def stepping(step_s: float = 10.0) -> Liveness:
 )
 def test_silence_is_a_stall_when_it_is_longer_than_the_run_ever_paused(minute, idle, expected) -> None:
     """The floor of five minutes holds for short steps; a second signal or double the time confirms."""
-    watch = DetectorState(pulse=replace(stepping(), idle=idle))
+    watch = DetectorState(liveness=replace(stepping(), idle=idle))
     found = [f.level for f in find_overdue(watch, minutes(minute), DETECTION) if f.kind is Kind.STALL]
     assert found == expected
 
@@ -112,7 +112,9 @@ def test_a_long_gap_that_came_before_raises_the_limit() -> None:
     pulse = stepping(240.0)
     assert (
         find_overdue(
-            DetectorState(pulse=pulse), minutes(29 * 4 + 15), replace(DETECTION, blind_after=10 * DETECTION.blind_after)
+            DetectorState(liveness=pulse),
+            minutes(29 * 4 + 15),
+            replace(DETECTION, blind_after=10 * DETECTION.blind_after),
         )
         == ()
     )
@@ -120,7 +122,7 @@ def test_a_long_gap_that_came_before_raises_the_limit() -> None:
 
 def test_the_first_step_may_take_its_time_but_not_for_ever() -> None:
     """Start-up has a limit of its own, and the stall of steps says nothing in it."""
-    watch = DetectorState(pulse=with_phase(Liveness(Phase.CAPACITY, START), Phase.STARTUP, START))
+    watch = DetectorState(liveness=with_phase(Liveness(Phase.CAPACITY, START), Phase.STARTUP, START))
     assert find_overdue(watch, minutes(29), DETECTION) == ()
     assert Kind.STARTUP_STALL in {f.kind for f in find_overdue(watch, minutes(31), DETECTION)}
     assert Kind.STALL not in {f.kind for f in find_overdue(watch, minutes(90), DETECTION)}
@@ -129,7 +131,7 @@ def test_the_first_step_may_take_its_time_but_not_for_ever() -> None:
 def test_a_save_has_a_limit_learnt_from_the_saves_before() -> None:
     """A save of four minutes makes twenty the limit, not ten; the second one is judged by it."""
     pulse = with_phase(with_phase(stepping(), Phase.SAVE, minutes(5)), Phase.STEP, minutes(9))
-    saving = DetectorState(pulse=with_phase(pulse, Phase.SAVE, minutes(20)))
+    saving = DetectorState(liveness=with_phase(pulse, Phase.SAVE, minutes(20)))
     kinds = {minute: {f.kind for f in find_overdue(saving, minutes(20 + minute), DETECTION)} for minute in (15, 25)}
     assert Kind.CHECKPOINT_STALL not in kinds[15]
     assert Kind.CHECKPOINT_STALL in kinds[25]
@@ -137,7 +139,9 @@ def test_a_save_has_a_limit_learnt_from_the_saves_before() -> None:
 
 def test_missing_metrics_are_reported_and_never_intervened_on() -> None:
     """Metrics that stop while the job trains page; they are no reason to stop it."""
-    found = [f for f in find_overdue(DetectorState(pulse=stepping()), minutes(60), DETECTION) if f.kind is Kind.BLIND]
+    found = [
+        f for f in find_overdue(DetectorState(liveness=stepping()), minutes(60), DETECTION) if f.kind is Kind.BLIND
+    ]
     assert [f.level for f in found] == [Level.WARN]
 
 
@@ -146,14 +150,16 @@ def test_rows_without_steps_count() -> None:
     pulse = stepping()
     for minute in range(5, 30):
         pulse = with_row(pulse, minutes(minute), step=30)
-    assert {f.kind for f in find_overdue(DetectorState(pulse=pulse), minutes(30), DETECTION)} == {Kind.STALL}
+    assert {f.kind for f in find_overdue(DetectorState(liveness=pulse), minutes(30), DETECTION)} == {Kind.STALL}
 
 
 def test_waiting_for_machines_is_reported_after_hours() -> None:
     """A successor that waits keeps what was learnt of its run, and is told of after two hours."""
     pulse = with_relaunch(stepping(), minutes(10))
-    assert find_overdue(DetectorState(pulse=pulse), minutes(100), DETECTION) == ()
-    assert [f.kind for f in find_overdue(DetectorState(pulse=pulse), minutes(140), DETECTION)] == [Kind.CAPACITY_WAIT]
+    assert find_overdue(DetectorState(liveness=pulse), minutes(100), DETECTION) == ()
+    assert [f.kind for f in find_overdue(DetectorState(liveness=pulse), minutes(140), DETECTION)] == [
+        Kind.CAPACITY_WAIT
+    ]
     assert pulse.step_s == stepping().step_s
 
 
@@ -162,7 +168,7 @@ def test_samples_with_a_time_feed_the_pulse() -> None:
     watch = DetectorState()
     for row in range(30):
         watch, _ = evaluate_sample(watch, Sample(step=row, at=minutes(row), loss=2.0 + row % 3), Thresholds())
-    assert watch.pulse.step == 29 and watch.pulse.step_s == 60 and watch.pulse.phase is Phase.STEP
+    assert watch.liveness.step == 29 and watch.liveness.step_s == 60 and watch.liveness.phase is Phase.STEP
 
 
 def test_every_question_is_silent_about_a_run_that_has_not_begun() -> None:

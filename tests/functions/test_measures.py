@@ -40,7 +40,7 @@ def a_record() -> Run:
             Attempt(2, "gpt-7b-a002", **{**machine, "status": JobStatus.IN_PROGRESS}, **second),
         ),
         incidents=(
-            Incident(1, "stall", 1, **told, happened_at=ago(65), decided_at=ago(60), closed_at=ago(40), mended=True),
+            Incident(1, "stall", 1, **told, happened_at=ago(65), decided_at=ago(60), closed_at=ago(40), recovered=True),
             Incident(2, "stall", 2, **told, happened_at=ago(10), decided_at=ago(5)),
         ),
         version=1,

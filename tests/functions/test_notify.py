@@ -107,7 +107,7 @@ def test_a_rendering_that_fails_keeps_no_email_back(account, monkeypatch):
     def breaks(*_: Any) -> None:
         raise ValueError("a character too many")
 
-    monkeypatch.setattr("rerail.aws.sns.as_chat", breaks)
+    monkeypatch.setattr("rerail.aws.sns.format_chat", breaks)
     monkeypatch.setattr("wiring.notify.NOTIFIERS", [replace(target, format=breaks) for target in NOTIFIERS])
     with pytest.raises(Exception, match="chat: ValueError: a character too many; PagerDuty: .*; webhook: "):
         told("notice_page")

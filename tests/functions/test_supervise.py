@@ -50,7 +50,7 @@ def test_a_job_without_the_tag_is_left_alone(account):
     account.submit("gpt-7b", policy=None)
     assert failed(batch(sample("training_job_state_change"))) == []
     assert account.runs.load("gpt-7b") is None
-    assert account.runs.unheard_of(["gpt-7b"]) == set()
+    assert account.runs.find_unknown_jobs(["gpt-7b"]) == set()
 
 
 def test_an_operator_is_obeyed(account):
@@ -113,7 +113,7 @@ def test_a_missing_variable_is_named(account, monkeypatch, variable, logged):
     assert failed(batch(sample("training_job_state_change"))) == ["message-0"]
     assert variable in json.dumps(logged())
     with pytest.raises(KeyError, match=variable):
-        supervise.supervisor()
+        supervise.make_supervisor()
 
 
 def fail(account, name: str) -> None:

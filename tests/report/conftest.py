@@ -93,7 +93,7 @@ def hostile() -> Facts:
         policy=HOSTILE,
         attempts=(replace(run.current, failure_reason=HOSTILE, instance_type=HOSTILE, rung=HOSTILE),),
         incidents=(replace(incident, reason=HOSTILE, evidence=HOSTILE, resolution=HOSTILE, kind=HOSTILE),),
-        pages=(replace(run.pages[0], tell=replace(run.pages[0].tell, body=HOSTILE, todo=HOSTILE, did=HOSTILE)),),
+        pages=(replace(run.pages[0], notice=replace(run.pages[0].notice, body=HOSTILE, todo=HOSTILE, did=HOSTILE)),),
     )
     lines = (
         LogLine(known.at, HOSTILE, HOSTILE),

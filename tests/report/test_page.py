@@ -31,8 +31,8 @@ import gzip
 from rerail.model.codec import loads
 from rerail.incident_report.facts import Facts, LogLine
 from rerail.incident_report.report import make_report
-from report_page.page import drawn_page
-page = drawn_page(make_report(loads(Facts, gzip.open({record!r}).read().decode())))
+from report_page.page import render_page
+page = render_page(make_report(loads(Facts, gzip.open({record!r}).read().decode())))
 places = {{name: module.__file__ for name, module in sys.modules.items() if getattr(module, "__file__", None)}}
 ours = [name for name, place in places.items() if "site-packages" in place]
 assert not ours, ours

@@ -62,7 +62,7 @@ def test_a_proposal_is_shown_with_both_commands_and_its_deadline():
 def test_a_recovered_run_asks_for_nothing(recorded: Facts):
     """The recorded run: the notice's own words, and how it ended."""
     story = make_report(recorded)
-    assert (story.tone, story.headline) == (Urgency.WELL, "Completed after 1 incident: nothing to do")
+    assert (story.tone, story.headline) == (Urgency.NONE, "Completed after 1 incident: nothing to do")
     assert story.todo == ("Nothing.",)
     assert "loss has been" in story.happened
     assert "recovered: attempt 2 committed a new checkpoint" in story.did
@@ -79,8 +79,8 @@ def test_a_run_without_any_trouble_has_a_report_too():
 
 def test_the_recorded_rollback_is_marked_where_it_happened(recorded: Facts):
     """Saved before the onset, found after it, stopped, relaunched from the save: in the order in which it happened."""
-    found = {mark.sort: mark for mark in list_marks(recorded)}
-    assert [mark.sort for mark in list_marks(recorded)] == [
+    found = {mark.kind: mark for mark in list_marks(recorded)}
+    assert [mark.kind for mark in list_marks(recorded)] == [
         *(MarkKind.SAVED, MarkKind.ONSET, MarkKind.FINDING, MarkKind.STOP, MarkKind.RELAUNCH),
     ]
     assert found[MarkKind.SAVED].step == found[MarkKind.RELAUNCH].step == recorded.run.attempts[1].resumed_from_step
@@ -96,11 +96,11 @@ def test_skipped_data_and_a_restart_in_place_are_marked():
     order = InPlaceRestart(
         1, "c", "r", known.at, known.at, resume_step=600, restarted_at=known.at + timedelta(minutes=1)
     )
-    first = replace(known.run.current, orders=(order,), onset_step=640)
+    first = replace(known.run.current, in_place_restarts=(order,), onset_step=640)
     run = replace(known.run, attempts=(first, attempt(2, start=600, skip_samples="10240-13439")))
-    sorts = {mark.sort: mark for mark in list_marks(replace(known, run=run))}
+    sorts = {mark.kind: mark for mark in list_marks(replace(known, run=run))}
     assert sorts[MarkKind.SKIPPED].step == 640
-    assert "10240-13439" in sorts[MarkKind.SKIPPED].says
+    assert "10240-13439" in sorts[MarkKind.SKIPPED].text
     assert sorts[MarkKind.RESTART].step == 600
     assert "Look at the samples 10240-13439" in " ".join(make_report(replace(known, run=run)).changes)
 
@@ -109,7 +109,7 @@ def test_stacks_that_the_agent_wrote_down_are_evidence():
     """A hang's report says where each rank stands: once, however often it was filed."""
     known = held()
     (entry,) = known.timeline
-    report = {"report": {"told": "findings", "evidence": "rank 0: all_reduce (train.py:88)"}}
+    report = {"report": {"kind": "findings", "evidence": "rank 0: all_reduce (train.py:88)"}}
     entries = tuple(replace(entry, version=n, signal=report) for n in range(3))
     story = make_report(replace(known, timeline=entries))
     assert story.cases[0].stacks == ("rank 0: all_reduce (train.py:88)",)
@@ -118,12 +118,12 @@ def test_stacks_that_the_agent_wrote_down_are_evidence():
 
 def test_a_warning_is_marked_where_it_came_to_nothing(recorded: Facts):
     """One that led to the incident is in the incident; a run that mended itself, or was held, shows that too."""
-    assert MarkKind.WARNED not in {mark.sort for mark in list_marks(recorded)}
+    assert MarkKind.WARNED not in {mark.kind for mark in list_marks(recorded)}
     alone = replace(recorded, run=replace(recorded.run, incidents=()))
-    warned = [mark for mark in list_marks(alone) if mark.sort is MarkKind.WARNED]
+    warned = [mark for mark in list_marks(alone) if mark.kind is MarkKind.WARNED]
     assert 0 < len(warned) <= 3
-    assert all(mark.step and 600 < mark.step < 720 and mark.says.startswith("warning: ") for mark in warned)
-    assert [mark.sort for mark in list_marks(held())] == [MarkKind.FAILED, MarkKind.HELD]
+    assert all(mark.step and 600 < mark.step < 720 and mark.text.startswith("warning: ") for mark in warned)
+    assert [mark.kind for mark in list_marks(held())] == [MarkKind.FAILED, MarkKind.HELD]
 
 
 def test_each_rung_that_was_tried_is_shown():
@@ -133,7 +133,7 @@ def test_each_rung_that_was_tried_is_shown():
     run = replace(known.run, attempts=(known.run.current, *tries), state=RunState.WATCHING, pages=())
     story = make_report(replace(known, run=run))
     assert "relaunched 2 times: attempt 2 from step 600 (replay), then 3 from step 600 (skip)" in story.did
-    assert [mark.step for mark in story.marks if mark.sort is MarkKind.SAVED] == [600]
+    assert [mark.step for mark in story.marks if mark.kind is MarkKind.SAVED] == [600]
 
 
 def test_rolled_back_steps_are_distinguished_from_kept_ones(recorded: Facts):

@@ -22,7 +22,7 @@ def world() -> World:
 @pytest.fixture
 def agent(world: World) -> Agent:
     """The run's own agent; it has said hello."""
-    agent = Agent(world, seal_key=KEY)
+    agent = Agent(world, signing_key=KEY)
     agent.hello()
     return agent
 

@@ -34,7 +34,7 @@ def beating(world: World, agent: Agent, minutes: int) -> None:
 
 def pulse_of(world: World) -> Liveness:
     """When the run was last heard, as the sweep remembers it."""
-    return world.memories.recall(["gpt"])["gpt"].watch.pulse
+    return world.memories.recall(["gpt"])["gpt"].detectors.liveness
 
 
 def titles(world: World) -> list[str]:
@@ -46,7 +46,7 @@ def titles(world: World) -> list[str]:
 def test_a_forged_report_steers_no_other_run(world, agent, stranger, key):
     """A finding that would roll the run back is passed over, told once, and answered with nothing."""
     world.checkpoints.save(step=40)
-    stranger.seal_key = key
+    stranger.signing_key = key
     for _ in range(3):
         stranger.finds(RUINED)
     run = world.run()
@@ -109,7 +109,7 @@ def test_nobody_can_write_that_a_report_is_sealed(world):
     name = agent.files(ReportKind.HELLO)
     text = json.dumps({**json.loads(world.mailbox.objects[name][0]), "sealed": True}).encode()
     run, id = "gpt", name.rpartition("/")[2].removesuffix(".json")
-    assert not read_report(text, run=run, id=id, seal_key=KEY).sealed
+    assert not read_report(text, run=run, id=id, signing_key=KEY).is_signed
 
 
 @pytest.mark.threat("T2")
@@ -142,7 +142,7 @@ def test_a_clock_that_is_set_back_silences_no_job_that_moves(world, agent):
     for minute in range(20):
         agent.beats(200 + 10 * minute, loss=2.0, at=world.clock() - timedelta(hours=1))
         world.minutes(1)
-    assert pulse_of(world).heard_at >= world.clock() - 2 * MINUTE
+    assert pulse_of(world).received_at >= world.clock() - 2 * MINUTE
     assert not world.bus.told
 
 
@@ -153,14 +153,14 @@ def test_a_job_that_was_handed_no_key_is_heard_until_its_successor_seals(world):
     world.supervisor().handle(JobStateChanged("old"))
     first = Agent(world, run="old", job="old")
     first.hello()
-    assert world.run("old").current.agent and not world.run("old").seals
+    assert world.run("old").current.agent and not world.run("old").requires_signature
     world.sagemaker.fail("old", NODE_LOST)
     world.minutes(30)
     launched = world.sagemaker.requests["old-a002"]["Environment"]
-    assert launched[VARIABLE] == KEY == world.run("old").seal_key
-    second = Agent(world, run="old", job="old-a002", attempt=2, seal_key=KEY)
+    assert launched[VARIABLE] == KEY == world.run("old").signing_key
+    second = Agent(world, run="old", job="old-a002", attempt=2, signing_key=KEY)
     second.hello()
-    assert world.run("old").seals
+    assert world.run("old").requires_signature
     late = Agent(world, run="old", job="old-a002", attempt=2, told=50)
     late.finds(RUINED)
     assert world.run("old").state is RunState.WATCHING
@@ -168,18 +168,18 @@ def test_a_job_that_was_handed_no_key_is_heard_until_its_successor_seals(world):
 
 @pytest.mark.threat("T3")
 def test_a_policy_can_ask_for_seals_from_the_first_word(world):
-    """`mailbox.sealed_only`: what comes without one is passed over, although no agent has sealed anything yet."""
-    world.policies.by_name["default"] = replace(DEFAULT, mailbox=MailboxPolicy(sealed_only=True))
+    """`mailbox.signed_only`: what comes without one is passed over, although no agent has sealed anything yet."""
+    world.policies.by_name["default"] = replace(DEFAULT, mailbox=MailboxPolicy(signed_only=True))
     Agent(world).hello()
     assert not world.run().current.agent
-    Agent(world, told=7, seal_key=KEY).hello()
-    assert world.run().current.agent and world.run().seals
+    Agent(world, told=7, signing_key=KEY).hello()
+    assert world.run().current.agent and world.run().requires_signature
 
 
 @pytest.mark.threat("T1")
 def test_a_report_of_another_job_in_a_runs_folder_changes_nothing(world, agent):
     """Another run's own agent, with its own seal, writes where it does not belong."""
-    other = Agent(world, job="other-a002", attempt=2, told=200, seal_key=KEY)
+    other = Agent(world, job="other-a002", attempt=2, told=200, signing_key=KEY)
     before = world.run()
     other.finds(RUINED)
     assert world.run() == before

@@ -96,7 +96,7 @@ def test_what_is_moved_aside_comes_from_the_runs_own_folder():
     for move in moves:
         assert move.source.key.startswith("teams/a/")
         assert move.target.startswith("rerail-quarantine/gpt/a001/")
-        assert not move.twin or move.twin.startswith("teams/a/")
+        assert not move.copy_key or move.copy_key.startswith("teams/a/")
 
 
 @pytest.mark.threat("T18")
@@ -138,7 +138,7 @@ def test_a_job_spends_its_own_budgets_only(world, agent):
         run = world.run()
         if run.state.is_end:
             break
-        crier = Agent(world, attempt=run.current.number, job=run.current.job_name, told=300, seal_key=KEY)
+        crier = Agent(world, attempt=run.current.number, job=run.current.job_name, told=300, signing_key=KEY)
         crier.hear(crier.files(ReportKind.HELLO))
         world.sagemaker.fail(run.current.job_name, "InternalServerError: We encountered an internal error.")
         world.minutes(30)

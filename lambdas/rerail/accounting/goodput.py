@@ -40,7 +40,7 @@ class Account:
     mttd_s: float | None = None
     mttr_s: float | None = None
     decided: int = 0
-    mended: int = 0
+    recovered: int = 0
     relaunches: int = 0
     # In-place restarts.
     restarts: int = 0
@@ -61,7 +61,7 @@ def make_account(run: Run, at: datetime, policy: Policy) -> Account:
     time = split_wall_time(run, at)
     costs = [_cost_until(attempt, at, policy.prices) for attempt in run.attempts]
     wasted = [time.wasted[attempt.number] for attempt in run.attempts]
-    orders = [order for attempt in run.attempts for order in attempt.orders]
+    orders = [order for attempt in run.attempts for order in attempt.in_place_restarts]
     account = Account(
         goodput_s=time.goodput_s,
         badput_s=time.badput_s,
@@ -86,8 +86,8 @@ def sum_accounts(accounts: Iterable[Account]) -> Account:
         lost += account.lost_dollars or 0.0
         saved += account.saved_dollars or 0.0
         found_s += (account.mttd_s or 0.0) * account.decided
-        mended_s += (account.mttr_s or 0.0) * account.mended
-        decided, mended = decided + account.decided, mended + account.mended
+        mended_s += (account.mttr_s or 0.0) * account.recovered
+        decided, mended = decided + account.decided, mended + account.recovered
         relaunches, restarts = relaunches + account.relaunches, restarts + account.restarts
     mttd, mttr = _mean(found_s, decided), _mean(mended_s, mended)
     return Account(goodput, badput, dollars, lost, saved_s, saved, mttd, mttr, decided, mended, relaunches, restarts)
@@ -106,7 +106,7 @@ def _cost_until(attempt: Attempt, at: datetime, prices: Mapping[str, float]) -> 
 
 def _with_incidents(account: Account, run: Run, at: datetime, prices: Mapping[str, float]) -> Account:
     decided = [i for i in run.incidents if i.decided_at <= at]
-    mended = [i for i in run.incidents if i.mended and _is_past(i.closed_at, at)]
+    mended = [i for i in run.incidents if i.recovered and _is_past(i.closed_at, at)]
     found_s = [_seconds_between(i.happened_at, i.decided_at) for i in decided]
     mended_s = [_seconds_between(i.happened_at, i.closed_at) for i in mended]
     saved = [_estimate_savings(run, incident, prices) for incident in mended]
@@ -117,7 +117,7 @@ def _with_incidents(account: Account, run: Run, at: datetime, prices: Mapping[st
         mttd_s=_mean(sum(found_s), len(found_s)),
         mttr_s=_mean(sum(mended_s), len(mended_s)),
         decided=len(decided),
-        mended=len(mended),
+        recovered=len(mended),
     )
 
 
@@ -145,7 +145,11 @@ def _carried_out_at(run: Run, incident: Incident) -> datetime:
     """Return when the decision was carried out: the processes ran again, or the next job was created."""
     for attempt in run.attempts:
         if attempt.number == incident.attempt and incident.actions[:1] == ("restart",):
-            again = (o.restarted_at for o in attempt.orders if o.asked_at >= incident.decided_at and o.restarted_at)
+            again = (
+                o.restarted_at
+                for o in attempt.in_place_restarts
+                if o.asked_at >= incident.decided_at and o.restarted_at
+            )
             if first := next(again, None):
                 return first
         if attempt.number > incident.attempt and attempt.created_at:

@@ -199,7 +199,7 @@ def _count_until_noticed(accounting: _Accounting, run: Run, ended: Attempt) -> N
 
 def _find_hold(run: Run, since: datetime, until: datetime) -> datetime | None:
     """Return when the run was held between two times, or None; a hold closes an incident without recovery."""
-    closed = [i.closed_at for i in run.incidents if i.closed_at and not i.mended]
+    closed = [i.closed_at for i in run.incidents if i.closed_at and not i.recovered]
     return next((at for at in closed if since <= at < until), None)
 
 
@@ -214,7 +214,7 @@ class _Mark(NamedTuple):
 
 
 def _list_marks(run: Run, attempt: Attempt, incidents: Iterable[Incident]) -> Iterator[_Mark]:
-    for order in attempt.orders:
+    for order in attempt.in_place_restarts:
         yield _Mark(order.asked_at, Badput.RESTART)
         if again := order.stepped_at or order.restarted_at:
             yield _Mark(again, None, order)
@@ -228,7 +228,7 @@ def _list_marks(run: Run, attempt: Attempt, incidents: Iterable[Incident]) -> It
     if (
         attempt is run.current and run.state is RunState.HELD
     ):  # the job was left running, but its progress does not count while the run is held
-        yield from (_Mark(i.closed_at, Badput.HUMAN) for i in incidents if i.closed_at and not i.mended)
+        yield from (_Mark(i.closed_at, Badput.HUMAN) for i in incidents if i.closed_at and not i.recovered)
 
 
 def _find_last_step(attempt: Attempt, incidents: Iterable[Incident]) -> int | None:

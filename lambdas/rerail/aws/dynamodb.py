@@ -76,7 +76,7 @@ class DynamoRuns:
             raise
         return True
 
-    def unheard_of(self, job_names: Collection[str]) -> set[str]:
+    def find_unknown_jobs(self, job_names: Collection[str]) -> set[str]:
         names = set(job_names)
         with validate("BatchGetItem"):
             found = read(self._table, [_key(f"job#{name}", "job") for name in sorted(names)], only="pk")

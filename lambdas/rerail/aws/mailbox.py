@@ -47,28 +47,28 @@ class S3Mailbox:
         except BotoCoreError as error:
             raise CommandNotStored(f"PutObject {key} in {self._bucket}: {error}") from error
 
-    def report(self, key: str, seal_key: str = "") -> Report | None:
+    def report(self, key: str, signing_key: str = "") -> Report | None:
         run, id = run_of_report(key)
         found = self._get(key)
-        return read_report(found[0], run=run, id=id, seal_key=seal_key) if found else None
+        return read_report(found[0], run=run, id=id, signing_key=signing_key) if found else None
 
-    def heartbeats(self, folders: Collection[str], seal_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
+    def heartbeats(self, folders: Collection[str], signing_keys: Mapping[str, str] | None = None) -> ReceivedHeartbeats:
         names = sorted(set(folders))
-        read = partial(self._heartbeat, seal_keys or {})
+        read = partial(self._heartbeat, signing_keys or {})
         with ThreadPoolExecutor(READERS) as readers:
             answers = dict(zip(names, readers.map(read, names), strict=True))
         received = {name: answer for name, answer in answers.items() if isinstance(answer, ReceivedHeartbeat)}
         errors = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
         return ReceivedHeartbeats(received, errors)
 
-    def _heartbeat(self, seal_keys: Mapping[str, str], folder: str) -> ReceivedHeartbeat | str | None:
+    def _heartbeat(self, signing_keys: Mapping[str, str], folder: str) -> ReceivedHeartbeat | str | None:
         """Return the heartbeat, or the reason why it cannot be read; None if there is none."""
         name = make_heartbeat_key(folder)
         try:
             if (stored := self._get(name)) is None:
                 return None
             content, written_at = stored
-            is_authentic = is_signed(content, name=name, key=seal_keys.get(folder, ""))
+            is_authentic = is_signed(content, name=name, key=signing_keys.get(folder, ""))
             return ReceivedHeartbeat(read_heartbeat(content, run=folder), written_at, is_authentic)
         except (BadMailboxObject, StateUnknown) as error:
             return str(error)

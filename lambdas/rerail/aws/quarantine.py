@@ -92,13 +92,13 @@ class ObjectMover:
             client("s3").delete_object(Bucket=self.bucket, Key=move.source.key)
 
     def _replace(self, move: QuarantineMove) -> None:
-        if move.twin:
-            twin = self._head(move.twin)
+        if move.copy_key:
+            twin = self._head(move.copy_key)
             if twin is None:
                 raise ActionUnfinished(
-                    f"{move.twin} has been deleted since it was listed; the next turn lists it again"
+                    f"{move.copy_key} has been deleted since it was listed; the next turn lists it again"
                 )
-            self._copy(twin, move.twin, move.source.key)
+            self._copy(twin, move.copy_key, move.source.key)
         else:
             client("s3").put_object(Bucket=self.bucket, Key=move.source.key, Body=move.text.encode())
 

@@ -40,7 +40,7 @@ class S3Checkpoints:
         # A run in recovery is checked each minute, and its manifests never change.
         self._read = lru_cache(maxsize=MANIFEST_CACHE_SIZE)(_read)
 
-    def under(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
+    def list_checkpoints(self, uri: str, *, upto: int | None = None) -> Sequence[Checkpoint]:
         bucket, prefix = split_uri(uri)
         try:
             stored = _list_objects(bucket, prefix)
@@ -69,7 +69,7 @@ class S3Checkpoints:
         except client("s3").exceptions.NoSuchKey:
             return None  # deleted or moved by the job since it was listed
 
-    def times(self, uri: str) -> Sequence[datetime]:
+    def list_times(self, uri: str) -> Sequence[datetime]:
         bucket, prefix = split_uri(uri)
         try:
             stored = _list_objects(bucket, prefix)
@@ -81,7 +81,7 @@ class S3Checkpoints:
         times = sorted(item.at for item in manifests if STEP_FOLDER.fullmatch(item.key.partition("/")[0]))
         return times[-MANIFEST_BATCH:]
 
-    def set_aside(self, action: QuarantineCheckpoints) -> None:
+    def quarantine(self, action: QuarantineCheckpoints) -> None:
         bucket, prefix = split_uri(action.uri)
         try:
             stored = _list_objects(bucket, prefix)

@@ -18,7 +18,7 @@ class SnsTopics:
         self._topics = topics
         self._chat = chat
 
-    def say(self, notice: Notice, links: Links) -> None:
+    def publish(self, notice: Notice, links: Links) -> None:
         """Publish the notice in one message. Raises KeyError if there is no topic for its severity."""
         message = json.dumps(format_chat(notice, links)) if self._chat else format_text(notice, links)
         attributes = {"run": notice.run, "severity": notice.severity.value, "key": notice.key}

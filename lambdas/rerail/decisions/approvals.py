@@ -107,7 +107,7 @@ def leave_job_running(run: Run, proposal: Proposal) -> Decision:
         did="nothing: the job is left as it is",
         todo=f"Look at the job\nTo move it: rerail restart {run.id}",
         since=proposal.asked_at,
-        until=ClearedBy.MENDED,
+        until=ClearedBy.RECOVERED,
         about=kind,
     )
     return Decision(replace(run, proposal=None), (notice,), reason)

@@ -20,7 +20,7 @@ MAX_LABELS = 60
 Onsets = list[tuple[tuple[int, int], int]]
 MAX_WHY_CHARS = 200
 ALL_RESTARTS = 1_000_000
-RESOLVED_LEVELS = (Level.MENDED, Level.ACCEPTED)
+RESOLVED_LEVELS = (Level.RECOVERED, Level.ACCEPTED)
 ROLLED_BACK = "saved after the loss had gone wrong, by the attempt that was rolled back or one before it"
 SUSPECT_MANIFEST = "its health is suspect: there was trouble with the loss when it was saved"
 
@@ -111,10 +111,10 @@ def with_sagemaker_restart(run: Run, at: datetime) -> Run:
     The job resumes from a clean checkpoint, so open labels do not cover what it saves from now on.
     """
     attempt = run.current
-    orders = tuple(replace(order, repaired_at=order.repaired_at or at) for order in attempt.orders)
+    orders = tuple(replace(order, repaired_at=order.repaired_at or at) for order in attempt.in_place_restarts)
     return replace(
         run,
-        attempts=(*run.attempts[:-1], replace(attempt, orders=orders)),
+        attempts=(*run.attempts[:-1], replace(attempt, in_place_restarts=orders)),
         labels=tuple(
             replace(label, before=at) if _is_open(label) and label.attempt == attempt.number else label
             for label in run.labels
@@ -139,7 +139,7 @@ def with_unrestorable(run: Run, report: Report) -> Run:
         until=report.step,
         restart=report.restart if saver == report.attempt else ALL_RESTARTS,
     )
-    if report.told is not ReportKind.DAMAGED:
+    if report.kind is not ReportKind.DAMAGED:
         span = (new.step, new.until, new.attempt)
         earlier = [label for label in run.labels if (label.step, label.until, label.attempt) == span]
         twice = f"it could not be loaded, twice: {report.reason}"
@@ -185,7 +185,7 @@ def _close_label(run: Run, label: HealthLabel, finding: Finding) -> Iterator[Hea
         yield label
     elif finding.step is None:
         return  # its end is unknown: the manifests' own health counts
-    elif finding.level is Level.MENDED:
+    elif finding.level is Level.RECOVERED:
         why = f"the loss that went wrong at step {label.step} had recovered by step {finding.step} ({finding.kind})"
         yield replace(label, health=Health.CLEAN, why=why, until=finding.step)
     else:
@@ -236,7 +236,7 @@ def _was_rolled_back(run: Run, checkpoint: Checkpoint, onsets: Onsets) -> bool:
         return False
     saver = next((attempt for attempt in run.attempts if attempt.number == checkpoint.attempt), None)
     return not all(
-        saver and saver.number == number and saver.counted_anew(restart, checkpoint.saved_at)
+        saver and saver.number == number and saver.is_from_restarted_container(restart, checkpoint.saved_at)
         for number, restart in rollbacks
     )
 

@@ -106,7 +106,7 @@ def with_incident_closed(run: Run, resolution: str, at: datetime, *, mended: boo
     """Return the run with its open incident closed, if it has one."""
     if run.open_incident is None:
         return run
-    incident = replace(run.open_incident, closed_at=at, resolution=resolution, mended=mended)
+    incident = replace(run.open_incident, closed_at=at, resolution=resolution, recovered=mended)
     return replace(run, incidents=(*run.incidents[:-1], incident))
 
 
@@ -169,7 +169,7 @@ def with_release(run: Run, *, who: str, at: datetime) -> Run:
     ended = run.current.exists and not run.current.may_be_live
     ledger = with_fresh_budgets(run.ledger, who=who, at=at)
     ledger = replace(ledger, forgiven=run.current.number if ended else run.current.number - 1)
-    return replace(without_hold(run), ledger=ledger, climbs=())
+    return replace(without_hold(run), ledger=ledger, rungs_taken=())
 
 
 def with_hold(run: Run, reason: str, *, advice: str = "", runbook: Runbook | None = None, by: str = "") -> Run:
@@ -290,7 +290,7 @@ def find_proving_step(run: Run, incident: Incident) -> int:
     """
     steps = [incident.resume_step or 0, incident.onset_step or 0]
     if incident.onset_step is not None:
-        steps += [rung.onset_step for rung in run.climbs if rung.attempt >= incident.attempt]
+        steps += [rung.onset_step for rung in run.rungs_taken if rung.attempt >= incident.attempt]
     return max(steps)
 
 

@@ -99,7 +99,7 @@ def on_rate_limited(run: Run, refused: CreateRefused) -> Decision:
 
 def is_deferred_stop_due(run: Run) -> bool:
     """Return whether a stop that was deferred by a pause is still to be called."""
-    return run.state is RunState.SAVING and run.stop is not None and run.stop.put_off
+    return run.state is RunState.SAVING and run.stop is not None and run.stop.is_deferred
 
 
 def _defer_stops(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:
@@ -121,7 +121,9 @@ def _with_stop_deferred(run: Run, at: datetime) -> Run:
     if run.stop.drill:  # nothing is wrong, so a drill is dropped rather than deferred
         return replace(run, state=RunState.WATCHING, stop=None)
     deadline = min(run.stop.deadline, at)
-    return replace(run, state=RunState.SAVING, stop=replace(run.stop, put_off=True, deadline=deadline, answer_by=None))
+    return replace(
+        run, state=RunState.SAVING, stop=replace(run.stop, is_deferred=True, deadline=deadline, answer_by=None)
+    )
 
 
 def _defer_launch(before: Run, decision: Decision, *, at: datetime, policy: Policy) -> Decision:

@@ -69,7 +69,7 @@ def _is_requested(stop: PlannedStop, checkpoint: Checkpoint) -> bool:
 
 def _awaits_agent(stop: PlannedStop) -> bool:
     """Return whether the agent has acknowledged the command or still has time to."""
-    return stop.heard_at is not None or stop.answer_by is not None
+    return stop.acknowledged_at is not None or stop.answer_by is not None
 
 
 def on_save_deadline(run: Run, stop: PlannedStop, at: datetime) -> Decision:
@@ -78,7 +78,7 @@ def on_save_deadline(run: Run, stop: PlannedStop, at: datetime) -> Decision:
         return Decision(run)  # not Rerail's stop: relaunching would override an operator
     if at >= stop.deadline:
         return stop_now(run, "no newer checkpoint came before the deadline: stopping the job all the same")
-    if stop.heard_at or stop.answer_by is None or at < stop.answer_by:
+    if stop.acknowledged_at or stop.answer_by is None or at < stop.answer_by:
         return Decision(run)
     what = f"the agent has not answered within {format_duration(stop.answer_by - stop.asked_at)}"
     if stop.is_tainted or not run.checkpoint_uri:
@@ -95,24 +95,24 @@ def on_agent_answer(run: Run, reported: AgentReported) -> Decision:
         return Decision(run)
     if run.current.status is JobStatus.STOPPING:
         return Decision(run)
-    if report.told is ReportKind.CHECKPOINT:
+    if report.kind is ReportKind.CHECKPOINT:
         return _on_committed(run, stop, reported)
-    if report.told is ReportKind.REFUSED:
+    if report.kind is ReportKind.REFUSED:
         why = report.reason or "it does not say why"
         return stop_now(
             run,
             f"the agent cannot save a checkpoint ({why}): stopping the job, to resume from its newest clean checkpoint",
         )
-    if stop.heard_at:
+    if stop.acknowledged_at:
         return Decision(run)
-    run = replace(run, stop=replace(stop, heard_at=reported.at))
+    run = replace(run, stop=replace(stop, acknowledged_at=reported.at))
     return Decision(run, reason="the agent has received the request for a checkpoint: all ranks save at one step")
 
 
 def _on_committed(run: Run, stop: PlannedStop, reported: AgentReported) -> Decision:
     """Stop the job if the checkpoint survives the machine or will not be resumed from; else wait for it in S3."""
     step, what = reported.report.step, _format_checkpoint(reported.report.step)
-    updated = replace(stop, heard_at=stop.heard_at or reported.at, answer_by=None, committed_step=step)
+    updated = replace(stop, acknowledged_at=stop.acknowledged_at or reported.at, answer_by=None, committed_step=step)
     if reported.report.durability is Durability.REMOTE:
         return stop_now(replace(run, stop=updated), f"{what} is committed: stopping the job")
     if stop.is_tainted or not run.checkpoint_uri:

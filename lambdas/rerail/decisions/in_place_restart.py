@@ -64,7 +64,7 @@ def choose_target(run: Run, failure: Failure, before_step: int | None) -> Restar
 
 def find_obstacle(run: Run, failure: Failure, aim: RestartTarget, policy: Policy) -> str:
     """Return why the training processes cannot be restarted in place, or an empty string."""
-    orders, incident, cause = run.current.orders, run.open_incident, failure.diagnosis.cause
+    orders, incident, cause = run.current.in_place_restarts, run.open_incident, failure.diagnosis.cause
     if not policy.restart.in_place:
         return "the policy restarts nothing in place"
     if cause not in IN_PLACE:
@@ -99,7 +99,7 @@ def restart(
     began: datetime | None = None,
 ) -> Decision:
     """Order the restart. The failure must be charged already, and there must be no obstacle."""
-    number = 1 + max((order.number for order in run.current.orders), default=0)
+    number = 1 + max((order.number for order in run.current.in_place_restarts), default=0)
     start = format_start(aim.resume_step or None) if aim.resume_step is not None else "from the newest checkpoint"
     did = f"restarting the training processes in place, {start} (restart {number} of this attempt)"
     reason = f"{what}; {did}"
@@ -128,7 +128,12 @@ def restart(
         last_step=failure.last_step,
         repairs=run.current.self_repairs,
     )
-    attempt = replace(run.current, orders=(*run.current.orders, order), skip_samples=aim.skip_samples, rate=aim.rate)
+    attempt = replace(
+        run.current,
+        in_place_restarts=(*run.current.in_place_restarts, order),
+        skip_samples=aim.skip_samples,
+        rate=aim.rate,
+    )
     run = replace(with_attempt(without_pending(run, PostCommand), attempt), state=RunState.RESTARTING)
     key = f"restart-{attempt.number}-{number}"
     notice = make_notice(run, Severity.INFORM, f"{kind}: restarting in place", what, key=key, did=did, since=began)
@@ -170,22 +175,22 @@ def is_saved_since_restart(run: Run, incident: Incident, checkpoint: Checkpoint)
     order = find_newest_restart(run)
     if run.current.number != incident.attempt or order is None or checkpoint.restart > incident.restart:
         return True
-    if run.current.counted_anew(incident.restart, checkpoint.saved_at):
+    if run.current.is_from_restarted_container(incident.restart, checkpoint.saved_at):
         return True
     return incident.onset_step is None and order.restarted_at is not None and checkpoint.saved_at > order.restarted_at
 
 
 def find_newest_restart(run: Run) -> InPlaceRestart | None:
     """Return the attempt's newest in-place restart, whatever its progress, or None."""
-    return run.current.orders[-1] if run.current.orders else None
+    return run.current.in_place_restarts[-1] if run.current.in_place_restarts else None
 
 
 def on_processes_restarted(run: Run, report: Report, *, at: datetime) -> Decision:
     """Record that restarted processes run again: any report from one of them proves it."""
     order = find_newest_restart(run)
-    if order is None or report.restart != order.number or order.failed or report.told is ReportKind.REFUSED:
+    if order is None or report.restart != order.number or order.failed or report.kind is ReportKind.REFUSED:
         return Decision(run)
-    has_stepped = report.told is ReportKind.RESTARTED and report.step is not None
+    has_stepped = report.kind is ReportKind.RESTARTED and report.step is not None
     updated = replace(
         order,
         restarted_at=order.restarted_at or at,
@@ -262,7 +267,7 @@ def _choose_before_step(order: InPlaceRestart) -> int | None:
 
 def _with_order(run: Run, order: InPlaceRestart) -> Run:
     """Return the run with its newest in-place restart replaced."""
-    return with_attempt(run, replace(run.current, orders=(*run.current.orders[:-1], order)))
+    return with_attempt(run, replace(run.current, in_place_restarts=(*run.current.in_place_restarts[:-1], order)))
 
 
 def on_failed_instead(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:

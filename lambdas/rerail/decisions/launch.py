@@ -89,7 +89,7 @@ def make_quarantine_actions(run: Run, at: datetime) -> tuple[Action, ...]:
     It is needed after a rollback, or where unloadable checkpoints are left, in jobs without an agent to skip them.
     """
     rolled_back = run.attempts[-2].onset_step is not None
-    if not (rolled_back or run.current.is_littered) or not run.checkpoint_uri or has_agent(run):
+    if not (rolled_back or run.current.has_stale_checkpoints) or not run.checkpoint_uri or has_agent(run):
         return ()
     # The job's last upload may have finished shortly after its end was observed.
     saved_before = at + CLOCK_MARGIN
@@ -104,7 +104,7 @@ def with_stale_checkpoints_noted(run: Run, checkpoints: Sequence[Checkpoint] | N
     """
     newer = [c for c in checkpoints or () if not c.has_manifest and c.step > (run.current.resumed_from_step or 0)]
     bad = any(c.health is not Health.CLEAN or UNLOADABLE & set(c.missing) for c in newer)
-    return with_attempt(run, replace(run.current, is_littered=bad))
+    return with_attempt(run, replace(run.current, has_stale_checkpoints=bad))
 
 
 def make_create_job(run: Run) -> CreateJob:
@@ -175,7 +175,7 @@ def _with_relaunch(run: Run, seen: JobObserved, step: int | None, rung: Rollback
         run = with_rung_taken(run, rung, stop.before_step, at=seen.at)
     elif stop.is_tainted and not stop.is_rollback:  # an in-place restart that failed is repeated by a new job
         run = with_attempt(run, replace(run.current, rung=previous.rung))
-    return with_machines(run, stop.machines) if stop.moves else run
+    return with_machines(run, stop.machines) if stop.changes_machines else run
 
 
 def _plan_rung(run: Run, seen: JobObserved, policy: Policy) -> RollbackPlan | Hold | None:
@@ -183,7 +183,7 @@ def _plan_rung(run: Run, seen: JobObserved, policy: Policy) -> RollbackPlan | Ho
 
     None where the stop is no rollback, an operator chose the step, or an in-place restart failed: its rung is kept.
     """
-    order = run.current.orders[-1] if run.current.orders else None
+    order = run.current.in_place_restarts[-1] if run.current.in_place_restarts else None
     if run.stop is None or run.stop.before_step is None or (order and (order.failed or not order.restarted_at)):
         return None
     if run.stop.is_rollback:
@@ -194,7 +194,7 @@ def _plan_rung(run: Run, seen: JobObserved, policy: Policy) -> RollbackPlan | Ho
 
 def is_untried_elsewhere(run: Run) -> bool:
     """Return whether the open incident was answered by in-place restarts only, never on other machines."""
-    orders, incident = run.current.orders, run.open_incident
+    orders, incident = run.current.in_place_restarts, run.open_incident
     if not orders or incident is None or incident.attempt != run.current.number:
         return False
     return orders[-1].asked_at >= incident.decided_at

@@ -46,6 +46,6 @@ def _with_pool_released(attempt: Attempt) -> Attempt:
 
 def on_create_refused(run: Run, refused: CreateRefused, policy: Policy) -> Decision:
     """Defer a launch over the account's rate limit; treat any other refusal as a failed launch."""
-    if refused.refusal is Refusal.BRAKE:
+    if refused.refusal is Refusal.RATE_LIMIT:
         return on_rate_limited(run, refused)
     return on_refusal(run, refused, policy)

@@ -159,7 +159,9 @@ def _apply_verdict(
                 gives_back=False,
             )
         case Relaunch():
-            changes_machines = verdict.fresh_machines or (verdict.moves and verdict.machines != run.current.machines)
+            changes_machines = verdict.fresh_machines or (
+                verdict.changes_machines and verdict.machines != run.current.machines
+            )
             release = warm_pools.make_release(run) if changes_machines else ()
             did = f"relaunching {format_start(failure.resume_step)} in {format_duration(verdict.delay)} ({verdict.why})"
             did += "; the warm pool is given back first" if release else ""
@@ -177,7 +179,7 @@ def _apply_verdict(
             run = with_incident(run, failure, reason, actions, onset_step=onset_step)
             run = with_next_attempt(run, failure.resume_step, wake_at=failure.at + verdict.delay)
             run = with_stale_checkpoints_noted(run, failure.checkpoints)
-            run = with_machines(run, verdict.machines) if verdict.moves else run
+            run = with_machines(run, verdict.machines) if verdict.changes_machines else run
             return Decision(run, (*release, notice), reason)
         case _ as unreachable:
             assert_never(unreachable)
@@ -264,7 +266,7 @@ def _wait_for_capacity(run: Run, verdict: Relaunch, at: datetime, what: str) -> 
     did = f"trying again in {format_duration(verdict.delay)} ({verdict.why})"
     reason = f"{what}; {did}"
     run = replace(run, state=RunState.WAITING, wake_at=at + verdict.delay)
-    if not verdict.moves:
+    if not verdict.changes_machines:
         return Decision(run, reason=reason, finding="capacity_wait")
     run = with_machines(run, verdict.machines)
     release = warm_pools.make_release(run) if warm_pools.is_unmatched(run) else ()
@@ -294,7 +296,7 @@ def on_pending(run: Run, seen: JobObserved, policy: Policy) -> Decision | None:
     what, did = f"{run.current.job_name} has waited {waited} for machines", f"calling it back, to go to {destination}"
     reason = f"{what}: {did}"
     stop = PlannedStop(
-        AfterStop.RELAUNCH, f"no capacity for {waited}", seen.at, seen.at, moves=True, machines=others[0]
+        AfterStop.RELAUNCH, f"no capacity for {waited}", seen.at, seen.at, changes_machines=True, machines=others[0]
     )
     decision = stop_now(replace(run, stop=stop), reason)
     key = f"moved-{run.current.number}"

@@ -104,7 +104,7 @@ def _select_new(run: Run, observed: FindingsObserved, policy: Policy) -> tuple[F
 def _without_resolved_proposal(run: Run, resolved: Sequence[Finding]) -> Run:
     """Return the run without a proposal to stop the job for a finding that has recovered."""
     proposed = run.proposal.finding if run.proposal and run.proposal.plan is ProposedAction.STOP else None
-    recovered = {finding.kind for finding in resolved if finding.level is Level.MENDED}
+    recovered = {finding.kind for finding in resolved if finding.level is Level.RECOVERED}
     return replace(run, proposal=None) if proposed and proposed.kind in recovered else run
 
 
@@ -172,7 +172,7 @@ def _on_warning(run: Run, warnings: tuple[Finding, ...], resolved: tuple[Finding
 
 def _list_paged_kinds(run: Run) -> set[str]:
     """Return the kinds of findings that have an open page."""
-    return {page.tell.about for page in run.pages if page.tell.until is ClearedBy.MENDED}
+    return {page.notice.about for page in run.pages if page.notice.until is ClearedBy.RECOVERED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +366,7 @@ def _make_page(run: Run, finding: Finding) -> Notify:
         did="nothing: the job goes on, stopping it would not resolve this",
         todo=f"Decide whether the job should go on: Rerail cannot\nIf not: rerail stop {run.id}",
         since=finding.onset_at or finding.at,
-        until=ClearedBy.MENDED,
+        until=ClearedBy.RECOVERED,
         about=finding.kind,
     )
 

@@ -24,16 +24,16 @@ REFUSED_SAVES = (ReportKind.DAMAGED, ReportKind.UNLOADED)
 def on_report(run: Run, reported: AgentReported, policy: Policy) -> Decision:
     """Record that the attempt has an agent, and act on the report."""
     report, attempt = reported.report, run.current
-    if report.told in REFUSED_SAVES:
+    if report.kind in REFUSED_SAVES:
         return _on_refused_checkpoint(run, reported)
     if (report.attempt, report.job) != (attempt.number, attempt.job_name):
         return Decision(run)
     if attempt.exists and not attempt.may_be_live:
         return Decision(run)
-    run = replace(run, seals=run.seals or report.sealed)
+    run = replace(run, requires_signature=run.requires_signature or report.is_signed)
     if not _is_from_init(report):
         run = with_attempt(run, replace(attempt, agent=True, abilities=report.abilities or attempt.abilities))
-    if attempt.is_outdated(report.restart) and report.told is not ReportKind.REFUSED:
+    if attempt.is_outdated(report.restart) and report.kind is not ReportKind.REFUSED:
         return Decision(run)
     restarted = on_processes_restarted(run, report, at=reported.at)
     decision = _on_report_kind(restarted.run, reported, policy)
@@ -57,12 +57,12 @@ def _on_refused_checkpoint(run: Run, reported: AgentReported) -> Decision:
 
 def _is_from_init(report: Report) -> bool:
     """Return whether the container's init sent the report: it is not an agent, and cannot save checkpoints."""
-    return report.told is ReportKind.CRASHED or (report.told is ReportKind.RESTARTED and report.step is None)
+    return report.kind is ReportKind.CRASHED or (report.kind is ReportKind.RESTARTED and report.step is None)
 
 
 def _on_report_kind(run: Run, reported: AgentReported, policy: Policy) -> Decision:
     """Act on the report by its kind."""
-    kind = reported.report.told
+    kind = reported.report.kind
     if kind is ReportKind.FINDINGS:
         return on_findings(run, _make_observed(run, reported), policy)
     if kind is ReportKind.CRASHED:

@@ -55,22 +55,24 @@ def _with_pages_repeated(decision: Decision, at: datetime, policy: Policy) -> De
         return decision
     return replace(
         decision,
-        run=replace(run, pages=tuple(replace(page, told_at=at) if page in due else page for page in run.pages)),
-        actions=(*decision.actions, *(page.tell for page in due)),
-        reason=decision.reason or "; ".join(f"still so: {page.tell.title}" for page in due),
+        run=replace(run, pages=tuple(replace(page, notified_at=at) if page in due else page for page in run.pages)),
+        actions=(*decision.actions, *(page.notice for page in due)),
+        reason=decision.reason or "; ".join(f"still so: {page.notice.title}" for page in due),
     )
 
 
 def clear_pages(run: Run, kinds: Iterable[str], why: str) -> tuple[Run, tuple[Notify, ...]]:
     """Return the run without pages about findings of these kinds, and their all-clears."""
-    closed = [page for page in run.pages if page.tell.until is ClearedBy.MENDED and page.tell.about in set(kinds)]
+    closed = [
+        page for page in run.pages if page.notice.until is ClearedBy.RECOVERED and page.notice.about in set(kinds)
+    ]
     run = replace(run, pages=tuple(page for page in run.pages if page not in closed))
-    return run, tuple(make_all_clear(run, page, f"{page.tell.about} is over", why) for page in closed)
+    return run, tuple(make_all_clear(run, page, f"{page.notice.about} is over", why) for page in closed)
 
 
 def make_all_clear(run: Run, page: OpenPage, end: str, why: str) -> Notify:
     """Return the all-clear for a page, to the recipients of the page."""
-    notice = page.tell
+    notice = page.notice
     return Notify(
         severity=Severity.CLEAR,
         title=f"{run.id}: all clear: {end}",
@@ -78,7 +80,7 @@ def make_all_clear(run: Run, page: OpenPage, end: str, why: str) -> Notify:
         key=f"{notice.key}/clear",
         runbook=notice.runbook,
         todo="Nothing more: this page is over",
-        since=notice.since or page.told_at,
+        since=notice.since or page.notified_at,
         clears=notice.key,
     )
 
@@ -88,18 +90,18 @@ def _is_open(run: Run, notice: Notify) -> bool:
 
     A page about a held run is always sent: the run was released and held again.
     """
-    return notice.until is not ClearedBy.RELEASED and any(page.tell.key == notice.key for page in run.pages)
+    return notice.until is not ClearedBy.RELEASED and any(page.notice.key == notice.key for page in run.pages)
 
 
 def _with_page(run: Run, notice: Notify, at: datetime) -> Run:
     """Return the run with this page open, instead of one with the same key."""
-    others = tuple(page for page in run.pages if page.tell.key != notice.key)
+    others = tuple(page for page in run.pages if page.notice.key != notice.key)
     return replace(run, pages=(*others, OpenPage(notice, run.current.number, at)))
 
 
 def _is_over(run: Run, page: OpenPage) -> bool:
     """Return whether the page is over, by the state of the run alone."""
-    attempt, notice = run.current, page.tell
+    attempt, notice = run.current, page.notice
     match notice.until:
         case ClearedBy.RELEASED:
             return run.state is not RunState.HELD or attempt.number != page.attempt
@@ -109,7 +111,7 @@ def _is_over(run: Run, page: OpenPage) -> bool:
             return run.blocked_by is not LaunchCheck.RATE_LIMIT and not (
                 has_pending(run, CreateJob) and not attempt.exists
             )
-        case ClearedBy.MENDED:
+        case ClearedBy.RECOVERED:
             ended = attempt.exists and not attempt.may_be_live
             return run.state.is_end or ended or attempt.number != page.attempt
 
@@ -117,17 +119,17 @@ def _is_over(run: Run, page: OpenPage) -> bool:
 def _is_due(run: Run, page: OpenPage, at: datetime, policy: Policy) -> bool:
     """Return whether the page is to be sent again; not while its first sending is pending."""
     refire = policy.notices.refire
-    return bool(refire) and at - page.told_at >= refire and page.tell not in run.pending
+    return bool(refire) and at - page.notified_at >= refire and page.notice not in run.pending
 
 
 def _format_end(run: Run, page: OpenPage) -> str:
     """Return why the page is over; that an attempt has ended does not mean that its trouble is resolved."""
-    match page.tell.until:
+    match page.notice.until:
         case ClearedBy.RELEASED:
             return f"no longer held ({run.state})"
         case ClearedBy.ANSWERED:
             return "approval is no longer needed"
         case ClearedBy.LAUNCHED:
             return "relaunches go ahead again" if run.current.exists else f"its launch waits no longer ({run.state})"
-        case ClearedBy.MENDED:
+        case ClearedBy.RECOVERED:
             return f"the run is {run.state}" if run.state.is_end else f"attempt {page.attempt} is over"

@@ -39,12 +39,12 @@ class QuarantineMove:
     source: StoredObject  # its key includes the folder
     target: str  # full key
     text: str = ""  # written in its place, if not empty
-    twin: str = ""  # full key of the object that is copied in its place, if not empty
+    copy_key: str = ""  # full key of the object that is copied in its place, if not empty
 
     @property
     def is_replaced(self) -> bool:
         """Whether another object or text takes its place."""
-        return bool(self.text or self.twin)
+        return bool(self.text or self.copy_key)
 
 
 def plan_moves(
@@ -79,7 +79,7 @@ def _with_full_keys(move: QuarantineMove, *, folder: str, target_folder: str) ->
     """Return the move with keys from the root of the bucket."""
     source = move.source._replace(key=f"{folder}{move.source.key}")
     return QuarantineMove(
-        source, f"{target_folder}{move.source.key}", move.text, f"{folder}{move.twin}" if move.twin else ""
+        source, f"{target_folder}{move.source.key}", move.text, f"{folder}{move.copy_key}" if move.copy_key else ""
     )
 
 
@@ -113,7 +113,7 @@ def _list_pointer_moves(
         kept = _find_kept(checkpoints, item, action)
         twin = next(iter(kept.files.values())) if kept and len(kept.files) == 1 else None
         if item.at <= action.saved_before and (twin is None or (twin.etag, twin.bytes) != (item.etag, item.bytes)):
-            yield QuarantineMove(item, item.key, twin=twin.key if twin else "")
+            yield QuarantineMove(item, item.key, copy_key=twin.key if twin else "")
 
 
 def _find_kept(

@@ -39,7 +39,7 @@ class Relaunch:
     delay: timedelta  # before the job is created
     why: str
     fresh_machines: bool = False  # release the warm pool first, so that other machines are used
-    moves: bool = False  # launch on `machines` from now on
+    changes_machines: bool = False  # launch on `machines` from now on
     machines: Machines | None = None  # only with `moves`; None: those of the run's own request
 
 
@@ -92,7 +92,10 @@ def _hold_same_error_after_restart(run: Run, failure: Failure) -> Hold | None:
 
     Divergence is excepted: the rollback ladder answers it with other data.
     """
-    order, cause = (run.current.orders[-1] if run.current.orders else None), failure.diagnosis.cause
+    order, cause = (
+        (run.current.in_place_restarts[-1] if run.current.in_place_restarts else None),
+        failure.diagnosis.cause,
+    )
     if (
         order is None
         or not order.restarted_at
@@ -226,7 +229,7 @@ def choose_capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: 
         return Relaunch(
             delay,
             f"{why}{abandoned}: falling back to {format_instance_types(others[0])}",
-            moves=True,
+            changes_machines=True,
             machines=others[0],
         )
     if quota and not run.current.machines:
@@ -244,7 +247,7 @@ def choose_capacity_verdict(run: Run, policy: Policy, *, at: datetime, refusal: 
         draw_delay(delay, seed=seed, least=0.5),
         f"no capacity for {format_duration(waited)} of at most {format_duration(policy.capacity.wait)}{abandoned}"
         + (f"; fall-backs passed over: {unused}" if unused else ""),
-        moves=run.current.machines is not None,
+        changes_machines=run.current.machines is not None,
     )
 
 

@@ -51,13 +51,13 @@ class LadderPosition:
     run: Run
     onset: int  # the step at which the loss diverged
     ladder: Ladder
-    saves: tuple[Checkpoint, ...]  # all listed checkpoints, with their health
+    checkpoints: tuple[Checkpoint, ...]  # all listed checkpoints, with their health
     tried: tuple[RungTaken, ...]  # rungs taken for this onset before, oldest first
 
     @property
     def clean(self) -> list[int]:
         """The steps of the complete, clean checkpoints older than the onset, newest first."""
-        sound = (c.step for c in self.saves if c.is_whole and c.health is Health.CLEAN and c.step < self.onset)
+        sound = (c.step for c in self.checkpoints if c.is_whole and c.health is Health.CLEAN and c.step < self.onset)
         return sorted(set(sound), reverse=True)
 
     @property
@@ -105,7 +105,7 @@ def with_rung_taken(run: Run, planned: RollbackPlan, onset_step: int, *, at: dat
         at=at,
     )
     attempts = (*run.attempts[:-1], attempt)
-    return replace(run, attempts=attempts, climbs=(*run.climbs, taken)[-MAX_RUNGS_TAKEN:])
+    return replace(run, attempts=attempts, rungs_taken=(*run.rungs_taken, taken)[-MAX_RUNGS_TAKEN:])
 
 
 def select_rungs_taken(run: Run, onset_step: int, policy: Policy) -> tuple[RungTaken, ...]:
@@ -114,7 +114,7 @@ def select_rungs_taken(run: Run, onset_step: int, policy: Policy) -> tuple[RungT
     A chain of rungs belongs together while each onset is at most `near_steps` beyond the one before.
     """
     chain: list[RungTaken] = []
-    for taken in reversed(run.climbs):
+    for taken in reversed(run.rungs_taken):
         if onset_step > taken.onset_step + policy.ladder.near_steps:
             break
         chain.insert(0, taken)
@@ -197,7 +197,7 @@ def _choose_newest_clean(position: LadderPosition, ceiling: int) -> tuple[int | 
     onset, margin = position.onset, position.ladder.margin_steps
     clean = position.clean
     if not clean:
-        why = "no clean checkpoint from before the onset is left" if position.saves else "nothing was saved"
+        why = "no clean checkpoint from before the onset is left" if position.checkpoints else "nothing was saved"
         return None, f"back to the start: {why}, and the loss went wrong at step {onset}"
     if fitting := [step for step in clean if step <= ceiling]:
         return fitting[0], f"back to {onset - fitting[0]} steps before the onset at step {onset}"
@@ -211,7 +211,7 @@ def _choose_newest_clean(position: LadderPosition, ceiling: int) -> tuple[int | 
 def _find_skip_window(position: LadderPosition, resume_step: int | None, batches: int) -> tuple[int, int]:
     """Return the first and last sample id of this many batches around the onset, none before the checkpoint."""
     batch_size = _estimate_samples_per_step(position)
-    earliest = max((c.consumed_samples or 0 for c in position.saves if c.step == resume_step), default=0)
+    earliest = max((c.consumed_samples or 0 for c in position.checkpoints if c.step == resume_step), default=0)
     first = max(earliest, _find_onset_sample(position, batch_size) - batches // 2 * batch_size)
     return first, first + max(1, batches) * batch_size - 1
 
@@ -219,7 +219,9 @@ def _find_skip_window(position: LadderPosition, resume_step: int | None, batches
 def _find_onset_sample(position: LadderPosition, batch_size: int) -> int:
     """Return the id of the first sample of the onset's step, counted on from the nearest checkpoint before it."""
     attempt, onset = position.run.current, position.onset
-    earlier = [checkpoint for checkpoint in position.saves if checkpoint.step < onset and checkpoint.consumed_samples]
+    earlier = [
+        checkpoint for checkpoint in position.checkpoints if checkpoint.step < onset and checkpoint.consumed_samples
+    ]
     own = [
         checkpoint
         for checkpoint in earlier
@@ -252,7 +254,7 @@ def _list_samples_per_step(position: LadderPosition) -> Iterator[tuple[int, int]
     """Yield the later step of each pair of checkpoints of one attempt, and the samples per step between them."""
     known = sorted(
         (checkpoint.attempt, checkpoint.step, checkpoint.consumed_samples)
-        for checkpoint in position.saves
+        for checkpoint in position.checkpoints
         if checkpoint.consumed_samples is not None
     )
     for number, group in groupby(known, key=lambda entry: entry[0]):

@@ -11,7 +11,7 @@ def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Findi
     """Return a warning if no metrics arrive while steps are due; that alone is no reason to stop a job."""
     if pulse.phase is Phase.CAPACITY or pulse.since is None:
         return None
-    heard = max(pulse.heard_at, pulse.since) if pulse.heard_at else pulse.since
+    heard = max(pulse.received_at, pulse.since) if pulse.received_at else pulse.since
     # Before the first row, the longer limit for the startup applies; startup_stall reports a missing first step.
     limit = detection.startup_limit if pulse.phase is Phase.STARTUP else detection.blind_after
     if now - heard <= limit:

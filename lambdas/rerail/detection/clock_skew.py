@@ -31,5 +31,5 @@ def with_silence_excused(pulse: Liveness, doubt: datetime | None) -> Liveness:
     """Return the liveness as if the run had reported and made progress when the doubt began."""
     if doubt is None:
         return pulse
-    moments = {name: getattr(pulse, name) for name in ("since", "moved_at", "heard_at", "started_at")}
+    moments = {name: getattr(pulse, name) for name in ("since", "moved_at", "received_at", "started_at")}
     return replace(pulse, **{name: max(then, doubt) for name, then in moments.items() if then is not None})

@@ -49,16 +49,16 @@ OVERDUE_DETECTORS = (
 class DetectorState:
     """The detector state of one run, kept across attempts."""
 
-    judges: Detectors = field(default_factory=Detectors)
-    pulse: Liveness = field(default_factory=Liveness)
+    detectors: Detectors = field(default_factory=Detectors)
+    liveness: Liveness = field(default_factory=Liveness)
 
 
 def evaluate_sample(
     watch: DetectorState, sample: Sample, detection: Thresholds
 ) -> tuple[DetectorState, tuple[Finding, ...]]:
     """Return the state after one more sample, and the findings; the given state is not changed."""
-    judges = Detectors(*(_copy_detector(getattr(watch.judges, name)) for name in _DETECTOR_NAMES))
-    beat = liveness.with_row(watch.pulse, sample.at, step=sample.step) if sample.at else watch.pulse
+    judges = Detectors(*(_copy_detector(getattr(watch.detectors, name)) for name in _DETECTOR_NAMES))
+    beat = liveness.with_row(watch.liveness, sample.at, step=sample.step) if sample.at else watch.liveness
     return DetectorState(judges, beat), tuple(_run_detectors(judges, sample, detection))
 
 
@@ -74,7 +74,7 @@ def _copy_detector(judge: Any) -> Any:
 
 def find_overdue(watch: DetectorState, now: datetime, detection: Thresholds) -> tuple[Finding, ...]:
     """Return the findings about steps, checkpoints, metrics or machines that are overdue now."""
-    findings = (find(watch.pulse, now, detection) for find in OVERDUE_DETECTORS)
+    findings = (find(watch.liveness, now, detection) for find in OVERDUE_DETECTORS)
     return tuple(finding for finding in findings if finding is not None)
 
 

@@ -96,7 +96,7 @@ class Divergence:
     def _follow_rise(self, now: float, sample: Sample, detection: Thresholds) -> Finding | None:
         assert self.rise is not None
         rise, going = now - self.rise.base, self.rise
-        if rise < detection.rise_mended * going.allowed:
+        if rise < detection.rise_recovered * going.allowed:
             self.mended, self.mended_row, self.rise = max(self.mended, going.peak), self.rows, None
             return None
         if going.goes_on(rise, sample, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection):

@@ -71,18 +71,18 @@ class RunDetection:
     # How far the series was read.
     cursor: Cursor
     # The state of the detectors.
-    watch: DetectorState = field(default_factory=DetectorState)
+    detectors: DetectorState = field(default_factory=DetectorState)
     # The number of rows evaluated, and the step of the last one.
     rows: int = 0
     step: int | None = None
     # Recent problems with the loss: the row at which each was found, and the step at which it began.
     onsets: tuple[tuple[int, int], ...] = ()
     # The problems with the loss that are not over.
-    troubles: tuple[OpenFinding, ...] = ()
+    open_findings: tuple[OpenFinding, ...] = ()
     # The job's in-place restart that is monitored.
     restart: int = 0
     # The newest heartbeat.
-    beat: LastHeartbeat | None = None
+    heartbeat: LastHeartbeat | None = None
     # When the run was last evaluated, by the function's clock.
     looked_at: datetime | None = None
     # From when on silence counts, while that clock is in doubt or after an outage.
@@ -107,16 +107,16 @@ class MonitoredRun(NamedTuple):
     # The names of its metrics; None: it publishes none.
     names: MetricNames | None
     # The training script is running.
-    trains: bool
+    is_training: bool
     # When its checkpoints were saved, if they were listed.
-    saves: tuple[datetime, ...] = ()
+    saved_at: tuple[datetime, ...] = ()
     # The heartbeat of its agent, if any.
-    beat: ReceivedHeartbeat | None = None
+    heartbeat: ReceivedHeartbeat | None = None
 
     @property
-    def is_watched(self) -> bool:
+    def has_signals(self) -> bool:
         """Return whether there are metrics or heartbeats to evaluate."""
-        return self.beat is not None or self.names is not None
+        return self.heartbeat is not None or self.names is not None
 
 
 class Evaluation(NamedTuple):
@@ -153,12 +153,12 @@ class Monitor:
             )
             for memory, monitored in remembered
             # Before the script runs there are no values, and reading them would only cost money.
-            if monitored.trains and monitored.names and monitored.beat is None
+            if monitored.is_training and monitored.names and monitored.heartbeat is None
         ]
         answers = fetch(self.series, watched, now=at)
         return [
-            evaluate_heartbeat(memory, monitored, monitored.beat, at=at)
-            if monitored.beat
+            evaluate_heartbeat(memory, monitored, monitored.heartbeat, at=at)
+            if monitored.heartbeat
             else evaluate_run(memory, monitored, answers, at=at)
             for memory, monitored in remembered
         ]
@@ -178,11 +178,11 @@ def evaluate_run(
     for sample in news:
         memory, sample_findings = _evaluate_row(memory, sample, policy.detection)
         findings += sample_findings
-    pulse = replace(_with_signs_of_life(memory.watch.pulse, cursor), idle=_is_idle(answers, cursor.job))
-    watch = replace(memory.watch, pulse=pulse)
-    memory = _with_evaluation_time(replace(memory, watch=watch), cursor, at=at)
+    pulse = replace(_with_signs_of_life(memory.detectors.liveness, cursor), idle=_is_idle(answers, cursor.job))
+    watch = replace(memory.detectors, liveness=pulse)
+    memory = _with_evaluation_time(replace(memory, detectors=watch), cursor, at=at)
     excuse = with_silence_excused(pulse, memory.doubt)
-    overdue = find_overdue(replace(watch, pulse=excuse), at, policy.detection)
+    overdue = find_overdue(replace(watch, liveness=excuse), at, policy.detection)
     findings += (
         _with_confirmation(_with_reliable_onset(finding, memory), excuse, watchable.run) for finding in overdue
     )
@@ -201,13 +201,13 @@ def with_heartbeat(watchable: MonitoredRun, beat: ReceivedHeartbeat | None, *, a
     """Return the run with its agent's heartbeat if that is credible; it replaces the metrics."""
     every = watchable.policy.metrics.heartbeat
     believed = beat is not None and is_credible(beat, watchable.run.current, every=every, at=at)
-    if beat and not beat.sealed and must_be_signed(watchable.run, watchable.policy):
+    if beat and not beat.is_signed and must_be_signed(watchable.run, watchable.policy):
         believed = False  # its origin is not proven
-    return watchable._replace(beat=beat if believed else None)
+    return watchable._replace(heartbeat=beat if believed else None)
 
 
 def _new_heartbeat(watchable: MonitoredRun, memory: RunDetection | None) -> ReceivedHeartbeat | None:
-    return select_new(watchable.beat, memory.beat if memory else None) if watchable.beat else None
+    return select_new(watchable.heartbeat, memory.heartbeat if memory else None) if watchable.heartbeat else None
 
 
 def evaluate_heartbeat(
@@ -219,14 +219,16 @@ def evaluate_heartbeat(
     """
     detection = watchable.policy.detection
     memory = _learn_from_heartbeat(memory, beat.heartbeat, detection)
-    watch = replace(memory.watch, pulse=update_liveness(memory.watch.pulse, beat, at=at))
+    watch = replace(memory.detectors, liveness=update_liveness(memory.detectors.liveness, beat, at=at))
     cursor = with_agent_cursor(memory.cursor, beat, period=watchable.policy.metrics.period, at=at)
-    memory = replace(memory, cursor=cursor, watch=watch, onsets=(), troubles=(), beat=make_last_heartbeat(beat))
+    memory = replace(
+        memory, cursor=cursor, detectors=watch, onsets=(), open_findings=(), heartbeat=make_last_heartbeat(beat)
+    )
     memory = replace(
         memory, looked_at=at, doubt=None
     )  # heartbeats are timed by the mailbox's clock, which is not in doubt
     overdue = (replace(f, level=Level.WARN) if f.kind in STALLS else f for f in find_overdue(watch, at, detection))
-    findings = (*overdue, *_find_missing_checkpoint(watchable, watch.pulse, at))
+    findings = (*overdue, *_find_missing_checkpoint(watchable, watch.liveness, at))
     return Evaluation(memory, (*findings, *find_resolved(watchable, findings, at)))
 
 
@@ -239,7 +241,7 @@ def _learn_from_heartbeat(memory: RunDetection, heartbeat: Heartbeat, detection:
     if step is None or (memory.step is not None and step <= memory.step):
         return memory
     row = Sample(step=step, loss=heartbeat.loss, step_time_s=heartbeat.step_seconds)
-    return replace(memory, watch=evaluate_sample(memory.watch, row, detection)[0], step=step)
+    return replace(memory, detectors=evaluate_sample(memory.detectors, row, detection)[0], step=step)
 
 
 def find_resolved(watchable: MonitoredRun, findings: Sequence[Finding], at: datetime) -> tuple[Finding, ...]:
@@ -247,19 +249,19 @@ def find_resolved(watchable: MonitoredRun, findings: Sequence[Finding], at: date
 
     All open pages are checked each time, so that a missed one is closed a minute later.
     """
-    if not watchable.trains:
+    if not watchable.is_training:
         return ()
     due_now = {finding.kind for finding in findings}
-    paged = [page.tell.about for page in watchable.run.pages if page.tell.until is ClearedBy.MENDED]
+    paged = [page.notice.about for page in watchable.run.pages if page.notice.until is ClearedBy.RECOVERED]
     over = [kind for kind, blocking in BLOCKING_KINDS.items() if kind in paged and not due_now & blocking]
-    return tuple(Finding(kind, Level.MENDED, None, None, f"{RESOLUTION_TEXTS[kind]} again", at, at) for kind in over)
+    return tuple(Finding(kind, Level.RECOVERED, None, None, f"{RESOLUTION_TEXTS[kind]} again", at, at) for kind in over)
 
 
 def _find_missing_checkpoint(watchable: MonitoredRun, pulse: Liveness, at: datetime) -> tuple[Finding, ...]:
-    if not watchable.trains:
+    if not watchable.is_training:
         return ()
     late = checkpoint_stall.find_missing_checkpoint(
-        watchable.saves, at, watchable.policy.detection, started_at=pulse.started_at
+        watchable.saved_at, at, watchable.policy.detection, started_at=pulse.started_at
     )
     return (late,) if late else ()
 
@@ -272,7 +274,7 @@ def _evaluate_row(
     A row stands for all steps since the row before. A lasting problem often begins as a spike, and a rollback has to go
     back to before the onset of that spike.
     """
-    watch, findings = evaluate_sample(memory.watch, sample, detection)
+    watch, findings = evaluate_sample(memory.detectors, sample, detection)
     span = 0 if sample.step is None or memory.step is None else max(0, sample.step - memory.step - 1)
     dated = [
         replace(f, onset_step=max(0, f.onset_step - _onset_span(f, sample, span)))
@@ -282,15 +284,15 @@ def _evaluate_row(
     ]
     rows = memory.rows + 1
     onsets, reported = with_onsets(memory.onsets, dated, row=rows, detection=detection)
-    troubles, over = follow_findings(memory.troubles, reported, watch.judges, sample)
+    troubles, over = follow_findings(memory.open_findings, reported, watch.detectors, sample)
     step = sample.step if sample.step is not None else memory.step
-    memory = replace(memory, watch=watch, rows=rows, step=step, onsets=onsets, troubles=troubles)
+    memory = replace(memory, detectors=watch, rows=rows, step=step, onsets=onsets, open_findings=troubles)
     return memory, (*reported, *over)
 
 
 def _onset_span(finding: Finding, sample: Sample, span: int) -> int:
     """Return how many steps before its row a problem can have begun; 0 if the sample itself gives the step."""
-    return 0 if finding.kind is Kind.NON_FINITE and sample.sound_to is not None else span
+    return 0 if finding.kind is Kind.NON_FINITE and sample.complete_to is not None else span
 
 
 def _with_signs_of_life(pulse: Liveness, cursor: Cursor) -> Liveness:
@@ -299,7 +301,7 @@ def _with_signs_of_life(pulse: Liveness, cursor: Cursor) -> Liveness:
         return pulse
     pulse = with_phase(pulse, Phase.STEP, cursor.read_to) if pulse.phase is Phase.STARTUP else pulse
     moved = max(filter(None, (pulse.moved_at, cursor.seen_at)), default=None)
-    return replace(pulse, heard_at=cursor.read_to, moved_at=moved)
+    return replace(pulse, received_at=cursor.read_to, moved_at=moved)
 
 
 def _is_older(read_to: datetime, pulse: Liveness) -> bool:
@@ -310,7 +312,7 @@ def _is_older(read_to: datetime, pulse: Liveness) -> bool:
 
 def _is_stall_suspected(memory: RunDetection, policy: Policy, at: datetime) -> bool:
     """Return whether a stall is suspected; only then the machines' load is read, because its series cost money."""
-    return stall.find_overdue(memory.watch.pulse, at, policy.detection) is not None
+    return stall.find_overdue(memory.detectors.liveness, at, policy.detection) is not None
 
 
 def _is_idle(answers: Mapping[MetricQuery, Points], job: str) -> bool | None:
@@ -324,7 +326,7 @@ def _with_reliable_onset(finding: Finding, memory: RunDetection) -> Finding:
     Its onset is the run's last progress by the clock of its metrics, because the times of checkpoints are compared with
     it. Whatever is overdue counts from `doubt` on.
     """
-    moved_at = memory.watch.pulse.moved_at
+    moved_at = memory.detectors.liveness.moved_at
     if finding.kind is not Kind.STALL or memory.doubt is None or moved_at is None:
         return finding
     return replace(finding, onset_at=moved_at, doubt=memory.doubt)
@@ -348,17 +350,17 @@ def resume_detection(memory: RunDetection | None, watchable: MonitoredRun, *, at
     """Return the state for evaluating the run's current job; the series of its attempts are joined by step."""
     run, attempt = watchable.run, watchable.run.current
     if memory is None:
-        memory = RunDetection(run.id, Cursor(attempt.job_name), DetectorState(pulse=Liveness(Phase.CAPACITY, at)))
+        memory = RunDetection(run.id, Cursor(attempt.job_name), DetectorState(liveness=Liveness(Phase.CAPACITY, at)))
     elif memory.cursor.job != attempt.job_name:
         memory = _with_next_job(memory, run, attempt, at)
     elif memory.restart < attempt.restart:
-        memory = _with_in_place_restart(memory, watchable, attempt.orders[-1], at)
-    elif not watchable.trains and memory.cursor.read_to is not None:
+        memory = _with_in_place_restart(memory, watchable, attempt.in_place_restarts[-1], at)
+    elif not watchable.is_training and memory.cursor.read_to is not None:
         memory = _with_restart(memory, watchable, at)
-    pulse = memory.watch.pulse
-    if watchable.trains and pulse.phase is Phase.CAPACITY:
+    pulse = memory.detectors.liveness
+    if watchable.is_training and pulse.phase is Phase.CAPACITY:
         pulse = with_phase(pulse, Phase.STARTUP, at)
-    return replace(memory, watch=replace(memory.watch, pulse=pulse))
+    return replace(memory, detectors=replace(memory.detectors, liveness=pulse))
 
 
 def _with_restart(memory: RunDetection, watchable: MonitoredRun, at: datetime) -> RunDetection:
@@ -368,33 +370,33 @@ def _with_restart(memory: RunDetection, watchable: MonitoredRun, at: datetime) -
     """
     period = watchable.policy.metrics.period
     cursor = with_agent_progress(memory.cursor, step=None, moved_at=at, at=at, period=period)
-    pulse = memory.watch.pulse
+    pulse = memory.detectors.liveness
     pulse = pulse if pulse.phase is Phase.CAPACITY else with_relaunch(pulse, at)
-    return replace(memory, cursor=cursor, watch=replace(memory.watch, pulse=pulse), troubles=())
+    return replace(memory, cursor=cursor, detectors=replace(memory.detectors, liveness=pulse), open_findings=())
 
 
 def _with_in_place_restart(
     memory: RunDetection, watchable: MonitoredRun, order: InPlaceRestart, at: datetime
 ) -> RunDetection:
     """Return the state after an in-place restart; its minute is skipped, because it also has values from before."""
-    cursor, pulse = memory.cursor, with_relaunch(memory.watch.pulse, at)
+    cursor, pulse = memory.cursor, with_relaunch(memory.detectors.liveness, at)
     judged_to = None if order.before_step is None else order.resume_step or 0
     read_to = (order.restarted_at or at) + watchable.policy.metrics.period
     cursor = replace(with_next_attempt(cursor, cursor.job, judged_to=judged_to), read_to=read_to)
     if judged_to is not None:
-        return RunDetection(memory.run, cursor, DetectorState(pulse=pulse), restart=order.number)
-    watch = replace(memory.watch, pulse=pulse)
-    return replace(memory, cursor=cursor, watch=watch, restart=order.number)
+        return RunDetection(memory.run, cursor, DetectorState(liveness=pulse), restart=order.number)
+    watch = replace(memory.detectors, liveness=pulse)
+    return replace(memory, cursor=cursor, detectors=watch, restart=order.number)
 
 
 def _with_next_job(memory: RunDetection, run: Run, attempt: Attempt, at: datetime) -> RunDetection:
-    pulse = with_relaunch(memory.watch.pulse, at)
+    pulse = with_relaunch(memory.detectors.liveness, at)
     if _is_rollback(run, attempt):
         # What the detectors learnt after the onset is not reliable, so they start with a fresh state.
         cursor = with_next_attempt(memory.cursor, attempt.job_name, judged_to=attempt.resumed_from_step or 0)
-        return RunDetection(run.id, cursor, DetectorState(pulse=pulse))
-    watch = replace(memory.watch, pulse=pulse)
-    return replace(memory, cursor=with_next_attempt(memory.cursor, attempt.job_name), watch=watch, restart=0)
+        return RunDetection(run.id, cursor, DetectorState(liveness=pulse))
+    watch = replace(memory.detectors, liveness=pulse)
+    return replace(memory, cursor=with_next_attempt(memory.cursor, attempt.job_name), detectors=watch, restart=0)
 
 
 def _is_rollback(run: Run, attempt: Attempt) -> bool:

@@ -62,7 +62,7 @@ def update_liveness(pulse: Liveness, beat: ReceivedHeartbeat, *, at: datetime) -
         pulse = with_phase(pulse, Phase.STARTUP, now)
     else:
         pulse = with_phase(_with_step(pulse, heartbeat, now), heartbeat.phase, now)
-    return replace(pulse, heard_at=max(now, pulse.heard_at or now), idle=None)
+    return replace(pulse, received_at=max(now, pulse.received_at or now), idle=None)
 
 
 def _with_step(pulse: Liveness, heartbeat: Heartbeat, now: datetime) -> Liveness:

@@ -71,7 +71,7 @@ class LossSpike:
 
     def _follow_spike(self, value: float, sample: Sample, detection: Thresholds) -> Finding | None:
         excess = value - self.expected
-        if excess < detection.spike_mended * self.allowed:
+        if excess < detection.spike_recovered * self.allowed:
             self.up, self.calm = 0, detection.spike_aftermath_rows
             self.baseline.follow(value)
             return None

@@ -19,7 +19,7 @@ class NonFinite:
     recent: int = 0
     good: int = 0
     onset: int | None = None
-    told: Level | None = None
+    reported_level: Level | None = None
 
     def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
         """Warn at the first bad row, and intervene if there are several within a few rows."""
@@ -28,27 +28,27 @@ class NonFinite:
         if fault is None:
             self.good += 1
             if self.good >= detection.non_finite_quiet_rows:
-                self.told, self.onset = None, None
+                self.reported_level, self.onset = None, None
             return None
         self.good = 0
         bad = self.recent.bit_count()
         if self.onset is None:
-            self.onset = sample.step if sample.sound_to is None else sample.sound_to + 1
+            self.onset = sample.step if sample.complete_to is None else sample.complete_to + 1
         run = (~self.recent & (self.recent + 1)).bit_length() - 1
-        if (run >= detection.non_finite_patience or bad >= MEMORY // 2) and self.told is not Level.INTERVENE:
+        if (run >= detection.non_finite_patience or bad >= MEMORY // 2) and self.reported_level is not Level.INTERVENE:
             return self._finding(Level.INTERVENE, sample, f"{fault} in {bad} of the last {MEMORY} rows")
         # Loss scalers cause an infinite gradient with a finite loss on purpose, so a single one is not reported.
-        if self.told is None and not (bad == 1 and _is_scaler_probe(sample)):
+        if self.reported_level is None and not (bad == 1 and _is_scaler_probe(sample)):
             return self._finding(Level.WARN, sample, fault)
         return None
 
     def _finding(self, level: Level, sample: Sample, evidence: str) -> Finding:
-        self.told = level
+        self.reported_level = level
         return Finding(Kind.NON_FINITE, level, sample.step, self.onset, evidence, sample.at)
 
 
 def _find_fault(sample: Sample) -> str | None:
-    if sample.sound_to is not None:
+    if sample.complete_to is not None:
         return "the log continues without a finite loss"
     if sample.nonfinite:
         return "the run itself reports that loss or gradient is not finite"

@@ -24,7 +24,7 @@ class Plateau:
     rows: int = 0
     steps: list[int] = field(default_factory=list)
     levels: list[float] = field(default_factory=list)
-    told: bool = False
+    is_reported: bool = False
 
     def __post_init__(self) -> None:
         self.level, self.steps, self.levels = self.level.copy(), list(self.steps), list(self.levels)
@@ -49,9 +49,9 @@ class Plateau:
         # If the noise is wider than a third of the required gain, the gain cannot be measured.
         if self.level.quantile(0.75) - self.level.quantile(0.25) > detection.plateau_gain / 3:
             return None
-        if abs(gained) > detection.plateau_gain or self.told:
-            self.told = self.told and abs(gained) <= 2 * detection.plateau_gain
+        if abs(gained) > detection.plateau_gain or self.is_reported:
+            self.is_reported = self.is_reported and abs(gained) <= 2 * detection.plateau_gain
             return None
-        self.told = True
+        self.is_reported = True
         text = f"loss {math.exp(self.level.median()):.4g} is {gained:.1%} better than at step {self.steps[early]}"
         return Finding(Kind.PLATEAU, Level.WARN, step, self.steps[early], text, sample.at)

@@ -46,16 +46,16 @@ def find_ending(judges: Detectors, kind: Kind) -> Level | None:
     """Return how a problem ended, by its detector's state after the newest row; None while it continues."""
     match kind:
         case Kind.NON_FINITE:
-            return None if judges.non_finite.recent else Level.MENDED
+            return None if judges.non_finite.recent else Level.RECOVERED
         case Kind.FROZEN_LOSS:
-            return None if judges.frozen_loss.repeats > 1 else Level.MENDED
+            return None if judges.frozen_loss.repeats > 1 else Level.RECOVERED
         case Kind.LOSS_SPIKE:
             spike = judges.loss_spike
             # A detector that accepts a new level clears its baseline; after a recovery the earlier rows remain.
-            return None if spike.up else Level.MENDED if len(spike.baseline.level) > 1 else Level.ACCEPTED
+            return None if spike.up else Level.RECOVERED if len(spike.baseline.level) > 1 else Level.ACCEPTED
         case Kind.DIVERGENCE:
             rising = judges.divergence
-            return None if rising.rise else Level.MENDED if rising.mended_row == rising.rows else Level.ACCEPTED
+            return None if rising.rise else Level.RECOVERED if rising.mended_row == rising.rows else Level.ACCEPTED
         case _:
             raise AssertionError(f"{kind} is not a problem with the loss")
 
@@ -63,7 +63,7 @@ def find_ending(judges: Detectors, kind: Kind) -> Level | None:
 def _finding(kind: Kind, level: Level, onset: int | None, sample: Sample) -> Finding:
     since = "" if onset is None else f" that began at step {onset}"
     match level:
-        case Level.MENDED:
+        case Level.RECOVERED:
             text = f"the problem{since} is resolved"
         case Level.ACCEPTED:
             text = f"the loss has not recovered from the problem{since}: this counts as its normal level now"

@@ -34,9 +34,9 @@ class ClusterPart:
     # When the condition began.
     since: datetime
     # The time of the last event about the part.
-    heard_at: datetime
+    received_at: datetime
     # When the last notice about it was sent; None: never.
-    told_at: datetime | None = None
+    notified_at: datetime | None = None
     # A page about it is open.
     paged: bool = False
     # A notice was sent that its repair takes long.
@@ -51,7 +51,7 @@ class ClusterRecord:
     arn: str = ""
     parts: Mapping[str, ClusterPart] = field(default_factory=dict)
     # When notices of each severity were sent in the last hour.
-    told: Mapping[Severity, tuple[datetime, ...]] = field(default_factory=dict)
+    notified: Mapping[Severity, tuple[datetime, ...]] = field(default_factory=dict)
     # Notices that are not sent yet.
     pending: tuple[Notice, ...] = ()
     version: int = 0
@@ -79,7 +79,7 @@ class ClusterChange:
 
         On-call is paged for problems that need an operator or delay a run too long, and gets an all-clear afterwards.
         """
-        if self.sign.condition is Condition.WELL:
+        if self.sign.condition is Condition.HEALTHY:
             return Severity.CLEAR if self.paged else Severity.INFORM
         wakes = self.sign.condition is Condition.BROKEN or (self.late and bool(depending))
         return Severity.PAGE if wakes else Severity.INFORM
@@ -166,18 +166,20 @@ def with_event(
     parts, news = {name: part for name, part in memory.parts.items() if at - _last_activity(part) < KEPT_FOR}, []
     for sign in heard.signs:
         known = parts.get(sign.part)
-        if known is None and sign.condition is Condition.WELL or known and heard.at < known.heard_at:
+        if known is None and sign.condition is Condition.HEALTHY or known and heard.at < known.received_at:
             continue
         same = known is not None and known.condition is sign.condition
-        fresh = known is None or known.condition is Condition.WELL
+        fresh = known is None or known.condition is Condition.HEALTHY
         since = heard.at if known is None or fresh else known.since
-        told_at, paged, late = (known.told_at, known.paged, known.late) if known and not fresh else (None, False, False)
-        parts[sign.part] = ClusterPart(sign.condition, since, heard.at, told_at, paged, late)
-        if sign.condition is Condition.WELL:
+        notified_at, paged, late = (
+            (known.notified_at, known.paged, known.late) if known and not fresh else (None, False, False)
+        )
+        parts[sign.part] = ClusterPart(sign.condition, since, heard.at, notified_at, paged, late)
+        if sign.condition is Condition.HEALTHY:
             parts[sign.part] = ClusterPart(sign.condition, heard.at, heard.at)
-            if told_at:
+            if notified_at:
                 news.append(ClusterChange(sign, since, paged))
-        elif not same or told_at is None or (policy.again and at - told_at >= policy.again):
+        elif not same or notified_at is None or (policy.again and at - notified_at >= policy.again):
             news.append(ClusterChange(sign, since, paged))
     return replace(memory, arn=heard.arn if parts else "", parts=parts), tuple(news)
 
@@ -210,20 +212,20 @@ def with_notices(
         if change.late:  # lateness is reported at most once, whether or not a notice follows
             part = replace(part, late=True)
             memory = _with_part(memory, change, part)
-        if change.sign.condition is not Condition.WELL and not _is_reportable(change, depending, policy):
+        if change.sign.condition is not Condition.HEALTHY and not _is_reportable(change, depending, policy):
             continue
-        recent = tuple(time for time in memory.told.get(severity, ()) if at - time < WINDOW)
-        capped = change.sign.condition is not Condition.WELL and change.sign.part != WHOLE
+        recent = tuple(time for time in memory.notified.get(severity, ()) if at - time < WINDOW)
+        capped = change.sign.condition is not Condition.HEALTHY and change.sign.part != WHOLE
         if capped and len(recent) >= policy.most:
             continue
         is_last = capped and len(recent) + 1 == policy.most
         notice = _make_notice(change, memory.cluster, depending, at=at, is_last=is_last)
-        if change.sign.condition is not Condition.WELL:
+        if change.sign.condition is not Condition.HEALTHY:
             memory = _with_part(
-                memory, change, replace(part, told_at=at, paged=part.paged or severity is Severity.PAGE)
+                memory, change, replace(part, notified_at=at, paged=part.paged or severity is Severity.PAGE)
             )
-        told = {**memory.told, severity: (*recent, at)} if capped else memory.told
-        memory = replace(memory, told=told, pending=(*memory.pending, notice))
+        told = {**memory.notified, severity: (*recent, at)} if capped else memory.notified
+        memory = replace(memory, notified=told, pending=(*memory.pending, notice))
     return memory
 
 
@@ -232,19 +234,19 @@ def _with_part(memory: ClusterRecord, news: ClusterChange, part: ClusterPart) ->
 
 
 def _is_awaited(part: ClusterPart) -> bool:
-    return part.condition is Condition.MENDING and part.told_at is not None and not part.late
+    return part.condition is Condition.RECOVERING and part.notified_at is not None and not part.late
 
 
 def _last_activity(part: ClusterPart) -> datetime:
     """Return the later of the last event and the last notice, since an event may have been delayed for long."""
-    return max(part.heard_at, part.told_at or part.heard_at)
+    return max(part.received_at, part.notified_at or part.received_at)
 
 
 def _is_reportable(news: ClusterChange, depending: Sequence[str], policy: ClusterPolicy) -> bool:
     """Return whether a change has to be reported; a deletion only if a run needs the cluster."""
-    if policy.tell is WhichClusters.NONE:
+    if policy.notify_for is WhichClusters.NONE:
         return False
-    only_if_needed = policy.tell is WhichClusters.NEEDED or news.sign.condition is Condition.GOING
+    only_if_needed = policy.notify_for is WhichClusters.NEEDED or news.sign.condition is Condition.LEAVING
     return bool(depending) or not only_if_needed
 
 
@@ -253,9 +255,13 @@ def _make_notice(news: ClusterChange, name: str, depending: Sequence[str], *, at
     thread = f"hyperpod/{name}"
     page = f"{thread}/{sign.part.replace(' ', '/')}"
     subject = f"HyperPod cluster {name}" if sign.part == WHOLE else f"HyperPod cluster {name}: {sign.part}"
-    is_over, is_clear = sign.condition is Condition.WELL, severity is Severity.CLEAR
+    is_over, is_clear = sign.condition is Condition.HEALTHY, severity is Severity.CLEAR
     kind = "late" if news.late else sign.condition
-    body = [f"{subject} {sign.what}", f'HyperPod reports: "{sign.says}"' if sign.says else "", _format_runs(depending)]
+    body = [
+        f"{subject} {sign.what}",
+        f'HyperPod reports: "{sign.message}"' if sign.message else "",
+        _format_runs(depending),
+    ]
     if is_last:
         until = f"{at + WINDOW:%H:%M} UTC"
         body.append(f"There have been many notices about this cluster: until {until} other parts are not reported")
@@ -288,14 +294,14 @@ def _format_todo(news: ClusterChange, cluster: str, depending: Sequence[str]) ->
     kind, _, id = news.sign.part.partition(" ")
     look = f"rerail show {depending[0]}" if depending else ""
     match news.sign.condition, kind:
-        case Condition.MENDING, _ if news.late:
+        case Condition.RECOVERING, _ if news.late:
             todo = f"Check what it waits for: aws sagemaker list-cluster-events --cluster-name {cluster}"
         case Condition.BROKEN, "node":
             command = f"aws sagemaker batch-replace-cluster-nodes --cluster-name {cluster} --node-ids {id}"
             todo = f"Replace the node: {command}"
         case Condition.BROKEN, _:
             todo = f"Check what is wrong and repair it: aws sagemaker describe-cluster --cluster-name {cluster}"
-        case Condition.GOING, _:
+        case Condition.LEAVING, _:
             todo = "If runs still need the cluster, hold them before it is gone: rerail hold RUN"
         case _:
             return ""

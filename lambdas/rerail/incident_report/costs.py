@@ -42,7 +42,7 @@ def list_costs(known: Facts) -> Iterator[CostLine]:
         yield CostLine(
             "onset to progress",
             format_length(account.mttr_s),
-            f"mean of {account.mended}, until a newer checkpoint proved the recovery",
+            f"mean of {account.recovered}, until a newer checkpoint proved the recovery",
         )
     if account.saved_s > 0:
         times = f"{CRASH.median:g} minutes for a crash, {DIVERGED.median:g} for a diverged loss"

@@ -135,7 +135,7 @@ def _steps_per_second(rows: Sequence[Sample]) -> Iterable[Point]:
 def _split_line(known: Facts, number: int, points: list[Point]) -> list[CurveLine]:
     """Split an attempt's curve at the step that a later attempt resumed from, if that lies behind its end."""
     resumed = [a.resumed_from_step or 0 for a in known.run.attempts if a.number > number and a.exists]
-    restarts = [order.resume_step for order in known.run.attempts[number - 1].orders if order.restarted_at]
+    restarts = [order.resume_step for order in known.run.attempts[number - 1].in_place_restarts if order.restarted_at]
     split = min([*resumed, *(step for step in restarts if step is not None)], default=None)
     if split is None or restarts:
         return [CurveLine(number, tuple(points))]

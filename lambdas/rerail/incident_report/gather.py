@@ -68,7 +68,7 @@ class FactGatherer:
             return default
 
     def _list_checkpoints(self, run: Run) -> tuple[Checkpoint, ...]:
-        return tuple(self.checkpoints.under(run.checkpoint_uri)) if run.checkpoint_uri else ()
+        return tuple(self.checkpoints.list_checkpoints(run.checkpoint_uri)) if run.checkpoint_uri else ()
 
     def _read_series(self, run: Run, policy: Policy, at: datetime) -> Mapping[int, tuple[Sample, ...]]:
         trained = [attempt for attempt in run.attempts if attempt.training_started_at]

@@ -34,8 +34,8 @@ class MarkKind(StrEnum):
 class CurveMark:
     """One event of the run, to be marked on its curves."""
 
-    sort: MarkKind
-    says: str  # one sentence of description
+    kind: MarkKind
+    text: str  # one sentence of description
     step: int | None = None  # None if not known
     at: datetime | None = None  # None if not known
 
@@ -50,7 +50,7 @@ def list_marks(known: Facts) -> tuple[CurveMark, ...]:
     at, dated = known.at, list[tuple[datetime, int, CurveMark]]()
     for mark in reversed(list(dict.fromkeys(marks))):
         at = mark.at or at
-        dated.append((at, list(MarkKind).index(mark.sort), mark))
+        dated.append((at, list(MarkKind).index(mark.kind), mark))
     return tuple(mark for _, _, mark in sorted(dated, key=lambda entry: entry[:2]))
 
 
@@ -67,7 +67,7 @@ def _list_incident_marks(known: Facts, incident: Incident) -> Iterator[CurveMark
     later = run.incidents[incident.number].attempt if incident.number < len(run.incidents) else len(run.attempts)
     for following in run.attempts[number : max(later, number + 1)]:
         yield from _list_relaunch_marks(known, run.attempts[following.number - 2], following)
-    yield from (mark for order in attempt.orders for mark in _list_restart_marks(order, incident))
+    yield from (mark for order in attempt.in_place_restarts for mark in _list_restart_marks(order, incident))
     if incident.closed_at and HELD_RESOLUTION in incident.resolution:
         yield CurveMark(MarkKind.HELD, "the run was held for an operator", step, incident.closed_at)
 

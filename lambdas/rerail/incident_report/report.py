@@ -48,7 +48,7 @@ class Chart:
 
     name: str  # anchor on the page
     title: str
-    says: str  # caption
+    caption: str  # caption
     curve: Curve
     axis: Axis = Axis.STEP
     unit: str = ""  # of the values
@@ -160,7 +160,7 @@ def _list_facts(known: Facts) -> Iterator[tuple[str, str]]:
         "lasted" if ends else "age",
         format_length((_duration(known) if ends else known.at - began(known)).total_seconds()),
     )
-    recovered = sum(incident.mended for incident in run.incidents)
+    recovered = sum(incident.recovered for incident in run.incidents)
     yield "incidents", f"{len(run.incidents)}" + (f", {recovered} recovered" if recovered else "")
     yield from ((cost.name, cost.amount) for cost in list(list_costs(known))[:1])
 

@@ -20,14 +20,14 @@ class Urgency(StrEnum):
     """The party that has to act."""
 
     NEEDED = "needed"  # the operator
-    MENDING = "mending"  # Rerail, which is recovering the run
-    WELL = "well"  # no one
+    RECOVERING = "recovering"  # Rerail, which is recovering the run
+    NONE = "none"  # no one
 
 
 def make_summary(known: Facts) -> dict[str, Any]:
     """Return the summary fields of the report, from the newest unresolved page or else from the last incident."""
     run = known.run
-    page = run.pages[-1].tell if run.pages else None
+    page = run.pages[-1].notice if run.pages else None
     if page:
         return {
             "tone": Urgency.NEEDED,
@@ -37,7 +37,7 @@ def make_summary(known: Facts) -> dict[str, Any]:
             "todo": _split_lines(page.todo) or _list_todos(run),
             "commands": tuple(_commands(run)),
             "by": page.by or (run.proposal.expires_at if run.proposal else None),
-            "since": page.since or run.pages[-1].told_at,
+            "since": page.since or run.pages[-1].notified_at,
             "runbook": page.runbook,
         }
     tone = _urgency(run)
@@ -61,11 +61,11 @@ def make_summary(known: Facts) -> dict[str, Any]:
 def _urgency(run: Run) -> Urgency:
     if run.state is RunState.HELD or (run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL):
         return Urgency.NEEDED
-    return Urgency.MENDING if run.open_incident and not run.state.is_end else Urgency.WELL
+    return Urgency.RECOVERING if run.open_incident and not run.state.is_end else Urgency.NONE
 
 
 def _headline(run: Run, tone: Urgency) -> str:
-    recovered = sum(incident.mended for incident in run.incidents)
+    recovered = sum(incident.recovered for incident in run.incidents)
     after = f" after {recovered} {'incident' if recovered == 1 else 'incidents'}" if recovered else ""
     number = run.current.number
     match run.state:
@@ -79,7 +79,7 @@ def _headline(run: Run, tone: Urgency) -> str:
             return "Waiting for your approval"
         case RunState.WATCHING if tone is Urgency.NEEDED:
             return "Training, but needs your attention"
-        case RunState.WATCHING if tone is Urgency.MENDING:
+        case RunState.WATCHING if tone is Urgency.RECOVERING:
             return f"Training again: attempt {number} has not passed the problem yet"
         case RunState.WATCHING:
             return f"Training{after}: nothing to do"

@@ -29,11 +29,11 @@ HOPELESS = ("replacement", "reboot", "terminate")
 class Condition(StrEnum):
     """The condition of a part of a cluster, for a run that needs it."""
 
-    WELL = "well"
+    HEALTHY = "healthy"
     NOTED = "noted"  # a warning that can wait
-    MENDING = "mending"  # HyperPod is repairing it
+    RECOVERING = "recovering"  # HyperPod is repairing it
     BROKEN = "broken"  # it needs an operator
-    GOING = "going"  # the cluster is being deleted
+    LEAVING = "leaving"  # the cluster is being deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ConditionChange:
     # The predicate of a sentence about the part, such as "has failed".
     what: str
     # HyperPod's own message.
-    says: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,15 @@ class ClusterEventReceived:
 
 
 STATES: Mapping[str, tuple[Condition, str]] = {
-    "InService": (Condition.WELL, "is in service"),
+    "InService": (Condition.HEALTHY, "is in service"),
     "Failed": (Condition.BROKEN, "has failed"),
-    "RollingBack": (Condition.MENDING, "is being rolled back"),
-    "Deleting": (Condition.GOING, "is being deleted"),
+    "RollingBack": (Condition.RECOVERING, "is being rolled back"),
+    "Deleting": (Condition.LEAVING, "is being deleted"),
 }
 GROUP_STATES: Mapping[str, tuple[Condition, str]] = {
-    "InService": (Condition.WELL, "is in service"),
+    "InService": (Condition.HEALTHY, "is in service"),
     "Failed": (Condition.BROKEN, "has failed"),
-    "Degraded": (Condition.MENDING, "is degraded"),
+    "Degraded": (Condition.RECOVERING, "is degraded"),
 }
 REPAIRS = {"replace": "being replaced", "reboot": "being rebooted"}
 
@@ -105,12 +105,12 @@ def clean_text(value: Any, limit: int = WORDS_LIMIT) -> str:
 
 def _read_state(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
     if known := STATES.get(str(detail.get("ClusterStatus"))):
-        yield ConditionChange(WHOLE, *known, says=clean_text(detail.get("FailureMessage")))
+        yield ConditionChange(WHOLE, *known, message=clean_text(detail.get("FailureMessage")))
     groups = detail.get("InstanceGroups")
     for group in groups[:GROUPS_LIMIT] if isinstance(groups, list) else ():
         if isinstance(group, dict) and (known := GROUP_STATES.get(str(group.get("Status")))):
             name, now, wanted = clean_text(group.get("InstanceGroupName"), 63), *_read_counts(group)
-            yield ConditionChange(f"group {name}", *known, says=f"it has {now} of {wanted} instances")
+            yield ConditionChange(f"group {name}", *known, message=f"it has {now} of {wanted} instances")
 
 
 def _read_health(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
@@ -119,12 +119,12 @@ def _read_health(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
     says = " ".join(filter(None, (clean_text(summary.get(name)) for name in ("HealthStatusReason", "Recommendation"))))
     part = f"node {_read_node(detail)}"
     if status.lower() == "healthy":
-        yield ConditionChange(part, Condition.WELL, "is healthy", says)
+        yield ConditionChange(part, Condition.HEALTHY, "is healthy", says)
     elif status.lower() == "unhealthy" and repair.lower() in ("", "none"):
         yield ConditionChange(part, Condition.BROKEN, "is unhealthy, and HyperPod does not repair it", says)
     elif status.lower() == "unhealthy":
         doing = REPAIRS.get(repair.lower(), f"being repaired ({repair})")
-        yield ConditionChange(part, Condition.MENDING, f"is unhealthy and {doing} by HyperPod", says)
+        yield ConditionChange(part, Condition.RECOVERING, f"is unhealthy and {doing} by HyperPod", says)
 
 
 def _read_event(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
@@ -136,9 +136,9 @@ def _read_event(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
     elif level == "Warn":
         yield ConditionChange(part, Condition.NOTED, "has a warning", says)
     elif "completed successfully" in says:
-        yield ConditionChange(part, Condition.WELL, "is well", says)
+        yield ConditionChange(part, Condition.HEALTHY, "is well", says)
     elif part.startswith("node") and says.startswith("Termination of EC2 Instance"):
-        yield ConditionChange(part, Condition.WELL, "has left the cluster", says)
+        yield ConditionChange(part, Condition.HEALTHY, "has left the cluster", says)
 
 
 def _read_part(detail: Mapping[str, Any]) -> str:

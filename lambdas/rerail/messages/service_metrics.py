@@ -24,7 +24,7 @@ class ActionLabel(StrEnum):
     STOP = "stop"
     RELEASE = "release"
     COMMAND = "command"
-    SET_ASIDE = "set aside"
+    QUARANTINE = "set aside"
     NOTHING = "nothing"
 
 

@@ -135,7 +135,7 @@ class ClearedBy(StrEnum):
     RELEASED = "released"  # the run is no longer held
     ANSWERED = "answered"  # the proposal is no longer open
     LAUNCHED = "launched"  # the rate limit on relaunches has admitted the launch
-    MENDED = "mended"  # the problem is resolved, or its attempt has ended
+    RECOVERED = "recovered"  # the problem is resolved, or its attempt has ended
 
 
 @dataclass(frozen=True, slots=True)

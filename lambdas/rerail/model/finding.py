@@ -10,7 +10,7 @@ class Level(StrEnum):
 
     WARN = "warn"
     INTERVENE = "intervene"
-    MENDED = "mended"  # the loss has recovered
+    RECOVERED = "recovered"  # the loss has recovered
     ACCEPTED = "accepted"  # the loss has stayed at its new level for so long that this is its normal level now
 
 

@@ -29,7 +29,33 @@ TYPES = {
 }
 # Fields, by present type and former field.
 FIELDS: Mapping[str, Mapping[str, str]] = {
-    "Run": {"kept_back": "blocked_by"},
+    "Attempt": {"orders": "in_place_restarts", "is_littered": "has_stale_checkpoints"},
+    "ClusterPart": {"heard_at": "received_at", "told_at": "notified_at"},
+    "ClusterRecord": {"told": "notified"},
+    "Command": {"wish": "kind"},
+    "DetectorState": {"judges": "detectors", "pulse": "liveness"},
+    "Incident": {"mended": "recovered"},
+    "Liveness": {"heard_at": "received_at"},
+    "LossSilence": {"loss_heard": "loss_received", "sound_to": "complete_to"},
+    "NonFinite": {"told": "reported_level"},
+    "OpenPage": {"tell": "notice", "told_at": "notified_at"},
+    "PlannedStop": {"put_off": "is_deferred", "heard_at": "acknowledged_at", "moves": "changes_machines"},
+    "Plateau": {"told": "is_reported"},
+    "Report": {"told": "kind", "sealed": "is_signed"},
+    "Run": {
+        "climbs": "rungs_taken",
+        "kept_back": "blocked_by",
+        "seal_key": "signing_key",
+        "seals": "requires_signature",
+    },
+    "RunDetection": {"beat": "heartbeat", "watch": "detectors", "troubles": "open_findings"},
+    "Sample": {"sound_to": "complete_to"},
+    "SweepReport": {
+        "beating": "with_heartbeat",
+        "blind": "unknown",
+        "garbled": "bad_heartbeats",
+        "watched": "monitored",
+    },
 }
 CHECKS = {
     "kill switch": "pause",
@@ -40,8 +66,12 @@ CHECKS = {
 }
 # Values of text fields, by present type and present field.
 VALUES: Mapping[str, Mapping[str, Mapping[str, str | None]]] = {
-    "Run": {"blocked_by": CHECKS},
+    "ClusterPart": {"condition": {"going": "leaving", "mending": "recovering", "well": "healthy"}},
+    "Finding": {"level": {"mended": "recovered"}},
+    "Notify": {"until": {"mended": "recovered"}},
     "Proposal": {"awaits": CHECKS},
+    "Report": {"kind": {"heard": "acknowledged"}},
+    "Run": {"blocked_by": CHECKS},
 }
 
 
@@ -68,5 +98,9 @@ def translate(value: Any) -> Any:
 
 def with_former_names(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message with its fields under their former names too, for receivers of an earlier version."""
-    former = {old: table[new] for old, new in FIELDS.get(table.get("type", ""), {}).items() if new in table}
+    tag = table.get("type", "")
+    values = {name: {new: old for old, new in words.items()} for name, words in VALUES.get(tag, {}).items()}
+    former = {
+        old: values.get(new, {}).get(table[new], table[new]) for old, new in FIELDS.get(tag, {}).items() if new in table
+    }
     return {**former, **table}

@@ -29,7 +29,7 @@ class Liveness:
     moved_at: datetime | None = None
     step: int | None = None
     # When metrics or a heartbeat were last received.
-    heard_at: datetime | None = None
+    received_at: datetime | None = None
     # The number of gaps between steps so far.
     gaps: int = 0
     # The longest gaps in seconds between steps, for a checkpoint, and for an evaluation. A new maximum counts by half.
@@ -62,7 +62,7 @@ def with_phase(pulse: Liveness, phase: Phase, at: datetime) -> Liveness:
 
 def with_row(pulse: Liveness, at: datetime, *, step: int | None) -> Liveness:
     """Return the liveness after a row of metrics; a new step counts as progress, and its gap is learnt."""
-    pulse = replace(pulse, heard_at=max(at, pulse.heard_at or at))
+    pulse = replace(pulse, received_at=max(at, pulse.received_at or at))
     if step is None or (pulse.step is not None and step <= pulse.step):
         return pulse
     if pulse.step is None or pulse.moved_at is None or pulse.phase is not Phase.STEP:

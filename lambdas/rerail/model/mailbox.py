@@ -54,7 +54,7 @@ class Command:
     id: str
     run: str
     attempt: int
-    wish: CommandKind
+    kind: CommandKind
     asked_at: datetime
     deadline: datetime | None = None
     reason: str = ""
@@ -72,7 +72,7 @@ class ReportKind(StrEnum):
     """The subject of a report."""
 
     HELLO = "hello"  # an agent runs in this attempt and can be asked for checkpoints
-    HEARD = "heard"  # the command was received; the ranks will agree on a step
+    ACKNOWLEDGED = "acknowledged"  # the command was received; the ranks will agree on a step
     CHECKPOINT = "checkpoint"  # a checkpoint is committed
     REFUSED = "refused"  # the command cannot be carried out; `reason` says why
     FINDINGS = "findings"  # new findings of the detectors, which the agent runs at each step
@@ -105,7 +105,7 @@ class Report:
     run: str
     attempt: int
     job: str
-    told: ReportKind
+    kind: ReportKind
     at: datetime
     # The id of the command that the report answers, if any.
     command: str = ""
@@ -125,7 +125,7 @@ class Report:
     # For a damaged checkpoint: the attempt that saved it.
     saved_by: int | None = None
     # Set by the reader, whatever the object contains: the report is signed with the run's key.
-    sealed: bool = False
+    is_signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +193,13 @@ def read_command(text: bytes, *, run: str) -> Command:
     return command
 
 
-def read_report(text: bytes, *, run: str, id: str, seal_key: str = "") -> Report:
-    """Return the report with this id in the mailbox of a run, with `sealed` set if it is signed with `seal_key`.
+def read_report(text: bytes, *, run: str, id: str, signing_key: str = "") -> Report:
+    """Return the report with this id in the mailbox of a run, with `is_signed` set if it is signed with `signing_key`.
 
     Raise BadMailboxObject if it is malformed, or signed with another key.
     """
-    is_sealed = is_signed(text, name=make_report_key(run, id), key=seal_key)
-    report: Report = replace(_read(Report, text, run=run), sealed=is_sealed)
+    has_signature = is_signed(text, name=make_report_key(run, id), key=signing_key)
+    report: Report = replace(_read(Report, text, run=run), is_signed=has_signature)
     if report.id != id:
         what = f"field 'id' is {report.id[:100]!r}, but the object is called {id!r}"
         raise BadMailboxObject(f"mail for run {run}: {what}", defect="id")

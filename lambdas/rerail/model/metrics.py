@@ -169,13 +169,13 @@ class LossSilence:
     """
 
     # Whether a loss was ever received.
-    loss_heard: bool = False
+    loss_received: bool = False
     # Minutes without a loss until now.
     minutes: int = 0
     # The longest gap in minutes after which the loss came back.
     longest: int = 0
     # The step before the last minute with a loss; during that minute the loss may already have been missing.
-    sound_to: int | None = None
+    complete_to: int | None = None
 
     @property
     def tells_of_nan(self) -> bool:
@@ -322,7 +322,7 @@ def _evaluate_minute(
         count=max(1, int(row.get("count", 1))),
         loss_min=row.get("loss_min"),
         loss_max=row.get("loss_max"),
-        sound_to=silence.sound_to if silent else None,
+        complete_to=silence.complete_to if silent else None,
     )
     return after, sample
 
@@ -336,8 +336,8 @@ def _update_silence(cursor: Cursor, row: Mapping[str, float]) -> LossSilence:
     silence = cursor.silence
     if "loss" in row:
         before = cursor.seen_step if cursor.seen_step is not None else cursor.step or 0
-        return LossSilence(loss_heard=True, longest=max(silence.longest, silence.minutes), sound_to=before)
-    if "nonfinite" in row or not silence.loss_heard:
+        return LossSilence(loss_received=True, longest=max(silence.longest, silence.minutes), complete_to=before)
+    if "nonfinite" in row or not silence.loss_received:
         return silence
     return replace(silence, minutes=silence.minutes + 1)
 

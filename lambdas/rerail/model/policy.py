@@ -21,7 +21,12 @@ FALLBACKS_LIMIT = 10
 TYPE_DESCRIPTIONS = {bool: "true or false", str: "text in quotes"}
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Fields of policies that earlier versions accepted: under another name, or without effect now.
-FORMER_FIELDS: Mapping[str, str] = {}
+FORMER_FIELDS = {
+    "detection.rise_mended": "rise_recovered",
+    "detection.spike_mended": "spike_recovered",
+    "hyperpod.tell": "notify_for",
+    "mailbox.sealed_only": "signed_only",
+}
 RETIRED_FIELDS = ("weighing",)
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
@@ -163,7 +168,7 @@ class MailboxPolicy:
     """Which messages from agents are accepted."""
 
     # Ignore unsigned reports and heartbeats from the start, not only once an agent of the run has signed one.
-    sealed_only: bool = False
+    signed_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +222,7 @@ class WhichClusters(StrEnum):
 class ClusterPolicy:
     """Notices about HyperPod clusters; read from the policy `default` only."""
 
-    tell: WhichClusters = WhichClusters.ALL
+    notify_for: WhichClusters = WhichClusters.ALL
     # A lasting condition that HyperPod reports again is sent again after this; 0: never.
     again: timedelta = timedelta(hours=4)
     # How long HyperPod may repair a part before that is reported; 0: never.

@@ -196,7 +196,7 @@ class Attempt:
     # The operator who requested or approved the launch; empty if Rerail launched it on its own.
     approved_by: str = ""
     # The in-place restarts, oldest first.
-    orders: tuple[InPlaceRestart, ...] = ()
+    in_place_restarts: tuple[InPlaceRestart, ...] = ()
     # The rung of the rollback ladder that led to this attempt; see rollback_ladder.py.
     rung: str = ""
     # Onset of the problem that the attempt was stopped for: no checkpoint of this or an earlier attempt from this step
@@ -204,29 +204,29 @@ class Attempt:
     onset_step: int | None = None
     # The checkpoint folder holds something newer than the resume step; a script without an agent would fail on it or
     # resume from it.
-    is_littered: bool = False
+    has_stale_checkpoints: bool = False
     # The attempt was launched to prove that the run can be restarted.
     drill: bool = False
 
     @property
     def restart(self) -> int:
         """Return the number of the newest in-place restart that is known to have succeeded; 0 if there is none."""
-        return max((order.number for order in self.orders if order.restarted_at), default=0)
+        return max((order.number for order in self.in_place_restarts if order.restarted_at), default=0)
 
     def is_outdated(self, restart: int) -> bool:
         """Return whether a later in-place restart has ended the processes of `restart` (0: the job's own start).
 
         Return False after SageMaker restarted the container, because its count begins at 0 again.
         """
-        return restart < self.restart and self.orders[-1].repairs == self.self_repairs
+        return restart < self.restart and self.in_place_restarts[-1].repairs == self.self_repairs
 
-    def counted_anew(self, restart: int, at: datetime) -> bool:
+    def is_from_restarted_container(self, restart: int, at: datetime) -> bool:
         """Return whether a checkpoint saved at `at` is from a container that counts its restarts from 0 again.
 
         That is so if SageMaker restarted the container after the next in-place restart; the number `restart` is then
         no evidence.
         """
-        order = next((order for order in self.orders if order.number == restart + 1), None)
+        order = next((order for order in self.in_place_restarts if order.number == restart + 1), None)
         return order is not None and order.repaired_at is not None and at > order.repaired_at
 
     @property
@@ -264,7 +264,7 @@ class Incident:
     actions: tuple[str, ...] = ()
     closed_at: datetime | None = None
     # The incident was closed by progress.
-    mended: bool = False
+    recovered: bool = False
     resolution: str = ""
     # The attempt's in-place restart during which it happened; 0 is the job's own start.
     restart: int = 0
@@ -319,15 +319,15 @@ class PlannedStop:
     # Until when the agent has to acknowledge the command; None once that is settled.
     answer_by: datetime | None = None
     # When the agent acknowledged it.
-    heard_at: datetime | None = None
+    acknowledged_at: datetime | None = None
     # The step of the committed checkpoint that is being uploaded to S3.
     committed_step: int | None = None
     # The operator who requested or approved the stop, if any.
     approved_by: str = ""
     # Rerail was paused before StopTrainingJob was called.
-    put_off: bool = False
+    is_deferred: bool = False
     # Launch the successor on `machines`, where None stands for those of the run's own request.
-    moves: bool = False
+    changes_machines: bool = False
     machines: Machines | None = None
     # The step named by an operator: the successor resumes from the newest clean checkpoint that is no newer, whatever
     # the ladder proposes.
@@ -417,11 +417,11 @@ class RungTaken:
 class OpenPage:
     """A page that is still open."""
 
-    tell: Notify
+    notice: Notify
     # The number of the attempt that the page is about.
     attempt: int
     # When it was last sent.
-    told_at: datetime
+    notified_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,15 +469,15 @@ class Run:
     # Health labels for checkpoints that were already saved.
     labels: tuple[HealthLabel, ...] = ()
     # The rungs of the rollback ladder taken so far.
-    climbs: tuple[RungTaken, ...] = ()
+    rungs_taken: tuple[RungTaken, ...] = ()
     # The open pages: what they are about is not resolved.
     pages: tuple[OpenPage, ...] = ()
     # Name or ARN of the HyperPod cluster that the run depends on, from its tag.
     hyperpod: str = ""
     # The key that the run's jobs receive to sign their reports with.
-    seal_key: str = ""
+    signing_key: str = ""
     # An agent of the run has signed a report: from then on unsigned ones are ignored.
-    seals: bool = False
+    requires_signature: bool = False
     # The metric names that the jobs' MetricDefinitions can produce; None until a job was described.
     defined_metrics: tuple[str, ...] | None = None
     # The AWS state that the last decision used was read after this time, by the clock of the queue that delivered the

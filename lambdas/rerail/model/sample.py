@@ -23,4 +23,4 @@ class Sample:
     loss_min: float | None = None
     loss_max: float | None = None
     # Set if a non-finite loss is inferred from missing values: the last step at which the loss was certainly finite.
-    sound_to: int | None = None
+    complete_to: int | None = None

@@ -122,7 +122,7 @@ class Refusal(StrEnum):
 
     CAPACITY = "capacity"  # SageMaker has no quota or capacity now
     INVALID = "invalid"  # SageMaker rejects the request itself
-    BRAKE = "brake"  # the account's rate limit on relaunches
+    RATE_LIMIT = "brake"  # the account's rate limit on relaunches
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,4 +6,4 @@ from rerail.model.run import Run
 
 def must_be_signed(run: Run, policy: Policy) -> bool:
     """Return whether unsigned messages are ignored: an agent of the run signs them, or the policy requires it."""
-    return (run.seals or policy.mailbox.sealed_only) and bool(run.seal_key)
+    return (run.requires_signature or policy.mailbox.signed_only) and bool(run.signing_key)

@@ -36,7 +36,7 @@ class Thresholds:
     run_rows: int = 7
     run_share: float = 0.4
     # A spike has recovered below this share of the limit.
-    spike_mended: float = 0.5
+    spike_recovered: float = 0.5
     # Noise is not learnt for this many rows after a spike.
     spike_aftermath_rows: int = 12
     # Warn again if the loss has not recovered by then; the median spike is 5 rows wide.
@@ -52,7 +52,7 @@ class Thresholds:
     rise_quantile: float = 0.9
     rise_history_cap: float = 0.5
     rise_tolerated: float = 1.2
-    rise_mended: float = 0.5
+    rise_recovered: float = 0.5
     rise_cap_rows: int = 128
     # With 64 rows, none of 240 spikes that recover by themselves was interrupted in a simulation. On the corpus 56 rows
     # interrupt one, 48 two, 32 five, and 64 to 96 none: the default keeps a distance to that limit. The other two apply

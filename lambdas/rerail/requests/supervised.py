@@ -19,7 +19,7 @@ UNDER_INIT = 'export PYTHONPATH=$0${PYTHONPATH:+:$PYTHONPATH}; exec python -m re
 T = TypeVar("T")
 
 
-def add_supervision(
+def supervised(
     job: T,
     policy: str = "default",
     *,

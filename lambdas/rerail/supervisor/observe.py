@@ -23,7 +23,7 @@ def observe(
     """
     if run.state is RunState.WAITING and not run.current.exists:
         is_due = run.checkpoint_uri and run.wake_at is not None and at >= run.wake_at
-        saved = checkpoints.under(run.checkpoint_uri, upto=run.current.resumed_from_step) if is_due else None
+        saved = checkpoints.list_checkpoints(run.checkpoint_uri, upto=run.current.resumed_from_step) if is_due else None
         return (*_observe_warm_pool(run, jobs, at), Tick(at, saved))  # the next job is not launched yet
     if not run.is_open:
         return (Tick(at),)  # an ended run only has its open pages to close
@@ -31,11 +31,11 @@ def observe(
         job, description = (known, None) if known else jobs.describe(run.current.job_name)
     except JobNotFound:
         return (JobGone(at, run.current.job_name), Tick(at))
-    if description and run.current.number > 1 and not is_handed(description, run.seal_key):
+    if description and run.current.number > 1 and not is_handed(description, run.signing_key):
         # Another job has the name: the run's own was never created, or was deleted.
         return (JobGone(at, run.current.job_name), Tick(at)) if run.current.exists else (Tick(at),)
     upto = _find_newest_allowed_step(run.stop) if job.status.is_terminal and run.stop else None
-    seen = checkpoints.under(run.checkpoint_uri, upto=upto) if needs_checkpoints(run, job) else None
+    seen = checkpoints.list_checkpoints(run.checkpoint_uri, upto=upto) if needs_checkpoints(run, job) else None
     return (JobObserved(at, job, seen), Tick(at))
 
 

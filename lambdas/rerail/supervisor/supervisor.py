@@ -101,7 +101,7 @@ class Supervisor:
     policies: Policies
     bus: Bus
     mailbox: Mailbox
-    brake: RateLimit  # the account's rate limit on relaunches
+    rate_limit: RateLimit  # the account's rate limit on relaunches
     clock: Callable[[], datetime]  # the only source of time
     # the only source of randomness: returns an unguessable signing key, or an empty string for unsigned reports
     new_key: Callable[[], str] = str
@@ -125,15 +125,15 @@ class Supervisor:
         """Handle the message by its type."""
         match wakeup:
             case JobStateChanged():
-                return self.hear(wakeup.job_name, post)
+                return self.on_report(wakeup.job_name, post)
             case RunDue():
                 return self.visit(wakeup.run, post=post)
             case CommandReceived():
                 return self.command(wakeup)
             case FindingsReceived():
-                return self.trouble(wakeup.run, wakeup.job_name, wakeup.findings)
+                return self.on_findings(wakeup.run, wakeup.job_name, wakeup.findings)
             case AlarmStateChanged():
-                return self.alarm(wakeup)
+                return self.on_alarm(wakeup)
             case ReportFiled():
                 return self.report(wakeup, post)
             case (
@@ -143,7 +143,7 @@ class Supervisor:
             case _ as unreachable:
                 assert_never(unreachable)
 
-    def hear(self, job_name: str, post: QueueMessage | None = None) -> Run | None:
+    def on_report(self, job_name: str, post: QueueMessage | None = None) -> Run | None:
         """Visit the run that the job belongs to, or adopt the job."""
         run_id = self.runs.run_of(job_name)
         if run_id is None:
@@ -187,12 +187,12 @@ class Supervisor:
     ) -> Sequence[Checkpoint] | None:
         """Return the checkpoints if the command needs a step; an operator may choose one older than usual."""
         if received.verb in (OperatorVerb.ROLLBACK, OperatorVerb.DRILL) and run.checkpoint_uri:
-            return self.checkpoints.under(run.checkpoint_uri, upto=received.step)
+            return self.checkpoints.list_checkpoints(run.checkpoint_uri, upto=received.step)
         return (
             self._list_checkpoints(run, seen) if received.verb in (OperatorVerb.RELEASE, OperatorVerb.APPROVE) else None
         )
 
-    def trouble(self, run_id: str, job_name: str, findings: tuple[Finding, ...]) -> Run:
+    def on_findings(self, run_id: str, job_name: str, findings: tuple[Finding, ...]) -> Run:
         """Decide on findings, by the state of the run now."""
 
         def make_observed(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
@@ -211,8 +211,8 @@ class Supervisor:
         if run is None or run.mailbox != filed.run:
             return None  # from an unsupervised job, or another job's mailbox
         try:
-            report = self.mailbox.report(filed.key, run.seal_key)
-            if report and not report.sealed and must_be_signed(run, policy_of(run, self.policies)):
+            report = self.mailbox.report(filed.key, run.signing_key)
+            if report and not report.is_signed and must_be_signed(run, policy_of(run, self.policies)):
                 raise BadMailboxObject(f"object {filed.key!r}: it has no seal", defect=UNSEALED)
         except BadMailboxObject as error:
             return self._record_turn(run, ReportInvalid(self.clock(), error.defect, str(error)))
@@ -222,13 +222,13 @@ class Supervisor:
 
     def _on_report(self, run: Run, report: Report) -> Run:
         """Decide on a valid report."""
-        if report.job != run.current.job_name and report.told not in REFUSED_SAVES:
+        if report.job != run.current.job_name and report.kind not in REFUSED_SAVES:
             return run  # an older attempt's, or an unknown job's
         if report.reason or report.evidence or report.findings:
             report = redact_report(report, self.runs.request(run.id))
 
         def make_reported(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
-            needs_checkpoints = _has_intervention(report.findings) or report.told is ReportKind.CRASHED
+            needs_checkpoints = _has_intervention(report.findings) or report.kind is ReportKind.CRASHED
             saved = self._list_checkpoints(run, seen) if needs_checkpoints else seen
             return AgentReported(self.clock(), report, saved)
 
@@ -236,9 +236,13 @@ class Supervisor:
 
     def _list_checkpoints(self, run: Run, seen: Sequence[Checkpoint] | None) -> Sequence[Checkpoint] | None:
         """Return the run's checkpoints; they are listed only if that was not done just before."""
-        return seen if seen is not None or not run.checkpoint_uri else self.checkpoints.under(run.checkpoint_uri)
+        return (
+            seen
+            if seen is not None or not run.checkpoint_uri
+            else self.checkpoints.list_checkpoints(run.checkpoint_uri)
+        )
 
-    def alarm(self, changed: AlarmStateChanged) -> Run | None:
+    def on_alarm(self, changed: AlarmStateChanged) -> Run | None:
         """Decide on a user's own CloudWatch alarm on a supervised job; a return to OK changes nothing."""
         run_id = self.runs.run_of(changed.job_name)
         if run_id is None or changed.state != "ALARM":
@@ -248,7 +252,7 @@ class Supervisor:
         finding = Finding(
             Kind.ALARM, level, None, None, f"alarm {changed.alarm} went off: {changed.reason}", self.clock()
         )
-        return self.trouble(run_id, changed.job_name, (finding,))
+        return self.on_findings(run_id, changed.job_name, (finding,))
 
     def adopt(self, job_name: str) -> Run | None:
         """Adopt a job if its tags request supervision."""
@@ -259,7 +263,7 @@ class Supervisor:
         tags, at = self.jobs.tags(job.arn), self.clock()
         if claim := read_claim(job_name, tags):
             run = self.runs.load(claim.run)
-            if is_believable(claim, run) and (run is None or is_handed(description, run.seal_key)):
+            if is_believable(claim, run) and (run is None or is_handed(description, run.signing_key)):
                 return self._restore_record(claim, run, job, description, tags)
         namesake = self.runs.load(make_run_id(job_name))
         if namesake and namesake.attempts[0].created_at == job.created_at:
@@ -314,7 +318,7 @@ class Supervisor:
     def _save_adopted(self, adopted: Adopted, request: dict[str, Any], at: datetime) -> None:
         """Save a new run with its request and its first timeline entry."""
         request = with_signing_key(request, read_signing_key(request) or self.new_key())
-        run = replace(adopted.run, version=1, seal_key=read_signing_key(request))
+        run = replace(adopted.run, version=1, signing_key=read_signing_key(request))
         entry = TimelineEntry(
             run=run.id, version=1, at=at, before=run.state, after=run.state, reason=adopted.reason, finding="adopted"
         )
@@ -406,7 +410,7 @@ class Supervisor:
     def _quarantine(self, action: QuarantineCheckpoints) -> QuarantineRefused | None:
         """Move checkpoints out of the way; return the refusal if that is not possible."""
         try:
-            self.checkpoints.set_aside(action)
+            self.checkpoints.quarantine(action)
         except QuarantineFailed as error:
             return QuarantineRefused(self.clock(), action, error.message, error.advice)
         return None
@@ -432,7 +436,7 @@ class Supervisor:
     def _is_ours(self, run: Run, action: CreateJob) -> bool:
         """Return whether the job has the run's key and tags: an earlier try of this launch succeeded."""
         job, description = self.jobs.describe(action.job_name)
-        if not is_handed(description, run.seal_key):
+        if not is_handed(description, run.signing_key):
             return False
         tags = self.jobs.tags(job.arn)
         return (tags.get(RUN_TAG), tags.get(ATTEMPT_TAG)) == (run.id, str(action.attempt))
@@ -441,12 +445,12 @@ class Supervisor:
         """Request one launch from the account's rate limit; a repeated request counts once."""
         limits, at = policy_of(run, self.policies).limits, self.clock()
         window = limits.account_window
-        admission = self.brake.admit(action.job_name, at=at, limit=limits.account_relaunches, window=window)
+        admission = self.rate_limit.admit(action.job_name, at=at, limit=limits.account_relaunches, window=window)
         if admission.granted:
             return None
         limit = limits.account_relaunches
         why = f"{admission.count} relaunches over all runs within {format_duration(window)}, of at most {limit}"
-        return CreateRefused(at, action, Refusal.BRAKE, why, admission.until, admission.paged_at)
+        return CreateRefused(at, action, Refusal.RATE_LIMIT, why, admission.until, admission.paged_at)
 
     def _find_deferral(self, run: Run) -> tuple[bool, bool]:
         """Return whether stops and launches of the run wait, and whether a pause is the reason.

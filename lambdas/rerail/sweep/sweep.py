@@ -54,12 +54,12 @@ class SweepReport:
     open: int  # open runs
     due: int  # runs for which the supervisor was woken
     discovered: int  # jobs without a run for which the supervisor was woken
-    blind: tuple[str, ...]  # runs whose state could not be determined
-    watched: int = 0  # runs whose job trains
+    unknown: tuple[str, ...]  # runs whose state could not be determined
+    monitored: int = 0  # runs whose job trains
     found: int = 0  # findings
     unread: str = ""  # why metrics could not be read, if so
-    beating: int = 0  # runs evaluated by their heartbeat
-    garbled: Mapping[str, str] = field(default_factory=dict)  # run -> why its heartbeat could not be read
+    with_heartbeat: int = 0  # runs evaluated by their heartbeat
+    bad_heartbeats: Mapping[str, str] = field(default_factory=dict)  # run -> why its heartbeat could not be read
     broken: Mapping[str, str] = field(default_factory=dict)  # run -> why its record could not be processed
     fleet: Fleet = field(default_factory=Fleet, compare=False)  # all runs of this sweep as one
     paused: bool | None = None  # whether Rerail is paused; None where that was not read
@@ -81,7 +81,7 @@ class RunCheck:
 
     name: str  # the run's id
     due: bool | None  # whether the supervisor is needed; None where unknown
-    watchable: MonitoredRun | None = None  # while its job is in progress
+    monitored: MonitoredRun | None = None  # while its job is in progress
     run: Run | None = None  # None where it could not be read
     policy: Policy | None = None  # None where it could not be read
     launch: WaitingLaunch | None = None  # where it waits for its next job and nothing else
@@ -102,7 +102,7 @@ def _count_checks(checks: Sequence[RunCheck]) -> SweepReport:
         open=len(checks),
         due=sum(check.due or False for check in checks),
         discovered=0,
-        blind=tuple(check.name for check in checks if check.due is None),
+        unknown=tuple(check.name for check in checks if check.due is None),
         broken={check.name: check.problem for check in checks if check.problem},
         fleet=make_fleet(
             [check.run for check in checks if check.run], [check.account for check in checks if check.account]
@@ -128,15 +128,15 @@ class Sweep:
     jobs: Jobs
     checkpoints: Checkpoints
     policies: Policies
-    watching: Monitor
+    monitor: Monitor
     mailbox: Mailbox
     queue: Queue
     clock: Callable[[], datetime]
     pause: Pause | None = None
-    hyperpods: ClusterRecords | None = None
-    shares: Shards | None = None
+    clusters: ClusterRecords | None = None
+    shards: Shards | None = None
 
-    def make(self, *, name: str = "") -> SweepReport:
+    def run(self, *, name: str = "") -> SweepReport:
         """Check every open run, evaluate the metrics of training jobs, and look for jobs whose events were lost.
 
         `name` is the function's own name: in a large fleet, other invocations of it sweep a shard each. Their results
@@ -152,22 +152,22 @@ class Sweep:
         if first_error := changed.refused or error:
             raise first_error
         jobs = self.jobs.changed_since(at - LOOK_BACK) if changed.marks is None else changed.jobs
-        unknown = self.runs.unheard_of([name for name, (status, _) in jobs.items() if status in WORTH_ADOPTING])
+        unknown = self.runs.find_unknown_jobs([name for name, (status, _) in jobs.items() if status in WORTH_ADOPTING])
         self.queue.wake([{"job": job} for job in sorted(unknown)], at=at)
         paused = self.pause.is_paused() if self.pause else None
         return self._with_shard_reports(replace(report, discovered=len(unknown), paused=paused), left, at)
 
-    def make_share(self, share: Shard, *, name: str = "") -> SweepReport:
+    def run_shard(self, share: Shard, *, name: str = "") -> SweepReport:
         """Sweep one shard of the fleet, and store the report for the next sweep."""
         at = self.clock()
-        if share.is_stale(at) or self.shares is None:
+        if share.is_stale(at) or self.shards is None:
             return SweepReport(0, 0, 0, ())
         runs, left = self._list_runs(share.parts)
         error = self._hand_on_parts(left, share, runs=len(runs), to=name)
         parts = share.parts[: len(share.parts) - len(left)]
         changed = ChangedJobs(marks=share.changed)
         report = self._check_runs(runs, changed, at, parts=len(parts), fleet=share.fleet)
-        self.shares.keep(parts, report, at=at)
+        self.shards.keep(parts, report, at=at)
         if error:
             raise error
         return report
@@ -177,7 +177,7 @@ class Sweep:
         runs: list[tuple[str, Run | None]] = []
         for read, part in enumerate(parts, start=1):
             runs += self.runs.open_runs((part,))
-            if len(runs) >= ENOUGH and self.shares:
+            if len(runs) >= ENOUGH and self.shards:
                 return runs, parts[read:]
         return runs, ()
 
@@ -196,18 +196,18 @@ class Sweep:
         """Invoke the function for the remaining parts; return the last error, which does not stop the others."""
         failed: RerailError | None = None
         for parts in fan_out(runs=runs, read=len(share.parts or range(PARTITIONS)) - len(left), left=left):
-            assert self.shares is not None
+            assert self.shards is not None
             try:
-                self.shares.hand_on(replace(share, parts=parts), to=to)
+                self.shards.hand_on(replace(share, parts=parts), to=to)
             except RerailError as error:
                 failed = error
         return failed
 
     def _with_shard_reports(self, report: SweepReport, left: Sequence[int], at: datetime) -> SweepReport:
         """Return the report with those of the shards that other invocations sweep."""
-        if not left or self.shares is None:
+        if not left or self.shards is None:
             return report
-        others, unswept = select_newest(self.shares.reports(), left, at=at)
+        others, unswept = select_newest(self.shards.reports(), left, at=at)
         return replace(merge_reports([report, *others]), paused=report.paused, unswept=unswept)
 
     def _check_runs(
@@ -221,20 +221,20 @@ class Sweep:
             checks = [_with_account(result, at) for result in results]
         # First, because what follows may be refused.
         self.queue.wake([{"run": name} for name in _list_due(checks, parts=parts, at=at)], at=at)
-        monitored = [check.watchable for check in checks if check.watchable]
+        monitored = [check.monitored for check in checks if check.monitored]
         heartbeats = self._read_heartbeats(monitored)
-        monitored = [with_heartbeat(run, heartbeats.heard.get(run.run.mailbox), at=at) for run in monitored]
-        monitored = [run for run in monitored if run.is_watched]
+        monitored = [with_heartbeat(run, heartbeats.received.get(run.run.mailbox), at=at) for run in monitored]
+        monitored = [run for run in monitored if run.has_signals]
         # Separately, so that an error of CloudWatch does not affect runs with heartbeats.
-        by_heartbeat, _ = self._evaluate([run for run in monitored if run.beat], at)
-        by_metrics, unread = self._evaluate([run for run in monitored if not run.beat], at)
+        by_heartbeat, _ = self._evaluate([run for run in monitored if run.heartbeat], at)
+        by_metrics, unread = self._evaluate([run for run in monitored if not run.heartbeat], at)
         return replace(
             _count_checks(checks),
-            watched=sum(run.trains for run in monitored),
+            monitored=sum(run.is_training for run in monitored),
             found=by_metrics + by_heartbeat,
             unread=unread,
-            beating=sum(run.beat is not None for run in monitored),
-            garbled=heartbeats.unread,
+            with_heartbeat=sum(run.heartbeat is not None for run in monitored),
+            bad_heartbeats=heartbeats.unread,
         )
 
     def _check_safely(self, name: str, run: Run | None, changed: ChangedJobs, at: datetime, *, fleet: int) -> RunCheck:
@@ -250,16 +250,16 @@ class Sweep:
 
     def _list_overdue_clusters(self, at: datetime) -> list[str]:
         """Return the HyperPod clusters with a repair that takes too long."""
-        records = list(self.hyperpods.waiting()) if self.hyperpods else []
+        records = list(self.clusters.waiting()) if self.clusters else []
         policy = default_of(self.policies) if records else Policy().hyperpod
         return [record.cluster for record in records if find_overdue(record, at=at, policy=policy)]
 
     def _read_heartbeats(self, watchable: list[MonitoredRun]) -> ReceivedHeartbeats:
         """Return the heartbeats of runs with an agent: they contain more than metrics and cost less to read."""
         keys = {
-            monitored.run.mailbox: monitored.run.seal_key
+            monitored.run.mailbox: monitored.run.signing_key
             for monitored in watchable
-            if monitored.trains and monitored.run.current.agent
+            if monitored.is_training and monitored.run.current.agent
         }
         return self.mailbox.heartbeats(list(keys), keys) if keys else ReceivedHeartbeats({}, {})
 
@@ -281,7 +281,7 @@ class Sweep:
         Findings are sent before the detectors' state is saved: a sweep that dies in between sends them again.
         """
         try:
-            judgements = self.watching.judge(watchable, at=at)
+            judgements = self.monitor.judge(watchable, at=at)
         except RerailError as error:
             return 0, str(error)
         except Exception as error:  # one run's stored state is malformed: evaluate the others without it
@@ -303,7 +303,7 @@ class Sweep:
             for judgement in with_findings
         ]
         self.queue.wake(wakeups, at=at)
-        self.watching.keep(judgements)
+        self.monitor.keep(judgements)
         return sum(len(judgement.findings) for judgement in with_findings), ""
 
     def _skip_check(self, name: str, run: Run) -> RunCheck:
@@ -345,14 +345,18 @@ class Sweep:
         names = select_names(policy.metrics, seen.job.defined_metrics)
         if names is None and not run.current.agent:
             return None
-        return MonitoredRun(run, policy, names, trains=seen.job.is_training, saves=self._list_save_times(run, seen, at))
+        return MonitoredRun(
+            run, policy, names, is_training=seen.job.is_training, saved_at=self._list_save_times(run, seen, at)
+        )
 
     def _list_save_times(self, run: Run, seen: JobObserved, at: datetime) -> tuple[datetime, ...]:
         """Return when checkpoints were saved; if they were not listed, list their times every few minutes."""
         if seen.checkpoints is not None or not run.checkpoint_uri or not seen.job.is_training:
             return tuple(checkpoint.saved_at for checkpoint in seen.checkpoints or ())
         return (
-            tuple(self.checkpoints.times(run.checkpoint_uri)) if is_describe_due(run.id, at, every=OWN_MINUTE) else ()
+            tuple(self.checkpoints.list_times(run.checkpoint_uri))
+            if is_describe_due(run.id, at, every=OWN_MINUTE)
+            else ()
         )
 
 
@@ -373,12 +377,12 @@ def merge_reports(reports: Iterable[SweepReport]) -> SweepReport:
         open=sum(part.open for part in parts),
         due=sum(part.due for part in parts),
         discovered=sum(part.discovered for part in parts),
-        blind=tuple(name for part in parts for name in part.blind),
-        watched=sum(part.watched for part in parts),
+        unknown=tuple(name for part in parts for name in part.unknown),
+        monitored=sum(part.monitored for part in parts),
         found=sum(part.found for part in parts),
         unread=next((part.unread for part in parts if part.unread), ""),
-        beating=sum(part.beating for part in parts),
-        garbled={name: why for part in parts for name, why in part.garbled.items()},
+        with_heartbeat=sum(part.with_heartbeat for part in parts),
+        bad_heartbeats={name: why for part in parts for name, why in part.bad_heartbeats.items()},
         broken={name: why for part in parts for name, why in part.broken.items()},
         fleet=sum_fleets(part.fleet for part in parts),
     )

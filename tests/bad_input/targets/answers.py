@@ -160,7 +160,7 @@ def _supervisor(world: World, jobs: Any, runs: Any = None) -> Supervisor:
         policies=world.policies,
         bus=world.bus,
         mailbox=world.mailbox,
-        brake=world.brake,
+        rate_limit=world.brake,
         clock=world.clock,
     )
 
@@ -177,7 +177,7 @@ def _swept(world: World, *, jobs: Any = None, runs: Any = None, memories: Any = 
         world.queue,
         world.clock,
     )
-    made = clearly(each.make)
+    made = clearly(each.run)
     due = [wakeup.get("run") for wakeup in world.queue.waiting]
     assert "bert" in due, "a run that needs the supervisor was passed over for what was said of another"
     assert made or not strict, "the round was not finished for what was said of one run"
@@ -287,7 +287,7 @@ class _Stored(DynamoRuns):
     def save(self, *_: Any) -> None:
         """Nothing is kept."""
 
-    def unheard_of(self, job_names: Any) -> set[str]:
+    def find_unknown_jobs(self, job_names: Any) -> set[str]:
         return set()
 
     def open_runs(self, parts: Any = (0,)) -> Iterator[Any]:
@@ -342,12 +342,12 @@ def folder(data: bytes) -> None:
     found = S3Checkpoints(lambda bucket: _Still())  # type: ignore[arg-type, return-value]
 
     def look() -> None:
-        for checkpoint in found.under("s3://bucket/gpt/"):
+        for checkpoint in found.list_checkpoints("s3://bucket/gpt/"):
             assert checkpoint.step >= 0 and checkpoint.saved_at.tzinfo
 
     clearly(look)
     action = QuarantineCheckpoints("gpt", 2, "s3://bucket/gpt/", 100, NOON)
-    clearly(lambda: found.set_aside(action))
+    clearly(lambda: found.quarantine(action))
 
 
 class _Still:
@@ -363,7 +363,7 @@ def mail(data: bytes) -> None:
     answered(data, "GetObject")
     mailbox = S3Mailbox("mailbox")
     found = mailbox.heartbeats(["gpt", "bert"])
-    assert len(found.heard) + len(found.unread) in (0, 2)
+    assert len(found.received) + len(found.unread) in (0, 2)
     clearly(lambda: mailbox.report("runs/gpt/reports/r1.json"))
 
 
@@ -376,5 +376,5 @@ def taken(data: bytes) -> None:
     notice = Notice("gpt", Severity.PAGE, "title", "body", "key", at=NOON)
     clearly(lambda: EventBus("rerail").publish(notice))
     clearly(lambda: SqsQueue("https://sqs/1/signals").wake([{"run": "gpt"}], at=NOON))
-    clearly(lambda: SnsTopics({Severity.PAGE: "arn:aws:sns:eu-west-1:1:page"}).say(notice, Links()))
+    clearly(lambda: SnsTopics({Severity.PAGE: "arn:aws:sns:eu-west-1:1:page"}).publish(notice, Links()))
     clearly(lambda: DynamoRuns("Runs").save(_world().run("gpt")))

@@ -25,8 +25,8 @@ FINDING = {
     "at": MAIL["at"],
     "onset_at": MAIL["at"],
 }
-REPORT = {**MAIL, "type": "Report", "id": "r1", "told": "hello", "step": 3, "command": "", "abilities": ["skip"]}
-FOUND = {**REPORT, "told": "findings", "findings": [FINDING], "restart": 1}
+REPORT = {**MAIL, "type": "Report", "id": "r1", "kind": "hello", "step": 3, "command": "", "abilities": ["skip"]}
+FOUND = {**REPORT, "kind": "findings", "findings": [FINDING], "restart": 1}
 HEARTBEAT = {**MAIL, "type": "Heartbeat", "phase": "step", "step": 3, "loss": 0.5, "step_seconds": 1.5}
 COMMAND = {**MAIL, "type": "Command", "id": "c1", "wish": "checkpoint", "asked_at": MAIL["at"]}
 COMMAND |= {"deadline": "2026-02-01T00:00:00+00:00"}

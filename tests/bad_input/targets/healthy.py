@@ -64,7 +64,7 @@ def _is_well(world: World) -> None:
     run = world.run()
     if run.stop is not None or run.state is not RunState.WATCHING:
         raise Unwell(f"the healthy run is {run.state}, and its job is to be stopped: {run.stop and run.stop.reason}")
-    if any(command.wish is CommandKind.RESTART and command.run == "gpt" for command in world.mailbox.commands):
+    if any(command.kind is CommandKind.RESTART and command.run == "gpt" for command in world.mailbox.commands):
         raise Unwell("the processes of the healthy job are to be restarted")
 
 
@@ -79,7 +79,7 @@ def _is_authorised(body: str, world: World) -> bool:
                 return (wakeup.run, wakeup.job_name) == ("gpt", "gpt") and _is_grave(wakeup.findings)
             case ReportFiled() if wakeup.key == REPORT and REPORT in world.mailbox.objects:
                 report = read_report(world.mailbox.objects[REPORT][0], run="gpt", id="r1")
-                return report.job == "gpt" and (report.told is ReportKind.CRASHED or _is_grave(report.findings))
+                return report.job == "gpt" and (report.kind is ReportKind.CRASHED or _is_grave(report.findings))
             case _:
                 return False
     except (BadMessage, BadMailboxObject):
@@ -102,7 +102,9 @@ def _supervised(world: World, bodies: list[str]) -> tuple[set[str], int]:
     log = TextIOWrapper(BytesIO(), encoding="utf-8", errors="strict")
     handler, metrics = observability.logger.registered_handler, observability.metrics.provider
     with (
-        patch.multiple(function, supervisor=world.supervisor, hyperpod_watch=world.hyperpod_watch, now=world.clock),
+        patch.multiple(
+            function, make_supervisor=world.supervisor, make_cluster_monitor=world.hyperpod_watch, now=world.clock
+        ),
         patch.multiple(handler, stream=log, handleError=_unwritten),
         patch.object(metrics, "namespace", "Rerail"),
     ):
@@ -179,10 +181,10 @@ def samples() -> list[dict[str, Any]]:
         {"messages": [{"source": "rerail.sweep", "detail": {"run": "gpt", "job": "gpt", "findings": [finding]}}]},
         {"messages": [{"source": "rerail.operator", "id": "c1", "detail": operator}]},
         {"messages": [{"source": "rerail.sweep", "detail": {"run": "gpt"}}, "{", ""], "heartbeat": {**heartbeat}},
-        {"messages": [FILED], "report": {**told, "told": "findings", "findings": [finding]}},
-        {"messages": [FILED], "report": {**told, "told": "checkpoint", "command": "c1", "step": 510, "path": "p"}},
-        {"messages": [FILED], "report": {**told, "told": "damaged", "step": 500, "saved_by": 1, "reason": "torn"}},
-        {"messages": [FILED], "report": {**told, "told": "refused", "command": "c1", "reason": "no"}},
-        {"messages": [FILED], "report": {**told, "told": "restarted", "restart": 1, "step": 3}},
+        {"messages": [FILED], "report": {**told, "kind": "findings", "findings": [finding]}},
+        {"messages": [FILED], "report": {**told, "kind": "checkpoint", "command": "c1", "step": 510, "path": "p"}},
+        {"messages": [FILED], "report": {**told, "kind": "damaged", "step": 500, "saved_by": 1, "reason": "torn"}},
+        {"messages": [FILED], "report": {**told, "kind": "refused", "command": "c1", "reason": "no"}},
+        {"messages": [FILED], "report": {**told, "kind": "restarted", "restart": 1, "step": 3}},
         {"messages": [json.loads((ROOT / "tests/events/hyperpod_node_unhealthy.json").read_text())]},
     ]

@@ -17,7 +17,7 @@ from typing import Any
 import boto3
 from botocore.awsrequest import AWSResponse
 
-from rerail.requests.supervised import add_supervision
+from rerail.requests.supervised import supervised
 
 REQUESTS = Path(__file__).parent / "requests"
 ACCOUNT, REGION, POLICY = "111122223333", "eu-west-1", "careful"
@@ -79,13 +79,13 @@ def version_2(code: Path) -> None:
     def fit(name: str, recorder: Recorder, *, given: dict[str, Any], as_object: bool = False) -> None:
         session = sagemaker.Session(boto_session=recorder.session, default_bucket="bucket")
         estimator = PyTorch(**given, sagemaker_session=session)
-        estimator = add_supervision(estimator, POLICY, checkpoints=place) if as_object else estimator
+        estimator = supervised(estimator, POLICY, checkpoints=place) if as_object else estimator
         send(lambda: estimator.fit({"training": "s3://bucket/digits/"}, wait=False), recorder, name)
 
-    fit("v2_arguments", Recorder(), given=add_supervision(arguments, POLICY, checkpoints=place))
+    fit("v2_arguments", Recorder(), given=supervised(arguments, POLICY, checkpoints=place))
     fit("v2_estimator", Recorder(), given=arguments, as_object=True)
     recorder = Recorder()
-    add_supervision(recorder.session, POLICY)
+    supervised(recorder.session, POLICY)
     fit("v2_session", recorder, given=arguments)
 
 
@@ -110,10 +110,10 @@ def version_3(code: Path) -> None:
 
     digits = [InputData(channel_name="training", data_source="s3://bucket/digits/")]
     recorder = Recorder()
-    mine = add_supervision(trainer(recorder), POLICY)
+    mine = supervised(trainer(recorder), POLICY)
     send(lambda: mine.train(input_data_config=digits, wait=False, logs=False), recorder, "v3_trainer")
     recorder = Recorder()
-    add_supervision(recorder.session, POLICY)
+    supervised(recorder.session, POLICY)
     plain = trainer(recorder)
     send(lambda: plain.train(input_data_config=digits, wait=False, logs=False), recorder, "v3_session")
 

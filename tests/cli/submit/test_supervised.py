@@ -20,7 +20,7 @@ from rerail.model.errors import RequestRefused
 from rerail.model.metrics import MetricNames, make_definitions, select_names
 from rerail.model.policy import Policy
 from rerail.requests.relaunch import POLICY_TAG, make_request, read_checkpoint_uri, rebuild
-from rerail.requests.supervised import add_supervision
+from rerail.requests.supervised import supervised
 
 REQUESTS = Path(__file__).parent / "requests"
 OPERATION = botocore.session.get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
@@ -83,7 +83,7 @@ def samples() -> list[str]:
 @pytest.mark.parametrize("name", ["boto3", *samples()])
 def test_rerail_adopts_the_job_and_can_launch_it_again(name):
     """What boto3 and both versions of the SDK send is adopted, and its successor is a request that SageMaker takes."""
-    request = add_supervision(PLAIN, "careful") if name == "boto3" else captured(name)
+    request = supervised(PLAIN, "careful") if name == "boto3" else captured(name)
     assert complaints(request) == ""
     run = adopted(request).run
     assert run.policy == "careful" and not run.observe_only
@@ -119,11 +119,11 @@ def test_two_jobs_of_one_script_do_not_share_a_checkpoint_folder(name):
 def test_a_request_is_not_changed_but_given_back():
     """The one that went in may be used again, and twice supervised is once supervised."""
     before = copy.deepcopy(PLAIN)
-    request = add_supervision(PLAIN, environment={"A": "b"})
+    request = supervised(PLAIN, environment={"A": "b"})
     assert before == PLAIN
     assert request["CheckpointConfig"] == {"S3Uri": "s3://bucket/out/mnist-1/checkpoints/"}
     assert request["Environment"] == {"A": "b"}
-    assert add_supervision(request) == request
+    assert supervised(request) == request
 
 
 def test_settings_of_the_job_itself_are_kept():
@@ -135,7 +135,7 @@ def test_settings_of_the_job_itself_are_kept():
         "CheckpointConfig": {"S3Uri": "s3://mine/a-1", "LocalPath": "/ckpt"},
         "Environment": {"A": "mine"},
     }
-    request = add_supervision(asked, checkpoints="s3://other/", environment={"A": "other", "B": "c"})
+    request = supervised(asked, checkpoints="s3://other/", environment={"A": "other", "B": "c"})
     assert request["CheckpointConfig"] == {"S3Uri": "s3://mine/a-1/", "LocalPath": "/ckpt"}
     assert request["AlgorithmSpecification"]["MetricDefinitions"] == own, "a step of ours would never be seen"
     assert request["Environment"] == {"A": "mine", "B": "c"}
@@ -143,14 +143,14 @@ def test_settings_of_the_job_itself_are_kept():
 
 def test_a_script_that_prints_other_lines_gets_no_definitions():
     """What would never be seen is not waited for."""
-    assert "MetricDefinitions" not in add_supervision(PLAIN, metrics=False)["AlgorithmSpecification"]
+    assert "MetricDefinitions" not in supervised(PLAIN, metrics=False)["AlgorithmSpecification"]
 
 
 def test_a_job_that_saves_elsewhere_gets_no_folder():
     asked = {**PLAIN, "Environment": {"RERAIL_CHECKPOINTS": "s3://bucket/direct"}}
-    assert "CheckpointConfig" not in add_supervision(asked)
-    assert "CheckpointConfig" not in add_supervision(PLAIN, environment=asked["Environment"])
-    assert adopted(add_supervision(asked)).run.checkpoint_uri == "s3://bucket/direct"
+    assert "CheckpointConfig" not in supervised(asked)
+    assert "CheckpointConfig" not in supervised(PLAIN, environment=asked["Environment"])
+    assert adopted(supervised(asked)).run.checkpoint_uri == "s3://bucket/direct"
 
 
 def test_a_session_supervises_every_job_that_boto3_creates():
@@ -158,7 +158,7 @@ def test_a_session_supervises_every_job_that_boto3_creates():
     session = boto3.Session(aws_access_key_id="x", aws_secret_access_key="x", region_name="eu-west-1")
     sent: list[dict] = []
     session.events.register("before-call.sagemaker.CreateTrainingJob", _keeps(sent))
-    assert add_supervision(session, "careful") is session
+    assert supervised(session, "careful") is session
     client = session.client("sagemaker")
     client.create_training_job(**PLAIN)
     client.create_training_job(**{**PLAIN, "Tags": [{"Key": POLICY_TAG, "Value": "observe"}]})
@@ -171,7 +171,7 @@ def test_the_jobs_of_a_session_share_no_folder():
     session = boto3.Session(aws_access_key_id="x", aws_secret_access_key="x", region_name="eu-west-1")
     sent: list[dict] = []
     session.events.register("before-call.sagemaker.CreateTrainingJob", _keeps(sent))
-    client = add_supervision(session, checkpoints="s3://bucket/all").client("sagemaker")
+    client = supervised(session, checkpoints="s3://bucket/all").client("sagemaker")
     for name in ("a", "b"):
         client.create_training_job(**{**PLAIN, "TrainingJobName": name})
     assert [request["CheckpointConfig"]["S3Uri"] for request in sent] == ["s3://bucket/all/a/", "s3://bucket/all/b/"]
@@ -188,9 +188,9 @@ def _keeps(sent: list[dict]):
 def test_an_estimators_arguments_and_the_estimator_give_the_same_request():
     """`PyTorch(**supervised(arguments))` and `supervised(PyTorch(**arguments))`."""
     arguments = {"role": "r", "tags": {"team": "vision"}, "environment": {"A": "b"}}
-    told = add_supervision(arguments, checkpoints="s3://bucket/a")
+    told = supervised(arguments, checkpoints="s3://bucket/a")
     estimator = SimpleNamespace(**arguments, metric_definitions=None, checkpoint_s3_uri=None)
-    assert add_supervision(estimator, checkpoints="s3://bucket/a") is estimator
+    assert supervised(estimator, checkpoints="s3://bucket/a") is estimator
     assert told == vars(estimator)
     assert told["tags"] == [{"Key": "team", "Value": "vision"}, {"Key": POLICY_TAG, "Value": "default"}]
     assert told["checkpoint_s3_uri"] == "s3://bucket/a/"
@@ -214,7 +214,7 @@ def test_an_estimators_arguments_and_the_estimator_give_the_same_request():
 def test_what_could_not_be_launched_again_is_refused_at_once(job, options, words):
     """Not when the first machine fails, at night."""
     with pytest.raises(RequestRefused, match=words):
-        add_supervision(job, **options)
+        supervised(job, **options)
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,9 @@ def test_what_could_not_be_launched_again_is_refused_at_once(job, options, words
 def test_the_agents_init_comes_in_front_of_what_the_container_runs(asked, command):
     """In a stock image too, from the wheel in a channel; said twice it is there once, and a relaunch has it again."""
     request = {**STOCK, "AlgorithmSpecification": {**STOCK["AlgorithmSpecification"], **asked}}
-    told = add_supervision(request, agent=WHEEL)
+    told = supervised(request, agent=WHEEL)
     algorithm = told["AlgorithmSpecification"]
-    assert complaints(told) == "" and add_supervision(told, agent=WHEEL) == told
+    assert complaints(told) == "" and supervised(told, agent=WHEEL) == told
     assert algorithm["ContainerArguments"] == command
     shell, option, line, wheel = algorithm["ContainerEntrypoint"]
     assert (shell, option, wheel) == ("/bin/sh", "-c", f"/opt/ml/input/data/rerail/{WHEEL.rpartition('/')[2]}")
@@ -254,9 +254,9 @@ def test_too_many_metrics_are_refused():
     many = [{"Name": f"m{n}", "Regex": "(x)"} for n in range(36)]
     asked = {**PLAIN, "AlgorithmSpecification": {**PLAIN["AlgorithmSpecification"], "MetricDefinitions": many}}
     with pytest.raises(RequestRefused, match="41 metric definitions are too many"):
-        add_supervision(asked)
+        supervised(asked)
 
 
 def test_any_other_argument_is_an_error_that_names_the_accepted_types():
     with pytest.raises(TypeError, match=re.escape("not a str")):
-        add_supervision("mnist-1")
+        supervised("mnist-1")

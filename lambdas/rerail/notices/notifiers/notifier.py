@@ -18,14 +18,14 @@ class NotificationFailed(RerailError):
 class Notifier:
     """Sends notices through the configured channels."""
 
-    ways: Sequence[tuple[str, Channel]]  # name and channel, the most reliable first
+    channels: Sequence[tuple[str, Channel]]  # name and channel, the most reliable first
 
-    def tell(self, notice: Notice, links: Links) -> None:
+    def send(self, notice: Notice, links: Links) -> None:
         """Send the notice through every channel, including those after a failed one.
 
         Raises NotificationFailed. A retry is safe, because receivers deduplicate by the notice's key."""
         failed: list[tuple[str, Exception]] = []
-        for name, channel in self.ways:
+        for name, channel in self.channels:
             try:
                 channel(notice, links)
             except Exception as error:  # the other channels must still be tried

@@ -72,7 +72,7 @@ def asked() -> str:
     if text is None:
         return ""
     command = read_command(text, run=RUN)
-    news = command.attempt == ATTEMPT and command.wish is CommandKind.CHECKPOINT and command.id not in known
+    news = command.attempt == ATTEMPT and command.kind is CommandKind.CHECKPOINT and command.id not in known
     known.add(command.id)
     return command.id if news else ""
 
@@ -112,7 +112,7 @@ def main() -> None:
                 findings=(Finding(Kind.NON_FINITE, Level.INTERVENE, step, step, "the loss is nan"),),
             )
         if step % LOOK_EVERY == 0 and (command := asked()):
-            tell(ReportKind.HEARD, command=command)
+            tell(ReportKind.ACKNOWLEDGED, command=command)
             save(step, reason="emergency")
             path = str(BASE / "checkpoints" / f"step-{step:09d}")
             tell(ReportKind.CHECKPOINT, command=command, step=step, durability=Durability.LOCAL, path=path)
