@@ -354,7 +354,7 @@ class SupervisedRun(RuleBasedStateMachine):
         self._deliver(key)
 
     @rule(
-        kind=st.sampled_from(ReportKind),
+        told=st.sampled_from(ReportKind),
         late=st.booleans(),
         asked=st.booleans(),
         lost=st.booleans(),
