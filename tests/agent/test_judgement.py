@@ -99,7 +99,7 @@ def test_a_suspect_state_is_resumed_as_suspect():
         "{}",
         '{"watch": 5}',
         '{"watch": {"schema": 3}}',
-        '{"watch": {"schema": 2, "detectors": {"loss_spike": {"baseline": {"level": {"size": "x", "values": ["y"]}}}}}}',
+        '{"watch": {"schema": 2, "detectors": {"loss_spike": {"baseline": {"level": {"values": ["y"]}}}}}}',
         '{"watch": {"schema": 1}, "open": ["no such kind"]}',
     ],
 )

@@ -104,7 +104,7 @@ def test_the_handshake_reports_hello_receipt_and_checkpoint(bucket: Bucket, new_
     bucket.command(command())
     step = train_until_wanted(guard)
     assert guard.reason == "emergency"
-    assert bucket.wait_for_report("heard").command == "c1"
+    assert bucket.wait_for_report("acknowledged").command == "c1"
     guard.step(step=step + 1, loss=2.0)
     assert not guard.wants_checkpoint
     guard.committed("/opt/ml/checkpoints/step-x", step)
@@ -258,7 +258,7 @@ def test_after_an_outage_everything_arrives_once_and_under_its_name(
     bucket.broken = {}
     bucket.command(command())
     train_until_wanted(guard)
-    bucket.wait_for_report("heard")
+    bucket.wait_for_report("acknowledged")
     assert sorted(bucket.reports()) == ["a001-findings-loss_spike-warn-58", "a001-acknowledged-c1", "a001-hello"]
     told = capfd.readouterr().err
     assert told.count("SlowDown") == 1
