@@ -259,7 +259,7 @@ def test_after_an_outage_everything_arrives_once_and_under_its_name(
     bucket.command(command())
     train_until_wanted(guard)
     bucket.wait_for_report("acknowledged")
-    assert sorted(bucket.reports()) == ["a001-findings-loss_spike-warn-58", "a001-acknowledged-c1", "a001-hello"]
+    assert sorted(bucket.reports()) == ["a001-acknowledged-c1", "a001-findings-loss_spike-warn-58", "a001-hello"]
     told = capfd.readouterr().err
     assert told.count("SlowDown") == 1
     assert told.count("works again") == 2
