@@ -22,19 +22,19 @@ processor = BatchProcessor(EventType.SQS, raise_on_entire_batch_failure=False, l
 
 def look(record: SQSRecord) -> None:
     """Handle one message, publish the metrics of its decisions, and log the run's new state."""
-    wakeup = parse_message(record.body)
-    if isinstance(wakeup, ClusterMessage):
-        cluster = make_cluster_monitor().handle(wakeup)
-        logger.info("looked", extra={"wakeup": wakeup, "cluster": cluster.cluster, "version": cluster.version})
+    received = parse_message(record.body)
+    if isinstance(received, ClusterMessage):
+        cluster = make_cluster_monitor().handle(received)
+        logger.info("looked", extra={"received": received, "cluster": cluster.cluster, "version": cluster.version})
         return
     loop, message = make_supervisor(), posted(record)
     try:
-        run = loop.handle(wakeup, message)
+        run = loop.handle(received, message)
     finally:  # decisions made before an error are counted too
         publish(list_metrics(loop.turns, waited_s=(now() - message.sent_at).total_seconds()))
     logger.info(
         "looked",
-        extra={"wakeup": wakeup, "run": run and run.id, "state": run and run.state, "version": run and run.version},
+        extra={"received": received, "run": run and run.id, "state": run and run.state, "version": run and run.version},
     )
 
 

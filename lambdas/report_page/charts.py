@@ -54,7 +54,7 @@ class _PlacedMark:
     """A mark with its position, or several marks that share a label."""
 
     mark: CurveMark  # the first one
-    says: str  # descriptions of all
+    caption: str  # descriptions of all
     x: float  # position of the first one, in pixels
     text: str  # label
     lane: int  # row of the label, counted from the plot upwards
@@ -229,8 +229,8 @@ def _place_marks(
         free = [i for i, lane in enumerate(taken) if all(span[1] <= a or span[0] >= b for a, b in lane)]
         lane = free[0] if free else len(taken) - 1
         taken[lane].append(span)
-        says = "\n".join(f"{n} {member.kind}: {member.text}" for n, _, member in group)
-        yield _PlacedMark(mark, says, x, text, lane, to_the_left)
+        caption = "\n".join(f"{n} {member.kind}: {member.text}" for n, _, member in group)
+        yield _PlacedMark(mark, caption, x, text, lane, to_the_left)
 
 
 def _group_neighbours(marks: Sequence[tuple[int, float, CurveMark]]) -> Iterator[list[tuple[int, float, CurveMark]]]:
@@ -260,11 +260,11 @@ def _draw(plot: Any, placed: _PlacedMark, height: float) -> None:
     top = -(placed.lane + 1) * LANE_HEIGHT
     sort = re.sub(r"\W", "-", placed.mark.kind)
     line = ElementTree.SubElement(plot, "g", {"class": f"mark {sort}"})
-    ElementTree.SubElement(line, "title").text = placed.says
+    ElementTree.SubElement(line, "title").text = placed.caption
     d = f"M{placed.x:.1f} {top + 2:.1f} V{height:.1f}"
     ElementTree.SubElement(line, "path", {"class": "mark-line", "d": d})
     label = ElementTree.SubElement(plot, "g", {"class": f"mark-label {sort}"})
-    ElementTree.SubElement(label, "title").text = placed.says
+    ElementTree.SubElement(label, "title").text = placed.caption
     side = {"text-anchor": "end", "x": f"{placed.x - 4:.1f}"} if placed.to_the_left else {"x": f"{placed.x + 4:.1f}"}
     ElementTree.SubElement(label, "text", {**side, "y": f"{top + 12:.1f}"}).text = placed.text
 

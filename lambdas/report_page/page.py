@@ -38,42 +38,42 @@ class _Picture:
     narrow: Markup
 
 
-def render_page(story: IncidentReport, *, docs_url: str = "", region: str = "") -> str:
+def render_page(report: IncidentReport, *, docs_url: str = "", region: str = "") -> str:
     """Return the page as HTML.
 
     `docs_url` is where the runbooks are served, "" if they are only in the repository. `region` is the region of the
     console that jobs are linked to, "" for no links."""
     style = (HERE / "style.css").read_text(encoding="utf-8")
-    numbered = list(enumerate(story.marks, start=1))
+    numbered = list(enumerate(report.marks, start=1))
     html: str = _template().render(
-        story=story,
+        report=report,
         style=Markup(style),  # nosec B704: a constant file with no data of the run
         style_hash=b64encode(sha256(style.encode()).digest()).decode(),
-        pictures=[_picture(story, chart, numbered) for chart in story.charts],
+        pictures=[_picture(report, chart, numbered) for chart in report.charts],
         numbered=numbered,
-        drawn_attempts=sorted({line.attempt for chart in story.charts for line in chart.curve.lines}),
+        drawn_attempts=sorted({line.attempt for chart in report.charts for line in chart.curve.lines}),
         docs_url=docs_url.rstrip("/"),
         region=region,
         console=NoticeOrigin("", region).console if region else "",
-        longest=max((seconds for _, seconds in story.seconds), default=1.0) or 1.0,
-        total=sum(seconds for _, seconds in story.seconds) or 1.0,
+        longest=max((seconds for _, seconds in report.seconds), default=1.0) or 1.0,
+        total=sum(seconds for _, seconds in report.seconds) or 1.0,
     )
     return html
 
 
-def _picture(story: IncidentReport, chart: Chart, numbered: Sequence[tuple[int, CurveMark]]) -> _Picture:
+def _picture(report: IncidentReport, chart: Chart, numbered: Sequence[tuple[int, CurveMark]]) -> _Picture:
     marks = [(number, replace(mark, text=_shorten(mark.text))) for number, mark in numbered]
-    placed = [(number, x, mark) for number, mark in marks if (x := _axis_position(story, chart, mark)) is not None]
+    placed = [(number, x, mark) for number, mark in marks if (x := _axis_position(report, chart, mark)) is not None]
     # pygal and ElementTree escape what they write.
     return _Picture(chart, Markup(render_chart(chart, placed, WIDE)), Markup(render_chart(chart, placed, NARROW)))  # nosec B704
 
 
-def _axis_position(story: IncidentReport, chart: Chart, mark: CurveMark) -> float | None:
+def _axis_position(report: IncidentReport, chart: Chart, mark: CurveMark) -> float | None:
     """Return the step of the mark, or its seconds since the run began; None if it is not on the chart."""
     if chart.axis is Axis.STEP:
         inside = mark.step is not None and chart.window[0] <= mark.step <= chart.window[1]
         return float(mark.step) if inside and mark.step is not None else None
-    return None if mark.at is None else (mark.at - story.began).total_seconds()
+    return None if mark.at is None else (mark.at - report.began).total_seconds()
 
 
 @cache

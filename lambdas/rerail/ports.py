@@ -160,7 +160,7 @@ class Mailbox(Protocol):
 class Queue(Protocol):
     """The supervisor's queue."""
 
-    def wake(self, wakeups: Sequence[Mapping[str, Any]], *, at: datetime) -> None:
+    def wake(self, messages: Sequence[Mapping[str, Any]], *, at: datetime) -> None:
         """Send the supervisor requests to evaluate runs or jobs, or findings."""
 
 

@@ -17,12 +17,12 @@ def at(seconds: float) -> datetime:
 
 
 def entry(
-    seconds: float, *actions, told: ReportKind | None = None, command: str = "save-1", why: str = "", **said
+    seconds: float, *actions, kind: ReportKind | None = None, command: str = "save-1", why: str = "", **said
 ) -> TimelineEntry:
-    """A decision at this second, with these actions; on a report, if `told` is given."""
+    """A decision at this second, with these actions; on a report, if `kind` is given."""
     signal = Tick(at(seconds))
-    if told:
-        signal = AgentReported(at(seconds), Report("r", "gpt", 1, "gpt", told, at(seconds), command=command, **said))
+    if kind:
+        signal = AgentReported(at(seconds), Report("r", "gpt", 1, "gpt", kind, at(seconds), command=command, **said))
     state, asked = RunState.WATCHING, tuple(to_plain(action) for action in actions)
     return TimelineEntry("gpt", 1, at(seconds), state, state, why, signal=to_plain(signal), actions=asked)
 

@@ -103,7 +103,7 @@ def test_each_message_has_one_log_line(account, logged):
     failed(batch(sample("training_job_state_change")))
     (line,) = [line for line in logged() if line.get("message") == "looked"]
     assert line["run"] == "gpt-7b"
-    assert "gpt-7b" in str(line["wakeup"])
+    assert "gpt-7b" in str(line["received"])
 
 
 @pytest.mark.parametrize("variable", ["RERAIL_TABLE", "RERAIL_BUS", "RERAIL_POLICY_PREFIX", "RERAIL_MAILBOX"])

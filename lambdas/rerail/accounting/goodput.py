@@ -36,7 +36,7 @@ class Account:
     saved_s: float = 0.0
     saved_dollars: float | None = 0.0
     # Mean seconds from the onset of a problem to the decision (over `decided` incidents) and to the progress that
-    # proved it resolved (over `mended` incidents); None without incidents.
+    # proved it resolved (over `recovered` incidents); None without incidents.
     mttd_s: float | None = None
     mttr_s: float | None = None
     decided: int = 0
@@ -76,8 +76,8 @@ def make_account(run: Run, at: datetime, policy: Policy) -> Account:
 def sum_accounts(accounts: Iterable[Account]) -> Account:
     """Return the sum of several runs' accounts; amounts that are unknown for a run are left out."""
     badput = dict.fromkeys(Badput, 0.0)
-    goodput = saved_s = dollars = lost = saved = found_s = mended_s = 0.0
-    decided = mended = relaunches = restarts = 0
+    goodput = saved_s = dollars = lost = saved = found_s = recovery_s = 0.0
+    decided = recovered = relaunches = restarts = 0
     for account in accounts:
         goodput, saved_s = goodput + account.goodput_s, saved_s + account.saved_s
         for kind, seconds in account.badput_s.items():
@@ -86,11 +86,11 @@ def sum_accounts(accounts: Iterable[Account]) -> Account:
         lost += account.lost_dollars or 0.0
         saved += account.saved_dollars or 0.0
         found_s += (account.mttd_s or 0.0) * account.decided
-        mended_s += (account.mttr_s or 0.0) * account.recovered
-        decided, mended = decided + account.decided, mended + account.recovered
+        recovery_s += (account.mttr_s or 0.0) * account.recovered
+        decided, recovered = decided + account.decided, recovered + account.recovered
         relaunches, restarts = relaunches + account.relaunches, restarts + account.restarts
-    mttd, mttr = _mean(found_s, decided), _mean(mended_s, mended)
-    return Account(goodput, badput, dollars, lost, saved_s, saved, mttd, mttr, decided, mended, relaunches, restarts)
+    mttd, mttr = _mean(found_s, decided), _mean(recovery_s, recovered)
+    return Account(goodput, badput, dollars, lost, saved_s, saved, mttd, mttr, decided, recovered, relaunches, restarts)
 
 
 def _cost_until(attempt: Attempt, at: datetime, prices: Mapping[str, float]) -> float | None:
@@ -106,18 +106,18 @@ def _cost_until(attempt: Attempt, at: datetime, prices: Mapping[str, float]) -> 
 
 def _with_incidents(account: Account, run: Run, at: datetime, prices: Mapping[str, float]) -> Account:
     decided = [i for i in run.incidents if i.decided_at <= at]
-    mended = [i for i in run.incidents if i.recovered and _is_past(i.closed_at, at)]
+    recovered = [i for i in run.incidents if i.recovered and _is_past(i.closed_at, at)]
     found_s = [_seconds_between(i.happened_at, i.decided_at) for i in decided]
-    mended_s = [_seconds_between(i.happened_at, i.closed_at) for i in mended]
-    saved = [_estimate_savings(run, incident, prices) for incident in mended]
+    recovery_s = [_seconds_between(i.happened_at, i.closed_at) for i in recovered]
+    saved = [_estimate_savings(run, incident, prices) for incident in recovered]
     return replace(
         account,
         saved_s=sum(seconds for seconds, _ in saved),
         saved_dollars=_sum([dollars for _, dollars in saved]),
         mttd_s=_mean(sum(found_s), len(found_s)),
-        mttr_s=_mean(sum(mended_s), len(mended_s)),
+        mttr_s=_mean(sum(recovery_s), len(recovery_s)),
         decided=len(decided),
-        recovered=len(mended),
+        recovered=len(recovered),
     )
 
 

@@ -93,12 +93,12 @@ class ObjectMover:
 
     def _replace(self, move: QuarantineMove) -> None:
         if move.copy_key:
-            twin = self._head(move.copy_key)
-            if twin is None:
+            copy_key = self._head(move.copy_key)
+            if copy_key is None:
                 raise ActionUnfinished(
                     f"{move.copy_key} has been deleted since it was listed; the next turn lists it again"
                 )
-            self._copy(twin, move.copy_key, move.source.key)
+            self._copy(copy_key, move.copy_key, move.source.key)
         else:
             client("s3").put_object(Bucket=self.bucket, Key=move.source.key, Body=move.text.encode())
 

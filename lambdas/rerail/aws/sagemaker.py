@@ -155,19 +155,19 @@ def _is_kept(job_name: str) -> bool:
 
 
 def _lacks_machines(description: Mapping[str, Any]) -> bool:
-    """Return whether the job still waits for machines: status `Pending`, or a start whose message says so.
+    """Return whether the job still waits for machines: status `Pending`, or a start whose message text so.
 
     The message is only a hint, for jobs without a status of their own while SageMaker retries EC2."""
     transitions = description.get("SecondaryStatusTransitions") or [{}]
-    says = "insufficient capacity" in transitions[-1].get("StatusMessage", "").lower()
+    text = "insufficient capacity" in transitions[-1].get("StatusMessage", "").lower()
     secondary = description.get("SecondaryStatus", "")
-    return secondary == "Pending" or (secondary in ("Starting", "LaunchingMLInstances") and says)
+    return secondary == "Pending" or (secondary in ("Starting", "LaunchingMLInstances") and text)
 
 
 def _pending_ran_out(description: Mapping[str, Any]) -> bool:
     """Return whether SageMaker stopped the job because it waited for machines for `MaxPendingTimeInSeconds`.
 
-    No status says so; without this check it would look like an operator's stop."""
+    No status text so; without this check it would look like an operator's stop."""
     limit = description.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds")
     ended = description.get("TrainingEndTime") or description.get("LastModifiedTime")
     if description["TrainingJobStatus"] != JobStatus.STOPPED or description.get("TrainingStartTime"):

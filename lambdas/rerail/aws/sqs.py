@@ -18,11 +18,11 @@ class SqsQueue:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def wake(self, wakeups: Sequence[Mapping[str, Any]], *, at: datetime) -> None:
-        for start in range(0, len(wakeups), BATCH):
+    def wake(self, messages: Sequence[Mapping[str, Any]], *, at: datetime) -> None:
+        for start in range(0, len(messages), BATCH):
             entries = [
-                {"Id": str(number), "MessageBody": _message(wakeup, at)}
-                for number, wakeup in enumerate(wakeups[start : start + BATCH])
+                {"Id": str(number), "MessageBody": _message(message, at)}
+                for number, message in enumerate(messages[start : start + BATCH])
             ]
             answer = client("sqs").send_message_batch(QueueUrl=self._url, Entries=entries)
             if failed := answer.get("Failed"):
@@ -30,5 +30,5 @@ class SqsQueue:
                 raise RuntimeError(f"{len(failed)} wake-ups were not accepted; reason of the first: {why}")
 
 
-def _message(wakeup: Mapping[str, Any], at: datetime) -> str:
-    return json.dumps({"source": SWEEP, "detail-type": WAKE, "time": at.isoformat(), "detail": dict(wakeup)})
+def _message(message: Mapping[str, Any], at: datetime) -> str:
+    return json.dumps({"source": SWEEP, "detail-type": WAKE, "time": at.isoformat(), "detail": dict(message)})

@@ -102,11 +102,11 @@ def with_end(run: Run, state: RunState) -> Run:
     return replace(run, state=state, wake_at=None, stop=None, blocked_by=None, proposal=None)
 
 
-def with_incident_closed(run: Run, resolution: str, at: datetime, *, mended: bool = False) -> Run:
+def with_incident_closed(run: Run, resolution: str, at: datetime, *, is_recovered: bool = False) -> Run:
     """Return the run with its open incident closed, if it has one."""
     if run.open_incident is None:
         return run
-    incident = replace(run.open_incident, closed_at=at, resolution=resolution, recovered=mended)
+    incident = replace(run.open_incident, closed_at=at, resolution=resolution, recovered=is_recovered)
     return replace(run, incidents=(*run.incidents[:-1], incident))
 
 

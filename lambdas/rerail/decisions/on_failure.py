@@ -212,7 +212,7 @@ def with_incident(
     previous = run.open_incident
     if previous and (failure.resume_step or 0) > find_proving_step(run, previous):
         run = with_incident_closed(
-            run, f"recovered: a new checkpoint at step {failure.resume_step}", failure.at, mended=True
+            run, f"recovered: a new checkpoint at step {failure.resume_step}", failure.at, is_recovered=True
         )
     elif previous:
         quoted = f"{previous.reason}\n{reason}"[-MAX_REASON_CHARS:]

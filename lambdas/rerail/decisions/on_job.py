@@ -111,7 +111,9 @@ def _on_recovery(run: Run, seen: JobObserved) -> Decision:
     reason = f"recovered: attempt {run.current.number} committed a new checkpoint at step {newest}"
     key, action_text, since = f"recovered-{incident.number}", "watching on", incident.happened_at
     notice = make_notice(run, Severity.INFORM, "recovered", reason, key=key, did=action_text, since=since)
-    return Decision(with_incident_closed(run, reason, seen.at, mended=True), (notice,), reason, finding="recovered")
+    return Decision(
+        with_incident_closed(run, reason, seen.at, is_recovered=True), (notice,), reason, finding="recovered"
+    )
 
 
 def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
@@ -120,7 +122,7 @@ def _on_completed(run: Run, seen: JobObserved, policy: Policy) -> Decision:
         # The operator rejected the result of these steps.
         what = f"attempt {run.current.number} completed while it was to be rolled back ({run.stop.reason})"
         return relaunch_now(run, seen, policy, what)
-    run = with_incident_closed(with_end(run, RunState.COMPLETED), "the run completed", seen.at, mended=True)
+    run = with_incident_closed(with_end(run, RunState.COMPLETED), "the run completed", seen.at, is_recovered=True)
     reason = f"attempt {run.current.number} completed: the run is done"
     notice = make_notice(run, Severity.INFORM, "completed", reason, key="completed")
     return Decision(run, (notice,), reason, finding="completed")

@@ -111,9 +111,11 @@ def _list_pointer_moves(
             yield QuarantineMove(item, item.key, text=format_pointer(item.key, kept.step) if kept else "")
     for item in find_copies(stored) if checkpoints else ():
         kept = _find_kept(checkpoints, item, action)
-        twin = next(iter(kept.files.values())) if kept and len(kept.files) == 1 else None
-        if item.at <= action.saved_before and (twin is None or (twin.etag, twin.bytes) != (item.etag, item.bytes)):
-            yield QuarantineMove(item, item.key, copy_key=twin.key if twin else "")
+        copy_key = next(iter(kept.files.values())) if kept and len(kept.files) == 1 else None
+        if item.at <= action.saved_before and (
+            copy_key is None or (copy_key.etag, copy_key.bytes) != (item.etag, item.bytes)
+        ):
+            yield QuarantineMove(item, item.key, copy_key=copy_key.key if copy_key else "")
 
 
 def _find_kept(

@@ -7,14 +7,14 @@ from rerail.model.liveness import Liveness, Phase
 from rerail.model.thresholds import Thresholds
 
 
-def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
+def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
     """Return a warning if no metrics arrive while steps are due; that alone is no reason to stop a job."""
-    if pulse.phase is Phase.CAPACITY or pulse.since is None:
+    if liveness.phase is Phase.CAPACITY or liveness.since is None:
         return None
-    heard = max(pulse.received_at, pulse.since) if pulse.received_at else pulse.since
+    last_received = max(liveness.received_at, liveness.since) if liveness.received_at else liveness.since
     # Before the first row, the longer limit for the startup applies; startup_stall reports a missing first step.
-    limit = detection.startup_limit if pulse.phase is Phase.STARTUP else detection.blind_after
-    if now - heard <= limit:
+    limit = detection.startup_limit if liveness.phase is Phase.STARTUP else detection.blind_after
+    if now - last_received <= limit:
         return None
-    text = f"no metrics for {(now - heard).total_seconds():.0f} s while the job is training"
-    return Finding(Kind.BLIND, Level.WARN, pulse.step, pulse.step, text, now, heard)
+    text = f"no metrics for {(now - last_received).total_seconds():.0f} s while the job is training"
+    return Finding(Kind.BLIND, Level.WARN, liveness.step, liveness.step, text, now, last_received)

@@ -7,9 +7,13 @@ from rerail.model.liveness import Liveness, Phase
 from rerail.model.thresholds import Thresholds
 
 
-def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
+def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
     """Return a warning if the wait is too long; never intervene, since a stopped job loses its place in the queue."""
-    if pulse.phase is not Phase.CAPACITY or pulse.since is None or now - pulse.since <= detection.capacity_wait_after:
+    if (
+        liveness.phase is not Phase.CAPACITY
+        or liveness.since is None
+        or now - liveness.since <= detection.capacity_wait_after
+    ):
         return None
-    text = f"waiting for machines for {(now - pulse.since).total_seconds() / 60:.0f} minutes"
-    return Finding(Kind.CAPACITY_WAIT, Level.WARN, pulse.step, pulse.step, text, now, pulse.since)
+    text = f"waiting for machines for {(now - liveness.since).total_seconds() / 60:.0f} minutes"
+    return Finding(Kind.CAPACITY_WAIT, Level.WARN, liveness.step, liveness.step, text, now, liveness.since)

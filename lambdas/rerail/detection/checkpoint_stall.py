@@ -34,14 +34,14 @@ def _format(duration: timedelta) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
+def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
     """Return a finding if a checkpoint takes longer than the limit, and intervene at twice the limit."""
-    if pulse.phase is not Phase.SAVE or pulse.since is None:
+    if liveness.phase is not Phase.SAVE or liveness.since is None:
         return None
-    running = now - pulse.since
-    limit = max(detection.save_floor, detection.stall_factor * timedelta(seconds=pulse.save_s))
+    running = now - liveness.since
+    limit = max(detection.save_floor, detection.stall_factor * timedelta(seconds=liveness.save_s))
     if running <= limit:
         return None
     level = Level.INTERVENE if running > 2 * limit else Level.WARN
     text = f"a checkpoint has been running for {running.total_seconds():.0f} s, limit {limit.total_seconds():.0f} s"
-    return Finding(Kind.CHECKPOINT_STALL, level, pulse.step, pulse.step, text, now, pulse.since)
+    return Finding(Kind.CHECKPOINT_STALL, level, liveness.step, liveness.step, text, now, liveness.since)

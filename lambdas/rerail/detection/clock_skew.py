@@ -12,24 +12,24 @@ FRESH = timedelta(minutes=5)
 
 
 def find_silence_start(
-    doubt: datetime | None, looked_at: datetime | None, *, heard: bool, newest: datetime | None, at: datetime
+    doubt: datetime | None, looked_at: datetime | None, *, has_row: bool, newest: datetime | None, at: datetime
 ) -> datetime | None:
     """Return from when on silence counts, or None if the clock is not in doubt.
 
-    Doubt begins with a jump since the last evaluation, or with a new row (`heard`) that is not recent by this clock.
+    Doubt begins with a jump since the last evaluation, or with a new row (`has_row`) that is not recent by this clock.
     Each such row restarts the doubt, and a recent row ends it. `newest` is the time of the last row.
     """
     if looked_at is not None and abs(at - looked_at) > JUMP:
         return at
-    if not heard:
+    if not has_row:
         return doubt
     is_right = newest is not None and abs(at - newest) <= FRESH
     return None if is_right else at
 
 
-def with_silence_excused(pulse: Liveness, doubt: datetime | None) -> Liveness:
+def with_silence_excused(liveness: Liveness, doubt: datetime | None) -> Liveness:
     """Return the liveness as if the run had reported and made progress when the doubt began."""
     if doubt is None:
-        return pulse
-    moments = {name: getattr(pulse, name) for name in ("since", "moved_at", "received_at", "started_at")}
-    return replace(pulse, **{name: max(then, doubt) for name, then in moments.items() if then is not None})
+        return liveness
+    moments = {name: getattr(liveness, name) for name in ("since", "moved_at", "received_at", "started_at")}
+    return replace(liveness, **{name: max(then, doubt) for name, then in moments.items() if then is not None})

@@ -14,9 +14,8 @@ from rerail.detection.non_finite import NonFinite
 from rerail.detection.plateau import Plateau
 from rerail.detection.stall import Stall
 from rerail.detection.throughput_drop import ThroughputDrop
-from rerail.model import liveness
 from rerail.model.finding import Finding
-from rerail.model.liveness import Liveness
+from rerail.model.liveness import Liveness, with_row
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
@@ -54,41 +53,41 @@ class DetectorState:
 
 
 def evaluate_sample(
-    watch: DetectorState, sample: Sample, detection: Thresholds
+    state: DetectorState, sample: Sample, detection: Thresholds
 ) -> tuple[DetectorState, tuple[Finding, ...]]:
     """Return the state after one more sample, and the findings; the given state is not changed."""
-    judges = Detectors(*(_copy_detector(getattr(watch.detectors, name)) for name in _DETECTOR_NAMES))
-    beat = liveness.with_row(watch.liveness, sample.at, step=sample.step) if sample.at else watch.liveness
-    return DetectorState(judges, beat), tuple(_run_detectors(judges, sample, detection))
+    detectors = Detectors(*(_copy_detector(getattr(state.detectors, name)) for name in _DETECTOR_NAMES))
+    liveness = with_row(state.liveness, sample.at, step=sample.step) if sample.at else state.liveness
+    return DetectorState(detectors, liveness), tuple(_run_detectors(detectors, sample, detection))
 
 
-def _copy_detector(judge: Any) -> Any:
+def _copy_detector(detector: Any) -> Any:
     """Return a copy of a detector; `dataclasses.replace` would do the same in twice the time."""
-    copy = object.__new__(type(judge))
-    for name in judge.__slots__:
-        setattr(copy, name, getattr(judge, name))
+    copy = object.__new__(type(detector))
+    for name in detector.__slots__:
+        setattr(copy, name, getattr(detector, name))
     if hasattr(copy, "__post_init__"):
         copy.__post_init__()
     return copy
 
 
-def find_overdue(watch: DetectorState, now: datetime, detection: Thresholds) -> tuple[Finding, ...]:
+def find_overdue(state: DetectorState, now: datetime, detection: Thresholds) -> tuple[Finding, ...]:
     """Return the findings about steps, checkpoints, metrics or machines that are overdue now."""
-    findings = (find(watch.liveness, now, detection) for find in OVERDUE_DETECTORS)
+    findings = (find(state.liveness, now, detection) for find in OVERDUE_DETECTORS)
     return tuple(finding for finding in findings if finding is not None)
 
 
 def evaluate_series(samples: Iterable[Sample], detection: Thresholds) -> Iterator[tuple[int, Finding]]:
     """Yield every finding of a whole series with the 0-based row at which it was made."""
-    judges = Detectors()
+    detectors = Detectors()
     for row, sample in enumerate(samples):
-        for finding in _run_detectors(judges, sample, detection):
+        for finding in _run_detectors(detectors, sample, detection):
             yield row, finding
 
 
-def _run_detectors(judges: Detectors, sample: Sample, detection: Thresholds) -> Iterator[Finding]:
+def _run_detectors(detectors: Detectors, sample: Sample, detection: Thresholds) -> Iterator[Finding]:
     for name in _DETECTOR_NAMES:
-        finding: Finding | None = getattr(judges, name).see(sample, detection)
+        finding: Finding | None = getattr(detectors, name).see(sample, detection)
         if finding is not None:
             yield finding
 

@@ -39,8 +39,8 @@ class Divergence:
     lagged: list[float] = field(default_factory=list)
     best: RunningMinimum = field(default_factory=lambda: RunningMinimum(BEST_ROWS))
     rise: LossRise | None = None
-    mended: float = 0.0
-    mended_row: int = 0
+    recovered_level: float = 0.0
+    recovered_row: int = 0
 
     def __post_init__(self) -> None:
         self.cadence, self.best, self.lagged = self.cadence.copy(), self.best.copy(), list(self.lagged)
@@ -81,7 +81,7 @@ class Divergence:
             return None
         self.rise = LossRise(self.best.value(), allowed, peak=rise, trough=rise, onset=sample.step, since=sample.at)
         # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
-        known = self.mended * 0.5 ** ((self.rows - self.mended_row) / RECOVERY_HALF_LIFE_ROWS)
+        known = self.recovered_level * 0.5 ** ((self.rows - self.recovered_row) / RECOVERY_HALF_LIFE_ROWS)
         return self._finding(Level.WARN, sample, rise) if rise > detection.rise_tolerated * known else None
 
     def _allowed(self, detection: Thresholds) -> float:
@@ -97,12 +97,12 @@ class Divergence:
         assert self.rise is not None
         rise, going = now - self.rise.base, self.rise
         if rise < detection.rise_recovered * going.allowed:
-            self.mended, self.mended_row, self.rise = max(self.mended, going.peak), self.rows, None
+            self.recovered_level, self.recovered_row, self.rise = max(self.recovered_level, going.peak), self.rows, None
             return None
         if going.goes_on(rise, sample, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection):
-            going.told = True
+            going.is_reported = True
             return self._finding(Level.INTERVENE, sample, rise)
-        if going.rows > detection.rise_cap_rows * (1 if going.told else UNREPORTED_CAP):
+        if going.rows > detection.rise_cap_rows * (1 if going.is_reported else UNREPORTED_CAP):
             self._forget()
         return None
 

@@ -133,21 +133,21 @@ class Monitor:
     series: Series
     memories: RunDetections
 
-    def judge(self, watchable: Sequence[MonitoredRun], *, at: datetime) -> list[Evaluation]:
+    def evaluate(self, runs: Sequence[MonitoredRun], *, at: datetime) -> list[Evaluation]:
         """Read the new metrics of all runs together and evaluate each run.
 
         The states are not stored: the findings have to be sent first.
         """
-        known = self.memories.recall([monitored.run.id for monitored in watchable])
+        known = self.memories.recall([monitored.run.id for monitored in runs])
         remembered = [
             (
                 resume_detection(memory, monitored, at=at),
                 with_heartbeat(monitored, _new_heartbeat(monitored, memory), at=at),
             )
-            for monitored in watchable
+            for monitored in runs
             for memory in [known.get(monitored.run.id)]
         ]
-        watched = [
+        readings = [
             MetricsReading(
                 memory.cursor, monitored.names, stall_suspected=_is_stall_suspected(memory, monitored.policy, at)
             )
@@ -155,7 +155,7 @@ class Monitor:
             # Before the script runs there are no values, and reading them would only cost money.
             if monitored.is_training and monitored.names and monitored.heartbeat is None
         ]
-        answers = fetch(self.series, watched, now=at)
+        answers = fetch(self.series, readings, now=at)
         return [
             evaluate_heartbeat(memory, monitored, monitored.heartbeat, at=at)
             if monitored.heartbeat
@@ -163,73 +163,73 @@ class Monitor:
             for memory, monitored in remembered
         ]
 
-    def keep(self, judgements: Sequence[Evaluation]) -> None:
+    def keep(self, evaluations: Sequence[Evaluation]) -> None:
         """Store the states, after the findings were sent."""
-        self.memories.keep([judgement.memory for judgement in judgements])
+        self.memories.keep([evaluation.memory for evaluation in evaluations])
 
 
 def evaluate_run(
-    memory: RunDetection, watchable: MonitoredRun, answers: Mapping[MetricQuery, Points], *, at: datetime
+    memory: RunDetection, monitored: MonitoredRun, answers: Mapping[MetricQuery, Points], *, at: datetime
 ) -> Evaluation:
     """Evaluate the new metrics of one run: first each sample, then what is overdue."""
-    policy = watchable.policy
-    cursor, news = make_samples(answers, memory.cursor, watchable.names or policy.metrics, now=at)
+    policy = monitored.policy
+    cursor, news = make_samples(answers, memory.cursor, monitored.names or policy.metrics, now=at)
     findings: list[Finding] = []
     for sample in news:
         memory, sample_findings = _evaluate_row(memory, sample, policy.detection)
         findings += sample_findings
-    pulse = replace(_with_signs_of_life(memory.detectors.liveness, cursor), idle=_is_idle(answers, cursor.job))
-    watch = replace(memory.detectors, liveness=pulse)
+    liveness = replace(_with_activity(memory.detectors.liveness, cursor), idle=_is_idle(answers, cursor.job))
+    watch = replace(memory.detectors, liveness=liveness)
     memory = _with_evaluation_time(replace(memory, detectors=watch), cursor, at=at)
-    excuse = with_silence_excused(pulse, memory.doubt)
+    excuse = with_silence_excused(liveness, memory.doubt)
     overdue = find_overdue(replace(watch, liveness=excuse), at, policy.detection)
     findings += (
-        _with_confirmation(_with_reliable_onset(finding, memory), excuse, watchable.run) for finding in overdue
+        _with_confirmation(_with_reliable_onset(finding, memory), excuse, monitored.run) for finding in overdue
     )
-    findings += _find_missing_checkpoint(watchable, excuse, at)
-    findings += find_resolved(watchable, findings, at)
+    findings += _find_missing_checkpoint(monitored, excuse, at)
+    findings += find_resolved(monitored, findings, at)
     return Evaluation(memory, tuple(findings))
 
 
 def _with_evaluation_time(memory: RunDetection, cursor: Cursor, *, at: datetime) -> RunDetection:
-    heard = cursor.read_to != memory.cursor.read_to
-    doubt = find_silence_start(memory.doubt, memory.looked_at, heard=heard, newest=cursor.read_to, at=at)
+    has_row = cursor.read_to != memory.cursor.read_to
+    doubt = find_silence_start(memory.doubt, memory.looked_at, has_row=has_row, newest=cursor.read_to, at=at)
     return replace(memory, cursor=cursor, looked_at=at, doubt=doubt)
 
 
-def with_heartbeat(watchable: MonitoredRun, beat: ReceivedHeartbeat | None, *, at: datetime) -> MonitoredRun:
+def with_heartbeat(monitored: MonitoredRun, received: ReceivedHeartbeat | None, *, at: datetime) -> MonitoredRun:
     """Return the run with its agent's heartbeat if that is credible; it replaces the metrics."""
-    every = watchable.policy.metrics.heartbeat
-    believed = beat is not None and is_credible(beat, watchable.run.current, every=every, at=at)
-    if beat and not beat.is_signed and must_be_signed(watchable.run, watchable.policy):
+    every = monitored.policy.metrics.heartbeat
+    believed = received is not None and is_credible(received, monitored.run.current, every=every, at=at)
+    if received and not received.is_signed and must_be_signed(monitored.run, monitored.policy):
         believed = False  # its origin is not proven
-    return watchable._replace(heartbeat=beat if believed else None)
+    return monitored._replace(heartbeat=received if believed else None)
 
 
-def _new_heartbeat(watchable: MonitoredRun, memory: RunDetection | None) -> ReceivedHeartbeat | None:
-    return select_new(watchable.heartbeat, memory.heartbeat if memory else None) if watchable.heartbeat else None
+def _new_heartbeat(monitored: MonitoredRun, memory: RunDetection | None) -> ReceivedHeartbeat | None:
+    return select_new(monitored.heartbeat, memory.heartbeat if memory else None) if monitored.heartbeat else None
 
 
 def evaluate_heartbeat(
-    memory: RunDetection, watchable: MonitoredRun, beat: ReceivedHeartbeat, *, at: datetime
+    memory: RunDetection, monitored: MonitoredRun, received: ReceivedHeartbeat, *, at: datetime
 ) -> Evaluation:
     """Evaluate a heartbeat for what is overdue; the agent itself evaluates each step and reports its findings.
 
     The agent detects a stalled main thread too, so a stall found here is only a warning.
     """
-    detection = watchable.policy.detection
-    memory = _learn_from_heartbeat(memory, beat.heartbeat, detection)
-    watch = replace(memory.detectors, liveness=update_liveness(memory.detectors.liveness, beat, at=at))
-    cursor = with_agent_cursor(memory.cursor, beat, period=watchable.policy.metrics.period, at=at)
+    detection = monitored.policy.detection
+    memory = _learn_from_heartbeat(memory, received.heartbeat, detection)
+    watch = replace(memory.detectors, liveness=update_liveness(memory.detectors.liveness, received, at=at))
+    cursor = with_agent_cursor(memory.cursor, received, period=monitored.policy.metrics.period, at=at)
     memory = replace(
-        memory, cursor=cursor, detectors=watch, onsets=(), open_findings=(), heartbeat=make_last_heartbeat(beat)
+        memory, cursor=cursor, detectors=watch, onsets=(), open_findings=(), heartbeat=make_last_heartbeat(received)
     )
     memory = replace(
         memory, looked_at=at, doubt=None
     )  # heartbeats are timed by the mailbox's clock, which is not in doubt
     overdue = (replace(f, level=Level.WARN) if f.kind in STALLS else f for f in find_overdue(watch, at, detection))
-    findings = (*overdue, *_find_missing_checkpoint(watchable, watch.liveness, at))
-    return Evaluation(memory, (*findings, *find_resolved(watchable, findings, at)))
+    findings = (*overdue, *_find_missing_checkpoint(monitored, watch.liveness, at))
+    return Evaluation(memory, (*findings, *find_resolved(monitored, findings, at)))
 
 
 def _learn_from_heartbeat(memory: RunDetection, heartbeat: Heartbeat, detection: Thresholds) -> RunDetection:
@@ -244,24 +244,24 @@ def _learn_from_heartbeat(memory: RunDetection, heartbeat: Heartbeat, detection:
     return replace(memory, detectors=evaluate_sample(memory.detectors, row, detection)[0], step=step)
 
 
-def find_resolved(watchable: MonitoredRun, findings: Sequence[Finding], at: datetime) -> tuple[Finding, ...]:
+def find_resolved(monitored: MonitoredRun, findings: Sequence[Finding], at: datetime) -> tuple[Finding, ...]:
     """Return a finding for each open page about missing data whose problem is over.
 
     All open pages are checked each time, so that a missed one is closed a minute later.
     """
-    if not watchable.is_training:
+    if not monitored.is_training:
         return ()
     due_now = {finding.kind for finding in findings}
-    paged = [page.notice.about for page in watchable.run.pages if page.notice.until is ClearedBy.RECOVERED]
+    paged = [page.notice.about for page in monitored.run.pages if page.notice.until is ClearedBy.RECOVERED]
     over = [kind for kind, blocking in BLOCKING_KINDS.items() if kind in paged and not due_now & blocking]
     return tuple(Finding(kind, Level.RECOVERED, None, None, f"{RESOLUTION_TEXTS[kind]} again", at, at) for kind in over)
 
 
-def _find_missing_checkpoint(watchable: MonitoredRun, pulse: Liveness, at: datetime) -> tuple[Finding, ...]:
-    if not watchable.is_training:
+def _find_missing_checkpoint(monitored: MonitoredRun, liveness: Liveness, at: datetime) -> tuple[Finding, ...]:
+    if not monitored.is_training:
         return ()
     late = checkpoint_stall.find_missing_checkpoint(
-        watchable.saved_at, at, watchable.policy.detection, started_at=pulse.started_at
+        monitored.saved_at, at, monitored.policy.detection, started_at=liveness.started_at
     )
     return (late,) if late else ()
 
@@ -295,19 +295,19 @@ def _onset_span(finding: Finding, sample: Sample, span: int) -> int:
     return 0 if finding.kind is Kind.NON_FINITE and sample.complete_to is not None else span
 
 
-def _with_signs_of_life(pulse: Liveness, cursor: Cursor) -> Liveness:
+def _with_activity(liveness: Liveness, cursor: Cursor) -> Liveness:
     """Return the liveness after reading; replayed steps make no samples, but are signs of life."""
-    if cursor.read_to is None or _is_older(cursor.read_to, pulse):
-        return pulse
-    pulse = with_phase(pulse, Phase.STEP, cursor.read_to) if pulse.phase is Phase.STARTUP else pulse
-    moved = max(filter(None, (pulse.moved_at, cursor.seen_at)), default=None)
-    return replace(pulse, received_at=cursor.read_to, moved_at=moved)
+    if cursor.read_to is None or _is_older(cursor.read_to, liveness):
+        return liveness
+    liveness = with_phase(liveness, Phase.STEP, cursor.read_to) if liveness.phase is Phase.STARTUP else liveness
+    moved = max(filter(None, (liveness.moved_at, cursor.seen_at)), default=None)
+    return replace(liveness, received_at=cursor.read_to, moved_at=moved)
 
 
-def _is_older(read_to: datetime, pulse: Liveness) -> bool:
+def _is_older(read_to: datetime, liveness: Liveness) -> bool:
     """Return whether the last values read are from before the startup in progress."""
-    starts = pulse.phase in (Phase.CAPACITY, Phase.STARTUP)
-    return starts and pulse.since is not None and read_to <= pulse.since
+    starts = liveness.phase in (Phase.CAPACITY, Phase.STARTUP)
+    return starts and liveness.since is not None and read_to <= liveness.since
 
 
 def _is_stall_suspected(memory: RunDetection, policy: Policy, at: datetime) -> bool:
@@ -332,13 +332,13 @@ def _with_reliable_onset(finding: Finding, memory: RunDetection) -> Finding:
     return replace(finding, onset_at=moved_at, doubt=memory.doubt)
 
 
-def _with_confirmation(finding: Finding, pulse: Liveness, run: Run) -> Finding:
+def _with_confirmation(finding: Finding, liveness: Liveness, run: Run) -> Finding:
     """Return the finding, lowered to a warning if nothing confirms the stall.
 
     Missing steps alone stop no job: the machines must be idle, or there must be a checkpoint folder, which is checked
     before any action. A startup may take long while the machines are busy.
     """
-    if pulse.idle:
+    if liveness.idle:
         return replace(finding, idle=True)
     borne_out = finding.kind is Kind.STALL and run.checkpoint_uri
     if finding.kind in STALLS and not borne_out:
@@ -346,56 +346,56 @@ def _with_confirmation(finding: Finding, pulse: Liveness, run: Run) -> Finding:
     return finding
 
 
-def resume_detection(memory: RunDetection | None, watchable: MonitoredRun, *, at: datetime) -> RunDetection:
+def resume_detection(memory: RunDetection | None, monitored: MonitoredRun, *, at: datetime) -> RunDetection:
     """Return the state for evaluating the run's current job; the series of its attempts are joined by step."""
-    run, attempt = watchable.run, watchable.run.current
+    run, attempt = monitored.run, monitored.run.current
     if memory is None:
         memory = RunDetection(run.id, Cursor(attempt.job_name), DetectorState(liveness=Liveness(Phase.CAPACITY, at)))
     elif memory.cursor.job != attempt.job_name:
         memory = _with_next_job(memory, run, attempt, at)
     elif memory.restart < attempt.restart:
-        memory = _with_in_place_restart(memory, watchable, attempt.in_place_restarts[-1], at)
-    elif not watchable.is_training and memory.cursor.read_to is not None:
-        memory = _with_restart(memory, watchable, at)
-    pulse = memory.detectors.liveness
-    if watchable.is_training and pulse.phase is Phase.CAPACITY:
-        pulse = with_phase(pulse, Phase.STARTUP, at)
-    return replace(memory, detectors=replace(memory.detectors, liveness=pulse))
+        memory = _with_in_place_restart(memory, monitored, attempt.in_place_restarts[-1], at)
+    elif not monitored.is_training and memory.cursor.read_to is not None:
+        memory = _with_restart(memory, monitored, at)
+    liveness = memory.detectors.liveness
+    if monitored.is_training and liveness.phase is Phase.CAPACITY:
+        liveness = with_phase(liveness, Phase.STARTUP, at)
+    return replace(memory, detectors=replace(memory.detectors, liveness=liveness))
 
 
-def _with_restart(memory: RunDetection, watchable: MonitoredRun, at: datetime) -> RunDetection:
+def _with_restart(memory: RunDetection, monitored: MonitoredRun, at: datetime) -> RunDetection:
     """Return the state after SageMaker began to restart the job, or to wait for machines for that.
 
     The job starts up again, however long that takes, and earlier metrics are not signs of life.
     """
-    period = watchable.policy.metrics.period
+    period = monitored.policy.metrics.period
     cursor = with_agent_progress(memory.cursor, step=None, moved_at=at, at=at, period=period)
-    pulse = memory.detectors.liveness
-    pulse = pulse if pulse.phase is Phase.CAPACITY else with_relaunch(pulse, at)
-    return replace(memory, cursor=cursor, detectors=replace(memory.detectors, liveness=pulse), open_findings=())
+    liveness = memory.detectors.liveness
+    liveness = liveness if liveness.phase is Phase.CAPACITY else with_relaunch(liveness, at)
+    return replace(memory, cursor=cursor, detectors=replace(memory.detectors, liveness=liveness), open_findings=())
 
 
 def _with_in_place_restart(
-    memory: RunDetection, watchable: MonitoredRun, order: InPlaceRestart, at: datetime
+    memory: RunDetection, monitored: MonitoredRun, order: InPlaceRestart, at: datetime
 ) -> RunDetection:
     """Return the state after an in-place restart; its minute is skipped, because it also has values from before."""
-    cursor, pulse = memory.cursor, with_relaunch(memory.detectors.liveness, at)
+    cursor, liveness = memory.cursor, with_relaunch(memory.detectors.liveness, at)
     judged_to = None if order.before_step is None else order.resume_step or 0
-    read_to = (order.restarted_at or at) + watchable.policy.metrics.period
+    read_to = (order.restarted_at or at) + monitored.policy.metrics.period
     cursor = replace(with_next_attempt(cursor, cursor.job, judged_to=judged_to), read_to=read_to)
     if judged_to is not None:
-        return RunDetection(memory.run, cursor, DetectorState(liveness=pulse), restart=order.number)
-    watch = replace(memory.detectors, liveness=pulse)
+        return RunDetection(memory.run, cursor, DetectorState(liveness=liveness), restart=order.number)
+    watch = replace(memory.detectors, liveness=liveness)
     return replace(memory, cursor=cursor, detectors=watch, restart=order.number)
 
 
 def _with_next_job(memory: RunDetection, run: Run, attempt: Attempt, at: datetime) -> RunDetection:
-    pulse = with_relaunch(memory.detectors.liveness, at)
+    liveness = with_relaunch(memory.detectors.liveness, at)
     if _is_rollback(run, attempt):
         # What the detectors learnt after the onset is not reliable, so they start with a fresh state.
         cursor = with_next_attempt(memory.cursor, attempt.job_name, judged_to=attempt.resumed_from_step or 0)
-        return RunDetection(run.id, cursor, DetectorState(liveness=pulse))
-    watch = replace(memory.detectors, liveness=pulse)
+        return RunDetection(run.id, cursor, DetectorState(liveness=liveness))
+    watch = replace(memory.detectors, liveness=liveness)
     return replace(memory, cursor=with_next_attempt(memory.cursor, attempt.job_name), detectors=watch, restart=0)
 
 

@@ -35,7 +35,7 @@ class FrozenLoss:
             self._start_value(loss, sample.step)
             return None
         self.repeats += 1
-        return self._judge(sample, detection)
+        return self._evaluate(sample, detection)
 
     def _start_value(self, loss: float, step: int) -> None:
         self.longest = max(self.longest, self.repeats)
@@ -45,7 +45,7 @@ class FrozenLoss:
         if loss != 0 and abs(loss) != float("inf"):
             self.level.push(abs(loss))
 
-    def _judge(self, sample: Sample, detection: Thresholds) -> Finding | None:
+    def _evaluate(self, sample: Sample, detection: Thresholds) -> Finding | None:
         if self.learnt or not len(self.level):
             return None
         rows = detection.frozen_zero_rows if self.value == 0 else detection.frozen_rows

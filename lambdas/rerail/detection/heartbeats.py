@@ -26,52 +26,52 @@ class LastHeartbeat:
     step: int | None = None
 
 
-def make_last_heartbeat(beat: ReceivedHeartbeat) -> LastHeartbeat:
+def make_last_heartbeat(received: ReceivedHeartbeat) -> LastHeartbeat:
     """Return the record of a received heartbeat."""
-    heartbeat = beat.heartbeat
-    return LastHeartbeat(heartbeat.job, heartbeat.restart, heartbeat.at, beat.at, heartbeat.step)
+    heartbeat = received.heartbeat
+    return LastHeartbeat(heartbeat.job, heartbeat.restart, heartbeat.at, received.at, heartbeat.step)
 
 
-def select_new(beat: ReceivedHeartbeat, last: LastHeartbeat | None) -> ReceivedHeartbeat | None:
+def select_new(received: ReceivedHeartbeat, last: LastHeartbeat | None) -> ReceivedHeartbeat | None:
     """Return the heartbeat with the time at which it first arrived, or None if a newer one was received before.
 
     A copy of an old heartbeat, with its valid signature, can be written again by others. It is not a sign of life.
     """
-    heartbeat = beat.heartbeat
+    heartbeat = received.heartbeat
     if last is None or (heartbeat.job, heartbeat.restart) != (last.job, last.restart):
-        return beat
+        return received
     if heartbeat.at == last.at:
-        return beat._replace(at=min(beat.at, last.arrived))
+        return received._replace(at=min(received.at, last.arrived))
     # A clock may be set back, but steps do not go back.
     is_older = heartbeat.at < last.at and (heartbeat.step or 0) <= (last.step or 0)
-    return None if is_older else beat
+    return None if is_older else received
 
 
-def is_credible(beat: ReceivedHeartbeat, attempt: Attempt, *, every: timedelta, at: datetime) -> bool:
+def is_credible(received: ReceivedHeartbeat, attempt: Attempt, *, every: timedelta, at: datetime) -> bool:
     """Return whether it is from this attempt and recent by the mailbox's clock; the job's clock may be wrong."""
-    heartbeat = beat.heartbeat
+    heartbeat = received.heartbeat
     ours = (heartbeat.attempt, heartbeat.job) == (attempt.number, attempt.job_name)
     ours = ours and not attempt.is_outdated(heartbeat.restart)
-    return ours and at - beat.at < MAX_AGE_INTERVALS * every
+    return ours and at - received.at < MAX_AGE_INTERVALS * every
 
 
-def update_liveness(pulse: Liveness, beat: ReceivedHeartbeat, *, at: datetime) -> Liveness:
+def update_liveness(liveness: Liveness, received: ReceivedHeartbeat, *, at: datetime) -> Liveness:
     """Return the liveness after a heartbeat: the phase of the job, and when it last completed a step."""
-    heartbeat, now = beat.heartbeat, min(beat.at, at)
+    heartbeat, now = received.heartbeat, min(received.at, at)
     if heartbeat.phase in (Phase.CAPACITY, Phase.STARTUP):
-        pulse = with_phase(pulse, Phase.STARTUP, now)
+        liveness = with_phase(liveness, Phase.STARTUP, now)
     else:
-        pulse = with_phase(_with_step(pulse, heartbeat, now), heartbeat.phase, now)
-    return replace(pulse, received_at=max(now, pulse.received_at or now), idle=None)
+        liveness = with_phase(_with_step(liveness, heartbeat, now), heartbeat.phase, now)
+    return replace(liveness, received_at=max(now, liveness.received_at or now), idle=None)
 
 
-def _with_step(pulse: Liveness, heartbeat: Heartbeat, now: datetime) -> Liveness:
+def _with_step(liveness: Liveness, heartbeat: Heartbeat, now: datetime) -> Liveness:
     if heartbeat.step is None:
-        return pulse
-    if pulse.step is not None and heartbeat.step < pulse.step:
-        pulse = replace(pulse, step=None)  # restarted within the job and repeating steps, which is progress too
-    moved = max(filter(None, (pulse.moved_at, find_last_step_time(heartbeat, now))))
-    return replace(with_row(pulse, moved, step=heartbeat.step), moved_at=moved)
+        return liveness
+    if liveness.step is not None and heartbeat.step < liveness.step:
+        liveness = replace(liveness, step=None)  # restarted within the job and repeating steps, which is progress too
+    moved = max(filter(None, (liveness.moved_at, find_last_step_time(heartbeat, now))))
+    return replace(with_row(liveness, moved, step=heartbeat.step), moved_at=moved)
 
 
 def find_last_step_time(heartbeat: Heartbeat, now: datetime) -> datetime:
@@ -80,9 +80,13 @@ def find_last_step_time(heartbeat: Heartbeat, now: datetime) -> datetime:
     return now - max(still, timedelta(0))
 
 
-def with_agent_cursor(cursor: Cursor, beat: ReceivedHeartbeat, *, period: timedelta, at: datetime) -> Cursor:
+def with_agent_cursor(cursor: Cursor, received: ReceivedHeartbeat, *, period: timedelta, at: datetime) -> Cursor:
     """Return the cursor to continue from if heartbeats stop; the agent evaluates all steps up to its last heartbeat."""
-    now = min(beat.at, at)
+    now = min(received.at, at)
     return with_agent_progress(
-        cursor, step=beat.heartbeat.step, moved_at=find_last_step_time(beat.heartbeat, now), at=now, period=period
+        cursor,
+        step=received.heartbeat.step,
+        moved_at=find_last_step_time(received.heartbeat, now),
+        at=now,
+        period=period,
     )

@@ -38,9 +38,9 @@ class Plateau:
         if not self.steps or sample.step >= self.steps[-1] * SPACING:
             self.steps.append(max(sample.step, 1))
             self.levels.append(self.level.median())
-        return None if self.rows < detection.plateau_rows else self._judge(sample, detection)
+        return None if self.rows < detection.plateau_rows else self._evaluate(sample, detection)
 
-    def _judge(self, sample: Sample, detection: Thresholds) -> Finding | None:
+    def _evaluate(self, sample: Sample, detection: Thresholds) -> Finding | None:
         step = sample.step or 0
         early = bisect_right(self.steps, step // SPAN) - 1
         if early < 0:

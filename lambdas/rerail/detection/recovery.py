@@ -22,16 +22,18 @@ class OpenFinding:
 
 
 def follow_findings(
-    troubles: Sequence[OpenFinding], told: Sequence[Finding], judges: Detectors, sample: Sample
+    troubles: Sequence[OpenFinding], findings: Sequence[Finding], detectors: Detectors, sample: Sample
 ) -> tuple[tuple[OpenFinding, ...], tuple[Finding, ...]]:
-    """Return the problems still open after one more row with findings `told`, and a finding for each that ended."""
+    """Return the problems still open after one more row with these findings, and a finding for each that ended."""
     open_ = {trouble.kind: trouble for trouble in troubles}
-    for finding in told:
+    for finding in findings:
         if finding.kind in OF_THE_LOSS:
             known = open_.get(finding.kind, OpenFinding(finding.kind, finding.onset_step))
             onset = min((step for step in (known.onset, finding.onset_step) if step is not None), default=None)
             open_[finding.kind] = OpenFinding(finding.kind, onset)
-    ends = {kind: end for kind, trouble in open_.items() if not trouble.given_up and (end := find_ending(judges, kind))}
+    ends = {
+        kind: end for kind, trouble in open_.items() if not trouble.given_up and (end := find_ending(detectors, kind))
+    }
     if Kind.DIVERGENCE in open_ and Kind.DIVERGENCE not in ends and ends.get(Kind.LOSS_SPIKE) is Level.ACCEPTED:
         del ends[Kind.LOSS_SPIKE]  # not final: the divergence detector is still checking whether it lasts
         open_[Kind.LOSS_SPIKE] = replace(open_[Kind.LOSS_SPIKE], given_up=True)
@@ -42,20 +44,20 @@ def follow_findings(
     return tuple(trouble for kind, trouble in open_.items() if kind not in ends), over
 
 
-def find_ending(judges: Detectors, kind: Kind) -> Level | None:
+def find_ending(detectors: Detectors, kind: Kind) -> Level | None:
     """Return how a problem ended, by its detector's state after the newest row; None while it continues."""
     match kind:
         case Kind.NON_FINITE:
-            return None if judges.non_finite.recent else Level.RECOVERED
+            return None if detectors.non_finite.recent else Level.RECOVERED
         case Kind.FROZEN_LOSS:
-            return None if judges.frozen_loss.repeats > 1 else Level.RECOVERED
+            return None if detectors.frozen_loss.repeats > 1 else Level.RECOVERED
         case Kind.LOSS_SPIKE:
-            spike = judges.loss_spike
+            spike = detectors.loss_spike
             # A detector that accepts a new level clears its baseline; after a recovery the earlier rows remain.
             return None if spike.up else Level.RECOVERED if len(spike.baseline.level) > 1 else Level.ACCEPTED
         case Kind.DIVERGENCE:
-            rising = judges.divergence
-            return None if rising.rise else Level.RECOVERED if rising.mended_row == rising.rows else Level.ACCEPTED
+            rising = detectors.divergence
+            return None if rising.rise else Level.RECOVERED if rising.recovered_row == rising.rows else Level.ACCEPTED
         case _:
             raise AssertionError(f"{kind} is not a problem with the loss")
 

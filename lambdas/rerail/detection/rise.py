@@ -34,7 +34,7 @@ class LossRise:
     # The loss most likely belongs to a restarted run.
     restart: bool = False
     # An intervention was requested.
-    told: bool = False
+    is_reported: bool = False
     # The recent rises, oldest first.
     past: list[float] = field(default_factory=list)
 
@@ -55,7 +55,7 @@ class LossRise:
         self.trough = min(self.trough, rise)
         self.past.append(rise)
         before = self.past.pop(0) if len(self.past) > detection.patience_rows // 2 else 0.0
-        return not self.told and self._patience_is_over(sample, detection) and self._lasts(rise, before)
+        return not self.is_reported and self._patience_is_over(sample, detection) and self._lasts(rise, before)
 
     def _patience_is_over(self, sample: Sample, detection: Thresholds) -> bool:
         """Return whether the patience is over in rows, steps and time; time alone means little with slow steps."""

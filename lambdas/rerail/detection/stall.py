@@ -42,7 +42,7 @@ class Stall:
         if seconds is None:
             return None
         self.rows += 1
-        finding = self._judge(seconds, sample, detection)
+        finding = self._evaluate(seconds, sample, detection)
         if len(self.steps) and self.rows > WARM_UP_ROWS:
             if seconds > PAUSE * self.steps.median():
                 self._paused()
@@ -57,7 +57,7 @@ class Stall:
         self.known = self.known or regular or self.pauses >= MANY_PAUSES
         self.interval = interval
 
-    def _judge(self, seconds: float, sample: Sample, detection: Thresholds) -> Finding | None:
+    def _evaluate(self, seconds: float, sample: Sample, detection: Thresholds) -> Finding | None:
         if len(self.steps) < STEP_NEEDS or not self.known:
             return None
         usual = self.steps.median()
@@ -67,17 +67,17 @@ class Stall:
         return Finding(Kind.STALL, Level.WARN, sample.step, sample.step, text, sample.at)
 
 
-def find_overdue(pulse: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
+def find_overdue(liveness: Liveness, now: datetime, detection: Thresholds) -> Finding | None:
     """Return a finding if no step was made for far longer than any pause of the run.
 
     Intervene if the machines are idle, or at twice the limit.
     """
-    if pulse.phase not in (Phase.STEP, Phase.EVALUATION) or pulse.moved_at is None:
+    if liveness.phase not in (Phase.STEP, Phase.EVALUATION) or liveness.moved_at is None:
         return None
-    still = now - pulse.moved_at
-    limit = max(detection.stall_floor, detection.stall_factor * timedelta(seconds=pulse.longest(pulse.phase)))
+    still = now - liveness.moved_at
+    limit = max(detection.stall_floor, detection.stall_factor * timedelta(seconds=liveness.longest(liveness.phase)))
     if still <= limit:
         return None
-    level = Level.INTERVENE if pulse.idle or still > 2 * limit else Level.WARN
-    text = f"no step for {still.total_seconds():.0f} s in phase {pulse.phase}, limit {limit.total_seconds():.0f} s"
-    return Finding(Kind.STALL, level, pulse.step, pulse.step, text, now, pulse.moved_at)
+    level = Level.INTERVENE if liveness.idle or still > 2 * limit else Level.WARN
+    text = f"no step for {still.total_seconds():.0f} s in phase {liveness.phase}, limit {limit.total_seconds():.0f} s"
+    return Finding(Kind.STALL, level, liveness.step, liveness.step, text, now, liveness.moved_at)

@@ -108,21 +108,21 @@ class ClusterMonitor:
     bus: Bus
     clock: Callable[[], datetime]
 
-    def handle(self, wakeup: ClusterMessage) -> ClusterRecord:
+    def handle(self, message: ClusterMessage) -> ClusterRecord:
         """Record the news of a cluster and send notices; raise an error if sending fails, so that it is tried again."""
         for _ in range(TRIES):
-            before = self.memories.recall(wakeup.cluster)
+            before = self.memories.recall(message.cluster)
             try:
-                return self._say(self._noted(before, wakeup))
+                return self._say(self._noted(before, message))
             except Conflict:
                 continue
-        raise Conflict(f"the record of {wakeup.cluster} is being changed concurrently again and again: try later")
+        raise Conflict(f"the record of {message.cluster} is being changed concurrently again and again: try later")
 
-    def _noted(self, before: ClusterRecord, wakeup: ClusterMessage) -> ClusterRecord:
+    def _noted(self, before: ClusterRecord, message: ClusterMessage) -> ClusterRecord:
         at, policy = self.clock(), default_of(self.policies)
-        match wakeup:
+        match message:
             case ClusterEventReceived():
-                after, news = with_event(before, wakeup, at=at, policy=policy)
+                after, news = with_event(before, message, at=at, policy=policy)
             case ClusterDue():
                 after, news = before, find_overdue(before, at=at, policy=policy)
         if news:
@@ -157,31 +157,31 @@ def default_of(policies: Policies) -> ClusterPolicy:
 
 
 def with_event(
-    memory: ClusterRecord, heard: ClusterEventReceived, *, at: datetime, policy: ClusterPolicy
+    memory: ClusterRecord, event: ClusterEventReceived, *, at: datetime, policy: ClusterPolicy
 ) -> tuple[ClusterRecord, tuple[ClusterChange, ...]]:
     """Return the record after an event, and the changes to report.
 
     A repetition is reported only after `policy.again`. An event older than the last one about the same part is ignored.
     """
     parts, news = {name: part for name, part in memory.parts.items() if at - _last_activity(part) < KEPT_FOR}, []
-    for sign in heard.signs:
+    for sign in event.signs:
         known = parts.get(sign.part)
-        if known is None and sign.condition is Condition.HEALTHY or known and heard.at < known.received_at:
+        if known is None and sign.condition is Condition.HEALTHY or known and event.at < known.received_at:
             continue
         same = known is not None and known.condition is sign.condition
         fresh = known is None or known.condition is Condition.HEALTHY
-        since = heard.at if known is None or fresh else known.since
+        since = event.at if known is None or fresh else known.since
         notified_at, paged, late = (
             (known.notified_at, known.paged, known.late) if known and not fresh else (None, False, False)
         )
-        parts[sign.part] = ClusterPart(sign.condition, since, heard.at, notified_at, paged, late)
+        parts[sign.part] = ClusterPart(sign.condition, since, event.at, notified_at, paged, late)
         if sign.condition is Condition.HEALTHY:
-            parts[sign.part] = ClusterPart(sign.condition, heard.at, heard.at)
+            parts[sign.part] = ClusterPart(sign.condition, event.at, event.at)
             if notified_at:
                 news.append(ClusterChange(sign, since, paged))
         elif not same or notified_at is None or (policy.again and at - notified_at >= policy.again):
             news.append(ClusterChange(sign, since, paged))
-    return replace(memory, arn=heard.arn if parts else "", parts=parts), tuple(news)
+    return replace(memory, arn=event.arn if parts else "", parts=parts), tuple(news)
 
 
 def find_overdue(memory: ClusterRecord, *, at: datetime, policy: ClusterPolicy) -> tuple[ClusterChange, ...]:
@@ -224,8 +224,8 @@ def with_notices(
             memory = _with_part(
                 memory, change, replace(part, notified_at=at, paged=part.paged or severity is Severity.PAGE)
             )
-        told = {**memory.notified, severity: (*recent, at)} if capped else memory.notified
-        memory = replace(memory, notified=told, pending=(*memory.pending, notice))
+        notified = {**memory.notified, severity: (*recent, at)} if capped else memory.notified
+        memory = replace(memory, notified=notified, pending=(*memory.pending, notice))
     return memory
 
 

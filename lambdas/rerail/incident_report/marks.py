@@ -62,8 +62,8 @@ def _list_incident_marks(known: Facts, incident: Incident) -> Iterator[CurveMark
         yield CurveMark(MarkKind.ONSET, f"onset of {format_kind(incident.kind)}", incident.onset_step, onset)
     step = incident.step if incident.step is not None else find_step_at(known, number, incident.decided_at)
     sort = MarkKind.FAILED if incident.kind == "job_failed" else MarkKind.FINDING
-    says = f"{format_kind(incident.kind)}: {incident.evidence or incident.cause}"
-    yield CurveMark(sort, says, step, incident.happened_at if sort is MarkKind.FAILED else incident.decided_at)
+    text = f"{format_kind(incident.kind)}: {incident.evidence or incident.cause}"
+    yield CurveMark(sort, text, step, incident.happened_at if sort is MarkKind.FAILED else incident.decided_at)
     later = run.incidents[incident.number].attempt if incident.number < len(run.incidents) else len(run.attempts)
     for following in run.attempts[number : max(later, number + 1)]:
         yield from _list_relaunch_marks(known, run.attempts[following.number - 2], following)
@@ -110,24 +110,24 @@ def _list_relaunch_marks(known: Facts, before: Attempt, following: Attempt) -> I
     checkpoint = next((c for c in known.checkpoints if c.step == start and start is not None), None)
     if start is not None:
         reason = f" ({checkpoint.reason})" if checkpoint and checkpoint.reason else ""
-        says = f"checkpoint of step {start}{reason}, from which the run resumed"
+        text = f"checkpoint of step {start}{reason}, from which the run resumed"
         saved_at = checkpoint.saved_at if checkpoint else _find_first_time_of_step(known, before, start)
-        yield CurveMark(MarkKind.SAVED, says, start, saved_at)
+        yield CurveMark(MarkKind.SAVED, text, start, saved_at)
     begins = "from the start" if start is None else f"from step {start}"
     rung = f", rung {following.rung}" if following.rung else ""
     yield CurveMark(MarkKind.RELAUNCH, f"attempt {following.number} {begins}{rung}", start or 0, following.created_at)
     if following.skip_samples and following.skip_samples != before.skip_samples:
-        says = f"attempt {following.number} skips the samples {following.skip_samples}"
+        text = f"attempt {following.number} skips the samples {following.skip_samples}"
         yield CurveMark(
-            MarkKind.SKIPPED, says, before.onset_step if before.onset_step is not None else start, following.created_at
+            MarkKind.SKIPPED, text, before.onset_step if before.onset_step is not None else start, following.created_at
         )
 
 
 def _list_restart_marks(order: InPlaceRestart, incident: Incident) -> Iterator[CurveMark]:
     if order.restarted_at and order.asked_at >= incident.happened_at:
         start = "the newest checkpoint" if order.resume_step is None else f"step {order.resume_step}"
-        says = f"the training processes restarted from {start}, in the same job"
-        yield CurveMark(MarkKind.RESTART, says, order.resume_step, order.restarted_at)
+        text = f"the training processes restarted from {start}, in the same job"
+        yield CurveMark(MarkKind.RESTART, text, order.resume_step, order.restarted_at)
 
 
 def _was_asked_to_stop(known: Facts, attempt: Attempt) -> bool:

@@ -179,14 +179,14 @@ def _list_charts(known: Facts) -> Iterator[Chart]:
         if window := select_window(known):
             title, close = f"Loss around incident {run.incidents[-1].number}", draw_loss(known, window)
             if sum(len(line.points) for line in close.lines) >= MIN_CLOSE_POINTS:
-                says = "A detail of the chart above."
-                yield Chart("close", title, says, close, logarithmic=logarithmic, window=window)
+                caption = "A detail of the chart above."
+                yield Chart("close", title, caption, close, logarithmic=logarithmic, window=window)
     else:
         yield Chart("loss", "Loss over time", "The job logs no steps.", draw_loss_by_time(known), Axis.TIME)
     rate, unit = draw_speed(known)
     yield Chart("speed", "Throughput by step", "", rate, unit=unit)
-    says = "Flat parts are lost time, drops are lost work."
-    yield Chart("progress", "Progress over time", says, draw_progress(known), Axis.TIME, unit="step")
+    caption = "Flat parts are lost time, drops are lost work."
+    yield Chart("progress", "Progress over time", caption, draw_progress(known), Axis.TIME, unit="step")
 
 
 def _make_section(known: Facts, incident: Incident) -> IncidentSection:

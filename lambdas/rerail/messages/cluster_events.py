@@ -116,29 +116,31 @@ def _read_state(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
 def _read_health(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
     summary = _require_object(detail.get("HealthSummary"), "detail.HealthSummary")
     status, repair = (clean_text(summary.get(name), 40) for name in ("HealthStatus", "RepairAction"))
-    says = " ".join(filter(None, (clean_text(summary.get(name)) for name in ("HealthStatusReason", "Recommendation"))))
+    message = " ".join(
+        filter(None, (clean_text(summary.get(name)) for name in ("HealthStatusReason", "Recommendation")))
+    )
     part = f"node {_read_node(detail)}"
     if status.lower() == "healthy":
-        yield ConditionChange(part, Condition.HEALTHY, "is healthy", says)
+        yield ConditionChange(part, Condition.HEALTHY, "is healthy", message)
     elif status.lower() == "unhealthy" and repair.lower() in ("", "none"):
-        yield ConditionChange(part, Condition.BROKEN, "is unhealthy, and HyperPod does not repair it", says)
+        yield ConditionChange(part, Condition.BROKEN, "is unhealthy, and HyperPod does not repair it", message)
     elif status.lower() == "unhealthy":
         doing = REPAIRS.get(repair.lower(), f"being repaired ({repair})")
-        yield ConditionChange(part, Condition.RECOVERING, f"is unhealthy and {doing} by HyperPod", says)
+        yield ConditionChange(part, Condition.RECOVERING, f"is unhealthy and {doing} by HyperPod", message)
 
 
 def _read_event(detail: Mapping[str, Any]) -> Iterator[ConditionChange]:
-    level, says, part = detail.get("EventLevel"), clean_text(detail.get("Description")), _read_part(detail)
+    level, message, part = detail.get("EventLevel"), clean_text(detail.get("Description")), _read_part(detail)
     if level == "Error":
-        hopeless = part.startswith("node") and any(word in says.lower() for word in HOPELESS)
+        hopeless = part.startswith("node") and any(word in message.lower() for word in HOPELESS)
         condition = Condition.BROKEN if hopeless or part == WHOLE else Condition.NOTED
-        yield ConditionChange(part, condition, "has an error", " ".join(filter(None, (says, _find_failure(detail)))))
+        yield ConditionChange(part, condition, "has an error", " ".join(filter(None, (message, _find_failure(detail)))))
     elif level == "Warn":
-        yield ConditionChange(part, Condition.NOTED, "has a warning", says)
-    elif "completed successfully" in says:
-        yield ConditionChange(part, Condition.HEALTHY, "is well", says)
-    elif part.startswith("node") and says.startswith("Termination of EC2 Instance"):
-        yield ConditionChange(part, Condition.HEALTHY, "has left the cluster", says)
+        yield ConditionChange(part, Condition.NOTED, "has a warning", message)
+    elif "completed successfully" in message:
+        yield ConditionChange(part, Condition.HEALTHY, "is well", message)
+    elif part.startswith("node") and message.startswith("Termination of EC2 Instance"):
+        yield ConditionChange(part, Condition.HEALTHY, "has left the cluster", message)
 
 
 def _read_part(detail: Mapping[str, Any]) -> str:

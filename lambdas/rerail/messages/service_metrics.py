@@ -24,7 +24,7 @@ class ActionLabel(StrEnum):
     STOP = "stop"
     RELEASE = "release"
     COMMAND = "command"
-    QUARANTINE = "set aside"
+    QUARANTINE = "quarantine"
     NOTHING = "nothing"
 
 
@@ -109,9 +109,9 @@ DECIDED_IN = ServiceMetric("SignalToDecision", SECONDS)
 SUPERVISE = (WAKEUPS, DECISIONS, ACTIONS, OPENED, NOTICES, DECIDED_IN)
 
 # Published by notify for each notice.
-TOLD = tuple(ServiceMetric(f"Notices.{severity}") for severity in Severity)
+SENT_NOTICES = tuple(ServiceMetric(f"Notices.{severity}") for severity in Severity)
 
 # Published by report for each notice.
 REPORTS = ServiceMetric("Reports")
 
-ALL = {"sweep": SWEEP, "supervise": SUPERVISE, "notify": TOLD, "report": (REPORTS,)}
+ALL = {"sweep": SWEEP, "supervise": SUPERVISE, "notify": SENT_NOTICES, "report": (REPORTS,)}

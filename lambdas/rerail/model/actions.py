@@ -101,7 +101,7 @@ class QuarantineCheckpoints(ActionTraits):
     """
 
     RANK = 4
-    METRIC_LABEL = "set aside"
+    METRIC_LABEL = "quarantine"
     PRECEDES_CREATE = True
 
     run: str

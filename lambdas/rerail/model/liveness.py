@@ -46,35 +46,37 @@ class Liveness:
         return {Phase.STEP: self.step_s, Phase.SAVE: self.save_s, Phase.EVALUATION: self.evaluation_s}.get(phase, 0.0)
 
 
-def with_phase(pulse: Liveness, phase: Phase, at: datetime) -> Liveness:
+def with_phase(liveness: Liveness, phase: Phase, at: datetime) -> Liveness:
     """Return the liveness after the run entered a phase; the duration of the phase that ended is learnt."""
-    if phase is pulse.phase:
-        return pulse if pulse.since else replace(pulse, since=at)
-    seconds = (at - pulse.since).total_seconds() if pulse.since else 0.0
-    if pulse.phase is Phase.SAVE:
-        pulse = replace(pulse, save_s=_update_longest(pulse.save_s, seconds))
-    elif pulse.phase is Phase.EVALUATION:
-        pulse = replace(pulse, evaluation_s=_update_longest(pulse.evaluation_s, seconds))
-    moved_at = at if phase is Phase.STEP else pulse.moved_at
-    started_at = at if phase is Phase.STARTUP else pulse.started_at
-    return replace(pulse, phase=phase, since=at, moved_at=moved_at, started_at=started_at)
+    if phase is liveness.phase:
+        return liveness if liveness.since else replace(liveness, since=at)
+    seconds = (at - liveness.since).total_seconds() if liveness.since else 0.0
+    if liveness.phase is Phase.SAVE:
+        liveness = replace(liveness, save_s=_update_longest(liveness.save_s, seconds))
+    elif liveness.phase is Phase.EVALUATION:
+        liveness = replace(liveness, evaluation_s=_update_longest(liveness.evaluation_s, seconds))
+    moved_at = at if phase is Phase.STEP else liveness.moved_at
+    started_at = at if phase is Phase.STARTUP else liveness.started_at
+    return replace(liveness, phase=phase, since=at, moved_at=moved_at, started_at=started_at)
 
 
-def with_row(pulse: Liveness, at: datetime, *, step: int | None) -> Liveness:
+def with_row(liveness: Liveness, at: datetime, *, step: int | None) -> Liveness:
     """Return the liveness after a row of metrics; a new step counts as progress, and its gap is learnt."""
-    pulse = replace(pulse, received_at=max(at, pulse.received_at or at))
-    if step is None or (pulse.step is not None and step <= pulse.step):
-        return pulse
-    if pulse.step is None or pulse.moved_at is None or pulse.phase is not Phase.STEP:
-        return replace(with_phase(pulse, Phase.STEP, at), moved_at=at, step=step)
-    gap = (at - pulse.moved_at).total_seconds()
-    longer = pulse.step_s if pulse.gaps < IGNORED_GAPS else _update_longest(pulse.step_s, gap)
-    return replace(pulse, moved_at=at, step=step, gaps=pulse.gaps + 1, step_s=longer)
+    liveness = replace(liveness, received_at=max(at, liveness.received_at or at))
+    if step is None or (liveness.step is not None and step <= liveness.step):
+        return liveness
+    if liveness.step is None or liveness.moved_at is None or liveness.phase is not Phase.STEP:
+        return replace(with_phase(liveness, Phase.STEP, at), moved_at=at, step=step)
+    gap = (at - liveness.moved_at).total_seconds()
+    longer = liveness.step_s if liveness.gaps < IGNORED_GAPS else _update_longest(liveness.step_s, gap)
+    return replace(liveness, moved_at=at, step=step, gaps=liveness.gaps + 1, step_s=longer)
 
 
-def with_relaunch(pulse: Liveness, at: datetime) -> Liveness:
+def with_relaunch(liveness: Liveness, at: datetime) -> Liveness:
     """Return the liveness of the run's next attempt, which keeps the longest gaps."""
-    return Liveness(Phase.CAPACITY, at, step_s=pulse.step_s, save_s=pulse.save_s, evaluation_s=pulse.evaluation_s)
+    return Liveness(
+        Phase.CAPACITY, at, step_s=liveness.step_s, save_s=liveness.save_s, evaluation_s=liveness.evaluation_s
+    )
 
 
 def _update_longest(longest: float, seconds: float) -> float:

@@ -26,11 +26,11 @@ _FIELD_TYPES: Mapping[str, Any] = {
 _TYPE_NAMES: Mapping[Any, str] = {str: "text", _NUMBER: "a whole number or null", _AMOUNT: "a number or null"}
 
 
-def make_run_notice(tell: Notify, run: Run, *, at: datetime, policy: Policy) -> Notice:
+def make_run_notice(notice: Notify, run: Run, *, at: datetime, policy: Policy) -> Notice:
     """Return the decision's notice with the run's current state and its cost so far."""
     attempt = run.current
     return Notice(
-        **_decision_fields(tell),
+        **_decision_fields(notice),
         run=run.id,
         thread=run.id,
         at=at,
@@ -42,9 +42,9 @@ def make_run_notice(tell: Notify, run: Run, *, at: datetime, policy: Policy) -> 
     )
 
 
-def make_job_notice(tell: Notify, job: str, *, at: datetime) -> Notice:
+def make_job_notice(notice: Notify, job: str, *, at: datetime) -> Notice:
     """Return a notice about a job that belongs to no run."""
-    return Notice(**_decision_fields(tell), run=job, thread=job, at=at, job=job)
+    return Notice(**_decision_fields(notice), run=job, thread=job, at=at, job=job)
 
 
 def find_cost(run: Run, at: datetime, policy: Policy) -> float | None:
@@ -86,16 +86,16 @@ def _make_utc(time: datetime | None) -> datetime | None:
     return time if EARLIEST <= time < LATEST else None
 
 
-def _decision_fields(tell: Notify) -> dict[str, Any]:
+def _decision_fields(notice: Notify) -> dict[str, Any]:
     return {
-        "severity": tell.severity,
-        "title": truncate(tell.title, TITLE_LIMIT),
-        "body": truncate(tell.body, TEXT_LIMIT),
-        "key": tell.key,
-        "since": tell.since,
-        "did": truncate(tell.did, TEXT_LIMIT),
-        "todo": truncate(tell.todo, TEXT_LIMIT),
-        "by": tell.by,
-        "runbook": tell.runbook,
-        "clears": tell.clears,
+        "severity": notice.severity,
+        "title": truncate(notice.title, TITLE_LIMIT),
+        "body": truncate(notice.body, TEXT_LIMIT),
+        "key": notice.key,
+        "since": notice.since,
+        "did": truncate(notice.did, TEXT_LIMIT),
+        "todo": truncate(notice.todo, TEXT_LIMIT),
+        "by": notice.by,
+        "runbook": notice.runbook,
+        "clears": notice.clears,
     }

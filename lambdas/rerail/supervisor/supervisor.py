@@ -108,7 +108,7 @@ class Supervisor:
     failed: list[Exception] = field(default_factory=list, init=False)  # errors while handling the current message
     turns: list[RecordedDecision] = field(default_factory=list, init=False)  # decisions on the current message
 
-    def handle(self, wakeup: Message, post: QueueMessage | None = None) -> Run | None:
+    def handle(self, message: Message, post: QueueMessage | None = None) -> Run | None:
         """Do everything that the message and the state of the run call for, and return the run afterwards.
 
         `post` says when the message was sent, if known. A failed action does not prevent other actions and decisions;
@@ -116,26 +116,26 @@ class Supervisor:
         """
         self.failed.clear()
         self.turns.clear()
-        run = self._dispatch(wakeup, post)
+        run = self._dispatch(message, post)
         if self.failed:
             raise self.failed[0]
         return run
 
-    def _dispatch(self, wakeup: Message, post: QueueMessage | None) -> Run | None:
+    def _dispatch(self, message: Message, post: QueueMessage | None) -> Run | None:
         """Handle the message by its type."""
-        match wakeup:
+        match message:
             case JobStateChanged():
-                return self.on_report(wakeup.job_name, post)
+                return self.on_job_changed(message.job_name, post)
             case RunDue():
-                return self.visit(wakeup.run, post=post)
+                return self.visit(message.run, post=post)
             case CommandReceived():
-                return self.command(wakeup)
+                return self.on_command(message)
             case FindingsReceived():
-                return self.on_findings(wakeup.run, wakeup.job_name, wakeup.findings)
+                return self.on_findings(message.run, message.job_name, message.findings)
             case AlarmStateChanged():
-                return self.on_alarm(wakeup)
+                return self.on_alarm(message)
             case ReportFiled():
-                return self.report(wakeup, post)
+                return self.on_report(message, post)
             case (
                 UnrelatedObject() | ClusterEventReceived() | ClusterDue()
             ):  # clusters are handled by rerail.hyperpod.clusters
@@ -143,7 +143,7 @@ class Supervisor:
             case _ as unreachable:
                 assert_never(unreachable)
 
-    def on_report(self, job_name: str, post: QueueMessage | None = None) -> Run | None:
+    def on_job_changed(self, job_name: str, post: QueueMessage | None = None) -> Run | None:
         """Visit the run that the job belongs to, or adopt the job."""
         run_id = self.runs.run_of(job_name)
         if run_id is None:
@@ -170,7 +170,7 @@ class Supervisor:
             run = self._record_turn(run, signal, looked_at=post.received_at if post else None)
         return run
 
-    def command(self, received: CommandReceived) -> Run:
+    def on_command(self, received: CommandReceived) -> Run:
         """Carry out an operator's command, by the state of the run now."""
 
         def make_command(run: Run, seen: Sequence[Checkpoint] | None) -> Signal:
@@ -201,7 +201,7 @@ class Supervisor:
 
         return self.visit(run_id, make_observed)
 
-    def report(self, filed: ReportFiled, post: QueueMessage | None = None) -> Run | None:
+    def on_report(self, filed: ReportFiled, post: QueueMessage | None = None) -> Run | None:
         """Handle an agent's report for the run that owns its folder.
 
         An invalid report is recorded as such. Raises StateUnknown while a recently filed object cannot be read, so that

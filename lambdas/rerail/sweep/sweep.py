@@ -254,57 +254,57 @@ class Sweep:
         policy = default_of(self.policies) if records else Policy().hyperpod
         return [record.cluster for record in records if find_overdue(record, at=at, policy=policy)]
 
-    def _read_heartbeats(self, watchable: list[MonitoredRun]) -> ReceivedHeartbeats:
+    def _read_heartbeats(self, monitored: list[MonitoredRun]) -> ReceivedHeartbeats:
         """Return the heartbeats of runs with an agent: they contain more than metrics and cost less to read."""
         keys = {
             monitored.run.mailbox: monitored.run.signing_key
-            for monitored in watchable
+            for monitored in monitored
             if monitored.is_training and monitored.run.current.agent
         }
         return self.mailbox.heartbeats(list(keys), keys) if keys else ReceivedHeartbeats({}, {})
 
-    def _evaluate(self, watchable: list[MonitoredRun], at: datetime) -> tuple[int, str]:
+    def _evaluate(self, monitored: list[MonitoredRun], at: datetime) -> tuple[int, str]:
         """Return the number of findings, and why some runs could not be evaluated, if so.
 
         Runs are evaluated in batches: after an outage of CloudWatch each has hours of values, too many to hold for a
         thousand runs.
         """
         findings, unread = 0, ""
-        for start in range(0, len(watchable), BATCH_SIZE):
-            count, problem = self._evaluate_batch(watchable[start : start + BATCH_SIZE], at)
+        for start in range(0, len(monitored), BATCH_SIZE):
+            count, problem = self._evaluate_batch(monitored[start : start + BATCH_SIZE], at)
             findings, unread = findings + count, unread or problem
         return findings, unread
 
-    def _evaluate_batch(self, watchable: list[MonitoredRun], at: datetime) -> tuple[int, str]:
+    def _evaluate_batch(self, monitored: list[MonitoredRun], at: datetime) -> tuple[int, str]:
         """Return the number of findings and the problem, if any, for one batch.
 
         Findings are sent before the detectors' state is saved: a sweep that dies in between sends them again.
         """
         try:
-            judgements = self.monitor.judge(watchable, at=at)
+            evaluations = self.monitor.evaluate(monitored, at=at)
         except RerailError as error:
             return 0, str(error)
         except Exception as error:  # one run's stored state is malformed: evaluate the others without it
-            if len(watchable) == 1:
-                return 0, f"{watchable[0].run.id} cannot be judged: {type(error).__name__}: {error!s:.300}"
-            half = len(watchable) // 2
+            if len(monitored) == 1:
+                return 0, f"{monitored[0].run.id} cannot be judged: {type(error).__name__}: {error!s:.300}"
+            half = len(monitored) // 2
             (first, first_problem), (second, second_problem) = (
-                self._evaluate_batch(watchable[:half], at),
-                self._evaluate_batch(watchable[half:], at),
+                self._evaluate_batch(monitored[:half], at),
+                self._evaluate_batch(monitored[half:], at),
             )
             return first + second, first_problem or second_problem
-        with_findings = [judgement for judgement in judgements if judgement.findings]
+        with_findings = [evaluation for evaluation in evaluations if evaluation.findings]
         wakeups = [
             {
-                "run": judgement.memory.run,
-                "job": judgement.memory.cursor.job,
-                "findings": [to_plain(finding) for finding in judgement.findings],
+                "run": evaluation.memory.run,
+                "job": evaluation.memory.cursor.job,
+                "findings": [to_plain(finding) for finding in evaluation.findings],
             }
-            for judgement in with_findings
+            for evaluation in with_findings
         ]
         self.queue.wake(wakeups, at=at)
-        self.monitor.keep(judgements)
-        return sum(len(judgement.findings) for judgement in with_findings), ""
+        self.monitor.keep(evaluations)
+        return sum(len(evaluation.findings) for evaluation in with_findings), ""
 
     def _skip_check(self, name: str, run: Run) -> RunCheck:
         """Return the run as due without a check: when thousands of jobs change, the supervisor describes each once."""
@@ -324,14 +324,14 @@ class Sweep:
         try:
             policy = policy_of(run, self.policies)
             signals = observe(run, self.jobs, self.checkpoints, at=at, known=make_unchanged_job(run) if known else None)
-            watchable = self._make_monitored(run, policy, signals, at)
+            monitored = self._make_monitored(run, policy, signals, at)
         except RerailError:
             # Unknown is not healthy: it is counted and reported, but never a reason to act. Pending actions stay due.
             return RunCheck(name, True if run.pending else None, run=run, policy=policy)
         decisions = [decide(run, signal, policy) for signal in signals]
         due = bool(run.pending) or any(decision.run != run for decision in decisions)
         launch = make_launch(run, decisions, priority=policy.priority) if due else None
-        return RunCheck(name, due, watchable, run, policy, launch)
+        return RunCheck(name, due, monitored, run, policy, launch)
 
     def _make_monitored(
         self, run: Run, policy: Policy, signals: tuple[Signal, ...], at: datetime
