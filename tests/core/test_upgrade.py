@@ -8,7 +8,7 @@ test here fails, an upgrade fails in accounts: give the new field a default, or 
 
 import json
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,18 @@ def test_mail_of_an_older_agent_is_read(line: str) -> None:
         case _:
             read = mailbox.read_report(text, run=run, id=mailbox.run_of_report(mail["key"])[1])
     assert list(lost(translate(json.loads(text)), json.loads(mailbox.serialize(read)))) == []
+
+
+def test_an_agent_of_the_version_before_understands_commands_and_is_understood() -> None:
+    """Jobs keep the agent that they started with: fields are written under their former names too."""
+    at = datetime(2026, 1, 31, tzinfo=UTC)
+    command = json.loads(mailbox.serialize(mailbox.Command("c1", "gpt", 1, mailbox.CommandKind.TRAIN, at)))
+    assert (command["wish"], command["kind"]) == ("train", "train")
+    report = mailbox.Report("r1", "gpt", 1, "gpt", mailbox.ReportKind.ACKNOWLEDGED, at)
+    written = json.loads(mailbox.serialize(report))
+    assert (written["told"], written["kind"]) == ("heard", "acknowledged")
+    former = json.dumps({name: value for name, value in written.items() if name != "kind"}).encode()
+    assert mailbox.read_report(former, run="gpt", id="r1") == report
 
 
 @pytest.mark.parametrize("line", stored("manifests"))

@@ -38,6 +38,7 @@ TYPES = {
 }
 # Fields, by present type and former field.
 FIELDS: Mapping[str, Mapping[str, str]] = {
+    "Account": {"mended": "recovered"},
     "Attempt": {"orders": "in_place_restarts", "is_littered": "has_stale_checkpoints"},
     "ClusterPart": {"heard_at": "received_at", "told_at": "notified_at"},
     "ClusterRecord": {"told": "notified"},
