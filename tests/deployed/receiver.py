@@ -18,12 +18,15 @@ class Call(NamedTuple):
 
 
 class Receiver:
-    """`answers` are the statuses of the next requests by path; all others are taken."""
+    """A receiver that accepts what it is sent, except for `answers` and `refusals`."""
 
     def __init__(self, server: ThreadingHTTPServer) -> None:
         self.url = f"http://127.0.0.1:{server.server_port}"
         self.calls: list[Call] = []
+        # The statuses of the next requests, by path.
         self.answers: dict[str, list[int]] = {}
+        # The status of every request about one notice, by path and key.
+        self.refusals: dict[tuple[str, str], int] = {}
 
     def at(self, path: str, key: str = "") -> list[Call]:
         """What was sent there, about that notice where a key is given."""
@@ -32,7 +35,8 @@ class Receiver:
 
     def take(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> int:
         waiting = self.answers.get(path, [])
-        status = waiting.pop(0) if waiting else 202
+        refused = self.refusals.get((path, body.get("dedup_key") or body.get("key", "")))
+        status = refused or (waiting.pop(0) if waiting else 202)
         self.calls.append(Call(path, headers, body, status))
         return status
 

@@ -184,11 +184,10 @@ def test_a_receiver_that_is_down_for_a_moment_loses_nothing(told: Told):
 
 def test_a_receiver_that_stays_down_is_itself_a_page(told: Told):
     """The letter lies aside without any secret, its alarm goes to the page topic, and the e-mail came anyway."""
-    told.receiver.answers[PAGER] = [500] * 1000
-    told.receiver.answers[HOOK] = [403]
+    # Only this notice: the alarm about one receiver's dead letters must reach the other.
+    told.receiver.refusals = {(PAGER, "gpt/lost"): 500, (HOOK, "gpt/lost"): 403}
     told.tell(notice(Severity.PAGE, "gpt/lost"))
     letters = told.account.wait("two letters", lambda: len(found := told.letters()) == 2 and found)
-    told.receiver.answers.clear()
     refused, exhausted = sorted(letters, key=lambda letter: letter["ERROR_CODE"], reverse=True)
     assert (refused["ERROR_CODE"], refused["RETRY_ATTEMPTS"]) == ("SDK_CLIENT_ERROR", "0")
     assert len(told.receiver.at(HOOK, "gpt/lost")) == 1
