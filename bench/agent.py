@@ -1,4 +1,4 @@
-"""What the agent costs a training step, and whether all ranks always agree: `python -m bench.agent [--json FILE]`.
+"""Measure what the agent costs a training step, and that all ranks agree: `python -m bench.agent [--json FILE]`.
 
 Times are of this machine, so each is set beside something measured in the same run: the reduced loss beside a plain
 all-reduce, step after step in turns, and the agreement beside ranks that act on what they see themselves.
@@ -226,7 +226,7 @@ def _flag(trial: int) -> int:
 
 
 def _together(loop: Callable[..., Any], size: int, *arguments: Any, console: Console | None = None) -> list[Any]:
-    """What the loop returned on each of so many ranks, joined by gloo."""
+    """Return the results of the loop on each of the ranks, which are joined by gloo."""
     import torch  # noqa: F401  (once, before the fork)
 
     fork = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""What a benchmark has measured: tables, goals and failures, for the terminal and as JSON."""
+"""The results of a benchmark: tables, goals and failures, for the terminal and as JSON."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -51,7 +51,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one benchmark shows. A missed goal is reported; only a failure makes the exit status 1."""
+    """The result of one benchmark. A missed goal is reported; only a failure makes the exit status 1."""
 
     claim: str
     sheets: tuple[Sheet, ...] = ()

@@ -1,4 +1,4 @@
-"""How bad our own row may get: measures with the worst value that is still accepted, kept in a file."""
+"""The worst accepted value of each measure of Rerail's own row, kept in a file."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What each contender says about one log: Rerail on its steps and on its minutes, and the published rules."""
+"""The findings of each detector on one log: Rerail per step and per minute, and the published rules."""
 
 import time
 from collections import Counter

@@ -42,7 +42,7 @@ LONGEST_PAUSE_S = 0.03  # before a kill, so that it comes at any point of the ne
 
 @dataclass
 class Tally:
-    """What became of the kills or the damages; `wrong` says what went wrong, with what it takes to repeat it."""
+    """The results of the kills or the damages; `wrong` has each failure and how to repeat it."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -147,7 +147,7 @@ def _commits(pipe: Connection, count: int | None) -> int:
 
 
 def _state_left(root: Path) -> str:
-    """Where in a save the kill came, as far as the disk shows."""
+    """Return the phase of the checkpoint in which the kill came, as far as the disk shows."""
     names = [path.name for path in root.iterdir()]
     if any(name.startswith(".saving") for name in names):
         return "in a file"
@@ -218,7 +218,7 @@ def _save(manifest: Manifest, saver: Saver) -> None:
 
 
 def _start(saver: Saver, pipe: Connection) -> int:
-    """What a real attempt does first; ends it, with a word to whom it may concern, if the state restored is wrong."""
+    """Restore as an attempt does first; end the process with a message if the restored state is wrong."""
     state = make(0, saver.rank)
     found = saver.restore(state)
     step = found.step if found else 0
@@ -309,7 +309,7 @@ def make(step: int, rank: int) -> dict[str, Any]:
 
 
 def difference(one: Any, other: Any, path: str = "state") -> str:
-    """Where two states first differ, "" if they do not."""
+    """Return where two states first differ, "" if they are equal."""
     if isinstance(one, dict):
         if one.keys() != other.keys():
             return path

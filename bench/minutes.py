@@ -69,7 +69,7 @@ def minutes(samples: Sequence[Sample]) -> Minutes:
 
 
 def _row_seconds(samples: Sequence[Sample]) -> list[float | None]:
-    """How long each row took: its time a step, times the steps since the row before."""
+    """Return the seconds of each row: its time per step, times the steps since the row before."""
     seconds: list[float | None] = []
     before: int | None = None
     for sample in samples:

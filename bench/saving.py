@@ -135,7 +135,7 @@ def _rank(rank: int, size: str, rounds: int, root: str, port: int, messages: Any
 
 
 class Bench:
-    """What one rank does."""
+    """Run the benchmark on one rank."""
 
     def __init__(self, rank: int, size: str, root: Path, tell: Callable[[Any], None]) -> None:
         self.rank, self.root, self.tell = rank, root, tell
@@ -333,7 +333,7 @@ def _goals(measured: Mapping[str, Any]) -> list[Goal]:
 
 
 def _unrest(windows: Sequence[tuple[float, float, float]]) -> float:
-    """How much the steps before and after a save differ, though nothing is being written in either window."""
+    """Return how much the steps before and after a checkpoint differ; nothing is written in either window."""
     return median(abs(before - after) / min(before, after) for before, _, after in windows)
 
 

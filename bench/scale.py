@@ -281,7 +281,7 @@ class SweepCost:
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """What became of a fleet whose jobs all died at once."""
+    """The outcome for a fleet whose jobs all died at once."""
 
     jobs: int
     minutes: dict[str, float]  # of the relaunch, by run

@@ -49,7 +49,7 @@ DRIVER = "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:]).wait()
 
 @dataclass(frozen=True)
 class Layout:
-    """Who is PID 1, and what is between it and the ranks."""
+    """The process that is PID 1, and the launcher between it and the ranks."""
 
     name: str
     command: tuple[str, ...]
@@ -87,7 +87,7 @@ def layouts(rank: Path) -> list[Layout]:
 
 
 def refusal() -> str:
-    """Why no namespaces can be made here; empty if they can."""
+    """Return why namespaces cannot be created here; empty if they can."""
     try:
         made = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -173,7 +173,7 @@ def _manifest(step: int, size: int, *, reason: str = "snapshot") -> Manifest:
 
 
 def timed(context: Any, size: str, rounds: int) -> dict[str, Any]:
-    """What rank 0 of two on two nodes has measured."""
+    """The measurements of rank 0 of two, on two nodes."""
     nodes = Nodes(context, 2)
     try:
         nodes.start(measure, size, rounds)
@@ -231,7 +231,7 @@ def drop_cached(folder: Path) -> None:
 
 
 class Bench:
-    """What one rank measures while it trains."""
+    """The measurements of one rank while it trains."""
 
     def __init__(self, life: Life, size: str) -> None:
         self.life = life
@@ -339,7 +339,7 @@ def _times(size: str, measured: Mapping[str, Any]) -> Table:
 
 @dataclass
 class Tally:
-    """What became of the losses; `wrong` says what went wrong, with what it takes to repeat it."""
+    """The results of the losses; `wrong` has each failure and how to repeat it."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)

@@ -94,7 +94,7 @@ class Soak:
         return self.references[key]
 
     def judge(self, folder: Path, state: Path) -> None:
-        """What has become of each run, and of the account."""
+        """Return the state of each run and of the account."""
         for soak_run in self.soak_runs:
             if soak_run.run is None:
                 self.wrong.append(f"{soak_run.name} was never adopted")
@@ -121,7 +121,7 @@ class Soak:
         }
 
     def _count_messages(self, state: Path) -> dict[str, int]:
-        """What reached people: of the runs, and of Rerail itself, whose alarms page too."""
+        """Return the notices about the runs and the alarms of Rerail itself."""
         found: dict[str, int] = {}
         for kind in ("pages", "informs"):
             subjects = self.account.read_subjects(kind)

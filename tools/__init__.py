@@ -1,1 +1,1 @@
-"""What the Makefile runs: packages, and the test suites."""
+"""Programs of the Makefile: packages, test suites, audits, and parts of the site."""

@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
 
 
 def found(place: Path = PLACE) -> dict[str, Any]:
-    """How to launch it: of this system, or else the fetched one with the libraries that came with it."""
+    """Return the options to launch it: the system's browser, or the fetched one with its own libraries."""
     for name in NAMES:
         if path := shutil.which(name):
             return {"executable_path": path}

@@ -1,4 +1,4 @@
-"""What the pages of docs/ quote of the code, written into them between marks: `python -m tools.quotations`.
+"""Write what the pages of docs/ quote of the code into them, between marks: `python -m tools.quotations`.
 
 A test compares rules, checks, causes, findings and runbooks in the pages with the code. `tools/site_parts.py` writes
 the fields of a policy and the sample notices when the site is built.
@@ -150,7 +150,7 @@ def causes() -> str:
 
 
 def findings() -> str:
-    """What each detector asks, and what may come of it."""
+    """Return the table of the detectors, with what each finding may lead to."""
     rows = []
     for kind in Kind:
         cause = CAUSES.get(kind)

@@ -90,7 +90,7 @@ def window(
 
 
 def recorded(path: Path) -> Facts:
-    """What was known of the recorded run."""
+    """Return the facts of the recorded run."""
     return loads(Facts, gzip.decompress(path.read_bytes()).decode())
 
 

@@ -29,7 +29,7 @@ break_down, read_batch, plan_of = faults.break_down, data.Corpus.batch, faults.P
 
 
 class Rank:
-    """What this rank has noted, and what it is still to break."""
+    """The notes of this rank, and the faults that it still has to cause."""
 
     def __init__(self) -> None:
         job = os.environ["TRAINING_JOB_NAME"]
@@ -81,7 +81,7 @@ class Rank:
             self.note(injected=kind, step=step)
 
     def batch(self, corpus: data.Corpus, ids: Sequence[int]) -> Any:
-        """What the model is given."""
+        """Return the input of the model."""
         self.read += ids
         return read_batch(corpus, ids)
 

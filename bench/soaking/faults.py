@@ -21,7 +21,7 @@ STORM_WINDOW, STORM_RELAUNCHES = timedelta(minutes=20), 2
 
 
 class World(Protocol):
-    """What a fault from outside can be made with."""
+    """The means of a fault from outside."""
 
     @property
     def others(self) -> list[str]:
@@ -192,7 +192,7 @@ def lose_the_node_under_throttling(world: World, job: str) -> None:
 
 
 def lose_the_node_and_its_newest_save(world: World, job: str) -> None:
-    """What the next attempt would resume from has other bits than its manifest says."""
+    """Damage the checkpoint that the next attempt would resume from, so that it differs from its manifest."""
     world.inject("internal_error", TrainingJobName=job)
     world.damage_newest_save(job)
 

@@ -1,4 +1,4 @@
-"""What must hold of a run that was soaked: its losses, its samples, its checkpoints, and that it was alone."""
+"""The checks of a run after the soak: its losses, samples and checkpoints, and that no other job was live."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -181,7 +181,7 @@ def _alone(soak_run: SoakRun, jobs: Sequence[tuple[Attempt, dict[str, Any]]]) ->
 
 
 def _ended(job: Mapping[str, Any]) -> datetime:
-    """When the job came to its last state; one that never had machines has no TrainingEndTime."""
+    """Return when the job reached its last state; one that never had machines has no TrainingEndTime."""
     last: datetime = job.get("TrainingEndTime") or job["SecondaryStatusTransitions"][-1]["StartTime"]
     return last
 

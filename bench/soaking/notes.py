@@ -172,7 +172,7 @@ def uncovered(
 
 
 def different(mine: Mapping[int, str], references: Mapping[int, str]) -> tuple[int, float]:
-    """How many losses have other bits than the reference's, and the largest difference, over the steps of both."""
+    """Return the number of losses that differ in any bit from the reference's, and the largest difference."""
     shared = mine.keys() & references.keys()
     other = [step for step in shared if mine[step] != references[step]]
     apart = [abs(float.fromhex(mine[step]) - float.fromhex(references[step])) for step in other]

@@ -358,7 +358,7 @@ class SoakRun:
         return self.last_step >= injection.step + QUIET_STEPS
 
     def _sum_up(self, run: Run, injection: Injection) -> None:
-        """What the record says of it, and what the notes do."""
+        """Return the recorded and the noted facts of the run."""
         fault, since = injection.fault, [entry for entry in self.timeline if entry.version > injection.version]
         mine = [each for each in run.attempts if injection.attempt <= each.number < run.current.number]
         injection.attempts = run.current.number - injection.attempt

@@ -11,7 +11,8 @@ from rerail.incident_report.location import make_page_key
 from rerail.model.notice import Notice
 from rerail.notices.notifiers.links import NoticeOrigin, make_report_console_link
 
-# A night. The function's credentials may expire sooner, and signed URLs expire with them.
+# Long enough for a page at night to be opened in the morning. A signed URL expires earlier with the credentials that
+# signed it.
 VALID_S = 12 * 3600
 
 

@@ -27,12 +27,7 @@ from rerail.decisions.fallback_machines import with_machines
 from rerail.decisions.launch_checks import find_obstacle, with_launch_blocked, with_runtime_left
 from rerail.decisions.remedies import Hold
 from rerail.decisions.rollback_ladder import RollbackPlan, plan_rollback, with_rung_taken
-from rerail.model.actions import (
-    Action,
-    CreateJob,
-    PostCommand,
-    QuarantineCheckpoints,
-)
+from rerail.model.actions import Action, CreateJob, PostCommand, QuarantineCheckpoints
 from rerail.model.checkpoint_layouts import UNLOADABLE
 from rerail.model.checkpoints import Checkpoint, Health
 from rerail.model.machines import format_instance_types

@@ -3,24 +3,15 @@
 from dataclasses import replace
 
 from rerail.decisions import warm_pools
-from rerail.decisions.decision import (
-    Decision,
-    with_attempt,
-)
+from rerail.decisions.decision import Decision, with_attempt
 from rerail.decisions.deferrals import on_rate_limited
-from rerail.decisions.launch import (
-    make_create_job,
-)
+from rerail.decisions.launch import make_create_job
 from rerail.decisions.on_failure import on_refusal
 from rerail.model.actions import ReleaseWarmPool
 from rerail.model.machines import WarmPool
 from rerail.model.policy import Policy
 from rerail.model.run import Attempt, JobStatus, Run
-from rerail.model.signals import (
-    ActionsDone,
-    CreateRefused,
-    Refusal,
-)
+from rerail.model.signals import ActionsDone, CreateRefused, Refusal
 
 
 def on_actions_done(run: Run, done: ActionsDone, policy: Policy) -> Decision:

@@ -272,8 +272,8 @@ def _hold(intervention: Intervention, policy: Policy) -> Decision | None:
         return None
     advice = f"{verdict.advice}; the job goes on until you stop it"
     reason = f"{intervention.what}; {intervention.plan_text}. To do: {advice}"
-    finding, began = intervention.finding, intervention.finding.onset_at or intervention.finding.at
-    recorded = with_incident(intervention.charged, failure, reason, ("hold",), kind=finding.kind, began=began)
+    kind, began = intervention.finding.kind, intervention.began
+    recorded = with_incident(intervention.charged, failure, reason, ("hold",), kind=kind, began=began)
     return hold_as_ruled(recorded, failure.at, intervention.what, replace(verdict, advice=advice))
 
 
@@ -295,8 +295,7 @@ def _restart_in_place(intervention: Intervention, policy: Policy) -> Decision | 
     if intervention.is_elsewhere or not can_restart(intervention.run) or find_obstacle(run, failure, target, policy):
         return None
     what = f"{intervention.what}; {rung.why}" if rung else intervention.what
-    finding, began = intervention.finding, intervention.finding.onset_at or intervention.finding.at
-    return restart(run, failure, target, policy, what, kind=finding.kind, began=began)
+    return restart(run, failure, target, policy, what, kind=intervention.finding.kind, began=intervention.began)
 
 
 def _stop_and_relaunch(intervention: Intervention, policy: Policy) -> Decision | None:

@@ -23,9 +23,7 @@ from rerail.decisions.decision import (
 from rerail.decisions.drills import format_drill, with_drill_done
 from rerail.decisions.emergency_checkpoint import on_checkpoints
 from rerail.decisions.in_place_restart import is_saved_since_restart, on_failed_instead
-from rerail.decisions.launch import (
-    relaunch_now,
-)
+from rerail.decisions.launch import relaunch_now
 from rerail.decisions.on_failure import on_failed, on_pending
 from rerail.decisions.on_finding import on_proposal
 from rerail.model.actions import CreateJob, Severity, StopJob
@@ -34,10 +32,7 @@ from rerail.model.policy import OnMaxRuntime, Policy
 from rerail.model.run import AfterStop, Attempt, Job, JobStatus, Run, RunState
 from rerail.model.runbooks import Runbook
 from rerail.model.self_repairs import format_repairs
-from rerail.model.signals import (
-    JobGone,
-    JobObserved,
-)
+from rerail.model.signals import JobGone, JobObserved
 
 TIMEOUT_STATUSES = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 PENDING_TIMEOUT_REASON = "CapacityError: no machines came within the job's MaxPendingTimeInSeconds"

@@ -5,25 +5,15 @@ from datetime import datetime
 
 from rerail.decisions import warm_pools
 from rerail.decisions.approvals import on_expired
-from rerail.decisions.decision import (
-    Decision,
-    format_start,
-    stop_now,
-)
+from rerail.decisions.decision import Decision, format_start, stop_now
 from rerail.decisions.deferrals import is_deferred_stop_due
 from rerail.decisions.emergency_checkpoint import on_save_deadline
 from rerail.decisions.in_place_restart import on_restart_due
-from rerail.decisions.launch import (
-    choose_resume_step_again,
-    format_machines,
-    with_launch,
-)
+from rerail.decisions.launch import choose_resume_step_again, format_machines, with_launch
 from rerail.model.actions import ReleaseWarmPool
 from rerail.model.policy import Mode, Policy
 from rerail.model.run import JobStatus, Run, RunState
-from rerail.model.signals import (
-    Tick,
-)
+from rerail.model.signals import Tick
 
 
 def on_tick(run: Run, tick: Tick, policy: Policy) -> Decision:
