@@ -1,4 +1,4 @@
-"""The same work on many logs, on all cores."""
+"""Do the same work on many logs, on all cores."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,10 @@ Result = TypeVar("Result")
 
 
 def spread(work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-    """Results as they come, in any order; `work` must be a module's function. One task is done in this process."""
+    """Yield the results as they come, in any order; `work` must be a function of a module.
+
+    One task is done in this process.
+    """
     processes = min(len(tasks), os.cpu_count() or 1)
     if processes < 2:
         yield from map(work, tasks)

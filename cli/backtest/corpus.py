@@ -1,4 +1,4 @@
-"""Reads a corpus of training logs: `index.csv`, `labels.csv` where there is one, and `runs/<id>.csv.gz`."""
+"""Read a corpus of training logs: `index.csv`, `labels.csv` where there is one, and `runs/<id>.csv.gz`."""
 
 import csv
 import gzip
@@ -15,7 +15,7 @@ COLUMNS = ("step", "loss", "step_time_s", "grad_norm", "lr")
 
 
 class BadCorpus(Exception):
-    """A file of the corpus cannot be read: what is the matter, and what to do."""
+    """A file of the corpus cannot be read; the message has the problem and the remedy."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem, remedy)
@@ -38,7 +38,7 @@ class Corpus:
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """What the folder holds; the logs themselves are read one by one, with `read_log`."""
+    """Return the runs and labels of the folder; the logs themselves are read one by one, with `read_log`."""
     labels = _labels(folder / "labels.csv")
     runs = tuple(
         Labelled(
@@ -55,7 +55,7 @@ def read_corpus(folder: Path) -> Corpus:
 
 
 def read_log(file: Path) -> list[Sample]:
-    """Every row of one log, in log order."""
+    """Return every row of one log, in log order."""
     try:
         with gzip.open(file, "rt", newline="") as lines:
             rows = csv.reader(lines)
@@ -71,7 +71,7 @@ def read_log(file: Path) -> list[Sample]:
 
 
 def _sample(step: str, loss: str, step_time_s: str, grad_norm: str, lr: str) -> Sample:
-    """A row as it was printed; an empty cell is no number."""
+    """Return a row as it was printed, with None for an empty cell."""
     return Sample(
         int(float(step)) if step else None,
         None,

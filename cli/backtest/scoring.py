@@ -1,10 +1,10 @@
-"""Says how good findings are on labelled logs: what was found, what was false, what should not have been stopped.
+"""Score findings on labelled logs: recall, delay, false alarms and wrong interventions.
 
-A finding speaks at a row, having seen that row and nothing later; a label spans the rows of one event.
+A finding is made at a row, from that row and earlier ones; a label spans the rows of one event.
 
 recall          of the labels that count, by family: a finding of the family from 2 rows before the onset to 10 rows
-                after the end finds the event. Macro is the mean over groups of the mean over runs, for a few runs hold
-                most spikes.
+                after the end finds the event. Macro is the mean over groups of the mean over runs, because a few runs
+                have most spikes.
 delay           from the onset to the first finding that finds it, in rows, never below 0; of found events only.
 false alarms    findings of any family and level that lie more than 10 rows from every label, whatever its score; those
                 within 50 rows of the last one are one alarm.

@@ -23,6 +23,10 @@ CLI_COMMANDS = {
 }
 GLOBAL_OPTIONS = {"region", "profile", "query", "output", "no-cli-pager"}
 PLAIN = ("git", "cd", "export", "$EDITOR", "pip", "python", "python3", ".venv/bin/python", "sudo", "docker", "mkdir")
+# A Python file or test data below the folders of the repository, where a page writes its whole path.
+REPOSITORY_FILE = re.compile(
+    r"(?<![\w./-])((?:lambdas|stacks|agent|container|cli|local|bench|tools|tests)/[\w./-]+\.(?:py|jsonl?|csv))(?![\w.]*\w)"
+)
 SHELL = re.compile(r"[|;&<>]|\$\(")
 
 # The error of a command line for words that it does not accept.
@@ -94,6 +98,15 @@ def test_a_module_that_is_run_exists(shown):
     module = shown.words[2]
     ours = (ROOT / (module.replace(".", "/") + ".py")).exists() or (ROOT / module.replace(".", "/")).is_dir()
     assert ours or module in ("pip", "pytest", "venv")
+
+
+def test_every_file_of_the_repository_that_a_page_names_exists():
+    """A test or module that was moved takes its mentions along."""
+    named = {
+        (page.name, path) for page in pages() for path in REPOSITORY_FILE.findall(page.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert not [f"{page}: {path}" for page, path in sorted(named) if not (ROOT / path).exists()]
 
 
 def test_every_command_is_of_a_kind_that_is_checked():
