@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import fields
 from typing import Any
 
 from rerail.detection.detectors import Detectors, DetectorState, evaluate_sample
@@ -14,7 +13,6 @@ from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
 CLEAN, SUSPECT = "clean", "suspect"
-NAMES = tuple(f.name for f in fields(Detectors))
 TRIAL = Sample(step=1, loss=1.0, grad_norm=1.0, step_time_s=1.0)
 
 
@@ -43,11 +41,7 @@ class StepDetection:
         price, which nobody asks for here."""
         self._finite = sample.loss is None or math.isfinite(sample.loss)
         self._rows += 1
-        found: list[Finding] = []
-        for name in NAMES:
-            finding = getattr(self._judges, name).see(sample, self._detection)
-            if finding is not None:
-                found.append(finding)
+        found = self._judges.run(sample, self._detection)
         if not found and not self._troubles:
             return found
         self._onsets, told = with_onsets(self._onsets, found, row=self._rows, detection=self._detection)

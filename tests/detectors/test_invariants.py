@@ -128,7 +128,10 @@ def test_one_change_of_level_alarms_a_bounded_number_of_times(times: float, seed
 def test_a_non_finite_value_is_reported_in_every_field(value: float) -> None:
     """Loss or gradient, and whatever the sign."""
     for name in ("loss", "grad_norm"):
-        rows = [replace(Sample(step=row, loss=1.0 + row % 3), **{name: value} if row >= 5 else {}) for row in range(9)]
+        rows = [
+            replace(Sample(step=row, loss=1.0 + row % 3, grad_norm=1.0), **{name: value} if row >= 5 else {})
+            for row in range(9)
+        ]
         assert {f.kind for _, f in evaluate_series(rows, DETECTION)} == {Kind.NON_FINITE}
 
 

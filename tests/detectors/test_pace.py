@@ -71,9 +71,9 @@ def test_tokens_a_second_stand_for_the_step_time() -> None:
 
 def test_one_step_that_took_too_long_is_reported_afterwards() -> None:
     """Evaluations every hundred rows are learnt; a pause far beyond them is not one of them."""
-    rows = [value * (1.5 if row % 100 == 99 else 1) for row, value in enumerate(steps(500))]
-    rows[350] *= 10
-    assert [(row, f.kind) for row, f in said(slow(rows), *PACE)] == [(350, Kind.STALL)]
+    rows = [value * (1.5 if row % 100 == 99 else 1) for row, value in enumerate(steps(700))]
+    rows[550] *= 10
+    assert [(row, f.kind) for row, f in said(slow(rows), *PACE)] == [(550, Kind.STALL)]
 
 
 def test_the_first_long_pause_of_its_kind_may_be_a_save() -> None:

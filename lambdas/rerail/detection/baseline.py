@@ -1,4 +1,4 @@
-"""The expected next log loss of a run, and its normal deviations from that."""
+"""The expected next loss of a run, and its normal deviations from that."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ INTERQUARTILE = 1.349  # of a normal distribution, in standard deviations
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One log loss compared with its baseline; all values are log losses."""
+    """One loss compared with its baseline; all values are losses."""
 
     expected: float
     # How far the loss is above the expected one.
@@ -32,7 +32,7 @@ class Reading:
 
 @dataclass(slots=True)
 class Baseline:
-    """The level of the log loss and its deviations; the caller decides which rows are learnt.
+    """The level of the loss and its deviations; the caller decides which rows are learnt.
 
     A median lags behind a falling loss by a drift that is about the same in each row. The median of the residuals
     removes it.
@@ -54,12 +54,12 @@ class Baseline:
         """Return a copy."""
         return Baseline(self.level, self.residuals, self.history, self.increments)
 
-    def read(self, value: float, detection: Thresholds) -> Reading | None:
-        """Compare a value with the rows before it; return None while there are too few."""
+    def read(self, value: float, detection: Thresholds, *, floor: float = 0.0) -> Reading | None:
+        """Compare a value with the rows before it, whose noise is at least `floor`; None while there are too few."""
         if len(self.residuals) < NOISE_NEEDS:
             return None
         spread = self.residuals.quantile(0.75) - self.residuals.quantile(0.25)
-        noise = max(spread / INTERQUARTILE, detection.noise_floor)
+        noise = max(spread / INTERQUARTILE, detection.noise_floor, floor)
         expected = self.level.median() + self.residuals.median()
         allowed = max(
             detection.spike_noise * noise,
@@ -85,6 +85,11 @@ class Baseline:
     def habit(self, excess: float) -> None:
         """Add a jump to the history, so that frequent jumps of the run are no longer reported."""
         self.history.push(excess)
+
+    def scale(self, factor: float) -> None:
+        """Convert everything to another unit."""
+        for window in (self.level, self.residuals, self.history, self.increments):
+            window.scale(factor)
 
     def clear(self) -> None:
         """Forget everything, as at the start of a run."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from rerail.detection import blind, capacity_wait, checkpoint_stall, stall, startup_stall
 from rerail.detection.divergence import Divergence
@@ -12,6 +12,7 @@ from rerail.detection.grad_norm import GradNorm
 from rerail.detection.loss_spike import LossSpike
 from rerail.detection.non_finite import NonFinite
 from rerail.detection.plateau import Plateau
+from rerail.detection.row import Row, RowReader
 from rerail.detection.stall import Stall
 from rerail.detection.throughput_drop import ThroughputDrop
 from rerail.model.finding import Finding
@@ -20,10 +21,18 @@ from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
 
+class Detector(Protocol):
+    """A detector that runs on each row, with small state of its own."""
+
+    def see(self, row: Row, detection: Thresholds) -> Finding | None:
+        """Update the state with one more row, and return what was found."""
+
+
 @dataclass(slots=True)
 class Detectors:
-    """The state of each detector; the order of the fields is the order in which they run."""
+    """The reader of the rows, then the state of each detector in the order in which they run."""
 
+    rows: RowReader = field(default_factory=RowReader)
     non_finite: NonFinite = field(default_factory=NonFinite)
     frozen_loss: FrozenLoss = field(default_factory=FrozenLoss)
     loss_spike: LossSpike = field(default_factory=LossSpike)
@@ -32,6 +41,24 @@ class Detectors:
     grad_norm: GradNorm = field(default_factory=GradNorm)
     stall: Stall = field(default_factory=Stall)
     throughput_drop: ThroughputDrop = field(default_factory=ThroughputDrop)
+
+    def run(self, sample: Sample, detection: Thresholds) -> list[Finding]:
+        """Update the state with one more sample, and return the findings."""
+        row = self.rows.read(sample)
+        findings = (detector.see(row, detection) for detector in self._get_all())
+        return [finding for finding in findings if finding is not None]
+
+    def _get_all(self) -> tuple[Detector, ...]:
+        return (
+            self.non_finite,
+            self.frozen_loss,
+            self.loss_spike,
+            self.divergence,
+            self.plateau,
+            self.grad_norm,
+            self.stall,
+            self.throughput_drop,
+        )
 
 
 # The detectors that run on the liveness at a point in time, because they detect missing samples.
@@ -58,7 +85,7 @@ def evaluate_sample(
     """Return the state after one more sample, and the findings; the given state is not changed."""
     detectors = Detectors(*(_copy_detector(getattr(state.detectors, name)) for name in _DETECTOR_NAMES))
     liveness = with_row(state.liveness, sample.at, step=sample.step) if sample.at else state.liveness
-    return DetectorState(detectors, liveness), tuple(_run_detectors(detectors, sample, detection))
+    return DetectorState(detectors, liveness), tuple(detectors.run(sample, detection))
 
 
 def _copy_detector(detector: Any) -> Any:
@@ -81,15 +108,8 @@ def evaluate_series(samples: Iterable[Sample], detection: Thresholds) -> Iterato
     """Yield every finding of a whole series with the 0-based row at which it was made."""
     detectors = Detectors()
     for row, sample in enumerate(samples):
-        for finding in _run_detectors(detectors, sample, detection):
+        for finding in detectors.run(sample, detection):
             yield row, finding
-
-
-def _run_detectors(detectors: Detectors, sample: Sample, detection: Thresholds) -> Iterator[Finding]:
-    for name in _DETECTOR_NAMES:
-        finding: Finding | None = getattr(detectors, name).see(sample, detection)
-        if finding is not None:
-            yield finding
 
 
 _DETECTOR_NAMES = tuple(f.name for f in fields(Detectors))

@@ -1,14 +1,12 @@
 """Detect a loss that has risen above an earlier level and stays there."""
 
-import math
 from dataclasses import dataclass, field
 
-from rerail.detection.cadence import Cadence
 from rerail.detection.lowest import RunningMinimum
 from rerail.detection.rise import LossRise
+from rerail.detection.row import Row
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
 NOW_ROWS = 8
@@ -22,6 +20,7 @@ UNREPORTED_CAP = 8  # a slowly recovering rise is followed this many times longe
 # A loss that jumps back to within a quarter of its starting level most likely belongs to a restarted run.
 RESTART_WITHIN = 0.25
 LEARNT = 0.2  # log units below the start of the run
+LONGER = 2  # than the longest rise that the run recovered from
 RECOVERY_HALF_LIFE_ROWS = 512  # an earlier recovery counts half as much after this many rows
 
 
@@ -29,7 +28,6 @@ RECOVERY_HALF_LIFE_ROWS = 512  # an earlier recovery counts half as much after t
 class Divergence:
     """The current and the best level of the loss, the normal rises of the run, and the rise in progress."""
 
-    cadence: Cadence = field(default_factory=Cadence)
     rows: int = 0
     start: float = 0.0
     recent: Window = field(default_factory=lambda: Window(NOW_ROWS))
@@ -37,27 +35,35 @@ class Divergence:
     strays: Window = field(default_factory=lambda: Window(HISTORY_ROWS))
     rises: Window = field(default_factory=lambda: Window(HISTORY_ROWS))
     lagged: list[float] = field(default_factory=list)
+    # The losses that the last rows printed, if the values are recovered from running means.
+    printed: list[float] = field(default_factory=list)
     best: RunningMinimum = field(default_factory=lambda: RunningMinimum(BEST_ROWS))
     rise: LossRise | None = None
     recovered_level: float = 0.0
     recovered_row: int = 0
+    # The most rows that a rise took until it recovered.
+    recovered_rows: int = 0
 
     def __post_init__(self) -> None:
-        self.cadence, self.best, self.lagged = self.cadence.copy(), self.best.copy(), list(self.lagged)
+        self.best, self.lagged, self.printed = self.best.copy(), list(self.lagged), list(self.printed)
         self.recent, self.level, self.strays, self.rises = (
             w.copy() for w in (self.recent, self.level, self.strays, self.rises)
         )
         self.rise = self.rise.copy() if self.rise else None
 
-    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
+    def see(self, row: Row, detection: Thresholds) -> Finding | None:
         """Warn if the level of the last rows is too high, and intervene if it does not recover in time."""
-        if sample.loss is None or not 0 < sample.loss < math.inf:
-            return None
-        if self.cadence.changed(sample.step):
+        if row.is_new_series:
             self._forget()
-        self._add(math.log(sample.loss))
+        if row.scale.factor != 1:
+            self._scale(row.scale.factor)
+        if row.value is None:
+            return None
+        self._add(row.value)
+        if row.is_recovered and row.sample.loss is not None:
+            self.printed = [*self.printed[1 - NOW_ROWS :], row.sample.loss]
         now = self.recent.median()
-        return self._follow_rise(now, sample, detection) if self.rise else self._check_level(now, sample, detection)
+        return self._follow_rise(now, row, detection) if self.rise else self._check_level(now, row, detection)
 
     def _add(self, value: float) -> None:
         self.rows += 1
@@ -67,7 +73,7 @@ class Divergence:
         if self.rows == NOW_ROWS:
             self.start = self.recent.median()
 
-    def _check_level(self, now: float, sample: Sample, detection: Thresholds) -> Finding | None:
+    def _check_level(self, now: float, row: Row, detection: Thresholds) -> Finding | None:
         if len(self.level) >= NOW_ROWS:
             self.lagged.append(self.level.median())
         if len(self.lagged) <= NOW_ROWS:
@@ -76,13 +82,32 @@ class Divergence:
         if len(self.level) < LEVEL_NEEDS:
             return None
         rise = now - self.best.value()
-        if len(self.rises) < HISTORY_NEEDS or rise <= (allowed := self._allowed(detection)):
+        falls = row.is_recovered and len(self.printed) > 1 and self.printed[-1] <= self.printed[0]
+        if falls or len(self.rises) < HISTORY_NEEDS or rise <= (allowed := self._allowed(detection)):
             self.rises.push(rise)
             return None
-        self.rise = LossRise(self.best.value(), allowed, peak=rise, trough=rise, onset=sample.step, since=sample.at)
+        self.rise = LossRise(
+            self.best.value(), allowed, peak=rise, trough=rise, onset=row.sample.step, since=row.sample.at
+        )
+        self.rise.printed = row.sample.loss if row.is_recovered else None
         # A rise that the run recovered from before is not reported again; whether it lasts is checked all the same.
-        known = self.recovered_level * 0.5 ** ((self.rows - self.recovered_row) / RECOVERY_HALF_LIFE_ROWS)
-        return self._finding(Level.WARN, sample, rise) if rise > detection.rise_tolerated * known else None
+        return self._finding(Level.WARN, row, rise) if self._is_new(rise, detection) else None
+
+    def _is_new(self, rise: float, detection: Thresholds) -> bool:
+        """Return whether the run has not yet recovered from a rise as large as this one."""
+        known: float = self.recovered_level * 0.5 ** ((self.rows - self.recovered_row) / RECOVERY_HALF_LIFE_ROWS)
+        return rise > detection.rise_tolerated * known
+
+    def _is_confirmed(self, rise: float, row: Row, detection: Thresholds) -> bool:
+        """Return whether there is a second reason to intervene besides that the rise lasts.
+
+        It must be larger, or last longer, than any that the run recovered from. If the loss was recovered from running
+        means, these must have risen too.
+        """
+        assert self.rise is not None
+        unusual = self._is_new(rise, detection) or self.rise.rows > LONGER * self.recovered_rows
+        printed, loss = self.rise.printed, row.sample.loss
+        return unusual and (printed is None or (loss is not None and loss > printed))
 
     def _allowed(self, detection: Thresholds) -> float:
         noise = max(NORMAL_MAD * self.strays.median(), detection.rise_tail * self.strays.quantile(0.9))
@@ -93,18 +118,29 @@ class Divergence:
         habit = detection.rise_history * self.rises.quantile(detection.rise_quantile)
         return max(detection.rise_gate, within_noise, min(habit, detection.rise_history_cap) if learnt else habit)
 
-    def _follow_rise(self, now: float, sample: Sample, detection: Thresholds) -> Finding | None:
+    def _follow_rise(self, now: float, row: Row, detection: Thresholds) -> Finding | None:
         assert self.rise is not None
         rise, going = now - self.rise.base, self.rise
         if rise < detection.rise_recovered * going.allowed:
             self.recovered_level, self.recovered_row, self.rise = max(self.recovered_level, going.peak), self.rows, None
+            self.recovered_rows = max(self.recovered_rows, going.rows)
             return None
-        if going.goes_on(rise, sample, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection):
+        goes_on = going.goes_on(rise, row.sample, restart=abs(now - self.start) < RESTART_WITHIN, detection=detection)
+        if goes_on and self._is_confirmed(rise, row, detection):
             going.is_reported = True
-            return self._finding(Level.INTERVENE, sample, rise)
+            return self._finding(Level.INTERVENE, row, rise)
         if going.rows > detection.rise_cap_rows * (1 if going.is_reported else UNREPORTED_CAP):
             self._forget()
         return None
+
+    def _scale(self, factor: float) -> None:
+        """Convert everything to another unit."""
+        for window in (self.recent, self.level, self.strays, self.rises, self.best):
+            window.scale(factor)
+        self.start, self.recovered_level = self.start * factor, self.recovered_level * factor
+        self.lagged = [value * factor for value in self.lagged]
+        if self.rise:
+            self.rise.scale(factor)
 
     def _forget(self) -> None:
         fresh = Divergence()
@@ -112,8 +148,8 @@ class Divergence:
         self.lagged, self.rise = [], None
         self.best = RunningMinimum(BEST_ROWS)
 
-    def _finding(self, level: Level, sample: Sample, rise: float) -> Finding:
+    def _finding(self, level: Level, row: Row, rise: float) -> Finding:
         assert self.rise is not None
-        times, base = math.exp(min(rise, 700)), math.exp(self.rise.base)
-        text = f"loss has been {times:.2f} times its level of {base:.4g}, for {self.rise.rows} rows"
+        sample = row.sample
+        text = f"loss has been {row.scale.format_rise(self.rise.base, rise)}, for {self.rise.rows} rows"
         return Finding(Kind.DIVERGENCE, level, sample.step, self.rise.onset, text, sample.at, self.rise.since)

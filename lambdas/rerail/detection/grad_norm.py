@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
+from rerail.detection.row import Row
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
-from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
 
 ROWS = 64
@@ -23,8 +23,9 @@ class GradNorm:
     def __post_init__(self) -> None:
         self.norms = self.norms.copy()
 
-    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
+    def see(self, row: Row, detection: Thresholds) -> Finding | None:
         """Warn at the first row of a jump; it is a reason to save a checkpoint early, but not to stop."""
+        sample = row.sample
         norm = sample.grad_norm
         if norm is None or not 0 < norm < math.inf:
             return None

@@ -31,6 +31,10 @@ class RunningMinimum:
         """Return the minimum; there must have been a push."""
         return self.values[0]
 
+    def scale(self, factor: float) -> None:
+        """Multiply all values by a positive factor."""
+        self.values = [value * factor for value in self.values]
+
     def copy(self) -> "RunningMinimum":
         """Return a copy."""
         return RunningMinimum(self.size, self.pushed, self.numbers, self.values)

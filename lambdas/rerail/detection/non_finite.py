@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from rerail.detection.row import Row
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
@@ -18,12 +19,16 @@ class NonFinite:
 
     recent: int = 0
     good: int = 0
+    # A finite gradient norm was seen: until then a log may print none that is valid.
+    has_norm: bool = False
     onset: int | None = None
     reported_level: Level | None = None
 
-    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
+    def see(self, row: Row, detection: Thresholds) -> Finding | None:
         """Warn at the first bad row, and intervene if there are several within a few rows."""
-        fault = _find_fault(sample)
+        sample = row.sample
+        self.has_norm = self.has_norm or (sample.grad_norm is not None and math.isfinite(sample.grad_norm))
+        fault = _find_fault(sample, has_norm=self.has_norm)
         self.recent = (self.recent << 1 | (fault is not None)) & ((1 << MEMORY) - 1)
         if fault is None:
             self.good += 1
@@ -47,12 +52,12 @@ class NonFinite:
         return Finding(Kind.NON_FINITE, level, sample.step, self.onset, evidence, sample.at)
 
 
-def _find_fault(sample: Sample) -> str | None:
+def _find_fault(sample: Sample, *, has_norm: bool) -> str | None:
     if sample.complete_to is not None:
         return "the log continues without a finite loss"
     if sample.nonfinite:
         return "the run itself reports that loss or gradient is not finite"
-    for name, value in (("loss", sample.loss), ("gradient norm", sample.grad_norm)):
+    for name, value in (("loss", sample.loss), ("gradient norm", sample.grad_norm if has_norm else None)):
         if value is not None and not math.isfinite(value):
             return f"{name} is {value}"
     return None

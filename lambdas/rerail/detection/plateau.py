@@ -4,6 +4,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
+from rerail.detection.row import Row
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
@@ -29,8 +30,9 @@ class Plateau:
     def __post_init__(self) -> None:
         self.level, self.steps, self.levels = self.level.copy(), list(self.steps), list(self.levels)
 
-    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
+    def see(self, row: Row, detection: Thresholds) -> Finding | None:
         """Warn once if the loss is hardly better than at an eighth of the steps; the policy must enable it."""
+        sample = row.sample
         if not detection.plateau or sample.loss is None or not 0 < sample.loss < math.inf or sample.step is None:
             return None
         self.rows += 1

@@ -8,13 +8,17 @@ from rerail.model.thresholds import Thresholds
 
 # A restarted run (concatenated launches, new folds) gets more patience; it is recognized after 8 rows.
 RESTART_SHOWS = 8
-RESTART_RISE = 0.5
+RESTART_RISE = 2.1  # a factor of 8: a smaller jump that ends near the first loss most likely does so by chance
 RESTART_PATIENCE = 8
 # The rise stays (within a fifth of its peak and not falling), or it turns (half recovered, then high again).
 STAYS_AT = 0.8
 FALLS = 0.95
 TURNS = 2.0
 TURNS_AT = 0.3
+# A sample that aggregates this many rows stands for more of them; the patience is shorter by this factor.
+AGGREGATES = 4
+AGGREGATED_FACTOR = 4
+TURNED_ROWS = 24  # a short spike while the loss recovers is not a turn
 
 
 @dataclass(slots=True)
@@ -31,10 +35,14 @@ class LossRise:
     onset: int | None
     since: datetime | None
     rows: int = 1
+    # Rows in a row in which the rise has turned.
+    turned: int = 0
     # The loss most likely belongs to a restarted run.
     restart: bool = False
     # An intervention was requested.
     is_reported: bool = False
+    # The loss that the log printed at the onset, if the rise was found in values recovered from running means.
+    printed: float | None = None
     # The recent rises, oldest first.
     past: list[float] = field(default_factory=list)
 
@@ -45,6 +53,12 @@ class LossRise:
         """Return a copy."""
         return replace(self)
 
+    def scale(self, factor: float) -> None:
+        """Convert everything to another unit."""
+        self.base, self.allowed = self.base * factor, self.allowed * factor
+        self.peak, self.trough = self.peak * factor, self.trough * factor
+        self.past = [rise * factor for rise in self.past]
+
     def goes_on(self, rise: float, sample: Sample, *, restart: bool, detection: Thresholds) -> bool:
         """Add one more row, and return whether the patience is over and the loss is not recovering."""
         self.rows += 1
@@ -54,6 +68,8 @@ class LossRise:
             self.peak = self.trough = rise
         self.trough = min(self.trough, rise)
         self.past.append(rise)
+        turns = rise > TURNS * self.trough and rise > TURNS_AT * self.peak
+        self.turned = self.turned + 1 if turns else 0
         before = self.past.pop(0) if len(self.past) > detection.patience_rows // 2 else 0.0
         return not self.is_reported and self._patience_is_over(sample, detection) and self._lasts(rise, before)
 
@@ -62,13 +78,13 @@ class LossRise:
         times = RESTART_PATIENCE if self.restart else 1
         steps = sample.step - self.onset if sample.step is not None and self.onset is not None else None
         waited = sample.at - self.since if sample.at and self.since else None
+        rows = detection.patience_rows // AGGREGATED_FACTOR if sample.count >= AGGREGATES else detection.patience_rows
         return (
-            self.rows >= times * detection.patience_rows
+            self.rows >= times * rows
             and (steps is None or steps >= times * detection.patience_steps - 1)
             and (waited is None or waited >= times * detection.patience)
         )
 
     def _lasts(self, rise: float, before: float) -> bool:
         stays = rise > STAYS_AT * self.peak and rise > FALLS * before
-        turns = rise > TURNS * self.trough and rise > TURNS_AT * self.peak
-        return rise > self.allowed and (stays or turns)
+        return rise > self.allowed and (stays or self.turned >= TURNED_ROWS)

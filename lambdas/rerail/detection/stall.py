@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from rerail.detection.throughput_drop import read_step_seconds
+from rerail.detection.row import Row
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.liveness import Liveness, Phase
@@ -19,6 +19,9 @@ PAUSE = 1.25
 # be the first pause of its kind.
 REGULAR_WITHIN = 2
 MANY_PAUSES = 10
+# Before so many rows a step may be the first evaluation, unless pauses of a comparable length, by this share, have been seen.
+SETTLED_ROWS = 500
+COMPARABLE = 0.2
 
 
 @dataclass(slots=True)
@@ -36,9 +39,10 @@ class Stall:
     def __post_init__(self) -> None:
         self.steps = self.steps.copy()
 
-    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
+    def see(self, row: Row, detection: Thresholds) -> Finding | None:
         """Warn after a step that took far longer than any pause before."""
-        seconds = read_step_seconds(sample)
+        sample = row.sample
+        seconds = row.step_seconds
         if seconds is None:
             return None
         self.rows += 1
@@ -62,6 +66,9 @@ class Stall:
             return None
         usual = self.steps.median()
         if seconds <= detection.stall_factor * usual or seconds <= 2 * self.longest:
+            return None
+        comparable = self.longest - usual >= COMPARABLE * (seconds - usual)
+        if not comparable and self.rows < SETTLED_ROWS and seconds < detection.stall_floor.total_seconds():
             return None
         text = f"one step took {seconds:.3g} s, {seconds / usual:.1f} times the usual {usual:.3g} s"
         return Finding(Kind.STALL, Level.WARN, sample.step, sample.step, text, sample.at)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from rerail.detection.row import Row
 from rerail.detection.window import Window
 from rerail.model.finding import Finding, Kind, Level
 from rerail.model.sample import Sample
@@ -9,10 +10,18 @@ from rerail.model.thresholds import Thresholds
 
 # Medians of 50 rows against the 500 before them found every drop of 5 % and more in synthetic runs, without a false
 # alarm. Evaluations and checkpoints are rarer than every second row, so they do not affect a median.
-NOW_ROWS = 50
 BEFORE_ROWS = 500
+NOW_ROWS = 50
 BEST_NEEDS = 200
 DIGITS = 9  # of seconds: steps may take milliseconds
+# A sample that aggregates this many rows has little noise: fewer of them are needed, by this factor.
+AGGREGATES = 4
+AGGREGATED_FACTOR = 4
+# A drop must exceed those that the run has recovered from by this factor, or last this many times longer.
+TOLERATED = 1.2
+LONGER = 2.0
+# A drop is not recovering if it is at least this share of what it was half the patience before.
+STAYS_AT = 0.9
 
 
 @dataclass(slots=True)
@@ -21,35 +30,53 @@ class ThroughputDrop:
 
     recent: Window = field(default_factory=lambda: Window(NOW_ROWS, digits=DIGITS))
     before: Window = field(default_factory=lambda: Window(BEFORE_ROWS, digits=DIGITS))
+    # The least median of the earlier step times; None: not known yet.
     best: float | None = None
+    # The step time with which the drop in progress is compared, and its mean, which includes pauses.
     usual: float = 0.0
+    usual_mean: float = 0.0
+    # Rows of the drop in progress, 0: none; rows in which it was grave, and its last sizes, oldest first.
     slow: int = 0
     lasting: int = 0
+    sizes: list[float] = field(default_factory=list)
+    # The sum of the step times of the drop in progress.
+    total: float = 0.0
     onset: int | None = None
     # The levels that this drop has been reported at: 1 after the warning, 2 after the call to intervene.
     reported: int = 0
+    # The largest drop that the run has recovered from, and the most rows that one took.
+    known_size: float = 0.0
+    known_rows: int = 0
 
     def __post_init__(self) -> None:
-        self.recent, self.before = self.recent.copy(), self.before.copy()
+        self.recent, self.before, self.sizes = self.recent.copy(), self.before.copy(), list(self.sizes)
 
-    def see(self, sample: Sample, detection: Thresholds) -> Finding | None:
+    def see(self, row: Row, detection: Thresholds) -> Finding | None:
         """Warn if steps have been slow for some rows, and intervene if they are very slow for long."""
-        seconds = read_step_seconds(sample)
+        seconds = row.step_seconds
         if seconds is None:
             return None
-        if self.recent.size != detection.throughput_window_rows:
-            self.recent = Window(detection.throughput_window_rows, digits=DIGITS)
+        fewer = AGGREGATED_FACTOR if row.sample.count >= AGGREGATES else 1
+        if self.recent.size != detection.throughput_window_rows // fewer:
+            self.recent = Window(detection.throughput_window_rows // fewer, digits=DIGITS)
         if len(self.recent) == self.recent.size:
             self._learn(self.recent.values[0], detection)
         self.recent.push(seconds)
         if len(self.before) < self.recent.size:
             return None
         if self.slow:
-            return self._follow_drop(sample, detection)
+            self.total += seconds
+            return self._follow_drop(row.sample, detection, fewer=fewer)
         usual = self._find_earlier_step_time(detection)
         if usual is not None:
-            self.slow, self.lasting, self.usual, self.onset, self.reported = 1, 0, usual, sample.step, 0
+            self._start(usual, row.sample)
         return None
+
+    def _start(self, usual: float, sample: Sample) -> None:
+        self.slow, self.lasting, self.usual, self.onset, self.reported = 1, 0, usual, sample.step, 0
+        self.usual_mean = sum(self.before.values) / len(self.before)
+        self.total = self.recent.values[-1]
+        self.sizes = []
 
     def _learn(self, seconds: float, detection: Thresholds) -> None:
         if self.slow > detection.throughput_cap_rows:
@@ -69,22 +96,37 @@ class ThroughputDrop:
             return self.best
         return None
 
-    def _follow_drop(self, sample: Sample, detection: Thresholds) -> Finding | None:
+    def _follow_drop(self, sample: Sample, detection: Thresholds, *, fewer: int) -> Finding | None:
         self.slow += 1
-        share = self.recent.median() / self.usual - 1
-        if share < detection.throughput_drop / 2:
-            self.slow = 0
+        size = self.recent.median() / self.usual - 1
+        self.sizes = [*self.sizes[1 - detection.throughput_patience_rows // 2 :], size]
+        if size < detection.throughput_drop / 2:
+            self.known_size = max(self.known_size, max(self.sizes))
+            self.known_rows, self.slow = max(self.known_rows, self.slow), 0
             return None
-        self.lasting = self.lasting + 1 if share > detection.throughput_grave else 0
-        if not self._costs_enough(sample, detection):
+        self.lasting = self.lasting + 1 if size > detection.throughput_grave else 0
+        if not self._is_news(size) or not self._costs_enough(sample, detection):
             return None
-        if self.lasting >= detection.throughput_patience_rows and self.reported < 2:
+        if (
+            self.lasting * fewer >= detection.throughput_patience_rows
+            and self.reported < 2
+            and self._stays(size, detection)
+        ):
             self.reported = 2
-            return self._finding(Level.INTERVENE, sample, share)
-        if self.slow >= detection.throughput_rows and self.reported < 1:
+            return self._finding(Level.INTERVENE, sample, size)
+        if self.slow * fewer >= detection.throughput_rows and self.reported < 1:
             self.reported = 1
-            return self._finding(Level.WARN, sample, share)
+            return self._finding(Level.WARN, sample, size)
         return None
+
+    def _is_news(self, size: float) -> bool:
+        """Return whether the drop is larger or longer than those that the run has recovered from."""
+        return size > TOLERATED * self.known_size or self.slow > LONGER * self.known_rows
+
+    def _stays(self, size: float, detection: Thresholds) -> bool:
+        """Return whether the drop does not recover, and all steps together are slower, not only the median one."""
+        mean = self.total / self.slow
+        return size > STAYS_AT * self.sizes[0] and mean > self.usual_mean * (1 + detection.throughput_drop)
 
     def _costs_enough(self, sample: Sample, detection: Thresholds) -> bool:
         """Return whether the slow steps have lost more time than the floor; True if only tokens a second are known."""
@@ -93,20 +135,9 @@ class ThroughputDrop:
         lost_s = (sample.step - self.onset + 1) * (self.recent.median() - self.usual)
         return lost_s >= detection.throughput_floor.total_seconds()
 
-    def _finding(self, level: Level, sample: Sample, share: float) -> Finding:
+    def _finding(self, level: Level, sample: Sample, size: float) -> Finding:
         text = (
-            f"steps take {self.recent.median():.3g} s, {share:.0%} longer than the usual {self.usual:.3g} s, "
+            f"steps take {self.recent.median():.3g} s, {size:.0%} longer than the usual {self.usual:.3g} s, "
             f"for {self.slow} rows"
         )
         return Finding(Kind.THROUGHPUT_DROP, level, sample.step, self.onset, text, sample.at)
-
-
-def read_step_seconds(sample: Sample) -> float | None:
-    """Return the seconds per step, or the reciprocal of the tokens per second; None if neither is valid."""
-    if sample.step_time_s is not None:
-        seconds = sample.step_time_s
-    elif sample.tokens_per_s:
-        seconds = 1 / sample.tokens_per_s
-    else:
-        return None
-    return seconds if 0 < seconds < float("inf") else None

@@ -40,6 +40,11 @@ class Window:
         """Return the median; the window must not be empty."""
         return self.ranked[len(self.ranked) // 2]
 
+    def scale(self, factor: float) -> None:
+        """Multiply all values by a positive factor."""
+        self.values = [value * factor for value in self.values]
+        self.ranked = [value * factor for value in self.ranked]
+
     def copy(self) -> "Window":
         """Return a copy."""
         copy = object.__new__(Window)  # avoids sorting, because this happens for every run every minute

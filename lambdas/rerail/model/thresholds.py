@@ -84,7 +84,7 @@ class Thresholds:
     )
     throughput_drop: float = 0.10
     throughput_rows: int = 50
-    throughput_creep: float = 0.5
+    throughput_creep: float = 0.4
     throughput_grave: float = 0.20
     throughput_patience_rows: int = 200
     throughput_cap_rows: int = 1000

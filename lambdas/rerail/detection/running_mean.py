@@ -1,0 +1,165 @@
+"""Recognize logs that print running means, which restart with each epoch, and recover the values behind them.
+
+From two means, `k * mean - (k - 1) * mean before` is the value behind the newer one. If the log prints running means,
+these values vary as much late in an epoch as early. If it prints plain values, they vary in proportion to `k`.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from rerail.detection.window import Window
+
+CHANGES = 8
+# A change this many times the median of the last ones is a pause, a jump or a restart of the mean. After a restart the
+# next changes are large too.
+JUMP = 6.0
+STILL_LARGE = 3.0
+DECIDING_ROWS = 4
+SHORTEST_EPOCH_ROWS = 10
+# Rows of an epoch that its slope needs: in an epoch that is over, and in the one in progress.
+NEEDS_ROWS = 48
+NEEDS_ROWS_IN_PROGRESS = 128
+NEEDS_EPOCHS = 2
+FIRST_ROWS = 4
+# On logarithmic scales the changes of recovered values grow with a slope of 0 for running means, of 1 for plain values.
+IS_MEAN, IS_PLAIN = 0.3, 0.6
+# Two epochs of the same length, within this share, predict the next restart.
+SAME_LENGTH = 0.02
+# A recovered value must not be more uncertain than this by the rounding of the means.
+UNCERTAIN = 0.05
+
+
+@dataclass(slots=True)
+class Slope:
+    """The regression of the logarithms of changes on those of the rows of an epoch."""
+
+    rows: int = 0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, rows: int, change: float) -> None:
+        """Add a change; the first rows are left out, because they follow a jump."""
+        if rows > FIRST_ROWS and change > 0:
+            x, y = math.log(rows), math.log(change)
+            self.rows += 1
+            self.x, self.y, self.xx, self.xy = self.x + x, self.y + y, self.xx + x * x, self.xy + x * y
+
+    def value(self) -> float:
+        """Return the slope, 0.0 if there are too few rows."""
+        spread = self.rows * self.xx - self.x * self.x
+        return (self.rows * self.xy - self.x * self.y) / spread if spread > 0 else 0.0
+
+
+@dataclass(slots=True)
+class RunningMean:
+    """The epoch in progress, and whether its values are running means."""
+
+    is_mean: bool = False
+    rows: int = 0
+    last: float = 0.0
+    changes: Window = field(default_factory=lambda: Window(CHANGES, digits=12))
+    # The values since a change that may be a restart, until that is decided.
+    pending: list[float] = field(default_factory=list)
+    slope: Slope = field(default_factory=Slope)
+    # Epochs in a row that looked like running means, and were too short to decide alone.
+    epochs: int = 0
+    # The last value recovered, for the slope.
+    recovered: float = 0.0
+    # The rows of the last epoch, and those of an epoch that has come twice in a row; 0: not known.
+    length: int = 0
+    period: int = 0
+    # The rows and the mean at which the last recovered value ends.
+    anchor_rows: int = 0
+    anchor: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.changes, self.slope, self.pending = self.changes.copy(), replace(self.slope), list(self.pending)
+
+    def copy(self) -> "RunningMean":
+        """Return a copy."""
+        return replace(self)
+
+    def read(self, value: float, quantum: float) -> float | None:
+        """Return the printed value, or the one behind a running mean; None while that is not decided or is hidden."""
+        change = abs(value - self.last)
+        if self.pending:
+            self.pending.append(value)
+            if len(self.pending) == DECIDING_ROWS:
+                self._decide()
+        elif self._is_impossible(value, quantum):
+            self._restart([value])
+        elif self._is_jump(change):
+            self.pending.append(value)
+        else:
+            self._add(value, quantum)
+        self.last = value
+        if not self.is_mean:
+            return value
+        return None if self.pending else self._recover(value, quantum)
+
+    def _is_impossible(self, value: float, quantum: float) -> bool:
+        """Return whether a mean of positive values cannot fall as far with one more of them."""
+        rows = self.rows + 1
+        return self.rows > 0 and value > 0 and rows * (value + quantum) < self.rows * (self.last - quantum)
+
+    def _is_jump(self, change: float) -> bool:
+        if len(self.changes) < CHANGES or self.rows < SHORTEST_EPOCH_ROWS:
+            return False
+        return self.rows == self.period or change > JUMP * self.changes.median() > 0
+
+    def _add(self, value: float, quantum: float) -> None:
+        self.rows += 1
+        change = value - self.last
+        recovered = self.rows * change + self.last
+        if self.rows > 1:
+            self.changes.push(abs(change))
+            if self.rows * quantum < UNCERTAIN * abs(value):
+                self.slope.add(self.rows, abs(recovered - self.recovered))
+        self.recovered = recovered
+        if self.rows >= NEEDS_ROWS_IN_PROGRESS and self.rows % CHANGES == 0:
+            self._judge()
+
+    def _judge(self) -> None:
+        """Decide from the epoch in progress whether its values are running means."""
+        if self.slope.rows < NEEDS_ROWS:
+            return
+        slope = self.slope.value()
+        if self.is_mean and slope > IS_PLAIN:
+            self.is_mean = False
+        elif not self.is_mean and slope < IS_MEAN:
+            self.is_mean, self.anchor_rows, self.anchor = True, self.rows, self.last
+
+    def _decide(self) -> None:
+        """Decide whether the mean has restarted at the first of the pending values."""
+        values, self.pending = self.pending, []
+        changes = sorted(abs(later - earlier) for earlier, later in zip(values, values[1:], strict=False))
+        if changes[len(changes) // 2] <= STILL_LARGE * self.changes.median():
+            self.rows += len(values)
+            self.recovered = values[-1]
+        else:
+            self._restart(values)
+
+    def _restart(self, values: list[float]) -> None:
+        """Begin an epoch with these values."""
+        if self.slope.rows >= NEEDS_ROWS:
+            self.epochs = self.epochs + 1 if self.slope.value() < IS_MEAN else 0
+            if self.is_mean or self.epochs >= NEEDS_EPOCHS:
+                self._judge()
+        self.period = self.rows if abs(self.rows - self.length) <= 1 + SAME_LENGTH * self.rows else 0
+        self.length = self.rows
+        self.rows, self.slope = len(values), Slope()
+        self.anchor_rows, self.anchor = 1, values[0]
+        self.recovered = values[-1]
+        self.changes.clear()
+
+    def _recover(self, value: float, quantum: float) -> float | None:
+        rows = self.rows - self.anchor_rows
+        if self.rows == 1:
+            return value
+        if rows <= 0 or self.rows * quantum > UNCERTAIN * rows * abs(value):
+            return None
+        recovered = (self.rows * value - self.anchor_rows * self.anchor) / rows
+        self.anchor, self.anchor_rows = value, self.rows
+        return recovered
