@@ -22,7 +22,7 @@ from rich.table import Table
 from bench.floor import BadFloor, read_floors, shortfalls, write_floors
 from bench.judging import CONTENDERS, PER_MINUTE, PER_STEP, Judged, Task, judge
 from bench.rules import RULES
-from cli.backtest.corpus import BadCorpus, Corpus, read_corpus
+from cli.backtest.corpus import BadCorpus, LogCorpus, read_corpus
 from cli.backtest.scoring import FAMILIES, Hit, Recall, Score, measures, score
 from cli.parallel import spread
 from rerail.model.thresholds import Thresholds
@@ -71,7 +71,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     return options.parse_args(argv)
 
 
-def _judge_all(corpus: Corpus, detection: Thresholds, console: Console) -> list[Judged]:
+def _judge_all(corpus: LogCorpus, detection: Thresholds, console: Console) -> list[Judged]:
     """Every log, the longest first, so that no core waits for the last one."""
     longest_first = sorted(corpus.runs, key=lambda run: -run.rows)
     tasks = [Task(corpus.file(run), run, detection) for run in longest_first]
@@ -91,7 +91,7 @@ def _score(name: str, judged: Sequence[Judged]) -> Score:
     return score(runs, {one.run.id: one.calls[name] for one in judged})
 
 
-def _table(corpus: Corpus, judged: Sequence[Judged], scores: dict[str, Score]) -> Table:
+def _table(corpus: LogCorpus, judged: Sequence[Judged], scores: dict[str, Score]) -> Table:
     rows = sum(run.rows for run in corpus.runs)
     title = (
         f"{len(corpus.runs)} logs, {rows:,} rows. Recall is macro / micro, alarms and wrong interventions per 100k rows"

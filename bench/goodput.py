@@ -20,11 +20,11 @@ from cli.simulate.accounts import Spent
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.command import WIDTH, Maker
 from cli.simulate.months import default_policy
-from cli.simulate.report import FEWEST_GPUS, GOAL, GOAL_IN_PLACE, Row
+from cli.simulate.report import FEWEST_GPUS, GOAL, GOAL_IN_PLACE, ReportRow
 from cli.simulate.supervised import Supervised
 from cli.simulate.sweeps import SWEEPS
 from cli.simulate.ways import SAGEMAKER_ASYNC, SNAPSHOTS, WARM, WAYS
-from cli.simulate.world import World
+from cli.simulate.world import SimulatedRun
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
 from rerail.model.policy import Policy
@@ -58,7 +58,7 @@ def signals_a_minute(days: float = 3.0) -> float:
         received.append((run, signal, policy))
         return decide(run, signal, policy)
 
-    world = World(SNAPSHOTS, FEWEST_GPUS, days, 0, Assumptions())
+    world = SimulatedRun(SNAPSHOTS, FEWEST_GPUS, days, 0, Assumptions())
     world.watch = Supervised(world, default_policy(), noting)
     world.run()
     began = time.perf_counter()
@@ -67,12 +67,12 @@ def signals_a_minute(days: float = 3.0) -> float:
     return len(received) / (time.perf_counter() - began) * 60
 
 
-def bound(row: Row) -> float:
+def bound(row: ReportRow) -> float:
     """Return the share that would train without waiting, late detection or lost steps."""
     return 1 - sum(row.share(what) for what in UNAVOIDABLE)
 
 
-def verdicts(rows: dict[int, list[Row]], speed: float) -> list[Verdict]:
+def verdicts(rows: dict[int, list[ReportRow]], speed: float) -> list[Verdict]:
     """The goals, in order."""
     largest = {row.outcomes[0].task.way.key: row for row in rows[FEWEST_GPUS]}
     found = [Verdict("signals a minute, one core", SIGNALS_A_MINUTE, speed, speed >= SIGNALS_A_MINUTE)]
@@ -88,7 +88,7 @@ def verdicts(rows: dict[int, list[Row]], speed: float) -> list[Verdict]:
     return found
 
 
-def _tables(rows: dict[str, list[Row]], days: float, seeds: int) -> dict[str, Table]:
+def _tables(rows: dict[str, list[ReportRow]], days: float, seeds: int) -> dict[str, Table]:
     assumed = Assumptions()
     tables = {"rates": report.rates(assumed), "assumptions": report.assumptions(assumed)}
     for size in SIZES:

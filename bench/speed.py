@@ -20,7 +20,7 @@ from rich.progress import track
 
 from bench.evidence import ROOT, Evidence, Goal, Sheet, finish
 from bench.rules import RULES
-from cli.backtest.corpus import Corpus, read_corpus, read_log
+from cli.backtest.corpus import LogCorpus, read_corpus, read_log
 from rerail.detection.detectors import DetectorState, evaluate_sample, evaluate_series
 from rerail.model.sample import Sample
 from rerail.model.thresholds import Thresholds
@@ -67,7 +67,7 @@ def _start(script: str) -> float:
     return float(run.stdout)
 
 
-def measure_detectors(corpus: Corpus, rounds: int, logs: int) -> tuple[Sheet, Sheet, list[Goal]]:
+def measure_detectors(corpus: LogCorpus, rounds: int, logs: int) -> tuple[Sheet, Sheet, list[Goal]]:
     """Measure whole histories beside the published rules, and a new minute of many runs beside three hours of them."""
     series = (tuple(row for row in read_log(corpus.file(run)) if row.loss is not None) for run in corpus.runs)
     chosen = sorted((log[:MOST_ROWS] for log in series if len(log) >= LEAST_ROWS), key=len, reverse=True)[:logs]

@@ -15,7 +15,7 @@ from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local
-from cli.saves import Save, passed_over, resume_from, saves_under, verified
+from cli.saves import StoredCheckpoint, passed_over, resume_from, saves_under, verified
 from cli.trouble import code_of, is_denied
 from rerail.decisions.checkpoint_health import assess_health
 from rerail.model.checkpoints import Health
@@ -48,7 +48,7 @@ def checkpoints(run: RunName, verify: Verify = False, local: Local = False, as_j
         raise typer.Exit(1)
 
 
-def _verified(s3: Any, uri: str, saves: Sequence[Save]) -> list[Save]:
+def _verified(s3: Any, uri: str, saves: Sequence[StoredCheckpoint]) -> list[StoredCheckpoint]:
     """Only what has all its files, and a manifest with their checksums: of the others nothing more can be known."""
     whole = [save for save in saves if save.is_whole and save.has_manifest]
     columns = (TextColumn("comparing checksums"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -68,7 +68,7 @@ def _remedy(error: Exception, uri: str) -> str:
     return "check your credentials and region, or try again"
 
 
-def _plain(run: Run, saves: Sequence[Save]) -> dict[str, Any]:
+def _plain(run: Run, saves: Sequence[StoredCheckpoint]) -> dict[str, Any]:
     chosen = resume_from(run, saves)
     return {
         "run": run.id,
@@ -78,7 +78,7 @@ def _plain(run: Run, saves: Sequence[Save]) -> dict[str, Any]:
     }
 
 
-def _row(run: Run, save: Save) -> dict[str, Any]:
+def _row(run: Run, save: StoredCheckpoint) -> dict[str, Any]:
     known = save.checkpoint
     return {
         "folder": save.folder,
@@ -98,7 +98,7 @@ def _row(run: Run, save: Save) -> dict[str, Any]:
     }
 
 
-def _print(run: Run, saves: Sequence[Save]) -> None:
+def _print(run: Run, saves: Sequence[StoredCheckpoint]) -> None:
     console = Console()
     chosen = resume_from(run, saves)
     if not saves:
@@ -118,14 +118,14 @@ def _print(run: Run, saves: Sequence[Save]) -> None:
             console.print(f"  step {save.step} is {health}: {escape(why)}", highlight=False)
 
 
-def _health(run: Run, save: Save) -> Health | None:
+def _health(run: Run, save: StoredCheckpoint) -> Health | None:
     """As it is known now; of what lies aside, as its manifest says."""
     if save.checkpoint is None:
         return None
     return save.checkpoint.health if save.is_aside else assess_health(run, save.checkpoint)[0]
 
 
-def _table(run: Run, saves: Sequence[Save], chosen: Save | None) -> Table:
+def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint | None) -> Table:
     heads = ("step", "attempt", "saved at", "reason", "health", "size", "whole", "where")
     table = Table(*heads)
     for save in saves:
@@ -143,7 +143,7 @@ def _table(run: Run, saves: Sequence[Save], chosen: Save | None) -> Table:
     return table
 
 
-def _soundness(save: Save) -> str:
+def _soundness(save: StoredCheckpoint) -> str:
     if save.damage:
         return f"[red]{escape(save.damage)}[/]"
     if not save.has_manifest:

@@ -18,7 +18,7 @@ from rerail.model.errors import RerailError
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedCommand:
     """A command as the help lists it: its module, what is defined there (a function or a `Typer`), and the first
     paragraph of its help, which must be equal to that of the command itself."""
 
@@ -28,118 +28,124 @@ class Listed:
 
 
 OPERATORS = "cli.operators"
-COMMANDS: Mapping[str, Listed] = {
-    "demo": Listed(
+COMMANDS: Mapping[str, ListedCommand] = {
+    "demo": ListedCommand(
         "cli.demo.command",
         "demo",
         "Train a real model under supervision, break it, watch it mend. Exit status 0 if it ended as it must.",
     ),
-    "submit": Listed("cli.submit.command", "submit", "Start a script as a supervised training job."),
-    "follow": Listed(
+    "submit": ListedCommand("cli.submit.command", "submit", "Start a script as a supervised training job."),
+    "follow": ListedCommand(
         "cli.submit.command",
         "follow",
         "Print the logs of all attempts of a run and what is decided about it, until it has ended.",
     ),
-    "diagnose": Listed(
+    "diagnose": ListedCommand(
         "cli.diagnose",
         "diagnose",
         "Say what killed a training job, and whether the same job may get further when relaunched.",
     ),
-    "metrics": Listed("cli.metrics", "metrics", "Print the MetricDefinitions for jobs that log Rerail's metric line."),
-    "backtest": Listed(
+    "metrics": ListedCommand(
+        "cli.metrics", "metrics", "Print the MetricDefinitions for jobs that log Rerail's metric line."
+    ),
+    "backtest": ListedCommand(
         "cli.backtest.command",
         "backtest",
         "Ask what Rerail would have said and done on logs of the past. Nothing is launched, stopped or changed.",
     ),
-    "simulate": Listed(
+    "simulate": ListedCommand(
         "cli.simulate.command",
         "simulated",
         "What share of its time would a run have trained, by who looks after it? Nothing is launched or stopped.",
     ),
-    "status": Listed("cli.status", "status", "All runs: their state, step, cost and goodput, and what is to be done."),
-    "show": Listed(
+    "status": ListedCommand(
+        "cli.status", "status", "All runs: their state, step, cost and goodput, and what is to be done."
+    ),
+    "show": ListedCommand(
         "cli.runs",
         "show",
         "One run: what happened, what to do, its attempts, incidents, budgets, time and money, and every decision.",
     ),
-    "logs": Listed("cli.logs", "logs", "Print what the jobs of a run have printed, with the attempt before each line."),
-    "checkpoints": Listed(
+    "logs": ListedCommand(
+        "cli.logs", "logs", "Print what the jobs of a run have printed, with the attempt before each line."
+    ),
+    "checkpoints": ListedCommand(
         "cli.checkpoints",
         "checkpoints",
         "What a run has saved, newest first, and which one a relaunch would resume from.",
     ),
-    "report": Listed(
+    "report": ListedCommand(
         "cli.report",
         "report",
         "One run's incident report: what happened, what to do, curves, evidence, cost, and what to change.",
     ),
-    "hold": Listed(OPERATORS, "hold", "Stop supervising a run; a job that is running goes on."),
-    "release": Listed(
+    "hold": ListedCommand(OPERATORS, "hold", "Stop supervising a run; a job that is running goes on."),
+    "release": ListedCommand(
         OPERATORS, "release", "Take a held run up again: every budget starts afresh, a dead job is relaunched."
     ),
-    "stop": Listed(OPERATORS, "stop", "End a run: wait for its next checkpoint, then stop its job."),
-    "restart": Listed(
+    "stop": ListedCommand(OPERATORS, "stop", "End a run: wait for its next checkpoint, then stop its job."),
+    "restart": ListedCommand(
         OPERATORS,
         "restart",
         "Move a run to fresh machines: wait for its next checkpoint, stop its job, relaunch from there.",
     ),
-    "rollback": Listed(
+    "rollback": ListedCommand(
         OPERATORS,
         "rollback",
         "Roll a run back to a step: nothing that it has saved after it so far is resumed from any more.",
     ),
-    "save": Listed(OPERATORS, "save", "Have a run's agent save a checkpoint now; the job goes on."),
-    "drill": Listed(
+    "save": ListedCommand(OPERATORS, "save", "Have a run's agent save a checkpoint now; the job goes on."),
+    "drill": ListedCommand(
         "cli.drill",
         "drill",
         "Prove that a run can be restarted: save, train some steps, stop, relaunch from that save, "
         "compare those steps.",
     ),
-    "approve": Listed(
+    "approve": ListedCommand(
         OPERATORS,
         "approve",
         "Say yes to what is proposed for a run: its job is stopped and relaunched, or its next one created.",
     ),
-    "deny": Listed(
+    "deny": ListedCommand(
         OPERATORS, "deny", "Say no to what is proposed for a run: a job that runs goes on, a dead run is held."
     ),
-    "pause": Listed(
+    "pause": ListedCommand(
         OPERATORS,
         "pause",
         "Pause Rerail for the account: no job is stopped or launched until `rerail resume`.",
     ),
-    "resume": Listed(
+    "resume": ListedCommand(
         OPERATORS, "resume", "Lift the pause of the account: jobs are stopped and launched as their policies say."
     ),
-    "deploy": Listed(
+    "deploy": ListedCommand(
         "cli.deploy.command",
         "deploy",
         "Deploy Rerail into an account and region, or bring it up to date; open runs go on.",
     ),
-    "destroy": Listed(
+    "destroy": ListedCommand(
         "cli.deploy.command",
         "destroy",
         "Take Rerail out of an account and region. Runs, mail, reports, logs and the key stay for a later deployment.",
     ),
-    "doctor": Listed(
+    "doctor": ListedCommand(
         "cli.doctor.command",
         "doctor",
         "Is everything ready? Exit status 1 if something is broken, 2 if nothing at all can be told.",
     ),
-    "connect": Listed(
+    "connect": ListedCommand(
         "cli.connect",
         "connect",
         "Open a shell in the running job of a run. The job is changed only after asking; its training goes on.",
     ),
-    "tensorboard": Listed(
+    "tensorboard": ListedCommand(
         "cli.tensorboard.command",
         "tensorboard",
         "Open TensorBoard on all attempts of a run, and keep it fresh until Ctrl-C.",
     ),
-    "policy": Listed(
+    "policy": ListedCommand(
         "cli.policies.command", "app", "Policies: checked, compared with what is deployed, shown in full."
     ),
-    "local": Listed("cli.local_aws", "app", "An AWS on this machine, with Rerail deployed into it."),
+    "local": ListedCommand("cli.local_aws", "app", "An AWS on this machine, with Rerail deployed into it."),
 }
 
 
@@ -155,7 +161,7 @@ def imported(name: str) -> Any:
     return typer.main.get_group(holder).commands[name]
 
 
-class Imported(Mapping[str, Any]):
+class ImportedCommands(Mapping[str, Any]):
     """The commands by name, in the order of the help; each is imported when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
@@ -168,7 +174,7 @@ class Imported(Mapping[str, Any]):
         return len(COMMANDS)
 
 
-class Later(TyperCommand):
+class DeferredCommand(TyperCommand):
     """A command that is listed by its name and help, and imported once its arguments are parsed."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -176,11 +182,11 @@ class Later(TyperCommand):
         return imported(str(self.name)).make_context(info_name, args, parent, **extra)
 
 
-class Commands(LeanGroup):
+class CommandGroup(LeanGroup):
     """Every command below it ends with a sentence and exit status 2 where it would end with a traceback of AWS's."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings | {"commands": cast(MutableMapping[str, Any], Imported())})
+        super().__init__(**settings | {"commands": cast(MutableMapping[str, Any], ImportedCommands())})
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names, in the order of the help."""
@@ -189,7 +195,7 @@ class Commands(LeanGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return what stands for the command, without importing it: the help and the completion ask for each."""
         listed = COMMANDS.get(cmd_name)
-        return Later(name=cmd_name, help=listed.help) if listed else None
+        return DeferredCommand(name=cmd_name, help=listed.help) if listed else None
 
     def invoke(self, ctx: Any) -> Any:
         try:

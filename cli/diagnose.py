@@ -34,7 +34,7 @@ _WORDS = {
 }
 
 
-class Format(StrEnum):
+class DiagnosisFormat(StrEnum):
     table = "table"
     json = "json"
 
@@ -47,14 +47,16 @@ def diagnose(
             "--file", help="JSON lines with `text` and `id`; - reads stdin. `class` adds an accuracy summary."
         ),
     ] = None,
-    format: Annotated[Format, typer.Option("--format", help="table for people, json for programs.")] = Format.table,
+    format: Annotated[
+        DiagnosisFormat, typer.Option("--format", help="table for people, json for programs.")
+    ] = DiagnosisFormat.table,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json: one object a line.")] = False,
 ) -> None:
     """Say what killed a training job, and whether the same job may get further when relaunched."""
     if (text is None) == (file is None):
         problem = "TEXT and --file exclude each other" if text is not None else "there is nothing to diagnose"
         place.fail(problem, "give TEXT, or --file FAILURES.jsonl; - reads stdin")
-    as_json = as_json or format is Format.json
+    as_json = as_json or format is DiagnosisFormat.json
     if file is not None:
         rows = list(_rows(file))
         diagnoses = [diagnose_text(row["text"]) for row in rows]

@@ -91,7 +91,7 @@ def drill(
     console = Console(stderr=True, highlight=False)
     if not yes:
         _confirm(record, policy, steps)
-    it = Drill(
+    it = RestartDrill(
         where, run, policy, steps, tolerance, within, why=why, say=lambda line: console.print(line, markup=False)
     )
     try:
@@ -134,7 +134,7 @@ def _confirm(run: Run, policy: Policy, steps: int) -> None:
 
 
 @dataclass
-class Drill:
+class RestartDrill:
     """One drill, from the save to the comparison."""
 
     where: Place

@@ -31,7 +31,7 @@ RELEASE = ", then release the run"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FleetRow:
     """One run as people look at it: `since` is when its state began, `step_at` when its newest step was done, `share`
     its goodput, `todo` what somebody has to do, and `command` the one that follows."""
 
@@ -51,14 +51,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetStatus:
     """All of it at a moment; `paused` says whether Rerail is paused, None if unknown; `alarms` are what is
     wrong with the supervisor by its own alarms, None where nobody could ask; `unread` are the runs whose records
     another version has written."""
 
     at: datetime
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[FleetRow, ...]
     paused: bool | None
     alarms: tuple[str, ...] | None
     unread: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Fleet:
 
 
 @dataclass
-class Look:
+class FleetReader:
     """Looks at one deployment, again and again."""
 
     where: Place
@@ -86,13 +86,15 @@ class Look:
         self._policies = SsmPolicies(self.where.outputs["PolicyPrefix"], place.now)
         self._table = self.where.outputs["TableName"]
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> FleetStatus:
         """Everything as it is now."""
         at = place.now()
         runs = self._runs(at)
         steps = self._steps([run for run in runs if run.is_open])
         rows = [self._row(run, steps.get(run.id), at) for run in runs]
-        return Fleet(at, self.where.name, tuple(sorted(rows, key=_order)), self._paused(), self._alarms(), self._unread)
+        return FleetStatus(
+            at, self.where.name, tuple(sorted(rows, key=_order)), self._paused(), self._alarms(), self._unread
+        )
 
     def _runs(self, at: datetime) -> Sequence[Run]:
         if self._scanned_at is None or at - self._scanned_at >= SCANNED_EVERY:
@@ -137,12 +139,12 @@ class Look:
                 found[run.id] = heartbeat.step, beat.at
         return found
 
-    def _row(self, run: Run, known: tuple[int, datetime | None] | None, at: datetime) -> Row:
+    def _row(self, run: Run, known: tuple[int, datetime | None] | None, at: datetime) -> FleetRow:
         policy = self._policy(run)
         told = make_account(run, at, policy)
         step, step_at = known or (_last_step(run), run.current.ended_at)
         seen_at = step_at if step is not None else None
-        return Row(run, since(run), step, seen_at, told.share, told.dollars, *todo(run))
+        return FleetRow(run, since(run), step, seen_at, told.share, told.dollars, *todo(run))
 
     def _policy(self, run: Run) -> Policy:
         """The run's; where it cannot be read, the defaults, so that one bad policy hides no run."""
@@ -219,7 +221,7 @@ def _last_step(run: Run) -> int | None:
     return known[-1] if known else None
 
 
-def _order(row: Row) -> tuple[bool, bool, float]:
+def _order(row: FleetRow) -> tuple[bool, bool, float]:
     """Those that wait for a human first, then those under way, the newest first; ended ones last."""
     newest = (row.run.current.ended_at or row.run.created_at) if not row.is_open else row.run.created_at
     return (not row.is_open, not row.todo, -newest.timestamp())
@@ -230,7 +232,9 @@ def _said(alarm: Mapping[str, Any]) -> str:
     return " ".join(words.split())
 
 
-def chosen(rows: Sequence[Row], *, states: Sequence[RunState], policy: str, ended: int | None) -> Iterator[Row]:
+def chosen(
+    rows: Sequence[FleetRow], *, states: Sequence[RunState], policy: str, ended: int | None
+) -> Iterator[FleetRow]:
     """The rows that were asked for; of those that are over, only so many (None: all)."""
     shown = 0
     for row in rows:

@@ -13,7 +13,7 @@ MOST_STREAMS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class JobLogLine:
     """One line of one host of a job, and when it arrived."""
 
     job: str
@@ -36,17 +36,17 @@ class Logbook:
     since: datetime | None = None
     _tokens: dict[str, str] = field(default_factory=dict)
 
-    def news(self, job: str) -> Iterator[Line]:
+    def news(self, job: str) -> Iterator[JobLogLine]:
         """What every host has printed since the last look; raises what boto3 raises."""
         for stream in self._streams(job):
             yield from self._lines(job, stream, to_the_end=False)
 
-    def lines(self, job: str) -> Iterator[Line]:
+    def lines(self, job: str) -> Iterator[JobLogLine]:
         """All that is there, of all hosts by the time of its arrival."""
         hosts = [self._lines(job, stream, to_the_end=True) for stream in self._streams(job)]
         return heapq.merge(*hosts, key=_arrival)
 
-    def _lines(self, job: str, stream: str, *, to_the_end: bool) -> Iterator[Line]:
+    def _lines(self, job: str, stream: str, *, to_the_end: bool) -> Iterator[JobLogLine]:
         """An empty page is no end where lines are passed over: only a token that stays is."""
         host = stream.rpartition("/")[2].rpartition("-")[0]
         where: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamName": stream, "startFromHead": True}
@@ -56,7 +56,7 @@ class Logbook:
             answer = self.logs.get_log_events(**where, **({"nextToken": token} if token else {}))
             self._tokens[stream] = answer["nextForwardToken"]
             for event in answer["events"]:
-                yield Line(job, host, event["message"], _time(event))
+                yield JobLogLine(job, host, event["message"], _time(event))
             if token == answer["nextForwardToken"] or not (answer["events"] or to_the_end):
                 return
 
@@ -76,5 +76,5 @@ def _time(event: dict[str, Any]) -> datetime | None:
     return datetime.fromtimestamp(event["timestamp"] / 1000, UTC) if "timestamp" in event else None
 
 
-def _arrival(line: Line) -> float:
+def _arrival(line: JobLogLine) -> float:
     return line.at.timestamp() if line.at else 0.0

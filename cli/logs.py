@@ -10,7 +10,7 @@ import typer
 from cli import place
 from cli.console import Console
 from cli.durations import seconds
-from cli.logbook import Line, Logbook
+from cli.logbook import JobLogLine, Logbook
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
 from cli.submit.following import Follower
@@ -68,7 +68,7 @@ def _chosen(run: Run, number: int | None) -> list[Attempt]:
     return found
 
 
-def _followed(where: Place, run: Run, since: datetime | None, *, one: Attempt | None) -> Iterator[Line]:
+def _followed(where: Place, run: Run, since: datetime | None, *, one: Attempt | None) -> Iterator[JobLogLine]:
     """As they come: of the run until it has ended, of one attempt until its job has."""
     follower = Follower(
         run_id=run.id,
@@ -82,7 +82,7 @@ def _followed(where: Place, run: Run, since: datetime | None, *, one: Attempt | 
     return (news.line for news in follower.news() if news.line)
 
 
-def _show(screen: Console, run: Run, numbers: dict[str, int], line: Line, *, as_json: bool) -> None:
+def _show(screen: Console, run: Run, numbers: dict[str, int], line: JobLogLine, *, as_json: bool) -> None:
     number = numbers.get(line.job) or _number(line.job)
     if as_json:
         told = {"run": run.id, "attempt": number, "job": line.job, "host": line.host}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from cli.logbook import Line
+from cli.logbook import JobLogLine
 
 # Characters of a line that are looked at, its last: of a quarter of a megabyte an expression may make an hour's work.
 LONGEST = 8_000
@@ -31,7 +31,7 @@ class Losses:
         found = {each["Name"]: _pattern(each["Regex"]) for each in definitions}
         return cls(found.get(step), found.get(loss))
 
-    def read(self, line: Line) -> None:
+    def read(self, line: JobLogLine) -> None:
         """Take in one line: a step, a loss, or both; a loss alone belongs to the step before it."""
         text = line.text[-LONGEST:]
         if ours := OURS.search(text):
@@ -43,7 +43,7 @@ class Losses:
         if (loss := _last(self.loss, text)) is not None and self.last_step is not None:
             self.by_step.setdefault(self.last_step, loss)
 
-    def _stepped(self, step: int, line: Line) -> None:
+    def _stepped(self, step: int, line: JobLogLine) -> None:
         if self.first_step is None:
             self.first_step = step
         self.last_step = step

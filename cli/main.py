@@ -2,12 +2,12 @@
 
 import typer
 
-from cli.commands import Commands, options
+from cli.commands import CommandGroup, options
 
 app = typer.Typer(
     name="rerail",
     help="Keeps SageMaker training runs on their rails.",
-    cls=Commands,
+    cls=CommandGroup,
     callback=options,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,

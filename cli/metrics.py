@@ -19,7 +19,7 @@ PURPOSE = {
 LINE = "rerail step=60 loss=2.34567891 grad_norm=1.2 lr=0.0003 tokens_per_s=12345 nonfinite=0"
 
 
-class Format(StrEnum):
+class DefinitionFormat(StrEnum):
     boto3 = "boto3"
     sdk = "sdk"
     json = "json"
@@ -27,16 +27,16 @@ class Format(StrEnum):
 
 def metrics(
     format: Annotated[
-        Format,
+        DefinitionFormat,
         typer.Option("--format", help="boto3, sdk for the SageMaker Python SDK (v2 and v3), json for the AWS CLI."),
-    ] = Format.boto3,
+    ] = DefinitionFormat.boto3,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Print the MetricDefinitions for jobs that log Rerail's metric line."""
-    if as_json or format is Format.json:
+    if as_json or format is DefinitionFormat.json:
         typer.echo(json.dumps(make_definitions(), indent=2))
         return
-    typer.echo("\n".join(_boto3() if format is Format.boto3 else _sdk()))
+    typer.echo("\n".join(_boto3() if format is DefinitionFormat.boto3 else _sdk()))
 
 
 def _boto3() -> Iterator[str]:

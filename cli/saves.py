@@ -36,7 +36,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class StoredCheckpoint:
     """One folder with what is in it; `checkpoint` is None where there is no manifest, or none that can be read, unless
     it is the save of a script that writes none.
 
@@ -59,7 +59,7 @@ class Save:
         return self.checkpoint is not None and self.checkpoint.is_whole
 
 
-def saves_under(s3: Any, uri: str) -> list[Save]:
+def saves_under(s3: Any, uri: str) -> list[StoredCheckpoint]:
     """All of them, newest step first, those put aside last; raises what boto3 raises.
 
     What the job deletes while we look is left out.
@@ -84,7 +84,7 @@ def saves_under(s3: Any, uri: str) -> list[Save]:
 
 def _saves_of_a_script(
     s3: Any, bucket: str, prefix: str, stored: Sequence[checkpoint_layouts.StoredObject]
-) -> list[Save]:
+) -> list[StoredCheckpoint]:
     """Those of a script that writes no manifests, where one of its saves at least is whole by its layout."""
     pointers = {
         each.key: s3.get_object(Bucket=bucket, Key=f"{prefix}{each.key}")["Body"].read().decode(errors="replace")
@@ -94,7 +94,7 @@ def _saves_of_a_script(
     if not any(save.is_whole for save in found):
         return []
     return [
-        Save(
+        StoredCheckpoint(
             save.place.rstrip("/"),
             save.step,
             is_aside=False,
@@ -107,10 +107,12 @@ def _saves_of_a_script(
     ]
 
 
-def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, int]) -> Save | None:
+def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, int]) -> StoredCheckpoint | None:
     match = FOLDER.fullmatch(f"{folder}{MANIFEST}")
     assert match, "found by the same expression"
-    save = Save(folder.rstrip("/"), int(match["step"]), bool(match["aside"]), sum(sizes.values()), MANIFEST in sizes)
+    save = StoredCheckpoint(
+        folder.rstrip("/"), int(match["step"]), bool(match["aside"]), sum(sizes.values()), MANIFEST in sizes
+    )
     if not save.has_manifest:
         return save
     try:
@@ -131,7 +133,7 @@ def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, in
     )
 
 
-def verified(s3: Any, uri: str, save: Save, advance: Callable[[int], None]) -> Save:
+def verified(s3: Any, uri: str, save: StoredCheckpoint, advance: Callable[[int], None]) -> StoredCheckpoint:
     """The save after every file that its manifest lists was read and compared; `advance` is told of each chunk."""
     bucket, prefix = split_uri(uri)
 
@@ -154,7 +156,7 @@ def _checksum(s3: Any, bucket: str, key: str, advance: Callable[[int], None]) ->
     return f"{CHECKSUM}{digest.hexdigest()}"
 
 
-def resume_from(run: Run, saves: Sequence[Save]) -> Save | None:
+def resume_from(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredCheckpoint | None:
     """The save that a relaunch of the run would carry on from, by the supervisor's own rule."""
     sound = {save.checkpoint.uri: save for save in saves if save.checkpoint and not save.is_aside and not save.damage}
     known = [save.checkpoint for save in sound.values() if save.checkpoint]
@@ -164,7 +166,7 @@ def resume_from(run: Run, saves: Sequence[Save]) -> Save | None:
     return sound[chosen.uri] if chosen else None
 
 
-def passed_over(run: Run, save: Save) -> str:
+def passed_over(run: Run, save: StoredCheckpoint) -> str:
     """Why a relaunch would not carry on from here; empty where nothing speaks against it."""
     if save.is_aside:
         return "put aside by a rollback"

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
-from cli.fleet import Fleet, Look, Row, chosen
+from cli.fleet import FleetReader, FleetRow, FleetStatus, chosen
 from cli.names import completed_policies, completed_states
 from cli.place import AsJson, Local
 from cli.runs import STYLES, saving
@@ -62,10 +62,10 @@ def status(
 
     if watch and as_json:
         place.fail("--watch and --json exclude each other", "leave one of them out")
-    look = Look(place.find(local=local))
+    look = FleetReader(place.find(local=local))
     ended = None if everything else ENDED_SHOWN
 
-    def rows_of(fleet: Fleet) -> list[Row]:
+    def rows_of(fleet: FleetStatus) -> list[FleetRow]:
         return list(chosen(fleet.rows, states=state or (), policy=policy, ended=ended))
 
     if watch:
@@ -86,7 +86,7 @@ def status(
             console.print(f"{row.run.id}: {line}", highlight=False)
 
 
-def _watch(look: Look, rows_of: Any, every: float) -> None:
+def _watch(look: FleetReader, rows_of: Any, every: float) -> None:
     """Redraw until Ctrl-C; the last picture stays on the terminal, to be read. What cannot be looked up now is said,
     and looked up again."""
     console = Console()
@@ -110,7 +110,7 @@ def _watch(look: Look, rows_of: Any, every: float) -> None:
         console.print(picture(fleet, rows_of(fleet), width=console.width))
 
 
-def picture(fleet: Fleet, rows: Sequence[Row], *, width: int, height: int | None = None) -> RenderableType:
+def picture(fleet: FleetStatus, rows: Sequence[FleetRow], *, width: int, height: int | None = None) -> RenderableType:
     """The head, a row a run, and what is to be done; with a height, what fits into so many lines."""
     todos = [row for row in rows if row.todo]
     room = len(rows)
@@ -127,7 +127,7 @@ def picture(fleet: Fleet, rows: Sequence[Row], *, width: int, height: int | None
     return Group(*parts)
 
 
-def head(fleet: Fleet) -> RenderableType:
+def head(fleet: FleetStatus) -> RenderableType:
     """Where, how many in which state, whether Rerail is paused, and whether the supervisor is well."""
     first = Text.assemble(("Rerail", "bold"), f"  {fleet.name}  ", (f"{fleet.at:%Y-%m-%d %H:%M:%S} UTC", "dim"))
     counts = Text("  ").join(
@@ -143,7 +143,7 @@ def head(fleet: Fleet) -> RenderableType:
     return Group(*lines)
 
 
-def _health(fleet: Fleet) -> tuple[str, str]:
+def _health(fleet: FleetStatus) -> tuple[str, str]:
     if fleet.alarms is None:
         return "not known: its alarms cannot be read", "yellow"
     if fleet.alarms:
@@ -151,7 +151,7 @@ def _health(fleet: Fleet) -> tuple[str, str]:
     return "well", "green"
 
 
-def table(rows: Sequence[Row], at: datetime, *, width: int) -> Table:
+def table(rows: Sequence[FleetRow], at: datetime, *, width: int) -> Table:
     """A row a run; narrow terminals get fewer columns."""
     drawn = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     lines = [[*_cells(row, at, is_wide=width >= WIDE)] for row in rows]
@@ -170,7 +170,7 @@ def table(rows: Sequence[Row], at: datetime, *, width: int) -> Table:
     return drawn
 
 
-def _cells(row: Row, at: datetime, *, is_wide: bool) -> Iterator[Text]:
+def _cells(row: FleetRow, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     run = row.run
     yield Text(run.id, style="bold" if row.is_open else "")
     waits = (run.proposal.awaits if run.proposal else run.blocked_by) if is_wide else ""
@@ -195,7 +195,7 @@ def _incident(run: Run, at: datetime) -> Text:
     )
 
 
-def _todos(rows: Sequence[Row], *, wraps: bool) -> Iterator[RenderableType]:
+def _todos(rows: Sequence[FleetRow], *, wraps: bool) -> Iterator[RenderableType]:
     """What somebody has to do, each with its command on a line of its own, to be copied."""
     yield Text("to do", style="bold red")
     for row in rows[:MOST_TODO]:
@@ -225,7 +225,7 @@ def age(then: datetime | None, at: datetime) -> str:
     return f"{seconds / DAY:.0f}d"
 
 
-def plain_fleet(fleet: Fleet, rows: Sequence[Row]) -> dict[str, Any]:
+def plain_fleet(fleet: FleetStatus, rows: Sequence[FleetRow]) -> dict[str, Any]:
     """For another program: seconds, dollars, times in ISO 8601."""
     return {
         "place": fleet.name,
@@ -238,7 +238,7 @@ def plain_fleet(fleet: Fleet, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: FleetRow) -> dict[str, Any]:
     run, last = row.run, row.run.incidents[-1] if row.run.incidents else None
     return {
         "id": run.id,

@@ -7,7 +7,7 @@ import aws_cdk as cdk
 
 from rerail.model.errors import PolicyError
 from stacks import ROOT
-from stacks.options import BadOption, Options, Organization
+from stacks.options import BadOption, DeploymentOptions, Organization
 from stacks.organization_stack import add_organization
 from stacks.supervisor_stack import SupervisorStack
 from stacks.training_image_stack import TrainingImageStack
@@ -39,10 +39,10 @@ def build() -> cdk.App:
         from cdk_nag import AwsSolutionsChecks
 
         cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
-    SupervisorStack(app, "Rerail", options=Options.from_context(app.node), synthesizer=_synthesizer())
+    SupervisorStack(app, "Rerail", options=DeploymentOptions.from_context(app.node), synthesizer=_synthesizer())
     TrainingImageStack(app, "RerailTrainingImage", synthesizer=_synthesizer())
     if organization := Organization.from_context(app.node):
-        add_organization(app, organization, Options.from_context(app.node), _synthesizer)
+        add_organization(app, organization, DeploymentOptions.from_context(app.node), _synthesizer)
     return app
 
 

@@ -58,7 +58,7 @@ class BadOption(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class DeploymentOptions:
     """The choices; their defaults stand in cdk.json.
 
     training_role_arns: roles that relaunched jobs may be given (iam:PassRole). The default takes every role whose name
@@ -97,7 +97,7 @@ class Options:
     policies_folder: Path
 
     @classmethod
-    def from_context(cls, node: Node) -> "Options":
+    def from_context(cls, node: Node) -> "DeploymentOptions":
         """Return the options. Raises BadOption if a value is missing or malformed."""
         context = {name: node.try_get_context(name) for name in NAMES}
         return cls(

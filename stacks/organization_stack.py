@@ -13,7 +13,7 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3_assets as assets
 from constructs import Construct
 
-from stacks.options import Options, Organization
+from stacks.options import DeploymentOptions, Organization
 from stacks.parts.permissions import acknowledge
 from stacks.supervisor_stack import SupervisorStack
 
@@ -27,7 +27,7 @@ BUCKET = f"rerail-assets-{Aws.ACCOUNT_ID}"
 def add_organization(
     app: cdk.App,
     organization: Organization,
-    options: Options,
+    options: DeploymentOptions,
     synthesizer: Callable[[], cdk.IStackSynthesizer],
 ) -> None:
     """Add the members' template, the buckets for their code and the StackSet to the app."""

@@ -5,53 +5,53 @@ from typing import Any
 import aws_cdk as cdk
 from constructs import Construct
 
-from stacks.options import Options
+from stacks.options import DeploymentOptions
 from stacks.parts.alarm_events import AlarmEvents
-from stacks.parts.alarms import Health
-from stacks.parts.bus import Bus
-from stacks.parts.commands import Commands
+from stacks.parts.alarms import HealthAlarm
+from stacks.parts.bus import RerailBus
+from stacks.parts.commands import CommandRule
 from stacks.parts.dashboard import Dashboard
 from stacks.parts.data_key import DataKey
-from stacks.parts.functions import Functions
+from stacks.parts.functions import FunctionFactory
 from stacks.parts.hyperpod_events import HyperPodEvents
 from stacks.parts.job_events import JobEvents
 from stacks.parts.kept import Kept
-from stacks.parts.mailbox import Mailbox
-from stacks.parts.notices import Notices
+from stacks.parts.mailbox import JobMailbox
+from stacks.parts.notices import NoticeDelivery
 from stacks.parts.pause import NAME as PAUSE_PARAMETER
 from stacks.parts.pause import PauseParameter
-from stacks.parts.policies import PREFIX, Policies
-from stacks.parts.report import Report
+from stacks.parts.policies import PREFIX, PolicyParameters
+from stacks.parts.report import ReportRenderer
 from stacks.parts.reports import Reports
 from stacks.parts.reports_bucket import ReportsBucket
 from stacks.parts.runs_table import RunsTable
 from stacks.parts.signals_queue import SignalsQueue
 from stacks.parts.supervise import Supervise
-from stacks.parts.sweep import Sweep
+from stacks.parts.sweep import ScheduledSweep
 from stacks.parts.topics import Topics
 
 
 class SupervisorStack(cdk.Stack):
     """Signals arrive in a queue, one function decides, a sweep checks all runs, and notices leave through the bus."""
 
-    def __init__(self, scope: Construct, id: str, *, options: Options, **kwargs: Any) -> None:
+    def __init__(self, scope: Construct, id: str, *, options: DeploymentOptions, **kwargs: Any) -> None:
         super().__init__(scope, id, description="Rerail: keeps SageMaker training runs on their rails", **kwargs)
-        Policies(self, "Policies", folder=options.policies_folder)
+        PolicyParameters(self, "Policies", folder=options.policies_folder)
         pause = PauseParameter(self)
         key = DataKey(self, "Key")
         topics = Topics(self, "Topics", key=key, options=options)
         page = topics.page
         runs = RunsTable(self, "Runs", key=key)
-        bus = Bus(self, "Bus")
-        mailbox = Mailbox(self, "Mailbox")
-        functions = Functions(self, "Functions", log_retention=options.log_retention)
+        bus = RerailBus(self, "Bus")
+        mailbox = JobMailbox(self, "Mailbox")
+        functions = FunctionFactory(self, "Functions", log_retention=options.log_retention)
 
         signals = SignalsQueue(self, "Signals", key=key, page=page)
         JobEvents(self, "JobEvents", signals=signals, key=key, page=page)
         AlarmEvents(self, "AlarmEvents", signals=signals, key=key, page=page)
         HyperPodEvents(self, "HyperPodEvents", signals=signals, key=key, page=page)
         Reports(self, "Reports", mailbox=mailbox, signals=signals, key=key, page=page)
-        Commands(self, "Commands", bus=bus, signals=signals, key=key, page=page)
+        CommandRule(self, "Commands", bus=bus, signals=signals, key=key, page=page)
         supervise = Supervise(
             self,
             "Supervise",
@@ -64,7 +64,7 @@ class SupervisorStack(cdk.Stack):
             options=options,
             page=page,
         )
-        sweep = Sweep(
+        sweep = ScheduledSweep(
             self,
             "Sweep",
             functions=functions,
@@ -77,10 +77,17 @@ class SupervisorStack(cdk.Stack):
             page=page,
         )
         reports = ReportsBucket(self, "IncidentReports")
-        notices = Notices(
-            self, "Notices", functions=functions, bus=bus, topics=topics, reports=reports, options=options, key=key
+        notices = NoticeDelivery(
+            self,
+            "Notices",
+            functions=functions,
+            bus=bus,
+            topics=topics,
+            reports=reports,
+            options=options,
+            key=key,
         )
-        report = Report(
+        report = ReportRenderer(
             self,
             "Report",
             functions=functions,
@@ -91,7 +98,7 @@ class SupervisorStack(cdk.Stack):
             key=key,
             page=page,
         )
-        health = Health(self, "Health", inform=topics.inform)  # after all that has an alarm
+        health = HealthAlarm(self, "Health", inform=topics.inform)  # after all that has an alarm
         Dashboard(
             self,
             "Dashboard",

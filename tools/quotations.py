@@ -48,7 +48,7 @@ MAILS = {
 
 
 @dataclass(slots=True)
-class Line:
+class PolicyField:
     """One field of the default policy: its value as written, and what its comments say."""
 
     value: str
@@ -60,13 +60,13 @@ class Section:
     """A table of the default policy: what its own comment says, and its fields in their order."""
 
     comment: str
-    lines: Mapping[str, Line]
+    lines: Mapping[str, PolicyField]
 
 
 def default_policy() -> dict[str, Section]:
     """`policies/default.toml` with its comments, by section; "" is what stands before the first one."""
     sections = {"": Section("", {})}
-    name, lines, above, last, grouped = "", dict[str, Line](), list[str](), "", False
+    name, lines, above, last, grouped = "", dict[str, PolicyField](), list[str](), "", False
     for row in DEFAULTS.read_text(encoding="utf-8").splitlines():
         if row.startswith("#"):
             above, grouped = [*above, row.lstrip("# ").strip()], False
@@ -82,7 +82,7 @@ def default_policy() -> dict[str, Section]:
         elif found := FIELD.fullmatch(row.strip()):
             last = found[1]
             said = " ".join(filter(None, (*above, found[3]))) if name else found[3] or ""
-            lines[last] = Line(found[2], said or ("as above" if grouped else ""))
+            lines[last] = PolicyField(found[2], said or ("as above" if grouped else ""))
             above, grouped = [], grouped or bool(above)
             if not name:
                 sections[""] = Section("", {**sections[""].lines, last: lines[last]})

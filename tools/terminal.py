@@ -15,9 +15,9 @@ from rich.terminal_theme import MONOKAI
 
 from cli import place
 from cli.demo.scenarios import SCENARIOS, Name
-from cli.demo.screen import Screen
+from cli.demo.screen import DemoScreen
 from cli.demo.stage import Stage, hasty, until_over
-from cli.fleet import Fleet, Look, chosen
+from cli.fleet import FleetReader, FleetStatus, chosen
 from cli.place import Place
 from cli.status import ENDED_SHOWN, picture
 from local.sagemaker.control import inject
@@ -58,7 +58,7 @@ def record_terminals() -> None:
 
 def terminal_pictures(chromium: Browser) -> Iterator[Path]:
     """`rerail status` and the end of `rerail demo`, as they looked."""
-    fleet = loads(Fleet, gzip.decompress(FLEET.read_bytes()).decode())
+    fleet = loads(FleetStatus, gzip.decompress(FLEET.read_bytes()).decode())
     rows = list(chosen(fleet.rows, states=(), policy="", ended=ENDED_SHOWN))
     status = _drawn("rerail status --watch", picture(fleet, rows, width=118), width=118)
     for name, svg in (("status", status), ("demo", gzip.decompress(DEMO.read_bytes()).decode())):
@@ -78,7 +78,7 @@ def _drawn(title: str, *parts: RenderableType, width: int) -> str:
     return FONT.sub("", console.export_svg(title=title, theme=MONOKAI)).replace("Fira Code", "DejaVu Sans Mono")
 
 
-def _played_fleet() -> Fleet:
+def _played_fleet() -> FleetStatus:
     """Six runs: two lose their machines, one runs out of memory, one asks before it is relaunched, one completes."""
     with _local_aws() as aws:
         where = Place("stack Rerail in eu-west-1", aws.outputs)
@@ -91,7 +91,7 @@ def _played_fleet() -> Fleet:
         for name in STRUCK:
             inject(aws.endpoint_url, "internal_error", TrainingJobName=name)
         _until(where.runs, "the ends of all stories", _is_told)
-        return Look(where).fleet()
+        return FleetReader(where).fleet()
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def _played_demo() -> str:
     with _local_aws() as aws:
         stage = Stage(aws, SCENARIOS[name], run_id=f"demo-{name}", scale=SCALE)
         stage.set()
-        with Screen(Console(file=io.StringIO()), steps=stage.scenario.steps) as screen:
+        with DemoScreen(Console(file=io.StringIO()), steps=stage.scenario.steps) as screen:
             for looked in until_over(stage, within_s=PATIENCE_S):
                 screen.show(looked)
             return _drawn("rerail demo", screen.picture(stage), width=118)

@@ -9,7 +9,7 @@ from bench.soaking.faults import Setup
 from bench.soaking.notes import Notes
 from cli import place
 from cli.demo.scripts import OURS
-from cli.demo.stage import DAY_S, NO_AGENT, Curve, hasty, told
+from cli.demo.stage import DAY_S, NO_AGENT, JobOutput, hasty, told
 from cli.place import Place
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
@@ -121,7 +121,7 @@ class ReferenceRun:
     def __init__(self, account: Account, setup: Setup, steps: int) -> None:
         self.name, self.setup, self.account = f"reference-{setup.script_name}-{setup.hosts}x{steps}", setup, account
         self.notes = Notes(account.folder)
-        self.curve = Curve(self.name, setup.script)
+        self.curve = JobOutput(self.name, setup.script)
         self.description: dict[str, Any] = {}
         account.order(self.name)
         account.submit(self.name, setup, steps=steps, tags={}, watched=False)

@@ -12,7 +12,7 @@ from bench.soaking.notes import Notes
 from bench.soaking.plan import PlannedFault, RunPlan
 from cli.demo.scenarios import BATCH_SIZE
 from cli.demo.scripts import OURS
-from cli.demo.stage import Curve
+from cli.demo.stage import JobOutput
 from cli.operators import ask
 from local.sagemaker.control import InjectionRefused, inject
 from rerail.model.actions import Severity
@@ -72,7 +72,7 @@ class SoakRun:
         self.account, self.plan, self.name, self.log = account, plan, name, log
         self.setup = plan.setup
         self.notes = Notes(account.folder)
-        self.curves: dict[str, Curve] = {}
+        self.curves: dict[str, JobOutput] = {}
         self.run: Run | None = None
         self.timeline: Sequence[TimelineEntry] = ()
         self.injections: list[Injection] = []
@@ -158,7 +158,7 @@ class SoakRun:
         if self.setup.script is not OURS:
             for attempt in self.run.attempts:
                 if attempt.exists:
-                    curve = self.curves.setdefault(attempt.job_name, Curve(attempt.job_name, self.setup.script))
+                    curve = self.curves.setdefault(attempt.job_name, JobOutput(attempt.job_name, self.setup.script))
                     curve.read(self.account.logs)
         self._read_injections()
         self._answer(self.run)

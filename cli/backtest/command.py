@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cli import place
 from cli.backtest import plots, report, sources
-from cli.backtest.judge import Judged, judge, scored
+from cli.backtest.evaluation import EvaluatedLog, evaluate_logs, score_logs
 from cli.backtest.series import BadInput
 from cli.console import Console
 from cli.names import completed_policies
@@ -59,9 +59,9 @@ def backtest(
         detection = replace(detection, plateau=plateau or detection.plateau)
         began = time.perf_counter()
         logs = sources.find(path, local=local)
-        judged = list(_shown(judge(logs, detection), len(logs), "judging logs", console))
+        judged = list(_shown(evaluate_logs(logs, detection), len(logs), "judging logs", console))
         judged.sort(key=lambda one: one.log.name)
-        quality, seconds = scored(judged), time.perf_counter() - began
+        quality, seconds = score_logs(judged), time.perf_counter() - began
         if findings:
             _write(judged, findings)
         if as_json:
@@ -104,7 +104,7 @@ def _shown(results: Iterator[Item], total: int, what: str, console: Console) -> 
             yield result
 
 
-def _write(judged: list[Judged], file: Path) -> None:
+def _write(judged: list[EvaluatedLog], file: Path) -> None:
     lines = [json.dumps(line) for one in judged for line in one.scorable_lines()]
     try:
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -26,7 +26,7 @@ class BadCorpus(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
+class LogCorpus:
     """A folder of logs."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Corpus:
         return self.folder / "runs" / f"{run.id}.csv.gz"
 
 
-def read_corpus(folder: Path) -> Corpus:
+def read_corpus(folder: Path) -> LogCorpus:
     """Return the runs and labels of the folder; the logs themselves are read one by one, with `read_log`."""
     labels = _labels(folder / "labels.csv")
     runs = tuple(
@@ -51,7 +51,7 @@ def read_corpus(folder: Path) -> Corpus:
     )
     if not runs:
         raise BadCorpus(f"{folder / 'index.csv'} names no run", "write a line with id and n_points for each")
-    return Corpus(folder, runs, labelled=(folder / "labels.csv").exists())
+    return LogCorpus(folder, runs, labelled=(folder / "labels.csv").exists())
 
 
 def read_log(file: Path) -> list[Sample]:

@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
-from cli.backtest.series import BadInput, Series, sample, timed
+from cli.backtest.series import BadInput, LogSeries, sample, timed
 from cli.place import client
 from rerail.model.sample import Sample
 
@@ -33,7 +33,7 @@ LINE = re.compile(r"\brerail (?=step=)")
 PAIR = re.compile(r"(\w+)=(\S+)")
 
 
-def read(name: str, *, local: bool) -> list[Series]:
+def read(name: str, *, local: bool) -> list[LogSeries]:
     """The job's metrics and its log, each as a series of its own where there is one; raises BadInput."""
     if not name:
         raise BadInput("job: names no job", "write job:NAME")
@@ -42,8 +42,8 @@ def read(name: str, *, local: bool) -> list[Series]:
     try:
         start, end = _times(name)
         found = [
-            Series(f"{name}, CloudWatch", _metrics(name, start, end)),
-            Series(f"{name}, log", _log(name)),
+            LogSeries(f"{name}, CloudWatch", _metrics(name, start, end)),
+            LogSeries(f"{name}, log", _log(name)),
         ]
     except (ClientError, BotoCoreError) as error:
         where = "" if local else ", or add --local"

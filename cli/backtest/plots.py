@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cli.backtest.judge import Judged
+from cli.backtest.evaluation import EvaluatedLog
 from cli.backtest.scoring import FAMILIES, SCORED_AS, Label
 from cli.backtest.series import BadInput
 from cli.parallel import spread
@@ -31,13 +31,13 @@ def check() -> None:
         raise BadInput(f"drawing needs {PACKAGE}", f"pip install {PACKAGE}, or leave --plot out") from error
 
 
-def worth_drawing(judged: Sequence[Judged]) -> list[Judged]:
+def worth_drawing(judged: Sequence[EvaluatedLog]) -> list[EvaluatedLog]:
     if len(judged) <= ALL_OF:
         return list(judged)
     return [one for one in judged if one.findings or any(label.counts for label in _labels(one))]
 
 
-def draw(judged: Sequence[Judged], folder: Path) -> Iterator[Path]:
+def draw(judged: Sequence[EvaluatedLog], folder: Path) -> Iterator[Path]:
     """A PNG for each log, as they are done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def draw(judged: Sequence[Judged], folder: Path) -> Iterator[Path]:
     )
 
 
-def _draw(task: tuple[Judged, Path]) -> Path:
+def _draw(task: tuple[EvaluatedLog, Path]) -> Path:
     judged, file = task
     samples = judged.log.read().samples
     panels = _panels(judged, samples)
@@ -74,7 +74,7 @@ def _draw(task: tuple[Judged, Path]) -> Path:
     return file
 
 
-def _panels(judged: Judged, samples: Sequence[Sample]) -> list[str]:
+def _panels(judged: EvaluatedLog, samples: Sequence[Sample]) -> list[str]:
     """The loss, and the speed where something was said or labelled about it, or where there is nothing else."""
     logged = [column for column in (LOSS, *SPEEDS) if any(getattr(one, column) is not None for one in samples)]
     speed = [column for column in logged if column in SPEEDS][:1]
@@ -136,10 +136,10 @@ def _mark(axes: Any, said: Sequence[tuple[int, Level]], across: Sequence[int], v
             axes.axvline(across[place], color=colour, linewidth=0.8, alpha=0.6)
 
 
-def _labels(judged: Judged) -> Sequence[Label]:
+def _labels(judged: EvaluatedLog) -> Sequence[Label]:
     return judged.log.labelled.labels if judged.log.labelled else ()
 
 
-def _summary(judged: Judged) -> str:
+def _summary(judged: EvaluatedLog) -> str:
     warnings, interventions = judged.of(Level.WARN), judged.of(Level.INTERVENE)
     return f"{warnings} warning(s), {interventions} intervention(s)"

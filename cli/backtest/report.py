@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli.backtest.judge import Judged
+from cli.backtest.evaluation import EvaluatedLog
 from cli.backtest.scoring import Score, measures
 from rerail.model.finding import Finding, Level
 
@@ -19,7 +19,7 @@ MEANING = "warn: tell people, do nothing else. intervene: stop the job and go on
 Scored = tuple[Score, Mapping[str, int]] | None
 
 
-def show(console: Console, judged: Sequence[Judged], *, policy: str, seconds: float, scored: Scored) -> None:
+def show(console: Console, judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, scored: Scored) -> None:
     """Everything, for people."""
     rows = sum(one.samples for one in judged)
     logs = "1 log" if len(judged) == 1 else f"{len(judged)} logs"
@@ -34,7 +34,7 @@ def show(console: Console, judged: Sequence[Judged], *, policy: str, seconds: fl
         console.print(_quality(*scored))
 
 
-def as_json(judged: Sequence[Judged], *, policy: str, seconds: float, scored: Scored) -> dict[str, Any]:
+def as_json(judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, scored: Scored) -> dict[str, Any]:
     """The same, for programs."""
     return {
         "policy": policy,
@@ -49,7 +49,7 @@ def as_json(judged: Sequence[Judged], *, policy: str, seconds: float, scored: Sc
     }
 
 
-def _by_kind(judged: Sequence[Judged]) -> dict[str, Counter[str]]:
+def _by_kind(judged: Sequence[EvaluatedLog]) -> dict[str, Counter[str]]:
     counts: dict[str, Counter[str]] = {}
     for one in judged:
         for _, finding in one.findings:
@@ -57,7 +57,7 @@ def _by_kind(judged: Sequence[Judged]) -> dict[str, Counter[str]]:
     return counts
 
 
-def _kinds(judged: Sequence[Judged]) -> Table:
+def _kinds(judged: Sequence[EvaluatedLog]) -> Table:
     table = Table("kind", title="findings", title_justify="left")
     for heading in ("logs", "warn", "intervene"):
         table.add_column(heading, justify="right")
@@ -67,7 +67,7 @@ def _kinds(judged: Sequence[Judged]) -> Table:
     return table
 
 
-def _logs(judged: Sequence[Judged]) -> Table:
+def _logs(judged: Sequence[EvaluatedLog]) -> Table:
     """The logs with most interventions, then most warnings."""
     loud = sorted(
         (one for one in judged if one.findings), key=lambda one: (-one.of(Level.INTERVENE), -len(one.findings))
@@ -85,7 +85,7 @@ def _logs(judged: Sequence[Judged]) -> Table:
     return table
 
 
-def _findings(one: Judged) -> Table:
+def _findings(one: EvaluatedLog) -> Table:
     table = Table("row", "step", "level", "kind", "evidence", title=Text(one.log.name), title_justify="left")
     for row, (_, finding) in list(zip(one.rows, one.findings, strict=True))[:FINDINGS_SHOWN]:
         step = "" if finding.step is None else str(finding.step)

@@ -68,7 +68,7 @@ class BadInput(BadCorpus):
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class LogSeries:
     """One log. `rows` says where each sample stood in it, where that is not simply its place."""
 
     name: str

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from cli.backtest import jobs, tables, tensorboards, trainer
-from cli.backtest.corpus import BadCorpus, Corpus, read_corpus, read_log
+from cli.backtest.corpus import BadCorpus, LogCorpus, read_corpus, read_log
 from cli.backtest.scoring import Labelled
-from cli.backtest.series import BadInput, Series
+from cli.backtest.series import BadInput, LogSeries
 
 JOB = "job:"
 ACCEPTED = "give a corpus folder, a CSV, a trainer_state.json, a TensorBoard run folder, or job:NAME for a past job"
@@ -19,7 +19,7 @@ class Log:
     """One log: its name, how to read it (in any process), and its labels where it has some."""
 
     name: str
-    read: Callable[[], Series]
+    read: Callable[[], LogSeries]
     labelled: Labelled | None = None
 
 
@@ -67,20 +67,20 @@ def _corpus(place: Path) -> tuple[Log, ...]:
     return tuple(_of_corpus(corpus, run) for run in corpus.runs)
 
 
-def _of_corpus(corpus: Corpus, run: Labelled) -> Log:
+def _of_corpus(corpus: LogCorpus, run: Labelled) -> Log:
     return Log(run.id, partial(_corpus_log, run.id, corpus.file(run)), run if corpus.labelled else None)
 
 
-def _corpus_log(name: str, file: Path) -> Series:
+def _corpus_log(name: str, file: Path) -> LogSeries:
     try:
-        return Series(name, tuple(read_log(file)))
+        return LogSeries(name, tuple(read_log(file)))
     except BadCorpus as error:
         raise BadInput(error.problem, error.remedy) from error
 
 
-def _read_now(series: Sequence[Series]) -> tuple[Log, ...]:
+def _read_now(series: Sequence[LogSeries]) -> tuple[Log, ...]:
     return tuple(Log(one.name, partial(_same, one)) for one in series)
 
 
-def _same(series: Series) -> Series:
+def _same(series: LogSeries) -> LogSeries:
     return series

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from cli.backtest.series import METRICS, NAMES, BadInput, Series, meanings, moment, sample, timed
+from cli.backtest.series import METRICS, NAMES, BadInput, LogSeries, meanings, moment, sample, timed
 from rerail.model.sample import Sample
 
 NOTHING = {"", "none", "null", "na", "n/a", "-"}
 
 
-def read(file: Path) -> Series:
+def read(file: Path) -> LogSeries:
     """The rows that carry a metric; others (validation, comments of the logger) are left out, their numbers kept."""
     try:
         with _opened(file) as lines:
@@ -29,7 +29,7 @@ def read(file: Path) -> Series:
             f"{file} has a header but no row with a number in {_metrics(columns)}", "give the logged rows too"
         )
     numbers, samples = zip(*read, strict=True)
-    return Series(file.name.removesuffix(".gz").removesuffix(".csv"), timed(samples), rows=numbers)
+    return LogSeries(file.name.removesuffix(".gz").removesuffix(".csv"), timed(samples), rows=numbers)
 
 
 @contextmanager

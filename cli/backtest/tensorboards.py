@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cli.backtest.series import METRICS, BadInput, Series, meanings, sample, timed
+from cli.backtest.series import METRICS, BadInput, LogSeries, meanings, sample, timed
 
 PACKAGE = "tensorboard==2.21.0"
 
@@ -21,7 +21,7 @@ def runs(folder: Path) -> list[Path]:
     return sorted({file.parent for file in folder.rglob("*tfevents*") if file.is_file()})
 
 
-def read(folder: Path) -> list[Series]:
+def read(folder: Path) -> list[LogSeries]:
     """A series for each run with a loss or a speed; several writers make a run of each of theirs."""
     loader = _loader()
     found, problem = [], None
@@ -44,7 +44,7 @@ def _loader() -> Any:
     return module
 
 
-def _series(loader: Any, run: Path, *, name: str) -> Series:
+def _series(loader: Any, run: Path, *, name: str) -> LogSeries:
     # All points, and the steps of a launch before a restart too: they happened.
     sizes = {loader.SCALARS: 0, loader.TENSORS: 0}
     events = loader.EventAccumulator(str(run), size_guidance=sizes, purge_orphaned_data=False)
@@ -64,7 +64,7 @@ def _series(loader: Any, run: Path, *, name: str) -> Series:
             times.setdefault((launch, step), wall_time)
     kept = sorted((key for key in rows if any(metric in rows[key] for metric in METRICS)), key=lambda key: times[key])
     samples = [sample(rows[key], at=datetime.fromtimestamp(times[key], UTC)) for key in kept]
-    return Series(name, timed(samples))
+    return LogSeries(name, timed(samples))
 
 
 def _points(events: Any) -> Iterator[tuple[str, list[tuple[int, float, float]]]]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cli.backtest.series import BadInput, Series, sample
+from cli.backtest.series import BadInput, LogSeries, sample
 
 STATE = "trainer_state.json"
 
@@ -17,7 +17,7 @@ def newest_state(folder: Path) -> Path | None:
     return max(states, key=lambda file: _number(file.parent) or 0, default=None)
 
 
-def read(file: Path) -> Series:
+def read(file: Path) -> LogSeries:
     """The training entries of `log_history`; its evaluations and its closing summary are no steps."""
     try:
         state: Any = json.loads(file.read_text(encoding="utf-8"))
@@ -32,7 +32,7 @@ def read(file: Path) -> Series:
             f"{file}: no entry of log_history has a loss", "train with logging_steps, or give a later checkpoint"
         )
     samples = tuple(sample(_values(entry, file, place)) for place, entry in rows)
-    return Series(file.parent.name or file.stem, samples, rows=tuple(place for place, _ in rows))
+    return LogSeries(file.parent.name or file.stem, samples, rows=tuple(place for place, _ in rows))
 
 
 def _values(entry: dict[str, Any], file: Path, place: int) -> dict[str, float | None]:

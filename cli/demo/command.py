@@ -12,7 +12,7 @@ from cli import place
 from cli.console import Console
 from cli.demo import report as reports
 from cli.demo.scenarios import SCENARIOS, Name, Scenario
-from cli.demo.screen import Screen
+from cli.demo.screen import DemoScreen
 from cli.demo.stage import PATIENCE_ROWS, Stage, until_over
 from cli.demo.verdict import shortcomings
 from cli.place import Place
@@ -90,7 +90,7 @@ def _play(
     place.use_local(aws.endpoint_url)
     stage = Stage(aws, scenario, run_id=f"demo-{name}", scale=scale)
     stage.set()
-    with Screen(console, steps=scenario.steps) as screen:
+    with DemoScreen(console, steps=scenario.steps) as screen:
         for picture in until_over(stage, within_s=PATIENCE_S):
             screen.show(picture)
     report = reports.facts(name, stage)

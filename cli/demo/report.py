@@ -14,7 +14,7 @@ from cli.demo.scenarios import Name, Scenario
 from cli.demo.screen import sparkline
 from cli.demo.stage import Stage
 from cli.runs import attempts_table, timeline_table
-from cli.saves import Save
+from cli.saves import StoredCheckpoint
 from rerail.incident_report.report import ReportSection
 from rerail.model.finding import Kind
 from rerail.model.run import Attempt, Incident, InPlaceRestart, Run
@@ -108,7 +108,7 @@ def _order(attempt: Attempt, order: InPlaceRestart) -> dict[str, Any]:
     }
 
 
-def _save(save: Save) -> dict[str, Any]:
+def _save(save: StoredCheckpoint) -> dict[str, Any]:
     return {
         "folder": save.folder,
         "step": save.step,

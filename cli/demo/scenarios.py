@@ -49,9 +49,9 @@ OWN_TYPE, NEXT_BEST_TYPE = "ml.m5.large", "ml.m5.xlarge"
 
 
 # A fault as the SageMaker fake is asked for it: its name and its fields (local/README.md lists them).
-Fault = Mapping[str, Any]
+FaultRequest = Mapping[str, Any]
 # Makes the faults of a scenario for the demo's job and those of the other runs of the account.
-MakeFaults = Callable[[str, Sequence[str]], Sequence[Fault]]
+MakeFaults = Callable[[str, Sequence[str]], Sequence[FaultRequest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,35 +147,35 @@ def climbing(story: str, drill: str, *rungs: str) -> Scenario:
     )
 
 
-def lose_the_node(job: str, others: Sequence[str]) -> Sequence[Fault]:
+def lose_the_node(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
     """SageMaker says InternalServerError."""
     return ({"Fault": "internal_error", "TrainingJobName": job},)
 
 
-def lose_the_node_and_have_no_other(job: str, others: Sequence[str]) -> Sequence[Fault]:
+def lose_the_node_and_have_no_other(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
     """The next launch is refused, and the one after gets no machines."""
     refused = ({"Fault": "resource_limit", "Count": 1}, {"Fault": "capacity", "Count": 1})
     return (*refused, *lose_the_node(job, others))
 
 
-def lose_the_node_and_all_like_it(job: str, others: Sequence[str]) -> Sequence[Fault]:
+def lose_the_node_and_all_like_it(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
     """The next job is accepted, and waits for machines that do not come for two hours."""
     none_left = {"Fault": "machines", "InstanceType": OWN_TYPE, "Count": 0, "WaitSeconds": 7200}
     return (none_left, *lose_the_node(job, others))
 
 
-def lose_every_node(job: str, others: Sequence[str]) -> Sequence[Fault]:
+def lose_every_node(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
     """All jobs of the account die in the same moment."""
     return [fault for name in (job, *others) for fault in lose_the_node(name, ())]
 
 
-def reclaim(job: str, others: Sequence[str]) -> Sequence[Fault]:
+def reclaim(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
     """The spot market wants the instance back, and gives another one a quarter of an hour later: longer than any step
     may take before it counts as a hang."""
     return ({"Fault": "interrupt", "TrainingJobName": job, "WaitSeconds": 900},)
 
 
-def stop(job: str, others: Sequence[str]) -> Sequence[Fault]:
+def stop(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
     """Somebody who is not Rerail stops the job."""
     return ({"Fault": "stop", "TrainingJobName": job},)
 

@@ -13,7 +13,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 DECISIONS_SHOWN = 8
 
 
-class Screen:
+class DemoScreen:
     """Shows a stage: redrawn in place on a terminal, line by line elsewhere."""
 
     def __init__(self, console: Console, *, steps: int) -> None:
@@ -28,7 +28,7 @@ class Screen:
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
         self._told = 0
 
-    def __enter__(self) -> "Screen":
+    def __enter__(self) -> "DemoScreen":
         if self._live:
             self._live.start()
         return self

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cli.demo.crowd import Crowd
+from cli.demo.other_runs import OtherRuns
 from cli.demo.scenarios import OWN_TYPE, Scenario
 from cli.demo.scripts import OURS, Script
 from cli.operators import answer
 from cli.place import Place
-from cli.saves import Save, saves_under
+from cli.saves import StoredCheckpoint, saves_under
 from local.pace import FASTEST_SCALE
 from local.sagemaker.control import inject
 from local.stack import LocalAws
@@ -53,7 +53,7 @@ TWIN = "undisturbed"
 
 
 @dataclass
-class Curve:
+class JobOutput:
     """What one job printed: its loss by step, and when, read from its log stream as it grows; `starts` are when its
     first step came, and those that came again after a restart within the job."""
 
@@ -150,12 +150,12 @@ class Stage:
     scale: float
     run: Run | None = None
     timeline: list[TimelineEntry] = field(default_factory=list)
-    curves: dict[str, Curve] = field(default_factory=dict)
+    curves: dict[str, JobOutput] = field(default_factory=dict)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     answered: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.crowd = Crowd(self.run_id, self.scenario.crowd)
+        self.crowd = OtherRuns(self.run_id, self.scenario.crowd)
         self._runs = DynamoRuns(self.aws.outputs["TableName"])
         self._logs = self.aws.client("logs")
         self._sagemaker = self.aws.client("sagemaker")
@@ -234,7 +234,7 @@ class Stage:
             [*(attempt.job_name for attempt in self.run.attempts if attempt.exists), TWIN] if self.run else [TWIN]
         ):
             self.jobs[name] = self._sagemaker.describe_training_job(TrainingJobName=name)
-            self.curves.setdefault(name, Curve(name, self.scenario.script)).read(self._logs)
+            self.curves.setdefault(name, JobOutput(name, self.scenario.script)).read(self._logs)
         if self.scenario.crowd:
             self.crowd.look(self._runs)
         if self.scenario.approves:
@@ -288,7 +288,7 @@ class Stage:
         found = advise_interval(self.run, checkpoints, self._policy, at=datetime.now(UTC)) if self.run else None
         return format_advice(found) if found else ""
 
-    def saves(self) -> list[Save]:
+    def saves(self) -> list[StoredCheckpoint]:
         """What the run has saved, as it lies in S3 now."""
         return saves_under(self.aws.client("s3"), f"s3://{BUCKET}/{self.run_id}/")
 

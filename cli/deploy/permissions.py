@@ -102,7 +102,7 @@ def reasons_in(metadata: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return dict(found)
 
 
-class Row(NamedTuple):
+class PermissionRow(NamedTuple):
     """All the actions that somebody may do on one thing under one condition."""
 
     who: str
@@ -113,12 +113,12 @@ class Row(NamedTuple):
     actions: str
 
 
-def rows(granted: Collection[Grant]) -> list[Row]:
+def rows(granted: Collection[Grant]) -> list[PermissionRow]:
     """The permissions put together, in an order that does not depend on chance."""
     together: dict[tuple[str, bool, str, str, str], list[str]] = defaultdict(list)
     for grant in sorted(granted):
         together[grant.who, grant.may, grant.on, grant.when, grant.because].append(grant.action)
-    return [Row(*key, _actions(actions)) for key, actions in together.items()]
+    return [PermissionRow(*key, _actions(actions)) for key, actions in together.items()]
 
 
 def lines(granted: Collection[Grant]) -> dict[str, list[str]]:
@@ -129,7 +129,7 @@ def lines(granted: Collection[Grant]) -> dict[str, list[str]]:
     return dict(by_who)
 
 
-def _sentence(row: Row) -> str:
+def _sentence(row: PermissionRow) -> str:
     may = "may" if row.may else "may not"
     words = f"{may} {row.actions} on {row.on}"
     if row.actions == "sts:AssumeRole":

@@ -13,7 +13,7 @@ from rerail.model.errors import RerailError
 Subject = TypeVar("Subject")
 
 
-class Verdict(StrEnum):
+class CheckStatus(StrEnum):
     """How something stands; only `broken` makes the doctor's exit status 1."""
 
     OK = "ok"
@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 class Check:
     """The answer to one question, in words for people; `name` is the question's, and `about` what it was asked of."""
 
-    verdict: Verdict
+    verdict: CheckStatus
     said: str
     remedy: str = ""
     name: str = ""
@@ -38,22 +38,22 @@ Question = Callable[[Subject], Check | None]
 
 def ok(said: str) -> Check:
     """As it should be."""
-    return Check(Verdict.OK, said)
+    return Check(CheckStatus.OK, said)
 
 
 def warn(said: str, remedy: str) -> Check:
     """It works, and may surprise somebody one night."""
-    return Check(Verdict.WARN, said, remedy)
+    return Check(CheckStatus.WARN, said, remedy)
 
 
 def broken(said: str, remedy: str) -> Check:
     """Rerail cannot do for this account or job what it is there for."""
-    return Check(Verdict.BROKEN, said, remedy)
+    return Check(CheckStatus.BROKEN, said, remedy)
 
 
 def unknown(said: str, remedy: str) -> Check:
     """It could not be looked at."""
-    return Check(Verdict.UNKNOWN, said, remedy)
+    return Check(CheckStatus.UNKNOWN, said, remedy)
 
 
 def ask(about: str, questions: Sequence[Question[Subject]], subject: Subject) -> Iterator[Check]:
@@ -64,13 +64,13 @@ def ask(about: str, questions: Sequence[Question[Subject]], subject: Subject) ->
             yield replace(answer, name=question.__name__.replace("_", " "), about=about)
 
 
-def overall(checks: Sequence[Check]) -> Verdict:
+def overall(checks: Sequence[Check]) -> CheckStatus:
     """The worst of them; unknown only where nothing at all is known."""
     verdicts = {check.verdict for check in checks}
-    for worst in (Verdict.BROKEN, Verdict.WARN, Verdict.OK):
+    for worst in (CheckStatus.BROKEN, CheckStatus.WARN, CheckStatus.OK):
         if worst in verdicts:
             return worst
-    return Verdict.UNKNOWN
+    return CheckStatus.UNKNOWN
 
 
 def unanswered(error: Exception) -> Check:

@@ -13,13 +13,18 @@ from rich.markup import escape
 from cli import place
 from cli.console import Console
 from cli.doctor import account, job, quotas, roles, storage, subject
-from cli.doctor.check import Check, Question, Verdict, ask, overall
+from cli.doctor.check import Check, CheckStatus, Question, ask, overall
 from cli.doctor.deployment import Deployment
 from cli.doctor.subject import Subject
 from cli.names import completed_runs
 from cli.place import AsJson, Local
 
-STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BROKEN: "bold red", Verdict.UNKNOWN: "dim"}
+STYLES = {
+    CheckStatus.OK: "green",
+    CheckStatus.WARN: "yellow",
+    CheckStatus.BROKEN: "bold red",
+    CheckStatus.UNKNOWN: "dim",
+}
 OF_A_JOB: tuple[Question[Subject], ...] = (*job.QUESTIONS, *storage.QUESTIONS, *roles.QUESTIONS, *quotas.QUESTIONS)
 NAME_WIDTH = 20
 
@@ -52,7 +57,7 @@ def doctor(
         typer.echo(json.dumps(told, indent=2))
     else:
         _print(checks)
-    raise typer.Exit({Verdict.BROKEN: 1, Verdict.UNKNOWN: 2}.get(verdict, 0))
+    raise typer.Exit({CheckStatus.BROKEN: 1, CheckStatus.UNKNOWN: 2}.get(verdict, 0))
 
 
 def _subject(deployment: Deployment, job: str, run: str, request: Path | None) -> Subject | None:
@@ -80,4 +85,4 @@ def _print(checks: Sequence[Check]) -> None:
         if check.remedy:
             console.print(f"  {'':<8}{'':<{NAME_WIDTH}} to do: {escape(check.remedy)}")
     counts = Counter(check.verdict for check in checks)
-    console.print(", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]))
+    console.print(", ".join(f"{counts[verdict]} {verdict}" for verdict in CheckStatus if counts[verdict]))

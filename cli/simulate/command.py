@@ -17,8 +17,8 @@ from cli.names import completed_policies
 from cli.parallel import spread
 from cli.simulate import pictures, report
 from cli.simulate.assumptions import Assumptions
-from cli.simulate.months import POLICIES, Outcome, Task, simulate
-from cli.simulate.report import Row
+from cli.simulate.months import POLICIES, SimulationResult, SimulationTask, simulate
+from cli.simulate.report import ReportRow
 from cli.simulate.sweeps import SWEEPS
 from cli.simulate.ways import WAYS
 from rerail.model.errors import PolicyError
@@ -83,7 +83,7 @@ class Maker:
     ) -> None:
         self.sizes, self.days, self.seeds, self.policy, self.factor = sizes, days, seeds, policy, factor
 
-    def rows(self, variants: dict[str, list[tuple]], console: Console) -> dict[str, list[Row]]:  # type: ignore[type-arg]
+    def rows(self, variants: dict[str, list[tuple]], console: Console) -> dict[str, list[ReportRow]]:  # type: ignore[type-arg]
         """The rows of each group, in the order in which they were asked for; a sweep is of the last size."""
         places, tasks = [], []
         for group, each in variants.items():
@@ -91,17 +91,19 @@ class Maker:
             for name, way, assumed in each:
                 for seed in self.seeds:
                     places.append((group, name))
-                    tasks.append(Task(way, size, self.days, seed, assumed, self.policy, self.factor))
-        outcomes: list[Outcome | None] = [None] * len(tasks)
+                    tasks.append(SimulationTask(way, size, self.days, seed, assumed, self.policy, self.factor))
+        outcomes: list[SimulationResult | None] = [None] * len(tasks)
         for number, outcome in self._shown(list(enumerate(tasks)), console):
             outcomes[number] = outcome
-        rows: dict[str, dict[str, list[Outcome]]] = {}
+        rows: dict[str, dict[str, list[SimulationResult]]] = {}
         for (group, name), done in zip(places, outcomes, strict=True):
             assert done
             rows.setdefault(group, {}).setdefault(name, []).append(done)
-        return {group: [Row(name, list(each)) for name, each in named.items()] for group, named in rows.items()}
+        return {group: [ReportRow(name, list(each)) for name, each in named.items()] for group, named in rows.items()}
 
-    def _shown(self, tasks: list[tuple[int, Task]], console: Console) -> Iterator[tuple[int, Outcome]]:
+    def _shown(
+        self, tasks: list[tuple[int, SimulationTask]], console: Console
+    ) -> Iterator[tuple[int, SimulationResult]]:
         """The first is taken before the bar starts its thread: a process is forked best while it has one."""
         results = spread(_numbered, tasks)
         yield next(results)
@@ -113,7 +115,7 @@ class Maker:
                 yield result
 
 
-def _numbered(task: tuple[int, Task]) -> tuple[int, Outcome]:
+def _numbered(task: tuple[int, SimulationTask]) -> tuple[int, SimulationResult]:
     return task[0], simulate(task[1])
 
 
@@ -163,7 +165,7 @@ def _policy(name: str) -> Policy:
 
 def _show(
     console: Console,
-    rows: dict[str, list[Row]],
+    rows: dict[str, list[ReportRow]],
     sizes: list[int],
     days: float,
     seeds: int,
@@ -179,7 +181,7 @@ def _show(
     report.show(console, tables)
 
 
-def _written(rows: dict[str, list[Row]], where: str) -> None:
+def _written(rows: dict[str, list[ReportRow]], where: str) -> None:
     if not where:
         return
     text = json.dumps({group: report.as_json(each) for group, each in rows.items()}, indent=2)

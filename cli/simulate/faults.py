@@ -16,7 +16,7 @@ RATES_OF = "Llama3-405B"
 PLANNED = "planned"
 
 
-class Fault(StrEnum):
+class SimulatedFault(StrEnum):
     """What can strike a run."""
 
     GPU = "GPU"
@@ -30,17 +30,17 @@ class Fault(StrEnum):
 
 
 # Categories of the interruptions that Llama 3 counts. Where the machine lives on, its container does, too.
-CATEGORIES: Mapping[Fault, tuple[str, ...]] = {
-    Fault.GPU: (
+CATEGORIES: Mapping[SimulatedFault, tuple[str, ...]] = {
+    SimulatedFault.GPU: (
         *("Faulty GPU", "GPU HBM3 Memory", "GPU SRAM Memory", "GPU System Processor"),
         *("Silent Data Corruption", "GPU Thermal Interface + Sensor"),
     ),
-    Fault.HOST: (
+    SimulatedFault.HOST: (
         *("Host Maintenance", "NIC", "SSD", "Power Supply", "Server Chassis"),
         *("IO Expansion Board", "CPU", "System Memory"),
     ),
-    Fault.NETWORK: ("Network Switch/Cable", "NCCL Watchdog Timeouts"),
-    Fault.SOFTWARE: ("Software Bug", "Dependency"),
+    SimulatedFault.NETWORK: ("Network Switch/Cable", "NCCL Watchdog Timeouts"),
+    SimulatedFault.SOFTWARE: ("Software Bug", "Dependency"),
 }
 # BLOOM-176B: one on 384 GPUs in 117 days. What becomes of a loss does not depend on the number of machines.
 SLOW_PER_GPU_DAY = 1 / (384 * 117)
@@ -48,31 +48,31 @@ DIVERGENCES_A_DAY = 10 / 54  # between GLM-130B (4 in 54 days) and IDEFICS-80B (
 ROWS_LOGGED, SPIKES_THAT_MEND = 494_166, 79  # of bench/corpus
 # docs/detection.md: no wrong intervention in as many rows, so with 95 % confidence fewer than three.
 WRONG_AT_MOST = 3
-TEXTS = {Fault.GPU: "hardware", Fault.NETWORK: "hang_timeout", Fault.SOFTWARE: "user_code"}
+TEXTS = {SimulatedFault.GPU: "hardware", SimulatedFault.NETWORK: "hang_timeout", SimulatedFault.SOFTWARE: "user_code"}
 START_TEXT = "infra_retryable"
 
 
-SOURCES: Mapping[Fault, str] = {
+SOURCES: Mapping[SimulatedFault, str] = {
     **dict.fromkeys(CATEGORIES, "Llama 3: 419 interruptions in 54 days on 16,384 GPUs, by its categories"),
-    Fault.SLOW: "BLOOM-176B: one in 117 days on 384 GPUs",
-    Fault.DIVERGENCE: "10 in 54 days, whatever the size: GLM-130B had 4 in 54, IDEFICS-80B 11 in 17",
-    Fault.SPIKE: "bench/corpus: 79 in 494,166 rows",
-    Fault.FALSE_ALARM: "an intervention for nothing; docs/detection.md: none in 494,166 rows, so below 3 (95 %)",
+    SimulatedFault.SLOW: "BLOOM-176B: one in 117 days on 384 GPUs",
+    SimulatedFault.DIVERGENCE: "10 in 54 days, whatever the size: GLM-130B had 4 in 54, IDEFICS-80B 11 in 17",
+    SimulatedFault.SPIKE: "bench/corpus: 79 in 494,166 rows",
+    SimulatedFault.FALSE_ALARM: "an intervention for nothing; docs/detection.md: none in 494,166 rows: below 3 (95 %)",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class FaultEvent:
     """One fault: `chance` is a number from 0 to 1 that decides what it is like."""
 
     at: int
-    fault: Fault
+    fault: SimulatedFault
     chance: float
     text: str = ""
 
 
 @cache
-def per_gpu_day() -> Mapping[Fault, float]:
+def per_gpu_day() -> Mapping[SimulatedFault, float]:
     """Deadly faults in one GPU-day, by kind."""
     counts = dict.fromkeys(CATEGORIES, 0)
     hours = 0.0
@@ -85,15 +85,15 @@ def per_gpu_day() -> Mapping[Fault, float]:
     return {fault: count / (hours / 24) for fault, count in counts.items()}
 
 
-def a_day(gpus: int, *, step_s: float) -> dict[Fault, float]:
+def a_day(gpus: int, *, step_s: float) -> dict[SimulatedFault, float]:
     """Faults a day of a run on so many GPUs."""
     rows = 86_400 / step_s
     return {
         **{fault: rate * gpus for fault, rate in per_gpu_day().items()},
-        Fault.SLOW: SLOW_PER_GPU_DAY * gpus,
-        Fault.DIVERGENCE: DIVERGENCES_A_DAY,
-        Fault.SPIKE: SPIKES_THAT_MEND / ROWS_LOGGED * rows,
-        Fault.FALSE_ALARM: WRONG_AT_MOST / ROWS_LOGGED * rows,
+        SimulatedFault.SLOW: SLOW_PER_GPU_DAY * gpus,
+        SimulatedFault.DIVERGENCE: DIVERGENCES_A_DAY,
+        SimulatedFault.SPIKE: SPIKES_THAT_MEND / ROWS_LOGGED * rows,
+        SimulatedFault.FALSE_ALARM: WRONG_AT_MOST / ROWS_LOGGED * rows,
     }
 
 
@@ -103,7 +103,7 @@ def mtbf_s(gpus: int, factor: float = 1.0) -> float:
     return 86_400 / rate if rate else math.inf
 
 
-def drawn(gpus: int, days: float, seed: int, *, step_s: float, factor: float = 1.0) -> list[Strike]:
+def drawn(gpus: int, days: float, seed: int, *, step_s: float, factor: float = 1.0) -> list[FaultEvent]:
     """The faults of one run, in order. A greater `factor` keeps all faults of a smaller one and adds others."""
     strikes = []
     for fault, rate in a_day(gpus, step_s=step_s).items():
@@ -112,16 +112,16 @@ def drawn(gpus: int, days: float, seed: int, *, step_s: float, factor: float = 1
     return sorted(strikes, key=lambda strike: strike.at)
 
 
-def _layer(fault: Fault, rate: float, days: float, seed: str, *, share: float) -> list[Strike]:
+def _layer(fault: SimulatedFault, rate: float, days: float, seed: str, *, share: float) -> list[FaultEvent]:
     chance, strikes, day = random.Random(seed), [], 0.0
     while rate and (day := day + chance.expovariate(rate)) < days:
         kept, like, text = chance.random() < share, chance.random(), said(fault, chance)
         if kept:
-            strikes.append(Strike(int(day * DAY_MS), fault, like, text))
+            strikes.append(FaultEvent(int(day * DAY_MS), fault, like, text))
     return strikes
 
 
-def said(fault: Fault, chance: random.Random) -> str:
+def said(fault: SimulatedFault, chance: random.Random) -> str:
     """The words of a real failure of this kind, as SageMaker hands them on."""
     if fault not in TEXTS:
         return ""

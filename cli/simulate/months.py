@@ -9,14 +9,14 @@ from cli.simulate.assumptions import Assumptions
 from cli.simulate.people import OnCall
 from cli.simulate.supervised import Supervised
 from cli.simulate.ways import Way
-from cli.simulate.world import Watch, World
+from cli.simulate.world import RunObserver, SimulatedRun
 from rerail.model.policy import Policy, parse_policy
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SimulationTask:
     """What to simulate: one run of `gpus` over `days`, looked after in one way, with the chance of one seed."""
 
     way: Way
@@ -29,10 +29,10 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationResult:
     """What came of it: shares of wall-clock time, counts, money."""
 
-    task: Task
+    task: SimulationTask
     ettr: float
     spent: dict[Spent, int]
     counts: Counter[str]
@@ -46,18 +46,18 @@ def default_policy(name: str = "default") -> Policy:
     return parse_policy((POLICIES / f"{name}.toml").read_text(encoding="utf-8"), name=name)
 
 
-def simulate(task: Task) -> Outcome:
+def simulate(task: SimulationTask) -> SimulationResult:
     """The run from its first launch to its last day."""
-    world = World(task.way, task.gpus, task.days, task.seed, task.assumed, task.factor)
+    world = SimulatedRun(task.way, task.gpus, task.days, task.seed, task.assumed, task.factor)
     supervised = Supervised(world, task.policy) if task.way.rerail else None
-    watch: Watch = supervised or OnCall(world)
+    watch: RunObserver = supervised or OnCall(world)
     world.watch = watch
     world.run()
     hours = world.accounts.billed_ms / 3_600_000
     gpus = task.gpus + world.most_spares * task.assumed.gpus_a_machine
     cost = hours * gpus * task.assumed.price
     useful = world.accounts.spent[Spent.TRAINED] / 3_600_000 * task.gpus * task.assumed.price
-    return Outcome(
+    return SimulationResult(
         task=replace(task),
         ettr=world.accounts.ettr,
         spent=dict(world.accounts.spent),

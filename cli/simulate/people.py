@@ -1,8 +1,8 @@
 """A run that people look after: they are called when the job has failed, and find the rest in their own time."""
 
 from cli.simulate.accounts import Spent
-from cli.simulate.faults import Fault
-from cli.simulate.world import Found, World
+from cli.simulate.faults import SimulatedFault
+from cli.simulate.world import SimulatedFinding, SimulatedRun
 from rerail.model.run import JobStatus
 
 LOOK_S = 60.0
@@ -11,7 +11,7 @@ LOOK_S = 60.0
 class OnCall:
     """They relaunch what has failed from its newest checkpoint, and mend what would fail again the second time."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedRun) -> None:
         self.world = world
         self.attempt = 0
         self.called_for = 0
@@ -44,13 +44,13 @@ class OnCall:
             self.called_for = self.attempt
             self._launch(self.resume)
 
-    def struck(self, fault: Fault) -> None:
-        world, slow = self.world, fault is Fault.SLOW
+    def struck(self, fault: SimulatedFault) -> None:
+        world, slow = self.world, fault is SimulatedFault.SLOW
         world.counts["pages"] += 1
         delay = world.takes(world.assumed.human_slow if slow else world.assumed.human_diverged, fault)
         world.after(delay, self._swap if slow else self._roll_back)
 
-    def found(self, found: Found) -> None:
+    def found(self, found: SimulatedFinding) -> None:
         """They have no detectors."""
 
     def crashed(self, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from cli.backtest.plots import PACKAGE
 from cli.backtest.series import BadInput
 from cli.simulate.accounts import Spent
-from cli.simulate.report import GOAL, GOAL_IN_PLACE, Row
+from cli.simulate.report import GOAL, GOAL_IN_PLACE, ReportRow
 
 COLOURS = {
     Spent.LOST: "#d40000",
@@ -37,7 +37,7 @@ def check(file: Path) -> None:
         raise BadInput(f"drawing needs {PACKAGE}", f"pip install {PACKAGE}, or leave --plot out") from error
 
 
-def draw(by_size: Mapping[int, Sequence[Row]], sweeps: Mapping[str, Sequence[Row]], file: Path) -> None:
+def draw(by_size: Mapping[int, Sequence[ReportRow]], sweeps: Mapping[str, Sequence[ReportRow]], file: Path) -> None:
     """One panel a size, one a sweep."""
     panels = len(by_size) + len(sweeps)
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(12, 4.2 * panels), layout="constrained")
@@ -52,7 +52,7 @@ def draw(by_size: Mapping[int, Sequence[Row]], sweeps: Mapping[str, Sequence[Row
         raise BadInput(f"cannot write {file}: {error}", "name another file for --plot") from error
 
 
-def _where(axes: Any, rows: Sequence[Row], title: str) -> None:
+def _where(axes: Any, rows: Sequence[ReportRow], title: str) -> None:
     places = range(len(rows))
     left = [0.0] * len(rows)
     for what, colour in COLOURS.items():
@@ -69,7 +69,7 @@ def _where(axes: Any, rows: Sequence[Row], title: str) -> None:
     axes.legend(loc="lower right", fontsize="x-small", ncols=2)
 
 
-def _worth(axes: Any, rows: Sequence[Row], title: str) -> None:
+def _worth(axes: Any, rows: Sequence[ReportRow], title: str) -> None:
     places = range(len(rows))
     axes.errorbar(
         [100 * row.ettr for row in rows], places, xerr=[100 * row.spread for row in rows], fmt="o", color="#33658a"

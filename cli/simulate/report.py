@@ -11,7 +11,7 @@ from rich.table import Table
 from cli.simulate.accounts import Spent, shares
 from cli.simulate.assumptions import Assumptions, table
 from cli.simulate.faults import SOURCES, a_day, mtbf_s
-from cli.simulate.months import Outcome
+from cli.simulate.months import SimulationResult
 
 PARTS = (
     (Spent.LOST, "lost"),
@@ -28,11 +28,11 @@ FEWEST_GPUS, GOAL, GOAL_IN_PLACE = 16_384, 0.95, 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """All seeds of one way on so many GPUs."""
 
     name: str
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[SimulationResult]
 
     @property
     def ettr(self) -> float:
@@ -64,7 +64,7 @@ class Row:
         return sum(each.signals for each in self.outcomes)
 
 
-def ways(rows: Sequence[Row], *, gpus: int, days: float, seeds: int) -> Table:
+def ways(rows: Sequence[ReportRow], *, gpus: int, days: float, seeds: int) -> Table:
     """One line a way: what share of the time trained, and where the rest went."""
     found = _table(_title(gpus, days, seeds), "looked after by", ("ETTR", "+-", *(name for _, name in PARTS)))
     for row in rows:
@@ -73,7 +73,7 @@ def ways(rows: Sequence[Row], *, gpus: int, days: float, seeds: int) -> Table:
     return found
 
 
-def takings(rows: Sequence[Row], *, gpus: int) -> Table:
+def takings(rows: Sequence[ReportRow], *, gpus: int) -> Table:
     """One line a way: what it took in 30 days."""
     columns = ("lost steps", "starts", "restarts in place", "wrong interventions", "pages", "cost $", "wasted $")
     found = _table(f"{gpus:,} GPUs: in 30 days", "looked after by", columns)
@@ -106,7 +106,7 @@ def _money(dollars: float) -> str:
     return f"{dollars / 1e6:.2f} M" if dollars >= 1e5 else f"{dollars:,.0f}"
 
 
-def sweep(title: str, rows: Sequence[Row]) -> Table:
+def sweep(title: str, rows: Sequence[ReportRow]) -> Table:
     """One line a variant."""
     found = _table(title, "variant", ("ETTR %", "+-", "wasted $ in 30 days"))
     for row in rows:
@@ -147,7 +147,7 @@ def show(console: Console, tables: Sequence[Table]) -> None:
         console.print()
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def as_json(rows: Sequence[ReportRow]) -> list[dict[str, Any]]:
     """Everything that was counted, for another program."""
     return [
         {

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from cli.simulate.accounts import Spent
-from cli.simulate.faults import Fault
-from cli.simulate.world import FOLDER, SWEEP_S, Found, Launched, World
+from cli.simulate.faults import SimulatedFault
+from cli.simulate.world import FOLDER, SWEEP_S, SimulatedFinding, SimulatedJob, SimulatedRun
 from rerail.decisions.adoption import Adopted, adopt
 from rerail.decisions.decide import decide
 from rerail.decisions.decision import Decision
@@ -43,7 +43,7 @@ Think = Callable[[Run, Signal, Policy], Decision]
 class Supervised:
     """One run, its record, and the ports through which the core looks at the world."""
 
-    def __init__(self, world: World, policy: Policy, think: Think = decide) -> None:
+    def __init__(self, world: SimulatedRun, policy: Policy, think: Think = decide) -> None:
         self.world, self.policy, self.think = world, policy, think
         if world.way.attempts is not None:
             self.policy = replace(policy, limits=replace(policy.limits, attempts=world.way.attempts))
@@ -77,7 +77,7 @@ class Supervised:
             {},
         )
 
-    def _pool(self, job: Launched) -> WarmPool | None:
+    def _pool(self, job: SimulatedJob) -> WarmPool | None:
         if not self.world.way.keep_alive_s:
             return None
         kept = AVAILABLE if self.world.pool_until > self.world.now else TERMINATED
@@ -106,10 +106,10 @@ class Supervised:
             restart = (Ability.RESTART,) if self.world.way.in_place else ()
             self._report(ReportKind.HELLO, abilities=(Ability.SKIP, Ability.RATE, *restart))
 
-    def struck(self, fault: Fault) -> None:
+    def struck(self, fault: SimulatedFault) -> None:
         """Only detectors tell Rerail."""
 
-    def found(self, found: Found) -> None:
+    def found(self, found: SimulatedFinding) -> None:
         at = self.world.moment()
         text = f"{found.kind} since step {found.onset}"
         finding = Finding(found.kind, found.level, self.world.step, found.onset, text, at, found.at_onset)

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cli.simulate.assumptions import Assumptions
-from cli.simulate.ways import INTERVAL, SNAPSHOTS, SPARES, WARM, Save, Way
+from cli.simulate.ways import INTERVAL, SNAPSHOTS, SPARES, WARM, SaveMode, Way
 
 Variant = tuple[str, Way, Assumptions]
 INTERVALS_S = (30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class ParameterSweep:
     """A question, and its answers to be tried: each a name, a way and assumptions."""
 
     key: str
@@ -25,7 +25,11 @@ def _later(assumed: Assumptions) -> Sequence[Variant]:
 
 
 def _intervals(assumed: Assumptions) -> Sequence[Variant]:
-    stalls = {Save.ARENA: assumed.arena_stall_s, Save.ASYNC: assumed.async_stall_s, Save.SYNC: assumed.sync_stall_s}
+    stalls = {
+        SaveMode.ARENA: assumed.arena_stall_s,
+        SaveMode.ASYNC: assumed.async_stall_s,
+        SaveMode.SYNC: assumed.sync_stall_s,
+    }
     return [
         (f"{'advised' if every is None else f'{every:g} s'}, stall {stall:g} s", _saving(save, every), assumed)
         for save, stall in stalls.items()
@@ -34,7 +38,7 @@ def _intervals(assumed: Assumptions) -> Sequence[Variant]:
     ]
 
 
-def _saving(save: Save, every: float | None) -> Way:
+def _saving(save: SaveMode, every: float | None) -> Way:
     return replace(WARM, save=save, interval_s=every)
 
 
@@ -52,12 +56,12 @@ def _restarts(assumed: Assumptions) -> Sequence[Variant]:
     return [*swaps, *spares]
 
 
-SWEEPS: Mapping[str, Sweep] = {
+SWEEPS: Mapping[str, ParameterSweep] = {
     sweep.key: sweep
     for sweep in (
-        Sweep("latency", "Everything that Rerail hears comes later", _later),
-        Sweep("interval", "Time between checkpoints, by how long training stands still for one", _intervals),
-        Sweep("pool", "How long machines take to start", _pools),
-        Sweep("restart", "Restarts in the job, with snapshots in peers' memory", _restarts),
+        ParameterSweep("latency", "Everything that Rerail hears comes later", _later),
+        ParameterSweep("interval", "Time between checkpoints, by how long training stands still for one", _intervals),
+        ParameterSweep("pool", "How long machines take to start", _pools),
+        ParameterSweep("restart", "Restarts in the job, with snapshots in peers' memory", _restarts),
     )
 }

@@ -8,7 +8,7 @@ HOUR_S, HALF_HOUR_S = 3600.0, 1800.0
 MANY = 100_000
 
 
-class Save(StrEnum):
+class SaveMode(StrEnum):
     """How a checkpoint is saved, which says how long training stands still for it."""
 
     SYNC = "training waits"
@@ -33,7 +33,7 @@ class Way:
     retries: bool = False
     repairs: bool = True
     agent: bool = True
-    save: Save = Save.ARENA
+    save: SaveMode = SaveMode.ARENA
     interval_s: float | None = None
     keep_alive_s: int = 0
     in_place: bool = False
@@ -45,16 +45,16 @@ class Way:
     standby: bool = False
 
 
-HUMAN = Way("human", "people on call", rerail=False, repairs=False, agent=False, save=Save.SYNC, interval_s=HOUR_S)
+HUMAN = Way("human", "people on call", rerail=False, repairs=False, agent=False, save=SaveMode.SYNC, interval_s=HOUR_S)
 SAGEMAKER = replace(HUMAN, key="sagemaker", title="SageMaker's retries and repairs", retries=True, repairs=True)
 SAGEMAKER_ASYNC = replace(
-    SAGEMAKER, key="sagemaker-async", title="  and asynchronous saves", save=Save.ASYNC, interval_s=HALF_HOUR_S
+    SAGEMAKER, key="sagemaker-async", title="  and asynchronous saves", save=SaveMode.ASYNC, interval_s=HALF_HOUR_S
 )
 DEFAULT = Way(
-    *("default", "Rerail, its default policy"), agent=False, save=Save.ASYNC, interval_s=HALF_HOUR_S, attempts=None
+    *("default", "Rerail, its default policy"), agent=False, save=SaveMode.ASYNC, interval_s=HALF_HOUR_S, attempts=None
 )
 AGENT = replace(DEFAULT, key="agent", title="  and the agent, attempts not limited", agent=True, attempts=MANY)
-INTERVAL = replace(AGENT, key="interval", title="  and saves as often as advised", save=Save.ARENA, interval_s=None)
+INTERVAL = replace(AGENT, key="interval", title="  and saves as often as advised", save=SaveMode.ARENA, interval_s=None)
 WARM = replace(INTERVAL, key="warm", title="  and a warm pool", keep_alive_s=1800)
 IN_PLACE = replace(WARM, key="in-place", title="  and restarts in the job", in_place=True)
 SPARES = replace(IN_PLACE, key="spares", title="  and spare machines in the job", spares=0.01)

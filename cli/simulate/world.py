@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from cli.simulate.accounts import Accounts, Spent
 from cli.simulate.assumptions import Assumptions
-from cli.simulate.faults import DAY_MS, START_TEXT, Fault, Strike, drawn, mtbf_s, texts
-from cli.simulate.ways import Save, Way
+from cli.simulate.faults import DAY_MS, START_TEXT, FaultEvent, SimulatedFault, drawn, mtbf_s, texts
+from cli.simulate.ways import SaveMode, Way
 from rerail.accounting.on_call_times import Delay
 from rerail.accounting.save_interval import find_optimal_interval
 from rerail.model import skipped_samples
@@ -31,7 +31,7 @@ INTERNAL = "InternalServerError: We encountered an internal error.  Please try a
 Z90 = 1.2815515655446004
 
 
-class Phase(Enum):
+class MachinePhase(Enum):
     """What the machines do: what their time is spent on, and whether it is billed."""
 
     NO_JOB = (None, False)
@@ -47,11 +47,11 @@ class Phase(Enum):
     RESTART = (Spent.RESTART, True)
 
 
-RUNNING = (Phase.INIT, Phase.TRAIN, Phase.SAVE, Phase.SNAPSHOT, Phase.RESTART)
+RUNNING = (MachinePhase.INIT, MachinePhase.TRAIN, MachinePhase.SAVE, MachinePhase.SNAPSHOT, MachinePhase.RESTART)
 
 
 @dataclass(slots=True)
-class Launched:
+class SimulatedJob:
     """One training job, as SageMaker knows it."""
 
     name: str
@@ -77,14 +77,14 @@ class Trap(NamedTuple):
     the learning rate is lower than `rate`."""
 
     place: int
-    fault: Fault
+    fault: SimulatedFault
     text: str
     sample: int = 0
     rate: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SimulatedFinding:
     """What a detector says; `false` is what nobody but the world knows."""
 
     kind: Kind
@@ -94,7 +94,7 @@ class Found:
     false: bool = False
 
 
-class Watch(Protocol):
+class RunObserver(Protocol):
     """Whoever looks after the run."""
 
     def begin(self) -> None: ...
@@ -102,10 +102,10 @@ class Watch(Protocol):
     def changed(self) -> None:
         """The job's state has changed, and SageMaker says so."""
 
-    def struck(self, fault: Fault) -> None:
+    def struck(self, fault: SimulatedFault) -> None:
         """Something is wrong that nothing but people and detectors can see."""
 
-    def found(self, found: Found) -> None:
+    def found(self, found: SimulatedFinding) -> None:
         """A detector has something to say."""
 
     def crashed(self, text: str) -> None:
@@ -116,7 +116,7 @@ class Watch(Protocol):
 
 
 @dataclass(slots=True)
-class World:
+class SimulatedRun:
     """Time in whole milliseconds, work in milliseconds of training at full speed."""
 
     way: Way
@@ -128,21 +128,21 @@ class World:
     now: int = 0
     accounts: Accounts = field(default_factory=Accounts)
     counts: Counter[str] = field(default_factory=Counter)
-    phase: Phase = Phase.NO_JOB
+    phase: MachinePhase = MachinePhase.NO_JOB
     waiting: Spent = Spent.BACKOFF
     place: int = 0
     slow: bool = False
     onset: int | None = None
-    job: Launched | None = None
+    job: SimulatedJob | None = None
     saved: list[Checkpoint] = field(default_factory=list)
     snapshot: int | None = None
     pool_until: int = -1
     bad_gpus: int = 0
     spares: int = 0
     traps: list[Trap] = field(default_factory=list)
-    watch: Watch = field(init=False)
+    watch: RunObserver = field(init=False)
     interval: int = field(init=False)
-    _dead: tuple[Fault | None, str] | None = None
+    _dead: tuple[SimulatedFault | None, str] | None = None
     _heap: list[tuple[int, int, int | None, int | None, Callable[..., None], tuple[Any, ...]]] = field(
         default_factory=list
     )
@@ -191,7 +191,7 @@ class World:
 
     @property
     def stall_s(self) -> float:
-        by = {Save.SYNC: self.assumed.sync_stall_s, Save.ASYNC: self.assumed.async_stall_s}
+        by = {SaveMode.SYNC: self.assumed.sync_stall_s, SaveMode.ASYNC: self.assumed.async_stall_s}
         return by.get(self.way.save, self.assumed.arena_stall_s)
 
     @property
@@ -219,13 +219,13 @@ class World:
         self.pool_until, self.waiting = -1, Spent.BACKOFF
         if not warm:
             self.bad_gpus, self.slow, self.spares = 0, False, self.most_spares
-        self.job = Launched(
+        self.job = SimulatedJob(
             name, number, self.now, self._at(resume_step), skipped=skipped_samples.parse_ranges(skip), rate=rate
         )
         self.job.asked = self.job.skipped, self.job.rate
         self._pass_over()
         self.counts["launches"] += 1
-        self._enter(Phase.POOL if warm else Phase.NEW_MACHINES)
+        self._enter(MachinePhase.POOL if warm else MachinePhase.NEW_MACHINES)
         self._live(self.assumed.warm_s if warm or self.way.standby else self.assumed.cold_s, self._container)
         return True
 
@@ -240,7 +240,7 @@ class World:
         if self.job is None or self.job.status is not JobStatus.IN_PROGRESS:
             return
         self.job.status, self.job.secondary = JobStatus.STOPPING, "Stopping"
-        self._enter(Phase.STOPPING)
+        self._enter(MachinePhase.STOPPING)
         self._live(self.assumed.stop_s, self._ended, JobStatus.STOPPED, "", True)
 
     def release_pool(self) -> None:
@@ -264,7 +264,7 @@ class World:
         step = self.newest() if resume_step is None else resume_step
         self.job.resume = self._at(step) if place is None else place
         self.counts["in_place"] += 1
-        self._enter(Phase.RESTART)
+        self._enter(MachinePhase.RESTART)
         if self.dice("start").random() < self.assumed.start_fails:
             self._live(seconds, self._gone, None, _words(START_TEXT, self.dice("words")))
         else:
@@ -297,7 +297,7 @@ class World:
         self.traps = [
             trap
             for trap in self.traps
-            if trap.fault is not Fault.DIVERGENCE
+            if trap.fault is not SimulatedFault.DIVERGENCE
             or not (job.rate < trap.rate or any(first <= trap.sample <= last for first, last in job.skipped))
         ]
 
@@ -319,18 +319,18 @@ class World:
         passed, self.now = to - self.now, to
         if not passed:
             return
-        if self.phase is Phase.TRAIN:
+        if self.phase is MachinePhase.TRAIN:
             work = passed - int(passed * self.assumed.slow_share) if self.slow else passed
             self.place += work
             self.accounts.book(Spent.TRAINED, work, billed=True)
             self.accounts.book(Spent.SLOW, passed - work, billed=True)
-        elif self.phase is Phase.NO_JOB:
+        elif self.phase is MachinePhase.NO_JOB:
             self.accounts.book(self.waiting, passed, billed=self.pool_until > 0)
         else:
             spent, billed = self.phase.value
             self.accounts.book(spent, passed, billed=billed)
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: MachinePhase) -> None:
         """A new phase in which nothing of the old one goes on."""
         self._life += 1
         self.phase, self._dead = phase, None
@@ -338,13 +338,13 @@ class World:
     def _container(self) -> None:
         """The machines are there: processes start, find each other, and load."""
         assert self.job
-        self._enter(Phase.INIT)
+        self._enter(MachinePhase.INIT)
         self.job.secondary = "Training"
         self.job.started_ms = self.job.started_ms or self.now
         self._said()
         seconds = self.assumed.init_s + self.assumed.load_s
         if self.bad_gpus:
-            self._live(self.assumed.init_s, self._die, Fault.GPU, _words("hardware", self.dice("words")))
+            self._live(self.assumed.init_s, self._die, SimulatedFault.GPU, _words("hardware", self.dice("words")))
         elif self.dice("start").random() < self.assumed.start_fails:
             self._live(seconds, self._die, None, _words(START_TEXT, self.dice("words")))
         else:
@@ -374,7 +374,7 @@ class World:
 
     def _train(self) -> None:
         """Training goes on, until the next save, snapshot or trap."""
-        self.phase = Phase.TRAIN
+        self.phase = MachinePhase.TRAIN
         self._plan += 1
         self._push(self._next_save, self._save, "periodic", None, life=self._life, plan=self._plan)
         if self.way.snapshots:
@@ -386,11 +386,11 @@ class World:
             self._push(at, self._trapped, ahead, life=self._life, plan=self._plan)
 
     def _save(self, why: str, then: Callable[[int], None] | None) -> None:
-        if self.phase is not Phase.TRAIN:  # a save or a snapshot is under way: right after it
+        if self.phase is not MachinePhase.TRAIN:  # a save or a snapshot is under way: right after it
             if self.phase in RUNNING:
                 self._live(1.0, self._save, why, then)
             return
-        self.phase = Phase.SAVE
+        self.phase = MachinePhase.SAVE
         self._next_save = self.now + self.interval + _ms(self.stall_s)
         self._plan += 1
         self._live(self.stall_s, self._written, self.step, self.now, why, then)
@@ -416,7 +416,7 @@ class World:
             then(step)
 
     def _copy(self) -> None:
-        self.phase = Phase.SNAPSHOT
+        self.phase = MachinePhase.SNAPSHOT
         self._plan += 1
         self._next_snapshot = self.now + _ms(self.assumed.snapshot_every_s)
         self._live(self.assumed.snapshot_stall_s, self._copied, self.place)
@@ -426,67 +426,69 @@ class World:
         self._train()
 
     def _trapped(self, trap: Trap) -> None:
-        if trap.fault is Fault.SOFTWARE:
+        if trap.fault is SimulatedFault.SOFTWARE:
             self._die(trap.fault, trap.text)
         else:
             self._diverge()
 
-    def _strike(self, strike: Strike) -> None:
+    def _strike(self, strike: FaultEvent) -> None:
         if self.phase not in RUNNING:
             return
         match strike.fault:
-            case Fault.GPU:
+            case SimulatedFault.GPU:
                 self.bad_gpus += 1
                 self._die(strike.fault, strike.text)
-            case Fault.HOST:
+            case SimulatedFault.HOST:
                 self._die(strike.fault, INTERNAL)
-            case Fault.NETWORK:
+            case SimulatedFault.NETWORK:
                 self._hang(strike.text)
-            case Fault.SOFTWARE:
-                if self.phase is Phase.TRAIN and strike.chance < self.assumed.bug_stays:
+            case SimulatedFault.SOFTWARE:
+                if self.phase is MachinePhase.TRAIN and strike.chance < self.assumed.bug_stays:
                     self.traps.append(Trap(self.place, strike.fault, strike.text))
                 self._die(strike.fault, strike.text)
-            case Fault.SLOW | Fault.DIVERGENCE | Fault.SPIKE | Fault.FALSE_ALARM if self.phase is Phase.TRAIN:
+            case (
+                SimulatedFault.SLOW | SimulatedFault.DIVERGENCE | SimulatedFault.SPIKE | SimulatedFault.FALSE_ALARM
+            ) if self.phase is MachinePhase.TRAIN:
                 self._mislead(strike)
 
-    def _mislead(self, strike: Strike) -> None:
+    def _mislead(self, strike: FaultEvent) -> None:
         """What does not end the processes."""
         match strike.fault:
-            case Fault.SLOW if not self.slow:
+            case SimulatedFault.SLOW if not self.slow:
                 self.slow = True
                 self._train()
                 self.watch.struck(strike.fault)
                 self._detect(Kind.THROUGHPUT_DROP, self.assumed.slow_rows)
-            case Fault.DIVERGENCE if self.onset is None:
+            case SimulatedFault.DIVERGENCE if self.onset is None:
                 if strike.chance < self.assumed.diverges_again:
                     rate = self.job.rate if self.job else 1.0
                     self.traps.append(Trap(self.place, strike.fault, "", self._sample(self.step), rate))
                 self._diverge()
-            case Fault.SPIKE:
+            case SimulatedFault.SPIKE:
                 onset, at = self.step, self.moment()
-                self._tell(Found(Kind.LOSS_SPIKE, onset, at, Level.WARN))
+                self._tell(SimulatedFinding(Kind.LOSS_SPIKE, onset, at, Level.WARN))
                 self._live(
                     self.assumed.spike_rows * self._row_s,
                     self._tell,
-                    Found(Kind.LOSS_SPIKE, onset, at, Level.RECOVERED),
+                    SimulatedFinding(Kind.LOSS_SPIKE, onset, at, Level.RECOVERED),
                 )
                 if strike.chance < self.assumed.spike_acted_on:
                     self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows, false=True)
-            case Fault.FALSE_ALARM:
+            case SimulatedFault.FALSE_ALARM:
                 self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows, false=True)
 
     def _diverge(self) -> None:
         if self.onset is not None:
             return
-        self.counts[Fault.DIVERGENCE] += 1
+        self.counts[SimulatedFault.DIVERGENCE] += 1
         self.onset = self.place
-        self.watch.struck(Fault.DIVERGENCE)
+        self.watch.struck(SimulatedFault.DIVERGENCE)
         self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows)
 
     def _detect(self, kind: Kind, rows: int, *, false: bool = False) -> None:
         onset = self.step if self.onset is None else self.onset // _ms(self.assumed.step_s)
         lag_s = 0.0 if self.way.agent else self.assumed.publish_s
-        self._live(rows * self._row_s + lag_s, self._tell, Found(kind, onset, self.moment(), false=false))
+        self._live(rows * self._row_s + lag_s, self._tell, SimulatedFinding(kind, onset, self.moment(), false=false))
 
     @property
     def _row_s(self) -> float:
@@ -495,27 +497,27 @@ class World:
             return SWEEP_S
         return self.assumed.step_s / (1 - self.assumed.slow_share if self.slow else 1.0)
 
-    def _tell(self, found: Found) -> None:
+    def _tell(self, found: SimulatedFinding) -> None:
         self._live(self.assumed.event_s + self.way.later_s, self.watch.found, found)
 
     def _hang(self, text: str) -> None:
-        self.counts[Fault.NETWORK] += 1
-        self._enter(Phase.DEAD)
+        self.counts[SimulatedFault.NETWORK] += 1
+        self._enter(MachinePhase.DEAD)
         self._live(self.assumed.watchdog_s, self._ended, JobStatus.FAILED, text, True)
         found_s = self.assumed.hang_found_s if self.way.agent else self.assumed.hang_found_blind_s
-        self._live(found_s, self._tell, Found(Kind.STALL, self.step, self.moment()))
+        self._live(found_s, self._tell, SimulatedFinding(Kind.STALL, self.step, self.moment()))
 
-    def _die(self, fault: Fault | None, text: str) -> None:
+    def _die(self, fault: SimulatedFault | None, text: str) -> None:
         """The processes are dead; the job's end takes a moment to be seen."""
         self.counts[fault or "start"] += 1
-        self._enter(Phase.DEAD)
+        self._enter(MachinePhase.DEAD)
         self._dead = (fault, text)
         settles = self.dice("settles").uniform(*self.assumed.settles_s)
-        swapped = fault is Fault.GPU or (fault is Fault.HOST and self.way.outlives)
+        swapped = fault is SimulatedFault.GPU or (fault is SimulatedFault.HOST and self.way.outlives)
         if swapped and self.spares:
             self.spares, self.bad_gpus = self.spares - 1, 0
             self._live(settles, self._swap)
-        elif self.way.in_place and fault not in (Fault.HOST, Fault.GPU):
+        elif self.way.in_place and fault not in (SimulatedFault.HOST, SimulatedFault.GPU):
             heard = settles + self.assumed.event_s + self.way.later_s
             self._live(heard, self.watch.crashed, text)
             self._live(heard + self.assumed.order_wait_s, self._gone, fault, text)
@@ -526,21 +528,21 @@ class World:
         """The launcher goes on with a spare machine, and SageMaker hears nothing of it."""
         self.restart(resume_step=None)
 
-    def _gone(self, fault: Fault | None, text: str) -> None:
+    def _gone(self, fault: SimulatedFault | None, text: str) -> None:
         """SageMaker repairs or retries, or the job has failed."""
         assert self.job
-        if self.way.repairs and fault is Fault.GPU and self.job.repairs < self.assumed.repairs:
+        if self.way.repairs and fault is SimulatedFault.GPU and self.job.repairs < self.assumed.repairs:
             self.job.repairs += 1
             self.bad_gpus = 0
-            self._again(Phase.REPAIR, self.assumed.warm_s if self.way.standby else self.assumed.repair_s)
+            self._again(MachinePhase.REPAIR, self.assumed.warm_s if self.way.standby else self.assumed.repair_s)
         elif self.way.retries and text == INTERNAL and self.job.retries < self.assumed.internal_retries:
             self.job.retries += 1
             self.bad_gpus, self.slow = 0, False
-            self._again(Phase.NEW_MACHINES, self.assumed.cold_s)
+            self._again(MachinePhase.NEW_MACHINES, self.assumed.cold_s)
         else:
-            self._ended(JobStatus.FAILED, text, fault is not Fault.HOST)
+            self._ended(JobStatus.FAILED, text, fault is not SimulatedFault.HOST)
 
-    def _again(self, phase: Phase, seconds: float) -> None:
+    def _again(self, phase: MachinePhase, seconds: float) -> None:
         """The same job once more, from its newest checkpoint, with the environment of its first start."""
         assert self.job
         self.job.skipped, self.job.rate = self.job.asked
@@ -555,7 +557,7 @@ class World:
         assert self.job
         self.job.status, self.job.secondary, self.job.reason = status, status.value, text
         self.job.ended_ms, self.job.step = self.now, self.step
-        self._enter(Phase.NO_JOB)
+        self._enter(MachinePhase.NO_JOB)
         self.waiting = Spent.UNNOTICED
         if pool and self.way.keep_alive_s:
             self.pool_until = self.now + 1000 * self.way.keep_alive_s

@@ -22,7 +22,7 @@ NO_ROLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class SubmissionAccount:
     """One account and region. `is_local` is the one on this machine, where buckets are made as they are needed."""
 
     is_local: bool = False

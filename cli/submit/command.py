@@ -11,14 +11,14 @@ from cli import place
 from cli.names import completed_policies, completed_runs
 from cli.place import Local
 from cli.submit import delivery, options
-from cli.submit.account import Account
+from cli.submit.account import SubmissionAccount
 from cli.submit.arguments import with_arguments
 from cli.submit.defaults import read_defaults
 from cli.submit.images import NEWEST
 from cli.submit.packing import pack
 from cli.submit.problem import Problem
-from cli.submit.request import Wish, seconds, training_request
-from cli.submit.screen import Screen
+from cli.submit.request import JobRequest, seconds, training_request
+from cli.submit.screen import SubmitScreen
 from rerail.model.run import make_run_id
 from rerail.requests.relaunch import read_signing_key, with_signing_key
 from rerail.requests.supervised import CHANNEL
@@ -76,7 +76,7 @@ def submit(
     A relaunch goes on from the last checkpoint, if the script saves to /opt/ml/checkpoints and looks there when it
     starts. Defaults come from the table submit in rerail.toml.
     """
-    screen = Screen(as_json or dry_run)
+    screen = SubmitScreen(as_json or dry_run)
     where = place.find(local=True) if local else None
     try:
         folder = options.local_path("SCRIPT", script)
@@ -86,7 +86,7 @@ def submit(
         source, hyperparameters = with_arguments(
             source, arguments or (), options.pairs("--hyperparameter", hyperparameter)
         )
-        account = Account(is_local=local)
+        account = SubmissionAccount(is_local=local)
         machine = instance_type or usual.get("instance_type", USUAL_INSTANCE)
         store = f"s3://{options.bucket_of(account, bucket or usual.get('bucket', ''))}/{PREFIX}/"
         paths = options.paths(input)
@@ -94,7 +94,7 @@ def submit(
         runtime = seconds("--max-runtime", max_runtime or usual.get("max_runtime", DAY))
         patience = max_wait or usual.get("max_wait", "")
         warm = keep_alive or usual.get("keep_alive", "")
-        wish = Wish(
+        wish = JobRequest(
             name=job,
             role=account.role_arn(role or usual.get("role", "")),
             region=account.region,
@@ -156,11 +156,11 @@ def follow(
 
     `rerail logs` prints the lines alone, also those of the past and of one attempt.
     """
-    screen = Screen(as_json)
+    screen = SubmitScreen(as_json)
     where = place.find(local=True) if local else delivery.deployment(screen)
     try:
         delivery.check_known(run, where)
-        told = delivery.followed(run, where, Account(is_local=local), download, screen)
+        told = delivery.followed(run, where, SubmissionAccount(is_local=local), download, screen)
     except Problem as problem:
         place.fail(problem.what, problem.remedy)
     screen.end({"run": run, **told})

@@ -11,12 +11,12 @@ from cli import place
 from cli.names import unknown_run
 from cli.place import Place, client, now
 from cli.submit import results
-from cli.submit.account import Account, split
+from cli.submit.account import SubmissionAccount, split
 from cli.submit.following import Follower
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
-from cli.submit.request import Wish
-from cli.submit.screen import Screen
+from cli.submit.request import JobRequest
+from cli.submit.screen import SubmitScreen
 from cli.trouble import explained, is_denied, of_the_person
 from rerail.model.errors import PolicyError
 from rerail.model.run import RunState, make_run_id
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rerail.aws.dynamodb import DynamoRuns
 
 
-def deployment(screen: Screen) -> Place | None:
+def deployment(screen: SubmitScreen) -> Place | None:
     """Rerail's deployment in this account; None where there is none, or where it may not be looked up."""
     from local.deploy import outputs_of
 
@@ -39,13 +39,13 @@ def deployment(screen: Screen) -> Place | None:
 
 
 def start(
-    account: Account,
-    wish: Wish,
+    account: SubmissionAccount,
+    wish: JobRequest,
     request: Mapping[str, Any],
     source: Source,
     uploads: Mapping[str, str],
     where: Place | None,
-    screen: Screen,
+    screen: SubmitScreen,
 ) -> None:
     """What the job needs is there before it starts; `uploads` are files and folders here, by channel."""
     _check_policy(where, wish.policy)
@@ -78,7 +78,9 @@ def _check_policy(where: Place | None, policy: str) -> None:
         return  # a researcher need not be allowed to read them; the supervisor says it too
 
 
-def followed(job: str, where: Place | None, account: Account, folder: Path | None, screen: Screen) -> dict[str, Any]:
+def followed(
+    job: str, where: Place | None, account: SubmissionAccount, folder: Path | None, screen: SubmitScreen
+) -> dict[str, Any]:
     """Follow to the end, and fetch what there is."""
     run = make_run_id(job)
     follower = Follower(
@@ -110,7 +112,7 @@ def followed(job: str, where: Place | None, account: Account, folder: Path | Non
     return told
 
 
-def _readable(where: Place | None, run: str, screen: Screen) -> "DynamoRuns | None":
+def _readable(where: Place | None, run: str, screen: SubmitScreen) -> "DynamoRuns | None":
     """The supervisor's table, for somebody who may read it."""
     if where is None:
         return None
@@ -137,7 +139,7 @@ def check_known(run: str, where: Place | None) -> None:
         raise Problem(problem, f"{unknown_run(where, run)[1]}; {remedy}" if where else remedy) from error
 
 
-def _left(run: str, account: Account, screen: Screen) -> NoReturn:
+def _left(run: str, account: SubmissionAccount, screen: SubmitScreen) -> NoReturn:
     option = " --local" if account.is_local else ""
     screen.say(f"{run} goes on; `rerail follow {run}{option}` follows it again, `rerail stop {run}{option}` ends it")
     raise typer.Exit(130)

@@ -8,7 +8,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cli.logbook import Line, Logbook
+from cli.logbook import JobLogLine, Logbook
 from rerail.model.run import JobStatus, Run
 
 REASON = 300  # characters of it; the log has the rest
@@ -22,7 +22,7 @@ class News:
 
     text: str
     source: str = ""
-    line: Line | None = None
+    line: JobLogLine | None = None
 
 
 @dataclass

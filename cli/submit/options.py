@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from cli.place import now
-from cli.submit.account import Account
+from cli.submit.account import SubmissionAccount
 from cli.submit.images import NEWEST, pytorch_image
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
-from cli.submit.screen import Screen
+from cli.submit.screen import SubmitScreen
 
 LOCAL_IMAGE = "rerail-training:local"
 LOCAL_BUCKET = "sagemaker-local"
@@ -76,14 +76,14 @@ def wheel(given: str) -> str:
     return given
 
 
-def bucket_of(account: Account, bucket: str) -> str:
+def bucket_of(account: SubmissionAccount, bucket: str) -> str:
     """The one that is named, or the usual one."""
     if bucket:
         return bucket.removeprefix("s3://").rstrip("/")
     return LOCAL_BUCKET if account.is_local else account.default_bucket()
 
 
-def image_of(account: Account, asked: str, version: str, usual: Mapping[str, Any], machine: str) -> str:
+def image_of(account: SubmissionAccount, asked: str, version: str, usual: Mapping[str, Any], machine: str) -> str:
     """The image that is named, or AWS's; the local AWS knows neither the project's usual one nor AWS's."""
     if asked or account.is_local:
         return asked or LOCAL_IMAGE
@@ -98,7 +98,7 @@ def _typed(machine: str) -> str:
     return machine
 
 
-def metrics_of(source: Source, own: dict[str, str], screen: Screen) -> dict[str, str] | None:
+def metrics_of(source: Source, own: dict[str, str], screen: SubmitScreen) -> dict[str, str] | None:
     """The script's own; Rerail's where it prints our line; none for a script whose lines nobody knows."""
     if own:
         return own

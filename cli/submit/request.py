@@ -17,7 +17,7 @@ WARMEST_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class JobRequest:
     """What the researcher asks for, defaults filled in; times in seconds, `metrics` by name, None: Rerail's own.
 
     `entrypoint` replaces the image's own; `channels` are S3 folders by name, `agent` is its wheel in S3.
@@ -49,7 +49,7 @@ class Wish:
     entrypoint: Sequence[str] = ()
 
 
-def training_request(wish: Wish) -> dict[str, Any]:
+def training_request(wish: JobRequest) -> dict[str, Any]:
     """The request, checked by SageMaker's own model of it; raises Problem that names the field and the remedy."""
     from local.sagemaker.errors import ServiceError
     from local.sagemaker.validation import check_request
@@ -93,7 +93,7 @@ def seconds(option: str, text: str) -> int:
     return round(float(match[1]) * UNIT_SECONDS[match[2]])
 
 
-def _check(wish: Wish) -> None:
+def _check(wish: JobRequest) -> None:
     if not JOB_NAME.fullmatch(wish.name):
         raise Problem(
             f"--name {wish.name}: not a name for a training job", "use 1-63 letters and digits, with single - between"
@@ -135,7 +135,7 @@ def _check_expression(name: str, expression: str) -> None:
         raise Problem(f"--metric {name}: has {groups} groups", "put one ( ) around the number, and (?: ) around others")
 
 
-def _script_mode(wish: Wish) -> dict[str, str]:
+def _script_mode(wish: JobRequest) -> dict[str, str]:
     """What AWS's training toolkit wants: JSON in every value."""
     told: dict[str, Any] = {
         "sagemaker_program": wish.program,
@@ -154,7 +154,7 @@ def _channel(name: str, uri: str) -> dict[str, Any]:
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
 
 
-def _machines(wish: Wish) -> dict[str, Any]:
+def _machines(wish: JobRequest) -> dict[str, Any]:
     warm = {"KeepAlivePeriodInSeconds": wish.keep_alive_s} if wish.keep_alive_s else {}
     return {
         "InstanceType": wish.instance_type,
@@ -164,9 +164,9 @@ def _machines(wish: Wish) -> dict[str, Any]:
     }
 
 
-def _patience(wish: Wish) -> dict[str, int]:
+def _patience(wish: JobRequest) -> dict[str, int]:
     return {"MaxWaitTimeInSeconds": wish.max_wait_s} if wish.spot else {}
 
 
-def _kept(wish: Wish) -> dict[str, str]:
+def _kept(wish: JobRequest) -> dict[str, str]:
     return {"LocalPath": wish.checkpoint_path} if wish.checkpoint_path else {}

@@ -12,7 +12,7 @@ from rerail.model.run import RunState
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
+class SubmitScreen:
     """What people see; with JSON on stdout it moves to stderr."""
 
     as_json: bool

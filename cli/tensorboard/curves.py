@@ -6,13 +6,13 @@ from math import isfinite
 from pathlib import Path
 
 from cli.backtest import jobs
-from cli.backtest.series import BadInput, Series
+from cli.backtest.series import BadInput, LogSeries
 from cli.tensorboard.events import folder_of, launched
 from rerail.model.run import Run
 from rerail.model.sample import Sample
 
 METRICS = ("loss", "grad_norm", "tokens_per_s", "nonfinite")
-Read = Callable[[str], Sequence[Series]]
+Read = Callable[[str], Sequence[LogSeries]]
 
 
 class Curves:

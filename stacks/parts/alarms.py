@@ -190,7 +190,7 @@ class Undelivered(Construct):
         )
 
 
-class Health(Construct):
+class HealthAlarm(Construct):
     """The composite alarm `RerailUnhealthy` over every alarm of the stack, for dashboards and status pages.
 
     It informs and does not page: the alarm behind it has paged already, with its runbook."""

@@ -9,7 +9,7 @@ from stacks.parts.permissions import allow
 NAME = "rerail"
 
 
-class Bus(Construct):
+class RerailBus(Construct):
     """A bus of this account alone: it has no policy, so IAM decides who may put events."""
 
     def __init__(self, scope: Construct, id: str) -> None:

@@ -4,14 +4,14 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
-from stacks.parts.bus import Bus
+from stacks.parts.bus import RerailBus
 from stacks.parts.queue_rule import QueueRule
 from stacks.parts.signals_queue import SignalsQueue
 
 PATTERN = {"source": ["rerail.operator"], "detail-type": ["Rerail Command"]}
 
 
-class Commands(QueueRule):
+class CommandRule(QueueRule):
     """The rule on the bus `rerail`; anyone with events:PutEvents on it may send commands."""
 
     def __init__(
@@ -19,7 +19,7 @@ class Commands(QueueRule):
         scope: Construct,
         id: str,
         *,
-        bus: Bus,
+        bus: RerailBus,
         signals: SignalsQueue,
         key: kms.IKey,
         page: sns.ITopic,

@@ -11,7 +11,7 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from rerail.model.runbooks import Runbook
-from stacks.parts.alarms import MINUTE, NAMESPACE, Health, place
+from stacks.parts.alarms import MINUTE, NAMESPACE, HealthAlarm, place
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 
 NAME = "Rerail"
@@ -27,7 +27,7 @@ class Dashboard(Construct):
         scope: Construct,
         id: str,
         *,
-        health: Health,
+        health: HealthAlarm,
         functions: Mapping[str, lambda_.IFunction],
         signals: sqs.IQueue,
     ) -> None:
@@ -47,7 +47,7 @@ class Dashboard(Construct):
         board.add_widgets(_links(self))
 
 
-def _status(health: Health) -> cloudwatch.IWidget:
+def _status(health: HealthAlarm) -> cloudwatch.IWidget:
     return cloudwatch.AlarmStatusWidget(title="Is Rerail well?", alarms=[health.alarm], width=6, height=LOW)
 
 

@@ -29,7 +29,7 @@ class Made(NamedTuple):
     role: iam.Role
 
 
-class Functions(Construct):
+class FunctionFactory(Construct):
     """Makes functions that share their code, the layer of Powertools and how long logs are kept."""
 
     def __init__(self, scope: Construct, id: str, *, log_retention: logs.RetentionDays) -> None:

@@ -15,7 +15,7 @@ KEPT = Duration.days(30)
 ANY_RUN = "Runs are named by the jobs that ask to be supervised; which ones do is not known here."
 
 
-class Mailbox(Construct):
+class JobMailbox(Construct):
     """Encrypted with S3's own key, so that a training role needs no permission for a key, and for TLS only.
 
     The name is a function of account and region, because the agent derives it from its job's ARN. For the same reason

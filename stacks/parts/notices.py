@@ -8,11 +8,11 @@ from constructs import Construct
 
 from rerail.model.runbooks import Runbook
 from settings import NotifySettings
-from stacks.options import Options
+from stacks.options import DeploymentOptions
 from stacks.parts.alarms import FunctionAlarms
-from stacks.parts.bus import Bus
+from stacks.parts.bus import RerailBus
 from stacks.parts.dead_letter_queue import DeadLetterQueue
-from stacks.parts.functions import Functions
+from stacks.parts.functions import FunctionFactory
 from stacks.parts.pagerduty import PagerDuty
 from stacks.parts.permissions import SEND_MESSAGE, allow, use_key
 from stacks.parts.reports_bucket import ReportsBucket
@@ -25,7 +25,7 @@ RECEIVERS = (PagerDuty, Webhook)
 PATTERN = events.EventPattern(source=["rerail"], detail_type=["Rerail Notice"])
 
 
-class Notices(Construct):
+class NoticeDelivery(Construct):
     """The rule, the function, and what neither could deliver."""
 
     def __init__(
@@ -33,11 +33,11 @@ class Notices(Construct):
         scope: Construct,
         id: str,
         *,
-        functions: Functions,
-        bus: Bus,
+        functions: FunctionFactory,
+        bus: RerailBus,
         topics: Topics,
         reports: ReportsBucket,
-        options: Options,
+        options: DeploymentOptions,
         key: kms.IKey,
     ) -> None:
         super().__init__(scope, id)
@@ -77,11 +77,11 @@ class Notices(Construct):
             receiver(self, receiver.__name__, options=options, bus=bus, key=key, page=page)
 
 
-def _list_configured(options: Options) -> list[type[PagerDuty] | type[Webhook]]:
+def _list_configured(options: DeploymentOptions) -> list[type[PagerDuty] | type[Webhook]]:
     return [receiver for receiver in RECEIVERS if receiver.is_configured(options)]
 
 
-def _settings(topics: Topics, bus: Bus, reports: ReportsBucket, options: Options) -> NotifySettings:
+def _settings(topics: Topics, bus: RerailBus, reports: ReportsBucket, options: DeploymentOptions) -> NotifySettings:
     return NotifySettings(
         page_topic=topics.page.topic_arn,
         inform_topic=topics.inform.topic_arn,

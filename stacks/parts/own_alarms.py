@@ -10,7 +10,7 @@ from typing import Any
 from aws_cdk import Stack
 from aws_cdk import aws_events as events
 
-from stacks.parts.receiver import Receiver
+from stacks.parts.receiver import ReceiverRule
 
 # EventBridge puts them in as they are: neither our descriptions nor CloudWatch's reasons hold a quotation mark.
 PATHS = {
@@ -21,7 +21,7 @@ PATHS = {
 }
 
 
-def tell_own_alarms(receiver: Receiver, *, begun: Mapping[str, Any], over: Mapping[str, Any]) -> None:
+def tell_own_alarms(receiver: ReceiverRule, *, begun: Mapping[str, Any], over: Mapping[str, Any]) -> None:
     """Send these when an alarm of this stack goes off, and when it is over; `<name>` and the like are filled in."""
     prefix = f"{Stack.of(receiver).stack_name}-"  # of all alarms that CloudFormation has named
     for id, states, body in (

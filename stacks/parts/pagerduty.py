@@ -7,10 +7,10 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from rerail.notices.notifiers.targets import PAGERDUTY
-from stacks.options import Options
-from stacks.parts.bus import Bus
+from stacks.options import DeploymentOptions
+from stacks.parts.bus import RerailBus
 from stacks.parts.own_alarms import tell_own_alarms
-from stacks.parts.receiver import Receiver
+from stacks.parts.receiver import ReceiverRule
 
 # An integration takes 120 events a minute.
 PER_SECOND = 2
@@ -31,18 +31,18 @@ ALARM_BEGUN = {
 ALARM_OVER = {"event_action": "resolve", "dedup_key": "alarm/<name>"}
 
 
-class PagerDuty(Receiver):
+class PagerDuty(ReceiverRule):
     """The Events API v2. The routing key is put in where the event leaves: neither the bus nor a function sees it."""
 
     TARGET = PAGERDUTY
 
     @staticmethod
-    def is_configured(options: Options) -> bool:
+    def is_configured(options: DeploymentOptions) -> bool:
         """Return whether the options ask for this target."""
         return bool(options.pagerduty_secret)
 
     def __init__(
-        self, scope: Construct, id: str, *, options: Options, bus: Bus, key: kms.IKey, page: sns.ITopic
+        self, scope: Construct, id: str, *, options: DeploymentOptions, bus: RerailBus, key: kms.IKey, page: sns.ITopic
     ) -> None:
         routing_key = SecretValue.secrets_manager(options.pagerduty_secret)
         connection = events.Connection(

@@ -9,7 +9,7 @@ from aws_cdk import aws_kms as kms
 from constructs import IConstruct
 
 from rerail.decisions.quarantine import COPIED, WRITTEN
-from stacks.options import TOKENS, Options
+from stacks.options import TOKENS, DeploymentOptions
 
 TRAINING_JOBS = f"arn:{Aws.PARTITION}:sagemaker:{Aws.REGION}:{Aws.ACCOUNT_ID}:training-job/*"
 ANY_JOB = "Any training job of the account may ask to be supervised, by a tag; which ones do is not known here."
@@ -59,7 +59,7 @@ def read_policies(role: iam.Role, prefix: str) -> None:
     allow(role, "ssm:GetParameter", on=arn, because="A job's tag names the policy, below this prefix of ours.")
 
 
-def read_checkpoints(role: iam.Role, options: Options) -> None:
+def read_checkpoints(role: iam.Role, options: DeploymentOptions) -> None:
     """List checkpoints and read their manifests; nothing of them is ever written."""
     buckets = [f"arn:{Aws.PARTITION}:s3:::{bucket}" for bucket in options.checkpoint_buckets]
     because = "The context value checkpointBuckets says where checkpoints are; jobs choose the prefix."
@@ -70,7 +70,7 @@ def read_checkpoints(role: iam.Role, options: Options) -> None:
         allow(role, "kms:Decrypt", on=options.checkpoint_key_arns, where=via, because="checkpointKeyArns says so.")
 
 
-def set_aside_saves(role: iam.Role, options: Options) -> None:
+def set_aside_saves(role: iam.Role, options: DeploymentOptions) -> None:
     """Move saves within a bucket to its quarantine, where that was asked for: anything may be taken away, but written
     are only the copies there and the few files that name the last save."""
     buckets = [f"arn:{Aws.PARTITION}:s3:::{bucket}" for bucket in options.aside_buckets]

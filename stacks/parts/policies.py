@@ -14,7 +14,7 @@ PREFIX = "/rerail/policies"
 LIMIT_BYTES = 4096
 
 
-class Policies(Construct):
+class PolicyParameters(Construct):
     """One parameter per file; a broken file raises PolicyError, naming the file and the field."""
 
     def __init__(self, scope: Construct, id: str, *, folder: Path) -> None:

@@ -12,7 +12,7 @@ from constructs import Construct
 
 from rerail.model.runbooks import Runbook
 from rerail.notices.notifiers.targets import NotificationTarget
-from stacks.parts.bus import Bus
+from stacks.parts.bus import RerailBus
 from stacks.parts.dead_letter_queue import DeadLetterQueue
 from stacks.parts.permissions import allow
 
@@ -21,7 +21,7 @@ AGE = Duration.minutes(15)
 RETRIES = 185
 
 
-class Receiver(Construct):
+class ReceiverRule(Construct):
     """Sends the detail of each event of one type, as it is: whoever put it on the bus wrote it for this receiver.
 
     Rule, destination and connection are EventBridge's: it retries 401, 407, 409, 429 and 5xx, and what is refused
@@ -32,7 +32,7 @@ class Receiver(Construct):
         scope: Construct,
         id: str,
         *,
-        bus: Bus,
+        bus: RerailBus,
         target: NotificationTarget,
         connection: events.Connection,
         url: str,
@@ -72,7 +72,7 @@ class Receiver(Construct):
         *,
         pattern: Mapping[str, Any],
         description: str,
-        bus: Bus | None = None,
+        bus: RerailBus | None = None,
         **shape: Any,
     ) -> None:
         """Add a rule that sends to this receiver; `shape` selects the part of the event, or transforms it."""

@@ -9,12 +9,12 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from settings import ReportSettings
-from stacks.options import Options
+from stacks.options import DeploymentOptions
 from stacks.parts.alarms import FunctionAlarms
-from stacks.parts.bus import Bus
+from stacks.parts.bus import RerailBus
 from stacks.parts.dead_letter_queue import DeadLetterQueue, send_from_rule
 from stacks.parts.feed import feed
-from stacks.parts.functions import Functions
+from stacks.parts.functions import FunctionFactory
 from stacks.parts.permissions import allow, read_checkpoints, read_policies
 from stacks.parts.policies import PREFIX
 from stacks.parts.queue_rule import DAY_S, RETRIES
@@ -35,7 +35,7 @@ LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 ANY_JOB = "All training jobs of the account write to this one log group; which ones are supervised is not known here."
 
 
-class Report(Construct):
+class ReportRenderer(Construct):
     """Renders the report of a run after each notice; it delays no notice and changes no job."""
 
     def __init__(
@@ -43,11 +43,11 @@ class Report(Construct):
         scope: Construct,
         id: str,
         *,
-        functions: Functions,
+        functions: FunctionFactory,
         runs: RunsTable,
-        bus: Bus,
+        bus: RerailBus,
         reports: ReportsBucket,
-        options: Options,
+        options: DeploymentOptions,
         key: kms.IKey,
         page: sns.ITopic,
     ) -> None:

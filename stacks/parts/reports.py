@@ -4,7 +4,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
-from stacks.parts.mailbox import EVERY_REPORT, Mailbox
+from stacks.parts.mailbox import EVERY_REPORT, JobMailbox
 from stacks.parts.queue_rule import QueueRule
 from stacks.parts.signals_queue import SignalsQueue
 
@@ -17,7 +17,7 @@ class Reports(QueueRule):
         scope: Construct,
         id: str,
         *,
-        mailbox: Mailbox,
+        mailbox: JobMailbox,
         signals: SignalsQueue,
         key: kms.IKey,
         page: sns.ITopic,

@@ -5,12 +5,12 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from settings import SuperviseSettings
-from stacks.options import Options
+from stacks.options import DeploymentOptions
 from stacks.parts.alarms import FunctionAlarms
-from stacks.parts.bus import Bus
+from stacks.parts.bus import RerailBus
 from stacks.parts.feed import feed
-from stacks.parts.functions import Functions
-from stacks.parts.mailbox import Mailbox
+from stacks.parts.functions import FunctionFactory
+from stacks.parts.mailbox import JobMailbox
 from stacks.parts.pause import NAME as PAUSE_PARAMETER
 from stacks.parts.pause import PauseParameter
 from stacks.parts.permissions import ANY_JOB, TRAINING_JOBS, allow, read_checkpoints, read_policies, set_aside_saves
@@ -33,13 +33,13 @@ class Supervise(Construct):
         scope: Construct,
         id: str,
         *,
-        functions: Functions,
+        functions: FunctionFactory,
         runs: RunsTable,
         signals: SignalsQueue,
-        bus: Bus,
-        mailbox: Mailbox,
+        bus: RerailBus,
+        mailbox: JobMailbox,
         pause: PauseParameter,
-        options: Options,
+        options: DeploymentOptions,
         page: sns.ITopic,
     ) -> None:
         super().__init__(scope, id)
@@ -68,7 +68,7 @@ class Supervise(Construct):
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
 
 
-def _act_on_jobs(role: iam.Role, options: Options) -> None:
+def _act_on_jobs(role: iam.Role, options: DeploymentOptions) -> None:
     allow(role, "sagemaker:DescribeTrainingJob", "sagemaker:ListTags", on=TRAINING_JOBS, because=ANY_JOB)
     # Only what is marked as an attempt of a run can be made. Tags given at creation are authorized as AddTags too.
     making = ("sagemaker:CreateTrainingJob", "sagemaker:AddTags")

@@ -9,11 +9,11 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from settings import SweepSettings
-from stacks.options import Options
+from stacks.options import DeploymentOptions
 from stacks.parts.alarms import Blind, DeadMan, FunctionAlarms
 from stacks.parts.dead_letter_queue import DeadLetterQueue
-from stacks.parts.functions import Functions
-from stacks.parts.mailbox import Mailbox
+from stacks.parts.functions import FunctionFactory
+from stacks.parts.mailbox import JobMailbox
 from stacks.parts.pause import NAME as PAUSE_PARAMETER
 from stacks.parts.pause import PauseParameter
 from stacks.parts.permissions import (
@@ -35,7 +35,7 @@ TIMEOUT = Duration.minutes(2)
 RETRY = scheduler.CfnSchedule.RetryPolicyProperty(maximum_event_age_in_seconds=60, maximum_retry_attempts=3)
 
 
-class Sweep(Construct):
+class ScheduledSweep(Construct):
     """Reads the state of all open runs and wakes the supervisor; it cannot change a job."""
 
     def __init__(
@@ -43,12 +43,12 @@ class Sweep(Construct):
         scope: Construct,
         id: str,
         *,
-        functions: Functions,
+        functions: FunctionFactory,
         runs: RunsTable,
         signals: SignalsQueue,
-        mailbox: Mailbox,
+        mailbox: JobMailbox,
         pause: PauseParameter,
-        options: Options,
+        options: DeploymentOptions,
         key: kms.IKey,
         page: sns.ITopic,
     ) -> None:

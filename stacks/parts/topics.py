@@ -7,7 +7,7 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
-from stacks.options import Options
+from stacks.options import DeploymentOptions
 from stacks.parts.alarms import Undelivered
 
 
@@ -19,7 +19,7 @@ class Topics(Construct):
     key needs no line for it, since SNS decrypts what it delivers.
     """
 
-    def __init__(self, scope: Construct, id: str, *, key: kms.IKey, options: Options) -> None:
+    def __init__(self, scope: Construct, id: str, *, key: kms.IKey, options: DeploymentOptions) -> None:
         super().__init__(scope, id)
         self.page = self._topic("Page", "Rerail: somebody is needed now", key, options.page_email)
         self.inform = self._topic("Inform", "Rerail: what happened", key, options.inform_email)

@@ -7,10 +7,10 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from rerail.notices.notifiers.targets import WEBHOOK
-from stacks.options import Options
-from stacks.parts.bus import Bus
+from stacks.options import DeploymentOptions
+from stacks.parts.bus import RerailBus
 from stacks.parts.own_alarms import tell_own_alarms
-from stacks.parts.receiver import Receiver
+from stacks.parts.receiver import ReceiverRule
 
 PER_SECOND = 10
 # In the form of every other notice: docs/notice.schema.json.
@@ -28,18 +28,18 @@ ALARM_BEGUN = {**ALARM, "severity": "page", "key": "alarm/<name>", "body": "<say
 ALARM_OVER = {**ALARM, "severity": "clear", "key": "alarm/<name>/clear", "clears": "alarm/<name>", "body": "<reason>"}
 
 
-class Webhook(Receiver):
+class Webhook(ReceiverRule):
     """Any HTTPS endpoint that answers within five seconds."""
 
     TARGET = WEBHOOK
 
     @staticmethod
-    def is_configured(options: Options) -> bool:
+    def is_configured(options: DeploymentOptions) -> bool:
         """Return whether the options ask for this target."""
         return bool(options.webhook_url)
 
     def __init__(
-        self, scope: Construct, id: str, *, options: Options, bus: Bus, key: kms.IKey, page: sns.ITopic
+        self, scope: Construct, id: str, *, options: DeploymentOptions, bus: RerailBus, key: kms.IKey, page: sns.ITopic
     ) -> None:
         connection = events.Connection(
             scope,

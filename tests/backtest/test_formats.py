@@ -13,7 +13,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from cli.backtest import jobs, sources, tables, tensorboards, trainer
-from cli.backtest.series import BadInput, Series, meanings, moment
+from cli.backtest.series import BadInput, LogSeries, meanings, moment
 from tests.backtest.command import DATA
 
 CSV, STATE = DATA / "metrics.csv", DATA / "trainer_state.json"
@@ -155,7 +155,7 @@ def test_what_is_no_time_is_none(text):
 
 def test_rows_default_to_places():
     """A log that was read whole needs no table of rows."""
-    assert Series("a", ()).row(7) == 7
+    assert LogSeries("a", ()).row(7) == 7
 
 
 def _not_installed(name: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from cli.backtest import sources, tables
 from cli.backtest.corpus import BadCorpus, read_corpus
 from cli.doctor import subject
-from cli.logbook import Line
+from cli.logbook import JobLogLine
 from cli.losses import LONGEST, Losses
 from cli.submit import options
 from cli.submit.defaults import FILE, read_defaults
@@ -36,7 +36,7 @@ def test_a_step_that_is_no_number_to_count_with_is_passed_over(said):
     """A script's own log line, under its own expressions; what follows is read on."""
     losses = Losses.of([{"Name": "step", "Regex": r"step (\S+)"}, {"Name": "loss", "Regex": r"loss[:=] ?(\S+)"}])
     for text in (said, "step 3", "loss=2.5"):
-        losses.read(Line("gpt", "algo-1", text))
+        losses.read(JobLogLine("gpt", "algo-1", text))
     assert losses.by_step == {3: 2.5}
 
 
@@ -46,7 +46,9 @@ def test_a_line_without_end_costs_no_time_without_end(word):
 
     def losses_of(length: int) -> Losses:
         losses = Losses.of(make_definitions())
-        losses.read(Line("gpt", "algo-1", "rerail " + word * (length // len(word)) + "rerail step=7 loss=2.5 x=y"))
+        losses.read(
+            JobLogLine("gpt", "algo-1", "rerail " + word * (length // len(word)) + "rerail step=7 loss=2.5 x=y")
+        )
         return losses
 
     assert losses_of(250_000).by_step == {7: 2.5} or word == "rerail step=1 "

@@ -11,7 +11,7 @@ from moto import mock_aws
 from typer.testing import CliRunner
 
 from cli import drill, place
-from cli.logbook import LOG_GROUP, Line
+from cli.logbook import LOG_GROUP, JobLogLine
 from cli.losses import Losses, largest_difference
 from cli.main import app
 from cli.place import Place
@@ -94,10 +94,12 @@ def supervised(monkeypatch):
         found.print("gpt", [(step, 1 / step) for step in range(41, 56)])
         monkeypatch.setattr(place, "find", lambda *, local: found.where)
         monkeypatch.setattr(drill, "ask", found.ask)
-        monkeypatch.setattr(drill.Drill, "_losses_of", lambda self, job: self._losses.setdefault(job, Losses()))
+        monkeypatch.setattr(drill.RestartDrill, "_losses_of", lambda self, job: self._losses.setdefault(job, Losses()))
         seconds = [0.0]
         pass_by = lambda pause: seconds.append(seconds[-1] + pause)  # noqa: E731
-        monkeypatch.setattr(drill, "Drill", partial(drill.Drill, clock=lambda: seconds[-1], sleep=pass_by))
+        monkeypatch.setattr(
+            drill, "RestartDrill", partial(drill.RestartDrill, clock=lambda: seconds[-1], sleep=pass_by)
+        )
         yield found
 
 
@@ -210,7 +212,7 @@ def test_while_paused_no_drill_is_asked_for(supervised):
 def lines(*texts: str, **definitions: str) -> Losses:
     losses = Losses.of([{"Name": name, "Regex": regex} for name, regex in definitions.items()])
     for text in texts:
-        losses.read(Line("gpt", "algo-1", text, NOW))
+        losses.read(JobLogLine("gpt", "algo-1", text, NOW))
     return losses
 
 

@@ -10,7 +10,7 @@ from moto import mock_aws
 from typer.testing import CliRunner
 
 from cli import place
-from cli.logbook import LOG_GROUP, Line, Logbook
+from cli.logbook import LOG_GROUP, JobLogLine, Logbook
 from cli.main import app
 from cli.place import Place
 from cli.submit.following import Follower
@@ -141,5 +141,5 @@ def test_an_empty_page_is_no_end():
 
 
 def test_a_line_is_one_line():
-    assert Line("gpt", "algo-1", "a\nb\r\n").shown == "a b"
-    assert Line("gpt", "algo-1", "\r\n").shown == ""
+    assert JobLogLine("gpt", "algo-1", "a\nb\r\n").shown == "a b"
+    assert JobLogLine("gpt", "algo-1", "\r\n").shown == ""

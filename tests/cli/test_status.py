@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cli import fleet, place
-from cli.fleet import Fleet, Look, Row, since
+from cli.fleet import FleetReader, FleetRow, FleetStatus, since
 from cli.main import app
 from cli.place import Place
 from cli.status import age, picture
@@ -241,7 +241,7 @@ def test_a_record_of_another_version_hides_no_other(where, monkeypatch):
     monkeypatch.setattr("rerail.model.codec.SCHEMA", 3)
     where.runs.save(replace(a_run("newer", RunState.WATCHING), version=2), None)
     monkeypatch.undo()
-    seen = Look(where).fleet()
+    seen = FleetReader(where).fleet()
     assert [row.run.id for row in seen.rows] == ["trains"] and seen.unread == ("newer",)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(picture(seen, seen.rows, width=160))
@@ -251,7 +251,7 @@ def test_a_record_of_another_version_hides_no_other(where, monkeypatch):
 def test_what_is_over_is_read_once_a_minute(where, monkeypatch):
     """Each look reads the open runs; the whole table only now and then."""
     keep(where, a_run("trains", RunState.WATCHING), a_run("done", RunState.COMPLETED))
-    look, scans, at = Look(where), [], [NOW]
+    look, scans, at = FleetReader(where), [], [NOW]
     scan = type(where.runs).all_runs
     monkeypatch.setattr(type(where.runs), "all_runs", lambda self: scans.append(1) or scan(self))
     monkeypatch.setattr(fleet.place, "now", lambda: at[0])
@@ -276,7 +276,7 @@ def test_ten_times_the_runs_cost_about_ten_times_as_much(where):
             client("dynamodb").batch_write_item(RequestItems={TABLE: puts[start : start + 25]})
 
     def show():
-        found = Look(where).fleet()
+        found = FleetReader(where).fleet()
         Console(width=200, quiet=True).print(picture(found, found.rows, width=200))
         return found
 
@@ -295,7 +295,7 @@ def test_watching_redraws_goes_on_through_trouble_and_ends_with_ctrl_c(where, mo
     written, looks = io.StringIO(), []
     terminal = Console(file=written, force_terminal=True, width=100, height=30, color_system=None)
     monkeypatch.setattr("cli.status.Console", lambda: terminal)
-    see = Look.fleet
+    see = FleetReader.fleet
 
     def look(self):
         looks.append(1)
@@ -307,7 +307,7 @@ def test_watching_redraws_goes_on_through_trouble_and_ends_with_ctrl_c(where, mo
         if len(looks) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Look, "fleet", look)
+    monkeypatch.setattr(FleetReader, "fleet", look)
     monkeypatch.setattr("cli.status.time.sleep", sleep)
     answer = CliRunner().invoke(app, ["status", "-w"])
     assert (answer.exit_code, len(looks)) == (0, 3)
@@ -317,7 +317,7 @@ def test_watching_redraws_goes_on_through_trouble_and_ends_with_ctrl_c(where, mo
 
 def test_a_picture_with_a_height_fits_into_it():
     """For a terminal that is redrawn in place."""
-    rows = tuple(Row(held(f"c{n}"), NOW, 1, NOW, 0.5, 1.0, "look", f"rerail release c{n}") for n in range(40))
+    rows = tuple(FleetRow(held(f"c{n}"), NOW, 1, NOW, 0.5, 1.0, "look", f"rerail release c{n}") for n in range(40))
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(picture(Fleet(NOW, "here", rows, False, ("no sweep",)), rows, width=100, height=40))
+    console.print(picture(FleetStatus(NOW, "here", rows, False, ("no sweep",)), rows, width=100, height=40))
     assert len(console.export_text().splitlines()) <= 40

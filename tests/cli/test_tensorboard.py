@@ -9,7 +9,7 @@ import pytest
 from moto import mock_aws
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cli.backtest.series import BadInput, Series
+from cli.backtest.series import BadInput, LogSeries
 from cli.tensorboard import events
 from cli.tensorboard.curves import Curves
 from cli.tensorboard.events import EventFile, bring, event_files, folder_of, writer
@@ -109,7 +109,7 @@ def test_curves_are_drawn_for_each_attempt_and_only_what_is_new_is_added(tmp_pat
     stale = tmp_path / folder_of(1) / "events.out.tfevents.1.old"
     stale.parent.mkdir()
     stale.write_bytes(b"from another time")
-    curves = Curves(RUN, tmp_path, lambda job: [Series("minutes", rows(1, 1)), Series("log", logs[job])])
+    curves = Curves(RUN, tmp_path, lambda job: [LogSeries("minutes", rows(1, 1)), LogSeries("log", logs[job])])
     assert curves.write(RUN) == {1: 5, 2: 2}
     logs["gpt-a002"] = rows(3, 8)
     assert curves.write(RUN) == {1: 5, 2: 6}
@@ -119,7 +119,7 @@ def test_curves_are_drawn_for_each_attempt_and_only_what_is_new_is_added(tmp_pat
 
 
 def test_a_job_without_a_line_has_no_curve(tmp_path):
-    def nothing(job: str) -> list[Series]:
+    def nothing(job: str) -> list[LogSeries]:
         raise BadInput(f"the job {job} left no line", "print some")
 
     assert Curves(RUN, tmp_path, nothing).write(RUN) == {1: 0, 2: 0}

@@ -15,7 +15,7 @@ from cli.simulate.accounts import Spent
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.supervised import Supervised
 from cli.simulate.ways import AGENT, DEFAULT, IN_PLACE
-from cli.simulate.world import World
+from cli.simulate.world import SimulatedRun
 from rerail.accounting import on_call_times
 from rerail.accounting.goodput import Account, Badput, make_account, sum_accounts
 from rerail.model.causes import Cause
@@ -325,7 +325,7 @@ UNTOLD = (Spent.TRAINED, Spent.SAVES, Spent.SNAPSHOTS, Spent.INIT, Spent.SLOW)
 @pytest.mark.parametrize(("way", "gpus", "days"), [(AGENT, 16_384, 2), (DEFAULT, 2048, 5), (IN_PLACE, 16_384, 2)])
 def test_the_record_tells_what_really_happened(way, gpus, days):
     """Against a simulated world, which knows where each millisecond went: each kind within 2 % of the time."""
-    world = World(replace(way, repairs=False), gpus, days, 1, Assumptions())
+    world = SimulatedRun(replace(way, repairs=False), gpus, days, 1, Assumptions())
     supervised = Supervised(world, Policy())
     world.watch = supervised
     world.run()

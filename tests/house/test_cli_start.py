@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from cli import lean_help
-from cli.commands import COMMANDS, Later
+from cli.commands import COMMANDS, DeferredCommand
 from cli.main import app
 from local import processes
 from rerail.model.run import RunState
@@ -123,14 +123,14 @@ def test_the_list_is_printed_as_typer_prints_the_commands_themselves(monkeypatch
     """Order, panel and words are those that the imported commands would have."""
     runner = CliRunner()
     listed = runner.invoke(app, ["--help"], env={"COLUMNS": "100"}).stdout
-    monkeypatch.setattr("cli.commands.Commands.get_command", lambda self, ctx, name: self.commands.get(name))
+    monkeypatch.setattr("cli.commands.CommandGroup.get_command", lambda self, ctx, name: self.commands.get(name))
     assert runner.invoke(app, ["--help"], env={"COLUMNS": "100"}).stdout == listed
     assert all(f"│ {name} " in listed for name in COMMANDS)
 
 
 def test_what_is_listed_becomes_the_command_itself():
     """Its context is the command's own, with its options."""
-    context = Later(name="status", help="x").make_context("status", ["--local"])
+    context = DeferredCommand(name="status", help="x").make_context("status", ["--local"])
     assert context.command.callback.__module__ == "cli.status" and context.params["local"] is True
 
 
@@ -248,15 +248,15 @@ def test_a_look_at_the_fleet_imports_no_other_command(state):
 
 def test_a_value_is_converted_and_refused_as_typer_does_it():
     """What is taken as it is, and what is not: a default and text, numbers, a choice, and a path."""
-    context = Later(name="status", help="x").make_context("status", ["--every", "3", "--state", "held"])
+    context = DeferredCommand(name="status", help="x").make_context("status", ["--every", "3", "--state", "held"])
     assert context.params["every"] == 3.0 and type(context.params["every"]) is float
     assert context.params["state"] == [RunState.HELD] and context.params["policy"] == ""
-    plain = Later(name="status", help="x").make_context("status", ["--policy", "large"])
+    plain = DeferredCommand(name="status", help="x").make_context("status", ["--policy", "large"])
     assert (plain.params["every"], plain.params["policy"], plain.params["watch"]) == (5.0, "large", False)
     assert plain.params["state"] == ()
-    assert Later(name="doctor", help="x").make_context("doctor", ["--request", "a.json"]).params["request"] == Path(
-        "a.json"
-    )
+    assert DeferredCommand(name="doctor", help="x").make_context("doctor", ["--request", "a.json"]).params[
+        "request"
+    ] == Path("a.json")
     for words, told in (
         (["--every", "0.5"], "greater than or equal to 1"),
         (["--every", "soon"], "number"),

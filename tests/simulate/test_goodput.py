@@ -7,16 +7,16 @@ from bench.goodput import OF_WHAT_IS_LOST, bound, signals_a_minute, verdicts
 from cli.backtest.series import BadInput
 from cli.simulate import pages, report
 from cli.simulate.assumptions import Assumptions, table
-from cli.simulate.months import Task, default_policy, simulate
-from cli.simulate.report import FEWEST_GPUS, Row
+from cli.simulate.months import SimulationTask, default_policy, simulate
+from cli.simulate.report import FEWEST_GPUS, ReportRow
 from cli.simulate.ways import SAGEMAKER_ASYNC, SNAPSHOTS, WARM, WAYS
 from tests.house.sources import ROOT
 
 
-def rows(factor: float) -> dict[int, list[Row]]:
+def rows(factor: float) -> dict[int, list[ReportRow]]:
     ways = (SAGEMAKER_ASYNC, WARM, SNAPSHOTS)
-    tasks = [Task(way, FEWEST_GPUS, 1.0, 0, Assumptions(), default_policy(), factor) for way in ways]
-    return {FEWEST_GPUS: [Row(task.way.title, [simulate(task)]) for task in tasks]}
+    tasks = [SimulationTask(way, FEWEST_GPUS, 1.0, 0, Assumptions(), default_policy(), factor) for way in ways]
+    return {FEWEST_GPUS: [ReportRow(task.way.title, [simulate(task)]) for task in tasks]}
 
 
 def test_the_speed_is_that_of_signals_through_the_core():

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from cli.simulate.accounts import Accounts, Spent
 from cli.simulate.assumptions import Assumptions
-from cli.simulate.faults import DAY_MS, Fault, drawn, mtbf_s, per_gpu_day
-from cli.simulate.months import Outcome, Task, default_policy, simulate
+from cli.simulate.faults import DAY_MS, SimulatedFault, drawn, mtbf_s, per_gpu_day
+from cli.simulate.months import SimulationResult, SimulationTask, default_policy, simulate
 from cli.simulate.ways import DEFAULT, HUMAN, OUTLIVES, SAGEMAKER, SNAPSHOTS, WARM, WAYS, Way
 
 POLICY = default_policy()
 ASSUMED = Assumptions()
 
 
-def outcome(way: Way, *, gpus: int = 4096, days: float = 0.5, seed: int = 0, factor: float = 1.0) -> Outcome:
-    return simulate(Task(way, gpus, days, seed, ASSUMED, POLICY, factor))
+def outcome(way: Way, *, gpus: int = 4096, days: float = 0.5, seed: int = 0, factor: float = 1.0) -> SimulationResult:
+    return simulate(SimulationTask(way, gpus, days, seed, ASSUMED, POLICY, factor))
 
 
 @cache
@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_run(way):
 def test_without_faults_only_saves_and_the_start_take_time(way):
     """Nothing goes wrong, so nothing is lost, noticed late or waited for."""
     calm = replace(ASSUMED, start_fails=0.0)
-    found = simulate(Task(way, 4096, 1.0, 0, calm, POLICY, factor=0.0))
+    found = simulate(SimulationTask(way, 4096, 1.0, 0, calm, POLICY, factor=0.0))
     assert {what for what, ms in found.spent.items() if ms} <= {
         *(Spent.TRAINED, Spent.SAVES, Spent.SNAPSHOTS, Spent.MACHINES, Spent.INIT)
     }
@@ -80,10 +80,10 @@ def test_the_rates_are_those_of_the_published_run():
     """419 interruptions in 54 days on 16,384 GPUs: one every 3.09 hours."""
     counts = {fault: rate * 16_384 * 54 for fault, rate in per_gpu_day().items()}
     assert {fault: round(count) for fault, count in counts.items()} == {
-        Fault.GPU: 268,
-        Fault.HOST: 53,
-        Fault.NETWORK: 42,
-        Fault.SOFTWARE: 56,
+        SimulatedFault.GPU: 268,
+        SimulatedFault.HOST: 53,
+        SimulatedFault.NETWORK: 42,
+        SimulatedFault.SOFTWARE: 56,
     }
     assert mtbf_s(16_384) / 3600 == pytest.approx(3.09, abs=0.01)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stacks.options import NAMES, ORGANIZATION, BadOption, Options, Organization
+from stacks.options import NAMES, ORGANIZATION, BadOption, DeploymentOptions, Organization
 
 GOOD = {
     "trainingRoleArns": ["arn:${AWS::Partition}:iam::${AWS::AccountId}:role/train"],
@@ -29,7 +29,7 @@ class Context:
 
 def test_pseudo_parameters_become_tokens():
     """`${AWS::AccountId}` in an ARN is the account that the stack is deployed to."""
-    (arn,) = Options.from_context(Context()).training_role_arns
+    (arn,) = DeploymentOptions.from_context(Context()).training_role_arns
     assert "${AWS::" not in arn
     assert arn.endswith(":role/train")
 
@@ -64,14 +64,14 @@ def test_pseudo_parameters_become_tokens():
 def test_a_wrong_choice_is_named(name, value):
     """The error names the context value and shows what it is."""
     with pytest.raises(BadOption, match=name):
-        Options.from_context(Context(**{name: value}))
+        DeploymentOptions.from_context(Context(**{name: value}))
 
 
 @pytest.mark.parametrize("value", ["0123456789abcdef0123456789abcdef", "Bearer of secrets"])
 def test_what_may_be_a_secret_is_not_shown(value):
     """Somebody gives the key instead of the name of the secret that holds it: the error does not repeat it."""
     with pytest.raises(BadOption) as error:
-        Options.from_context(Context(pagerDutySecret=value))
+        DeploymentOptions.from_context(Context(pagerDutySecret=value))
     assert value not in str(error.value)
     assert "aws secretsmanager create-secret" in str(error.value)
 
@@ -81,12 +81,12 @@ def test_a_webhook_needs_both(given, missing):
     """EventBridge sends nothing without an authorization; the error names what is lacking."""
     value = {"webhookUrl": "https://hooks.example.com", "webhookSecret": "rerail/webhook"}[given]
     with pytest.raises(BadOption, match=missing):
-        Options.from_context(Context(**{given: value}))
+        DeploymentOptions.from_context(Context(**{given: value}))
 
 
 def test_no_notifications_by_default():
     """Neither a chat, nor a pager, nor a webhook; reports are linked as the notices' readers can open them."""
-    options = Options.from_context(Context())
+    options = DeploymentOptions.from_context(Context())
     assert not (options.chat or options.pagerduty_secret or options.webhook_url or options.webhook_secret)
     assert (options.docs_url, options.report_links) == ("", "signed")
     assert options.pagerduty_url == "https://events.pagerduty.com/v2/enqueue"
@@ -100,7 +100,7 @@ def test_notification_options_are_read_as_written(secret, chat, wanted):
     """In cdk.json, or as `-c` hands them over: all text; a secret by its name or its ARN."""
     context = {"webhookUrl": "https://hooks.example.com:8443/rerail?team=ml", "webhookSecret": secret}
     context |= {"pagerDutySecret": secret, "docsUrl": "https://docs.example.com/rerail/", "reportLinks": "console"}
-    options = Options.from_context(Context(**context, chat=chat, pageEmail="on-call@example.com"))
+    options = DeploymentOptions.from_context(Context(**context, chat=chat, pageEmail="on-call@example.com"))
     assert (options.chat, options.pagerduty_secret, options.webhook_secret) == (wanted, secret, secret)
     assert options.webhook_url == "https://hooks.example.com:8443/rerail?team=ml"
     assert (options.docs_url, options.report_links) == ("https://docs.example.com/rerail", "console")
@@ -120,7 +120,7 @@ VALUES = st.recursive(
 @settings(max_examples=150)
 def test_whatever_is_given_is_taken_or_refused_by_its_name(values):
     """One error that names the value and says how to write it; nothing else, and not a page of it."""
-    for read in (Options.from_context, Organization.from_context):
+    for read in (DeploymentOptions.from_context, Organization.from_context):
         try:
             read(Context(**values))
         except BadOption as error:

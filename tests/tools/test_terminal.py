@@ -2,7 +2,7 @@
 
 import gzip
 
-from cli.fleet import Fleet
+from cli.fleet import FleetStatus
 from cli.status import picture
 from rerail.model.codec import loads
 from tools.terminal import DEMO, FLEET, RUNS, _drawn
@@ -10,7 +10,7 @@ from tools.terminal import DEMO, FLEET, RUNS, _drawn
 
 def test_the_recorded_fleet_is_drawn_in_its_width():
     """All its runs, who needs somebody first; no font is fetched from elsewhere."""
-    fleet = loads(Fleet, gzip.decompress(FLEET.read_bytes()).decode())
+    fleet = loads(FleetStatus, gzip.decompress(FLEET.read_bytes()).decode())
     assert {row.run.id for row in fleet.rows} == set(RUNS)
     assert [bool(row.todo) for row in fleet.rows][:3] == [True, True, False]
     svg = _drawn("rerail status", picture(fleet, fleet.rows, width=118), width=118)

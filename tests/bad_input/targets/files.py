@@ -15,11 +15,11 @@ import typer
 
 from cli.backtest import jobs, tables, tensorboards, trainer
 from cli.backtest.corpus import BadCorpus, read_corpus, read_log
-from cli.backtest.judge import judge
-from cli.backtest.series import Series
+from cli.backtest.evaluation import evaluate_logs
+from cli.backtest.series import LogSeries
 from cli.backtest.sources import Log
 from cli.doctor import expressions, subject
-from cli.logbook import Line
+from cli.logbook import JobLogLine
 from cli.losses import Losses
 from cli.policies.check import checked
 from cli.submit.arguments import as_hyperparameters, encoded
@@ -67,9 +67,9 @@ def events(data: bytes) -> None:
         _judged(series)
 
 
-def _judged(series: Series) -> None:
-    short = Series(series.name, series.samples[:MOST_JUDGED])
-    for each in judge([Log("one", lambda: short)], Thresholds()):
+def _judged(series: LogSeries) -> None:
+    short = LogSeries(series.name, series.samples[:MOST_JUDGED])
+    for each in evaluate_logs([Log("one", lambda: short)], Thresholds()):
         each.scorable_lines()
 
 
@@ -116,7 +116,7 @@ def log_lines(data: bytes) -> None:
     """Lines of a job's log, as `rerail logs`, `drill` and `backtest job:` read them."""
     ours, foreign = Losses.of(make_definitions()), Losses.of(FOREIGN)
     for each in text_of(data).splitlines():
-        line = Line("gpt", "algo-1", each, NOON)
+        line = JobLogLine("gpt", "algo-1", each, NOON)
         line.shown.encode(errors="strict")
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", line.shown), f"a control character: {line.shown!r:.60}"
         ours.read(line)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli.doctor import account, code
-from cli.doctor.check import Check, Verdict, ask, overall
+from cli.doctor.check import Check, CheckStatus, ask, overall
 from cli.doctor.deployment import Deployment
 from cli.names import POLICIES
 from cli.place import now
@@ -93,8 +93,8 @@ def test_a_sound_deployment_is_sound_in_every_point():
     """Every question is answered, and each with yes."""
     answers = asked()
     assert len(answers) == len(account.QUESTIONS)
-    assert {name: check.said for name, check in answers.items() if check.verdict is not Verdict.OK} == {}
-    assert overall(list(answers.values())) is Verdict.OK
+    assert {name: check.said for name, check in answers.items() if check.verdict is not CheckStatus.OK} == {}
+    assert overall(list(answers.values())) is CheckStatus.OK
 
 
 BROKEN = {
@@ -153,16 +153,16 @@ BROKEN = {
 def test_what_is_broken_is_named_with_its_remedy(name, changes):
     """One thing breaks, and the question about it says so; the exit status follows."""
     answers = asked(changes)
-    assert answers[name].verdict is Verdict.BROKEN
+    assert answers[name].verdict is CheckStatus.BROKEN
     assert answers[name].remedy
-    assert overall(list(answers.values())) is Verdict.BROKEN
+    assert overall(list(answers.values())) is CheckStatus.BROKEN
 
 
 def test_messages_that_are_worked_on_are_no_dead_letters():
     """A queue that gives its messages up to another one may hold some at any moment."""
     attributes = {"ApproximateNumberOfMessages": "3", "RedrivePolicy": "{}"}
     answers = asked({"sqs.get_queue_attributes": {"Attributes": attributes}})
-    assert answers["dead letters"].verdict is Verdict.OK
+    assert answers["dead letters"].verdict is CheckStatus.OK
 
 
 WARNED = {
@@ -197,9 +197,9 @@ WARNED = {
 @pytest.mark.parametrize("name, changes", WARNED.values(), ids=list(WARNED))
 def test_a_questionable_setting_is_a_warning_and_does_not_fail(name, changes):
     answers = asked(changes)
-    assert answers[name].verdict is Verdict.WARN
+    assert answers[name].verdict is CheckStatus.WARN
     assert answers[name].remedy
-    assert overall(list(answers.values())) is Verdict.WARN
+    assert overall(list(answers.values())) is CheckStatus.WARN
 
 
 @pytest.mark.parametrize("operation", sorted(SOUND))
@@ -207,22 +207,22 @@ def test_a_lacking_permission_is_named_and_ends_nothing(operation):
     """Whatever may not be looked at is unknown, with the permission; the other questions are answered as ever."""
     answers = asked({operation: denied("some:Permission")})
     assert len(answers) == len(account.QUESTIONS)
-    unknown = [check for check in answers.values() if check.verdict is Verdict.UNKNOWN]
+    unknown = [check for check in answers.values() if check.verdict is CheckStatus.UNKNOWN]
     assert unknown
     assert all("some:Permission" in check.said and "some:Permission" in check.remedy for check in unknown)
-    assert all(check.verdict in (Verdict.OK, Verdict.UNKNOWN) for check in answers.values())
+    assert all(check.verdict in (CheckStatus.OK, CheckStatus.UNKNOWN) for check in answers.values())
 
 
 def test_where_nothing_may_be_looked_at_nothing_is_known():
     """Then there is no verdict, which the exit status 2 stands for."""
     answers = asked(dict.fromkeys(SOUND, denied("any:Thing")))
-    known = [check for check in answers.values() if check.verdict is not Verdict.UNKNOWN]
+    known = [check for check in answers.values() if check.verdict is not CheckStatus.UNKNOWN]
     assert [check.name for check in known] == ["region"]
 
 
 def test_a_stack_that_is_older_than_the_command_line_is_named():
     """It lacks an output that is read."""
-    assert asked(MailboxBucket="")["stack"].verdict is Verdict.BROKEN
+    assert asked(MailboxBucket="")["stack"].verdict is CheckStatus.BROKEN
     assert "MailboxBucket" in asked(MailboxBucket="")["stack"].said
 
 
@@ -242,7 +242,7 @@ def test_code_of_another_version_is_named_file_by_file(monkeypatch, tmp_path):
     assert code.differing(there, here) == ["rerail/b.py", "rerail/gone.py", "sweep.py"]
     monkeypatch.setattr(code, "deployed_files", lambda url: there)
     said = asked()["functions code"]
-    assert said.verdict is Verdict.WARN and "rerail/decisions/decide.py" not in said.said and "more" in said.said
+    assert said.verdict is CheckStatus.WARN and "rerail/decisions/decide.py" not in said.said and "more" in said.said
 
 
 def test_an_archive_is_read_from_its_link_and_never_run(monkeypatch, tmp_path):
@@ -253,4 +253,4 @@ def test_an_archive_is_read_from_its_link_and_never_run(monkeypatch, tmp_path):
     assert code.deployed_files(file.as_uri()) == {"rerail/a.py": b"raise SystemExit"}
     file.write_bytes(b"no archive")
     answers = asked({"lambda.get_function": {"Configuration": {"Role": ROLE}, "Code": {"Location": file.as_uri()}}})
-    assert answers["functions code"].verdict is Verdict.UNKNOWN
+    assert answers["functions code"].verdict is CheckStatus.UNKNOWN

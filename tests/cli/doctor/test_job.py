@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moto import mock_aws
 
 from cli.doctor import command, expressions, job, quotas, roles, storage
-from cli.doctor.check import Check, Verdict, ask
+from cli.doctor.check import Check, CheckStatus, ask
 from cli.doctor.deployment import Deployment
 from cli.doctor.subject import Subject
 from cli.place import now
@@ -81,7 +81,7 @@ def asked(*given: Any, **more: Any) -> dict[str, Check]:
 def test_a_sound_request_is_sound_in_every_point():
     """No question is left open, and none is answered with anything but yes."""
     answers = asked()
-    assert {name: check.said for name, check in answers.items() if check.verdict is not Verdict.OK} == {}
+    assert {name: check.said for name, check in answers.items() if check.verdict is not CheckStatus.OK} == {}
     assert {"supervision", "metrics", "checkpoint bucket", "role is passed", "machine quota"} <= answers.keys()
 
 
@@ -184,7 +184,7 @@ def test_what_is_broken_is_named_with_its_remedy(name, request_, more):
     """One thing is wrong with the job or its place, and the question about it says so."""
     more = dict(more)
     answers = asked(with_metrics(request_, more.pop("metrics", None)), **more)
-    assert answers[name].verdict is Verdict.BROKEN, answers[name]
+    assert answers[name].verdict is CheckStatus.BROKEN, answers[name]
     assert answers[name].remedy
 
 
@@ -234,16 +234,16 @@ WARNED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name, request_, more", WARNED.values(), ids=list(WARNED))
 def test_a_questionable_setting_is_a_warning(name, request_, more):
     answers = asked(request_, **more)
-    assert answers[name].verdict is Verdict.WARN, answers[name]
+    assert answers[name].verdict is CheckStatus.WARN, answers[name]
     assert answers[name].remedy
 
 
 @pytest.mark.parametrize("operation", sorted(SOUND))
 def test_a_lacking_permission_is_named_and_ends_nothing(operation):
     answers = asked({"ResourceConfig": {**REQUEST["ResourceConfig"], "InstanceCount": 1}}, {operation: denied("a:B")})
-    unknown = [check for check in answers.values() if check.verdict is Verdict.UNKNOWN]
+    unknown = [check for check in answers.values() if check.verdict is CheckStatus.UNKNOWN]
     assert unknown and all("a:B" in check.said for check in unknown)
-    assert all(check.verdict in (Verdict.OK, Verdict.UNKNOWN) for check in answers.values())
+    assert all(check.verdict in (CheckStatus.OK, CheckStatus.UNKNOWN) for check in answers.values())
 
 
 def slash(objects: Mapping[str, Any]) -> Check | None:
@@ -254,9 +254,9 @@ def slash(objects: Mapping[str, Any]) -> Check | None:
 def test_a_folder_without_a_slash_takes_its_neighbours_too():
     """runs/a-1 is restored with runs/a-10 where that is there; else it is only a matter of time."""
     neighbours = slash({"CommonPrefixes": [{"Prefix": "runs/a-1/"}, {"Prefix": "runs/a-10/"}]})
-    assert neighbours and neighbours.verdict is Verdict.BROKEN and "runs/a-10/" in neighbours.said
+    assert neighbours and neighbours.verdict is CheckStatus.BROKEN and "runs/a-10/" in neighbours.said
     alone = slash({"CommonPrefixes": [{"Prefix": "runs/a-1/"}]})
-    assert alone and alone.verdict is Verdict.WARN and "s3://bucket/runs/a-1/" in alone.remedy
+    assert alone and alone.verdict is CheckStatus.WARN and "s3://bucket/runs/a-1/" in alone.remedy
 
 
 def expiry(runtime_s: int, *rules: Mapping[str, Any]) -> Check | None:
@@ -267,14 +267,14 @@ def expiry(runtime_s: int, *rules: Mapping[str, Any]) -> Check | None:
 @pytest.mark.parametrize(
     "rule, verdict",
     [
-        ({"Filter": {"Prefix": ""}, "Expiration": {"Days": 1}}, Verdict.BROKEN),
-        ({"Filter": {"Prefix": "gpt/"}, "Expiration": {"Days": 2}}, Verdict.WARN),
-        ({"Prefix": "gpt/step-", "Expiration": {"Days": 1}}, Verdict.BROKEN),
-        ({"Filter": {"Prefix": "gpt/"}, "Expiration": {"Date": "2026-01-01"}}, Verdict.BROKEN),
-        ({"Filter": {"Prefix": "other/"}, "Expiration": {"Days": 1}}, Verdict.OK),
-        ({"Filter": {"Tag": {"Key": "temporary"}}, "Expiration": {"Days": 1}}, Verdict.OK),
-        ({"Filter": {"Prefix": ""}, "NoncurrentVersionExpiration": {"NoncurrentDays": 1}}, Verdict.OK),
-        ({"Filter": {"Prefix": ""}, "Expiration": {"Days": 1}, "Status": "Disabled"}, Verdict.OK),
+        ({"Filter": {"Prefix": ""}, "Expiration": {"Days": 1}}, CheckStatus.BROKEN),
+        ({"Filter": {"Prefix": "gpt/"}, "Expiration": {"Days": 2}}, CheckStatus.WARN),
+        ({"Prefix": "gpt/step-", "Expiration": {"Days": 1}}, CheckStatus.BROKEN),
+        ({"Filter": {"Prefix": "gpt/"}, "Expiration": {"Date": "2026-01-01"}}, CheckStatus.BROKEN),
+        ({"Filter": {"Prefix": "other/"}, "Expiration": {"Days": 1}}, CheckStatus.OK),
+        ({"Filter": {"Tag": {"Key": "temporary"}}, "Expiration": {"Days": 1}}, CheckStatus.OK),
+        ({"Filter": {"Prefix": ""}, "NoncurrentVersionExpiration": {"NoncurrentDays": 1}}, CheckStatus.OK),
+        ({"Filter": {"Prefix": ""}, "Expiration": {"Days": 1}, "Status": "Disabled"}, CheckStatus.OK),
     ],
 )
 def test_a_lifecycle_rule_shorter_than_the_job_is_broken(rule, verdict):
@@ -301,26 +301,26 @@ def test_a_recent_heartbeat_is_found():
     """By the mailbox's own clock, in which it has just been written."""
     beat(timedelta(hours=5))
     found = job.agent(subject(exists=True, run=RUN))
-    assert found and found.verdict is Verdict.OK and "at step 7" in found.said
+    assert found and found.verdict is CheckStatus.OK and "at step 7" in found.said
 
 
 def test_a_missing_heartbeat_is_reported(monkeypatch):
     """Nobody answers, or nobody any more; before the start nothing can be known."""
     silent = subject(exists=True, run=RUN, answers={"s3.list_objects_v2": {"KeyCount": 0}})
     found = job.agent(silent)
-    assert found and found.verdict is Verdict.WARN and "runs/gpt/command.json" in found.remedy
+    assert found and found.verdict is CheckStatus.WARN and "runs/gpt/command.json" in found.remedy
     beat(timedelta())
     later = now() + timedelta(hours=1)
     monkeypatch.setattr(job, "now", lambda: later)
     found = job.agent(silent)
-    assert found and found.verdict is Verdict.WARN and "has not beaten" in found.said
+    assert found and found.verdict is CheckStatus.WARN and "has not beaten" in found.said
     assert job.agent(subject()) is None
 
 
 def test_a_successor_of_our_own_is_supervised():
     """Its tag names the run that launched it."""
     tags = {**TAGS, "rerail:run": "gpt"}
-    assert job.supervision(subject(exists=True, run=RUN, tags=tags)).verdict is Verdict.OK
+    assert job.supervision(subject(exists=True, run=RUN, tags=tags)).verdict is CheckStatus.OK
 
 
 def test_the_local_aws_is_not_asked_for_roles_and_quotas():
@@ -355,4 +355,4 @@ def test_any_expression_is_read_without_an_accident(expression):
 def test_our_own_expressions_are_sound():
     """What `rerail metrics` prints passes the doctor."""
     assert json.loads(json.dumps(make_definitions()))
-    assert job.metrics(subject()).verdict is Verdict.OK
+    assert job.metrics(subject()).verdict is CheckStatus.OK

@@ -11,11 +11,11 @@ from cli.submit.account import refusal
 from cli.submit.defaults import read_defaults
 from cli.submit.images import VERSIONS, pytorch_image
 from cli.submit.problem import Problem
-from cli.submit.request import Wish, seconds, training_request
+from cli.submit.request import JobRequest, seconds, training_request
 from rerail.model.metrics import make_definitions
 from rerail.requests.relaunch import POLICY_TAG
 
-WISH = Wish(
+WISH = JobRequest(
     name="mnist-1",
     role="arn:aws:iam::111122223333:role/Training",
     region="eu-west-1",

@@ -14,7 +14,7 @@ from rerail.model.thresholds import Thresholds
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class EvaluatedLog:
     """One log and all that would have been said about it, each finding with the place of its sample."""
 
     log: Log
@@ -46,12 +46,12 @@ class Judged:
                 yield {**line, "kind": kind}
 
 
-def judge(logs: Sequence[Log], detection: Thresholds) -> Iterator[Judged]:
+def evaluate_logs(logs: Sequence[Log], detection: Thresholds) -> Iterator[EvaluatedLog]:
     """Each log, in any order; corpora are read and judged on all cores."""
-    yield from spread(_judge, [(log, detection) for log in logs])
+    yield from spread(_evaluate_log, [(log, detection) for log in logs])
 
 
-def scored(judged: Sequence[Judged]) -> tuple[Score, Mapping[str, int]] | None:
+def score_logs(judged: Sequence[EvaluatedLog]) -> tuple[Score, Mapping[str, int]] | None:
     """How good the findings are, and what was said that no label can judge; None where there are no labels."""
     runs = [one.log.labelled for one in judged if one.log.labelled]
     if not runs:
@@ -61,8 +61,8 @@ def scored(judged: Sequence[Judged]) -> tuple[Score, Mapping[str, int]] | None:
     return score(runs, calls), unscored
 
 
-def _judge(task: tuple[Log, Thresholds]) -> Judged:
+def _evaluate_log(task: tuple[Log, Thresholds]) -> EvaluatedLog:
     log, detection = task
     read = log.read()
     findings = tuple(evaluate_series(read.samples, detection))
-    return Judged(log, len(read.samples), findings, rows=tuple(read.row(place) for place, _ in findings))
+    return EvaluatedLog(log, len(read.samples), findings, rows=tuple(read.row(place) for place, _ in findings))

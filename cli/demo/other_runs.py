@@ -11,7 +11,7 @@ from rerail.model.run import Run, TimelineEntry
 
 
 @dataclass
-class Crowd:
+class OtherRuns:
     """Supervised runs by name, brought up to date by `look`; `ours` is the demo's own, counted with them."""
 
     ours: str
