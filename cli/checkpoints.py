@@ -87,11 +87,11 @@ def _row(run: Run, save: StoredCheckpoint) -> dict[str, Any]:
         "saved_at": known.saved_at.isoformat() if known else None,
         "reason": known.reason if known else "",
         "health": _health(run, save),
-        "why": assess_health(run, known)[1] if known and not save.is_aside else "",
+        "why": assess_health(run, known)[1] if known and not save.is_quarantined else "",
         "bytes": save.bytes,
         "whole": save.is_whole,
         "finished": save.has_manifest,
-        "aside": save.is_aside,
+        "aside": save.is_quarantined,
         "verified": save.is_verified and not save.damage,
         "damage": save.damage,
         "passed_over": passed_over(run, save),
@@ -110,7 +110,7 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint]) -> None:
         console.print("a relaunch would start [red]from the beginning[/]: nothing here can be resumed from")
         return
     console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({chosen.folder})", highlight=False)
-    for save in (save for save in saves if not save.is_aside):
+    for save in (save for save in saves if not save.is_quarantined):
         if save is not chosen and (why := passed_over(run, save)):
             console.print(f"  not from step {save.step}: {escape(why)}", highlight=False)
         elif save.checkpoint and (why := assess_health(run, save.checkpoint)[1]):
@@ -122,7 +122,7 @@ def _health(run: Run, save: StoredCheckpoint) -> Health | None:
     """As it is known now; of what lies aside, as its manifest says."""
     if save.checkpoint is None:
         return None
-    return save.checkpoint.health if save.is_aside else assess_health(run, save.checkpoint)[0]
+    return save.checkpoint.health if save.is_quarantined else assess_health(run, save.checkpoint)[0]
 
 
 def _table(run: Run, saves: Sequence[StoredCheckpoint], chosen: StoredCheckpoint | None) -> Table:

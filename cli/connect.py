@@ -65,7 +65,7 @@ def connect(
     door = _door(where, find_run(where, run), host)
     switched = not door.is_on and _switch_on(where, door, yes=yes, may_ask=not as_json)
     if as_json:
-        told = {
+        facts = {
             "run": run,
             "job": door.job,
             "host": door.host,
@@ -76,7 +76,7 @@ def connect(
             "role_needs": list(ROLE_NEEDS),
             "you_need": list(YOU_NEED),
         }
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(facts, indent=2))
         return
     _open(door, only_print=only_print, is_local=where.is_local)
 

@@ -318,8 +318,8 @@ class RestartDrill:
 
     def _losses_of(self, job: str) -> Losses:
         if job not in self._losses:
-            told = self.where.client("sagemaker").describe_training_job(TrainingJobName=job)
-            definitions = told.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
+            description = self.where.client("sagemaker").describe_training_job(TrainingJobName=job)
+            definitions = description.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
             names = self.policy.metrics
             self._losses[job] = Losses.of(definitions, step=names.step or "step", loss=names.loss or "loss")
         return self._losses[job]
@@ -336,8 +336,8 @@ class RestartDrill:
 
 def _plain(proof: Proof) -> dict[str, Any]:
     """JSON has no infinity."""
-    told = asdict(proof)
-    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in told.items()}
+    facts = asdict(proof)
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in facts.items()}
 
 
 def _page(proof: Proof) -> Panel:

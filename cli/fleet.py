@@ -131,20 +131,20 @@ class FleetReader:
         if not bucket or not 0 < len(beating) <= MOST_HEARTBEATS:
             return found
         keys = {folder: run.signing_key for folder, run in beating.items()}
-        for folder, beat in S3Mailbox(bucket).heartbeats(list(beating), keys).received.items():
-            run, heartbeat = beating[folder], beat.heartbeat
-            if not beat.is_signed and must_be_signed(run, self._policy(run)):
+        for folder, received in S3Mailbox(bucket).heartbeats(list(beating), keys).received.items():
+            run, heartbeat = beating[folder], received.heartbeat
+            if not received.is_signed and must_be_signed(run, self._policy(run)):
                 continue  # it may be anybody's
             if heartbeat.step is not None and heartbeat.attempt == run.current.number:
-                found[run.id] = heartbeat.step, beat.at
+                found[run.id] = heartbeat.step, received.at
         return found
 
     def _row(self, run: Run, known: tuple[int, datetime | None] | None, at: datetime) -> FleetRow:
         policy = self._policy(run)
-        told = make_account(run, at, policy)
+        account = make_account(run, at, policy)
         step, step_at = known or (_last_step(run), run.current.ended_at)
         seen_at = step_at if step is not None else None
-        return FleetRow(run, since(run), step, seen_at, told.share, told.dollars, *todo(run))
+        return FleetRow(run, since(run), step, seen_at, account.share, account.dollars, *todo(run))
 
     def _policy(self, run: Run) -> Policy:
         """The run's; where it cannot be read, the defaults, so that one bad policy hides no run."""
@@ -210,9 +210,9 @@ def _noted(run: Run, memory: RunDetection) -> tuple[int, datetime | None] | None
     """What the sweep has noted of the job that runs now."""
     if memory.cursor.job != run.current.job_name:
         return None
-    pulse, cursor = memory.detectors.liveness, memory.cursor
-    step = max((s for s in (pulse.step, cursor.seen_step, memory.step) if s is not None), default=None)
-    return None if step is None else (step, pulse.moved_at or cursor.seen_at)
+    liveness, cursor = memory.detectors.liveness, memory.cursor
+    step = max((s for s in (liveness.step, cursor.seen_step, memory.step) if s is not None), default=None)
+    return None if step is None else (step, liveness.moved_at or cursor.seen_at)
 
 
 def _last_step(run: Run) -> int | None:

@@ -25,8 +25,8 @@ def up(
     except LocalAwsError as error:
         place.fail(str(error), "`rerail local down` ends a running one")
     if as_json:
-        told = {"endpoint": aws.endpoint_url, "pid": aws.pid, "scale": scale, "outputs": aws.outputs}
-        typer.echo(json.dumps(told, indent=2))
+        facts = {"endpoint": aws.endpoint_url, "pid": aws.pid, "scale": scale, "outputs": aws.outputs}
+        typer.echo(json.dumps(facts, indent=2))
         return
     say(f"running: `rerail status --local` looks at it, AWS_ENDPOINT_URL={aws.endpoint_url} reaches it")
 

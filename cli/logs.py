@@ -85,9 +85,9 @@ def _followed(where: Place, run: Run, since: datetime | None, *, one: Attempt | 
 def _show(screen: Console, run: Run, numbers: dict[str, int], line: JobLogLine, *, as_json: bool) -> None:
     number = numbers.get(line.job) or _number(line.job)
     if as_json:
-        told = {"run": run.id, "attempt": number, "job": line.job, "host": line.host}
+        facts = {"run": run.id, "attempt": number, "job": line.job, "host": line.host}
         at = line.at.isoformat() if line.at else None
-        typer.echo(json.dumps({"at": at, **told, "text": line.text}))
+        typer.echo(json.dumps({"at": at, **facts, "text": line.text}))
         return
     source = f"{line.at:%m-%d %H:%M:%S} {number}/{line.host}" if line.at else f"{number}/{line.host}"
     if not screen.is_terminal:

@@ -84,8 +84,8 @@ def _row(parameter: Any) -> str:
     choices, spelt = _choices(parameter), "` or `".join((*parameter.opts, *parameter.secondary_opts))
     value = "" if getattr(parameter, "is_flag", False) else f" {_value(parameter)}"
     needed = "required: " if parameter.required else ""
-    told = f" One of {', '.join(choices)}." if len(choices) > FEW else ""
-    return f"| `{spelt}{value}` | {needed}{_cell(parameter.help or '')}{told} |"
+    choices_text = f" One of {', '.join(choices)}." if len(choices) > FEW else ""
+    return f"| `{spelt}{value}` | {needed}{_cell(parameter.help or '')}{choices_text} |"
 
 
 def _value(parameter: Any) -> str:

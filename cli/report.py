@@ -25,14 +25,14 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
     known = known_of(where, run)
     if known is None:
         place.fail(*unknown_run(where, run))
-    story = make_report(known)
+    incident_report = make_report(known)
     if as_json:
-        typer.echo(json.dumps(to_plain(story), indent=2))
+        typer.echo(json.dumps(to_plain(incident_report), indent=2))
         return
     page = out or place.LOCAL_STATE / "reports" / f"{run}.html"
-    save(page, story, region="" if where.is_local else where.client("sagemaker").meta.region_name)
+    save(page, incident_report, region="" if where.is_local else where.client("sagemaker").meta.region_name)
     typer.echo(f"report: {page}")
-    for each in story.unread:
+    for each in incident_report.unread:
         typer.echo(f"could not be read: {each}", err=True)
     if open_it and not webbrowser.open(page.resolve().as_uri()):
         typer.echo("no browser could be opened here: copy the file to where there is one", err=True)
@@ -57,7 +57,7 @@ def known_of(where: Place, run: str) -> Facts | None:
     return gathering.gather(run)
 
 
-def save(page: Path, story: IncidentReport, *, region: str = "") -> None:
+def save(page: Path, incident_report: IncidentReport, *, region: str = "") -> None:
     """Write the page, linked to the region's console; one clear error where that is not possible."""
     try:
         from report_page.page import render_page  # no other command needs, or waits for, what it draws with
@@ -65,7 +65,7 @@ def save(page: Path, story: IncidentReport, *, region: str = "") -> None:
         place.fail(f"reports are drawn with {error.name}, which is not installed", "pip install 'rerail[report]'")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(render_page(story, region=region), encoding="utf-8")
+        page.write_text(render_page(incident_report, region=region), encoding="utf-8")
     except OSError as error:
         place.fail(f"cannot write {page}: {error.strerror}", "name another file with --out")
 

@@ -49,13 +49,13 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     record = find_run(where, run)
     timeline = tuple(where.runs.timeline(run))
     policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], now))
-    told = make_report(Facts(record, now(), policy, timeline))
+    incident_report = make_report(Facts(record, now(), policy, timeline))
     if as_json:
-        typer.echo(json.dumps(plain_run(told, record, timeline, policy), indent=2))
+        typer.echo(json.dumps(plain_run(incident_report, record, timeline, policy), indent=2))
         return
     console = Console()
     console.print(f"[bold]{record.id}[/] {styled(record.state)} under policy {_policy(record)}", highlight=False)
-    console.print(headline(told))
+    console.print(headline(incident_report))
     for line in (*waits(record), *machines(record), *spending(record, policy), *saving(record, policy)):
         console.print(line, highlight=False)
     console.print(f"failures it can still afford: {budgets(record, policy)}", highlight=False)
@@ -68,21 +68,21 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
         console.print(f"  ledger {escape(entry)}", highlight=False, style="dim")
 
 
-def headline(told: IncidentReport) -> Panel:
+def headline(incident_report: IncidentReport) -> Panel:
     """What happened, what was done about it, and what to do, with the commands."""
-    style = {Urgency.NEEDED: "red", Urgency.RECOVERING: "yellow", Urgency.NONE: "green"}[told.tone]
+    style = {Urgency.NEEDED: "red", Urgency.RECOVERING: "yellow", Urgency.NONE: "green"}[incident_report.tone]
     rows = Table.grid(padding=(0, 2))
-    rows.add_row("happened", escape(told.happened))
-    if told.did:
-        rows.add_row("done", escape(told.did))
-    if told.tone is Urgency.NEEDED:
-        rows.add_row("to do", escape("\n".join(told.todo)))
-        rows.add_row("", "[cyan]" + escape("\n".join(c for c in told.commands if " show " not in c)) + "[/]")
-        if told.by:
-            rows.add_row("until", moment(told.by))
-        if told.runbook:
-            rows.add_row("see", f"docs/runbooks/{told.runbook}.md")
-    return Panel(rows, title=escape(told.headline), title_align="left", border_style=style)
+    rows.add_row("happened", escape(incident_report.happened))
+    if incident_report.did:
+        rows.add_row("done", escape(incident_report.did))
+    if incident_report.tone is Urgency.NEEDED:
+        rows.add_row("to do", escape("\n".join(incident_report.todo)))
+        rows.add_row("", "[cyan]" + escape("\n".join(c for c in incident_report.commands if " show " not in c)) + "[/]")
+        if incident_report.by:
+            rows.add_row("until", moment(incident_report.by))
+        if incident_report.runbook:
+            rows.add_row("see", f"docs/runbooks/{incident_report.runbook}.md")
+    return Panel(rows, title=escape(incident_report.headline), title_align="left", border_style=style)
 
 
 def incidents_table(run: Run) -> Table:
@@ -105,30 +105,34 @@ def incidents_table(run: Run) -> Table:
     return table
 
 
-def time_table(told: Account) -> Table:
+def time_table(account: Account) -> Table:
     """Where the time went: goodput, and badput by kind."""
     table = Table("", "share", "time", title="where the time went")
-    if not told.wall_s:
+    if not account.wall_s:
         return table
     table.add_row(
-        "[green]goodput[/]", f"{told.goodput_s / told.wall_s:.1%}", format_duration(timedelta(seconds=told.goodput_s))
+        "[green]goodput[/]",
+        f"{account.goodput_s / account.wall_s:.1%}",
+        format_duration(timedelta(seconds=account.goodput_s)),
     )
-    for kind, seconds in sorted(told.badput_s.items(), key=lambda each: -each[1]):
+    for kind, seconds in sorted(account.badput_s.items(), key=lambda each: -each[1]):
         if seconds:
-            table.add_row(kind, f"{seconds / told.wall_s:.1%}", format_duration(timedelta(seconds=seconds)))
+            table.add_row(kind, f"{seconds / account.wall_s:.1%}", format_duration(timedelta(seconds=seconds)))
     return table
 
 
-def plain_run(told: IncidentReport, run: Run, timeline: Sequence[TimelineEntry], policy: Policy) -> dict[str, Any]:
+def plain_run(
+    incident_report: IncidentReport, run: Run, timeline: Sequence[TimelineEntry], policy: Policy
+) -> dict[str, Any]:
     """For another program: the whole record and timeline, and what they come to; seconds and dollars."""
     spent = make_account(run, now(), policy)
     return {
-        "headline": told.headline,
-        "happened": told.happened,
-        "did": told.did,
-        "todo": list(told.todo),
-        "commands": list(told.commands),
-        "runbook": told.runbook,
+        "headline": incident_report.headline,
+        "happened": incident_report.happened,
+        "did": incident_report.did,
+        "todo": list(incident_report.todo),
+        "commands": list(incident_report.commands),
+        "runbook": incident_report.runbook,
         "account": {
             "goodput": spent.share,
             "goodput_s": spent.goodput_s,
@@ -215,9 +219,9 @@ def waits(run: Run) -> Iterator[str]:
 def machines(run: Run) -> Iterator[str]:
     """Machines that are kept warm for nobody, and what SageMaker itself has mended."""
     if kept := warm_pools.find_pool_attempt(run):
-        told = kept.pool.status if kept.pool else "if SageMaker keeps one"
+        status = kept.pool.status if kept.pool else "if SageMaker keeps one"
         most = format_duration(timedelta(seconds=kept.keep_alive_seconds))
-        yield f"warm pool of {kept.job_name}: {told}, for {most} at most"
+        yield f"warm pool of {kept.job_name}: {status}, for {most} at most"
     if repairs := format_repairs(run.current.repairs):
         lost = format_duration(timedelta(seconds=run.current.repair_seconds))
         yield f"restarted by SageMaker itself: {repairs}; {lost} until it trained again"

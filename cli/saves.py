@@ -45,7 +45,7 @@ class StoredCheckpoint:
 
     folder: str
     step: int
-    is_aside: bool
+    is_quarantined: bool
     bytes: int
     has_manifest: bool
     checkpoint: Checkpoint | None = None
@@ -79,7 +79,7 @@ def saves_under(s3: Any, uri: str) -> list[StoredCheckpoint]:
         if match := FOLDER.fullmatch(each.key):
             folders[each.key.removesuffix(match["name"])][match["name"]] = each.bytes
     saves = [_save(s3, bucket, prefix, folder, sizes) for folder, sizes in folders.items()]
-    return sorted(filter(None, saves), key=lambda save: (save.is_aside, -save.step, save.folder))
+    return sorted(filter(None, saves), key=lambda save: (save.is_quarantined, -save.step, save.folder))
 
 
 def _saves_of_a_script(
@@ -97,7 +97,7 @@ def _saves_of_a_script(
         StoredCheckpoint(
             save.place.rstrip("/"),
             save.step,
-            is_aside=False,
+            is_quarantined=False,
             bytes=sum(each.bytes for each in save.files.values()),
             has_manifest=False,
             checkpoint=checkpoint_layouts.make_checkpoint(save, uri=f"s3://{bucket}/{prefix}"),
@@ -158,7 +158,9 @@ def _checksum(s3: Any, bucket: str, key: str, advance: Callable[[int], None]) ->
 
 def resume_from(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredCheckpoint | None:
     """The save that a relaunch of the run would carry on from, by the supervisor's own rule."""
-    sound = {save.checkpoint.uri: save for save in saves if save.checkpoint and not save.is_aside and not save.damage}
+    sound = {
+        save.checkpoint.uri: save for save in saves if save.checkpoint and not save.is_quarantined and not save.damage
+    }
     known = [save.checkpoint for save in sound.values() if save.checkpoint]
     before = run.stop.before_step if run.stop else None
     now = select_known(run, known)
@@ -168,7 +170,7 @@ def resume_from(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredCheckpoint
 
 def passed_over(run: Run, save: StoredCheckpoint) -> str:
     """Why a relaunch would not carry on from here; empty where nothing speaks against it."""
-    if save.is_aside:
+    if save.is_quarantined:
         return "put aside by a rollback"
     if not save.has_manifest and (save.checkpoint is None or has_agent(run)):
         return "no manifest: a save that is under way, or never ended"

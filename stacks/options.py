@@ -59,41 +59,41 @@ class BadOption(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentOptions:
-    """The choices; their defaults stand in cdk.json.
+    """What an account chooses; the defaults are in cdk.json."""
 
-    training_role_arns: roles that relaunched jobs may be given (iam:PassRole). The default takes every role whose name
-        contains SageMaker, as the SageMaker console names them; list your own to narrow it.
-    checkpoint_buckets: bucket names, `*` allowed, whose checkpoints are listed and whose manifests are read. The
-        default is the pattern of the managed policy AmazonSageMakerFullAccess.
-    checkpoint_key_arns: KMS keys of those buckets, if they have their own.
-    aside_buckets: bucket names, `*` allowed, in which the supervisor may move aside what a script without an agent must
-        not resume from. The default is none: such a run is held instead.
-    log_retention: of the functions' log groups.
-    page_email, inform_email: subscribed to the topic of that name, if given; AWS asks them to confirm.
-    chat: two more topics, for Amazon Q Developer in chat applications (Slack, Teams): it reads a form of its own.
-    pagerduty_secret: name or ARN of the secret in Secrets Manager whose text is the routing key of a PagerDuty
-        integration (Events API v2); pagerduty_url is where events go, which differs for accounts in the EU.
-    webhook_url, webhook_secret: any HTTPS receiver, and the name or ARN of the secret that holds the value of the
-        header `Authorization` for it; both or neither.
-    docs_url: where the built pages of docs/ are served, for links to runbooks.
-    report_links: how a notice links a run's report: `signed` (whoever has the link may read it) or `console`.
-    policies_folder: the policies to deploy, relative to the repository.
-    """
-
+    # Roles that relaunched jobs may be given (iam:PassRole). The default takes every role whose name contains
+    # SageMaker, as the SageMaker console names them; list your own to narrow it.
     training_role_arns: tuple[str, ...]
+    # Names of the buckets, `*` allowed, whose checkpoints are listed and whose manifests are read. The default is the
+    # pattern of the managed policy AmazonSageMakerFullAccess.
     checkpoint_buckets: tuple[str, ...]
+    # KMS keys of those buckets, if they have their own.
     checkpoint_key_arns: tuple[str, ...]
-    aside_buckets: tuple[str, ...] = ()
+    # Names of the buckets, `*` allowed, in which the supervisor may move checkpoints to quarantine that a script
+    # without an agent must not resume from. The default is none: such a run is held instead.
+    quarantine_buckets: tuple[str, ...] = ()
+    # How long the functions' log groups keep their events.
     log_retention: RetentionDays
+    # The address that is subscribed to the topic `page`, if given; AWS asks its owner to confirm.
     page_email: str
+    # The same for the topic `inform`.
     inform_email: str
+    # Whether there are two more topics, for Amazon Q Developer in chat applications, which reads a format of its own.
     chat: bool = False
+    # Name or ARN of the secret in Secrets Manager whose text is the routing key of a PagerDuty integration
+    # (Events API v2).
     pagerduty_secret: str = ""
+    # Where the events go; accounts in the EU have another URL.
     pagerduty_url: str = PAGERDUTY_URL
+    # Any HTTPS receiver; given together with the next one, or not at all.
     webhook_url: str = ""
+    # Name or ARN of the secret that holds the value of the header `Authorization`.
     webhook_secret: str = ""
+    # Where the built pages of docs/ are served, for links to runbooks.
     docs_url: str = ""
+    # How a notice links a run's report: `signed` (readable by everyone who has the link) or `console`.
     report_links: str = REPORT_LINKS[0]
+    # The folder of the policies to deploy, relative to the repository.
     policies_folder: Path
 
     @classmethod
@@ -104,7 +104,7 @@ class DeploymentOptions:
             training_role_arns=_texts(context, "trainingRoleArns", at_least=1, starts="arn:"),
             checkpoint_buckets=_texts(context, "checkpointBuckets", at_least=1),
             checkpoint_key_arns=_texts(context, "checkpointKeyArns", starts="arn:"),
-            aside_buckets=_texts(context, "asideBuckets"),
+            quarantine_buckets=_texts(context, "asideBuckets"),
             log_retention=_retention(context, "logRetentionDays"),
             page_email=_address(context, "pageEmail"),
             inform_email=_address(context, "informEmail"),
@@ -120,14 +120,13 @@ class DeploymentOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Organization:
-    """Which accounts of an organization get Rerail too, in which regions; see stacks/organization_stack.py.
+    """Which accounts of an organization get Rerail too, in which regions; see stacks/organization_stack.py."""
 
-    id: the organization, such as o-a1b2c3d4e5; its accounts may read the functions' code.
-    units: organizational units or the root; whatever account joins them is given a stack.
-    """
-
+    # The organization, such as o-a1b2c3d4e5; its accounts may read the functions' code.
     id: str
+    # Organizational units or the root; each account that joins them is given a stack.
     units: tuple[str, ...]
+    # The regions in which each account gets its stack.
     regions: tuple[str, ...]
 
     @classmethod

@@ -14,10 +14,10 @@ def save(step: int) -> None:
     folder = BASE / "checkpoints" / f"step-{step:09d}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.pt").write_bytes(b"x" * 100)
-    told = {"schema": 1, "attempt": int(os.environ.get("RERAIL_ATTEMPT", "1")), "step": step, "reason": "periodic"}
-    told |= {"saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    manifest = {"schema": 1, "attempt": int(os.environ.get("RERAIL_ATTEMPT", "1")), "step": step, "reason": "periodic"}
+    manifest |= {"saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     partial = folder / "manifest.json.tmp"
-    partial.write_text(json.dumps({**told, "files": [{"name": "model.pt", "bytes": 100}]}))
+    partial.write_text(json.dumps({**manifest, "files": [{"name": "model.pt", "bytes": 100}]}))
     partial.rename(folder / "manifest.json")
 
 

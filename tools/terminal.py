@@ -85,12 +85,12 @@ def _played_fleet() -> FleetStatus:
         aws.client("s3").create_bucket(Bucket=BUCKET)
         for policy in ("default", "approve"):
             _hasten(aws, policy)
-        for name, (policy, machines, told) in RUNS.items():
-            _submit(aws, name, policy, machines, told)
+        for name, (policy, machines, environment) in RUNS.items():
+            _submit(aws, name, policy, machines, environment)
         _until(where.runs, "saves", lambda runs: all(_has_saved(aws, name) for name in STRUCK))
         for name in STRUCK:
             inject(aws.endpoint_url, "internal_error", TrainingJobName=name)
-        _until(where.runs, "the ends of all stories", _is_told)
+        _until(where.runs, "the ends of all stories", _is_finished)
         return FleetReader(where).fleet()
 
 
@@ -111,7 +111,7 @@ def _hasten(aws: LocalAws, policy: str) -> None:
     ssm.put_parameter(Name=name, Value=to_toml(hasty(read, SCALE)), Overwrite=True, Type="String")
 
 
-def _submit(aws: LocalAws, name: str, policy: str, machines: str, told: dict[str, str]) -> None:
+def _submit(aws: LocalAws, name: str, policy: str, machines: str, environment: dict[str, str]) -> None:
     aws.client("sagemaker").create_training_job(
         TrainingJobName=name,
         RoleArn=ROLE,
@@ -125,7 +125,7 @@ def _submit(aws: LocalAws, name: str, policy: str, machines: str, told: dict[str
         CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{name}/"},
         OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
         StoppingCondition={"MaxRuntimeInSeconds": 86400},
-        Environment=told,
+        Environment=environment,
         Tags=[{"Key": POLICY_TAG, "Value": policy}],
     )
 
@@ -134,15 +134,15 @@ def _has_saved(aws: LocalAws, name: str) -> bool:
     return bool(aws.client("s3").list_objects_v2(Bucket=BUCKET, Prefix=f"{name}/step-").get("KeyCount"))
 
 
-def _is_told(runs: dict[str, Run]) -> bool:
+def _is_finished(runs: dict[str, Run]) -> bool:
     """Mended, held, asking and completed, as each of them must be."""
     states = {name: run.state for name, run in runs.items()}
-    mended = runs["vit-h-14-imagenet"].incidents[-1:]
+    recovered = runs["vit-h-14-imagenet"].incidents[-1:]
     return (
         states["whisper-large-ft"] is RunState.HELD
         and runs["dit-xl-video"].proposal is not None
         and states["bert-base-distil"] is RunState.COMPLETED
-        and bool(mended and mended[0].recovered)
+        and bool(recovered and recovered[0].recovered)
     )
 
 

@@ -9,7 +9,7 @@ from bench.soaking.faults import Setup
 from bench.soaking.notes import Notes
 from cli import place
 from cli.demo.scripts import OURS
-from cli.demo.stage import DAY_S, NO_AGENT, JobOutput, hasty, told
+from cli.demo.stage import DAY_S, NO_AGENT, JobOutput, hasty, make_agent_environment
 from cli.place import Place
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
@@ -77,7 +77,13 @@ class Account:
         spot = setup.spot and watched
         of_script = setup.script.request(steps=steps, save_every=SAVE_EVERY, keep=KEPT, step_seconds=STEP_SECONDS)
         entry = {} if setup.script is not OURS else {"ContainerEntrypoint": ["python", str(HOST)]}
-        agent = told(self.policy.detection) if setup.agent and watched else NO_AGENT if setup.script is OURS else {}
+        agent = (
+            make_agent_environment(self.policy.detection)
+            if setup.agent and watched
+            else NO_AGENT
+            if setup.script is OURS
+            else {}
+        )
         breaks = {"BREAK_AT": str(setup.first)} if setup.script is not OURS and watched else {}
         limit = {"MaxWaitTimeInSeconds": 2 * DAY_S} if spot else {}
         self.sagemaker.create_training_job(

@@ -146,9 +146,9 @@ def moment(text: str) -> datetime | None:
         seconds = float(text)
     except ValueError:
         try:
-            told = datetime.fromisoformat(text)
+            at = datetime.fromisoformat(text)
         except ValueError:
             return None
-        return told if told.tzinfo else told.replace(tzinfo=UTC)
+        return at if at.tzinfo else at.replace(tzinfo=UTC)
     # Smaller numbers count from the start of the run: as good, for only differences are looked at.
     return datetime.fromtimestamp(seconds, UTC) if 0 <= seconds < 1e11 else None

@@ -38,10 +38,10 @@ def demo(
     ] = None,
 ) -> None:
     """Train a real model under supervision, break it, watch it mend. Exit status 0 if it ended as it must."""
-    aside = json_file == STDOUT
-    console = Console(stderr=aside) if sys.stdout.isatty() else Console(width=NARROWEST, stderr=aside)
+    json_to_stdout = json_file == STDOUT
+    console = Console(stderr=json_to_stdout) if sys.stdout.isatty() else Console(width=NARROWEST, stderr=json_to_stdout)
     chosen = SCENARIOS[scenario]
-    console.print(f"[bold]rerail demo: {scenario}[/] - {chosen.story}")
+    console.print(f"[bold]rerail demo: {scenario}[/] - {chosen.summary}")
     if scale is None:
         scale = _measured_scale(console)
     console.print(

@@ -10,21 +10,21 @@ from rerail.model.run import TimelineEntry
 STEP = re.compile(r"emergency checkpoint of step (\d+)")
 
 
-def handshakes(timeline: Sequence[TimelineEntry]) -> Iterator[dict[str, Any]]:
+def find_handshakes(timeline: Sequence[TimelineEntry]) -> Iterator[dict[str, Any]]:
     """One for each wish, oldest first; seconds count from the wish, and None is what never came."""
     for number, asked in enumerate(timeline):
-        for command in _wishes(asked):
-            yield _answered(asked, command, timeline[number + 1 :])
+        for command in _find_checkpoint_commands(asked):
+            yield _summarize(asked, command, timeline[number + 1 :])
 
 
-def _wishes(entry: TimelineEntry) -> Iterator[Mapping[str, Any]]:
+def _find_checkpoint_commands(entry: TimelineEntry) -> Iterator[Mapping[str, Any]]:
     for action in entry.actions:
         if action.get("type") == "PostCommand" and action["command"].get("kind") == CommandKind.CHECKPOINT:
             yield action["command"]
 
 
-def _answered(asked: TimelineEntry, command: Mapping[str, Any], later: Sequence[TimelineEntry]) -> dict[str, Any]:
-    answers = {told: _first(entry for entry in later if _says(entry, told, command)) for told in ReportKind}
+def _summarize(asked: TimelineEntry, command: Mapping[str, Any], later: Sequence[TimelineEntry]) -> dict[str, Any]:
+    answers = {kind: _first(entry for entry in later if _is_report_of(entry, kind, command)) for kind in ReportKind}
     committed = answers[ReportKind.CHECKPOINT]
     stopped = _first(entry for entry in later if any(action.get("type") == "StopJob" for action in entry.actions))
     return {
@@ -46,9 +46,9 @@ def _step_in(stopped: TimelineEntry | None) -> int | None:
     return int(match[1]) if match else None
 
 
-def _says(entry: TimelineEntry, told: ReportKind, command: Mapping[str, Any]) -> bool:
+def _is_report_of(entry: TimelineEntry, kind: ReportKind, command: Mapping[str, Any]) -> bool:
     report = entry.signal.get("report", {})
-    return (report.get("kind"), report.get("command")) == (told, command["id"])
+    return (report.get("kind"), report.get("command")) == (kind, command["id"])
 
 
 def _first(entries: Iterator[TimelineEntry]) -> TimelineEntry | None:

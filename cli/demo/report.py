@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from cli.demo.handshake import handshakes
+from cli.demo.handshake import find_handshakes
 from cli.demo.scenarios import Name, Scenario
 from cli.demo.screen import sparkline
 from cli.demo.stage import Stage
@@ -35,13 +35,13 @@ def facts(name: Name, stage: Stage) -> dict[str, Any]:
         "attempts": [_attempt(stage, attempt) for attempt in run.attempts],
         "rungs": [attempt.rung for attempt in run.attempts],
         "incidents": [_incident(stage, incident) for incident in run.incidents],
-        "handshake": next(handshakes(stage.timeline), None),
+        "handshake": next(find_handshakes(stage.timeline), None),
         "checkpoints": [_save(save) for save in stage.saves()],
-        "set_aside": stage.objects_aside(),
+        "set_aside": stage.list_quarantined_objects(),
         "restarts": [_order(attempt, order) for attempt in run.attempts for order in attempt.in_place_restarts],
         "findings": sorted({entry.finding for entry in stage.timeline if entry.finding in set(Kind)}),
         "approval": _approval(stage),
-        "crowd": stage.crowd_facts(),
+        "crowd": stage.summarize_other_runs(),
         "advice": stage.advice(),
         "final_step": final_step,
         "final_loss": curve.get(final_step),
@@ -69,13 +69,13 @@ def _attempt(stage: Stage, attempt: Attempt) -> dict[str, Any]:
 
 def _approval(stage: Stage) -> dict[str, Any]:
     """What was asked, with which words one would answer, and what the answer came to."""
-    bodies = [_told(action) for entry in stage.timeline for action in entry.actions]
+    bodies = [_format_notice(action) for entry in stage.timeline for action in entry.actions]
     asked = next((body for body in bodies if "\nYes: rerail approve" in body), "")
     said = next((entry.reason for entry in stage.timeline if " said approve" in entry.reason), "")
     return {"answered": len(stage.answered), "page": asked, "words": "rerail approve" in asked, "said": said}
 
 
-def _told(action: Mapping[str, Any]) -> str:
+def _format_notice(action: Mapping[str, Any]) -> str:
     """What a page says, and what it asks; nothing of any other action."""
     return "\n".join(filter(None, (action.get("body", ""), action.get("todo", ""))))
 
@@ -116,7 +116,7 @@ def _save(save: StoredCheckpoint) -> dict[str, Any]:
         "reason": save.checkpoint.reason if save.checkpoint else "",
         "health": save.checkpoint.health if save.checkpoint else None,
         "whole": save.is_whole,
-        "aside": save.is_aside,
+        "aside": save.is_quarantined,
     }
 
 
@@ -203,7 +203,7 @@ def _rows(
     scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     judged = "NOT as it must: " + "; ".join(problems) if problems else "as it must"
-    yield "fault", scenario.story
+    yield "fault", scenario.summary
     yield ENDED, f"{report['state']}, {judged}"
     yield "clock", f"x{stage.scale:g}: SageMaker's, the sweep's and the policy's durations; seconds here are real"
     for incident in report["incidents"]:
@@ -214,28 +214,28 @@ def _rows(
 
 
 def _more(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    asked, aside = report["handshake"], [save["folder"] for save in report["checkpoints"] if save["aside"]]
+    asked, quarantined = report["handshake"], [save["folder"] for save in report["checkpoints"] if save["aside"]]
     if asked:
-        heard, committed = asked["heard_after_s"], asked["committed_after_s"]
+        received, committed = asked["heard_after_s"], asked["committed_after_s"]
         yield (
             "emergency checkpoint",
-            f"heard {heard} s after the wish, step {asked['step']} committed after {committed} s, "
+            f"heard {received} s after the wish, step {asked['step']} committed after {committed} s, "
             f"stop called after {asked['stop_called_after_s']} s",
         )
     if report["approval"]["answered"]:
         yield "asked on the page", report["approval"]["page"].replace("\n", "; ")
         yield "answered", report["approval"]["said"]
-    if crowd := report["crowd"]:
-        times = ", ".join(f"{at} s" for at in crowd["relaunched_at_s"])
-        allowed = f"at most {crowd['limit']} relaunches in {crowd['window_s']:g} s"
-        yield "the brake", f"{crowd['runs']} runs, {allowed}: at {times}"
-        yield "paged", f"{crowd['pages']} time(s): {crowd['page']}"
+    if others := report["crowd"]:
+        times = ", ".join(f"{at} s" for at in others["relaunched_at_s"])
+        allowed = f"at most {others['limit']} relaunches in {others['window_s']:g} s"
+        yield "the brake", f"{others['runs']} runs, {allowed}: at {times}"
+        yield "paged", f"{others['pages']} time(s): {others['page']}"
     if report["advice"]:
         yield "how often to save", report["advice"]
     if any(report["rungs"]):
         yield "rungs of the ladder", " -> ".join(rung or "as it was" for rung in report["rungs"])
-    if aside:
-        yield "put aside, not deleted", ", ".join(aside)
+    if quarantined:
+        yield "put aside, not deleted", ", ".join(quarantined)
     if moved := sorted({key.rpartition("/")[0] for key in report["set_aside"]}):
         yield "moved aside by the supervisor", ", ".join(moved)
     if scenario.saves and report["checkpoints"]:

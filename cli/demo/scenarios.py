@@ -56,47 +56,57 @@ MakeFaults = Callable[[str, Sequence[str]], Sequence[FaultRequest]]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One fault. `drill` makes it in the training process itself, at the fault's step; `faults` are caused by SageMaker
-    once every job has come to that step, at which it waits for them. `findings` are what the detectors must have said,
-    `exact` that the mended run's losses must be those of the undisturbed one.
+    """One fault, and how the run must end."""
 
-    `agent`: one works in the job. `asks`: the supervisor must have asked it for a checkpoint, and called for the stop
-    only when that was there. `rolls_back`: it must resume from a clean checkpoint older than the onset, the tainted
-    ones put aside. `lossless`: no step is trained twice. `spot`: the job runs on spot instances. `saves`: the reason
-    that the last step's checkpoint must give. `self_repairs`: how often SageMaker itself restarts the job. `script` is
-    what trains, `breaks` the variable that tells its machine when to break. `sets_aside`: it has no agent, and what is
-    tainted must have been moved out of its way. `keep_alive`: seconds for which machines are kept warm after the job,
-    and `pool` what must have become of those kept after the first one. `fallbacks`: those of the policy; the last
-    attempt must be on the first of them. `rungs` are those of the ladder that each attempt must have climbed, the first
-    none. `in_place`: the training processes may be restarted within their job, which no other scenario's policy allows,
-    and must have been, once. `approves`: the policy asks first, and somebody says yes. `crowd`: so many other runs
-    train beside it, and the brake on all relaunches must hold.
-    """
-
-    story: str
+    # One line for the reader.
+    summary: str
+    # The state in which the run must end.
     ends: RunState
+    # The causes of the failed attempts, in order.
     causes: tuple[str, ...]
+    # The fault that the training process itself makes, at the fault's step.
     drill: str = ""
+    # The faults that SageMaker makes once every job has come to that step, at which it waits for them.
     faults: MakeFaults | None = None
+    # The kinds of findings that the detectors must report.
     findings: tuple[str, ...] = ()
+    # Whether the losses of the recovered run must equal those of the undisturbed one.
     exact: bool = True
+    # Whether an agent runs in the job.
     agent: bool = True
+    # Whether the supervisor must ask the agent for a checkpoint, and stop the job only when that is there.
     asks: bool = False
+    # Whether it must resume from a clean checkpoint older than the onset, with the later ones in quarantine.
     rolls_back: bool = False
+    # Whether no step may be trained twice.
     lossless: bool = False
+    # Whether the job runs on spot instances.
     spot: bool = False
+    # The reason that the last step's checkpoint must give.
     saves: str = ""
+    # How often SageMaker itself restarts the job.
     self_repairs: int = 0
+    # The training script.
     script: Script = OURS
-    sets_aside: bool = False
+    # Whether checkpoints after the onset must be moved to quarantine before a script without an agent resumes.
+    quarantines: bool = False
+    # The environment variable that names the step at which the script breaks.
     breaks: str = ""
+    # Seconds for which the machines are kept warm after the job.
     keep_alive: int = 0
+    # The status that the warm pool of the first job must end with.
     pool: str = ""
+    # The policy's fallback instance types; the last attempt must run on the first of them.
     fallbacks: tuple[str, ...] = ()
+    # The rung of the rollback ladder that each attempt must be on; the first attempt has none.
     rungs: tuple[str, ...] = ()
+    # Whether the policy allows a restart of the training processes in place, and one must happen.
     in_place: bool = False
+    # Whether the policy asks for an approval, which the demo gives.
     approves: bool = False
-    crowd: int = 0
+    # How many other runs train beside it, for which the account's limit on relaunches must hold.
+    other_runs: int = 0
+    # The last step, the step of the fault, and the seconds that a step takes.
     steps: int = 160
     fault_step: int = 85
     step_seconds: float = 0.12
@@ -116,10 +126,10 @@ class Scenario:
 
 
 # The detectors learn a run's noise from its first rows, one a second on the demo's clock: these runs take longer.
-def watched(story: str, drill: str, *findings: str, causes: tuple[str, ...] = (), **demands: Any) -> Scenario:
+def watched(summary: str, drill: str, *findings: str, causes: tuple[str, ...] = (), **demands: Any) -> Scenario:
     """A fault that only the metrics show, and that a relaunch mends or people are told of."""
     return Scenario(
-        story,
+        summary,
         ends=RunState.COMPLETED,
         causes=causes,
         drill=drill,
@@ -131,10 +141,10 @@ def watched(story: str, drill: str, *findings: str, causes: tuple[str, ...] = ()
     )
 
 
-def climbing(story: str, drill: str, *rungs: str) -> Scenario:
+def climbing(summary: str, drill: str, *rungs: str) -> Scenario:
     """A loss that goes wrong again until the last of these rungs."""
     return Scenario(
-        story,
+        summary,
         ends=RunState.COMPLETED,
         causes=("diverged",) * len(rungs),
         drill=drill,
@@ -321,7 +331,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
         ends=RunState.COMPLETED,
         causes=("infrastructure",),
         faults=lose_every_node,
-        crowd=3,
+        other_runs=3,
         exact=False,
     ),
     Name.HF: Scenario(
@@ -332,7 +342,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
         script=HUGGING_FACE,
         breaks="BREAK_AT",
         agent=False,
-        sets_aside=True,
+        quarantines=True,
         steps=260,
         fault_step=137,
     ),

@@ -6,7 +6,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from cli.demo.stage import TWIN, Stage
+from cli.demo.stage import REFERENCE, Stage
 from cli.runs import attempts_table, clock, styled, timeline_table
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -26,7 +26,7 @@ class DemoScreen:
         self._mine: TaskID = self._progress.add_task("supervised run", total=steps)
         self._twins: TaskID = self._progress.add_task("its undisturbed twin", total=steps)
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
-        self._told = 0
+        self._printed = 0
 
     def __enter__(self) -> "DemoScreen":
         if self._live:
@@ -39,19 +39,21 @@ class DemoScreen:
 
     def show(self, stage: Stage) -> None:
         self._progress.update(self._mine, completed=stage.steps_done)
-        self._progress.update(self._twins, completed=stage.curves[TWIN].last_step if TWIN in stage.curves else 0)
+        self._progress.update(
+            self._twins, completed=stage.curves[REFERENCE].last_step if REFERENCE in stage.curves else 0
+        )
         if self._live:
             self._live.update(self.picture(stage))
         else:
-            self._tell_news(stage)
+            self._print_news(stage)
 
-    def _tell_news(self, stage: Stage) -> None:
-        for entry in stage.timeline[self._told :]:
+    def _print_news(self, stage: Stage) -> None:
+        for entry in stage.timeline[self._printed :]:
             where = f"step {stage.steps_done}/{stage.scenario.steps}"
             self.console.print(
                 f"{clock(entry.at)} {where} {entry.after}: {entry.reason}", markup=False, highlight=False
             )
-        self._told = len(stage.timeline)
+        self._printed = len(stage.timeline)
 
     def picture(self, stage: Stage) -> RenderableType:
         """All of it, as it is now."""
@@ -67,7 +69,7 @@ def sparkline(stage: Stage, *, width: int = 100) -> Text:
     """The loss by step as one line of blocks, one colour an attempt."""
     colours = ("cyan", "yellow", "magenta", "green")
     line = Text()
-    losses = stage.mended_curve()
+    losses = stage.merge_curves()
     if not losses:
         return line
     low, high = min(losses.values()), max(losses.values())

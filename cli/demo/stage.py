@@ -49,7 +49,7 @@ FALLBACK_AFTER = timedelta(minutes=10)
 NO_AGENT = {"RERAIL_MAILBOX": "off"}
 BUCKET = "sagemaker-rerail-demo"
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-TWIN = "undisturbed"
+REFERENCE = "undisturbed"
 
 
 @dataclass
@@ -116,7 +116,7 @@ def hasty(policy: Policy, scale: float) -> Policy:
     )
 
 
-def told(detection: Thresholds) -> dict[str, str]:
+def make_agent_environment(detection: Thresholds) -> dict[str, str]:
     """What a job's environment carries so that its agent has these thresholds, and keeps the demo's clock.
 
     The agent's rows are steps, a twelfth of a second each: on a busy machine some of them take twice as long, and a few
@@ -155,7 +155,7 @@ class Stage:
     answered: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.crowd = OtherRuns(self.run_id, self.scenario.crowd)
+        self.fleet = OtherRuns(self.run_id, self.scenario.other_runs)
         self._runs = DynamoRuns(self.aws.outputs["TableName"])
         self._logs = self.aws.client("logs")
         self._sagemaker = self.aws.client("sagemaker")
@@ -174,12 +174,12 @@ class Stage:
         self._policy = policy = self._gated(policy)
         ssm.put_parameter(Name=name, Value=to_toml(policy), Overwrite=True, Type="String")
         self.aws.client("s3").create_bucket(Bucket=BUCKET)
-        watched = told(policy.detection) if self.scenario.agent else self._alone()
+        watched = make_agent_environment(policy.detection) if self.scenario.agent else self._alone()
         tags = [{"Key": POLICY_TAG, "Value": "default"}]
         environment = {**self.scenario.environment, **watched}
         self._submit(self.run_id, environment, tags=tags, keep_alive=self.scenario.keep_alive)
-        self._submit(TWIN, self._alone(), tags=[])
-        for other in self.crowd.names:
+        self._submit(REFERENCE, self._alone(), tags=[])
+        for other in self.fleet.names:
             self._submit(other, environment, tags=tags)
         self._schedule_faults()
 
@@ -187,7 +187,7 @@ class Stage:
         """What the scenario's policy lets through at once: nothing without a word, or so many relaunches in a while."""
         if self.scenario.approves:
             policy = replace(policy, mode=Mode.APPROVE)
-        if self.scenario.crowd:
+        if self.scenario.other_runs:
             policy = replace(policy, limits=replace(policy.limits, account_relaunches=RELAUNCHES))
         return policy
 
@@ -231,12 +231,14 @@ class Stage:
         if self.run:
             self.timeline = list(self._runs.timeline(self.run_id))
         for name in (
-            [*(attempt.job_name for attempt in self.run.attempts if attempt.exists), TWIN] if self.run else [TWIN]
+            [*(attempt.job_name for attempt in self.run.attempts if attempt.exists), REFERENCE]
+            if self.run
+            else [REFERENCE]
         ):
             self.jobs[name] = self._sagemaker.describe_training_job(TrainingJobName=name)
             self.curves.setdefault(name, JobOutput(name, self.scenario.script)).read(self._logs)
-        if self.scenario.crowd:
-            self.crowd.look(self._runs)
+        if self.scenario.other_runs:
+            self.fleet.look(self._runs)
         if self.scenario.approves:
             self._answer()
 
@@ -265,19 +267,19 @@ class Stage:
     @property
     def others(self) -> list[str]:
         """The runs of the crowd."""
-        return self.crowd.names
+        return self.fleet.names
 
-    def objects_aside(self) -> list[str]:
+    def list_quarantined_objects(self) -> list[str]:
         """What the supervisor has moved out of the run's way, as it lies in S3 now."""
         place = f"{PLACE}{self.run_id}/"
         pages = self.aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=place)
         return [item["Key"].removeprefix(place) for page in pages for item in page.get("Contents", [])]
 
-    def crowd_facts(self) -> dict[str, Any]:
+    def summarize_other_runs(self) -> dict[str, Any]:
         """What the brake made of the crowd; nothing where there is none."""
-        if not self.scenario.crowd:
+        if not self.scenario.other_runs:
             return {}
-        facts, window_s = self.crowd.facts(), ACCOUNT_WINDOW / self.scale
+        facts, window_s = self.fleet.facts(), ACCOUNT_WINDOW / self.scale
         times = facts["relaunched_at_s"]
         most = max(sum(at <= other < at + window_s.total_seconds() for other in times) for at in times)
         return {**facts, "limit": RELAUNCHES, "window_s": window_s.total_seconds(), "most_in_window": most}
@@ -296,8 +298,8 @@ class Stage:
     def is_over(self) -> bool:
         """The run has ended with nothing owed, and so has its twin."""
         ended = self.run is not None and self.run.state.is_end and not self.run.is_open
-        alone = not self.scenario.crowd or self.crowd.is_over
-        return ended and alone and JobStatus(self.jobs[TWIN]["TrainingJobStatus"]).is_terminal
+        alone = not self.scenario.other_runs or self.fleet.is_over
+        return ended and alone and JobStatus(self.jobs[REFERENCE]["TrainingJobStatus"]).is_terminal
 
     @property
     def steps_done(self) -> int:
@@ -308,7 +310,7 @@ class Stage:
             (self.curves[a.job_name].last_step for a in self.run.attempts if a.job_name in self.curves), default=0
         )
 
-    def mended_curve(self) -> dict[int, float]:
+    def merge_curves(self) -> dict[int, float]:
         """The run's loss by step: of a step that was trained twice, the later one counts."""
         merged: dict[int, float] = {}
         for attempt in self.run.attempts if self.run else ():
@@ -317,14 +319,14 @@ class Stage:
 
     def losses(self) -> dict[int, float]:
         """The run's loss by step, as exactly as it is known anywhere."""
-        return {**self.mended_curve(), **self._saved_losses(self.run_id)}
+        return {**self.merge_curves(), **self._saved_losses(self.run_id)}
 
     def _saved_losses(self, job: str) -> Mapping[int, float]:
         return self.scenario.script.saved_losses(self.aws.client("s3"), BUCKET, f"{job}/")
 
     def largest_difference(self) -> float | None:
         """Between the run's losses and its twin's, over all steps; None where they share no step."""
-        mine, twins = self.losses(), {**self.curves[TWIN].loss, **self._saved_losses(TWIN)}
+        mine, twins = self.losses(), {**self.curves[REFERENCE].loss, **self._saved_losses(REFERENCE)}
         shared = mine.keys() & twins.keys()
         return max((abs(mine[step] - twins[step]) for step in shared), default=None)
 

@@ -19,14 +19,14 @@ def shortcomings(scenario: Scenario, report: Report) -> list[str]:
         *(_losing_nothing(report) if scenario.lossless else ()),
         *(_rolling_back(report) if scenario.rolls_back else ()),
         *(_climbing(scenario, report) if scenario.rungs else ()),
-        *(_setting_aside(report) if scenario.sets_aside else ()),
+        *(_check_moved_checkpoints(report) if scenario.quarantines else ()),
         *(_parting_save(report, scenario.saves) if scenario.saves else ()),
         *_restarts(report, scenario.self_repairs),
         *(_warm(report, scenario.pool) if scenario.pool else ()),
         *(_elsewhere(report, scenario.fallbacks[0]) if scenario.fallbacks else ()),
         *(_in_place(report) if scenario.in_place else ()),
         *(_asked(report) if scenario.approves else ()),
-        *(_braked(scenario, report) if scenario.crowd else ()),
+        *(_braked(scenario, report) if scenario.other_runs else ()),
         *(_curve(report) if scenario.exact else ()),
     ]
 
@@ -59,13 +59,13 @@ def _asked(report: Report) -> Iterator[str]:
 
 def _braked(scenario: Scenario, report: Report) -> Iterator[str]:
     """No more relaunches within the window than the account may have, one page, and everybody comes through."""
-    crowd = report["crowd"]
-    if crowd["states"] != [RunState.COMPLETED] * (scenario.crowd + 1):
-        yield f"the runs of the account ended {', '.join(crowd['states'])}, all must complete"
-    if crowd["most_in_window"] > crowd["limit"] or not crowd["rate_limited"]:
-        yield f"{crowd['most_in_window']} relaunches within {crowd['window_s']} s, of at most {crowd['limit']}"
-    if not 1 <= crowd["pages"] <= 2:  # one a window
-        yield f"on-call was paged {crowd['pages']} times for it"
+    others = report["crowd"]
+    if others["states"] != [RunState.COMPLETED] * (scenario.other_runs + 1):
+        yield f"the runs of the account ended {', '.join(others['states'])}, all must complete"
+    if others["most_in_window"] > others["limit"] or not others["rate_limited"]:
+        yield f"{others['most_in_window']} relaunches within {others['window_s']} s, of at most {others['limit']}"
+    if not 1 <= others["pages"] <= 2:  # one a window
+        yield f"on-call was paged {others['pages']} times for it"
 
 
 def _saving(report: Report) -> Iterator[str]:
@@ -87,8 +87,8 @@ def _losing_nothing(report: Report) -> Iterator[str]:
 
 def _rolling_back(report: Report) -> Iterator[str]:
     """From a clean checkpoint older than the onset; what was saved since then lies aside, and is not deleted."""
-    aside = [save for save in report["checkpoints"] if save["aside"]]
-    if not aside:
+    quarantined = [save for save in report["checkpoints"] if save["aside"]]
+    if not quarantined:
         yield "no tainted checkpoint was put aside"
     for incident in report["incidents"]:
         onset, resumed = incident["onset_step"], incident["resumed_from_step"]
@@ -97,11 +97,11 @@ def _rolling_back(report: Report) -> Iterator[str]:
         places = [save for save in report["checkpoints"] if save["step"] == resumed and not save["aside"]]
         if [save["health"] for save in places] != ["clean"]:
             yield f"the checkpoint of step {resumed} is not there, or not clean"
-        if sound := [save["folder"] for save in aside if save["step"] <= (resumed or 0) or save["attempt"] != 1]:
+        if sound := [save["folder"] for save in quarantined if save["step"] <= (resumed or 0) or save["attempt"] != 1]:
             yield f"put aside without need: {', '.join(sound)}"
 
 
-def _setting_aside(report: Report) -> Iterator[str]:
+def _check_moved_checkpoints(report: Report) -> Iterator[str]:
     """Before the next job, all that was saved since the clean checkpoint was moved away, and nothing else."""
     moved = {int(match[1]) for key in report["set_aside"] if (match := MOVED.search(key))}
     if not moved:

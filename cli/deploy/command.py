@@ -252,9 +252,9 @@ class _Deployment(_Step):
         losses = list(changes.refused(found, allowed))
         if losses and not self.plan:
             formation.forget()
-            told = "; ".join(f"{each.spoken}, and with it {each.danger}" for each in losses)
+            lost = "; ".join(f"{each.spoken}, and with it {each.danger}" for each in losses)
             flags = " ".join(f"--allow-loss {readable(each.id)}" for each in losses)
-            place.fail(f"this deployment would put data out of reach: {told}", f"if that is meant, add {flags}")
+            place.fail(f"this deployment would put data out of reach: {lost}", f"if that is meant, add {flags}")
 
     def _confirm(self, question: str) -> None:
         if self.asks and not typer.confirm(question):
@@ -284,8 +284,8 @@ class _Removal(_Step):
         )
         self.console.print(f"{len(stays)} stay, and a later `rerail deploy` takes them up again:")
         for id, kind in sorted(stays.items(), key=lambda item: item[1]):
-            told = kind.removeprefix("AWS::").replace("::", " ")
-            self.console.print(f"  {told}: {names.get(id, readable(id))}", markup=False)
+            label = kind.removeprefix("AWS::").replace("::", " ")
+            self.console.print(f"  {label}: {names.get(id, readable(id))}", markup=False)
         runs = self._open_runs(formation.outputs())
         if runs and not force:
             some = ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")

@@ -107,15 +107,15 @@ class Formation:
         self._follow(id, seen, happened)
 
     def _follow(self, id: str, seen: set[str], happened: Happened) -> None:
-        began, heard = time.monotonic(), False
+        began, has_begun = time.monotonic(), False
         while True:
             status = (self._described(id) or {"StackStatus": "DELETE_COMPLETE"})["StackStatus"]
             for event in self._events(id, seen):
-                heard = heard or event["LogicalResourceId"] == event["StackName"]
+                has_begun = has_begun or event["LogicalResourceId"] == event["StackName"]
                 happened(event)
             # At first the stack may still have the status of the time before.
             passed = time.monotonic() - began
-            if not status.endswith("_IN_PROGRESS") and (heard or passed > BEGINS_WITHIN_S):
+            if not status.endswith("_IN_PROGRESS") and (has_begun or passed > BEGINS_WITHIN_S):
                 break
             if passed > WITHIN_S:
                 raise DeployError(f"stack {self.stack} is still {status} after {WITHIN_S / 60:.0f} minutes")

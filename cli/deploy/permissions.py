@@ -252,12 +252,12 @@ class _Book:
 
     def _principal(self, principal: Mapping[str, Any]) -> str:
         ((kind, name),) = principal.items()
-        told = written(name)
-        if told == "*":
+        text = written(name)
+        if text == "*":
             return ANYBODY
         if kind == "AWS":
-            return ROOT if told.endswith(":root") and "<AWS::AccountId>" in told else self._spoken(told)
-        return f"the service {told.removesuffix('.amazonaws.com')}" if kind == "Service" else f"{kind} {told}"
+            return ROOT if text.endswith(":root") and "<AWS::AccountId>" in text else self._spoken(text)
+        return f"the service {text.removesuffix('.amazonaws.com')}" if kind == "Service" else f"{kind} {text}"
 
     def _role(self, id: str) -> str:
         return f"the function {self._functions[id]}" if self._functions.get(id) else f"the role {readable(id)}"
@@ -276,8 +276,8 @@ class _Book:
         kind = self._resources[id]["Type"]
         if kind == "AWS::IAM::Role":
             return self._role(id)
-        told = KINDS.get(kind, kind.split("::")[-1].lower())
-        return f"the {told} {readable(id)}"
+        label = KINDS.get(kind, kind.split("::")[-1].lower())
+        return f"the {label} {readable(id)}"
 
 
 def readable(id: str) -> str:

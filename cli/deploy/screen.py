@@ -60,14 +60,14 @@ def progress(console: Console, what: str, ids: Collection[str]) -> Iterator[Call
     if not console.is_terminal:
         met = 0
 
-        def tell(event: Mapping[str, Any]) -> None:
+        def print_event(event: Mapping[str, Any]) -> None:
             nonlocal met
             there = is_met(event) and event["LogicalResourceId"] in ids
             met += there
             if there or "FAILED" in event["ResourceStatus"]:
-                console.print(Text(f"{what}: {met}/{total} {_told(event)}"))
+                console.print(Text(f"{what}: {met}/{total} {_format_event(event)}"))
 
-        yield tell
+        yield print_event
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[now]}", markup=False), console=console, transient=True) as bar:
@@ -75,14 +75,14 @@ def progress(console: Console, what: str, ids: Collection[str]) -> Iterator[Call
 
         def advance(event: Mapping[str, Any]) -> None:
             there = is_met(event) and event["LogicalResourceId"] in ids
-            bar.update(task, advance=int(there), now=_told(event))
+            bar.update(task, advance=int(there), now=_format_event(event))
             if "FAILED" in event["ResourceStatus"]:
-                bar.console.print(Text(_told(event), style="red"))
+                bar.console.print(Text(_format_event(event), style="red"))
 
         yield advance
 
 
-def _told(event: Mapping[str, Any]) -> str:
+def _format_event(event: Mapping[str, Any]) -> str:
     reason = event.get("ResourceStatusReason") or ""
     id, status = permissions.readable(event["LogicalResourceId"]), event["ResourceStatus"]
     return f"{id} {status}" + (f": {reason}" if "FAILED" in status else "")

@@ -58,8 +58,8 @@ def deployed_policies(deployment: Deployment) -> Check:
     if bad := [each for each in found if each.problem]:
         return broken(f"{bad[0].name}: {bad[0].problem}", "mend it: runs under it are only observed")
     if differing := [each for each in found if each.stands != policies.Stands.SAME]:
-        told = ", ".join(f"{each.name} ({each.stands})" for each in differing)
-        return warn(f"not as in policies/: {told}", "`rerail policy list` tells more; `make deploy` deploys the files")
+        names = ", ".join(f"{each.name} ({each.stands})" for each in differing)
+        return warn(f"not as in policies/: {names}", "`rerail policy list` tells more; `make deploy` deploys the files")
     return ok(", ".join(each.name for each in found))
 
 
@@ -149,8 +149,10 @@ def dead_letters(deployment: Deployment) -> Check:
             counts[_queue(queue)] = int(attributes[WAITING])
     full = {name: count for name, count in counts.items() if count}
     if full:
-        told = ", ".join(f"{count} in {name}" for name, count in full.items())
-        return broken(f"messages were given up: {told}", "read them, then redrive them; docs/runbooks/dead-letters.md")
+        listed = ", ".join(f"{count} in {name}" for name, count in full.items())
+        return broken(
+            f"messages were given up: {listed}", "read them, then redrive them; docs/runbooks/dead-letters.md"
+        )
     return ok(f"{len(counts)} dead-letter queues are empty")
 
 
@@ -179,8 +181,8 @@ def people(deployment: Deployment) -> Check:
             elif name == "PageTopicArn":
                 reached += 1
     if pending:
-        told = ", ".join(dict.fromkeys(pending))
-        return warn(f"not confirmed yet: {told}", "the person must follow the link in SNS's e-mail")
+        names = ", ".join(dict.fromkeys(pending))
+        return warn(f"not confirmed yet: {names}", "the person must follow the link in SNS's e-mail")
     if not reached and not deployment.made("AWS::Events::ApiDestination"):
         return warn(
             "nobody is paged: the topic has no subscriber",

@@ -53,8 +53,8 @@ def doctor(
     checks = list(_answers(deployment, asked))
     verdict = overall(checks)
     if as_json:
-        told = {"place": where.name, "verdict": verdict.value, "checks": [asdict(check) for check in checks]}
-        typer.echo(json.dumps(told, indent=2))
+        answer = {"place": where.name, "verdict": verdict.value, "checks": [asdict(check) for check in checks]}
+        typer.echo(json.dumps(answer, indent=2))
     else:
         _print(checks)
     raise typer.Exit({CheckStatus.BROKEN: 1, CheckStatus.UNKNOWN: 2}.get(verdict, 0))
@@ -80,8 +80,8 @@ def _print(checks: Sequence[Check]) -> None:
         if check.about != about:
             about = check.about
             console.print(f"[bold]{escape(about)}[/]")
-        told = f"[{STYLES[check.verdict]}]{check.verdict:<8}[/]{check.name:<{NAME_WIDTH}} {escape(check.said)}"
-        console.print(f"  {told}")
+        line = f"[{STYLES[check.verdict]}]{check.verdict:<8}[/]{check.name:<{NAME_WIDTH}} {escape(check.said)}"
+        console.print(f"  {line}")
         if check.remedy:
             console.print(f"  {'':<8}{'':<{NAME_WIDTH}} to do: {escape(check.remedy)}")
     counts = Counter(check.verdict for check in checks)

@@ -103,13 +103,13 @@ def metrics(subject: Subject) -> Check:
             return broken(f"the expression of {metric} {flaw}", TESTED)
     lacking = [key for key in ("step", "loss", "nonfinite") if getattr(wanted, key) and not getattr(found, key)]
     if lacking and not subject.has_agent:
-        says = {
+        consequences = {
             "step": "a relaunch's replayed steps are judged twice",
             "loss": "the loss is not watched",
             "nonfinite": "a NaN, which CloudWatch takes from nobody, shows only as silence",
         }
         return warn(
-            f"it has no {' and no '.join(lacking)}: {'; '.join(says[key] for key in lacking)}",
+            f"it has no {' and no '.join(lacking)}: {'; '.join(consequences[key] for key in lacking)}",
             "add what `rerail metrics` prints, and print the metric line",
         )
     return ok(", ".join(definitions))
@@ -130,12 +130,12 @@ def agent(subject: Subject) -> Check | None:
     beats = S3Mailbox(bucket).heartbeats([run])
     if why := beats.unread.get(run):
         return warn(f"its heartbeat cannot be read: {why}", "look at it in the mailbox bucket")
-    beat = beats.received.get(run)
-    if beat and now() - beat.at <= FRESH:
-        return ok(f"its heart beat {format_duration(now() - beat.at)} ago, at step {beat.heartbeat.step}")
-    if beat:
+    heartbeat = beats.received.get(run)
+    if heartbeat and now() - heartbeat.at <= FRESH:
+        return ok(f"its heart beat {format_duration(now() - heartbeat.at)} ago, at step {heartbeat.heartbeat.step}")
+    if heartbeat:
         return warn(
-            f"its heart has not beaten for {format_duration(now() - beat.at)}",
+            f"its heart has not beaten for {format_duration(now() - heartbeat.at)}",
             "nothing, if the job has ended; else look at its log",
         )
     reports = subject.client("s3").list_objects_v2(Bucket=bucket, Prefix=f"runs/{run}/reports/", MaxKeys=1)
@@ -150,10 +150,10 @@ def agent(subject: Subject) -> Check | None:
 def checkpoints(subject: Subject) -> Check:
     """There is something to come back to."""
     if not subject.uri:
-        told = (subject.request.get("Environment") or {}).get("RERAIL_CHECKPOINTS", "")
-        if told:
+        folder = (subject.request.get("Environment") or {}).get("RERAIL_CHECKPOINTS", "")
+        if folder:
             return warn(
-                f"it saves to {told}, where Rerail cannot look", "name an S3 folder, if you want its saves judged"
+                f"it saves to {folder}, where Rerail cannot look", "name an S3 folder, if you want its saves judged"
             )
         return broken(
             "it has no CheckpointConfig and no RERAIL_CHECKPOINTS: every relaunch begins at step 0",

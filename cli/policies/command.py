@@ -64,8 +64,8 @@ def listed(local: Local = False, as_json: AsJson = False) -> None:
     table = Table("policy", "mode", "stands", "what differs", title=where.name, title_justify="left")
     for each in found:
         more = f" and {len(each.fields) - SHOWN} more" if len(each.fields) > SHOWN else ""
-        told = each.problem or ", ".join(each.fields[:SHOWN]) + more
-        table.add_row(each.name, each.mode, f"[{STYLES[each.stands]}]{each.stands}[/]", escape(told))
+        difference = each.problem or ", ".join(each.fields[:SHOWN]) + more
+        table.add_row(each.name, each.mode, f"[{STYLES[each.stands]}]{each.stands}[/]", escape(difference))
     Console().print(table)
 
 
@@ -102,8 +102,8 @@ def _print(name: str, source: str, values: Mapping[str, Any], usual: Mapping[str
     table = Table("", "field", "value", "default", title=f"{name}, from {source}", title_justify="left")
     for key, value in values.items():
         differs = value != usual[key]
-        told, default = escape(json.dumps(value)), escape(json.dumps(usual[key]))
-        row = ("*", key, told, default) if differs else ("", key, told, "")
+        text, default = escape(json.dumps(value)), escape(json.dumps(usual[key]))
+        row = ("*", key, text, default) if differs else ("", key, text, "")
         table.add_row(*row, style="bold yellow" if differs else None)
     console = Console()
     console.print(table)

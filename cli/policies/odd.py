@@ -98,7 +98,7 @@ def nobody_answers(policy: Policy) -> str:
     return ""
 
 
-def told_too_late(policy: Policy) -> str:
+def notices_too_late(policy: Policy) -> str:
     detection = policy.detection
     if detection.stall_floor > timedelta(hours=2) or detection.blind_after > timedelta(hours=2):
         return "detection.stall_floor or detection.blind_after is above 2h: a job that hangs costs so much; shorten it"
@@ -118,5 +118,5 @@ QUESTIONS: tuple[Oddity, ...] = (
     far_is_near,
     blind,
     nobody_answers,
-    told_too_late,
+    notices_too_late,
 )

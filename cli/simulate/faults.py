@@ -45,7 +45,7 @@ CATEGORIES: Mapping[SimulatedFault, tuple[str, ...]] = {
 # BLOOM-176B: one on 384 GPUs in 117 days. What becomes of a loss does not depend on the number of machines.
 SLOW_PER_GPU_DAY = 1 / (384 * 117)
 DIVERGENCES_A_DAY = 10 / 54  # between GLM-130B (4 in 54 days) and IDEFICS-80B (11 in 17)
-ROWS_LOGGED, SPIKES_THAT_MEND = 494_166, 79  # of bench/corpus
+ROWS_LOGGED, RECOVERED_SPIKES = 494_166, 79  # of bench/corpus
 # docs/detection.md: no wrong intervention in as many rows, so with 95 % confidence fewer than three.
 WRONG_AT_MOST = 3
 TEXTS = {SimulatedFault.GPU: "hardware", SimulatedFault.NETWORK: "hang_timeout", SimulatedFault.SOFTWARE: "user_code"}
@@ -92,7 +92,7 @@ def a_day(gpus: int, *, step_s: float) -> dict[SimulatedFault, float]:
         **{fault: rate * gpus for fault, rate in per_gpu_day().items()},
         SimulatedFault.SLOW: SLOW_PER_GPU_DAY * gpus,
         SimulatedFault.DIVERGENCE: DIVERGENCES_A_DAY,
-        SimulatedFault.SPIKE: SPIKES_THAT_MEND / ROWS_LOGGED * rows,
+        SimulatedFault.SPIKE: RECOVERED_SPIKES / ROWS_LOGGED * rows,
         SimulatedFault.FALSE_ALARM: WRONG_AT_MOST / ROWS_LOGGED * rows,
     }
 
@@ -109,7 +109,7 @@ def drawn(gpus: int, days: float, seed: int, *, step_s: float, factor: float = 1
     for fault, rate in a_day(gpus, step_s=step_s).items():
         for layer in range(math.ceil(factor)):
             strikes += _layer(fault, rate, days, f"{seed}:{fault}:{layer}", share=min(1.0, factor - layer))
-    return sorted(strikes, key=lambda strike: strike.at)
+    return sorted(strikes, key=lambda event: event.at)
 
 
 def _layer(fault: SimulatedFault, rate: float, days: float, seed: str, *, share: float) -> list[FaultEvent]:

@@ -37,7 +37,7 @@ class OnCall:
             self.world.counts["pages"] += 1
             self.failed_at.append(job.step)
             if self.failed_at.count(job.step) > 1:
-                self.world.mended()
+                self.world.remove_causes()
             delay = self.world.takes(self.world.assumed.human_crash, "people")
             self.world.after(delay, self._relaunch, self.attempt)
         elif job.status is JobStatus.STOPPED:
@@ -67,7 +67,7 @@ class OnCall:
         """Before the onset, with what caused it mended."""
         world = self.world
         if world.onset is not None and world.is_live:
-            world.mended()
+            world.remove_causes()
             self.resume = world.newest(before=world.onset)
             world.stop()
 

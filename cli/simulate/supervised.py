@@ -132,25 +132,25 @@ class Supervised:
         self._visit()
         self.world.after(SWEEP_S, self._sweep)
 
-    def _report(self, told: ReportKind, **more: Any) -> None:
+    def _report(self, kind: ReportKind, **more: Any) -> None:
         world, attempt = self.world, self.run.current
-        id = f"{told}-{world.now}"
+        id = f"{kind}-{world.now}"
         more = {"restart": world.job.restarts if world.job else 0, **more}
-        report = Report(id, self.run.mailbox, attempt.number, attempt.job_name, told, world.moment(), **more)
-        grave = told is ReportKind.CRASHED or any(f.level is Level.INTERVENE for f in report.findings)
+        report = Report(id, self.run.mailbox, attempt.number, attempt.job_name, kind, world.moment(), **more)
+        grave = kind is ReportKind.CRASHED or any(f.level is Level.INTERVENE for f in report.findings)
         self._visit(AgentReported(world.moment(), report, self.list_checkpoints("") if grave else None))
 
     # One turn of the loop.
 
-    def _visit(self, heard: Signal | None = None) -> None:
+    def _visit(self, received: Signal | None = None) -> None:
         seen = None
         for signal in observe(self.run, self, self, at=self.world.moment()):  # type: ignore[arg-type]
             if isinstance(signal, JobObserved):
                 seen = signal.checkpoints
-            if isinstance(signal, Tick) and heard:
-                if isinstance(heard, AgentReported) and heard.checkpoints is None:
-                    heard = replace(heard, checkpoints=seen)
-                self._turn(heard)
+            if isinstance(signal, Tick) and received:
+                if isinstance(received, AgentReported) and received.checkpoints is None:
+                    received = replace(received, checkpoints=seen)
+                self._turn(received)
             self._turn(signal)
 
     def _turn(self, signal: Signal) -> None:
@@ -227,23 +227,23 @@ class Supervised:
         self.world.save_now(durable)
         self.world.after(late, self._answer, command, ReportKind.ACKNOWLEDGED, None)
 
-    def _answer(self, command: Command, told: ReportKind, step: int | None) -> None:
+    def _answer(self, command: Command, kind: ReportKind, step: int | None) -> None:
         if command.attempt == self.run.current.number:
-            durability = Durability.REMOTE if told is ReportKind.CHECKPOINT else None
-            self._report(told, command=command.id, step=step, durability=durability)
+            durability = Durability.REMOTE if kind is ReportKind.CHECKPOINT else None
+            self._report(kind, command=command.id, step=step, durability=durability)
 
     # People, when the run is held.
 
     def _page(self) -> None:
         self.world.counts["holds"] += 1
         self.world.waiting = Spent.HUMAN
-        self.world.after(self.world.takes(self.world.assumed.human_crash, "people"), self._mend)
+        self.world.after(self.world.takes(self.world.assumed.human_crash, "people"), self._resolve_hold)
 
-    def _mend(self) -> None:
+    def _resolve_hold(self) -> None:
         """They do what the notice asks for, and release the run."""
         if self.run.state is not RunState.HELD:
             return
-        self.world.mended()
+        self.world.remove_causes()
         limits = self.policy.limits
         if len(self.run.attempts) >= limits.attempts:
             self.policy = replace(self.policy, limits=replace(limits, attempts=limits.attempts + MORE_ATTEMPTS))

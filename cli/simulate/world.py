@@ -147,7 +147,7 @@ class SimulatedRun:
         default_factory=list
     )
     _pushed: int = 0
-    _life: int = 0
+    _generation: int = 0
     _room_at: int = 0
     _plan: int = 0
     _next_save: int = 0
@@ -158,8 +158,8 @@ class SimulatedRun:
         self.spares = self.most_spares
         interval = self.way.interval_s or find_optimal_interval(self.stall_s, mtbf_s(self.gpus, self.factor))
         self.interval = _ms(min(interval, 24 * 3600.0))
-        for strike in drawn(self.gpus, self.days, self.seed, step_s=self.assumed.step_s, factor=self.factor):
-            self._push(strike.at, self._strike, strike)
+        for event in drawn(self.gpus, self.days, self.seed, step_s=self.assumed.step_s, factor=self.factor):
+            self._push(event.at, self._apply, event)
 
     # What watchers may ask and do.
 
@@ -168,8 +168,8 @@ class SimulatedRun:
         end = int(self.days * DAY_MS)
         self.watch.begin()
         while self._heap and self._heap[0][0] <= end:
-            at, _, life, plan, act, given = heapq.heappop(self._heap)
-            if life in (None, self._life) and plan in (None, self._plan):
+            at, _, generation, plan, act, given = heapq.heappop(self._heap)
+            if generation in (None, self._generation) and plan in (None, self._plan):
                 self._advance(at)
                 act(*given)
         self._advance(end)
@@ -280,7 +280,7 @@ class SimulatedRun:
         step_ms = _ms(self.assumed.step_s)
         return next((c.step for c in self.saved if before is None or c.step * step_ms < before), None)
 
-    def mended(self) -> None:
+    def remove_causes(self) -> None:
         """People have mended what would go wrong again."""
         self.traps.clear()
 
@@ -306,14 +306,14 @@ class SimulatedRun:
         return skipped_samples.advance(0, step * self.assumed.batch, self.job.skipped if self.job else ())
 
     def _push(
-        self, at: int, act: Callable[..., None], *given: Any, life: int | None = None, plan: int | None = None
+        self, at: int, act: Callable[..., None], *given: Any, generation: int | None = None, plan: int | None = None
     ) -> None:
         self._pushed += 1
-        heapq.heappush(self._heap, (at, self._pushed, life, plan, act, given))
+        heapq.heappush(self._heap, (at, self._pushed, generation, plan, act, given))
 
     def _live(self, seconds: float, act: Callable[..., None], *given: Any) -> None:
         """Something that happens only if the processes live until then."""
-        self._push(self.now + _ms(seconds), act, *given, life=self._life)
+        self._push(self.now + _ms(seconds), act, *given, generation=self._generation)
 
     def _advance(self, to: int) -> None:
         passed, self.now = to - self.now, to
@@ -332,7 +332,7 @@ class SimulatedRun:
 
     def _enter(self, phase: MachinePhase) -> None:
         """A new phase in which nothing of the old one goes on."""
-        self._life += 1
+        self._generation += 1
         self.phase, self._dead = phase, None
 
     def _container(self) -> None:
@@ -376,14 +376,14 @@ class SimulatedRun:
         """Training goes on, until the next save, snapshot or trap."""
         self.phase = MachinePhase.TRAIN
         self._plan += 1
-        self._push(self._next_save, self._save, "periodic", None, life=self._life, plan=self._plan)
+        self._push(self._next_save, self._save, "periodic", None, generation=self._generation, plan=self._plan)
         if self.way.snapshots:
-            self._push(self._next_snapshot, self._copy, life=self._life, plan=self._plan)
+            self._push(self._next_snapshot, self._copy, generation=self._generation, plan=self._plan)
         ahead = min((trap for trap in self.traps if trap.place >= self.place), default=None)
         if ahead:
             speed = 1 - self.assumed.slow_share if self.slow else 1.0
             at = self.now + math.ceil((ahead.place - self.place) / speed) + 1
-            self._push(at, self._trapped, ahead, life=self._life, plan=self._plan)
+            self._push(at, self._trapped, ahead, generation=self._generation, plan=self._plan)
 
     def _save(self, why: str, then: Callable[[int], None] | None) -> None:
         if self.phase is not MachinePhase.TRAIN:  # a save or a snapshot is under way: right after it
@@ -431,48 +431,48 @@ class SimulatedRun:
         else:
             self._diverge()
 
-    def _strike(self, strike: FaultEvent) -> None:
+    def _apply(self, event: FaultEvent) -> None:
         if self.phase not in RUNNING:
             return
-        match strike.fault:
+        match event.fault:
             case SimulatedFault.GPU:
                 self.bad_gpus += 1
-                self._die(strike.fault, strike.text)
+                self._die(event.fault, event.text)
             case SimulatedFault.HOST:
-                self._die(strike.fault, INTERNAL)
+                self._die(event.fault, INTERNAL)
             case SimulatedFault.NETWORK:
-                self._hang(strike.text)
+                self._hang(event.text)
             case SimulatedFault.SOFTWARE:
-                if self.phase is MachinePhase.TRAIN and strike.chance < self.assumed.bug_stays:
-                    self.traps.append(Trap(self.place, strike.fault, strike.text))
-                self._die(strike.fault, strike.text)
+                if self.phase is MachinePhase.TRAIN and event.chance < self.assumed.bug_stays:
+                    self.traps.append(Trap(self.place, event.fault, event.text))
+                self._die(event.fault, event.text)
             case (
                 SimulatedFault.SLOW | SimulatedFault.DIVERGENCE | SimulatedFault.SPIKE | SimulatedFault.FALSE_ALARM
             ) if self.phase is MachinePhase.TRAIN:
-                self._mislead(strike)
+                self._mislead(event)
 
-    def _mislead(self, strike: FaultEvent) -> None:
+    def _mislead(self, event: FaultEvent) -> None:
         """What does not end the processes."""
-        match strike.fault:
+        match event.fault:
             case SimulatedFault.SLOW if not self.slow:
                 self.slow = True
                 self._train()
-                self.watch.struck(strike.fault)
+                self.watch.struck(event.fault)
                 self._detect(Kind.THROUGHPUT_DROP, self.assumed.slow_rows)
             case SimulatedFault.DIVERGENCE if self.onset is None:
-                if strike.chance < self.assumed.diverges_again:
+                if event.chance < self.assumed.diverges_again:
                     rate = self.job.rate if self.job else 1.0
-                    self.traps.append(Trap(self.place, strike.fault, "", self._sample(self.step), rate))
+                    self.traps.append(Trap(self.place, event.fault, "", self._sample(self.step), rate))
                 self._diverge()
             case SimulatedFault.SPIKE:
                 onset, at = self.step, self.moment()
-                self._tell(SimulatedFinding(Kind.LOSS_SPIKE, onset, at, Level.WARN))
+                self._notify(SimulatedFinding(Kind.LOSS_SPIKE, onset, at, Level.WARN))
                 self._live(
                     self.assumed.spike_rows * self._row_s,
-                    self._tell,
+                    self._notify,
                     SimulatedFinding(Kind.LOSS_SPIKE, onset, at, Level.RECOVERED),
                 )
-                if strike.chance < self.assumed.spike_acted_on:
+                if event.chance < self.assumed.spike_acted_on:
                     self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows, false=True)
             case SimulatedFault.FALSE_ALARM:
                 self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows, false=True)
@@ -488,7 +488,7 @@ class SimulatedRun:
     def _detect(self, kind: Kind, rows: int, *, false: bool = False) -> None:
         onset = self.step if self.onset is None else self.onset // _ms(self.assumed.step_s)
         lag_s = 0.0 if self.way.agent else self.assumed.publish_s
-        self._live(rows * self._row_s + lag_s, self._tell, SimulatedFinding(kind, onset, self.moment(), false=false))
+        self._live(rows * self._row_s + lag_s, self._notify, SimulatedFinding(kind, onset, self.moment(), false=false))
 
     @property
     def _row_s(self) -> float:
@@ -497,7 +497,7 @@ class SimulatedRun:
             return SWEEP_S
         return self.assumed.step_s / (1 - self.assumed.slow_share if self.slow else 1.0)
 
-    def _tell(self, found: SimulatedFinding) -> None:
+    def _notify(self, found: SimulatedFinding) -> None:
         self._live(self.assumed.event_s + self.way.later_s, self.watch.found, found)
 
     def _hang(self, text: str) -> None:
@@ -505,7 +505,7 @@ class SimulatedRun:
         self._enter(MachinePhase.DEAD)
         self._live(self.assumed.watchdog_s, self._ended, JobStatus.FAILED, text, True)
         found_s = self.assumed.hang_found_s if self.way.agent else self.assumed.hang_found_blind_s
-        self._live(found_s, self._tell, SimulatedFinding(Kind.STALL, self.step, self.moment()))
+        self._live(found_s, self._notify, SimulatedFinding(Kind.STALL, self.step, self.moment()))
 
     def _die(self, fault: SimulatedFault | None, text: str) -> None:
         """The processes are dead; the job's end takes a moment to be seen."""
@@ -518,9 +518,9 @@ class SimulatedRun:
             self.spares, self.bad_gpus = self.spares - 1, 0
             self._live(settles, self._swap)
         elif self.way.in_place and fault not in (SimulatedFault.HOST, SimulatedFault.GPU):
-            heard = settles + self.assumed.event_s + self.way.later_s
-            self._live(heard, self.watch.crashed, text)
-            self._live(heard + self.assumed.order_wait_s, self._gone, fault, text)
+            seen_s = settles + self.assumed.event_s + self.way.later_s
+            self._live(seen_s, self.watch.crashed, text)
+            self._live(seen_s + self.assumed.order_wait_s, self._gone, fault, text)
         else:
             self._live(settles, self._gone, fault, text)
 

@@ -94,7 +94,7 @@ def submit(
         runtime = seconds("--max-runtime", max_runtime or usual.get("max_runtime", DAY))
         patience = max_wait or usual.get("max_wait", "")
         warm = keep_alive or usual.get("keep_alive", "")
-        wish = JobRequest(
+        job_request = JobRequest(
             name=job,
             role=account.role_arn(role or usual.get("role", "")),
             region=account.region,
@@ -124,18 +124,18 @@ def submit(
             agent="" if local else options.uri(wheel, f"{store}agent/{Path(wheel).name}"),
             entrypoint=_local_entrypoint(bool(wheel)) if local and not image else (),
         )
-        request = training_request(wish)
+        request = training_request(job_request)
         if dry_run:
             typer.echo(json.dumps(request, indent=2))
             return
         where = where or delivery.deployment(screen)
-        uploads = {**paths, CHANNEL: wheel} if wish.agent else paths
+        uploads = {**paths, CHANNEL: wheel} if job_request.agent else paths
         sent = request if read_signing_key(request) else with_signing_key(request, token_hex(32))  # printed nowhere
-        delivery.start(account, wish, sent, source, uploads, where, screen)
-        told = delivery.followed(job, where, account, download, screen) if follow or download else {}
+        delivery.start(account, job_request, sent, source, uploads, where, screen)
+        outcome = delivery.followed(job, where, account, download, screen) if follow or download else {}
     except Problem as problem:
         place.fail(problem.what, problem.remedy)
-    screen.end({"run": make_run_id(job), "job": job, "request": request, **told})
+    screen.end({"run": make_run_id(job), "job": job, "request": request, **outcome})
 
 
 def _local_entrypoint(under_init: bool) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def follow(
     where = place.find(local=True) if local else delivery.deployment(screen)
     try:
         delivery.check_known(run, where)
-        told = delivery.followed(run, where, SubmissionAccount(is_local=local), download, screen)
+        outcome = delivery.followed(run, where, SubmissionAccount(is_local=local), download, screen)
     except Problem as problem:
         place.fail(problem.what, problem.remedy)
-    screen.end({"run": run, **told})
+    screen.end({"run": run, **outcome})

@@ -40,7 +40,7 @@ def deployment(screen: SubmitScreen) -> Place | None:
 
 def start(
     account: SubmissionAccount,
-    wish: JobRequest,
+    job_request: JobRequest,
     request: Mapping[str, Any],
     source: Source,
     uploads: Mapping[str, str],
@@ -48,20 +48,18 @@ def start(
     screen: SubmitScreen,
 ) -> None:
     """What the job needs is there before it starts; `uploads` are files and folders here, by channel."""
-    _check_policy(where, wish.policy)
-    account.check_bucket(split(wish.code)[0])
-    is_new = account.upload_code(source, wish.code)
+    _check_policy(where, job_request.policy)
+    account.check_bucket(split(job_request.code)[0])
+    is_new = account.upload_code(source, job_request.code)
     screen.say(f"{'packed' if is_new else 'packed before:'} {len(source.files)} files, {source.digest[:12]}")
-    folders = {**wish.channels, CHANNEL: wish.agent.rpartition("/")[0] + "/"}
+    folders = {**job_request.channels, CHANNEL: job_request.agent.rpartition("/")[0] + "/"}
     for channel, path in uploads.items():
         if not path.startswith("s3://"):
             count = account.upload_input(Path(path).expanduser(), folders[channel])
             screen.say(f"uploaded {count} files for the channel {channel}")
     account.create(request)
-    option = " --local" if account.is_local else ""
-    screen.say(
-        f"started {wish.name} under policy {wish.policy}; `rerail follow {make_run_id(wish.name)}{option}` follows it"
-    )
+    follow = f"rerail follow {make_run_id(job_request.name)}{' --local' if account.is_local else ''}"
+    screen.say(f"started {job_request.name} under policy {job_request.policy}; `{follow}` follows it")
 
 
 def _check_policy(where: Place | None, policy: str) -> None:
@@ -99,17 +97,17 @@ def followed(
                 screen.say(news.text)
     except KeyboardInterrupt:
         _left(run, account, screen)
-    told: dict[str, Any] = {"state": follower.ended, "why": follower.why}
+    outcome: dict[str, Any] = {"state": follower.ended, "why": follower.why}
     if follower.run:
-        told["attempts"] = [attempt.job_name for attempt in follower.run.attempts if attempt.exists]
-        told["decisions"] = [entry.reason for entry in where.runs.timeline(run)] if where else []
+        outcome["attempts"] = [attempt.job_name for attempt in follower.run.attempts if attempt.exists]
+        outcome["decisions"] = [entry.reason for entry in where.runs.timeline(run)] if where else []
     screen.say(f"{run} {follower.ended}" + (f": {follower.why}" if follower.why else ""))
     if follower.ended == RunState.HELD:
         screen.say(f"to do: mend the cause, then rerail release {run}")
     if folder:
-        told["downloaded"] = [str(path) for path in _fetched(follower, folder)]
-        screen.say(f"downloaded {len(told['downloaded'])} files to {folder}")
-    return told
+        outcome["downloaded"] = [str(path) for path in _fetched(follower, folder)]
+        screen.say(f"downloaded {len(outcome['downloaded'])} files to {folder}")
+    return outcome
 
 
 def _readable(where: Place | None, run: str, screen: SubmitScreen) -> "DynamoRuns | None":

@@ -43,7 +43,7 @@ class Follower:
     since: datetime | None = None
     _book: Logbook | None = None
     _statuses: dict[str, str] = field(default_factory=dict)
-    _told: int = 0
+    _printed: int = 0
     _trouble: str = ""
 
     def __post_init__(self) -> None:
@@ -95,20 +95,20 @@ class Follower:
     def _decisions(self) -> Iterator[News]:
         if self.run is None or self.runs is None:
             return
-        entries = [entry for entry in self.runs.timeline(self.run_id) if entry.version > self._told]
+        entries = [entry for entry in self.runs.timeline(self.run_id) if entry.version > self._printed]
         for entry in sorted(entries, key=lambda entry: entry.version):
-            self._told = entry.version
+            self._printed = entry.version
             yield News(f"{self.run_id} is {entry.after}: {entry.reason}")
 
     def _state_of(self, job: str) -> Iterator[News]:
         if JobStatus(self._statuses.get(job, JobStatus.IN_PROGRESS).partition(" ")[0]).is_terminal:
             return
-        told = self.sagemaker.describe_training_job(TrainingJobName=job)
-        status, secondary = told["TrainingJobStatus"], told.get("SecondaryStatus", "")
+        description = self.sagemaker.describe_training_job(TrainingJobName=job)
+        status, secondary = description["TrainingJobStatus"], description.get("SecondaryStatus", "")
         now = f"{status} {secondary}" if secondary not in ("", status) else status
         if now != self._statuses.get(job):
             self._statuses[job] = now
-            reason = " ".join(told.get("FailureReason", "").split())[:REASON]
+            reason = " ".join(description.get("FailureReason", "").split())[:REASON]
             yield News(f"{job} is {now}" + (f": {reason}" if reason else ""))
 
     def _lines_of(self, job: str) -> Iterator[News]:

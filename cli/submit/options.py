@@ -22,8 +22,8 @@ def name_for(script: Path, source: Source) -> str:
     """The script's name, or its folder's where it has the usual one, and the time."""
     path = script.expanduser().resolve()
     stem = Path(source.entry).stem
-    told = (path if path.is_dir() else path.parent).name if stem in ("train", "main") else stem
-    words = "-".join(re.findall("[a-zA-Z0-9]+", told)) or "training"
+    name = (path if path.is_dir() else path.parent).name if stem in ("train", "main") else stem
+    words = "-".join(re.findall("[a-zA-Z0-9]+", name)) or "training"
     return f"{words[:40].rstrip('-')}-{now():%Y%m%d-%H%M%S}"
 
 

@@ -83,8 +83,8 @@ class Patterns:
     to take one back; the last that fits decides."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        told = [each.strip() for each in patterns if each.strip() and not each.startswith("#")]
-        self._rules = [(not each.startswith("!"), *_compiled(each.removeprefix("!"))) for each in told]
+        rules = [each.strip() for each in patterns if each.strip() and not each.startswith("#")]
+        self._rules = [(not each.startswith("!"), *_compiled(each.removeprefix("!"))) for each in rules]
 
     def leave_out(self, name: str, *, is_folder: bool) -> bool:
         """Whether the file or folder of this relative path is left out."""

@@ -49,33 +49,33 @@ class JobRequest:
     entrypoint: Sequence[str] = ()
 
 
-def training_request(wish: JobRequest) -> dict[str, Any]:
+def training_request(job: JobRequest) -> dict[str, Any]:
     """The request, checked by SageMaker's own model of it; raises Problem that names the field and the remedy."""
     from local.sagemaker.errors import ServiceError
     from local.sagemaker.validation import check_request
 
-    _check(wish)
-    algorithm: dict[str, Any] = {"TrainingImage": wish.image, "TrainingInputMode": "File"}
-    if wish.entrypoint:
-        algorithm["ContainerEntrypoint"] = list(wish.entrypoint)
-    if wish.metrics:
-        algorithm["MetricDefinitions"] = [{"Name": name, "Regex": regex} for name, regex in wish.metrics.items()]
+    _check(job)
+    algorithm: dict[str, Any] = {"TrainingImage": job.image, "TrainingInputMode": "File"}
+    if job.entrypoint:
+        algorithm["ContainerEntrypoint"] = list(job.entrypoint)
+    if job.metrics:
+        algorithm["MetricDefinitions"] = [{"Name": name, "Regex": regex} for name, regex in job.metrics.items()]
     request = {
-        "TrainingJobName": wish.name,
-        "RoleArn": wish.role,
+        "TrainingJobName": job.name,
+        "RoleArn": job.role,
         "AlgorithmSpecification": algorithm,
-        "HyperParameters": {**wish.hyperparameters, **_script_mode(wish)},
-        "InputDataConfig": [_channel(name, uri) for name, uri in wish.channels.items()],
-        "OutputDataConfig": {"S3OutputPath": f"{wish.folder}output/"},
-        "ResourceConfig": _machines(wish),
-        "StoppingCondition": {"MaxRuntimeInSeconds": wish.max_runtime_s, **_patience(wish)},
-        "CheckpointConfig": {"S3Uri": f"{wish.folder}checkpoints/", **_kept(wish)},
-        "EnableManagedSpotTraining": wish.spot,
-        "Environment": dict(wish.environment),
-        "Tags": [{"Key": key, "Value": value} for key, value in wish.tags.items()],
+        "HyperParameters": {**job.hyperparameters, **_script_mode(job)},
+        "InputDataConfig": [_channel(name, uri) for name, uri in job.channels.items()],
+        "OutputDataConfig": {"S3OutputPath": f"{job.folder}output/"},
+        "ResourceConfig": _machines(job),
+        "StoppingCondition": {"MaxRuntimeInSeconds": job.max_runtime_s, **_patience(job)},
+        "CheckpointConfig": {"S3Uri": f"{job.folder}checkpoints/", **_kept(job)},
+        "EnableManagedSpotTraining": job.spot,
+        "Environment": dict(job.environment),
+        "Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()],
     }
     try:
-        request = supervised(request, wish.policy, metrics=wish.metrics is None, agent=wish.agent)
+        request = supervised(request, job.policy, metrics=job.metrics is None, agent=job.agent)
         request = {name: value for name, value in request.items() if value not in ({}, [])}
         check_request("CreateTrainingJob", request)
     except RequestRefused as error:
@@ -93,28 +93,28 @@ def seconds(option: str, text: str) -> int:
     return round(float(match[1]) * UNIT_SECONDS[match[2]])
 
 
-def _check(wish: JobRequest) -> None:
-    if not JOB_NAME.fullmatch(wish.name):
+def _check(job: JobRequest) -> None:
+    if not JOB_NAME.fullmatch(job.name):
         raise Problem(
-            f"--name {wish.name}: not a name for a training job", "use 1-63 letters and digits, with single - between"
+            f"--name {job.name}: not a name for a training job", "use 1-63 letters and digits, with single - between"
         )
     types = _instance_types()
-    if wish.instance_type not in types:
-        near = difflib.get_close_matches(wish.instance_type, types, n=3)
+    if job.instance_type not in types:
+        near = difflib.get_close_matches(job.instance_type, types, n=3)
         likely = f"did you mean {' or '.join(near)}? " if near else "they look like ml.g5.xlarge. "
         raise Problem(
-            f"--instance-type {wish.instance_type}: SageMaker has no such type for training",
+            f"--instance-type {job.instance_type}: SageMaker has no such type for training",
             f"{likely}For a new one, update boto3: pip install -U boto3",
         )
-    if wish.count < 1:
-        raise Problem(f"--count {wish.count}: at least one machine is needed", "leave it out for one")
-    if wish.keep_alive_s > WARMEST_S:
-        raise Problem(f"--keep-alive: {wish.keep_alive_s} s is more than SageMaker keeps", "at most 60m")
-    if wish.keep_alive_s and wish.spot:
+    if job.count < 1:
+        raise Problem(f"--count {job.count}: at least one machine is needed", "leave it out for one")
+    if job.keep_alive_s > WARMEST_S:
+        raise Problem(f"--keep-alive: {job.keep_alive_s} s is more than SageMaker keeps", "at most 60m")
+    if job.keep_alive_s and job.spot:
         raise Problem("--keep-alive: SageMaker keeps no spot machines", "leave out --spot or --keep-alive")
-    if wish.spot and wish.max_wait_s < wish.max_runtime_s:
+    if job.spot and job.max_wait_s < job.max_runtime_s:
         raise Problem("--max-wait: shorter than --max-runtime", "it counts the waiting and the running together")
-    for name, expression in (wish.metrics or {}).items():
+    for name, expression in (job.metrics or {}).items():
         _check_expression(name, expression)
 
 
@@ -135,18 +135,18 @@ def _check_expression(name: str, expression: str) -> None:
         raise Problem(f"--metric {name}: has {groups} groups", "put one ( ) around the number, and (?: ) around others")
 
 
-def _script_mode(wish: JobRequest) -> dict[str, str]:
+def _script_mode(job: JobRequest) -> dict[str, str]:
     """What AWS's training toolkit wants: JSON in every value."""
-    told: dict[str, Any] = {
-        "sagemaker_program": wish.program,
-        "sagemaker_submit_directory": wish.code,
+    settings: dict[str, Any] = {
+        "sagemaker_program": job.program,
+        "sagemaker_submit_directory": job.code,
         "sagemaker_container_log_level": 20,
-        "sagemaker_job_name": wish.name,
-        "sagemaker_region": wish.region,
+        "sagemaker_job_name": job.name,
+        "sagemaker_region": job.region,
     }
-    if wish.torchrun:
-        told |= {"sagemaker_torch_distributed_enabled": True, "sagemaker_instance_type": wish.instance_type}
-    return {name: json.dumps(value) for name, value in told.items()}
+    if job.torchrun:
+        settings |= {"sagemaker_torch_distributed_enabled": True, "sagemaker_instance_type": job.instance_type}
+    return {name: json.dumps(value) for name, value in settings.items()}
 
 
 def _channel(name: str, uri: str) -> dict[str, Any]:
@@ -154,19 +154,19 @@ def _channel(name: str, uri: str) -> dict[str, Any]:
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
 
 
-def _machines(wish: JobRequest) -> dict[str, Any]:
-    warm = {"KeepAlivePeriodInSeconds": wish.keep_alive_s} if wish.keep_alive_s else {}
+def _machines(job: JobRequest) -> dict[str, Any]:
+    warm = {"KeepAlivePeriodInSeconds": job.keep_alive_s} if job.keep_alive_s else {}
     return {
-        "InstanceType": wish.instance_type,
-        "InstanceCount": wish.count,
-        "VolumeSizeInGB": wish.volume_gb,
+        "InstanceType": job.instance_type,
+        "InstanceCount": job.count,
+        "VolumeSizeInGB": job.volume_gb,
         **warm,
     }
 
 
-def _patience(wish: JobRequest) -> dict[str, int]:
-    return {"MaxWaitTimeInSeconds": wish.max_wait_s} if wish.spot else {}
+def _patience(job: JobRequest) -> dict[str, int]:
+    return {"MaxWaitTimeInSeconds": job.max_wait_s} if job.spot else {}
 
 
-def _kept(wish: JobRequest) -> dict[str, str]:
-    return {"LocalPath": wish.checkpoint_path} if wish.checkpoint_path else {}
+def _kept(job: JobRequest) -> dict[str, str]:
+    return {"LocalPath": job.checkpoint_path} if job.checkpoint_path else {}

@@ -25,9 +25,9 @@ class SubmitScreen:
         """A line of the job's."""
         typer.echo(text, err=self.as_json)
 
-    def end(self, told: Mapping[str, Any]) -> None:
+    def end(self, outcome: Mapping[str, Any]) -> None:
         """The last word, and the exit status: 1 where the run was followed to an end that it should not have had."""
         if self.as_json:
-            typer.echo(json.dumps(told, indent=2, default=str))
-        if told.get("state", RunState.COMPLETED) != RunState.COMPLETED:
+            typer.echo(json.dumps(outcome, indent=2, default=str))
+        if outcome.get("state", RunState.COMPLETED) != RunState.COMPLETED:
             raise typer.Exit(1)

@@ -37,7 +37,7 @@ def main() -> int:
     theirs = {name: value for name, value in given.items() if not name.startswith(TOOLKIT)}
     unpack(mine["sagemaker_submit_directory"], base / "code")
     arguments = command_line(theirs, base)
-    environment = told(base, mine, theirs, arguments)
+    environment = make_environment(base, mine, theirs, arguments)
     program = str(mine["sagemaker_program"])
     command = [*launcher(mine, environment), program, *arguments]
     print(f"Invoking script with the following command: {' '.join(command)}", flush=True)
@@ -79,7 +79,9 @@ def in_job(word: str, base: Path) -> str:
     return f"{base}{word.removeprefix(CONTAINER)}" if f"{word}/".startswith(f"{CONTAINER}/") else word
 
 
-def told(base: Path, mine: Mapping[str, Any], theirs: Mapping[str, Any], arguments: list[str]) -> dict[str, str]:
+def make_environment(
+    base: Path, mine: Mapping[str, Any], theirs: Mapping[str, Any], arguments: list[str]
+) -> dict[str, str]:
     """The environment with the SM_* variables that scripts read."""
     resources = read(base / "input" / "config" / "resourceconfig.json")
     inputs = read(base / "input" / "config" / "inputdataconfig.json")

@@ -32,7 +32,7 @@ def page_when_above(
     *,
     metric: cloudwatch.IMetric,
     page: sns.ITopic,
-    says: str,
+    text: str,
     runbook: Runbook,
     limit: int = 0,
     minutes: tuple[int, int] = (1, 1),
@@ -42,7 +42,7 @@ def page_when_above(
         scope,
         id,
         metric=metric,
-        alarm_description=_describe(scope, says, runbook),
+        alarm_description=_describe(scope, text, runbook),
         threshold=limit,
         comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
         datapoints_to_alarm=minutes[0],
@@ -64,7 +64,7 @@ class FunctionAlarms(Construct):
             "Errors",
             metric=function.metric_errors(period=MINUTE),
             page=page,
-            says=f"Rerail: the function {name} failed in 3 of the last 5 minutes. See its log and its traces.",
+            text=f"Rerail: the function {name} failed in 3 of the last 5 minutes. See its log and its traces.",
             runbook=Runbook.FUNCTION_ERRORS,
             minutes=(3, 5),
         )
@@ -73,7 +73,7 @@ class FunctionAlarms(Construct):
             "Throttles",
             metric=function.metric_throttles(period=MINUTE),
             page=page,
-            says=f"Rerail: Lambda throttled {name} in 3 of the last 5 minutes: the account's concurrency is used up."
+            text=f"Rerail: Lambda throttled {name} in 3 of the last 5 minutes: the account's concurrency is used up."
             " Find out which functions use it, or reserve concurrency.",
             runbook=Runbook.THROTTLES,
             minutes=(3, 5),
@@ -87,7 +87,7 @@ class FunctionAlarms(Construct):
             "EventsDropped",
             metric=function.metric("AsyncEventsDropped", period=MINUTE, statistic="Sum"),
             page=page,
-            says=f"Rerail: Lambda gave up on an event for {name}: too old, or it failed at every try. It is in the"
+            text=f"Rerail: Lambda gave up on an event for {name}: too old, or it failed at every try. It is in the"
             " function's dead-letter queue. Find out why it failed, then redrive it.",
             runbook=Runbook.EVENTS_DROPPED,
         )
@@ -96,7 +96,7 @@ class FunctionAlarms(Construct):
             "DeadLetterErrors",
             metric=function.metric("DeadLetterErrors", period=MINUTE, statistic="Sum"),
             page=page,
-            says=f"Rerail: {name} failed and its event could not be sent to the dead-letter queue: it is lost."
+            text=f"Rerail: {name} failed and its event could not be sent to the dead-letter queue: it is lost."
             " Find out why Lambda cannot send to the queue.",
             runbook=Runbook.EVENTS_DROPPED,
         )
@@ -112,7 +112,7 @@ class StaleSignals(Construct):
             "Age",
             metric=queue.metric_approximate_age_of_oldest_message(period=MINUTE, statistic="Maximum"),
             page=page,
-            says="Rerail: a signal has been waiting for 15 minutes. Is supervise throttled, or failing on it?",
+            text="Rerail: a signal has been waiting for 15 minutes. Is supervise throttled, or failing on it?",
             runbook=Runbook.STALE_SIGNALS,
             limit=15 * 60,
         )
@@ -157,7 +157,7 @@ class Blind(Construct):
             "Runs",
             metric=of_the_sweep("BlindRuns", "Maximum"),
             page=page,
-            says="Rerail: in 10 of the last 15 minutes the state of some runs could not be read. The sweep's log names"
+            text="Rerail: in 10 of the last 15 minutes the state of some runs could not be read. The sweep's log names"
             " them: check whether SageMaker responds, and whether their policy and record can be read.",
             runbook=Runbook.BLIND,
             minutes=(10, 15),
@@ -167,7 +167,7 @@ class Blind(Construct):
             "Metrics",
             metric=of_the_sweep("UnreadRounds", "Maximum"),
             page=page,
-            says="Rerail: in 10 of the last 15 minutes CloudWatch returned no metrics, so runs without an agent are"
+            text="Rerail: in 10 of the last 15 minutes CloudWatch returned no metrics, so runs without an agent are"
             " not checked. The sweep's log has the reason.",
             runbook=Runbook.BLIND,
             minutes=(10, 15),
@@ -184,7 +184,7 @@ class Undelivered(Construct):
             "Failed",
             metric=topic.metric_number_of_notifications_failed(period=MINUTE, statistic="Sum"),
             page=page,
-            says=f"Rerail: the topic {name} could not deliver to one of its subscribers. Find out which one, and"
+            text=f"Rerail: the topic {name} could not deliver to one of its subscribers. Find out which one, and"
             " fix or remove it.",
             runbook=Runbook.UNDELIVERED,
         )
@@ -227,8 +227,8 @@ def of_the_sweep(name: str, statistic: str) -> cloudwatch.Metric:
     )
 
 
-def _describe(scope: Construct, says: str, runbook: Runbook) -> str:
-    return f"{says} Runbook: {place(scope, runbook)}"
+def _describe(scope: Construct, text: str, runbook: Runbook) -> str:
+    return f"{text} Runbook: {place(scope, runbook)}"
 
 
 def _notify(alarm: cloudwatch.Alarm, page: sns.ITopic) -> None:

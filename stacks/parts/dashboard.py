@@ -94,14 +94,14 @@ def _decisions() -> Iterable[cloudwatch.IWidget]:
     supervise = [_of("supervise", name, "Sum", FIVE) for name in ("Wakeups", "Decisions")]
     found = [_of("sweep", name, "Sum", FIVE) for name in ("Findings", "DiscoveredJobs")]
     waited = [_of("supervise", "SignalToDecision", statistic, FIVE) for statistic in ("Average", "Maximum")]
-    told = [_search("NoticesDecided", "Severity", "Sum")]
-    told += [_of("notify", f"Notices.{severity}", "Sum", FIVE) for severity in ("page", "inform", "clear")]
-    told += [_of("report", "Reports", "Sum", FIVE)]
+    notices = [_search("NoticesDecided", "Severity", "Sum")]
+    notices += [_of("notify", f"Notices.{severity}", "Sum", FIVE) for severity in ("page", "inform", "clear")]
+    notices += [_of("report", "Reports", "Sum", FIVE)]
     return (
         _graph("Wake-ups, decisions, findings", [*supervise, *found]),
         _graph("Asked of the world", [_search("Actions", "Action", "Sum")], stacked=True),
         _graph("Incidents opened by cause", [_search("IncidentsOpened", "Cause", "Sum")], stacked=True),
-        _graph("From signal to decision, seconds; notices", waited, right=told),
+        _graph("From signal to decision, seconds; notices", waited, right=notices),
     )
 
 

@@ -42,7 +42,7 @@ class DeadLetterQueue(Construct):
             "Letters",
             metric=self.queue.metric_approximate_number_of_messages_visible(period=MINUTE, statistic="Maximum"),
             page=page,
-            says=f"Rerail: the dead-letter queue of {of} is not empty. Inspect the messages, fix the cause, redrive.",
+            text=f"Rerail: the dead-letter queue of {of} is not empty. Inspect the messages, fix the cause, redrive.",
             runbook=runbook,
         )
 

@@ -21,7 +21,7 @@ PATHS = {
 }
 
 
-def tell_own_alarms(receiver: ReceiverRule, *, begun: Mapping[str, Any], over: Mapping[str, Any]) -> None:
+def forward_own_alarms(receiver: ReceiverRule, *, begun: Mapping[str, Any], over: Mapping[str, Any]) -> None:
     """Send these when an alarm of this stack goes off, and when it is over; `<name>` and the like are filled in."""
     prefix = f"{Stack.of(receiver).stack_name}-"  # of all alarms that CloudFormation has named
     for id, states, body in (

@@ -9,7 +9,7 @@ from constructs import Construct
 from rerail.notices.notifiers.targets import PAGERDUTY
 from stacks.options import DeploymentOptions
 from stacks.parts.bus import RerailBus
-from stacks.parts.own_alarms import tell_own_alarms
+from stacks.parts.own_alarms import forward_own_alarms
 from stacks.parts.receiver import ReceiverRule
 
 # An integration takes 120 events a minute.
@@ -64,4 +64,4 @@ class PagerDuty(ReceiverRule):
             key=key,
             page=page,
         )
-        tell_own_alarms(self, begun=ALARM_BEGUN, over=ALARM_OVER)
+        forward_own_alarms(self, begun=ALARM_BEGUN, over=ALARM_OVER)

@@ -70,10 +70,10 @@ def read_checkpoints(role: iam.Role, options: DeploymentOptions) -> None:
         allow(role, "kms:Decrypt", on=options.checkpoint_key_arns, where=via, because="checkpointKeyArns says so.")
 
 
-def set_aside_saves(role: iam.Role, options: DeploymentOptions) -> None:
+def allow_quarantine(role: iam.Role, options: DeploymentOptions) -> None:
     """Move saves within a bucket to its quarantine, where that was asked for: anything may be taken away, but written
     are only the copies there and the few files that name the last save."""
-    buckets = [f"arn:{Aws.PARTITION}:s3:::{bucket}" for bucket in options.aside_buckets]
+    buckets = [f"arn:{Aws.PARTITION}:s3:::{bucket}" for bucket in options.quarantine_buckets]
     if not buckets:
         return
     because = "The context value asideBuckets says where saves may be moved; jobs choose the prefix."

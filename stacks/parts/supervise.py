@@ -13,7 +13,7 @@ from stacks.parts.functions import FunctionFactory
 from stacks.parts.mailbox import JobMailbox
 from stacks.parts.pause import NAME as PAUSE_PARAMETER
 from stacks.parts.pause import PauseParameter
-from stacks.parts.permissions import ANY_JOB, TRAINING_JOBS, allow, read_checkpoints, read_policies, set_aside_saves
+from stacks.parts.permissions import ANY_JOB, TRAINING_JOBS, allow, allow_quarantine, read_checkpoints, read_policies
 from stacks.parts.policies import PREFIX
 from stacks.parts.runs_table import RunsTable
 from stacks.parts.signals_queue import TIMEOUT, SignalsQueue
@@ -63,7 +63,7 @@ class Supervise(Construct):
         read_policies(made.role, PREFIX)
         pause.let_read(made.role)
         read_checkpoints(made.role, options)
-        set_aside_saves(made.role, options)
+        allow_quarantine(made.role, options)
         _act_on_jobs(made.role, options)
         FunctionAlarms(self, "Alarms", function=self.function, name=NAME, page=page)
 

@@ -9,7 +9,7 @@ from constructs import Construct
 from rerail.notices.notifiers.targets import WEBHOOK
 from stacks.options import DeploymentOptions
 from stacks.parts.bus import RerailBus
-from stacks.parts.own_alarms import tell_own_alarms
+from stacks.parts.own_alarms import forward_own_alarms
 from stacks.parts.receiver import ReceiverRule
 
 PER_SECOND = 10
@@ -60,4 +60,4 @@ class Webhook(ReceiverRule):
             key=key,
             page=page,
         )
-        tell_own_alarms(self, begun=ALARM_BEGUN, over=ALARM_OVER)
+        forward_own_alarms(self, begun=ALARM_BEGUN, over=ALARM_OVER)

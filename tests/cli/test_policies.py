@@ -88,7 +88,7 @@ ODD = {
     "far_is_near": "[ladder]\nfar_skip_batches = 10",
     "blind": '[metrics]\nstep = ""\nloss = ""',
     "nobody_answers": 'mode = "approve"\n[approval]\nwait = "2d"',
-    "told_too_late": '[detection]\nstall_floor = "3h"',
+    "notices_too_late": '[detection]\nstall_floor = "3h"',
 }
 
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from cli.demo.handshake import handshakes
+from cli.demo.handshake import find_handshakes
 from rerail.model.actions import PostCommand, StopJob
 from rerail.model.codec import to_plain
 from rerail.model.mailbox import Command, CommandKind, Report, ReportKind
@@ -40,7 +40,7 @@ def test_each_step_is_timed_from_the_command():
         entry(12, kind=ReportKind.CHECKPOINT, command="another", step=7),
         entry(13, StopJob("gpt"), kind=ReportKind.CHECKPOINT, step=640, why="it is committed"),
     ]
-    (asked,) = handshakes(timeline)
+    (asked,) = find_handshakes(timeline)
     assert asked == {
         "attempt": 1,
         "asked_at": at(10).isoformat(),
@@ -56,18 +56,22 @@ def test_each_step_is_timed_from_the_command():
 
 def test_what_never_came_is_none():
     """An agent that is silent, or refuses: the job is stopped all the same."""
-    (silent,) = handshakes([entry(0, wish()), entry(6, StopJob("gpt"))])
+    (silent,) = find_handshakes([entry(0, wish()), entry(6, StopJob("gpt"))])
     assert (silent["heard_after_s"], silent["committed_after_s"], silent["stop_called_after_s"]) == (None, None, 6.0)
-    (refused,) = handshakes([entry(0, wish()), entry(2, StopJob("gpt"), kind=ReportKind.REFUSED, reason="no room")])
+    (refused,) = find_handshakes(
+        [entry(0, wish()), entry(2, StopJob("gpt"), kind=ReportKind.REFUSED, reason="no room")]
+    )
     assert (refused["refused"], refused["step"]) == ("no room", None)
 
 
 def test_what_was_seen_in_s3_before_it_was_reported_has_its_step_too():
     """The supervisor looks for itself while it waits."""
-    (asked,) = handshakes([entry(0, wish()), entry(2, StopJob("gpt"), why="the emergency checkpoint of step 619 is")])
+    (asked,) = find_handshakes(
+        [entry(0, wish()), entry(2, StopJob("gpt"), why="the emergency checkpoint of step 619 is")]
+    )
     assert (asked["committed_after_s"], asked["step"]) == (None, 619)
 
 
 def test_without_a_command_there_is_no_handshake():
     """Other decisions have nothing to do with it."""
-    assert not list(handshakes([entry(0), entry(1, StopJob("gpt"))]))
+    assert not list(find_handshakes([entry(0), entry(1, StopJob("gpt"))]))

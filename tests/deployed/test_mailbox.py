@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cli.demo.handshake import handshakes
+from cli.demo.handshake import find_handshakes
 from rerail.model.mailbox import make_command_key, make_report_key
 from tests.deployed.jobs import AGENT, BUCKET, Account, rerail
 
@@ -34,7 +34,7 @@ def test_a_job_that_is_to_be_moved_saves_first(account: Account, mailbox: str, d
     """Asked, heard, committed, and only then stopped and relaunched: from the very step that was saved for it."""
     run_id = f"asked-{durability}"
     run = account.run_in(run_id, "completed")
-    (asked,) = handshakes(account.runs.timeline(run_id))
+    (asked,) = find_handshakes(account.runs.timeline(run_id))
     record_property("handshake", asked)
     print(f"{run_id}: {asked}")
     assert account.jobs(run_id) == [run_id, f"{run_id}-a002"]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli import place
 from cli.demo.scripts import OURS
-from cli.demo.stage import told
+from cli.demo.stage import make_agent_environment
 from cli.main import app
 from rerail.model.policy import Policy
 from rerail.requests.relaunch import POLICY_TAG
@@ -43,7 +43,7 @@ def jobs(account: Account) -> None:
         CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{OURS_RUN}"},
         OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/output/"},
         StoppingCondition={"MaxRuntimeInSeconds": 86400},
-        Environment=told(patient(Policy(), account.pace).detection),
+        Environment=make_agent_environment(patient(Policy(), account.pace).detection),
         Tags=[{"Key": POLICY_TAG, "Value": "default"}],
     )
 
