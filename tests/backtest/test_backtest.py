@@ -107,7 +107,7 @@ def test_matplotlib_is_asked_for_before_any_work(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "problem"),
     [
         ("no.csv", None, "there is no"),
         ("log.parquet", b"x", "no log that can be read"),
@@ -123,12 +123,12 @@ def test_matplotlib_is_asked_for_before_any_work(tmp_path: Path, monkeypatch):
         ("words.json", b'{"log_history": [{"loss": "high"}]}', "log_history[0].loss is 'high'"),
     ],
 )
-def test_an_unusable_file_is_refused_in_one_line(tmp_path: Path, name, content, says):
+def test_an_unusable_file_is_refused_in_one_line(tmp_path: Path, name, content, problem):
     """Status 2, the file and the place in it, and what to give instead."""
     if content is not None:
         (tmp_path / name).write_bytes(content)
     line = refused(tmp_path / name)
-    assert says in line and name in line
+    assert problem in line and name in line
 
 
 def test_an_unusable_folder_is_refused_in_one_line(tmp_path: Path, corpus: Path):

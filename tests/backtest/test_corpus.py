@@ -50,7 +50,7 @@ def test_labels_are_not_needed(corpus):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "says"),
+    ("file", "content", "problem"),
     [
         ("index.csv", None, "index.csv"),
         ("index.csv", "id,group\na,g\n", "no column n_points"),
@@ -60,16 +60,16 @@ def test_labels_are_not_needed(corpus):
         ("labels.csv", "run_id,kind\n", "no column onset_row"),
     ],
 )
-def test_a_broken_corpus_names_what_is_wrong(corpus, file, content, says):
+def test_a_broken_corpus_names_what_is_wrong(corpus, file, content, problem):
     """File, field and remedy, in one line."""
     (corpus / file).unlink() if content is None else (corpus / file).write_text(content)
-    with pytest.raises(BadCorpus, match=says) as refused:
+    with pytest.raises(BadCorpus, match=problem) as refused:
         read_corpus(corpus)
     assert file in str(refused.value) and ";" in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "problem"),
     [
         (None, "is missing"),
         (b"no gzip", "cannot be read"),
@@ -79,10 +79,10 @@ def test_a_broken_corpus_names_what_is_wrong(corpus, file, content, says):
     ],
     ids=["missing", "not packed", "a column missing", "a word for a number", "cut off"],  # a pack holds its hour
 )
-def test_a_broken_log_names_what_is_wrong(tmp_path, content, says):
+def test_a_broken_log_names_what_is_wrong(tmp_path, content, problem):
     """The same of the logs themselves."""
     file = tmp_path / "a.csv.gz"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(BadCorpus, match=says):
+    with pytest.raises(BadCorpus, match=problem):
         read_log(file)

@@ -60,7 +60,7 @@ def test_a_past_job_is_read_by_the_minute_and_line_by_line(aws):
     assert all(one.step_time_s is not None for one in log.samples[1:])
 
 
-def test_the_command_judges_both(aws):
+def test_the_command_evaluates_both(aws):
     """Two logs under the job's name."""
     result = run("job:past", "--local")
     assert result.exit_code == 0, result.output

@@ -92,7 +92,7 @@ def test_the_report_is_plain_data():
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_the_score_is_what_its_definition_says(seed):
+def test_the_score_follows_its_definition(seed):
     """Random labels and findings, judged by the definition row by row, without any of the shortcuts."""
     chance = random.Random(seed)
     runs = [run(*_labels(chance), id=f"r{i}", group=f"g{i % 3}", rows=400) for i in range(6)]

@@ -114,9 +114,9 @@ def test_each_newer_checkpoint_is_listed_with_the_reason_it_is_passed_over(s3):
     s3.put_object(Bucket=BUCKET, Key=f"{PREFIX}step-000000080/__0_0.distcp", Body=b"x")
     save(s3, 100, schema=9)
     save(s3, 5, folder="step-000000120")
-    told = facts()
-    assert told["resume_from"] == {"folder": "step-000000020", "step": 20}
-    why = {row["step"]: row["passed_over"] for row in told["checkpoints"]}
+    printed = facts()
+    assert printed["resume_from"] == {"folder": "step-000000020", "step": 20}
+    why = {row["step"]: row["passed_over"] for row in printed["checkpoints"]}
     assert why[20] == ""
     assert why[40] == "its health is suspect: there was trouble with the loss when it was saved"
     assert why[60] == "missing or of another size: __0_0.distcp"
@@ -128,20 +128,20 @@ def test_each_newer_checkpoint_is_listed_with_the_reason_it_is_passed_over(s3):
     assert "resume from step 20" in shown
 
 
-def test_what_a_rollback_put_aside_is_listed_and_never_resumed_from(s3):
+def test_what_a_rollback_quarantined_is_listed_and_never_resumed_from(s3):
     """Nothing of it is deleted; it comes last, with the attempt that saved it."""
     save(s3, 20)
     save(s3, 60, folder="quarantine/a1-step-000000060")
     save(s3, 60, folder="quarantine/a1-step-000000060-2")
-    told = facts()
-    assert [row["folder"] for row in told["checkpoints"]] == [
+    printed = facts()
+    assert [row["folder"] for row in printed["checkpoints"]] == [
         "step-000000020",
         "quarantine/a1-step-000000060",
         "quarantine/a1-step-000000060-2",
     ]
-    assert [row["aside"] for row in told["checkpoints"]] == [False, True, True]
-    assert told["checkpoints"][1]["passed_over"] == "put aside by a rollback"
-    assert told["resume_from"]["step"] == 20
+    assert [row["aside"] for row in printed["checkpoints"]] == [False, True, True]
+    assert printed["checkpoints"][1]["passed_over"] == "put aside by a rollback"
+    assert printed["resume_from"]["step"] == 20
 
 
 def test_what_was_saved_after_the_loss_went_wrong_is_passed_over(s3):
@@ -150,9 +150,13 @@ def test_what_was_saved_after_the_loss_went_wrong_is_passed_over(s3):
         save(s3, step)
     incident = Incident(1, "divergence", 1, Cause.DIVERGED, "", "", NOON, NOON, step=60, resume_step=20, onset_step=40)
     keep(replace(RUN, version=1, incidents=(incident,)))
-    told = facts()
-    assert told["resume_from"]["step"] == 20
-    assert ["after the loss had gone wrong" in row["passed_over"] for row in told["checkpoints"]] == [True, True, False]
+    printed = facts()
+    assert printed["resume_from"]["step"] == 20
+    assert ["after the loss had gone wrong" in row["passed_over"] for row in printed["checkpoints"]] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_what_was_learnt_of_a_save_is_shown_with_its_reason(s3):
@@ -167,9 +171,9 @@ def test_what_was_learnt_of_a_save_is_shown_with_its_reason(s3):
         HealthLabel(70, 1, Health.SUSPECT, "saved after the loss had gone wrong at step 70", "divergence"),
     )
     keep(replace(RUN, version=1, labels=labels))
-    told = facts()
-    assert told["resume_from"] == {"folder": "step-000000040", "step": 40}
-    known = {row["step"]: (row["health"], row["why"]) for row in told["checkpoints"]}
+    printed = facts()
+    assert printed["resume_from"] == {"folder": "step-000000040", "step": 40}
+    known = {row["step"]: (row["health"], row["why"]) for row in printed["checkpoints"]}
     assert known == {
         80: ("suspect", "saved after the loss had gone wrong at step 70"),
         60: ("quarantined", "it could not be loaded, twice: bad magic"),

@@ -92,10 +92,10 @@ def test_without_a_yes_nothing_is_changed(world):
 
 
 def test_json_has_all_facts(world):
-    told = json.loads(call("--json", "--yes").stdout)
-    assert (told["job"], told["target"], told["switched_on"]) == ("gpt-a002", TARGET, True)
-    assert told["command"][:4] == ["aws", "ssm", "start-session", "--target"]
-    assert told["role_needs"][0] == "ssmmessages:CreateControlChannel"
+    printed = json.loads(call("--json", "--yes").stdout)
+    assert (printed["job"], printed["target"], printed["switched_on"]) == ("gpt-a002", TARGET, True)
+    assert printed["command"][:4] == ["aws", "ssm", "start-session", "--target"]
+    assert printed["role_needs"][0] == "ssmmessages:CreateControlChannel"
 
 
 @pytest.mark.parametrize(

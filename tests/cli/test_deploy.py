@@ -48,10 +48,10 @@ def test_a_choice_that_does_not_exist_is_refused(file, capsys):
         "pageEmail": "a@example.com",
         "trainingRoleArns": "arn:a,arn:b",
     }
-    for wrong, told in (("pageMail=a@example.com", "there is no such choice"), ("pageEmail", "there is no value")):
+    for wrong, problem in (("pageMail=a@example.com", "there is no such choice"), ("pageEmail", "there is no value")):
         with pytest.raises(typer.Exit):
             choices.read([wrong], file)
-        assert told in capsys.readouterr().err
+        assert problem in capsys.readouterr().err
 
 
 def test_the_address_of_a_deployed_stack_is_found():

@@ -56,7 +56,7 @@ def put(stream: str, *lines: tuple[int, str]) -> None:
     client("logs").put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)
 
 
-def told(*words: str) -> list[str]:
+def print_lines(*words: str) -> list[str]:
     answer = CliRunner().invoke(app, ["logs", "gpt", *words])
     assert answer.exit_code == 0, answer.output
     return answer.stdout.splitlines()
@@ -64,7 +64,7 @@ def told(*words: str) -> list[str]:
 
 def test_every_line_carries_its_attempt_and_host_in_order_of_time(printed):
     """Of two machines, as they came; control characters are gone, and of a progress bar the last state is left."""
-    words = [line.partition(" ")[2].partition(" ")[2] for line in told()]
+    words = [line.partition(" ")[2].partition(" ")[2] for line in print_lines()]
     assert words == [
         "1/algo-1 | one step=1",
         "1/algo-2 | two  [31mred [0m",
@@ -75,10 +75,10 @@ def test_every_line_carries_its_attempt_and_host_in_order_of_time(printed):
 
 
 def test_one_attempt_a_while_and_a_text_narrow_it_down(printed):
-    assert len(told("--attempt", "1")) == 3
-    assert len(told("--since", "5h")) == 2
-    assert [line.rpartition("| ")[2] for line in told("--grep", "step=2")] == ["three step=2"]
-    rows = [json.loads(line) for line in told("--attempt", "2", "--grep", "five", "--json")]
+    assert len(print_lines("--attempt", "1")) == 3
+    assert len(print_lines("--since", "5h")) == 2
+    assert [line.rpartition("| ")[2] for line in print_lines("--grep", "step=2")] == ["three step=2"]
+    rows = [json.loads(line) for line in print_lines("--attempt", "2", "--grep", "five", "--json")]
     at = (NOW - MINUTE).isoformat()
     assert rows == [{"at": at, "run": "gpt", "attempt": 2, "job": "gpt-a002", "host": "algo-1", "text": "five step=3"}]
 
@@ -112,7 +112,7 @@ def test_following_ends_with_the_run(printed, monkeypatch):
     monkeypatch.setattr("cli.submit.following.Follower._state_of", lambda self, job: iter(()))
     monkeypatch.setattr("cli.submit.following.LINES_S", 0.0)
     monkeypatch.setattr("cli.logs.Follower", partial(Follower, sleep=lambda seconds: None))
-    assert [line.rpartition("| ")[2] for line in told("--follow", "--grep", "step=")] == [
+    assert [line.rpartition("| ")[2] for line in print_lines("--follow", "--grep", "step=")] == [
         "one step=1",
         "three step=2",
         "five step=3",

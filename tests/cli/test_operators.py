@@ -34,7 +34,7 @@ RUN = Run(
 
 
 @pytest.fixture
-def heard(monkeypatch):
+def sent(monkeypatch):
     """What came over the bus."""
     events: list[dict] = []
 
@@ -58,7 +58,7 @@ def call(*words: str):
     return CliRunner().invoke(app, words)
 
 
-def wakeup(entry: dict) -> CommandReceived:
+def parse_sent(entry: dict) -> CommandReceived:
     envelope = {"id": "e1", "source": entry["Source"], "detail": json.loads(entry["Detail"])}
     given = parse_message(json.dumps(envelope))
     assert isinstance(given, CommandReceived)
@@ -67,34 +67,34 @@ def wakeup(entry: dict) -> CommandReceived:
 
 @pytest.mark.parametrize("verb", [OperatorVerb.APPROVE, OperatorVerb.DENY])
 @pytest.mark.parametrize("named", [(), ("--proposal", "p7")])
-def test_an_answer_names_the_open_proposal(heard, verb, named):
+def test_an_answer_names_the_open_proposal(sent, verb, named):
     """Without an id it is the one that is shown, and no other."""
     keep(RUN)
     answer = call(verb.value, "gpt", *named, "--why", "seen it")
     assert answer.exit_code == 0, answer.output
     assert "p7: create gpt-a002 from step 500 (the node died)" in " ".join(answer.output.split())
-    given = wakeup(heard[0])
+    given = parse_sent(sent[0])
     assert (given.verb, given.proposal, given.why) == (verb, "p7", "seen it")
 
 
-def test_an_older_proposal_cannot_be_answered(heard):
+def test_an_older_proposal_cannot_be_answered(sent):
     """Somebody reads last hour's page: they are told what stands now, and nothing is sent."""
     keep(RUN)
     answer = call("approve", "gpt", "--proposal", "p3")
     assert answer.exit_code == 2
     assert "p3 does not stand any more, p7 does: create gpt-a002 from step 500" in answer.stderr
-    assert not heard
+    assert not sent
 
 
-def test_where_nothing_is_proposed_there_is_nothing_to_answer(heard):
+def test_where_nothing_is_proposed_there_is_nothing_to_answer(sent):
     keep(replace(RUN, proposal=None))
     answer = call("approve", "gpt")
-    assert (answer.exit_code, heard) == (2, [])
+    assert (answer.exit_code, sent) == (2, [])
     assert "nothing waits for approval in run 'gpt' (waiting)" in answer.stderr
     assert call("deny", "no-such-run").exit_code == 2
 
 
-def test_rerail_is_paused_and_resumed(heard):
+def test_rerail_is_paused_and_resumed(sent):
     """One parameter, which the functions read every minute."""
     for _ in range(2):
         said = " ".join(call("pause").output.split())
@@ -106,12 +106,12 @@ def test_rerail_is_paused_and_resumed(heard):
     assert parse_pause(client("ssm").get_parameter(Name="/rerail/switch")["Parameter"]["Value"]) is False
 
 
-def test_a_pause_is_printed_as_json(heard):
+def test_a_pause_is_printed_as_json(sent):
     assert json.loads(call("pause", "--json").stdout) == {"place": "stack Rerail", "paused": True}
     assert json.loads(call("resume", "--json").stdout) == {"place": "stack Rerail", "paused": False}
 
 
-def test_a_stack_of_an_older_version_is_paused_too(heard, monkeypatch):
+def test_a_stack_of_an_older_version_is_paused_too(sent, monkeypatch):
     """It calls its output otherwise, and its functions know the words "on" and "off" alone."""
     older = Outputs({"TableName": TABLE, "BusName": "rerail", "SwitchParameter": "/rerail/switch"})
     monkeypatch.setattr(place, "find", lambda *, local: Place("stack Rerail", older))

@@ -60,12 +60,12 @@ def test_unreadable_parts_are_reported_and_the_page_is_made(asked, tmp_path: Pat
     assert "metrics of gpt: AccessDenied" in (tmp_path / "page.html").read_text()
 
 
-def test_the_story_is_json_for_another_program(asked):
+def test_the_report_is_json_for_another_program(asked):
     """The same facts, and no file."""
-    told = json.loads(asked("gpt", "--json").stdout)
-    assert (told["run"], told["tone"], told["runbook"]) == ("gpt", "needed", "out-of-memory")
-    assert told["commands"] == ["rerail release gpt", "rerail show gpt"]
-    assert {chart["name"] for chart in told["charts"]} >= {"loss", "progress"}
+    printed = json.loads(asked("gpt", "--json").stdout)
+    assert (printed["run"], printed["tone"], printed["runbook"]) == ("gpt", "needed", "out-of-memory")
+    assert printed["commands"] == ["rerail release gpt", "rerail show gpt"]
+    assert {chart["name"] for chart in printed["charts"]} >= {"loss", "progress"}
 
 
 def test_a_wrong_name_and_a_wrong_place_are_one_clear_error_each(asked, tmp_path: Path):

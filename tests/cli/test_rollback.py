@@ -24,7 +24,7 @@ RUN = Run("gpt", "default", RunState.WATCHING, NOW, (TRAINS,), checkpoint_uri="s
 
 
 @pytest.fixture
-def heard(monkeypatch):
+def sent(monkeypatch):
     """A run with clean saves of steps 100 to 300, one that was never finished, and what came over the bus."""
     events: list[dict] = []
 
@@ -54,35 +54,35 @@ def call(run: Run, *words: str):
     return CliRunner().invoke(app, [words[0], "gpt", *words[1:]])
 
 
-def given(heard: list[dict]) -> CommandReceived:
-    envelope = {"id": "e1", "source": heard[0]["Source"], "detail": json.loads(heard[0]["Detail"])}
+def given(sent: list[dict]) -> CommandReceived:
+    envelope = {"id": "e1", "source": sent[0]["Source"], "detail": json.loads(sent[0]["Detail"])}
     command = parse_message(json.dumps(envelope))
     assert isinstance(command, CommandReceived)
     return command
 
 
 @pytest.mark.parametrize(("to", "start"), [(300, 300), (299, 200), (5000, 300), (0, 0)])
-def test_the_resume_step_is_printed_and_the_step_is_sent(heard, to, start):
+def test_the_resume_step_is_printed_and_the_step_is_sent(sent, to, start):
     """The newest clean checkpoint at or before the step; the supervisor decides again."""
     answer = call(RUN, "rollback", "--to", str(to), "--why", "bad data")
     assert answer.exit_code == 0, answer.output
     assert f"gpt goes back to step {start};" in answer.stdout
-    assert (given(heard).verb, given(heard).step, given(heard).why) == (OperatorVerb.ROLLBACK, to, "bad data")
+    assert (given(sent).verb, given(sent).step, given(sent).why) == (OperatorVerb.ROLLBACK, to, "bad data")
 
 
-def test_for_programs_stdout_is_json_alone(heard):
-    told = json.loads(call(RUN, "rollback", "--to", "250", "--json").stdout)
-    assert (told["run"], told["verb"], told["step"], told["event"]) == ("gpt", "rollback", 250, "e1")
+def test_for_programs_stdout_is_json_alone(sent):
+    printed = json.loads(call(RUN, "rollback", "--to", "250", "--json").stdout)
+    assert (printed["run"], printed["verb"], printed["step"], printed["event"]) == ("gpt", "rollback", 250, "e1")
 
 
-def test_where_nothing_was_saved_so_early_the_steps_that_are_there_are_named(heard):
+def test_where_nothing_was_saved_so_early_the_steps_that_are_there_are_named(sent):
     answer = call(RUN, "rollback", "--to", "99")
-    assert (answer.exit_code, heard) == (2, [])
+    assert (answer.exit_code, sent) == (2, [])
     assert "nothing clean was saved at or before step 99" in answer.stderr
     assert "clean are 100, 200, 300; --to 0 begins again" in answer.stderr
 
 
-def test_what_is_not_trusted_is_not_offered(heard):
+def test_what_is_not_trusted_is_not_offered(sent):
     """Saves that a rollback before has labelled are none to go back to."""
     label = HealthLabel(200, 1, Health.QUARANTINED, "saved after step 199, to which ada rolled the run back", "c1")
     answer = call(replace(RUN, labels=(label,)), "rollback", "--to", "300")
@@ -97,21 +97,21 @@ def test_what_is_not_trusted_is_not_offered(heard):
         ({"checkpoint_uri": "s3://no-such-bucket/gpt/"}, "cannot see what gpt has saved"),
     ],
 )
-def test_an_impossible_rollback_sends_no_command(heard, facts, error):
+def test_an_impossible_rollback_sends_no_command(sent, facts, error):
     answer = call(replace(RUN, **facts), "rollback", "--to", "200")
-    assert (answer.exit_code, heard) == (2, []) and error in " ".join(answer.stderr.split())
+    assert (answer.exit_code, sent) == (2, []) and error in " ".join(answer.stderr.split())
 
 
 @pytest.mark.parametrize("step", ["-1", "many", "1.5"])
-def test_a_step_is_a_whole_number(heard, step):
-    assert (call(RUN, "rollback", "--to", step).exit_code, heard) == (2, [])
+def test_a_step_is_a_whole_number(sent, step):
+    assert (call(RUN, "rollback", "--to", step).exit_code, sent) == (2, [])
 
 
-def test_a_save_is_asked_of_an_agent_alone(heard):
+def test_a_save_is_asked_of_an_agent_alone(sent):
     assert call(replace(RUN, attempts=(replace(TRAINS, agent=False),)), "save").exit_code == 2
-    assert heard == []
+    assert sent == []
 
 
-def test_a_save_is_asked_for(heard):
+def test_a_save_is_asked_for(sent):
     assert call(RUN, "save").exit_code == 0
-    assert (given(heard).verb, given(heard).step) == (OperatorVerb.SAVE, None)
+    assert (given(sent).verb, given(sent).step) == (OperatorVerb.SAVE, None)

@@ -108,7 +108,7 @@ def test_status_shows_what_each_run_waits_for(deployed):
     assert "waiting (paused)" in shown(other, "status")
 
 
-MENDED = Incident(
+RECOVERED = Incident(
     number=1,
     kind="job_failed",
     attempt=1,
@@ -128,7 +128,7 @@ MENDED = Incident(
 
 def test_an_incident_is_shown_with_its_times_and_cost(deployed):
     """With the date, since it was not today; and the time by what it was spent on."""
-    said = shown(replace(RUN, incidents=(MENDED,)))
+    said = shown(replace(RUN, incidents=(RECOVERED,)))
     assert "2026-01-31 12:00:00 │ job_failed │ hardware │ 40 s │ 11 min │ 200" in said
     assert "release_warm_pool, relaunch" in said
     assert "where the time went" in said and "goodput" in said and "backoff" in said
@@ -149,11 +149,11 @@ def test_a_drill_is_marked_as_one(deployed):
 
 def test_json_has_all_of_it(deployed):
     """The record and the timeline as they are, and what they come to in seconds and dollars."""
-    Place("", OUTPUTS).runs.save(replace(RUN, incidents=(MENDED,), version=1), None, {})
-    told = json.loads(CliRunner().invoke(app, ["show", "gpt", "--json"]).stdout)
-    (incident,) = told["incidents"]
+    Place("", OUTPUTS).runs.save(replace(RUN, incidents=(RECOVERED,), version=1), None, {})
+    printed = json.loads(CliRunner().invoke(app, ["show", "gpt", "--json"]).stdout)
+    (incident,) = printed["incidents"]
     assert (incident["mttd_s"], incident["mttr_s"], incident["lost_steps"]) == (40.0, 660.0, 200)
-    assert told["account"]["mttr_s"] == 660.0 and told["account"]["badput_s"]["backoff"] > 0
-    assert told["account"]["dollars"] == pytest.approx(1265.92)
-    assert told["run"]["id"] == "gpt" and told["budgets"]["hardware"] == 10
-    assert told["headline"] == "Waiting to launch attempt 2"
+    assert printed["account"]["mttr_s"] == 660.0 and printed["account"]["badput_s"]["backoff"] > 0
+    assert printed["account"]["dollars"] == pytest.approx(1265.92)
+    assert printed["run"]["id"] == "gpt" and printed["budgets"]["hardware"] == 10
+    assert printed["headline"] == "Waiting to launch attempt 2"

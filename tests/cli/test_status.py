@@ -106,7 +106,7 @@ def held(name: str) -> Run:
     return a_run(name, RunState.HELD, hold_reason=REASON, hold_advice=ADVICE, incidents=(incident,))
 
 
-def told(*words: str, columns: int = 160) -> str:
+def print_status(*words: str, columns: int = 160) -> str:
     answer = CliRunner().invoke(app, ["status", *words], env={"COLUMNS": str(columns)})
     assert answer.exit_code == 0, answer.output
     return answer.stdout
@@ -117,7 +117,7 @@ def test_runs_that_need_a_human_come_first_with_their_command(where):
     asked = Proposal("p7", ProposedAction.LAUNCH, 2, "create gpt-a002 from step 900", "it died", NOW, NOW + HOUR)
     keep(where, a_run("trains", RunState.WATCHING), held("stuck"), a_run("done", RunState.COMPLETED))
     keep(where, a_run("asks", RunState.WAITING, proposal=asked, blocked_by=LaunchCheck.APPROVAL))
-    said = told()
+    said = print_status()
     rows = [
         word for line in said.splitlines() for word in line.split()[:1] if word in ("trains", "stuck", "done", "asks")
     ]
@@ -128,7 +128,7 @@ def test_runs_that_need_a_human_come_first_with_their_command(where):
 
 def test_the_head_has_counts_pause_and_health(where):
     keep(where, a_run("a", RunState.WATCHING), a_run("b", RunState.WATCHING), held("c"))
-    said = told()
+    said = print_status()
     assert "2 watching  1 held" in said and "active   supervisor well" in said
     client("ssm").put_parameter(Name="/rerail/switch", Value="off", Overwrite=True, Type="String")
     alarm = {
@@ -144,7 +144,7 @@ def test_the_head_has_counts_pause_and_health(where):
     }
     client("cloudwatch").put_metric_alarm(**alarm)
     client("cloudwatch").set_alarm_state(AlarmName="Rerail-NoSweep", StateValue="ALARM", StateReason="none")
-    said = told()
+    said = print_status()
     assert "PAUSED: no job is stopped or launched   supervisor NOT WELL: 1 alarm" in said
     assert "no sweep for 5 minutes." in said
 
@@ -156,8 +156,8 @@ def test_the_head_has_counts_pause_and_health(where):
 def test_a_pause_is_shown_where_it_can_be_read(where, text, paused, said):
     """A text that is not valid tells nothing."""
     client("ssm").put_parameter(Name="/rerail/switch", Value=text, Overwrite=True, Type="String")
-    assert said in told()
-    assert json.loads(told("--json"))["paused"] is paused
+    assert said in print_status()
+    assert json.loads(print_status("--json"))["paused"] is paused
 
 
 def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
@@ -165,22 +165,22 @@ def test_the_newest_step_comes_from_the_heartbeat_or_the_sweep(where):
     beats, noted, silent = (a_run(name, RunState.WATCHING) for name in ("beats", "noted", "silent"))
     beats = replace(beats, attempts=(beats.attempts[0], replace(beats.current, agent=True)))
     keep(where, beats, noted, silent)
-    beat = Heartbeat("beats", 2, "beats-a002", NOW, Phase.STEP, 4321)
-    client("s3").put_object(Bucket="mailbox", Key=make_heartbeat_key("beats"), Body=serialize(beat))
-    pulse = Liveness(Phase.STEP, NOW, moved_at=NOW - 90 * SECOND, step=1234)
-    stale = RunDetection("silent", Cursor("silent"), DetectorState(liveness=pulse))  # of the attempt before
-    DynamoDetections(TABLE).keep([RunDetection("noted", Cursor("noted-a002"), DetectorState(liveness=pulse)), stale])
-    rows = {row["id"]: row for row in json.loads(told("--json"))["runs"]}
+    heartbeat = Heartbeat("beats", 2, "beats-a002", NOW, Phase.STEP, 4321)
+    client("s3").put_object(Bucket="mailbox", Key=make_heartbeat_key("beats"), Body=serialize(heartbeat))
+    liveness = Liveness(Phase.STEP, NOW, moved_at=NOW - 90 * SECOND, step=1234)
+    stale = RunDetection("silent", Cursor("silent"), DetectorState(liveness=liveness))  # of the attempt before
+    DynamoDetections(TABLE).keep([RunDetection("noted", Cursor("noted-a002"), DetectorState(liveness=liveness)), stale])
+    rows = {row["id"]: row for row in json.loads(print_status("--json"))["runs"]}
     assert rows["beats"]["step"] == 4321 and rows["beats"]["step_at"]
     assert (rows["noted"]["step"], rows["noted"]["step_at"]) == (1234, (NOW - 90 * SECOND).isoformat())
     assert (rows["silent"]["step"], rows["silent"]["step_at"]) == (900, None)
-    assert "4,321" in told() and "1,234   90s" not in told()
+    assert "4,321" in print_status() and "1,234   90s" not in print_status()
 
 
 @pytest.mark.parametrize("columns", [80, 120, 200])
 def test_it_fits_the_terminal_and_loses_no_number(where, columns):
     keep(where, a_run("a-run-with-a-very-long-name-that-nobody-wants-to-type-twice", RunState.WATCHING), held("c"))
-    said = told(columns=columns)
+    said = print_status(columns=columns)
     assert max(len(line) for line in said.splitlines()) <= columns
     assert "900" in said and "…" not in said.partition("watching")[2].partition("\n")[0]
 
@@ -189,10 +189,10 @@ def test_only_what_was_asked_for(where):
     """By state and by policy; of the ended ones only the newest, unless all are wanted."""
     keep(where, a_run("trains", RunState.WATCHING), held("stuck"))
     keep(where, *(a_run(f"done-{n:02d}", RunState.COMPLETED) for n in range(12)))
-    assert [row["id"] for row in json.loads(told("--state", "held", "--json"))["runs"]] == ["stuck"]
-    assert json.loads(told("--policy", "other", "--json"))["runs"] == []
-    assert len(json.loads(told("--json"))["runs"]) == 12 and "and 2 more runs" in told()
-    assert len(json.loads(told("--all", "--json"))["runs"]) == 14
+    assert [row["id"] for row in json.loads(print_status("--state", "held", "--json"))["runs"]] == ["stuck"]
+    assert json.loads(print_status("--policy", "other", "--json"))["runs"] == []
+    assert len(json.loads(print_status("--json"))["runs"]) == 12 and "and 2 more runs" in print_status()
+    assert len(json.loads(print_status("--all", "--json"))["runs"]) == 14
 
 
 def test_invalid_options_are_one_clear_error(where):
@@ -206,13 +206,13 @@ def test_invalid_options_are_one_clear_error(where):
 def test_a_policy_that_cannot_be_read_hides_no_run(where):
     keep(where, replace(a_run("odd", RunState.WATCHING), policy="odd"))
     client("ssm").put_parameter(Name="/rerail/policies/odd", Value="mode = 'sideways'", Type="String")
-    assert "odd" in told()
+    assert "odd" in print_status()
 
 
 def test_a_log_line_or_a_reason_cannot_paint_the_terminal(where):
     """What comes from names and reasons is text, not markup."""
     keep(where, replace(held("c"), hold_advice="[bold]look[/bold] at [/red] it"))
-    assert "[bold]look[/bold] at [/red] it" in told()
+    assert "[bold]look[/bold] at [/red] it" in print_status()
 
 
 def test_each_state_has_its_start_time():

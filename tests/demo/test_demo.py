@@ -119,11 +119,11 @@ def test_a_loss_that_runs_away_is_rolled_back_to_before_it(play):
     assert 0 < facts["attempts"][1]["resumed_from_step"] <= 640
     assert facts["reference_max_abs_loss_difference"] == 0
     assert printed.index("warning: loss_spike") < printed.index("stopping the job")
-    aside = [save for save in facts["checkpoints"] if save["aside"]]
-    assert facts["handshake"]["step"] in [save["step"] for save in aside], (
+    quarantined = [save for save in facts["checkpoints"] if save["aside"]]
+    assert facts["handshake"]["step"] in [save["step"] for save in quarantined], (
         "the emergency checkpoint is kept as evidence"
     )
-    assert all(save["step"] > facts["attempts"][1]["resumed_from_step"] for save in aside)
+    assert all(save["step"] > facts["attempts"][1]["resumed_from_step"] for save in quarantined)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_loss_that_runs_away_is_rolled_back_to_before_it(play):
         pytest.param("ladder-rate", ["", "replay", "skip", "far_skip", "lower_rate"], 0.9, marks=rehearsal),
     ],
 )
-def test_a_loss_that_goes_wrong_again_climbs_the_ladder_until_it_is_cured(play, scenario, rungs, rate):
+def test_a_loss_that_diverges_again_takes_the_next_rung(play, scenario, rungs, rate):
     """Each rung from before the onset; what one skips the next ones skip too; it is one incident to its end."""
     facts, printed = play(scenario)
     assert (facts["state"], facts["rungs"]) == ("completed", rungs)

@@ -27,15 +27,15 @@ def entry(
     return TimelineEntry("gpt", 1, at(seconds), state, state, why, signal=to_plain(signal), actions=asked)
 
 
-def wish(id: str = "save-1", kind: CommandKind = CommandKind.CHECKPOINT) -> PostCommand:
+def command(id: str = "save-1", kind: CommandKind = CommandKind.CHECKPOINT) -> PostCommand:
     return PostCommand(Command(id, "gpt", 1, kind, NOON, reason="throughput_drop"))
 
 
 def test_each_step_is_timed_from_the_command():
     """Asked, heard, committed with its step, and only then the stop."""
     timeline = [
-        entry(0, wish(kind=CommandKind.TRAIN)),
-        entry(10, wish()),
+        entry(0, command(kind=CommandKind.TRAIN)),
+        entry(10, command()),
         entry(11.5, kind=ReportKind.ACKNOWLEDGED),
         entry(12, kind=ReportKind.CHECKPOINT, command="another", step=7),
         entry(13, StopJob("gpt"), kind=ReportKind.CHECKPOINT, step=640, why="it is committed"),
@@ -56,10 +56,10 @@ def test_each_step_is_timed_from_the_command():
 
 def test_what_never_came_is_none():
     """An agent that is silent, or refuses: the job is stopped all the same."""
-    (silent,) = find_handshakes([entry(0, wish()), entry(6, StopJob("gpt"))])
+    (silent,) = find_handshakes([entry(0, command()), entry(6, StopJob("gpt"))])
     assert (silent["heard_after_s"], silent["committed_after_s"], silent["stop_called_after_s"]) == (None, None, 6.0)
     (refused,) = find_handshakes(
-        [entry(0, wish()), entry(2, StopJob("gpt"), kind=ReportKind.REFUSED, reason="no room")]
+        [entry(0, command()), entry(2, StopJob("gpt"), kind=ReportKind.REFUSED, reason="no room")]
     )
     assert (refused["refused"], refused["step"]) == ("no room", None)
 
@@ -67,7 +67,7 @@ def test_what_never_came_is_none():
 def test_what_was_seen_in_s3_before_it_was_reported_has_its_step_too():
     """The supervisor looks for itself while it waits."""
     (asked,) = find_handshakes(
-        [entry(0, wish()), entry(2, StopJob("gpt"), why="the emergency checkpoint of step 619 is")]
+        [entry(0, command()), entry(2, StopJob("gpt"), why="the emergency checkpoint of step 619 is")]
     )
     assert (asked["committed_after_s"], asked["step"]) == (None, 619)
 

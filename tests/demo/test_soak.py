@@ -20,7 +20,7 @@ def test_a_tiny_soak_holds(tmp_path):
     assert soak.returncode == 0, soak.stdout + soak.stderr
     sheet = json.loads(file.read_text())["sheets"][0]
     (run,) = sheet["rows"]
-    told = dict(zip(sheet["columns"], run, strict=True))
-    assert (told["faults"], told["attempts"], told["other bits"]) == (2, 3, 0)
-    assert (told["losses compared"], told["samples"]) == (told["steps"], 16 * told["steps"])
+    row = dict(zip(sheet["columns"], run, strict=True))
+    assert (row["faults"], row["attempts"], row["other bits"]) == (2, 3, 0)
+    assert (row["losses compared"], row["samples"]) == (row["steps"], 16 * row["steps"])
     assert not (tmp_path / "soak" / "1").exists(), "a soak that holds leaves nothing"

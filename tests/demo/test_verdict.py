@@ -13,10 +13,10 @@ def moved(*steps: int) -> list[str]:
     return [f"a001/checkpoint-{step}/{name}" for step in steps for name in ("model.safetensors", "trainer_state.json")]
 
 
-def save(step: int, *, attempt: int = 1, aside: bool = False, health: str = "clean", reason: str = "periodic"):
-    folder = f"{f'quarantine/a{attempt}-' if aside else ''}step-{step:09d}"
+def save(step: int, *, attempt: int = 1, quarantined: bool = False, health: str = "clean", reason: str = "periodic"):
+    folder = f"{f'quarantine/a{attempt}-' if quarantined else ''}step-{step:09d}"
     known = {"attempt": attempt, "reason": reason, "health": health, "whole": True}
-    return {"folder": folder, "step": step, "aside": aside, **known}
+    return {"folder": folder, "step": step, "aside": quarantined, **known}
 
 
 def attempt(
@@ -51,7 +51,14 @@ TAKEN = attempt("unknown") | on(OWN, "demo", pool="Reused", taken_by="demo-a002"
 SOONER = attempt(resumed=75) | on(OWN, "demo-a002", start_s=0.4)
 HANDSHAKE = {"step": 700, "stopped_because": "the emergency checkpoint of step 700 is committed: stopping the job"}
 YES = {"answered": 1, "words": True, "said": "ada said approve: creating demo-a002 from step 75"}
-CROWD = {"states": ["completed"] * 4, "most_in_window": 2, "limit": 2, "window_s": 60.0, "rate_limited": 2, "pages": 1}
+OTHER_RUNS = {
+    "states": ["completed"] * 4,
+    "most_in_window": 2,
+    "limit": 2,
+    "window_s": 60.0,
+    "rate_limited": 2,
+    "pages": 1,
+}
 GOOD: dict[Name, dict[str, Any]] = {
     Name.SPIKE: {
         "state": "completed",
@@ -63,8 +70,8 @@ GOOD: dict[Name, dict[str, Any]] = {
         "checkpoints": [
             save(650, attempt=2),
             save(625),
-            save(700, aside=True, health="suspect"),
-            save(650, aside=True),
+            save(700, quarantined=True, health="suspect"),
+            save(650, quarantined=True),
         ],
         "final_step": 880,
         "reference_max_abs_loss_difference": 0.0,
@@ -123,7 +130,13 @@ GOOD: dict[Name, dict[str, Any]] = {
         "incidents": [{"onset_step": 640, "resumed_from_step": 600, "lost_steps": 42}],
         "findings": ["non_finite"],
         "handshake": None,
-        "checkpoints": [save(650), save(600), save(654, aside=True), save(650, aside=True), save(625, aside=True)],
+        "checkpoints": [
+            save(650),
+            save(600),
+            save(654, quarantined=True),
+            save(650, quarantined=True),
+            save(625, quarantined=True),
+        ],
         "restarts": [{"step_after_s": 3.3}],
         "final_step": 880,
         "reference_max_abs_loss_difference": 0.0,
@@ -147,7 +160,7 @@ GOOD: dict[Name, dict[str, Any]] = {
         attempt("infrastructure") | on(OWN, "demo"),
         attempt(resumed=75) | on(OWN, "demo-a002"),
     )
-    | {"crowd": CROWD},
+    | {"crowd": OTHER_RUNS},
     Name.SPOT: {
         "state": "completed",
         "attempts": [attempt(repairs=1)],
@@ -177,8 +190,12 @@ def test_what_ended_as_it_must_has_no_shortcomings(name):
         (Name.SPIKE, {"handshake": HANDSHAKE | {"stopped_because": "the deadline"}}, "but: the deadline"),
         (Name.SPIKE, {"handshake": HANDSHAKE | {"stopped_because": ""}}, "but: not at all"),
         (Name.SPIKE, {"checkpoints": [save(625)]}, "no tainted checkpoint was put aside"),
-        (Name.SPIKE, {"checkpoints": [save(625, health="suspect"), save(700, aside=True)]}, "not there, or not clean"),
-        (Name.SPIKE, {"checkpoints": [save(625), save(600, aside=True)]}, "put aside without need"),
+        (
+            Name.SPIKE,
+            {"checkpoints": [save(625, health="suspect"), save(700, quarantined=True)]},
+            "not there, or not clean",
+        ),
+        (Name.SPIKE, {"checkpoints": [save(625), save(600, quarantined=True)]}, "put aside without need"),
         (
             Name.SPIKE,
             {"incidents": [{"onset_step": 620, "resumed_from_step": 625, "lost_steps": 0}]},
@@ -213,9 +230,9 @@ def test_what_ended_as_it_must_has_no_shortcomings(name):
         (Name.SIGTERM, {"state": "completed"}, "the run is completed, it must end stopped"),
         (Name.APPROVE, {"approval": YES | {"answered": 0}}, "0 proposals were answered, it must be 1"),
         (Name.APPROVE, {"approval": YES | {"said": ""}}, "the word came to nothing: nothing was said of it"),
-        (Name.STORM, {"crowd": CROWD | {"most_in_window": 3}}, "3 relaunches within 60.0 s, of at most 2"),
-        (Name.STORM, {"crowd": CROWD | {"pages": 0}}, "on-call was paged 0 times for it"),
-        (Name.STORM, {"crowd": CROWD | {"states": ["completed"] * 3 + ["held"]}}, "all must complete"),
+        (Name.STORM, {"crowd": OTHER_RUNS | {"most_in_window": 3}}, "3 relaunches within 60.0 s, of at most 2"),
+        (Name.STORM, {"crowd": OTHER_RUNS | {"pages": 0}}, "on-call was paged 0 times for it"),
+        (Name.STORM, {"crowd": OTHER_RUNS | {"states": ["completed"] * 3 + ["held"]}}, "all must complete"),
         (Name.HF, {"set_aside": []}, "nothing was moved out of the script's way"),
         (Name.HF, {"set_aside": moved(125, 150)}, "moved without need: the checkpoints of steps 125"),
         (

@@ -74,7 +74,7 @@ def test_there_is_a_sample_of_each(prefix):
 
 
 @pytest.mark.parametrize(
-    ("event", "heard"),
+    ("event", "matching"),
     [
         (put(mailbox.make_report_key("train-7", "hello-1")), True),
         (put(mailbox.make_heartbeat_key("train-7")), False),
@@ -83,9 +83,9 @@ def test_there_is_a_sample_of_each(prefix):
         (put(mailbox.make_report_key("train-7", "hello-1"), bucket="sagemaker-eu-west-1-111122223333"), False),
     ],
 )
-def test_only_reports_in_the_mailbox_reach_the_queue(template, event, heard):
+def test_only_reports_in_the_mailbox_reach_the_queue(template, event, matching):
     """A heartbeat a minute for each job would be a message a minute for nothing; our own commands are no news to us."""
-    assert [matches(template, rule, event) for rule in template.of("Events::Rule").values()].count(True) == heard
+    assert [matches(template, rule, event) for rule in template.of("Events::Rule").values()].count(True) == matching
 
 
 def test_the_mailbox_sends_events_to_the_bus(template):
@@ -125,7 +125,7 @@ def test_whatever_can_fail_to_deliver_has_a_queue_of_its_own(template):
     ]
 
 
-def test_every_rule_may_put_letters_aside(template):
+def test_every_rule_may_send_dead_letters(template):
     """A dead-letter queue of a rule lets EventBridge in on behalf of that rule."""
     for id, rule in template.of("Events::Rule").items():
         for one in rule["Targets"]:

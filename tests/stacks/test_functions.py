@@ -95,16 +95,16 @@ def test_reports_are_drawn_at_once_and_later_and_never_by_many(template):
 def test_names_in_the_environment_are_the_deployed_ones(template):
     """The functions are pointed at the table, queue, bus, mailbox and topics of this very stack."""
     outputs = {name: output["Value"] for name, output in template.body["Outputs"].items()}
-    told = {**template.function("supervise")["Environment"]["Variables"]}
-    told |= template.function("sweep")["Environment"]["Variables"]
-    told |= template.function("report")["Environment"]["Variables"]
-    told |= template.function("notify")["Environment"]["Variables"]
-    assert told["RERAIL_TABLE"] == outputs["TableName"]
-    assert told["RERAIL_QUEUE_URL"] == outputs["SignalsQueueUrl"]
-    assert told["RERAIL_BUS"] == outputs["BusName"]
-    assert told["RERAIL_POLICY_PREFIX"] == outputs["PolicyPrefix"]
-    assert told["RERAIL_PAUSE_PARAMETER"] == outputs["PauseParameter"]
-    assert told["RERAIL_MAILBOX"] == outputs["MailboxBucket"]
-    assert told["RERAIL_REPORTS"] == outputs["ReportsBucket"]
-    assert told["RERAIL_PAGE_TOPIC"] == outputs["PageTopicArn"]
-    assert told["RERAIL_INFORM_TOPIC"] == outputs["InformTopicArn"]
+    environment = {**template.function("supervise")["Environment"]["Variables"]}
+    environment |= template.function("sweep")["Environment"]["Variables"]
+    environment |= template.function("report")["Environment"]["Variables"]
+    environment |= template.function("notify")["Environment"]["Variables"]
+    assert environment["RERAIL_TABLE"] == outputs["TableName"]
+    assert environment["RERAIL_QUEUE_URL"] == outputs["SignalsQueueUrl"]
+    assert environment["RERAIL_BUS"] == outputs["BusName"]
+    assert environment["RERAIL_POLICY_PREFIX"] == outputs["PolicyPrefix"]
+    assert environment["RERAIL_PAUSE_PARAMETER"] == outputs["PauseParameter"]
+    assert environment["RERAIL_MAILBOX"] == outputs["MailboxBucket"]
+    assert environment["RERAIL_REPORTS"] == outputs["ReportsBucket"]
+    assert environment["RERAIL_PAGE_TOPIC"] == outputs["PageTopicArn"]
+    assert environment["RERAIL_INFORM_TOPIC"] == outputs["InformTopicArn"]

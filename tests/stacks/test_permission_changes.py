@@ -36,14 +36,14 @@ def statements(body, role):
 
 def test_every_statement_of_the_template_is_reported(template, reasons):
     """No permission stays unsaid: each action of each statement is a grant or a refusal."""
-    told = {(grant.action, grant.may) for grant in permissions.grants(template.body, reasons)}
+    reported = {(grant.action, grant.may) for grant in permissions.grants(template.body, reasons)}
     for _, statement in template.statements():
         for action in many(statement.get("Action", [])):
-            assert (action, statement["Effect"] == "Allow") in told
+            assert (action, statement["Effect"] == "Allow") in reported
 
 
 def test_every_wildcard_comes_with_its_reason(template, reasons):
-    """A person who reads the difference is told why, not only that."""
+    """A person who reads the difference sees why, not only that."""
     wild = [grant for grant in permissions.grants(template.body, reasons) if grant.is_wild]
     assert wild
     assert [grant for grant in wild if not grant.because] == []
@@ -91,9 +91,9 @@ def test_principals_of_roles_and_queues_are_reported(template, changed):
     statement = policy["Properties"]["PolicyDocument"]["Statement"][0]
     policy["Properties"]["PolicyDocument"]["Statement"].append({**statement, "Effect": "Allow", "Condition": {}})
     change = permissions.change(template.body, changed)
-    told = permissions.lines(change.added)
-    assert told["arn:aws:iam::999999999999:root"] == ["may act as the function sweep"]
-    assert told[permissions.ANYBODY][0].startswith("may sqs:* on the queue ")
+    reported = permissions.lines(change.added)
+    assert reported["arn:aws:iam::999999999999:root"] == ["may act as the function sweep"]
+    assert reported[permissions.ANYBODY][0].startswith("may sqs:* on the queue ")
     assert not change.removed, id
 
 

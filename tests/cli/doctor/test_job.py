@@ -292,14 +292,14 @@ RUN = Run(
 )
 
 
-def beat(age: timedelta) -> None:
-    pulse = Heartbeat(run="gpt", attempt=1, job="gpt", at=now() - age, phase=next(iter(Phase)), step=7)
-    client("s3").put_object(Bucket="mailbox", Key=make_heartbeat_key("gpt"), Body=serialize(pulse))
+def write_heartbeat(age: timedelta) -> None:
+    heartbeat = Heartbeat(run="gpt", attempt=1, job="gpt", at=now() - age, phase=next(iter(Phase)), step=7)
+    client("s3").put_object(Bucket="mailbox", Key=make_heartbeat_key("gpt"), Body=serialize(heartbeat))
 
 
 def test_a_recent_heartbeat_is_found():
     """By the mailbox's own clock, in which it has just been written."""
-    beat(timedelta(hours=5))
+    write_heartbeat(timedelta(hours=5))
     found = job.agent(subject(exists=True, run=RUN))
     assert found and found.verdict is CheckStatus.OK and "at step 7" in found.said
 
@@ -309,7 +309,7 @@ def test_a_missing_heartbeat_is_reported(monkeypatch):
     silent = subject(exists=True, run=RUN, answers={"s3.list_objects_v2": {"KeyCount": 0}})
     found = job.agent(silent)
     assert found and found.verdict is CheckStatus.WARN and "runs/gpt/command.json" in found.remedy
-    beat(timedelta())
+    write_heartbeat(timedelta())
     later = now() + timedelta(hours=1)
     monkeypatch.setattr(job, "now", lambda: later)
     found = job.agent(silent)

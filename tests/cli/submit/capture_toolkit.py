@@ -44,12 +44,12 @@ def lay_out(base: Path, hyperparameters: Mapping[str, str]) -> None:
     """A host of a job, as SageMaker leaves it."""
     for folder in ("input/config", "input/data/training", "model", "output/data", "code"):
         (base / folder).mkdir(parents=True, exist_ok=True)
-    told = {
+    facts = {
         "hyperparameters": {**SCRIPT_MODE, **hyperparameters},
         "inputdataconfig": {"training": CHANNEL},
         "resourceconfig": RESOURCES,
     }
-    for name, content in told.items():
+    for name, content in facts.items():
         (base / "input" / "config" / f"{name}.json").write_text(json.dumps(content))
 
 
@@ -60,8 +60,8 @@ def main() -> None:
         (base / "code" / "train.py").write_text(SHOWS)
         environment = {"PATH": os.environ["PATH"], "SAGEMAKER_BASE_DIR": folder, "AWS_DEFAULT_REGION": "eu-west-1"}
         subprocess.run([Path(sys.executable).with_name("train")], env=environment, check=True, timeout=1800)
-        told = json.loads((base / "model" / "told.json").read_text().replace(folder, "BASE"))
-    Path(__file__).with_name("toolkit.json").write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
+        facts = json.loads((base / "model" / "told.json").read_text().replace(folder, "BASE"))
+    Path(__file__).with_name("toolkit.json").write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

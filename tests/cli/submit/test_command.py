@@ -60,7 +60,7 @@ def objects(bucket: str = BUCKET) -> dict[str, int]:
 
 def test_a_script_becomes_a_job_with_its_code_in_s3(account):
     """The job that SageMaker knows has the code, the arguments, the tag and folders of its own."""
-    told = submitted("--name", "first", "--tag", "team=vision", "--", "--epochs", "3")
+    printed = submitted("--name", "first", "--tag", "team=vision", "--", "--epochs", "3")
     job = client("sagemaker").describe_training_job(TrainingJobName="first")
     given = {name: json.loads(value) for name, value in job["HyperParameters"].items()}
     assert given["epochs"] == 3 and given["sagemaker_program"] == "train.py"
@@ -68,7 +68,7 @@ def test_a_script_becomes_a_job_with_its_code_in_s3(account):
     assert job["CheckpointConfig"]["S3Uri"] == f"s3://{BUCKET}/rerail/first/checkpoints/"
     tags = client("sagemaker").list_tags(ResourceArn=job["TrainingJobArn"])["Tags"]
     assert {tag["Key"]: tag["Value"] for tag in tags} == {"team": "vision", POLICY_TAG: "default"}
-    assert (told["run"], told["job"]) == ("first", "first") and told["request"]["RoleArn"] == ROLE
+    assert (printed["run"], printed["job"]) == ("first", "first") and printed["request"]["RoleArn"] == ROLE
 
 
 def test_code_that_was_uploaded_once_is_not_uploaded_again(account):
@@ -76,7 +76,7 @@ def test_code_that_was_uploaded_once_is_not_uploaded_again(account):
     first, second = submitted("--name", "first"), submitted("--name", "second")
     (account / "model.py").write_text("x = 1\n")
     third = submitted("--name", "third")
-    uris = [told["request"]["HyperParameters"]["sagemaker_submit_directory"] for told in (first, second, third)]
+    uris = [printed["request"]["HyperParameters"]["sagemaker_submit_directory"] for printed in (first, second, third)]
     assert uris[0] == uris[1] != uris[2] and len(objects()) == 2
 
 
@@ -175,7 +175,7 @@ def test_a_policy_that_is_not_deployed_is_refused(account, monkeypatch):
 
 
 class Ended:
-    """A follower of a run that has ended as it is told."""
+    """A follower of a run that has ended as it is printed."""
 
     def __init__(self, ended: str) -> None:
         self.ended, self.why, self.run, self.last_job = ended, "because", None, "followed"

@@ -86,7 +86,7 @@ FIRST = Attempt(1, "gpt", status=JobStatus.FAILED)
 SECOND = Attempt(2, "gpt-a002", status=JobStatus.COMPLETED)
 
 
-def test_the_logs_of_all_attempts_are_one_story():
+def test_the_logs_of_all_attempts_are_printed_in_order():
     """The first attempt dies, the second goes on; each line is said once, with the decisions between them."""
     world = World(
         decided(RunState.WATCHING, "adopted gpt"),
@@ -108,8 +108,11 @@ def test_the_logs_of_all_attempts_are_one_story():
         *("gpt algo-1> step 1", "gpt algo-1> step 2", "gpt algo-1> step 3", "gpt algo-1> late line"),
         *("gpt-a002 algo-1> step 4", "gpt-a002 algo-1> the last line"),
     ]
-    told = ["gpt is watching: adopted gpt", "gpt is Failed: InternalServerError", "gpt is starting: relaunched"]
-    assert [line for line in lines if line in (*told, "gpt is completed: done")] == [*told, "gpt is completed: done"]
+    decisions = ["gpt is watching: adopted gpt", "gpt is Failed: InternalServerError", "gpt is starting: relaunched"]
+    assert [line for line in lines if line in (*decisions, "gpt is completed: done")] == [
+        *decisions,
+        "gpt is completed: done",
+    ]
     assert (follower.ended, follower.last_job) == ("completed", "gpt-a002")
 
 

@@ -15,7 +15,7 @@ from cli.submit.request import JobRequest, seconds, training_request
 from rerail.model.metrics import make_definitions
 from rerail.requests.relaunch import POLICY_TAG
 
-WISH = JobRequest(
+JOB = JobRequest(
     name="mnist-1",
     role="arn:aws:iam::111122223333:role/Training",
     region="eu-west-1",
@@ -28,14 +28,14 @@ WISH = JobRequest(
 
 def refused(**changes) -> Problem:
     with pytest.raises(Problem) as problem:
-        training_request(replace(WISH, **changes))
+        training_request(replace(JOB, **changes))
     assert problem.value.remedy
     return problem.value
 
 
 def test_script_mode_hyperparameters_are_as_the_toolkit_reads_them():
     """Every value is JSON, and the script's own arguments lie beside it."""
-    request = training_request(replace(WISH, hyperparameters={"epochs": "3"}, torchrun=True))
+    request = training_request(replace(JOB, hyperparameters={"epochs": "3"}, torchrun=True))
     assert request["HyperParameters"].pop("epochs") == "3"
     assert {name: json.loads(value) for name, value in request["HyperParameters"].items()} == {
         "sagemaker_program": "train.py",
@@ -50,7 +50,7 @@ def test_script_mode_hyperparameters_are_as_the_toolkit_reads_them():
 
 def test_the_job_is_supervised_and_has_folders_of_its_own():
     """Tag, checkpoint folder with its slash, outputs."""
-    request = training_request(replace(WISH, policy="careful", tags={"team": "vision"}, checkpoint_path="/ckpt"))
+    request = training_request(replace(JOB, policy="careful", tags={"team": "vision"}, checkpoint_path="/ckpt"))
     tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
     assert tags == {"team": "vision", POLICY_TAG: "careful"}
     assert request["CheckpointConfig"] == {"S3Uri": "s3://bucket/rerail/mnist-1/checkpoints/", "LocalPath": "/ckpt"}
@@ -60,7 +60,7 @@ def test_the_job_is_supervised_and_has_folders_of_its_own():
 def test_the_metrics_are_rerails_the_scripts_own_or_none():
     """None: Rerail's line is printed; an empty table: nobody knows the lines."""
     defined = lambda metrics: (  # noqa: E731
-        training_request(replace(WISH, metrics=metrics))["AlgorithmSpecification"].get("MetricDefinitions")
+        training_request(replace(JOB, metrics=metrics))["AlgorithmSpecification"].get("MetricDefinitions")
     )
     assert defined(None) == make_definitions()
     assert defined({}) is None
@@ -68,16 +68,16 @@ def test_the_metrics_are_rerails_the_scripts_own_or_none():
 
 
 def test_spot_machines_are_waited_for_and_warm_ones_kept():
-    spot = training_request(replace(WISH, spot=True, max_runtime_s=3600, max_wait_s=7200))
+    spot = training_request(replace(JOB, spot=True, max_runtime_s=3600, max_wait_s=7200))
     assert spot["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxWaitTimeInSeconds": 7200}
     assert spot["EnableManagedSpotTraining"] is True
-    warm = training_request(replace(WISH, keep_alive_s=1800, count=2))
+    warm = training_request(replace(JOB, keep_alive_s=1800, count=2))
     assert warm["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
     assert warm["ResourceConfig"]["InstanceCount"] == 2
 
 
 def test_channels_and_environment_are_those_asked_for():
-    request = training_request(replace(WISH, channels={"training": "s3://b/d/"}, environment={"A": "b"}))
+    request = training_request(replace(JOB, channels={"training": "s3://b/d/"}, environment={"A": "b"}))
     assert [channel["ChannelName"] for channel in request["InputDataConfig"]] == ["training"]
     assert request["Environment"] == {"A": "b"}
 
@@ -159,7 +159,7 @@ def answered(code: str, message: str = "") -> ClientError:
 )
 def test_a_refusal_by_sagemaker_is_reported_with_a_remedy(error, words, remedy):
     """Its own words, the option that they are about, and the remedy."""
-    problem = refusal(error, training_request(WISH))
+    problem = refusal(error, training_request(JOB))
     assert words in problem.what and remedy in problem.remedy
 
 

@@ -13,9 +13,9 @@ from tests.cli.submit.capture_toolkit import HYPERPARAMETERS, lay_out
 TOOLKIT = Path(__file__).parent / "toolkit.json"
 SHOWS = """
 import json, os, sys
-told = {"argv": sys.argv[1:], "cwd": os.getcwd(), "path": "/opt/ml/checkpoints"}
-told["sm"] = {name: value for name, value in os.environ.items() if name.startswith("SM_")}
-open(os.path.join(os.environ["SM_MODEL_DIR"], "told.json"), "w").write(json.dumps(told))
+seen = {"argv": sys.argv[1:], "cwd": os.getcwd(), "path": "/opt/ml/checkpoints"}
+seen["sm"] = {name: value for name, value in os.environ.items() if name.startswith("SM_")}
+open(os.path.join(os.environ["SM_MODEL_DIR"], "told.json"), "w").write(json.dumps(seen))
 print("trained")
 """
 FAILS = "import sys\nprint('last words')\nsys.exit(7)\n"
@@ -66,15 +66,15 @@ def test_the_script_sees_what_awss_own_toolkit_shows_it(base, monkeypatch):
 def test_the_script_gets_its_arguments_its_folders_and_its_variables(base, monkeypatch):
     """And /opt/ml is the job's own, so that jobs on one machine do not meet there."""
     code = run(base, monkeypatch, SHOWS, epochs="3", name='"007"', b='"x"', checkpoints='"/opt/ml/checkpoints"')
-    told = json.loads((base / "model" / "told.json").read_text())
+    seen = json.loads((base / "model" / "told.json").read_text())
     assert code == 0
-    assert told["argv"] == ["-b", "x", "--checkpoints", f"{base}/checkpoints", "--epochs", "3", "--name", "007"]
-    assert Path(told["cwd"]).resolve() == (base / "code").resolve()
-    assert told["path"] == f"{base}/checkpoints"
-    assert told["sm"]["SM_CHANNEL_TRAINING"] == f"{base}/input/data/training"
-    assert told["sm"]["SM_OUTPUT_DATA_DIR"] == f"{base}/output/data"
-    assert json.loads(told["sm"]["SM_HOSTS"]) == ["localhost"] and told["sm"]["SM_CURRENT_HOST"] == "localhost"
-    assert json.loads(told["sm"]["SM_HPS"])["epochs"] == 3 and told["sm"]["SM_HP_EPOCHS"] == "3"
+    assert seen["argv"] == ["-b", "x", "--checkpoints", f"{base}/checkpoints", "--epochs", "3", "--name", "007"]
+    assert Path(seen["cwd"]).resolve() == (base / "code").resolve()
+    assert seen["path"] == f"{base}/checkpoints"
+    assert seen["sm"]["SM_CHANNEL_TRAINING"] == f"{base}/input/data/training"
+    assert seen["sm"]["SM_OUTPUT_DATA_DIR"] == f"{base}/output/data"
+    assert json.loads(seen["sm"]["SM_HOSTS"]) == ["localhost"] and seen["sm"]["SM_CURRENT_HOST"] == "localhost"
+    assert json.loads(seen["sm"]["SM_HPS"])["epochs"] == 3 and seen["sm"]["SM_HP_EPOCHS"] == "3"
     assert not (base / "output" / "failure").exists()
 
 
@@ -94,15 +94,15 @@ def test_a_failure_file_of_the_script_itself_is_kept(base, monkeypatch):
 
 def test_torchrun_is_started_on_every_host(base):
     """One process a host here, where there is no GPU."""
-    told = {
+    seen = {
         "SM_HOSTS": '["algo-1", "algo-2"]',
         "SM_CURRENT_HOST": "algo-2",
         "MASTER_ADDR": "h",
         "MASTER_PORT": "1",
     }
-    command = script_mode.launcher({"sagemaker_torch_distributed_enabled": True}, told)
+    command = script_mode.launcher({"sagemaker_torch_distributed_enabled": True}, seen)
     assert command[1:] == [
         *("-m", "torch.distributed.run", "--nnodes=2", "--node_rank=1", "--nproc_per_node=1"),
         *("--master_addr=h", "--master_port=1"),
     ]
-    assert script_mode.launcher({}, told) == [sys.executable]
+    assert script_mode.launcher({}, seen) == [sys.executable]

@@ -59,8 +59,8 @@ def tags_of(request: dict) -> dict[str, str]:
 def described(request: dict) -> dict:
     """What DescribeTrainingJob would tell of the job."""
     arn = f"arn:aws:sagemaker:eu-west-1:111122223333:training-job/{request['TrainingJobName']}"
-    told = {"TrainingJobArn": arn, "TrainingJobStatus": "InProgress", "SecondaryStatus": "Training"}
-    return {**request, **told, "CreationTime": NOON}
+    answer = {"TrainingJobArn": arn, "TrainingJobStatus": "InProgress", "SecondaryStatus": "Training"}
+    return {**request, **answer, "CreationTime": NOON}
 
 
 def adopted(request: dict) -> Adopted:
@@ -188,12 +188,12 @@ def _keeps(sent: list[dict]):
 def test_an_estimators_arguments_and_the_estimator_give_the_same_request():
     """`PyTorch(**supervised(arguments))` and `supervised(PyTorch(**arguments))`."""
     arguments = {"role": "r", "tags": {"team": "vision"}, "environment": {"A": "b"}}
-    told = supervised(arguments, checkpoints="s3://bucket/a")
+    answer = supervised(arguments, checkpoints="s3://bucket/a")
     estimator = SimpleNamespace(**arguments, metric_definitions=None, checkpoint_s3_uri=None)
     assert supervised(estimator, checkpoints="s3://bucket/a") is estimator
-    assert told == vars(estimator)
-    assert told["tags"] == [{"Key": "team", "Value": "vision"}, {"Key": POLICY_TAG, "Value": "default"}]
-    assert told["checkpoint_s3_uri"] == "s3://bucket/a/"
+    assert answer == vars(estimator)
+    assert answer["tags"] == [{"Key": "team", "Value": "vision"}, {"Key": POLICY_TAG, "Value": "default"}]
+    assert answer["checkpoint_s3_uri"] == "s3://bucket/a/"
 
 
 @pytest.mark.parametrize(
@@ -229,13 +229,13 @@ def test_what_could_not_be_launched_again_is_refused_at_once(job, options, words
 def test_the_agents_init_comes_in_front_of_what_the_container_runs(asked, command):
     """In a stock image too, from the wheel in a channel; said twice it is there once, and a relaunch has it again."""
     request = {**STOCK, "AlgorithmSpecification": {**STOCK["AlgorithmSpecification"], **asked}}
-    told = supervised(request, agent=WHEEL)
-    algorithm = told["AlgorithmSpecification"]
-    assert complaints(told) == "" and supervised(told, agent=WHEEL) == told
+    answer = supervised(request, agent=WHEEL)
+    algorithm = answer["AlgorithmSpecification"]
+    assert complaints(answer) == "" and supervised(answer, agent=WHEEL) == answer
     assert algorithm["ContainerArguments"] == command
     shell, option, line, wheel = algorithm["ContainerEntrypoint"]
     assert (shell, option, wheel) == ("/bin/sh", "-c", f"/opt/ml/input/data/rerail/{WHEEL.rpartition('/')[2]}")
-    assert told["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"] == WHEEL
+    assert answer["InputDataConfig"][-1]["DataSource"]["S3DataSource"]["S3Uri"] == WHEEL
     shown = [
         "/bin/sh",
         "-c",
@@ -245,9 +245,9 @@ def test_the_agents_init_comes_in_front_of_what_the_container_runs(asked, comman
     ]
     ran = subprocess.run(shown, env={"PYTHONPATH": "there"}, capture_output=True, text=True, check=True, timeout=1800)
     assert ran.stdout.splitlines() == ["w.whl:there", *command]
-    rebuilt = rebuild(described(told), tags_of(told), members=frozenset(OPERATION.input_shape.members))
+    rebuilt = rebuild(described(answer), tags_of(answer), members=frozenset(OPERATION.input_shape.members))
     second = make_request(rebuilt, CreateJob("mnist-1-a002", attempt=2, resume_step=1), run="mnist-1")
-    assert second["AlgorithmSpecification"] == algorithm and second["InputDataConfig"] == told["InputDataConfig"]
+    assert second["AlgorithmSpecification"] == algorithm and second["InputDataConfig"] == answer["InputDataConfig"]
 
 
 def test_too_many_metrics_are_refused():
