@@ -19,7 +19,7 @@ from cli.simulate import pages, report
 from cli.simulate.accounts import Spent
 from cli.simulate.assumptions import Assumptions
 from cli.simulate.command import WIDTH, Maker
-from cli.simulate.months import default_policy
+from cli.simulate.months import read_policy
 from cli.simulate.report import FEWEST_GPUS, GOAL, GOAL_IN_PLACE, ReportRow
 from cli.simulate.supervised import Supervised
 from cli.simulate.sweeps import SWEEPS
@@ -59,7 +59,7 @@ def signals_a_minute(days: float = 3.0) -> float:
         return decide(run, signal, policy)
 
     world = SimulatedRun(SNAPSHOTS, FEWEST_GPUS, days, 0, Assumptions())
-    world.watch = Supervised(world, default_policy(), noting)
+    world.watch = Supervised(world, read_policy(), noting)
     world.run()
     began = time.perf_counter()
     for run, signal, policy in received:
@@ -90,12 +90,14 @@ def verdicts(rows: dict[int, list[ReportRow]], speed: float) -> list[Verdict]:
 
 def _tables(rows: dict[str, list[ReportRow]], days: float, seeds: int) -> dict[str, Table]:
     assumed = Assumptions()
-    tables = {"rates": report.rates(assumed), "assumptions": report.assumptions(assumed)}
+    tables = {"rates": report.make_rates_table(assumed), "assumptions": report.make_assumptions_table(assumed)}
     for size in SIZES:
-        tables[f"ways {size}"] = report.ways(rows[f"ways:{size}"], gpus=size, days=days, seeds=seeds)
-        tables[f"takings {size}"] = report.takings(rows[f"ways:{size}"], gpus=size)
+        tables[f"ways {size}"] = report.make_ways_table(rows[f"ways:{size}"], gpus=size, days=days, seeds=seeds)
+        tables[f"takings {size}"] = report.make_costs_table(rows[f"ways:{size}"], gpus=size)
     swept = {key: each for key, each in SWEEPS.items() if key in rows}
-    return tables | {key: report.sweep(f"{each.title}; {SIZES[-1]:,} GPUs", rows[key]) for key, each in swept.items()}
+    return tables | {
+        key: report.make_sweep_table(f"{each.title}; {SIZES[-1]:,} GPUs", rows[key]) for key, each in swept.items()
+    }
 
 
 def _goals(found: Sequence[Verdict]) -> Table:
@@ -120,17 +122,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     speed = signals_a_minute()
     assumed = Assumptions()
     asked = {f"ways:{size}": [(way.title, way, assumed) for way in WAYS.values()] for size in SIZES}
-    rows = Maker(SIZES, given.days, range(given.seeds), default_policy()).rows(asked, console)
+    rows = Maker(SIZES, given.days, range(given.seeds), read_policy()).rows(asked, console)
     if not given.no_sweeps:
         varied = {key: list(each.variants(assumed)) for key, each in SWEEPS.items()}
-        rows |= Maker(SIZES, given.days, range(SWEPT_SEEDS), default_policy()).rows(varied, console)
+        rows |= Maker(SIZES, given.days, range(SWEPT_SEEDS), read_policy()).rows(varied, console)
     found = verdicts({size: rows[f"ways:{size}"] for size in SIZES}, speed)
     tables = _tables(rows, given.days, given.seeds) | {"goals": _goals(found)}
     report.show(console, list(tables.values()))
     if given.page:
         pages.write(given.page, {name: tables[name] for name in PAGE_TABLES})
     if given.json:
-        figures = {group: report.as_json(each) for group, each in rows.items()}
+        figures = {group: report.make_json(each) for group, each in rows.items()}
         goals = [{"what": v.what, "asked": v.asked, "measured": v.measured, "met": v.met} for v in found]
         given.json.write_text(json.dumps({"goals": goals, **figures}, indent=2) + "\n", encoding="utf-8")
     return 0

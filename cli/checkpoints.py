@@ -15,8 +15,8 @@ from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local
-from cli.saves import StoredCheckpoint, passed_over, resume_from, saves_under, verified
-from cli.trouble import code_of, is_denied
+from cli.saves import StoredCheckpoint, explain_passed_over, find_resume_point, list_checkpoints, verify_checksums
+from cli.trouble import get_code, is_denied
 from rerail.decisions.checkpoint_health import assess_health
 from rerail.model.checkpoints import Health
 from rerail.model.run import Run
@@ -35,7 +35,7 @@ def checkpoints(run: RunName, verify: Verify = False, local: Local = False, as_j
         place.fail(f"the jobs of {run} save nowhere that Rerail knows of", "give the next one a CheckpointConfig")
     s3, uri = where.client("s3"), record.checkpoint_uri
     try:
-        saves = saves_under(s3, uri)
+        saves = list_checkpoints(s3, uri)
         if verify:
             saves = _verified(s3, uri, saves)
     except (ClientError, BotoCoreError) as error:
@@ -55,7 +55,7 @@ def _verified(s3: Any, uri: str, saves: Sequence[StoredCheckpoint]) -> list[Stor
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=sum(file.bytes for save in whole for file in save.files))
         return [
-            verified(s3, uri, save, lambda size: progress.advance(task, size)) if save in whole else save
+            verify_checksums(s3, uri, save, lambda size: progress.advance(task, size)) if save in whole else save
             for save in saves
         ]
 
@@ -63,13 +63,13 @@ def _verified(s3: Any, uri: str, saves: Sequence[StoredCheckpoint]) -> list[Stor
 def _remedy(error: Exception, uri: str) -> str:
     if is_denied(error):
         return f"ask for s3:ListBucket and s3:GetObject on {uri.rstrip('/')}/*, and kms:Decrypt if it has a key"
-    if code_of(error) == "NoSuchBucket":
+    if get_code(error) == "NoSuchBucket":
         return "check the bucket of the job's CheckpointConfig: it is gone"
     return "check your credentials and region, or try again"
 
 
 def _plain(run: Run, saves: Sequence[StoredCheckpoint]) -> dict[str, Any]:
-    chosen = resume_from(run, saves)
+    chosen = find_resume_point(run, saves)
     return {
         "run": run.id,
         "where": run.checkpoint_uri,
@@ -94,13 +94,13 @@ def _row(run: Run, save: StoredCheckpoint) -> dict[str, Any]:
         "aside": save.is_quarantined,
         "verified": save.is_verified and not save.damage,
         "damage": save.damage,
-        "passed_over": passed_over(run, save),
+        "passed_over": explain_passed_over(run, save),
     }
 
 
 def _print(run: Run, saves: Sequence[StoredCheckpoint]) -> None:
     console = Console()
-    chosen = resume_from(run, saves)
+    chosen = find_resume_point(run, saves)
     if not saves:
         console.print(f"nothing is saved under {run.checkpoint_uri} yet", highlight=False)
         return
@@ -111,7 +111,7 @@ def _print(run: Run, saves: Sequence[StoredCheckpoint]) -> None:
         return
     console.print(f"a relaunch would resume from [green]step {chosen.step}[/] ({chosen.folder})", highlight=False)
     for save in (save for save in saves if not save.is_quarantined):
-        if save is not chosen and (why := passed_over(run, save)):
+        if save is not chosen and (why := explain_passed_over(run, save)):
             console.print(f"  not from step {save.step}: {escape(why)}", highlight=False)
         elif save.checkpoint and (why := assess_health(run, save.checkpoint)[1]):
             health = _health(run, save)

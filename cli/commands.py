@@ -55,7 +55,7 @@ COMMANDS: Mapping[str, ListedCommand] = {
     ),
     "simulate": ListedCommand(
         "cli.simulate.command",
-        "simulated",
+        "run_simulations",
         "What share of its time would a run have trained, by who looks after it? Nothing is launched or stopped.",
     ),
     "status": ListedCommand(
@@ -149,7 +149,7 @@ COMMANDS: Mapping[str, ListedCommand] = {
 }
 
 
-def imported(name: str) -> Any:
+def import_command(name: str) -> Any:
     """Return the command itself, built from its module."""
     listed = COMMANDS[name]
     found = getattr(import_module(listed.module), listed.attribute)
@@ -165,7 +165,7 @@ class ImportedCommands(Mapping[str, Any]):
     """The commands by name, in the order of the help; each is imported when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
-        return imported(name)
+        return import_command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -179,7 +179,7 @@ class DeferredCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Return the context of the command itself, which runs, completes or prints its own help."""
-        return imported(str(self.name)).make_context(info_name, args, parent, **extra)
+        return import_command(str(self.name)).make_context(info_name, args, parent, **extra)
 
 
 class CommandGroup(LeanGroup):
@@ -219,9 +219,9 @@ def _errors_of_aws() -> tuple[type[Exception], ...]:
 
 def _fail_for(error: Exception) -> NoReturn:
     from cli import place
-    from cli.trouble import explained
+    from cli.trouble import explain
 
-    place.fail(*explained(error))
+    place.fail(*explain(error))
 
 
 def _say_version(asked: bool) -> None:

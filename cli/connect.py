@@ -15,7 +15,7 @@ from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
-from cli.trouble import explained, is_denied
+from cli.trouble import explain, is_denied
 from rerail.model.errors import JobNotFound
 from rerail.model.run import Run
 from rerail.model.self_repairs import format_repairs
@@ -133,7 +133,7 @@ def _switch_on(where: Place, door: Door, *, yes: bool, may_ask: bool) -> bool:
             TrainingJobName=door.job, RemoteDebugConfig={"EnableRemoteDebug": True}
         )
     except ClientError as error:
-        what, remedy = explained(error)
+        what, remedy = explain(error)
         if is_denied(error):
             remedy = "ask for sagemaker:UpdateTrainingJob (a policy may forbid it by sagemaker:EnableRemoteDebug)"
         place.fail(f"remote debugging of {door.job} cannot be switched on: {what}", remedy)

@@ -14,7 +14,7 @@ UNPRINTABLE = re.compile(
 )
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """The text with a blank for each character that does something but be read."""
     return UNPRINTABLE.sub(" ", text)
 
@@ -26,4 +26,4 @@ class Console(console.Console):
         self, renderable: console.RenderableType, options: console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            yield segment if segment.control else segment._replace(text=make_printable(segment.text))

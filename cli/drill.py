@@ -14,9 +14,9 @@ from rich.table import Table
 
 from cli import place
 from cli.console import Console
-from cli.durations import seconds
+from cli.durations import parse_seconds
 from cli.logbook import Logbook
-from cli.losses import Losses, largest_difference
+from cli.losses import Losses, find_largest_difference
 from cli.names import RunName, find_run
 from cli.operators import ask
 from cli.place import AsJson, Local, Place
@@ -87,7 +87,7 @@ def drill(
     record = find_run(where, run)
     policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], place.now))
     _check(where, record)
-    within = seconds(patience, "--patience")
+    within = parse_seconds(patience, "--patience")
     console = Console(stderr=True, highlight=False)
     if not yes:
         _confirm(record, policy, steps)
@@ -273,7 +273,7 @@ class RestartDrill:
         common = [step for step in wanted if step in new.by_step]
         if not common:
             raise Failed("the new job's log names other steps than the old one's")
-        at_step, difference, share = largest_difference(old, new, common)
+        at_step, difference, share = find_largest_difference(old, new, common)
         proven = share <= self.tolerance
         beyond = f"the losses of step {at_step} differ by {share:.2%}, of at most {self.tolerance:.2%}: "
         why = (

@@ -6,7 +6,7 @@ from rerail.model.policy import DURATION, UNIT_SECONDS
 LONGEST_S = 3650 * UNIT_SECONDS["d"]
 
 
-def seconds(text: str, option: str) -> float:
+def parse_seconds(text: str, option: str) -> float:
     """`90s`, `30m`, `2h` or `1d` in seconds, ten years at most; ends with one clear error that names the option."""
     match = DURATION.fullmatch(text.strip())
     if not match:

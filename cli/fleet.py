@@ -144,7 +144,7 @@ class FleetReader:
         account = make_account(run, at, policy)
         step, step_at = known or (_last_step(run), run.current.ended_at)
         seen_at = step_at if step is not None else None
-        return FleetRow(run, since(run), step, seen_at, account.share, account.dollars, *todo(run))
+        return FleetRow(run, find_state_start(run), step, seen_at, account.share, account.dollars, *find_todo(run))
 
     def _policy(self, run: Run) -> Policy:
         """The run's; where it cannot be read, the defaults, so that one bad policy hides no run."""
@@ -174,7 +174,7 @@ class FleetReader:
         return tuple(_said(alarm) for alarm in found)
 
 
-def since(run: Run) -> datetime | None:
+def find_state_start(run: Run) -> datetime | None:
     """When the run's state began, as far as its record tells."""
     attempt, incident = run.current, run.incidents[-1] if run.incidents else None
     match run.state:
@@ -194,7 +194,7 @@ def since(run: Run) -> datetime | None:
     return attempt.ended_at
 
 
-def todo(run: Run) -> tuple[str, str]:
+def find_todo(run: Run) -> tuple[str, str]:
     """What a human has to do, if anything, and the command that follows."""
     if run.proposal and run.proposal.awaits is LaunchCheck.APPROVAL:
         asked = run.proposal
@@ -232,7 +232,7 @@ def _said(alarm: Mapping[str, Any]) -> str:
     return " ".join(words.split())
 
 
-def chosen(
+def select_rows(
     rows: Sequence[FleetRow], *, states: Sequence[RunState], policy: str, ended: int | None
 ) -> Iterator[FleetRow]:
     """The rows that were asked for; of those that are over, only so many (None: all)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cli.console import printable
+from cli.console import make_printable
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 MOST_STREAMS = 8
@@ -25,7 +25,7 @@ class JobLogLine:
     def shown(self) -> str:
         """As a terminal may be given it: of a progress bar only its last state."""
         states = [part for part in self.text.rstrip("\r\n").split("\r") if part.strip()]
-        return printable(states[-1] if states else "").replace("\n", " ")
+        return make_printable(states[-1] if states else "").replace("\n", " ")
 
 
 @dataclass

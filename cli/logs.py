@@ -9,7 +9,7 @@ import typer
 
 from cli import place
 from cli.console import Console
-from cli.durations import seconds
+from cli.durations import parse_seconds
 from cli.logbook import JobLogLine, Logbook
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
@@ -36,7 +36,7 @@ def logs(
     where = place.find(local=local)
     record = find_run(where, run)
     chosen = _chosen(record, attempt)
-    start = place.now() - timedelta(seconds=seconds(since, "--since")) if since else None
+    start = place.now() - timedelta(seconds=parse_seconds(since, "--since")) if since else None
     if follow:
         lines = _followed(where, record, start, one=chosen[0] if attempt else None)
     else:

@@ -59,7 +59,7 @@ class Losses:
             self.by_step[self.last_step] = loss
 
 
-def largest_difference(before: Losses, after: Losses, steps: Sequence[int]) -> tuple[int, float, float]:
+def find_largest_difference(before: Losses, after: Losses, steps: Sequence[int]) -> tuple[int, float, float]:
     """Of these steps the one whose two losses differ most: the step, the difference, and that as a share of the loss;
     what is no number differs without end."""
     found = []

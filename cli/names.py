@@ -19,13 +19,13 @@ MOST = 100
 ATTEMPT = re.compile(r"-a\d{3,}$")
 
 
-def completed_runs(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
+def complete_runs(ctx: typer.Context, args: list[str], incomplete: str) -> list[str]:
     """Runs that begin so, for the shell: those that are known within two seconds, and none where nobody answers."""
     local = bool(ctx.params.get("local")) or "--local" in args
     found: list[str] = []
 
     def look() -> None:
-        for name in names_of_runs(_quick_place(local=local), incomplete):
+        for name in list_run_names(_quick_place(local=local), incomplete):
             found.append(name)
             if len(found) >= MOST:
                 return
@@ -34,18 +34,18 @@ def completed_runs(ctx: typer.Context, args: list[str], incomplete: str) -> list
     return sorted(found)
 
 
-def completed_policies(incomplete: str) -> list[str]:
+def complete_policies(incomplete: str) -> list[str]:
     """Policies of this checkout that begin so."""
-    return [name for name in policy_names() if name.startswith(incomplete)]
+    return [name for name in list_policy_names() if name.startswith(incomplete)]
 
 
-def completed_states(incomplete: str) -> list[str]:
+def complete_states(incomplete: str) -> list[str]:
     """States of a run that begin so."""
     return [state.value for state in RunState if state.value.startswith(incomplete)]
 
 
 RunName = Annotated[
-    str, typer.Argument(help="The run, as `rerail status` names it.", autocompletion=completed_runs, metavar="RUN")
+    str, typer.Argument(help="The run, as `rerail status` names it.", autocompletion=complete_runs, metavar="RUN")
 ]
 
 
@@ -53,28 +53,28 @@ def find_run(where: Place, name: str) -> Run:
     """The run of this name, or one clear error that names the nearest, and exit status 2."""
     record = where.runs.load(name)
     if record is None:
-        place.fail(*unknown_run(where, name))
+        place.fail(*explain_unknown_run(where, name))
     return record
 
 
-def unknown_run(where: Place, name: str) -> tuple[str, str]:
+def explain_unknown_run(where: Place, name: str) -> tuple[str, str]:
     """What to say of a run that is not there, and what to do: the nearest name, where one is near."""
-    known = list(names_of_runs(where, ""))
+    known = list(list_run_names(where, ""))
     problem = f"there is no run {name!r} in {where.name}"
-    if nearest := near(name, known):
+    if nearest := find_near(name, known):
         return problem, f"did you mean {' or '.join(nearest)}? `rerail status` lists the runs"
     if not known:
         return problem, "there are no runs at all yet: a job joins with the tag rerail:policy=default (`rerail status`)"
     return problem, "`rerail status` lists the runs"
 
 
-def near(name: str, known: list[str]) -> list[str]:
+def find_near(name: str, known: list[str]) -> list[str]:
     """At most three names that may have been meant: the run of a job's name first."""
     of_the_job = [run for run in (ATTEMPT.sub("", name), make_run_id(name)) if run in known]
     return list(dict.fromkeys([*of_the_job, *difflib.get_close_matches(name, known, n=3)]))[:3]
 
 
-def names_of_runs(where: Place, prefix: str) -> Iterator[str]:
+def list_run_names(where: Place, prefix: str) -> Iterator[str]:
     """The names alone, which is what a completion needs of a table of thousands."""
     pages = (
         where.client("dynamodb")
@@ -90,7 +90,7 @@ def names_of_runs(where: Place, prefix: str) -> Iterator[str]:
         yield from (item["pk"]["S"].removeprefix("run#") for item in page["Items"])
 
 
-def policy_names() -> list[str]:
+def list_policy_names() -> list[str]:
     """The policies of this checkout."""
     return sorted(file.stem for file in POLICIES.glob("*.toml"))
 

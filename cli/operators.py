@@ -13,8 +13,8 @@ from cli import place
 from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
-from cli.saves import passed_over, saves_under
-from cli.trouble import explained
+from cli.saves import explain_passed_over, list_checkpoints
+from cli.trouble import explain
 from rerail.decisions.decision import has_agent
 from rerail.messages.messages import COMMAND, OPERATOR
 from rerail.model.run import Run, RunState
@@ -64,12 +64,12 @@ def rollback(
     """
     where = place.find(local=local)
     record = find_run(where, run)
-    start = rollback_start(where, record, to)
+    start = find_rollback_start(where, record, to)
     say(f"{run} goes back to step {start}; what it has saved after step {to} is kept, and not resumed from", as_json)
     ask(where, run, OperatorVerb.ROLLBACK, why, as_json=as_json, step=to)
 
 
-def rollback_start(where: Place, run: Run, to: int) -> int:
+def find_rollback_start(where: Place, run: Run, to: int) -> int:
     """The step from which a rollback would go on, 0 being the start; or one clear error that says what there is."""
     if run.state in (RunState.COMPLETED, RunState.STOPPED):
         place.fail(f"{run.id} has ended ({run.state})", "start its job again by hand")
@@ -78,10 +78,12 @@ def rollback_start(where: Place, run: Run, to: int) -> int:
             place.fail(f"the jobs of {run.id} save nowhere that Rerail knows of", "restart it by hand")
         return to
     try:
-        saves = saves_under(where.client("s3"), run.checkpoint_uri)
+        saves = list_checkpoints(where.client("s3"), run.checkpoint_uri)
     except (ClientError, BotoCoreError) as error:
-        place.fail(f"cannot see what {run.id} has saved: {explained(error).what}", explained(error).remedy)
-    steps = sorted({save.step for save in saves if save.is_whole and not passed_over(replace(run, stop=None), save)})
+        place.fail(f"cannot see what {run.id} has saved: {explain(error).what}", explain(error).remedy)
+    steps = sorted(
+        {save.step for save in saves if save.is_whole and not explain_passed_over(replace(run, stop=None), save)}
+    )
     start = max((step for step in steps if step <= to), default=0)
     if to and not start:
         there = f"clean are {_named(steps)}" if steps else f"`rerail checkpoints {run.id}` lists what there is"

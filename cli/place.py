@@ -118,13 +118,13 @@ def _local() -> Place:
 def _account() -> Place:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from cli.trouble import explained
+    from cli.trouble import explain
     from local.deploy import outputs_of
 
     try:
         outputs = Outputs(outputs_of(client("cloudformation"), STACK))
     except (ClientError, BotoCoreError) as error:
-        what, remedy = explained(error)
+        what, remedy = explain(error)
         fail(f"cannot read the stack {STACK}: {what}", remedy)
     return Place(f"stack {STACK} in {client('cloudformation').meta.region_name}", outputs)
 

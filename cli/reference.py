@@ -21,7 +21,7 @@ FEW = 4
 WORDS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
 
-def leaves(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def find_commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command that can be carried out, with the words that name it, in the order of the help."""
     command = command or typer.main.get_command(app)
     inner = getattr(command, "commands", None)
@@ -30,12 +30,12 @@ def leaves(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         return
     for name, each in inner.items():
         if not each.hidden:
-            yield from leaves(each, (*path, name))
+            yield from find_commands(each, (*path, name))
 
 
-def page() -> str:
+def make_page() -> str:
     """Return a section of Markdown for each command."""
-    return "\n".join("\n".join(_section(path, command)) for path, command in leaves()).rstrip()
+    return "\n".join("\n".join(_section(path, command)) for path, command in find_commands()).rstrip()
 
 
 def _section(path: Sequence[str], command: Any) -> Iterator[str]:
@@ -118,4 +118,4 @@ def _plain(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(page())
+    print(make_page())

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cli import place
-from cli.names import RunName, unknown_run
+from cli.names import RunName, explain_unknown_run
 from cli.place import AsJson, Local, Place, now
 from rerail.incident_report.facts import Facts
 from rerail.incident_report.report import IncidentReport, ReportSection, make_report
@@ -22,9 +22,9 @@ Out = Annotated[Path | None, typer.Option("--out", help="Write the page to this 
 def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = False, as_json: AsJson = False) -> None:
     """One run's incident report: what happened, what to do, curves, evidence, cost, and what to change."""
     where = place.find(local=local)
-    known = known_of(where, run)
+    known = gather_facts(where, run)
     if known is None:
-        place.fail(*unknown_run(where, run))
+        place.fail(*explain_unknown_run(where, run))
     incident_report = make_report(known)
     if as_json:
         typer.echo(json.dumps(to_plain(incident_report), indent=2))
@@ -38,7 +38,7 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
         typer.echo("no browser could be opened here: copy the file to where there is one", err=True)
 
 
-def known_of(where: Place, run: str) -> Facts | None:
+def gather_facts(where: Place, run: str) -> Facts | None:
     """All that a report needs, read now; None where there is no such run."""
     from rerail.aws.cloudwatch import CloudWatchSeries
     from rerail.aws.logs import CloudWatchLogs
@@ -72,6 +72,6 @@ def save(page: Path, incident_report: IncidentReport, *, region: str = "") -> No
 
 def save_for(where: Place, run: str, page: Path, sections: Sequence[ReportSection]) -> None:
     """Write the page of a run that is known to exist, with facts that somebody adds to it."""
-    known = known_of(where, run)
+    known = gather_facts(where, run)
     assert known is not None, "the run was seen a moment ago"
     save(page, make_report(known, sections=sections))

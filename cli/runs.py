@@ -51,24 +51,29 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
     policy = policy_of(record, SsmPolicies(where.outputs["PolicyPrefix"], now))
     incident_report = make_report(Facts(record, now(), policy, timeline))
     if as_json:
-        typer.echo(json.dumps(plain_run(incident_report, record, timeline, policy), indent=2))
+        typer.echo(json.dumps(make_plain_run(incident_report, record, timeline, policy), indent=2))
         return
     console = Console()
-    console.print(f"[bold]{record.id}[/] {styled(record.state)} under policy {_policy(record)}", highlight=False)
-    console.print(headline(incident_report))
-    for line in (*waits(record), *machines(record), *spending(record, policy), *saving(record, policy)):
+    console.print(f"[bold]{record.id}[/] {format_state(record.state)} under policy {_policy(record)}", highlight=False)
+    console.print(make_headline(incident_report))
+    for line in (
+        *describe_waits(record),
+        *describe_machines(record),
+        *describe_spending(record, policy),
+        *describe_saving(record, policy),
+    ):
         console.print(line, highlight=False)
-    console.print(f"failures it can still afford: {budgets(record, policy)}", highlight=False)
-    console.print(attempts_table(record))
+    console.print(f"failures it can still afford: {format_budgets(record, policy)}", highlight=False)
+    console.print(make_attempts_table(record))
     if record.incidents:
-        console.print(incidents_table(record))
-    console.print(time_table(make_account(record, now(), policy)))
-    console.print(timeline_table(timeline))
+        console.print(make_incidents_table(record))
+    console.print(make_time_table(make_account(record, now(), policy)))
+    console.print(make_timeline_table(timeline))
     for entry in record.ledger.entries:
         console.print(f"  ledger {escape(entry)}", highlight=False, style="dim")
 
 
-def headline(incident_report: IncidentReport) -> Panel:
+def make_headline(incident_report: IncidentReport) -> Panel:
     """What happened, what was done about it, and what to do, with the commands."""
     style = {Urgency.NEEDED: "red", Urgency.RECOVERING: "yellow", Urgency.NONE: "green"}[incident_report.tone]
     rows = Table.grid(padding=(0, 2))
@@ -79,33 +84,33 @@ def headline(incident_report: IncidentReport) -> Panel:
         rows.add_row("to do", escape("\n".join(incident_report.todo)))
         rows.add_row("", "[cyan]" + escape("\n".join(c for c in incident_report.commands if " show " not in c)) + "[/]")
         if incident_report.by:
-            rows.add_row("until", moment(incident_report.by))
+            rows.add_row("until", format_moment(incident_report.by))
         if incident_report.runbook:
             rows.add_row("see", f"docs/runbooks/{incident_report.runbook}.md")
     return Panel(rows, title=escape(incident_report.headline), title_align="left", border_style=style)
 
 
-def incidents_table(run: Run) -> Table:
+def make_incidents_table(run: Run) -> Table:
     """A row an incident: how soon it was found (MTTD), how soon there was progress beyond it (MTTR), what it cost."""
     table = Table("when", "kind", "cause", "MTTD", "MTTR", "lost steps", "done", "came to", title="incidents")
     for incident in run.incidents:
         came = "recovered" if incident.recovered else escape(incident.resolution) or "[yellow]not recovered yet[/]"
         table.add_row(
-            moment(incident.happened_at),
+            format_moment(incident.happened_at),
             incident.kind,
             str(incident.cause),
             format_duration(incident.decided_at - incident.happened_at),
             format_duration(incident.closed_at - incident.happened_at)
             if incident.recovered and incident.closed_at
             else "",
-            step(incident.lost_steps),
+            format_step(incident.lost_steps),
             ", ".join(dict.fromkeys(incident.actions)),
             came,
         )
     return table
 
 
-def time_table(account: Account) -> Table:
+def make_time_table(account: Account) -> Table:
     """Where the time went: goodput, and badput by kind."""
     table = Table("", "share", "time", title="where the time went")
     if not account.wall_s:
@@ -121,7 +126,7 @@ def time_table(account: Account) -> Table:
     return table
 
 
-def plain_run(
+def make_plain_run(
     incident_report: IncidentReport, run: Run, timeline: Sequence[TimelineEntry], policy: Policy
 ) -> dict[str, Any]:
     """For another program: the whole record and timeline, and what they come to; seconds and dollars."""
@@ -161,7 +166,7 @@ def _plain_incident(incident: Incident) -> dict[str, Any]:
     }
 
 
-def attempts_table(run: Run) -> Table:
+def make_attempts_table(run: Run) -> Table:
     """A row an attempt."""
     table = Table("attempt", "job", "status", "resumed from", "last step", "cause", "why", title="attempts")
     for attempt in run.attempts:
@@ -169,8 +174,8 @@ def attempts_table(run: Run) -> Table:
             str(attempt.number),
             attempt.job_name + (f"\non {format_instance_types(attempt.machines)}" if attempt.machines else ""),
             _job(attempt),
-            "\n".join((step(attempt.resumed_from_step) + _reason_to_start(attempt), *_orders(attempt))),
-            step(attempt.last_step),
+            "\n".join((format_step(attempt.resumed_from_step) + _reason_to_start(attempt), *_orders(attempt))),
+            format_step(attempt.last_step),
             attempt.cause or "",
             escape(attempt.failure_reason[:120]),
         )
@@ -184,39 +189,39 @@ def _reason_to_start(attempt: Attempt) -> str:
 def _orders(attempt: Attempt) -> Iterator[str]:
     """Where each restart in place has begun, or was to begin."""
     for order in attempt.in_place_restarts:
-        start = "the newest save" if order.resume_step is None else step(order.resume_step)
+        start = "the newest save" if order.resume_step is None else format_step(order.resume_step)
         yield f"in place: {start}" + ("" if order.restarted_at else ", failed" if order.failed else ", ordered")
 
 
-def timeline_table(timeline: Any, *, newest: int | None = None) -> Table:
+def make_timeline_table(timeline: Any, *, newest: int | None = None) -> Table:
     """A row a decision, oldest first."""
     table = Table("time", "state", "decision and reason", title="timeline", expand=True)
     entries: list[TimelineEntry] = list(timeline)
     for entry in entries[-newest:] if newest else entries:
-        table.add_row(moment(entry.at), styled(entry.after), escape(entry.reason))
+        table.add_row(format_moment(entry.at), format_state(entry.after), escape(entry.reason))
     return table
 
 
-def spoken_wait(check: LaunchCheck) -> str:
+def format_wait(check: LaunchCheck) -> str:
     """Return what a launch or a proposal waits for, as users read it."""
     return "the end of the pause" if check is LaunchCheck.PAUSE else check
 
 
-def waits(run: Run) -> Iterator[str]:
+def describe_waits(run: Run) -> Iterator[str]:
     """What the run waits for, and how to answer a proposal."""
     if run.blocked_by:
-        yield f"[yellow]its next job waits for:[/] {spoken_wait(run.blocked_by)}"
+        yield f"[yellow]its next job waits for:[/] {format_wait(run.blocked_by)}"
     if run.proposal:
         proposal = run.proposal
         cost = "" if proposal.dollars is None else f", for about {format_dollars(proposal.dollars)}"
-        until = moment(proposal.expires_at)
-        whom = spoken_wait(proposal.awaits)
+        until = format_moment(proposal.expires_at)
+        whom = format_wait(proposal.awaits)
         yield f"[yellow]{proposal.id} waits for {whom}:[/] {escape(proposal.what)}{cost}, until {until}"
         words = " or ".join(f"rerail {verb} {run.id} --proposal {proposal.id}" for verb in ("approve", "deny"))
         yield f"answer with: {words}"
 
 
-def machines(run: Run) -> Iterator[str]:
+def describe_machines(run: Run) -> Iterator[str]:
     """Machines that are kept warm for nobody, and what SageMaker itself has mended."""
     if kept := warm_pools.find_pool_attempt(run):
         status = kept.pool.status if kept.pool else "if SageMaker keeps one"
@@ -227,7 +232,7 @@ def machines(run: Run) -> Iterator[str]:
         yield f"restarted by SageMaker itself: {repairs}; {lost} until it trained again"
 
 
-def spending(run: Run, policy: Policy) -> Iterator[str]:
+def describe_spending(run: Run, policy: Policy) -> Iterator[str]:
     """What the run has cost, and what it may still cost and last."""
     spent, cap = sum_run_dollars(run, now(), policy.prices), policy.limits.run_dollars
     if spent is None:
@@ -239,7 +244,7 @@ def spending(run: Run, policy: Policy) -> Iterator[str]:
         yield f"left of its MaxRuntimeInSeconds: {format_duration(timedelta(seconds=max(0.0, left)))}"
 
 
-def saving(run: Run, policy: Policy) -> Iterator[str]:
+def describe_saving(run: Run, policy: Policy) -> Iterator[str]:
     """How often it would best save; nothing where that cannot be looked up."""
     from rerail.aws.s3 import S3Checkpoints
 
@@ -251,25 +256,25 @@ def saving(run: Run, policy: Policy) -> Iterator[str]:
         yield f"saving: {format_advice(advice)}"
 
 
-def budgets(run: Run, policy: Policy) -> str:
+def format_budgets(run: Run, policy: Policy) -> str:
     """What is left of each cause's budget."""
     return ", ".join(f"{count} {cause}" for cause, count in remaining_retries(run.ledger, policy).items())
 
 
-def styled(state: RunState) -> str:
+def format_state(state: RunState) -> str:
     return f"[{STYLES.get(state, 'yellow')}]{state}[/]"
 
 
-def clock(at: datetime) -> str:
+def format_clock(at: datetime) -> str:
     return f"{at:%H:%M:%S}"
 
 
-def moment(at: datetime) -> str:
+def format_moment(at: datetime) -> str:
     """The time of day, with the date where that is not today (UTC)."""
-    return clock(at) if at.date() == now().date() else f"{at:%Y-%m-%d %H:%M:%S}"
+    return format_clock(at) if at.date() == now().date() else f"{at:%Y-%m-%d %H:%M:%S}"
 
 
-def step(value: int | None) -> str:
+def format_step(value: int | None) -> str:
     return "" if value is None else str(value)
 
 

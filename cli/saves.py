@@ -59,7 +59,7 @@ class StoredCheckpoint:
         return self.checkpoint is not None and self.checkpoint.is_whole
 
 
-def saves_under(s3: Any, uri: str) -> list[StoredCheckpoint]:
+def list_checkpoints(s3: Any, uri: str) -> list[StoredCheckpoint]:
     """All of them, newest step first, those put aside last; raises what boto3 raises.
 
     What the job deletes while we look is left out.
@@ -133,7 +133,7 @@ def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, in
     )
 
 
-def verified(s3: Any, uri: str, save: StoredCheckpoint, advance: Callable[[int], None]) -> StoredCheckpoint:
+def verify_checksums(s3: Any, uri: str, save: StoredCheckpoint, advance: Callable[[int], None]) -> StoredCheckpoint:
     """The save after every file that its manifest lists was read and compared; `advance` is told of each chunk."""
     bucket, prefix = split_uri(uri)
 
@@ -156,7 +156,7 @@ def _checksum(s3: Any, bucket: str, key: str, advance: Callable[[int], None]) ->
     return f"{CHECKSUM}{digest.hexdigest()}"
 
 
-def resume_from(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredCheckpoint | None:
+def find_resume_point(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredCheckpoint | None:
     """The save that a relaunch of the run would carry on from, by the supervisor's own rule."""
     sound = {
         save.checkpoint.uri: save for save in saves if save.checkpoint and not save.is_quarantined and not save.damage
@@ -168,7 +168,7 @@ def resume_from(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredCheckpoint
     return sound[chosen.uri] if chosen else None
 
 
-def passed_over(run: Run, save: StoredCheckpoint) -> str:
+def explain_passed_over(run: Run, save: StoredCheckpoint) -> str:
     """Why a relaunch would not carry on from here; empty where nothing speaks against it."""
     if save.is_quarantined:
         return "put aside by a rollback"

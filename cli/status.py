@@ -16,10 +16,10 @@ from rich.text import Text
 
 from cli import place
 from cli.console import Console
-from cli.fleet import FleetReader, FleetRow, FleetStatus, chosen
-from cli.names import completed_policies, completed_states
+from cli.fleet import FleetReader, FleetRow, FleetStatus, select_rows
+from cli.names import complete_policies, complete_states
 from cli.place import AsJson, Local
-from cli.runs import STYLES, saving
+from cli.runs import STYLES, describe_saving
 from rerail.model.errors import RerailError
 from rerail.model.formatting import format_dollars
 from rerail.model.run import LaunchCheck, Run, RunState
@@ -38,10 +38,10 @@ MINUTE, HOUR, DAY, CENT = 60.0, 3600.0, 86400.0, 0.01
 
 States = Annotated[
     list[RunState] | None,
-    typer.Option("--state", help="Only runs in this state; may be given again.", autocompletion=completed_states),
+    typer.Option("--state", help="Only runs in this state; may be given again.", autocompletion=complete_states),
 ]
 PolicyName = Annotated[
-    str, typer.Option("--policy", help="Only runs under this policy.", autocompletion=completed_policies)
+    str, typer.Option("--policy", help="Only runs under this policy.", autocompletion=complete_policies)
 ]
 
 
@@ -66,7 +66,7 @@ def status(
     ended = None if everything else ENDED_SHOWN
 
     def rows_of(fleet: FleetStatus) -> list[FleetRow]:
-        return list(chosen(fleet.rows, states=state or (), policy=policy, ended=ended))
+        return list(select_rows(fleet.rows, states=state or (), policy=policy, ended=ended))
 
     if watch:
         _watch(look, rows_of, every)
@@ -74,15 +74,15 @@ def status(
     fleet = look.fleet()
     rows = rows_of(fleet)
     if as_json:
-        typer.echo(json.dumps(plain_fleet(fleet, rows), indent=2))
+        typer.echo(json.dumps(make_plain_fleet(fleet, rows), indent=2))
         return
     console = Console()
-    console.print(picture(fleet, rows, width=console.width))
+    console.print(make_picture(fleet, rows, width=console.width))
     if not fleet.rows:
         console.print("no runs yet. A job joins with the tag rerail:policy=default", highlight=False)
     policies = SsmPolicies(look.where.outputs["PolicyPrefix"], place.now)
     for row in rows if advice else ():
-        for line in saving(row.run, policy_of(row.run, policies)):
+        for line in describe_saving(row.run, policy_of(row.run, policies)):
             console.print(f"{row.run.id}: {line}", highlight=False)
 
 
@@ -98,7 +98,7 @@ def _watch(look: FleetReader, rows_of: Any, every: float) -> None:
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                drawn = picture(fleet, rows_of(fleet), width=console.width, height=console.height - 1)
+                drawn = make_picture(fleet, rows_of(fleet), width=console.width, height=console.height - 1)
                 live.update(Group(drawn, trouble), refresh=True)
                 time.sleep(every)
                 try:
@@ -107,18 +107,20 @@ def _watch(look: FleetReader, rows_of: Any, every: float) -> None:
                     said = f"cannot look now: {' '.join(str(error).split())}"
                     trouble = Text(said, style="red", no_wrap=True, overflow="ellipsis")
     except KeyboardInterrupt:
-        console.print(picture(fleet, rows_of(fleet), width=console.width))
+        console.print(make_picture(fleet, rows_of(fleet), width=console.width))
 
 
-def picture(fleet: FleetStatus, rows: Sequence[FleetRow], *, width: int, height: int | None = None) -> RenderableType:
+def make_picture(
+    fleet: FleetStatus, rows: Sequence[FleetRow], *, width: int, height: int | None = None
+) -> RenderableType:
     """The head, a row a run, and what is to be done; with a height, what fits into so many lines."""
     todos = [row for row in rows if row.todo]
     room = len(rows)
     if height is not None:
         room = max(3, height - 9 - 2 * min(len(todos), MOST_TODO) - len(fleet.alarms or ()))
-    parts: list[RenderableType] = [head(fleet)]
+    parts: list[RenderableType] = [make_head(fleet)]
     if rows:
-        parts += [Text(), table(rows[:room], fleet.at, width=width)]
+        parts += [Text(), make_table(rows[:room], fleet.at, width=width)]
     left = len(fleet.rows) - min(room, len(rows))
     if rows and left:
         parts.append(Text(f"and {left} more runs: --all, --state and --policy choose", style="dim"))
@@ -127,7 +129,7 @@ def picture(fleet: FleetStatus, rows: Sequence[FleetRow], *, width: int, height:
     return Group(*parts)
 
 
-def head(fleet: FleetStatus) -> RenderableType:
+def make_head(fleet: FleetStatus) -> RenderableType:
     """Where, how many in which state, whether Rerail is paused, and whether the supervisor is well."""
     first = Text.assemble(("Rerail", "bold"), f"  {fleet.name}  ", (f"{fleet.at:%Y-%m-%d %H:%M:%S} UTC", "dim"))
     counts = Text("  ").join(
@@ -151,7 +153,7 @@ def _health(fleet: FleetStatus) -> tuple[str, str]:
     return "well", "green"
 
 
-def table(rows: Sequence[FleetRow], at: datetime, *, width: int) -> Table:
+def make_table(rows: Sequence[FleetRow], at: datetime, *, width: int) -> Table:
     """A row a run; narrow terminals get fewer columns."""
     drawn = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     lines = [[*_cells(row, at, is_wide=width >= WIDE)] for row in rows]
@@ -176,10 +178,10 @@ def _cells(row: FleetRow, at: datetime, *, is_wide: bool) -> Iterator[Text]:
     waits = (run.proposal.awaits if run.proposal else run.blocked_by) if is_wide else ""
     why = " (paused)" if waits is LaunchCheck.PAUSE else f" for {waits}" if waits else ""
     yield Text(run.state + why, style=STYLES.get(run.state, "yellow"))
-    yield Text(age(row.since, at))
+    yield Text(format_age(row.since, at))
     yield Text(str(run.current.number))
     yield Text("" if row.step is None else f"{row.step:,}")
-    yield Text(age(row.step_at, at))
+    yield Text(format_age(row.step_at, at))
     yield Text("" if row.share is None else f"{row.share:.1%}")
     yield Text("" if row.dollars is None else "$0" if row.dollars < CENT else format_dollars(row.dollars))
 
@@ -191,7 +193,7 @@ def _incident(run: Run, at: datetime) -> Text:
     style = "green" if last.recovered else "red" if last.closed_at else "yellow"
     said = "recovered" if last.recovered else (last.resolution or "not recovered yet")
     return Text.assemble(
-        f"{age(last.happened_at, at)} ago ", (str(last.cause).replace("_", " "), "bold"), ": ", (said, style)
+        f"{format_age(last.happened_at, at)} ago ", (str(last.cause).replace("_", " "), "bold"), ": ", (said, style)
     )
 
 
@@ -211,7 +213,7 @@ def _policy(run: Run) -> str:
     return f"{run.policy} (observing)" if run.observe_only else run.policy
 
 
-def age(then: datetime | None, at: datetime) -> str:
+def format_age(then: datetime | None, at: datetime) -> str:
     """How long ago, in a few characters: 14s, 3m, 2.1h, 5d."""
     if then is None:
         return ""
@@ -225,7 +227,7 @@ def age(then: datetime | None, at: datetime) -> str:
     return f"{seconds / DAY:.0f}d"
 
 
-def plain_fleet(fleet: FleetStatus, rows: Sequence[FleetRow]) -> dict[str, Any]:
+def make_plain_fleet(fleet: FleetStatus, rows: Sequence[FleetRow]) -> dict[str, Any]:
     """For another program: seconds, dollars, times in ISO 8601."""
     return {
         "place": fleet.name,

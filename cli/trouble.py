@@ -44,12 +44,12 @@ class Trouble(NamedTuple):
     remedy: str
 
 
-def code_of(error: Exception) -> str:
+def get_code(error: Exception) -> str:
     """AWS's code of an error; "" where it did not answer at all."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
-def message_of(error: Exception) -> str:
+def get_message(error: Exception) -> str:
     """AWS's own words, or the SDK's."""
     said = error.response.get("Error", {}).get("Message", "") if isinstance(error, ClientError) else ""
     return " ".join(str(said or error).split())
@@ -57,30 +57,30 @@ def message_of(error: Exception) -> str:
 
 def is_denied(error: Exception) -> bool:
     """Whether it is for lack of a permission."""
-    return code_of(error) in DENIED
+    return get_code(error) in DENIED
 
 
 def is_missing(error: Exception) -> bool:
     """Whether AWS says that there is no such thing."""
-    code = code_of(error)
+    code = get_code(error)
     return code in ("404", "NoSuchBucket", "NoSuchEntity", "NotFound") or code.endswith("NotFoundException")
 
 
-def permission_of(error: Exception) -> str:
+def get_permission(error: Exception) -> str:
     """The permission that is lacking, such as `iam:GetRole`; the operation's name where AWS does not say."""
-    if found := ACTION.search(message_of(error)):
+    if found := ACTION.search(get_message(error)):
         return found[1]
     return str(getattr(error, "operation_name", "") or "the call")
 
 
-def explained(error: Exception) -> Trouble:
+def explain(error: Exception) -> Trouble:
     """The error in one sentence, with its remedy; for whatever the SDK raises."""
-    return of_the_person(error) or _of_the_account(error) or Trouble(message_of(error), "mend what it names")
+    return explain_credentials(error) or _of_the_account(error) or Trouble(get_message(error), "mend what it names")
 
 
-def of_the_person(error: Exception) -> Trouble | None:
+def explain_credentials(error: Exception) -> Trouble | None:
     """Credentials, profile, region and network."""
-    code = code_of(error)
+    code = get_code(error)
     if isinstance(error, NoCredentialsError):
         return Trouble("there are no AWS credentials", LOG_IN)
     if isinstance(error, PartialCredentialsError | InvalidConfigError):
@@ -95,16 +95,18 @@ def of_the_person(error: Exception) -> Trouble | None:
         return Trouble("no AWS region is set", "set AWS_DEFAULT_REGION, or AWS_PROFILE to a profile that has a region")
     if isinstance(error, _OUT_OF_REACH):
         return Trouble(
-            f"AWS cannot be reached: {message_of(error)}", "check the network, the region and AWS_ENDPOINT_URL"
+            f"AWS cannot be reached: {get_message(error)}", "check the network, the region and AWS_ENDPOINT_URL"
         )
     return None
 
 
 def _of_the_account(error: Exception) -> Trouble | None:
     """Permissions, quotas, and what is not there."""
-    code, message = code_of(error), message_of(error)
+    code, message = get_code(error), get_message(error)
     if code in DENIED:
-        return Trouble(f"you may not do this: {message}", f"ask for {permission_of(error)}, or use another AWS_PROFILE")
+        return Trouble(
+            f"you may not do this: {message}", f"ask for {get_permission(error)}, or use another AWS_PROFILE"
+        )
     if code in THROTTLED:
         return Trouble("AWS is busy with this account's calls", "try again in a minute")
     if code == "ValidationError" and message.startswith("Stack ") and "does not exist" in message:

@@ -19,8 +19,8 @@ WHY = "a wildcard, because"
 
 def roles(template: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     """Return a heading for each role, and a table of what it may and may not do."""
-    granted = list(permissions.grants(template, permissions.reasons_in(metadata)))
-    found = permissions.rows(granted)
+    granted = list(permissions.find_grants(template, permissions.read_reasons(metadata)))
+    found = permissions.group_rows(granted)
     parts = []
     for who in dict.fromkeys(row.who for row in found):
         parts += [

@@ -98,9 +98,9 @@ def record(scenario: str, path: Path) -> None:
     """Play the demo's scenario on a local AWS, and write down what a report would know of its run."""
     from cli import place
     from cli.demo.scenarios import SCENARIOS, Name
-    from cli.demo.stage import Stage, until_over
+    from cli.demo.stage import Stage, poll_until_over
     from cli.place import Place
-    from cli.report import known_of
+    from cli.report import gather_facts
     from local.stack import LocalAws
 
     name = Name(scenario)
@@ -111,9 +111,9 @@ def record(scenario: str, path: Path) -> None:
         place.use_local(aws.endpoint_url)
         stage = Stage(aws, SCENARIOS[name], run_id=f"demo-{name}", scale=60)
         stage.set()
-        for _ in until_over(stage, within_s=PATIENCE_S):
+        for _ in poll_until_over(stage, within_s=PATIENCE_S):
             pass
-        known = known_of(Place("the recording", aws.outputs), stage.run_id)
+        known = gather_facts(Place("the recording", aws.outputs), stage.run_id)
     assert known is not None, "the stage has seen the run"
     # Where the local AWS keeps its jobs' files is of no interest to anybody.
     text = PLACES.sub("/opt/ml/", dumps(known))

@@ -16,7 +16,7 @@ from cli import reference  # noqa: E402
 from tools import quotations  # noqa: E402
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "cli.md": {"commands": reference.page},
+    "cli.md": {"commands": reference.make_page},
     "notices.md": {"samples": quotations.samples},
     "policies.md": {"fields": quotations.policy_fields},
 }

@@ -16,10 +16,10 @@ from rich.terminal_theme import MONOKAI
 from cli import place
 from cli.demo.scenarios import SCENARIOS, Name
 from cli.demo.screen import DemoScreen
-from cli.demo.stage import Stage, hasty, until_over
-from cli.fleet import FleetReader, FleetStatus, chosen
+from cli.demo.stage import Stage, poll_until_over, scale_policy
+from cli.fleet import FleetReader, FleetStatus, select_rows
 from cli.place import Place
-from cli.status import ENDED_SHOWN, picture
+from cli.status import ENDED_SHOWN, make_picture
 from local.sagemaker.control import inject
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
@@ -59,8 +59,8 @@ def record_terminals() -> None:
 def terminal_pictures(chromium: Browser) -> Iterator[Path]:
     """`rerail status` and the end of `rerail demo`, as they looked."""
     fleet = loads(FleetStatus, gzip.decompress(FLEET.read_bytes()).decode())
-    rows = list(chosen(fleet.rows, states=(), policy="", ended=ENDED_SHOWN))
-    status = _drawn("rerail status --watch", picture(fleet, rows, width=118), width=118)
+    rows = list(select_rows(fleet.rows, states=(), policy="", ended=ENDED_SHOWN))
+    status = _drawn("rerail status --watch", make_picture(fleet, rows, width=118), width=118)
     for name, svg in (("status", status), ("demo", gzip.decompress(DEMO.read_bytes()).decode())):
         page = chromium.new_page(viewport={"width": 1240, "height": 900})
         page.set_content(f"<body style='margin:0'>{svg}</body>")
@@ -108,7 +108,7 @@ def _local_aws() -> Iterator[LocalAws]:
 def _hasten(aws: LocalAws, policy: str) -> None:
     ssm, name = aws.client("ssm"), f"{aws.outputs['PolicyPrefix']}/{policy}"
     read = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name=policy)
-    ssm.put_parameter(Name=name, Value=to_toml(hasty(read, SCALE)), Overwrite=True, Type="String")
+    ssm.put_parameter(Name=name, Value=to_toml(scale_policy(read, SCALE)), Overwrite=True, Type="String")
 
 
 def _submit(aws: LocalAws, name: str, policy: str, machines: str, environment: dict[str, str]) -> None:
@@ -163,6 +163,6 @@ def _played_demo() -> str:
         stage = Stage(aws, SCENARIOS[name], run_id=f"demo-{name}", scale=SCALE)
         stage.set()
         with DemoScreen(Console(file=io.StringIO()), steps=stage.scenario.steps) as screen:
-            for looked in until_over(stage, within_s=PATIENCE_S):
+            for looked in poll_until_over(stage, within_s=PATIENCE_S):
                 screen.show(looked)
             return _drawn("rerail demo", screen.picture(stage), width=118)

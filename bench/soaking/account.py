@@ -9,7 +9,7 @@ from bench.soaking.faults import Setup
 from bench.soaking.notes import Notes
 from cli import place
 from cli.demo.scripts import OURS
-from cli.demo.stage import DAY_S, NO_AGENT, JobOutput, hasty, make_agent_environment
+from cli.demo.stage import DAY_S, NO_AGENT, JobOutput, make_agent_environment, scale_policy
 from cli.place import Place
 from local.stack import LocalAws
 from rerail.aws.dynamodb import DynamoRuns
@@ -35,7 +35,7 @@ class Account:
         self.s3.create_bucket(Bucket=BUCKET)
         ssm = aws.client("ssm")
         deployed = ssm.get_parameter(Name=f"{aws.outputs['PolicyPrefix']}/default")["Parameter"]["Value"]
-        self.policy = hasty(parse_policy(deployed, name="default"), scale)
+        self.policy = scale_policy(parse_policy(deployed, name="default"), scale)
         self.people = {kind: self._listen(kind, topic) for kind, topic in TOPICS.items()}
 
     def _listen(self, name: str, topic: str) -> str:

@@ -13,7 +13,7 @@ from bench.soaking.notes import different, lineage, lost_steps, uncovered
 from bench.soaking.soak_run import SoakRun
 from cli.demo.scenarios import BATCH_SIZE
 from cli.demo.scripts import OURS
-from cli.saves import saves_under
+from cli.saves import list_checkpoints
 from rerail.accounting.goodput import make_account
 from rerail.model import skipped_samples
 from rerail.model.run import Attempt, RunState
@@ -190,7 +190,7 @@ def _saves_kept(soak_run: SoakRun) -> Iterator[str]:
     """Yield the loss of checkpoints that were seen in S3: each must be in place or in quarantine, and complete."""
     if soak_run.setup.script is not OURS:
         return
-    found = saves_under(soak_run.account.s3, f"s3://{BUCKET}/{soak_run.name}/")
+    found = list_checkpoints(soak_run.account.s3, f"s3://{BUCKET}/{soak_run.name}/")
     there = {(save.step, save.checkpoint.attempt) for save in found if save.checkpoint and save.is_whole}
     if gone := sorted(set(soak_run.seen_saves) - there - soak_run.damaged):
         yield f"{len(gone)} checkpoints are gone, the first is of step {gone[0][0]} in attempt {gone[0][1]}"

@@ -16,7 +16,7 @@ from cli.backtest import plots, report, sources
 from cli.backtest.evaluation import EvaluatedLog, evaluate_logs, score_logs
 from cli.backtest.series import BadInput
 from cli.console import Console
-from cli.names import completed_policies
+from cli.names import complete_policies
 from cli.place import Local
 from rerail.model.errors import PolicyError
 from rerail.model.policy import parse_policy
@@ -37,7 +37,7 @@ def backtest(
     policy: Annotated[
         str,
         typer.Option(
-            help="The policy whose thresholds judge: a name in policies/, or a file.", autocompletion=completed_policies
+            help="The policy whose thresholds judge: a name in policies/, or a file.", autocompletion=complete_policies
         ),
     ] = "default",
     plateau: Annotated[
@@ -65,11 +65,11 @@ def backtest(
         if findings:
             _write(judged, findings)
         if as_json:
-            typer.echo(json.dumps(report.as_json(judged, policy=policy, seconds=seconds, scored=quality), indent=2))
+            typer.echo(json.dumps(report.make_json(judged, policy=policy, seconds=seconds, scored=quality), indent=2))
         else:
             report.show(console, judged, policy=policy, seconds=seconds, scored=quality)
         if plot:
-            worth = plots.worth_drawing(judged)
+            worth = plots.select_logs(judged)
             drawn = list(_shown(plots.draw(worth, plot), len(worth), "drawing", console))
             console.print(f"{len(drawn)} picture(s) in {plot}", highlight=False)
     except BadInput as error:

@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
-from cli.backtest.series import BadInput, LogSeries, sample, timed
+from cli.backtest.series import BadInput, LogSeries, add_step_times, make_sample
 from cli.place import client
 from rerail.model.sample import Sample
 
@@ -74,7 +74,7 @@ def _metrics(name: str, start: datetime, end: datetime) -> tuple[Sample, ...]:
             moments = [at.astimezone(UTC) for at in result["Timestamps"]]
             columns[result["Id"]].update(zip(moments, result["Values"], strict=True))
     times = sorted({at for values in columns.values() for at in values})
-    return timed([_minute({column: values.get(at) for column, values in columns.items()}, at) for at in times])
+    return add_step_times([_minute({column: values.get(at) for column, values in columns.items()}, at) for at in times])
 
 
 def _query(column: str, job: str, period: int) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _query(column: str, job: str, period: int) -> dict[str, Any]:
 
 
 def _minute(values: Mapping[str, float | None], at: datetime) -> Sample:
-    one = sample(values, at=at)
+    one = make_sample(values, at=at)
     count = max(1, int(values.get("count") or 1))
     return Sample(
         step=one.step,
@@ -100,7 +100,7 @@ def _minute(values: Mapping[str, float | None], at: datetime) -> Sample:
 
 
 def _log(name: str) -> tuple[Sample, ...]:
-    return timed([line for event in _events(name) if (line := _line(event))])
+    return add_step_times([line for event in _events(name) if (line := _line(event))])
 
 
 def _events(name: str) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def _line(event: Mapping[str, Any]) -> Sample | None:
     if not (found := LINE.search(event["message"])):
         return None
     values = {key: _number(text) for key, text in PAIR.findall(event["message"][found.end() :])}
-    return sample(values, at=datetime.fromtimestamp(event["timestamp"] / 1000, UTC))
+    return make_sample(values, at=datetime.fromtimestamp(event["timestamp"] / 1000, UTC))
 
 
 def _number(text: str) -> float | None:

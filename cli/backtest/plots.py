@@ -31,7 +31,7 @@ def check() -> None:
         raise BadInput(f"drawing needs {PACKAGE}", f"pip install {PACKAGE}, or leave --plot out") from error
 
 
-def worth_drawing(judged: Sequence[EvaluatedLog]) -> list[EvaluatedLog]:
+def select_logs(judged: Sequence[EvaluatedLog]) -> list[EvaluatedLog]:
     if len(judged) <= ALL_OF:
         return list(judged)
     return [one for one in judged if one.findings or any(label.counts for label in _labels(one))]

@@ -34,7 +34,7 @@ def show(console: Console, judged: Sequence[EvaluatedLog], *, policy: str, secon
         console.print(_quality(*scored))
 
 
-def as_json(judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, scored: Scored) -> dict[str, Any]:
+def make_json(judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, scored: Scored) -> dict[str, Any]:
     """The same, for programs."""
     return {
         "policy": policy,

@@ -79,9 +79,9 @@ class LogSeries:
         return self.rows[place] if self.rows else place
 
 
-def meanings(names: Iterable[str], *, where: str) -> dict[str, str]:
+def find_columns(names: Iterable[str], *, where: str) -> dict[str, str]:
     """Our column -> the name that it has here; raises BadInput where there is nothing to judge."""
-    named = {plain(name): name for name in names}
+    named = {normalize_name(name): name for name in names}
     known = {column: next((named[n] for n in aliases if n in named), None) for column, aliases in NAMES.items()}
     found = {column: name for column, name in known.items() if name is not None}
     if "loss" not in found and (guess := _only_loss(named, where=where)):
@@ -105,12 +105,12 @@ def _listed(names: Iterable[str]) -> str:
     return truncate(", ".join(" ".join(name.split()) for name in names), MOST_LISTED)
 
 
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     """A column's name without the differences that mean nothing."""
     return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
 
 
-def sample(values: Mapping[str, float | None], *, at: datetime | None = None) -> Sample:
+def make_sample(values: Mapping[str, float | None], *, at: datetime | None = None) -> Sample:
     """A sample from values by our columns."""
     step, milliseconds = values.get("step"), values.get("step_time_ms")
     seconds = values.get("step_time_s")
@@ -126,7 +126,7 @@ def sample(values: Mapping[str, float | None], *, at: datetime | None = None) ->
     )
 
 
-def timed(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+def add_step_times(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Where the log tells when but not how long, a step took the time since the row before, divided by its steps."""
     if not samples or any(one.step_time_s is not None for one in samples):
         return tuple(samples)
@@ -140,7 +140,7 @@ def _seconds_a_step(before: Sample, one: Sample) -> float | None:
     return max(0.0, (one.at - before.at).total_seconds()) / (one.step - before.step)
 
 
-def moment(text: str) -> datetime | None:
+def parse_time(text: str) -> datetime | None:
     """A time as logs write it: seconds since 1970, or ISO 8601; anything else is no time."""
     try:
         seconds = float(text)

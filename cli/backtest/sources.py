@@ -52,9 +52,9 @@ def _is_there(place: Path) -> bool:
 def _folder(place: Path) -> tuple[Log, ...]:
     if (place / "index.csv").exists():
         return _corpus(place)
-    if state := trainer.newest_state(place):
+    if state := trainer.find_newest_state(place):
         return _read_now([trainer.read(state)])
-    if tensorboards.runs(place):
+    if tensorboards.find_runs(place):
         return _read_now(tensorboards.read(place))
     raise BadInput(f"{place} holds no log", ACCEPTED)
 

@@ -7,7 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from cli.backtest.series import METRICS, NAMES, BadInput, LogSeries, meanings, moment, sample, timed
+from cli.backtest.series import (
+    METRICS,
+    NAMES,
+    BadInput,
+    LogSeries,
+    add_step_times,
+    find_columns,
+    make_sample,
+    parse_time,
+)
 from rerail.model.sample import Sample
 
 NOTHING = {"", "none", "null", "na", "n/a", "-"}
@@ -20,7 +29,7 @@ def read(file: Path) -> LogSeries:
             rows = csv.DictReader(lines, delimiter="\t" if ".tsv" in file.suffixes else ",")
             if not rows.fieldnames:
                 raise BadInput(f"{file} is empty", "give a CSV with a header line and a column loss")
-            columns = meanings([name for name in rows.fieldnames if name], where=str(file))
+            columns = find_columns([name for name in rows.fieldnames if name], where=str(file))
             read = [(number, one) for number, row in enumerate(rows) if (one := _row(row, columns, file, number))]
     except (OSError, UnicodeDecodeError, csv.Error, EOFError) as error:
         raise BadInput(f"{file} cannot be read: {error}", "give a CSV in UTF-8, gzipped or not") from error
@@ -29,7 +38,7 @@ def read(file: Path) -> LogSeries:
             f"{file} has a header but no row with a number in {_metrics(columns)}", "give the logged rows too"
         )
     numbers, samples = zip(*read, strict=True)
-    return LogSeries(file.name.removesuffix(".gz").removesuffix(".csv"), timed(samples), rows=numbers)
+    return LogSeries(file.name.removesuffix(".gz").removesuffix(".csv"), add_step_times(samples), rows=numbers)
 
 
 @contextmanager
@@ -46,7 +55,7 @@ def _row(row: dict[str, str | None], columns: dict[str, str], file: Path, number
         return None
     if "step" not in columns:
         values["step"] = float(number)
-    return sample(values, at=moment(row.get(columns.get("at", "")) or ""))
+    return make_sample(values, at=parse_time(row.get(columns.get("at", "")) or ""))
 
 
 def _number(text: str | None, name: str, file: Path, number: int) -> float | None:

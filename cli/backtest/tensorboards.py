@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cli.backtest.series import METRICS, BadInput, LogSeries, meanings, sample, timed
+from cli.backtest.series import METRICS, BadInput, LogSeries, add_step_times, find_columns, make_sample
 
 PACKAGE = "tensorboard==2.21.0"
 
@@ -16,7 +16,7 @@ def is_events(file: Path) -> bool:
     return "tfevents" in file.name
 
 
-def runs(folder: Path) -> list[Path]:
+def find_runs(folder: Path) -> list[Path]:
     """The folders at or below this one that hold event files."""
     return sorted({file.parent for file in folder.rglob("*tfevents*") if file.is_file()})
 
@@ -25,7 +25,7 @@ def read(folder: Path) -> list[LogSeries]:
     """A series for each run with a loss or a speed; several writers make a run of each of theirs."""
     loader = _loader()
     found, problem = [], None
-    for run in runs(folder):
+    for run in find_runs(folder):
         try:
             found.append(_series(loader, run, name=str(run.relative_to(folder)) if run != folder else folder.name))
         except BadInput as error:
@@ -53,7 +53,7 @@ def _series(loader: Any, run: Path, *, name: str) -> LogSeries:
     except Exception as error:
         raise BadInput(f"{run} cannot be read: {error}", "give the folder that SummaryWriter wrote to") from error
     points = dict(_points(events))
-    columns = meanings(points, where=f"the TensorBoard run {run}")
+    columns = find_columns(points, where=f"the TensorBoard run {run}")
     rows: dict[tuple[int, int], dict[str, float | None]] = {}
     times: dict[tuple[int, int], float] = {}
     for column, tag in columns.items():
@@ -63,8 +63,8 @@ def _series(loader: Any, run: Path, *, name: str) -> LogSeries:
             rows.setdefault((launch, step), {"step": float(step)})[column] = value
             times.setdefault((launch, step), wall_time)
     kept = sorted((key for key in rows if any(metric in rows[key] for metric in METRICS)), key=lambda key: times[key])
-    samples = [sample(rows[key], at=datetime.fromtimestamp(times[key], UTC)) for key in kept]
-    return LogSeries(name, timed(samples))
+    samples = [make_sample(rows[key], at=datetime.fromtimestamp(times[key], UTC)) for key in kept]
+    return LogSeries(name, add_step_times(samples))
 
 
 def _points(events: Any) -> Iterator[tuple[str, list[tuple[int, float, float]]]]:

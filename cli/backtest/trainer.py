@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cli.backtest.series import BadInput, LogSeries, sample
+from cli.backtest.series import BadInput, LogSeries, make_sample
 
 STATE = "trainer_state.json"
 
 
-def newest_state(folder: Path) -> Path | None:
+def find_newest_state(folder: Path) -> Path | None:
     """The state in an output folder of the Trainer: its last checkpoint's, for each holds the history of all before."""
     if (folder / STATE).exists():
         return folder / STATE
@@ -31,7 +31,7 @@ def read(file: Path) -> LogSeries:
         raise BadInput(
             f"{file}: no entry of log_history has a loss", "train with logging_steps, or give a later checkpoint"
         )
-    samples = tuple(sample(_values(entry, file, place)) for place, entry in rows)
+    samples = tuple(make_sample(_values(entry, file, place)) for place, entry in rows)
     return LogSeries(file.parent.name or file.stem, samples, rows=tuple(place for place, _ in rows))
 
 

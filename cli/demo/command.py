@@ -13,8 +13,8 @@ from cli.console import Console
 from cli.demo import report as reports
 from cli.demo.scenarios import SCENARIOS, Name, Scenario
 from cli.demo.screen import DemoScreen
-from cli.demo.stage import PATIENCE_ROWS, Stage, until_over
-from cli.demo.verdict import shortcomings
+from cli.demo.stage import PATIENCE_ROWS, Stage, poll_until_over
+from cli.demo.verdict import find_shortcomings
 from cli.place import Place
 from cli.report import save_for
 from local.deploy import DeployError
@@ -91,13 +91,13 @@ def _play(
     stage = Stage(aws, scenario, run_id=f"demo-{name}", scale=scale)
     stage.set()
     with DemoScreen(console, steps=scenario.steps) as screen:
-        for picture in until_over(stage, within_s=PATIENCE_S):
+        for picture in poll_until_over(stage, within_s=PATIENCE_S):
             screen.show(picture)
-    report = reports.facts(name, stage)
-    problems = shortcomings(scenario, report)
-    page = reports.page(scenario, stage, report, problems)
+    report = reports.collect_facts(name, stage)
+    problems = find_shortcomings(scenario, report)
+    page = reports.make_page(scenario, stage, report, problems)
     console.print(page)
-    facts = reports.verdict(scenario, stage, report, problems)
+    facts = reports.make_section(scenario, stage, report, problems)
     save_for(Place("the demo", aws.outputs), stage.run_id, html, (facts,))
     console.print(f"report: {html}", highlight=False)
     if json_file == STDOUT:

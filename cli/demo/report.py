@@ -11,9 +11,9 @@ from rich.text import Text
 
 from cli.demo.handshake import find_handshakes
 from cli.demo.scenarios import Name, Scenario
-from cli.demo.screen import sparkline
+from cli.demo.screen import draw_sparkline
 from cli.demo.stage import Stage
-from cli.runs import attempts_table, timeline_table
+from cli.runs import make_attempts_table, make_timeline_table
 from cli.saves import StoredCheckpoint
 from rerail.incident_report.report import ReportSection
 from rerail.model.finding import Kind
@@ -22,7 +22,7 @@ from rerail.model.run import Attempt, Incident, InPlaceRestart, Run
 ENDED = "the run ended"
 
 
-def facts(name: Name, stage: Stage) -> dict[str, Any]:
+def collect_facts(name: Name, stage: Stage) -> dict[str, Any]:
     """The demo's JSON; seconds are wall time of this machine."""
     run = _run(stage)
     curve = stage.losses()
@@ -180,7 +180,7 @@ def _run(stage: Stage) -> Run:
     return stage.run
 
 
-def page(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> RenderableType:
+def make_page(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> RenderableType:
     """The one-page summary."""
     head = Table.grid(padding=(0, 2))
     for name, text in _rows(scenario, stage, report, problems):
@@ -188,13 +188,13 @@ def page(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Seq
         head.add_row(name, Text(text, style=style))
     return Group(
         Panel(head, title=f"rerail demo: {report['scenario']}"),
-        Panel(sparkline(stage), title="loss by step, one colour an attempt", height=3),
-        attempts_table(_run(stage)),
-        timeline_table(stage.timeline),
+        Panel(draw_sparkline(stage), title="loss by step, one colour an attempt", height=3),
+        make_attempts_table(_run(stage)),
+        make_timeline_table(stage.timeline),
     )
 
 
-def verdict(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> ReportSection:
+def make_section(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> ReportSection:
     """The same for the run's report page: what the demo alone knows."""
     return ReportSection("The demo's verdict", tuple(_rows(scenario, stage, report, problems)))
 

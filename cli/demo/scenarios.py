@@ -126,7 +126,9 @@ class Scenario:
 
 
 # The detectors learn a run's noise from its first rows, one a second on the demo's clock: these runs take longer.
-def watched(summary: str, drill: str, *findings: str, causes: tuple[str, ...] = (), **demands: Any) -> Scenario:
+def make_metric_fault(
+    summary: str, drill: str, *findings: str, causes: tuple[str, ...] = (), **demands: Any
+) -> Scenario:
     """A fault that only the metrics show, and that a relaunch mends or people are told of."""
     return Scenario(
         summary,
@@ -141,7 +143,7 @@ def watched(summary: str, drill: str, *findings: str, causes: tuple[str, ...] = 
     )
 
 
-def climbing(summary: str, drill: str, *rungs: str) -> Scenario:
+def make_ladder_fault(summary: str, drill: str, *rungs: str) -> Scenario:
     """A loss that goes wrong again until the last of these rungs."""
     return Scenario(
         summary,
@@ -221,7 +223,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
         causes=("oom",),
         drill="oom:step={step}",
     ),
-    Name.SPIKE: watched(
+    Name.SPIKE: make_metric_fault(
         "the loss jumps and does not mend: rolled back to before it",
         "spike:step={step}:attempt=1",
         "loss_spike",
@@ -231,13 +233,13 @@ SCENARIOS: Mapping[Name, Scenario] = {
         rolls_back=True,
         rungs=("", "replay"),
     ),
-    Name.LADDER: climbing(
+    Name.LADDER: make_ladder_fault(
         "samples that break the model whenever it trains on them: a replay does not help, to skip them does",
         "toxic:sample={sample}",
         "replay",
         "skip",
     ),
-    Name.LADDER_RATE: climbing(
+    Name.LADDER_RATE: make_ladder_fault(
         "a step that breaks the model at its learning rate, whatever the data: only a lower one helps",
         "unstable:step={step}",
         "replay",
@@ -245,10 +247,10 @@ SCENARIOS: Mapping[Name, Scenario] = {
         "far_skip",
         "lower_rate",
     ),
-    Name.HEAL: watched(
+    Name.HEAL: make_metric_fault(
         "the loss jumps and mends itself: hands off", "heal:step={step}:for=40", "loss_spike", exact=False
     ),
-    Name.NAN: watched(
+    Name.NAN: make_metric_fault(
         "the loss is no number any more, and the script trains on",
         "nan:step={step}:attempt=1",
         "non_finite",
@@ -256,7 +258,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
         asks=True,
         rolls_back=True,
     ),
-    Name.INPLACE: watched(
+    Name.INPLACE: make_metric_fault(
         "the loss is no number any more: rolled back by the job's own init, without a new job",
         "nan:step={step}:attempt=1:restart=0",
         "non_finite",
@@ -264,7 +266,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
         rolls_back=True,
         in_place=True,
     ),
-    Name.SLOW: watched(
+    Name.SLOW: make_metric_fault(
         "each step takes four times as long: moved to fresh machines without losing a step",
         "slow:step={step}:factor=4:attempt=1",
         "throughput_drop",
@@ -272,10 +274,10 @@ SCENARIOS: Mapping[Name, Scenario] = {
         asks=True,
         lossless=True,
     ),
-    Name.STALL: watched(
+    Name.STALL: make_metric_fault(
         "no step completes any more, and the process lives", "stall:step={step}:attempt=1", "stall", causes=("hang",)
     ),
-    Name.BLIND: watched(
+    Name.BLIND: make_metric_fault(
         "a script without an agent trains on and prints nothing: people are told, the job is left alone",
         "blind:step={step}",
         "blind",

@@ -7,7 +7,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from cli.demo.stage import REFERENCE, Stage
-from cli.runs import attempts_table, clock, styled, timeline_table
+from cli.runs import format_clock, format_state, make_attempts_table, make_timeline_table
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 DECISIONS_SHOWN = 8
@@ -51,7 +51,7 @@ class DemoScreen:
         for entry in stage.timeline[self._printed :]:
             where = f"step {stage.steps_done}/{stage.scenario.steps}"
             self.console.print(
-                f"{clock(entry.at)} {where} {entry.after}: {entry.reason}", markup=False, highlight=False
+                f"{format_clock(entry.at)} {where} {entry.after}: {entry.reason}", markup=False, highlight=False
             )
         self._printed = len(stage.timeline)
 
@@ -59,13 +59,13 @@ class DemoScreen:
         """All of it, as it is now."""
         if stage.run is None:
             return Group(self._progress, Text("waiting for the supervisor to adopt the job ..."))
-        state = Text.from_markup(f"{stage.run.id} is {styled(stage.run.state)}")
-        curve = Panel(sparkline(stage), title="loss of the supervised run", height=3)
-        timeline = timeline_table(stage.timeline, newest=DECISIONS_SHOWN)
-        return Group(state, self._progress, curve, attempts_table(stage.run), timeline)
+        state = Text.from_markup(f"{stage.run.id} is {format_state(stage.run.state)}")
+        curve = Panel(draw_sparkline(stage), title="loss of the supervised run", height=3)
+        timeline = make_timeline_table(stage.timeline, newest=DECISIONS_SHOWN)
+        return Group(state, self._progress, curve, make_attempts_table(stage.run), timeline)
 
 
-def sparkline(stage: Stage, *, width: int = 100) -> Text:
+def draw_sparkline(stage: Stage, *, width: int = 100) -> Text:
     """The loss by step as one line of blocks, one colour an attempt."""
     colours = ("cyan", "yellow", "magenta", "green")
     line = Text()

@@ -12,7 +12,7 @@ from cli.demo.scenarios import OWN_TYPE, Scenario
 from cli.demo.scripts import OURS, Script
 from cli.operators import answer
 from cli.place import Place
-from cli.saves import StoredCheckpoint, saves_under
+from cli.saves import StoredCheckpoint, list_checkpoints
 from local.pace import FASTEST_SCALE
 from local.sagemaker.control import inject
 from local.stack import LocalAws
@@ -88,7 +88,7 @@ class JobOutput:
                 yield datetime.fromtimestamp(event["timestamp"] / 1000, UTC), event["message"]
 
 
-def hasty(policy: Policy, scale: float) -> Policy:
+def scale_policy(policy: Policy, scale: float) -> Policy:
     """The policy on the demo's clock; what counts in rows is cut, so that the detectors decide within its minutes. No
     training process is restarted in place, so that these scenarios recover by a new job.
 
@@ -164,7 +164,7 @@ class Stage:
         """The policy on the scaled clock, a bucket, the supervised job and its twin."""
         ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
         policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
-        policy = hasty(policy, self.scale)
+        policy = scale_policy(policy, self.scale)
         policy = replace(policy, restart=replace(policy.restart, in_place=self.scenario.in_place))
         if self.scenario.fallbacks:
             capacity = replace(
@@ -292,7 +292,7 @@ class Stage:
 
     def saves(self) -> list[StoredCheckpoint]:
         """What the run has saved, as it lies in S3 now."""
-        return saves_under(self.aws.client("s3"), f"s3://{BUCKET}/{self.run_id}/")
+        return list_checkpoints(self.aws.client("s3"), f"s3://{BUCKET}/{self.run_id}/")
 
     @property
     def is_over(self) -> bool:
@@ -331,7 +331,7 @@ class Stage:
         return max((abs(mine[step] - twins[step]) for step in shared), default=None)
 
 
-def until_over(stage: Stage, *, within_s: float) -> Iterator[Stage]:
+def poll_until_over(stage: Stage, *, within_s: float) -> Iterator[Stage]:
     """Look again and again until it is over; raises TimeoutError after `within_s` at reference speed."""
     within_s *= FASTEST_SCALE / stage.scale
     end = time.monotonic() + within_s

@@ -11,7 +11,7 @@ Report = dict[str, Any]
 MOVED = re.compile(r"/checkpoint-(\d+)/")
 
 
-def shortcomings(scenario: Scenario, report: Report) -> list[str]:
+def find_shortcomings(scenario: Scenario, report: Report) -> list[str]:
     """Where the run did not end as the scenario must; empty is good."""
     return [
         *_ending(scenario, report),

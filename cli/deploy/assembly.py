@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from cli import place
-from cli.deploy.permissions import reasons_in
+from cli.deploy.permissions import read_reasons
 from cli.deploy.target import Target
 from local import deploy
 
@@ -28,7 +28,7 @@ class Assembly:
 
     @property
     def reasons(self) -> Mapping[str, Mapping[str, str]]:
-        return reasons_in(self._read(f"{self.stack}.metadata.json"))
+        return read_reasons(self._read(f"{self.stack}.metadata.json"))
 
     @property
     def deploy_role(self) -> str:

@@ -14,7 +14,7 @@ CDK = "aws-cdk@2.1148.1"
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def command(*arguments: str) -> list[str]:
+def make_command(*arguments: str) -> list[str]:
     """The words to run. Node is given npx's own file: the scripts beside it look for npm where it is not."""
     folder = node_folder()
     on_windows = os.name == "nt"
@@ -25,7 +25,7 @@ def command(*arguments: str) -> list[str]:
     return [str(node), str(npx), "--yes", CDK, *arguments]
 
 
-def environment() -> dict[str, str]:
+def make_environment() -> dict[str, str]:
     """This process's own, with that Node and this Python first on the PATH: cdk.json says `python app.py`."""
     path = os.pathsep.join([str(node_folder()), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     quiet = {"JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1", "CDK_DISABLE_CLI_TELEMETRY": "1"}
@@ -34,10 +34,10 @@ def environment() -> dict[str, str]:
 
 def bootstrap(account: str, region: str, *, profile: str = "") -> None:
     """Make what the CDK needs in an account and region: a bucket and five roles; raises DeployError."""
-    words = command("bootstrap", f"aws://{account}/{region}", "--no-notices")
+    words = make_command("bootstrap", f"aws://{account}/{region}", "--no-notices")
     # Not in the checkout, whose cdk.json would have the app synthesized for nothing.
     with tempfile.TemporaryDirectory() as elsewhere:
-        run = subprocess.run(words + (["--profile", profile] if profile else []), cwd=elsewhere, env=environment())
+        run = subprocess.run(words + (["--profile", profile] if profile else []), cwd=elsewhere, env=make_environment())
     if run.returncode:
         raise DeployError(f"`cdk bootstrap aws://{account}/{region}` ended with {run.returncode}; see above")
 
@@ -45,11 +45,11 @@ def bootstrap(account: str, region: str, *, profile: str = "") -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it in the checkout, and end as it ends."""
     try:
-        words = command(*(sys.argv[1:] if arguments is None else arguments))
+        words = make_command(*(sys.argv[1:] if arguments is None else arguments))
     except DeployError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return subprocess.run(words, cwd=ROOT, env=environment()).returncode
+    return subprocess.run(words, cwd=ROOT, env=make_environment()).returncode
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.deploy.permissions import readable
+from cli.deploy.permissions import strip_hash
 
 # What cannot be had back from anywhere else. Queues of dead letters and logs are kept too, but are not worth a refusal.
 STATEFUL = {
@@ -28,7 +28,7 @@ class ResourceChange:
 
     @property
     def spoken(self) -> str:
-        what = f"{self.kind.removeprefix('AWS::').replace('::', ' ')} {readable(self.id)}"
+        what = f"{self.kind.removeprefix('AWS::').replace('::', ' ')} {strip_hash(self.id)}"
         if self.action != "Modify":
             return f"{WORDS.get(self.action, self.action)}: {what}"
         how = {True: "REPLACED by a new one", None: "may be replaced", False: "changed"}[self.replaced]
@@ -53,8 +53,8 @@ def _read(change: Mapping[str, Any]) -> ResourceChange:
     return ResourceChange(change["Action"], kind, id, replaced, tuple(sorted(fields)))
 
 
-def refused(changes: Sequence[ResourceChange], allowed: Sequence[str]) -> Iterator[ResourceChange]:
+def find_refused(changes: Sequence[ResourceChange], allowed: Sequence[str]) -> Iterator[ResourceChange]:
     """Those that would put data out of reach and that nobody has allowed by their name."""
     for change in changes:
-        if change.danger and not {change.id, readable(change.id)} & set(allowed):
+        if change.danger and not {change.id, strip_hash(change.id)} & set(allowed):
             yield change

@@ -15,7 +15,7 @@ ADDRESS = re.compile(r"[^@\s,;]+@[^@\s,;]+\.[^@\s,;]+")
 
 def read(given: Sequence[str], file: Path = FILE) -> dict[str, str]:
     """The values given as `name=value`; one clear error for a name that cdk.json does not have."""
-    known = context(file)
+    known = read_context(file)
     chosen = {}
     for each in given:
         name, equals, value = each.partition("=")
@@ -27,12 +27,12 @@ def read(given: Sequence[str], file: Path = FILE) -> dict[str, str]:
     return chosen
 
 
-def context(file: Path = FILE) -> Mapping[str, Any]:
+def read_context(file: Path = FILE) -> Mapping[str, Any]:
     found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))["context"]
     return found
 
 
-def paged(template: Mapping[str, Any] | None) -> str:
+def find_page_address(template: Mapping[str, Any] | None) -> str:
     """The address that a deployed template subscribes to the topic that pages; "" for none."""
     resources = (template or {}).get("Resources", {})
     for resource in resources.values():

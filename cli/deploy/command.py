@@ -15,7 +15,7 @@ from cli.deploy import target as targets
 from cli.deploy.assembly import Assembly, synthesize
 from cli.deploy.changes import ResourceChange
 from cli.deploy.formation import Formation
-from cli.deploy.permissions import readable
+from cli.deploy.permissions import strip_hash
 from cli.deploy.target import LEAST_BOOTSTRAP, Target
 from cli.place import AsJson, Local
 from local import deploy as emulated
@@ -143,7 +143,7 @@ class _Deployment(_Step):
 
     def organization(self, context: dict[str, str], elsewhere: Callable[[str], Target]) -> None:
         """The StackSet of an organization, from its hub account."""
-        screen.where(self.console, self.target, organization.HUB, "the hub of an organization")
+        screen.show_target(self.console, self.target, organization.HUB, "the hub of an organization")
         facts = organization.deploy(self.target, context, elsewhere, self._confirm_or_plan, self.console)
         self.print_json(facts)
 
@@ -157,21 +157,21 @@ class _Deployment(_Step):
         looking = self.formation()
         status = self.settle(looking)
         old = None if status in FAILED else looking.template()
-        screen.where(self.console, self.target, STACK, status)
+        screen.show_target(self.console, self.target, STACK, status)
         address = self._address(context, old)
         self.console.print("synthesizing (half a minute when something changed)")
         assembly = Assembly(synthesize(context), STACK)
         new = assembly.template
-        change = permissions.change(old, new, assembly.reasons)
+        change = permissions.find_changes(old, new, assembly.reasons)
         screen.show_permissions(self.console, change)
         if status in FAILED and not self.plan:
-            with screen.progress(self.console, "taking away what failed", ()) as happened:
+            with screen.show_progress(self.console, "taking away what failed", ()) as happened:
                 looking.delete(happened)
         taken = {} if old else kept.find(self.target, new)
         if taken:
             self.console.print("taken up again, from an earlier deployment:")
             for id, name in taken.items():
-                self.console.print(f"  {readable(id)}: {name}", markup=False)
+                self.console.print(f"  {strip_hash(id)}: {name}", markup=False)
         if not self._bootstrapped():
             self.console.print("plan: bootstrap, then deploy all of this; nothing was done")
             self.print_json(_facts("planned", change, [], {}))
@@ -195,11 +195,11 @@ class _Deployment(_Step):
             except Declined:
                 formation.forget()
                 raise
-            with screen.progress(self.console, "deploying", {each.id for each in found}) as happened:
+            with screen.show_progress(self.console, "deploying", {each.id for each in found}) as happened:
                 formation.execute(happened)
         outputs = formation.outputs()
         self.remember(outputs)
-        screen.afterwards(
+        screen.show_next_steps(
             self.console, outputs, address=address, was_there=bool(old or taken), local=self.target.is_local
         )
         action = ("updated" if old else "created") if found else "unchanged"
@@ -210,8 +210,8 @@ class _Deployment(_Step):
         somebody only because a checkout does not know of them."""
         if choices.PAGE in context:
             return context[choices.PAGE]
-        written = str(choices.context().get(choices.PAGE) or "")
-        address = written or choices.paged(old)
+        written = str(choices.read_context().get(choices.PAGE) or "")
+        address = written or choices.find_page_address(old)
         if not address and self.asks:
             address = typer.prompt("Who is paged (e-mail; empty for nobody)", default="", show_default=False).strip()
             if address:
@@ -237,10 +237,12 @@ class _Deployment(_Step):
         return True
 
     def _take_up(self, formation: Formation, assembly: Assembly, taken: dict[str, str]) -> None:
-        template, listed = kept.importing(assembly.template, taken)
+        template, listed = kept.make_import(assembly.template, taken)
         text = _compact(template)
         formation.propose("IMPORT", text, url=assembly.upload(self.target, text), imported=listed)
-        with screen.progress(self.console, "taking up", {each["LogicalResourceId"] for each in listed}) as happened:
+        with screen.show_progress(
+            self.console, "taking up", {each["LogicalResourceId"] for each in listed}
+        ) as happened:
             formation.execute(happened)
 
     def _propose(self, formation: Formation, assembly: Assembly) -> list[ResourceChange]:
@@ -249,11 +251,11 @@ class _Deployment(_Step):
         return formation.propose(kind, text, url=assembly.upload(self.target, text))
 
     def _refuse_losses(self, formation: Formation, found: list[ResourceChange], allowed: list[str]) -> None:
-        losses = list(changes.refused(found, allowed))
+        losses = list(changes.find_refused(found, allowed))
         if losses and not self.plan:
             formation.forget()
             lost = "; ".join(f"{each.spoken}, and with it {each.danger}" for each in losses)
-            flags = " ".join(f"--allow-loss {readable(each.id)}" for each in losses)
+            flags = " ".join(f"--allow-loss {strip_hash(each.id)}" for each in losses)
             place.fail(f"this deployment would put data out of reach: {lost}", f"if that is meant, add {flags}")
 
     def _confirm(self, question: str) -> None:
@@ -273,11 +275,11 @@ class _Removal(_Step):
     def _run(self, confirm: str, force: bool) -> None:
         formation = self.formation()
         status = self.settle(formation)
-        screen.where(self.console, self.target, STACK, status)
+        screen.show_target(self.console, self.target, STACK, status)
         template = formation.template()
         if template is None:
             place.fail(f"there is no stack {STACK} in {self.target.name}", "nothing: there is nothing to take away")
-        names, stays = formation.names(), kept.retained(template)
+        names, stays = formation.names(), kept.find_retained(template)
         going = [id for id in template["Resources"] if id not in stays]
         self.console.print(
             f"{len(going)} resources go: functions, rules, queues, topics with who is subscribed, alarms"
@@ -285,7 +287,7 @@ class _Removal(_Step):
         self.console.print(f"{len(stays)} stay, and a later `rerail deploy` takes them up again:")
         for id, kind in sorted(stays.items(), key=lambda item: item[1]):
             label = kind.removeprefix("AWS::").replace("::", " ")
-            self.console.print(f"  {label}: {names.get(id, readable(id))}", markup=False)
+            self.console.print(f"  {label}: {names.get(id, strip_hash(id))}", markup=False)
         runs = self._open_runs(formation.outputs())
         if runs and not force:
             some = ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
@@ -297,7 +299,7 @@ class _Removal(_Step):
             confirm = typer.prompt(f"Type the stack's name to take it away from {self.target.name}")
         if confirm != STACK:
             place.fail("nothing was taken away: the name was not given", f"add --confirm {STACK}")
-        with screen.progress(self.console, "taking away", names) as happened:
+        with screen.show_progress(self.console, "taking away", names) as happened:
             formation.delete(happened)
         self.remember({})
         self.console.print(

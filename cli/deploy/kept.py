@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from cli.deploy.permissions import written
+from cli.deploy.permissions import format_value
 from cli.deploy.target import Target
 from local.deploy import DeployError
 
@@ -34,7 +34,7 @@ ABSENT = (
 Imports = list[dict[str, Any]]
 
 
-def retained(template: Mapping[str, Any]) -> dict[str, str]:
+def find_retained(template: Mapping[str, Any]) -> dict[str, str]:
     """Logical id to type of what stays when the stack of this template goes."""
     found = template.get("Resources", {}).items()
     return {id: resource["Type"] for id, resource in found if resource.get("DeletionPolicy") in RETAINED}
@@ -44,10 +44,10 @@ def find(target: Target, template: Mapping[str, Any]) -> dict[str, str]:
     """Logical id to identifier of what an earlier stack has left here that this template has too."""
     noted = _noted(target)
     found = {}
-    for id, kind in retained(template).items():
+    for id, kind in find_retained(template).items():
         properties = template["Resources"][id].get("Properties", {})
         chosen = properties.get("BucketName") or properties.get("Name")
-        name = noted.get(id) or (target.filled(_placed(written(chosen))) if chosen else "")
+        name = noted.get(id) or (target.filled(_placed(format_value(chosen))) if chosen else "")
         if name and kind in IDENTIFIERS and (identifier := _look_up(target, kind, name)):
             found[id] = identifier
     return found
@@ -122,7 +122,7 @@ LOOK_UPS: Mapping[str, Callable[[Target, str], str]] = {
 }
 
 
-def importing(template: Mapping[str, Any], found: Mapping[str, str]) -> tuple[dict[str, Any], Imports]:
+def make_import(template: Mapping[str, Any], found: Mapping[str, str]) -> tuple[dict[str, Any], Imports]:
     """The template that imports these and nothing else, and the list of them: CloudFormation takes up what there is in
     one step, and makes and changes things in the next."""
     resources = {id: deepcopy(dict(template["Resources"][id])) for id in found}

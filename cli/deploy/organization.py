@@ -27,10 +27,10 @@ def deploy(
     """All of it, once the difference in permissions was shown and confirmed; `elsewhere` is the target in a region."""
     folder = synthesize(context)
     regions = _regions(folder)
-    member = member_of(folder)
-    old = deployed_template(target)
+    member = find_member(folder)
+    old = read_deployed_template(target)
     console.print(f"the accounts of the organization, in {', '.join(regions)}:")
-    change = permissions.change(old, member.template, member.reasons)
+    change = permissions.find_changes(old, member.template, member.reasons)
     screen.show_permissions(console, change)
     confirm(f"Roll this out to the organization from account {target.account}?")
     for region in regions:
@@ -43,7 +43,7 @@ def deploy(
     return {"regions": regions, "added": len(change.added), "removed": len(change.removed), "outputs": outputs}
 
 
-def member_of(folder: Path) -> Assembly:
+def find_member(folder: Path) -> Assembly:
     """The members' stack in the assembly."""
     (template,) = (folder / "assembly-Member").glob("*.template.json")
     return Assembly(template.parent, template.name.removesuffix(".template.json"))
@@ -60,7 +60,7 @@ def _regions(folder: Path) -> list[str]:
     return [region for group in members["Properties"]["StackInstancesGroup"] for region in group["Regions"]]
 
 
-def deployed_template(target: Target) -> Mapping[str, Any] | None:
+def read_deployed_template(target: Target) -> Mapping[str, Any] | None:
     """What the members have now; None before the first time."""
     try:
         described = target.client("cloudformation").describe_stack_set(StackSetName=STACK_SET)["StackSet"]
@@ -79,7 +79,7 @@ def prepare(target: Target, folder: Path, console: Console) -> str:
         place.fail(f"the CDK has not been bootstrapped in {target.name}", remedy)
     outputs = roll_out(target, Assembly(folder, ASSETS), console)
     bucket = outputs["AssetsBucket"]
-    put = member_of(folder).publish(target, bucket=bucket)
+    put = find_member(folder).publish(target, bucket=bucket)
     console.print(f"{target.region}: {put} files of code put into {bucket}")
     return bucket
 
@@ -95,6 +95,8 @@ def roll_out(target: Target, assembly: Assembly, console: Console) -> dict[str, 
     kind = "UPDATE" if formation.exists() else "CREATE"
     found = formation.propose(kind, text, url=assembly.upload(target, text))
     if found:
-        with screen.progress(console, f"{target.region}: {assembly.stack}", {each.id for each in found}) as happened:
+        with screen.show_progress(
+            console, f"{target.region}: {assembly.stack}", {each.id for each in found}
+        ) as happened:
             formation.execute(happened)
     return formation.outputs()

@@ -69,21 +69,21 @@ class Change(NamedTuple):
         return bool(self.added or self.removed)
 
 
-def change(old: Template | None, new: Template, reasons: Mapping[str, Mapping[str, str]] | None = None) -> Change:
+def find_changes(old: Template | None, new: Template, reasons: Mapping[str, Mapping[str, str]] | None = None) -> Change:
     """From the deployed template, None where nothing is deployed, to the new one."""
-    before = frozenset(grants(old)) if old else frozenset()
-    after = frozenset(grants(new, reasons or {}))
+    before = frozenset(find_grants(old)) if old else frozenset()
+    after = frozenset(find_grants(new, reasons or {}))
     return Change(after - before, before - after)
 
 
-def grants(template: Template, reasons: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[Grant]:
+def find_grants(template: Template, reasons: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[Grant]:
     """Every permission in a template. `reasons`: logical id of a role, to resource, to why it is a wildcard."""
     book = _Book(template, reasons or {})
     for id, resource in template.get("Resources", {}).items():
         yield from book.grants_of(id, resource["Type"], resource.get("Properties", {}))
 
 
-def reasons_in(metadata: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+def read_reasons(metadata: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Why a resource is a wildcard, from what the synthesis noted beside the template (`Rerail.metadata.json`)."""
     ids = {
         path.removesuffix("/Resource"): entry["data"]
@@ -113,7 +113,7 @@ class PermissionRow(NamedTuple):
     actions: str
 
 
-def rows(granted: Collection[Grant]) -> list[PermissionRow]:
+def group_rows(granted: Collection[Grant]) -> list[PermissionRow]:
     """The permissions put together, in an order that does not depend on chance."""
     together: dict[tuple[str, bool, str, str, str], list[str]] = defaultdict(list)
     for grant in sorted(granted):
@@ -121,10 +121,10 @@ def rows(granted: Collection[Grant]) -> list[PermissionRow]:
     return [PermissionRow(*key, _actions(actions)) for key, actions in together.items()]
 
 
-def lines(granted: Collection[Grant]) -> dict[str, list[str]]:
+def format_lines(granted: Collection[Grant]) -> dict[str, list[str]]:
     """By who may: a sentence for all the actions that go together."""
     by_who: dict[str, list[str]] = defaultdict(list)
-    for row in rows(granted):
+    for row in group_rows(granted):
         by_who[row.who].append(_sentence(row))
     return dict(by_who)
 
@@ -147,7 +147,7 @@ def _actions(actions: Sequence[str]) -> str:
     return ", ".join(f"{service}:{'/'.join(verbs)}" for service, verbs in by_service.items())
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value of a template with its references as `<Name>` or `<Name.Arn>`, as cdk-nag writes them."""
     match value:
         case {"Ref": name}:
@@ -157,13 +157,13 @@ def written(value: Any) -> str:
         case {"Fn::GetAtt": str(name)}:
             return f"<{name}>"
         case {"Fn::Join": [glue, parts]}:
-            return str(glue).join(written(part) for part in parts)
+            return str(glue).join(format_value(part) for part in parts)
         case {"Fn::Sub": str(text)}:
             return re.sub(r"\$\{([^}]+)\}", r"<\1>", text)
         case list():
-            return " or ".join(written(part) for part in value)
+            return " or ".join(format_value(part) for part in value)
         case dict():
-            return " and ".join(f"{name} {written(part)}" for name, part in value.items())
+            return " and ".join(f"{name} {format_value(part)}" for name, part in value.items())
     return str(value)
 
 
@@ -187,9 +187,9 @@ class _Book:
                 for role in filter(None, map(_target, properties.get("Roles", []))):
                     yield from self._of_identity(role, properties["PolicyDocument"])
             case "AWS::Lambda::Permission":
-                source = self._spoken(written(properties["SourceArn"])) if "SourceArn" in properties else ""
+                source = self._spoken(format_value(properties["SourceArn"])) if "SourceArn" in properties else ""
                 who = self._principal({"Service": properties["Principal"]})
-                on = self._spoken(written(properties["FunctionName"]))
+                on = self._spoken(format_value(properties["FunctionName"]))
                 yield Grant(who, True, properties["Action"], on, f"it comes from {source}" if source else "")
             case _:
                 for name in ("PolicyDocument", "KeyPolicy", "RepositoryPolicyText", "ResourcePolicy"):
@@ -202,7 +202,7 @@ class _Book:
                 yield from self._each(statement, who, on=[self._role(id)])
         for arn in properties.get("ManagedPolicyArns", []):
             yield Grant(
-                self._role(id), True, f"all that the policy {self._spoken(written(arn))} allows", "its resources"
+                self._role(id), True, f"all that the policy {self._spoken(format_value(arn))} allows", "its resources"
             )
         for policy in properties.get("Policies", []):
             yield from self._of_identity(id, policy["PolicyDocument"])
@@ -227,7 +227,9 @@ class _Book:
     ) -> Iterator[Grant]:
         may = statement["Effect"] == "Allow"
         when = self._when(statement.get("Condition", {}))
-        resources = {name: name for name in on} if on else dict.fromkeys(map(written, _many(statement["Resource"])), "")
+        resources = (
+            {name: name for name in on} if on else dict.fromkeys(map(format_value, _many(statement["Resource"])), "")
+        )
         for action in _many(statement.get("Action", statement.get("NotAction", []))):
             verb = action if "Action" in statement else f"all but {action}"
             for resource, name in resources.items():
@@ -241,7 +243,7 @@ class _Book:
                 if operator == "Null":
                     words.append(f"{key} is {'absent' if str(value).lower() == 'true' else 'given'}")
                 else:
-                    words.append(f"{key} {OPERATORS.get(operator, operator)} {self._spoken(written(value))}")
+                    words.append(f"{key} {OPERATORS.get(operator, operator)} {self._spoken(format_value(value))}")
         return " and ".join(words)
 
     def _principals(self, principal: Any) -> Iterator[str]:
@@ -252,7 +254,7 @@ class _Book:
 
     def _principal(self, principal: Mapping[str, Any]) -> str:
         ((kind, name),) = principal.items()
-        text = written(name)
+        text = format_value(name)
         if text == "*":
             return ANYBODY
         if kind == "AWS":
@@ -260,7 +262,7 @@ class _Book:
         return f"the service {text.removesuffix('.amazonaws.com')}" if kind == "Service" else f"{kind} {text}"
 
     def _role(self, id: str) -> str:
-        return f"the function {self._functions[id]}" if self._functions.get(id) else f"the role {readable(id)}"
+        return f"the function {self._functions[id]}" if self._functions.get(id) else f"the role {strip_hash(id)}"
 
     def _spoken(self, text: str) -> str:
         whole = REFERENCE.fullmatch(text)
@@ -270,17 +272,17 @@ class _Book:
         return named.replace("<AWS::Partition>", "aws").replace("<AWS::URLSuffix>", "amazonaws.com")
 
     def _bare(self, id: str) -> str:
-        return f"<{readable(id) if id in self._resources else id}>"
+        return f"<{strip_hash(id) if id in self._resources else id}>"
 
     def _name(self, id: str) -> str:
         kind = self._resources[id]["Type"]
         if kind == "AWS::IAM::Role":
             return self._role(id)
         label = KINDS.get(kind, kind.split("::")[-1].lower())
-        return f"the {label} {readable(id)}"
+        return f"the {label} {strip_hash(id)}"
 
 
-def readable(id: str) -> str:
+def strip_hash(id: str) -> str:
     """A logical id without the hash that the CDK puts behind it."""
     return HASH.sub("", id)
 

@@ -18,7 +18,7 @@ SHOWN = 40
 STYLES = {True: "bold red", None: "yellow", False: ""}
 
 
-def where(console: Console, target: Target, stack: str, status: str) -> None:
+def show_target(console: Console, target: Target, stack: str, status: str) -> None:
     """Whose account this is."""
     table = Table(show_header=False, box=None)
     table.add_row("account", target.account)
@@ -34,7 +34,7 @@ def show_permissions(console: Console, change: permissions.Change) -> None:
         console.print("permissions: as they are")
         return
     for sign, style, granted in (("+", "green", change.added), ("-", "red", change.removed)):
-        for who, sentences in permissions.lines(granted).items():
+        for who, sentences in permissions.format_lines(granted).items():
             console.print(Text(f"{sign} {who}", style=f"bold {style}"))
             for sentence in sentences:
                 console.print(Text(f"  {sign} {sentence}", style=style))
@@ -54,7 +54,7 @@ def show_resources(console: Console, found: Sequence[ResourceChange]) -> None:
 
 
 @contextmanager
-def progress(console: Console, what: str, ids: Collection[str]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def show_progress(console: Console, what: str, ids: Collection[str]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """A bar on a terminal, a line elsewhere for each of these resources; gives what to call with each event."""
     total = len(ids)
     if not console.is_terminal:
@@ -84,11 +84,13 @@ def progress(console: Console, what: str, ids: Collection[str]) -> Iterator[Call
 
 def _format_event(event: Mapping[str, Any]) -> str:
     reason = event.get("ResourceStatusReason") or ""
-    id, status = permissions.readable(event["LogicalResourceId"]), event["ResourceStatus"]
+    id, status = permissions.strip_hash(event["LogicalResourceId"]), event["ResourceStatus"]
     return f"{id} {status}" + (f": {reason}" if "FAILED" in status else "")
 
 
-def afterwards(console: Console, outputs: Mapping[str, str], *, address: str, was_there: bool, local: bool) -> None:
+def show_next_steps(
+    console: Console, outputs: Mapping[str, str], *, address: str, was_there: bool, local: bool
+) -> None:
     """What there is now, and what to do next."""
     table = Table("output", "value", title="deployed", title_justify="left")
     for name, value in sorted(outputs.items()):

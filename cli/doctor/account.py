@@ -41,7 +41,7 @@ def functions_code(deployment: Deployment) -> Check:
     """The functions run the code of this checkout."""
     url = deployment.supervise.get("Code", {}).get("Location", "")
     try:
-        differing = code.differing(code.deployed_files(url), code.files_here())
+        differing = code.find_differences(code.read_deployed_files(url), code.list_files())
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         return unknown(f"cannot tell: the code cannot be fetched: {error}", "look at the version in the Lambda console")
     if not differing:
@@ -54,7 +54,7 @@ def functions_code(deployment: Deployment) -> Check:
 
 def deployed_policies(deployment: Deployment) -> Check:
     """They are those of `policies/`, and each can be read."""
-    found = policies.compared(deployment.where)
+    found = policies.compare_policies(deployment.where)
     if bad := [each for each in found if each.problem]:
         return broken(f"{bad[0].name}: {bad[0].problem}", "mend it: runs under it are only observed")
     if differing := [each for each in found if each.stands != policies.Stands.SAME]:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from cli.trouble import code_of, explained, is_denied, is_missing, permission_of
+from cli.trouble import explain, get_code, get_permission, is_denied, is_missing
 from rerail.model.errors import RerailError
 
 Subject = TypeVar("Subject")
@@ -64,7 +64,7 @@ def ask(about: str, questions: Sequence[Question[Subject]], subject: Subject) ->
             yield replace(answer, name=question.__name__.replace("_", " "), about=about)
 
 
-def overall(checks: Sequence[Check]) -> CheckStatus:
+def find_worst(checks: Sequence[Check]) -> CheckStatus:
     """The worst of them; unknown only where nothing at all is known."""
     verdicts = {check.verdict for check in checks}
     for worst in (CheckStatus.BROKEN, CheckStatus.WARN, CheckStatus.OK):
@@ -73,15 +73,15 @@ def overall(checks: Sequence[Check]) -> CheckStatus:
     return CheckStatus.UNKNOWN
 
 
-def unanswered(error: Exception) -> Check:
+def make_unanswered(error: Exception) -> Check:
     """What AWS did not want to tell, and who could make it."""
     if is_denied(error):
-        permission = permission_of(error)
+        permission = get_permission(error)
         return unknown(f"cannot tell without {permission}", f"ask for {permission}, or let somebody look who has it")
-    what, remedy = explained(error)
+    what, remedy = explain(error)
     if is_missing(error):
         return broken(what, "somebody has deleted it: deploy again, `make deploy`")
-    code = code_of(error)
+    code = get_code(error)
     return unknown(f"cannot tell: {what}" + (f" ({code})" if code and code not in what else ""), remedy)
 
 
@@ -89,9 +89,9 @@ def _answer(question: Question[Subject], subject: Subject) -> Check | None:
     try:
         return question(subject)
     except (ClientError, BotoCoreError) as error:
-        return unanswered(error)
+        return make_unanswered(error)
     except RerailError as error:
         cause = error.__cause__
         if isinstance(cause, ClientError | BotoCoreError):
-            return unanswered(cause)
+            return make_unanswered(cause)
         return unknown(f"cannot tell: {error}", "mend what it names")

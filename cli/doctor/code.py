@@ -12,7 +12,7 @@ LARGEST = 64 * 1024 * 1024
 WITHIN_S = 20.0
 
 
-def deployed_files(url: str) -> dict[str, bytes]:
+def read_deployed_files(url: str) -> dict[str, bytes]:
     """Path to content of the Python files in a function's archive; raises OSError or BadZipFile.
 
     The link is AWS's own and signed; what it gives is compared and never run."""
@@ -25,12 +25,12 @@ def deployed_files(url: str) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
 
 
-def files_here(folder: Path = LAMBDAS) -> dict[str, bytes]:
+def list_files(folder: Path = LAMBDAS) -> dict[str, bytes]:
     """The same of this checkout."""
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in sorted(folder.rglob("*.py"))}
 
 
-def differing(deployed: dict[str, bytes], here: dict[str, bytes]) -> list[str]:
+def find_differences(deployed: dict[str, bytes], here: dict[str, bytes]) -> list[str]:
     """Files of ours that are not the same there and here, or only in one of both. What a build adds to the archive from
     elsewhere (packages) is not ours."""
     folders = {Path(name).parts[0] for name in here}

@@ -13,10 +13,10 @@ from rich.markup import escape
 from cli import place
 from cli.console import Console
 from cli.doctor import account, job, quotas, roles, storage, subject
-from cli.doctor.check import Check, CheckStatus, Question, ask, overall
+from cli.doctor.check import Check, CheckStatus, Question, ask, find_worst
 from cli.doctor.deployment import Deployment
 from cli.doctor.subject import Subject
-from cli.names import completed_runs
+from cli.names import complete_runs
 from cli.place import AsJson, Local
 
 STYLES = {
@@ -34,7 +34,7 @@ def doctor(
     run: Annotated[
         str,
         typer.Option(
-            "--run", help="Look at the newest job of this run too.", metavar="RUN", autocompletion=completed_runs
+            "--run", help="Look at the newest job of this run too.", metavar="RUN", autocompletion=complete_runs
         ),
     ] = "",
     request: Annotated[
@@ -51,7 +51,7 @@ def doctor(
     deployment = Deployment(where)
     asked = _subject(deployment, job, run, request)
     checks = list(_answers(deployment, asked))
-    verdict = overall(checks)
+    verdict = find_worst(checks)
     if as_json:
         answer = {"place": where.name, "verdict": verdict.value, "checks": [asdict(check) for check in checks]}
         typer.echo(json.dumps(answer, indent=2))
@@ -62,10 +62,10 @@ def doctor(
 
 def _subject(deployment: Deployment, job: str, run: str, request: Path | None) -> Subject | None:
     if job:
-        return subject.of_job(deployment, job)
+        return subject.describe_job(deployment, job)
     if run:
-        return subject.of_run(deployment, run)
-    return subject.of_request(deployment, request) if request else None
+        return subject.describe_run(deployment, run)
+    return subject.read_request(deployment, request) if request else None
 
 
 def _answers(deployment: Deployment, asked: Subject | None) -> Iterator[Check]:

@@ -7,7 +7,7 @@ SMALL = "9.1e-05"
 ENDS = (" ", "", ",", "\n", ", ", "|")
 
 
-def group_of(expression: str) -> tuple[str, str]:
+def find_group(expression: str) -> tuple[str, str]:
     """The first capturing group's inside, and the whole from its opening parenthesis on; "" where there is none."""
     depth, begin, in_class, position = 0, -1, False, 0
     while position < len(expression):
@@ -39,7 +39,7 @@ def _is_named(expression: str, position: int) -> bool:
 
 def read(expression: str, number: str) -> str | None:
     """What the expression makes of a number where it expects one; None where it then finds nothing."""
-    inside, rest = group_of(expression)
+    inside, rest = find_group(expression)
     if not rest:
         return None
     try:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from botocore.exceptions import ClientError
 
 from cli.doctor.check import Check, Question, broken, ok, warn
-from cli.doctor.storage import bucket_key
+from cli.doctor.storage import find_bucket_key
 from cli.doctor.subject import Subject
 from cli.trouble import is_missing
 from rerail.model.mailbox import make_command_key, make_heartbeat_key, make_report_key
@@ -111,7 +111,7 @@ def supervisor_reads(subject: Subject) -> Check | None:
 
 def supervisor_decrypts(subject: Subject) -> Check | None:
     """Rerail may use the key that the checkpoints are encrypted with."""
-    if _is_free(subject) or not subject.bucket or not (key := bucket_key(subject)):
+    if _is_free(subject) or not subject.bucket or not (key := find_bucket_key(subject)):
         return None
     answer = subject.client("iam").simulate_principal_policy(
         PolicySourceArn=subject.deployment.supervisor_role,

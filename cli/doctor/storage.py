@@ -8,7 +8,7 @@ from botocore.exceptions import ClientError
 
 from cli.doctor.check import Check, Question, broken, ok, warn
 from cli.doctor.subject import DAY, Subject
-from cli.trouble import code_of, is_missing
+from cli.trouble import get_code, is_missing
 from rerail.model.formatting import format_duration
 
 # us-east-1 is where S3 began, and has no name there.
@@ -39,7 +39,7 @@ def checkpoint_expiry(subject: Subject) -> Check | None:
     try:
         answer = subject.client("s3").get_bucket_lifecycle_configuration(Bucket=subject.bucket)
     except ClientError as error:
-        if code_of(error) == "NoSuchLifecycleConfiguration":
+        if get_code(error) == "NoSuchLifecycleConfiguration":
             return ok("nothing is deleted by a lifecycle rule")
         raise
     runtime_s = subject.max_runtime_s or DAY
@@ -70,7 +70,7 @@ def checkpoint_key(subject: Subject) -> Check | None:
     """The key that encrypts the bucket can be used."""
     if not subject.bucket:
         return None
-    key = bucket_key(subject)
+    key = find_bucket_key(subject)
     if not key:
         return ok("encrypted by S3's own keys")
     described = subject.client("kms").describe_key(KeyId=key)["KeyMetadata"]
@@ -79,12 +79,12 @@ def checkpoint_key(subject: Subject) -> Check | None:
     return ok(f"encrypted with {key}")
 
 
-def bucket_key(subject: Subject) -> str:
+def find_bucket_key(subject: Subject) -> str:
     """The KMS key by which the bucket encrypts what is not encrypted otherwise; "" for S3's own."""
     try:
         answer = subject.client("s3").get_bucket_encryption(Bucket=subject.bucket)
     except ClientError as error:
-        if code_of(error) == "ServerSideEncryptionConfigurationNotFoundError":
+        if get_code(error) == "ServerSideEncryptionConfigurationNotFoundError":
             return ""
         raise
     rules = answer["ServerSideEncryptionConfiguration"]["Rules"]

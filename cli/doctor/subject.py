@@ -9,7 +9,7 @@ from typing import Any
 
 from cli import names, place
 from cli.doctor.deployment import Deployment
-from cli.trouble import explained
+from cli.trouble import explain
 from rerail.model.checkpoints import split_uri
 from rerail.model.errors import JobNotFound, PolicyError, RerailError
 from rerail.model.policy import Policy
@@ -104,7 +104,7 @@ class Subject:
             return Policy()
 
 
-def of_job(deployment: Deployment, job: str, run: Run | None = None) -> Subject:
+def describe_job(deployment: Deployment, job: str, run: Run | None = None) -> Subject:
     """A job that SageMaker knows, or one clear error and exit status 2."""
     from rerail.aws.sagemaker import SageMakerJobs
 
@@ -118,21 +118,21 @@ def of_job(deployment: Deployment, job: str, run: Run | None = None) -> Subject:
         )
     except RerailError as error:
         cause = error.__cause__
-        what, remedy = explained(cause) if isinstance(cause, Exception) else (str(error), "try again")
+        what, remedy = explain(cause) if isinstance(cause, Exception) else (str(error), "try again")
         place.fail(f"the job {job} cannot be looked at: {what}", remedy)
     return Subject(deployment, description, tags, exists=True, run=run or deployment.where.runs.load(make_run_id(job)))
 
 
-def of_run(deployment: Deployment, name: str) -> Subject:
+def describe_run(deployment: Deployment, name: str) -> Subject:
     """The newest job of a run."""
     run = names.find_run(deployment.where, name)
     launched = [attempt.job_name for attempt in run.attempts if attempt.exists]
     if not launched:
         place.fail(f"the run {name} has no job yet", f"`rerail show {name}` tells why")
-    return of_job(deployment, launched[-1], run)
+    return describe_job(deployment, launched[-1], run)
 
 
-def of_request(deployment: Deployment, file: Path) -> Subject:
+def read_request(deployment: Deployment, file: Path) -> Subject:
     """A request that was not sent yet, such as `rerail submit --dry-run` prints, or one clear error."""
     try:
         request = json.loads(file.read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.policies.odd import odd
+from cli.policies.odd import find_oddities
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy, parse_policy, to_toml
 
@@ -28,7 +28,7 @@ class Checked:
     warnings: tuple[str, ...] = ()
 
 
-def checked(file: Path) -> Checked:
+def check_file(file: Path) -> Checked:
     """The whole truth about a file; nothing is raised."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def checked(file: Path) -> Checked:
     problems = tuple(_problems(text, file.stem))
     if problems:
         return Checked(str(file), file.stem, problems)
-    return Checked(str(file), file.stem, warnings=tuple(odd(parse_policy(text, name=file.stem))))
+    return Checked(str(file), file.stem, warnings=tuple(find_oddities(parse_policy(text, name=file.stem))))
 
 
 def _problems(text: str, name: str) -> Iterator[str]:

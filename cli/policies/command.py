@@ -13,11 +13,11 @@ from rich.table import Table
 from cli import place
 from cli.console import Console
 from cli.lean_values import LeanCommand
-from cli.names import POLICIES, completed_policies, near, policy_names
+from cli.names import POLICIES, complete_policies, find_near, list_policy_names
 from cli.place import AsJson, Local
-from cli.policies.check import checked
-from cli.policies.deployed import Stands, compared, deployed_texts
-from cli.policies.words import rows
+from cli.policies.check import check_file
+from cli.policies.deployed import Stands, compare_policies, read_deployed_texts
+from cli.policies.words import list_rows
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy, parse_policy
 
@@ -37,7 +37,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Read policies as the deployment would; exit status 1 if one cannot be deployed. What is odd does not fail."""
-    found = [checked(file) for file in files]
+    found = [check_file(file) for file in files]
     if as_json:
         typer.echo(json.dumps({"files": [asdict(each) for each in found]}, indent=2))
     else:
@@ -54,10 +54,10 @@ def check(
 
 
 @app.command("list", cls=LeanCommand)
-def listed(local: Local = False, as_json: AsJson = False) -> None:
+def list_policies(local: Local = False, as_json: AsJson = False) -> None:
     """The deployed policies beside the files in policies/, and which of them differ."""
     where = place.find(local=local)
-    found = compared(where)
+    found = compare_policies(where)
     if as_json:
         typer.echo(json.dumps({"policies": [asdict(each) for each in found]}, indent=2))
         return
@@ -73,7 +73,7 @@ def listed(local: Local = False, as_json: AsJson = False) -> None:
 def show(
     name: Annotated[
         str,
-        typer.Argument(help="A policy's name, or a TOML file.", autocompletion=completed_policies, metavar="NAME"),
+        typer.Argument(help="A policy's name, or a TOML file.", autocompletion=complete_policies, metavar="NAME"),
     ],
     deployed: Annotated[
         bool, typer.Option("--deployed", help="As it is deployed in the account, not as its file is.")
@@ -87,7 +87,7 @@ def show(
         policy = parse_policy(text, name=Path(name).stem)
     except PolicyError as error:
         place.fail(str(error), f"`rerail policy check {source}` names all that is wrong")
-    values, usual = dict(rows(policy)), dict(rows(Policy()))
+    values, usual = dict(list_rows(policy)), dict(list_rows(Policy()))
     if as_json:
         fields = {
             key: {"value": value, "default": usual[key], "differs": value != usual[key]}
@@ -116,14 +116,16 @@ def _filed(name: str) -> tuple[str, str]:
     try:
         return file.read_text(encoding="utf-8"), str(file)
     except (OSError, UnicodeDecodeError):
-        nearest = near(name, policy_names())
+        nearest = find_near(name, list_policy_names())
         meant = f"did you mean {' or '.join(nearest)}? " if nearest else ""
-        place.fail(f"there is no policy {name!r}", f"{meant}give one of {', '.join(policy_names())}, or a TOML file")
+        place.fail(
+            f"there is no policy {name!r}", f"{meant}give one of {', '.join(list_policy_names())}, or a TOML file"
+        )
 
 
 def _deployed(name: str, *, local: bool) -> tuple[str, str]:
     where = place.find(local=local)
-    texts = deployed_texts(where)
+    texts = read_deployed_texts(where)
     if name not in texts:
         place.fail(
             f"no policy {name!r} is deployed in {where.name}", f"give one of {', '.join(sorted(texts)) or 'none'}"

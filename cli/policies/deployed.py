@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cli.names import POLICIES
 from cli.place import Place
-from cli.policies.words import rows
+from cli.policies.words import list_rows
 from rerail.model.errors import PolicyError
 from rerail.model.policy import Policy, parse_policy
 
@@ -32,13 +32,13 @@ class Compared:
     mode: str = ""
 
 
-def compared(where: Place, folder: Path = POLICIES) -> list[Compared]:
+def compare_policies(where: Place, folder: Path = POLICIES) -> list[Compared]:
     """Every policy that is deployed, or has a file."""
-    there, here = deployed_texts(where), {file.stem: file for file in folder.glob("*.toml")}
+    there, here = read_deployed_texts(where), {file.stem: file for file in folder.glob("*.toml")}
     return [_compared(name, there.get(name), here.get(name)) for name in sorted(there.keys() | here.keys())]
 
 
-def deployed_texts(where: Place) -> Mapping[str, str]:
+def read_deployed_texts(where: Place) -> Mapping[str, str]:
     """Name to text of the deployed policies."""
     prefix = where.outputs["PolicyPrefix"].rstrip("/")
     pages = where.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=prefix)
@@ -46,9 +46,9 @@ def deployed_texts(where: Place) -> Mapping[str, str]:
     return {each["Name"].removeprefix(f"{prefix}/"): str(each["Value"]) for each in found}
 
 
-def flat(policy: Policy) -> dict[str, object]:
+def flatten(policy: Policy) -> dict[str, object]:
     """Every field by its dotted name, as it is written in TOML: `limits.attempts`."""
-    return dict(rows(policy))
+    return dict(list_rows(policy))
 
 
 def _compared(name: str, there: str | None, here: Path | None) -> Compared:
@@ -61,7 +61,7 @@ def _compared(name: str, there: str | None, here: Path | None) -> Compared:
         return Compared(name, Stands.NOT_IN_FILES, problem=problem, mode=mode)
     if deployed is None or filed is None:
         return Compared(name, Stands.DIFFERS, problem=problem or file_problem, mode=mode)
-    one, other = flat(deployed), flat(filed)
+    one, other = flatten(deployed), flatten(filed)
     fields = tuple(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
     return Compared(name, Stands.DIFFERS if fields else Stands.SAME, fields=tuple(sorted(fields)), mode=mode)
 

@@ -9,12 +9,12 @@ Oddity = Callable[[Policy], str]
 LONG_WAIT = timedelta(hours=12)
 
 
-def odd(policy: Policy) -> Iterator[str]:
+def find_oddities(policy: Policy) -> Iterator[str]:
     """A sentence for each oddity; it names the fields and says what they come to."""
     yield from filter(None, (question(policy) for question in QUESTIONS))
 
 
-def never_relaunches(policy: Policy) -> str:
+def check_relaunches(policy: Policy) -> str:
     if policy.limits.attempts < 2:
         return f"limits.attempts is {policy.limits.attempts}: the first failure holds the run; give at least 2"
     if not policy.retries.infrastructure:
@@ -22,14 +22,14 @@ def never_relaunches(policy: Policy) -> str:
     return ""
 
 
-def storms_before_total(policy: Policy) -> str:
+def check_start_limit(policy: Policy) -> str:
     limits = policy.limits
     if limits.starts > limits.attempts:
         return f"limits.starts ({limits.starts}) is above limits.attempts ({limits.attempts}): it is never reached"
     return ""
 
 
-def dollars_out_of_order(policy: Policy) -> str:
+def check_dollar_limits(policy: Policy) -> str:
     limits = policy.limits
     if 0 < limits.run_dollars < limits.incident_dollars:
         return (
@@ -39,7 +39,7 @@ def dollars_out_of_order(policy: Policy) -> str:
     return ""
 
 
-def backoff_upside_down(policy: Policy) -> str:
+def check_backoff(policy: Policy) -> str:
     for name in ("backoff", "capacity"):
         waits = getattr(policy, name)
         if waits.base > waits.cap:
@@ -47,58 +47,58 @@ def backoff_upside_down(policy: Policy) -> str:
     return ""
 
 
-def fallbacks_too_late(policy: Policy) -> str:
+def check_fallback_delay(policy: Policy) -> str:
     capacity = policy.capacity
     if capacity.fallbacks and capacity.fallback_after >= capacity.wait:
         return "capacity.fallback_after is not before capacity.wait ends: the fallbacks are never tried; shorten it"
     return ""
 
 
-def answer_after_deadline(policy: Policy) -> str:
+def check_save_answer(policy: Policy) -> str:
     if policy.save.answer > policy.save.deadline:
         return "save.answer is longer than save.deadline: a stop never waits for the answer; make it the shorter"
     return ""
 
 
-def no_time_to_save(policy: Policy) -> str:
+def check_save_deadline(policy: Policy) -> str:
     if policy.save.deadline < timedelta(seconds=30):
         return "save.deadline is below 30s: few checkpoints are written in that time; give minutes"
     return ""
 
 
-def never_in_place(policy: Policy) -> str:
+def check_in_place_restarts(policy: Policy) -> str:
     if policy.restart.in_place and not policy.restart.per_attempt:
         return "restart.per_attempt is 0 and restart.in_place is true: no restart in place is ever made; give 1 or more"
     return ""
 
 
-def nothing_against_divergence(policy: Policy) -> str:
+def check_ladder(policy: Policy) -> str:
     ladder = policy.ladder
     if not (ladder.replays or ladder.skips or ladder.far_skips or ladder.lower_rates):
         return "every rung of [ladder] has 0 tries: a loss that runs away holds the run at once; give one a try"
     return ""
 
 
-def far_is_near(policy: Policy) -> str:
+def check_far_skip(policy: Policy) -> str:
     ladder = policy.ladder
     if ladder.far_skips and ladder.far_skip_batches < ladder.skip_batches:
         return "ladder.far_skip_batches is below ladder.skip_batches: the farther rung skips less; swap them"
     return ""
 
 
-def blind(policy: Policy) -> str:
+def check_metric_names(policy: Policy) -> str:
     if not policy.metrics.step and not policy.metrics.loss:
         return "metrics.step and metrics.loss are both empty: jobs without the agent are not watched; name one"
     return ""
 
 
-def nobody_answers(policy: Policy) -> str:
+def check_approval_wait(policy: Policy) -> str:
     if policy.mode is Mode.APPROVE and policy.approval.wait > LONG_WAIT:
         return "approval.wait is above 12h: a dead run may stand still for so long; shorten it"
     return ""
 
 
-def notices_too_late(policy: Policy) -> str:
+def check_detection_delay(policy: Policy) -> str:
     detection = policy.detection
     if detection.stall_floor > timedelta(hours=2) or detection.blind_after > timedelta(hours=2):
         return "detection.stall_floor or detection.blind_after is above 2h: a job that hangs costs so much; shorten it"
@@ -106,17 +106,17 @@ def notices_too_late(policy: Policy) -> str:
 
 
 QUESTIONS: tuple[Oddity, ...] = (
-    never_relaunches,
-    storms_before_total,
-    dollars_out_of_order,
-    backoff_upside_down,
-    fallbacks_too_late,
-    answer_after_deadline,
-    no_time_to_save,
-    never_in_place,
-    nothing_against_divergence,
-    far_is_near,
-    blind,
-    nobody_answers,
-    notices_too_late,
+    check_relaunches,
+    check_start_limit,
+    check_dollar_limits,
+    check_backoff,
+    check_fallback_delay,
+    check_save_answer,
+    check_save_deadline,
+    check_in_place_restarts,
+    check_ladder,
+    check_far_skip,
+    check_metric_names,
+    check_approval_wait,
+    check_detection_delay,
 )

@@ -9,7 +9,7 @@ from typing import Any
 from rerail.model.policy import UNIT_SECONDS, Policy
 
 
-def rows(policy: Policy) -> Iterator[tuple[str, Any]]:
+def list_rows(policy: Policy) -> Iterator[tuple[str, Any]]:
     """Every field but the name, in the order of the code, with its value as JSON and TOML both take it."""
     for field in fields(policy):
         if field.name != "name":
@@ -23,19 +23,19 @@ def _below(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping):
         yield path, dict(value)
     else:
-        yield path, plain(value)
+        yield path, make_plain(value)
 
 
-def plain(value: Any) -> Any:
+def make_plain(value: Any) -> Any:
     """A value as it stands in a file."""
     if isinstance(value, timedelta):
-        return duration(value)
+        return write_duration(value)
     if isinstance(value, Enum):
         return value.value
     return list(value) if isinstance(value, tuple) else value
 
 
-def duration(value: timedelta) -> str:
+def write_duration(value: timedelta) -> str:
     """The greatest unit that says it in a whole number: "90m", "12h", "1500ms"."""
     seconds = value.total_seconds()
     if not seconds:

@@ -50,7 +50,7 @@ class Accounts:
         return self.spent[Spent.TRAINED] / self.wall_ms if self.wall_ms else 1.0
 
 
-def shares(spent: Mapping[Spent, int]) -> dict[Spent, float]:
+def compute_shares(spent: Mapping[Spent, int]) -> dict[Spent, float]:
     """The same as shares of all."""
     wall = sum(spent.values())
     return {what: ms / wall if wall else 0.0 for what, ms in spent.items()}

@@ -104,7 +104,7 @@ class Assumptions:
     spike_acted_on: float = _assumed(1 / 718, "share", "a simulation of spikes that mend: 1 of 718 acted on")
 
 
-def table(assumptions: Assumptions) -> Iterator[Assumed]:
+def list_assumptions(assumptions: Assumptions) -> Iterator[Assumed]:
     """All of them, in order."""
     for each in fields(assumptions):
         yield Assumed(each.name, getattr(assumptions, each.name), each.metadata["unit"], each.metadata["source"])

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cli import place
 from cli.backtest.series import BadInput
 from cli.console import Console
-from cli.names import completed_policies
+from cli.names import complete_policies
 from cli.parallel import spread
 from cli.simulate import pictures, report
 from cli.simulate.assumptions import Assumptions
@@ -28,7 +28,7 @@ WIDTH = 150
 MOST_GPUS, MOST_DAYS, MOST_SEEDS, MOST_FACTOR = 100_000.0, 366.0, 1000.0, 20.0
 
 
-def simulated(
+def run_simulations(
     gpus: Annotated[list[int] | None, typer.Option(help="GPUs of the run; may be said several times.")] = None,
     days: Annotated[float, typer.Option(help="How long the run goes on.")] = 14.0,
     seeds: Annotated[int, typer.Option(help="So many runs of each, by different chance.")] = 4,
@@ -41,7 +41,7 @@ def simulated(
     ] = None,
     policy: Annotated[
         str,
-        typer.Option(help="The policy: a name in policies/, or a file.", autocompletion=completed_policies),
+        typer.Option(help="The policy: a name in policies/, or a file.", autocompletion=complete_policies),
     ] = "default",
     failures: Annotated[float, typer.Option(help="So many times as many faults.")] = 1.0,
     assume: Annotated[
@@ -171,20 +171,23 @@ def _show(
     seeds: int,
     assumed: Assumptions | None,
 ) -> None:
-    tables = [report.rates(assumed), report.assumptions(assumed)] if assumed else []
+    tables = [report.make_rates_table(assumed), report.make_assumptions_table(assumed)] if assumed else []
     for group, each in rows.items():
         if group.startswith("ways:"):
             size = int(group.removeprefix("ways:"))
-            tables += [report.ways(each, gpus=size, days=days, seeds=seeds), report.takings(each, gpus=size)]
+            tables += [
+                report.make_ways_table(each, gpus=size, days=days, seeds=seeds),
+                report.make_costs_table(each, gpus=size),
+            ]
         else:
-            tables.append(report.sweep(f"{SWEEPS[group].title}; {sizes[-1]:,} GPUs", each))
+            tables.append(report.make_sweep_table(f"{SWEEPS[group].title}; {sizes[-1]:,} GPUs", each))
     report.show(console, tables)
 
 
 def _written(rows: dict[str, list[ReportRow]], where: str) -> None:
     if not where:
         return
-    text = json.dumps({group: report.as_json(each) for group, each in rows.items()}, indent=2)
+    text = json.dumps({group: report.make_json(each) for group, each in rows.items()}, indent=2)
     if where == "-":
         typer.echo(text)
         return

@@ -72,7 +72,7 @@ class FaultEvent:
 
 
 @cache
-def per_gpu_day() -> Mapping[SimulatedFault, float]:
+def read_rates() -> Mapping[SimulatedFault, float]:
     """Deadly faults in one GPU-day, by kind."""
     counts = dict.fromkeys(CATEGORIES, 0)
     hours = 0.0
@@ -85,11 +85,11 @@ def per_gpu_day() -> Mapping[SimulatedFault, float]:
     return {fault: count / (hours / 24) for fault, count in counts.items()}
 
 
-def a_day(gpus: int, *, step_s: float) -> dict[SimulatedFault, float]:
+def compute_daily_rates(gpus: int, *, step_s: float) -> dict[SimulatedFault, float]:
     """Faults a day of a run on so many GPUs."""
     rows = 86_400 / step_s
     return {
-        **{fault: rate * gpus for fault, rate in per_gpu_day().items()},
+        **{fault: rate * gpus for fault, rate in read_rates().items()},
         SimulatedFault.SLOW: SLOW_PER_GPU_DAY * gpus,
         SimulatedFault.DIVERGENCE: DIVERGENCES_A_DAY,
         SimulatedFault.SPIKE: RECOVERED_SPIKES / ROWS_LOGGED * rows,
@@ -97,16 +97,16 @@ def a_day(gpus: int, *, step_s: float) -> dict[SimulatedFault, float]:
     }
 
 
-def mtbf_s(gpus: int, factor: float = 1.0) -> float:
+def compute_mtbf(gpus: int, factor: float = 1.0) -> float:
     """Mean time between deadly faults, in seconds."""
-    rate = sum(per_gpu_day().values()) * gpus * factor
+    rate = sum(read_rates().values()) * gpus * factor
     return 86_400 / rate if rate else math.inf
 
 
-def drawn(gpus: int, days: float, seed: int, *, step_s: float, factor: float = 1.0) -> list[FaultEvent]:
+def draw_faults(gpus: int, days: float, seed: int, *, step_s: float, factor: float = 1.0) -> list[FaultEvent]:
     """The faults of one run, in order. A greater `factor` keeps all faults of a smaller one and adds others."""
     strikes = []
-    for fault, rate in a_day(gpus, step_s=step_s).items():
+    for fault, rate in compute_daily_rates(gpus, step_s=step_s).items():
         for layer in range(math.ceil(factor)):
             strikes += _layer(fault, rate, days, f"{seed}:{fault}:{layer}", share=min(1.0, factor - layer))
     return sorted(strikes, key=lambda event: event.at)
@@ -115,21 +115,21 @@ def drawn(gpus: int, days: float, seed: int, *, step_s: float, factor: float = 1
 def _layer(fault: SimulatedFault, rate: float, days: float, seed: str, *, share: float) -> list[FaultEvent]:
     chance, strikes, day = random.Random(seed), [], 0.0
     while rate and (day := day + chance.expovariate(rate)) < days:
-        kept, like, text = chance.random() < share, chance.random(), said(fault, chance)
+        kept, like, text = chance.random() < share, chance.random(), draw_text(fault, chance)
         if kept:
             strikes.append(FaultEvent(int(day * DAY_MS), fault, like, text))
     return strikes
 
 
-def said(fault: SimulatedFault, chance: random.Random) -> str:
+def draw_text(fault: SimulatedFault, chance: random.Random) -> str:
     """The words of a real failure of this kind, as SageMaker hands them on."""
     if fault not in TEXTS:
         return ""
-    return f"AlgorithmError: {chance.choice(texts(TEXTS[fault]))}"[:1024]
+    return f"AlgorithmError: {chance.choice(read_texts(TEXTS[fault]))}"[:1024]
 
 
 @cache
-def texts(kind: str) -> Sequence[str]:
+def read_texts(kind: str) -> Sequence[str]:
     """Real failure texts of a class."""
     lines = [line for name in ("failures", "failures_collected") for line in (CORPUS / f"{name}.jsonl").open()]
     return [each["text"] for each in map(json.loads, lines) if each["class"] == kind]

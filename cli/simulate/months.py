@@ -42,7 +42,7 @@ class SimulationResult:
     interval_s: float
 
 
-def default_policy(name: str = "default") -> Policy:
+def read_policy(name: str = "default") -> Policy:
     return parse_policy((POLICIES / f"{name}.toml").read_text(encoding="utf-8"), name=name)
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from cli.backtest.series import BadInput
 
 
-def markdown(table: Table) -> str:
+def format_markdown(table: Table) -> str:
     """The table as Markdown has it; figures stand to the right."""
     names = [str(column.header) for column in table.columns]
     rules = ["---:" if column.justify == "right" else "---" for column in table.columns]
@@ -32,5 +32,5 @@ def write(file: Path, tables: Mapping[str, Table]) -> None:
         _, ended, after = rest.partition(end)
         if not began or not ended:
             raise BadInput(f"{file} has no marks for the table {name!r}", f"write <!-- {name} --> and <!-- /{name} -->")
-        page = f"{before}{begin}\n{markdown(table)}\n\n{end}{after}"
+        page = f"{before}{begin}\n{format_markdown(table)}\n\n{end}{after}"
     file.write_text(page, encoding="utf-8")

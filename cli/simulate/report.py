@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cli.simulate.accounts import Spent, shares
-from cli.simulate.assumptions import Assumptions, table
-from cli.simulate.faults import SOURCES, a_day, mtbf_s
+from cli.simulate.accounts import Spent, compute_shares
+from cli.simulate.assumptions import Assumptions, list_assumptions
+from cli.simulate.faults import SOURCES, compute_daily_rates, compute_mtbf
 from cli.simulate.months import SimulationResult
 
 PARTS = (
@@ -44,7 +44,7 @@ class ReportRow:
         return pstdev(each.ettr for each in self.outcomes)
 
     def share(self, what: Spent) -> float:
-        return mean(shares(each.spent)[what] for each in self.outcomes)
+        return mean(compute_shares(each.spent)[what] for each in self.outcomes)
 
     def monthly(self, what: str) -> float:
         """A count in 30 days."""
@@ -64,7 +64,7 @@ class ReportRow:
         return sum(each.signals for each in self.outcomes)
 
 
-def ways(rows: Sequence[ReportRow], *, gpus: int, days: float, seeds: int) -> Table:
+def make_ways_table(rows: Sequence[ReportRow], *, gpus: int, days: float, seeds: int) -> Table:
     """One line a way: what share of the time trained, and where the rest went."""
     found = _table(_title(gpus, days, seeds), "looked after by", ("ETTR", "+-", *(name for _, name in PARTS)))
     for row in rows:
@@ -73,7 +73,7 @@ def ways(rows: Sequence[ReportRow], *, gpus: int, days: float, seeds: int) -> Ta
     return found
 
 
-def takings(rows: Sequence[ReportRow], *, gpus: int) -> Table:
+def make_costs_table(rows: Sequence[ReportRow], *, gpus: int) -> Table:
     """One line a way: what it took in 30 days."""
     columns = ("lost steps", "starts", "restarts in place", "wrong interventions", "pages", "cost $", "wasted $")
     found = _table(f"{gpus:,} GPUs: in 30 days", "looked after by", columns)
@@ -96,7 +96,7 @@ def _table(title: str, first: str, columns: Sequence[str]) -> Table:
 
 
 def _title(gpus: int, days: float, seeds: int) -> str:
-    hours = mtbf_s(gpus) / 3600
+    hours = compute_mtbf(gpus) / 3600
     return (
         f"{gpus:,} GPUs, a deadly failure every {hours:.1f} h; {days:g} days, {seeds} seed(s): % of the wall-clock time"
     )
@@ -106,7 +106,7 @@ def _money(dollars: float) -> str:
     return f"{dollars / 1e6:.2f} M" if dollars >= 1e5 else f"{dollars:,.0f}"
 
 
-def sweep(title: str, rows: Sequence[ReportRow]) -> Table:
+def make_sweep_table(title: str, rows: Sequence[ReportRow]) -> Table:
     """One line a variant."""
     found = _table(title, "variant", ("ETTR %", "+-", "wasted $ in 30 days"))
     for row in rows:
@@ -114,11 +114,11 @@ def sweep(title: str, rows: Sequence[ReportRow]) -> Table:
     return found
 
 
-def assumptions(assumed: Assumptions) -> Table:
+def make_assumptions_table(assumed: Assumptions) -> Table:
     found = Table(title="Taken for granted", title_justify="left", header_style="bold")
     for name in ("", "value", "unit", "source"):
         found.add_column(name, overflow="fold")
-    for each in table(assumed):
+    for each in list_assumptions(assumed):
         found.add_row(each.name, _spoken(each.value), each.unit, each.source)
     return found
 
@@ -129,12 +129,12 @@ def _spoken(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def rates(assumed: Assumptions) -> Table:
+def make_rates_table(assumed: Assumptions) -> Table:
     """What strikes how often."""
     found = Table(title="Faults, in 1,000 GPU-days or in 30 days of a run", title_justify="left", header_style="bold")
     for name in ("fault", "1,000 GPU-days", "30 days", "source"):
         found.add_column(name, justify="left" if name in ("fault", "source") else "right")
-    few, many = a_day(1000, step_s=assumed.step_s), a_day(2000, step_s=assumed.step_s)
+    few, many = compute_daily_rates(1000, step_s=assumed.step_s), compute_daily_rates(2000, step_s=assumed.step_s)
     for fault, rate in few.items():
         grows = many[fault] > rate
         found.add_row(fault, f"{rate:.3f}" if grows else "", "" if grows else f"{30 * rate:.1f}", SOURCES[fault])
@@ -147,7 +147,7 @@ def show(console: Console, tables: Sequence[Table]) -> None:
         console.print()
 
 
-def as_json(rows: Sequence[ReportRow]) -> list[dict[str, Any]]:
+def make_json(rows: Sequence[ReportRow]) -> list[dict[str, Any]]:
     """Everything that was counted, for another program."""
     return [
         {

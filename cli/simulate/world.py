@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cli.simulate.accounts import Accounts, Spent
 from cli.simulate.assumptions import Assumptions
-from cli.simulate.faults import DAY_MS, START_TEXT, FaultEvent, SimulatedFault, drawn, mtbf_s, texts
+from cli.simulate.faults import DAY_MS, START_TEXT, FaultEvent, SimulatedFault, compute_mtbf, draw_faults, read_texts
 from cli.simulate.ways import SaveMode, Way
 from rerail.accounting.on_call_times import Delay
 from rerail.accounting.save_interval import find_optimal_interval
@@ -156,9 +156,9 @@ class SimulatedRun:
 
     def __post_init__(self) -> None:
         self.spares = self.most_spares
-        interval = self.way.interval_s or find_optimal_interval(self.stall_s, mtbf_s(self.gpus, self.factor))
+        interval = self.way.interval_s or find_optimal_interval(self.stall_s, compute_mtbf(self.gpus, self.factor))
         self.interval = _ms(min(interval, 24 * 3600.0))
-        for event in drawn(self.gpus, self.days, self.seed, step_s=self.assumed.step_s, factor=self.factor):
+        for event in draw_faults(self.gpus, self.days, self.seed, step_s=self.assumed.step_s, factor=self.factor):
             self._push(event.at, self._apply, event)
 
     # What watchers may ask and do.
@@ -582,7 +582,7 @@ def _kept(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
 
 
 def _words(kind: str, chance: random.Random) -> str:
-    return f"AlgorithmError: {chance.choice(texts(kind))}"[:1024]
+    return f"AlgorithmError: {chance.choice(read_texts(kind))}"[:1024]
 
 
 def _ms(seconds: float) -> int:

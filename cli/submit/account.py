@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 from cli.place import client
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
-from cli.trouble import DENIED, code_of, message_of, of_the_person
+from cli.trouble import DENIED, explain_credentials, get_code, get_message
 
 ROLE_ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/.+")
 NO_ROLE = (
@@ -45,7 +45,7 @@ class SubmissionAccount:
         try:
             return str(client("iam").get_role(RoleName=role.rsplit("/", 1)[-1])["Role"]["Arn"])
         except (ClientError, BotoCoreError) as error:
-            if code_of(error) == "NoSuchEntity":
+            if get_code(error) == "NoSuchEntity":
                 raise Problem(f"--role {role}: this account has no such role", NO_ROLE[1]) from error
             raise _other(error, f"look up the role {role}; its whole ARN as --role needs no look-up") from error
 
@@ -62,7 +62,7 @@ class SubmissionAccount:
         try:
             client("s3").head_bucket(Bucket=bucket)
         except (ClientError, BotoCoreError) as error:
-            if code_of(error) not in ("404", "NoSuchBucket"):
+            if get_code(error) not in ("404", "NoSuchBucket"):
                 raise _other(error, f"use the bucket {bucket}", "--bucket") from error
             if not self.is_local:
                 remedy = f"make it with `aws s3 mb s3://{bucket}`, or name another with --bucket"
@@ -77,7 +77,7 @@ class SubmissionAccount:
             return False
         except (ClientError, BotoCoreError) as error:
             # To somebody without s3:ListBucket what is absent is a 403.
-            if code_of(error) not in ("404", "NoSuchKey", "NotFound", "403"):
+            if get_code(error) not in ("404", "NoSuchKey", "NotFound", "403"):
                 raise _other(error, f"look for {uri}") from error
         try:
             client("s3").put_object(Bucket=bucket, Key=key, Body=source.archive())
@@ -101,7 +101,7 @@ class SubmissionAccount:
         try:
             client("sagemaker").create_training_job(**request)
         except (ClientError, BotoCoreError) as error:
-            raise refusal(error, request) from error
+            raise find_refusal(error, request) from error
 
 
 def split(uri: str) -> tuple[str, str]:
@@ -110,9 +110,9 @@ def split(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
-def refusal(error: Exception, request: Mapping[str, Any]) -> Problem:
+def find_refusal(error: Exception, request: Mapping[str, Any]) -> Problem:
     """SageMaker's refusal of a job, with what to do about it."""
-    code, message = code_of(error), message_of(error)
+    code, message = get_code(error), get_message(error)
     machine = request["ResourceConfig"].get("InstanceType", "machines")
     if code == "ResourceInUse":
         return Problem(f"--name {request['TrainingJobName']}: a job of that name exists", "give another --name")
@@ -138,16 +138,16 @@ def refusal(error: Exception, request: Mapping[str, Any]) -> Problem:
 
 
 def _other(error: Exception, doing: str, option: str = "") -> Problem:
-    code, named = code_of(error), f"{option}: " if option else ""
-    if trouble := of_the_person(error):
+    code, named = get_code(error), f"{option}: " if option else ""
+    if trouble := explain_credentials(error):
         return Problem(f"cannot {doing}: {trouble.what}", trouble.remedy)
     if code in DENIED:
-        return Problem(f"{named}cannot {doing}: {message_of(error)}", "ask for the permission that it names")
+        return Problem(f"{named}cannot {doing}: {get_message(error)}", "ask for the permission that it names")
     if code in ("301", "PermanentRedirect"):
         return Problem(f"{named}cannot {doing}: it lies in another region", "name one of this region")
     if code.startswith("Throttling"):
         return Problem(f"cannot {doing}: AWS is busy with this account's calls", "try again in a minute")
-    return Problem(f"{named}cannot {doing}: {message_of(error)}", "mend what it names, and try again")
+    return Problem(f"{named}cannot {doing}: {get_message(error)}", "mend what it names, and try again")
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:

@@ -21,7 +21,7 @@ RESERVED = "sagemaker_"
 LONGEST = 2500
 
 
-def as_hyperparameters(arguments: Sequence[str]) -> dict[str, str] | None:
+def parse_arguments(arguments: Sequence[str]) -> dict[str, str] | None:
     """`--key value`, `--key=value` and `-k value` as pairs; None where the toolkit would not give these words back:
     flags without a value, positional words, options that repeat, values that look like options."""
     pairs: dict[str, str] = {}
@@ -42,7 +42,7 @@ def as_hyperparameters(arguments: Sequence[str]) -> dict[str, str] | None:
     return pairs
 
 
-def encoded(value: str) -> str:
+def encode(value: str) -> str:
     """As the SDK writes it: numbers as numbers, all else as a JSON string, so that `true` and `007` stay text."""
     try:
         number = json.loads(value)
@@ -57,13 +57,13 @@ def with_arguments(source: Source, arguments: Sequence[str], given: Mapping[str,
     for name in given:
         if name.startswith(RESERVED):
             raise Problem(f"--hyperparameter {name}: such names belong to SageMaker's toolkit", "choose another name")
-    pairs = as_hyperparameters(arguments)
+    pairs = parse_arguments(arguments)
     if pairs is not None:
         if twice := sorted(pairs.keys() & given.keys()):
             raise Problem(f"--hyperparameter {twice[0]} is among the script's arguments too", "give it once")
-        return source, {name: encoded(value) for name, value in {**pairs, **given}.items()}
+        return source, {name: encode(value) for name, value in {**pairs, **given}.items()}
     if not source.entry.endswith(".py"):
         raise Problem("only a Python script can be given flags and positional arguments", "use --key value pairs")
     text = ENTRY_TEXT.format(command=[source.entry, *arguments])
     files = {**source.files, ENTRY: (text.encode(), False)}
-    return Source(ENTRY, files), {name: encoded(value) for name, value in given.items()}
+    return Source(ENTRY, files), {name: encode(value) for name, value in given.items()}

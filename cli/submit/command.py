@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli import place
-from cli.names import completed_policies, completed_runs
+from cli.names import complete_policies, complete_runs
 from cli.place import Local
 from cli.submit import delivery, options
 from cli.submit.account import SubmissionAccount
@@ -17,7 +17,7 @@ from cli.submit.defaults import read_defaults
 from cli.submit.images import NEWEST
 from cli.submit.packing import pack
 from cli.submit.problem import Problem
-from cli.submit.request import JobRequest, seconds, training_request
+from cli.submit.request import JobRequest, make_training_request, parse_seconds
 from cli.submit.screen import SubmitScreen
 from rerail.model.run import make_run_id
 from rerail.requests.relaunch import read_signing_key, with_signing_key
@@ -63,7 +63,7 @@ def submit(
     agent: Annotated[str, typer.Option(help="The agent's wheel, here or in S3: SIGTERM then reaches the script.")] = "",
     exclude: Annotated[list[str] | None, typer.Option(help="What not to pack, as in .gitignore; !X packs it.")] = None,
     policy: Annotated[
-        str, typer.Option(help="Rerail's policy for the run (default).", autocompletion=completed_policies)
+        str, typer.Option(help="Rerail's policy for the run (default).", autocompletion=complete_policies)
     ] = "",
     follow: Follow = False,
     download: Download = None,
@@ -79,26 +79,26 @@ def submit(
     screen = SubmitScreen(as_json or dry_run)
     where = place.find(local=True) if local else None
     try:
-        folder = options.local_path("SCRIPT", script)
+        folder = options.check_local_path("SCRIPT", script)
         usual = read_defaults(folder if folder.is_dir() else folder.parent, Path.home())
         source = pack(script, entry=entry, exclude=[*usual.get("exclude", ()), *(exclude or ())])
-        job = name or options.name_for(script, source)
+        job = name or options.make_name(script, source)
         source, hyperparameters = with_arguments(
-            source, arguments or (), options.pairs("--hyperparameter", hyperparameter)
+            source, arguments or (), options.parse_pairs("--hyperparameter", hyperparameter)
         )
         account = SubmissionAccount(is_local=local)
         machine = instance_type or usual.get("instance_type", USUAL_INSTANCE)
-        store = f"s3://{options.bucket_of(account, bucket or usual.get('bucket', ''))}/{PREFIX}/"
-        paths = options.paths(input)
-        wheel = options.wheel(agent or usual.get("agent", ""))
-        runtime = seconds("--max-runtime", max_runtime or usual.get("max_runtime", DAY))
+        store = f"s3://{options.find_bucket(account, bucket or usual.get('bucket', ''))}/{PREFIX}/"
+        paths = options.parse_paths(input)
+        wheel = options.find_wheel(agent or usual.get("agent", ""))
+        runtime = parse_seconds("--max-runtime", max_runtime or usual.get("max_runtime", DAY))
         patience = max_wait or usual.get("max_wait", "")
         warm = keep_alive or usual.get("keep_alive", "")
         job_request = JobRequest(
             name=job,
             role=account.role_arn(role or usual.get("role", "")),
             region=account.region,
-            image=options.image_of(account, image, framework_version, usual, machine),
+            image=options.find_image(account, image, framework_version, usual, machine),
             folder=f"{store}{job}/",
             program=source.entry,
             code=f"{store}code/{source.digest}/sourcedir.tar.gz",
@@ -108,31 +108,31 @@ def submit(
             volume_gb=volume if volume is not None else usual.get("volume", 30),
             policy=policy or usual.get("policy", "default"),
             max_runtime_s=runtime,
-            max_wait_s=seconds("--max-wait", patience) if patience else runtime + 86400,
-            keep_alive_s=seconds("--keep-alive", warm) if warm else 0,
+            max_wait_s=parse_seconds("--max-wait", patience) if patience else runtime + 86400,
+            keep_alive_s=parse_seconds("--keep-alive", warm) if warm else 0,
             spot=spot if spot is not None else usual.get("spot", False),
             torchrun=torchrun if torchrun is not None else usual.get("torchrun", False),
             checkpoint_path=checkpoint_path or usual.get("checkpoint_path", ""),
             channels={
-                channel: options.uri(given, f"{store}{job}/input/{channel}/") for channel, given in paths.items()
+                channel: options.make_uri(given, f"{store}{job}/input/{channel}/") for channel, given in paths.items()
             },
-            tags={**usual.get("tags", {}), **options.pairs("--tag", tag)},
-            environment={**usual.get("env", {}), **options.pairs("--env", env)},
-            metrics=options.metrics_of(
-                source, {**usual.get("metrics", {}), **options.pairs("--metric", metric)}, screen
+            tags={**usual.get("tags", {}), **options.parse_pairs("--tag", tag)},
+            environment={**usual.get("env", {}), **options.parse_pairs("--env", env)},
+            metrics=options.find_metrics(
+                source, {**usual.get("metrics", {}), **options.parse_pairs("--metric", metric)}, screen
             ),
-            agent="" if local else options.uri(wheel, f"{store}agent/{Path(wheel).name}"),
+            agent="" if local else options.make_uri(wheel, f"{store}agent/{Path(wheel).name}"),
             entrypoint=_local_entrypoint(bool(wheel)) if local and not image else (),
         )
-        request = training_request(job_request)
+        request = make_training_request(job_request)
         if dry_run:
             typer.echo(json.dumps(request, indent=2))
             return
-        where = where or delivery.deployment(screen)
+        where = where or delivery.find_deployment(screen)
         uploads = {**paths, CHANNEL: wheel} if job_request.agent else paths
         sent = request if read_signing_key(request) else with_signing_key(request, token_hex(32))  # printed nowhere
         delivery.start(account, job_request, sent, source, uploads, where, screen)
-        outcome = delivery.followed(job, where, account, download, screen) if follow or download else {}
+        outcome = delivery.follow_run(job, where, account, download, screen) if follow or download else {}
     except Problem as problem:
         place.fail(problem.what, problem.remedy)
     screen.end({"run": make_run_id(job), "job": job, "request": request, **outcome})
@@ -146,7 +146,7 @@ def _local_entrypoint(under_init: bool) -> tuple[str, ...]:
 def follow(
     run: Annotated[
         str,
-        typer.Argument(help="The run, as `rerail status` names it, or a training job.", autocompletion=completed_runs),
+        typer.Argument(help="The run, as `rerail status` names it, or a training job.", autocompletion=complete_runs),
     ],
     download: Download = None,
     local: Local = False,
@@ -157,10 +157,10 @@ def follow(
     `rerail logs` prints the lines alone, also those of the past and of one attempt.
     """
     screen = SubmitScreen(as_json)
-    where = place.find(local=True) if local else delivery.deployment(screen)
+    where = place.find(local=True) if local else delivery.find_deployment(screen)
     try:
         delivery.check_known(run, where)
-        outcome = delivery.followed(run, where, SubmissionAccount(is_local=local), download, screen)
+        outcome = delivery.follow_run(run, where, SubmissionAccount(is_local=local), download, screen)
     except Problem as problem:
         place.fail(problem.what, problem.remedy)
     screen.end({"run": run, **outcome})

@@ -8,7 +8,7 @@ import typer
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cli import place
-from cli.names import unknown_run
+from cli.names import explain_unknown_run
 from cli.place import Place, client, now
 from cli.submit import results
 from cli.submit.account import SubmissionAccount, split
@@ -17,7 +17,7 @@ from cli.submit.packing import Source
 from cli.submit.problem import Problem
 from cli.submit.request import JobRequest
 from cli.submit.screen import SubmitScreen
-from cli.trouble import explained, is_denied, of_the_person
+from cli.trouble import explain, explain_credentials, is_denied
 from rerail.model.errors import PolicyError
 from rerail.model.run import RunState, make_run_id
 from rerail.requests.supervised import CHANNEL
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rerail.aws.dynamodb import DynamoRuns
 
 
-def deployment(screen: SubmitScreen) -> Place | None:
+def find_deployment(screen: SubmitScreen) -> Place | None:
     """Rerail's deployment in this account; None where there is none, or where it may not be looked up."""
     from local.deploy import outputs_of
 
@@ -76,7 +76,7 @@ def _check_policy(where: Place | None, policy: str) -> None:
         return  # a researcher need not be allowed to read them; the supervisor says it too
 
 
-def followed(
+def follow_run(
     job: str, where: Place | None, account: SubmissionAccount, folder: Path | None, screen: SubmitScreen
 ) -> dict[str, Any]:
     """Follow to the end, and fetch what there is."""
@@ -129,12 +129,12 @@ def check_known(run: str, where: Place | None) -> None:
             return
         client("sagemaker").describe_training_job(TrainingJobName=run)
     except (ClientError, BotoCoreError) as error:
-        if trouble := of_the_person(error):
+        if trouble := explain_credentials(error):
             raise Problem(*trouble) from error
         if is_denied(error):
-            raise Problem(*explained(error)) from error
+            raise Problem(*explain(error)) from error
         problem, remedy = f"there is no run and no training job {run!r} here", "look at your region, or add --local"
-        raise Problem(problem, f"{unknown_run(where, run)[1]}; {remedy}" if where else remedy) from error
+        raise Problem(problem, f"{explain_unknown_run(where, run)[1]}; {remedy}" if where else remedy) from error
 
 
 def _left(run: str, account: SubmissionAccount, screen: SubmitScreen) -> NoReturn:

@@ -46,7 +46,7 @@ GPU_FAMILIES = ("p", "g")
 OTHER_CHIPS = ("trn", "inf")
 
 
-def pytorch_image(version: str, instance_type: str, region: str) -> str:
+def find_pytorch_image(version: str, instance_type: str, region: str) -> str:
     """The address of the image for this kind of machine; raises Problem for a version or a machine without one."""
     short = ".".join(version.split(".")[:2])
     if short not in VERSIONS or version not in (short, VERSIONS[short][0]):

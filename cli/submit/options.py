@@ -7,7 +7,7 @@ from typing import Any
 
 from cli.place import now
 from cli.submit.account import SubmissionAccount
-from cli.submit.images import NEWEST, pytorch_image
+from cli.submit.images import NEWEST, find_pytorch_image
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
 from cli.submit.screen import SubmitScreen
@@ -18,7 +18,7 @@ LOCAL_BUCKET = "sagemaker-local"
 AGENT = ("rerail_agent", "rerail step=")
 
 
-def name_for(script: Path, source: Source) -> str:
+def make_name(script: Path, source: Source) -> str:
     """The script's name, or its folder's where it has the usual one, and the time."""
     path = script.expanduser().resolve()
     stem = Path(source.entry).stem
@@ -27,7 +27,7 @@ def name_for(script: Path, source: Source) -> str:
     return f"{words[:40].rstrip('-')}-{now():%Y%m%d-%H%M%S}"
 
 
-def pairs(option: str, given: list[str] | None) -> dict[str, str]:
+def parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
     """NAME=VALUE, each name once."""
     found: dict[str, str] = {}
     for each in given or ():
@@ -40,7 +40,7 @@ def pairs(option: str, given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def local_path(option: str, given: str | Path) -> Path:
+def check_local_path(option: str, given: str | Path) -> Path:
     """The whole path of a file or folder, whether it is there or not; a name that no file system takes is a problem."""
     try:
         path = Path(given).expanduser().resolve()
@@ -51,45 +51,45 @@ def local_path(option: str, given: str | Path) -> Path:
     return path
 
 
-def paths(given: list[str] | None) -> dict[str, str]:
+def parse_paths(given: list[str] | None) -> dict[str, str]:
     """Channel to S3 folder or local path; each path is there."""
-    paths = pairs("--input", given)
+    paths = parse_pairs("--input", given)
     for channel, path in paths.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", channel):
             raise Problem(f"--input {channel}: not a channel's name", "use letters, digits, '.', '-' and '_'")
-        if not path.startswith("s3://") and not local_path("--input", path).exists():
+        if not path.startswith("s3://") and not check_local_path("--input", path).exists():
             raise Problem(f"--input {channel}={path}: there is no such file or folder", "give a path or s3://...")
     return paths
 
 
-def uri(given: str, uploaded: str) -> str:
+def make_uri(given: str, uploaded: str) -> str:
     """Where a channel's data lies, or will lie."""
     return uploaded if given and not given.startswith("s3://") else given
 
 
-def wheel(given: str) -> str:
+def find_wheel(given: str) -> str:
     """The agent's wheel, a file here or in S3."""
     if given and not given.endswith(".whl"):
         raise Problem(f"--agent {given}: not a wheel", "make one: pip wheel --no-deps ./agent")
-    if given and not given.startswith("s3://") and not local_path("--agent", given).is_file():
+    if given and not given.startswith("s3://") and not check_local_path("--agent", given).is_file():
         raise Problem(f"--agent {given}: there is no such file", "make one: pip wheel --no-deps ./agent")
     return given
 
 
-def bucket_of(account: SubmissionAccount, bucket: str) -> str:
+def find_bucket(account: SubmissionAccount, bucket: str) -> str:
     """The one that is named, or the usual one."""
     if bucket:
         return bucket.removeprefix("s3://").rstrip("/")
     return LOCAL_BUCKET if account.is_local else account.default_bucket()
 
 
-def image_of(account: SubmissionAccount, asked: str, version: str, usual: Mapping[str, Any], machine: str) -> str:
+def find_image(account: SubmissionAccount, asked: str, version: str, usual: Mapping[str, Any], machine: str) -> str:
     """The image that is named, or AWS's; the local AWS knows neither the project's usual one nor AWS's."""
     if asked or account.is_local:
         return asked or LOCAL_IMAGE
     if usual.get("image") and not version:
         return str(usual["image"])
-    return pytorch_image(version or usual.get("framework_version", NEWEST), _typed(machine), account.region)
+    return find_pytorch_image(version or usual.get("framework_version", NEWEST), _typed(machine), account.region)
 
 
 def _typed(machine: str) -> str:
@@ -98,7 +98,7 @@ def _typed(machine: str) -> str:
     return machine
 
 
-def metrics_of(source: Source, own: dict[str, str], screen: SubmitScreen) -> dict[str, str] | None:
+def find_metrics(source: Source, own: dict[str, str], screen: SubmitScreen) -> dict[str, str] | None:
     """The script's own; Rerail's where it prints our line; none for a script whose lines nobody knows."""
     if own:
         return own

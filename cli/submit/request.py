@@ -49,7 +49,7 @@ class JobRequest:
     entrypoint: Sequence[str] = ()
 
 
-def training_request(job: JobRequest) -> dict[str, Any]:
+def make_training_request(job: JobRequest) -> dict[str, Any]:
     """The request, checked by SageMaker's own model of it; raises Problem that names the field and the remedy."""
     from local.sagemaker.errors import ServiceError
     from local.sagemaker.validation import check_request
@@ -85,7 +85,7 @@ def training_request(job: JobRequest) -> dict[str, Any]:
     return request
 
 
-def seconds(option: str, text: str) -> int:
+def parse_seconds(option: str, text: str) -> int:
     """`90s`, `15m`, `12h` or `5d` in seconds."""
     match = DURATION.fullmatch(text.strip())
     if not match or len(match[1]) > 12:

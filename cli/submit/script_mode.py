@@ -32,14 +32,14 @@ def main() -> int:
     """The script's exit code."""
     base = Path(os.environ["SAGEMAKER_BASE_DIR"])
     config = base / "input" / "config"
-    given = {name: decoded(value) for name, value in read(config / "hyperparameters.json").items()}
+    given = {name: decode(value) for name, value in read(config / "hyperparameters.json").items()}
     mine = {name: value for name, value in given.items() if name.startswith(TOOLKIT)}
     theirs = {name: value for name, value in given.items() if not name.startswith(TOOLKIT)}
     unpack(mine["sagemaker_submit_directory"], base / "code")
-    arguments = command_line(theirs, base)
+    arguments = make_arguments(theirs, base)
     environment = make_environment(base, mine, theirs, arguments)
     program = str(mine["sagemaker_program"])
-    command = [*launcher(mine, environment), program, *arguments]
+    command = [*make_launcher(mine, environment), program, *arguments]
     print(f"Invoking script with the following command: {' '.join(command)}", flush=True)
     return run(command, environment, base)
 
@@ -49,7 +49,7 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def decoded(value: str) -> Any:
+def decode(value: str) -> Any:
     """JSON where it is JSON, as the toolkit reads it."""
     try:
         return json.loads(value)
@@ -66,15 +66,15 @@ def unpack(uri: str, folder: Path) -> None:
         script.write_bytes(script.read_bytes().replace(CONTAINER.encode(), str(folder.parent).encode()))
 
 
-def command_line(hyperparameters: Mapping[str, Any], base: Path) -> list[str]:
+def make_arguments(hyperparameters: Mapping[str, Any], base: Path) -> list[str]:
     """In the toolkit's order and form."""
     words: list[str] = []
     for name, value in sorted(hyperparameters.items()):
-        words += [f"--{name}" if len(name) > 1 else f"-{name}", in_job(str(value), base)]
+        words += [f"--{name}" if len(name) > 1 else f"-{name}", translate_path(str(value), base)]
     return words
 
 
-def in_job(word: str, base: Path) -> str:
+def translate_path(word: str, base: Path) -> str:
     """The job's /opt/ml is not at /opt/ml here."""
     return f"{base}{word.removeprefix(CONTAINER)}" if f"{word}/".startswith(f"{CONTAINER}/") else word
 
@@ -125,19 +125,21 @@ def make_environment(
         "training_env": training,
     }
     named = {**facts, **only_here, **{f"channel_{name}": path for name, path in channels.items()}}
-    named |= {f"hp_{name}": in_job(value, base) if isinstance(value, str) else value for name, value in theirs.items()}
+    named |= {
+        f"hp_{name}": translate_path(value, base) if isinstance(value, str) else value for name, value in theirs.items()
+    }
     paths = [str(base / "code"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {f"SM_{name.upper()}": written(value) for name, value in named.items()}
+    variables = {f"SM_{name.upper()}": format_value(value) for name, value in named.items()}
     return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Text as it is, everything else as JSON without spaces."""
     plain = isinstance(value, str | Path)
     return str(value) if plain else json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
 
 
-def launcher(mine: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
+def make_launcher(mine: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
     """One process, or torchrun with one process on each host."""
     if not mine.get("sagemaker_torch_distributed_enabled"):
         return [sys.executable]

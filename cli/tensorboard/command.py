@@ -14,10 +14,10 @@ from cli.console import Console
 from cli.names import RunName, find_run
 from cli.place import AsJson, Local, Place
 from cli.tensorboard import events
-from cli.tensorboard.curves import Curves, of_jobs
-from cli.tensorboard.events import folder_of, launched
-from cli.tensorboard.server import PACKAGE, NotServed, Server, free_port, is_installed, until_ended
-from cli.trouble import explained
+from cli.tensorboard.curves import Curves, make_curves
+from cli.tensorboard.events import find_folder, list_launched
+from cli.tensorboard.server import PACKAGE, NotServed, Server, find_free_port, is_installed, wait_until_ended
+from cli.trouble import explain
 from rerail.model.errors import RerailError
 from rerail.model.run import Run
 
@@ -45,14 +45,16 @@ class Board:
     def fill(self, record: Run) -> None:
         """Bring home what is new; what it is drawn from stays as it was found at first."""
         s3 = self.where.client("s3")
-        found = list(events.event_files(s3, record, events.places(record))) if self.source != "metrics" else []
+        found = (
+            list(events.list_event_files(s3, record, events.find_places(record))) if self.source != "metrics" else []
+        )
         self.source = self.source or ("events" if found else "metrics")
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.source == "events":
             events.bring(s3, found, self.folder)
             self.files = Counter(file.attempt for file in found)
             return
-        self.curves = self.curves or Curves(record, self.folder, of_jobs(local=self.where.is_local))
+        self.curves = self.curves or Curves(record, self.folder, make_curves(local=self.where.is_local))
         self.points = self.curves.write(record)
 
     def refresh(self) -> None:
@@ -62,7 +64,7 @@ class Board:
                 self.fill(record)
         except (ClientError, BotoCoreError, RerailError) as error:
             cause = error if isinstance(error, ClientError | BotoCoreError) else error.__cause__ or error
-            what = explained(cause).what if isinstance(cause, Exception) else str(error)
+            what = explain(cause).what if isinstance(cause, Exception) else str(error)
             Console(stderr=True, markup=False).print(f"not refreshed: {what}", style="yellow")
 
     def plain(self, record: Run, url: str | None) -> dict[str, Any]:
@@ -71,11 +73,11 @@ class Board:
             {
                 "attempt": attempt.number,
                 "job": attempt.job_name,
-                "folder": folder_of(attempt.number),
+                "folder": find_folder(attempt.number),
                 "files": self.files.get(attempt.number, 0),
                 "points": self.points.get(attempt.number, 0),
             }
-            for attempt in launched(record)
+            for attempt in list_launched(record)
         ]
         return {"run": self.run, "logdir": str(self.folder), "source": self.source, "url": url, "attempts": attempts}
 
@@ -95,7 +97,7 @@ def tensorboard(
         place.fail("TensorBoard is not installed here", f"pip install {PACKAGE}")
     where = place.find(local=local)
     record = find_run(where, run)
-    if not launched(record):
+    if not list_launched(record):
         place.fail(f"the run {run} has no job yet ({record.state})", f"`rerail show {run}` tells why")
     board = Board(where, run, (logdir or place.LOCAL_STATE / "tensorboard" / run).expanduser().resolve())
     board.fill(record)
@@ -108,9 +110,9 @@ def tensorboard(
         _say(board, record, None, as_json)
         return
     try:
-        with Server(board.folder, free_port(port)) as server:
+        with Server(board.folder, find_free_port(port)) as server:
             _say(board, record, server.url, as_json)
-            until_ended(server, board.refresh, every_s=REFRESHED_EVERY_S)
+            wait_until_ended(server, board.refresh, every_s=REFRESHED_EVERY_S)
     except NotServed as error:
         place.fail(str(error), f"give another --port, or --logdir-only and start tensorboard on {board.folder}")
 
@@ -121,9 +123,9 @@ def _say(board: Board, record: Run, url: str | None, as_json: bool) -> None:
         return
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     drawn = board.files or board.points
-    for attempt in launched(record):
+    for attempt in list_launched(record):
         unit = "event files" if board.files else "points"
-        console.print(f"{folder_of(attempt.number)}  {attempt.job_name}: {drawn.get(attempt.number, 0)} {unit}")
+        console.print(f"{find_folder(attempt.number)}  {attempt.job_name}: {drawn.get(attempt.number, 0)} {unit}")
     console.print(f"drawn from {SOURCES[board.source]}", style="dim")
     typer.echo(url or str(board.folder))
     if url:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cli.backtest import jobs
 from cli.backtest.series import BadInput, LogSeries
-from cli.tensorboard.events import folder_of, launched
+from cli.tensorboard.events import find_folder, list_launched
 from rerail.model.run import Run
 from rerail.model.sample import Sample
 
@@ -21,16 +21,16 @@ class Curves:
     def __init__(self, run: Run, folder: Path, read: Read) -> None:
         self._folder, self._read = folder, read
         self._written: dict[int, int] = {}
-        for attempt in launched(run):
-            shutil.rmtree(folder / folder_of(attempt.number), ignore_errors=True)
+        for attempt in list_launched(run):
+            shutil.rmtree(folder / find_folder(attempt.number), ignore_errors=True)
 
     def write(self, run: Run) -> dict[int, int]:
         """Attempt to how many points are drawn of it; only what has come since the last time is written."""
-        for attempt in launched(run):
+        for attempt in list_launched(run):
             samples = self._samples(attempt.job_name)
             before = self._written.get(attempt.number, 0)
             if samples[before:]:
-                _write(self._folder / folder_of(attempt.number), samples[before:], first=before)
+                _write(self._folder / find_folder(attempt.number), samples[before:], first=before)
             self._written[attempt.number] = len(samples)
         return dict(self._written)
 
@@ -43,7 +43,7 @@ class Curves:
         return found[-1].samples if found else ()
 
 
-def of_jobs(*, local: bool) -> Read:
+def make_curves(*, local: bool) -> Read:
     """Reads jobs of the account, or of the local AWS."""
     return lambda job: jobs.read(job, local=local)
 

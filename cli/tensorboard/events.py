@@ -26,17 +26,17 @@ class EventFile:
     path: str
 
 
-def folder_of(attempt: int) -> str:
+def find_folder(attempt: int) -> str:
     """An attempt's folder, and so its name in TensorBoard's list of runs."""
     return f"attempt-{attempt:03d}"
 
 
-def places(run: Run) -> list[str]:
+def find_places(run: Run) -> list[str]:
     """The S3 folders in which event files may lie: where SageMaker copies them to, and the checkpoints' own."""
     from rerail.aws.sagemaker import SageMakerJobs
 
     found = []
-    for attempt in launched(run):
+    for attempt in list_launched(run):
         try:
             _, description = SageMakerJobs().describe(attempt.job_name)
         except JobNotFound:
@@ -45,12 +45,12 @@ def places(run: Run) -> list[str]:
     return list(dict.fromkeys(uri.rstrip("/") + "/" for uri in (*found, run.checkpoint_uri) if uri))
 
 
-def launched(run: Run) -> list[Attempt]:
+def list_launched(run: Run) -> list[Attempt]:
     """The attempts that became jobs, oldest first."""
     return [attempt for attempt in run.attempts if attempt.exists]
 
 
-def event_files(s3: Any, run: Run, uris: Sequence[str]) -> Iterator[EventFile]:
+def list_event_files(s3: Any, run: Run, uris: Sequence[str]) -> Iterator[EventFile]:
     """Those below these folders that belong to the run, each once. Where jobs have folders of their own, which then may
     be those of other runs too, only what lies in our jobs' folders is the run's."""
     seen = set()
@@ -63,18 +63,18 @@ def event_files(s3: Any, run: Run, uris: Sequence[str]) -> Iterator[EventFile]:
                 if "tfevents" not in key.rpartition("/")[2] or (bucket, key) in seen:
                     continue
                 seen.add((bucket, key))
-                if (attempt := writer(run, path, item["LastModified"])) is not None:
+                if (attempt := find_writer(run, path, item["LastModified"])) is not None:
                     found.append(EventFile(bucket, key, item["Size"], attempt, path))
         named = [file for file in found if _named(run, file.path) is not None]
         yield from named or found
 
 
-def writer(run: Run, path: str, stored: datetime) -> int | None:
+def find_writer(run: Run, path: str, stored: datetime) -> int | None:
     """The attempt that wrote a file: by the job's name in its path, else by the time in its own name, else by when it
     was stored; None for a file that is older than the run."""
     if (owner := _named(run, path)) is not None:
         return owner
-    attempts = launched(run)
+    attempts = list_launched(run)
     named = WRITTEN.search(path)
     at = datetime.fromtimestamp(int(named[1]), UTC) if named else stored.astimezone(UTC)
     begun = [attempt for attempt in attempts if attempt.created_at and _seconds(attempt.created_at) <= at]
@@ -84,7 +84,7 @@ def writer(run: Run, path: str, stored: datetime) -> int | None:
 def _named(run: Run, path: str) -> int | None:
     """The attempt whose job has a folder of its own in the path."""
     folders = path.split("/")[:-1]
-    return next((attempt.number for attempt in launched(run) if attempt.job_name in folders), None)
+    return next((attempt.number for attempt in list_launched(run) if attempt.job_name in folders), None)
 
 
 def _seconds(at: datetime) -> datetime:
@@ -96,7 +96,7 @@ def bring(s3: Any, files: Sequence[EventFile], folder: Path) -> int:
     """Download what is new or has grown: how many files. Nothing is written outside of the folder."""
     count = 0
     for file in files:
-        path = (folder / folder_of(file.attempt) / file.path).resolve()
+        path = (folder / find_folder(file.attempt) / file.path).resolve()
         if not path.is_relative_to(folder.resolve()):
             continue
         if path.exists() and path.stat().st_size == file.size:

@@ -30,7 +30,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec("tensorboard") is not None
 
 
-def free_port(asked: int) -> int:
+def find_free_port(asked: int) -> int:
     """The port that is asked for, or TensorBoard's usual one, or any; raises NotServed where the asked one is taken."""
     for port in (asked,) if asked else (USUAL_PORT, 0):
         with socket.socket() as tried:
@@ -99,7 +99,7 @@ class Server:
         raise NotServed(f"tensorboard is not ready after {READY_WITHIN_S:.0f} s")
 
 
-def until_ended(server: Server, refresh: Callable[[], None], *, every_s: float) -> None:
+def wait_until_ended(server: Server, refresh: Callable[[], None], *, every_s: float) -> None:
     """Refresh now and then, until Ctrl-C, SIGTERM or the child's own end."""
     try:
         due = time.monotonic() + every_s

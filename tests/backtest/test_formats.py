@@ -13,7 +13,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from cli.backtest import jobs, sources, tables, tensorboards, trainer
-from cli.backtest.series import BadInput, LogSeries, meanings, moment
+from cli.backtest.series import BadInput, LogSeries, find_columns, parse_time
 from tests.backtest.command import DATA
 
 CSV, STATE = DATA / "metrics.csv", DATA / "trainer_state.json"
@@ -59,13 +59,13 @@ def test_a_csv_without_steps_counts_rows_and_computes_speed_from_times(tmp_path:
 )
 def test_the_training_loss_is_recognised(names, loss):
     """By its usual names, or as the only loss that is trained on."""
-    assert meanings(names, where="here")["loss"] == loss
+    assert find_columns(names, where="here")["loss"] == loss
 
 
 def test_two_candidates_are_not_guessed_between():
     """The message names both."""
     with pytest.raises(BadInput, match="mlm_loss, nsp_loss"):
-        meanings(["step", "mlm_loss", "nsp_loss"], where="here")
+        find_columns(["step", "mlm_loss", "nsp_loss"], where="here")
 
 
 def test_a_trainer_state_is_read_without_its_evaluations():
@@ -150,7 +150,7 @@ def test_a_metric_line_is_found_behind_a_launchers_prefix():
 @pytest.mark.parametrize("text", ["", "yesterday", "1e30"])
 def test_what_is_no_time_is_none(text):
     """A column called time may hold anything."""
-    assert moment(text) is None
+    assert parse_time(text) is None
 
 
 def test_rows_default_to_places():

@@ -164,7 +164,7 @@ def test_a_request_of_another_form_names_its_member(tmp_path, capsys, request_, 
     file = tmp_path / "request.json"
     file.write_text(json.dumps({"RoleArn": "arn", **request_}))
     with pytest.raises(typer.Exit):
-        subject.of_request(None, file)
+        subject.read_request(None, file)
     said = capsys.readouterr().err
     assert "Invalid type for parameter" in said and "dry-run" in said
     assert re.search(named, said)
@@ -184,10 +184,10 @@ def test_a_clear_error_is_distinguished_from_an_unclear_one():
 def test_a_path_that_no_file_system_takes_is_a_problem_with_a_remedy(given):
     """A script, an input or a log of that name is said not to be there."""
     with pytest.raises(Problem) as told:
-        options.paths([f"train={given}"])
+        options.parse_paths([f"train={given}"])
     assert len(told.value.what) < 500
     with pytest.raises(Problem):
-        options.local_path("SCRIPT", given)
+        options.check_local_path("SCRIPT", given)
     with pytest.raises(BadCorpus, match="there is no "):
         sources.find(given, local=False)
 

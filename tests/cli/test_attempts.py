@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from cli.runs import attempts_table
+from cli.runs import make_attempts_table
 from rerail.model.run import Attempt, InPlaceRestart, Run, RunState
 
 NIGHT = datetime(2026, 1, 31, tzinfo=UTC)
@@ -17,7 +17,7 @@ def printed(*orders: InPlaceRestart) -> str:
     attempt = Attempt(1, "gpt", in_place_restarts=orders)
     run = Run("gpt", "default", RunState.WATCHING, created_at=NIGHT, attempts=(attempt,))
     console = Console(file=StringIO(), width=150)
-    console.print(attempts_table(run))
+    console.print(make_attempts_table(run))
     return console.file.getvalue()
 
 

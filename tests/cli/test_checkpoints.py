@@ -239,7 +239,7 @@ def test_a_missing_permission_is_named(s3, monkeypatch):
     def refuse(*_, **__):
         raise s3.exceptions.ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ListObjectsV2")
 
-    monkeypatch.setattr("cli.checkpoints.saves_under", refuse)
+    monkeypatch.setattr("cli.checkpoints.list_checkpoints", refuse)
     answer = rerail("gpt")
     assert answer.exit_code == 2
     assert "s3:ListBucket and s3:GetObject on s3://bucket/runs/gpt/*" in answer.stderr

@@ -32,7 +32,7 @@ def test_the_address_is_written_where_the_next_deployment_looks(file):
     """One value changes; every other character of the file stays, and so do people's comments on it in git."""
     choices.remember("on-call@example.com", file)
     assert file.read_text() == CDK_JSON.replace('"pageEmail": ""', '"pageEmail": "on-call@example.com"')
-    assert choices.context(file)["pageEmail"] == "on-call@example.com"
+    assert choices.read_context(file)["pageEmail"] == "on-call@example.com"
 
 
 def test_an_address_is_checked_before_it_is_written():
@@ -67,9 +67,9 @@ def test_the_address_of_a_deployed_stack_is_found():
         }
         for topic in topics
     }
-    assert choices.paged({"Resources": {**topics, **subscribed}}) == "Page@example.com"
-    assert choices.paged({"Resources": topics}) == ""
-    assert choices.paged(None) == ""
+    assert choices.find_page_address({"Resources": {**topics, **subscribed}}) == "Page@example.com"
+    assert choices.find_page_address({"Resources": topics}) == ""
+    assert choices.find_page_address(None) == ""
 
 
 def test_the_real_cdk_json_has_the_choice():
@@ -79,7 +79,7 @@ def test_the_real_cdk_json_has_the_choice():
 
 def test_npx_runs_on_the_node_that_pip_installed():
     """The scripts beside that Node cannot find npm; npx's own file can, without any Node on the PATH."""
-    node, npx, *rest = cdk.command("diff", "Rerail")
+    node, npx, *rest = cdk.make_command("diff", "Rerail")
     assert rest == ["--yes", cdk.CDK, "diff", "Rerail"]
     environment = {"PATH": os.defpath, "HOME": os.environ.get("HOME", "")}
     run = subprocess.run([node, npx, "--version"], env=environment, capture_output=True, text=True, timeout=300)

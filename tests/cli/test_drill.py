@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cli import drill, place
 from cli.logbook import LOG_GROUP, JobLogLine
-from cli.losses import Losses, largest_difference
+from cli.losses import Losses, find_largest_difference
 from cli.main import app
 from cli.place import Place
 from rerail.aws.clients import client
@@ -227,4 +227,4 @@ def test_losses_are_read_off_our_line_or_by_the_jobs_own_definitions():
 def test_the_largest_difference_is_one_of_shares():
     """A small loss that doubles counts more than a great one that moves a little."""
     before, after = Losses(by_step={1: 100.0, 2: 0.1}), Losses(by_step={1: 101.0, 2: 0.2})
-    assert largest_difference(before, after, [1, 2]) == (2, 0.1, 1.0)
+    assert find_largest_difference(before, after, [1, 2]) == (2, 0.1, 1.0)

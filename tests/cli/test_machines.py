@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from cli.runs import attempts_table, machines
+from cli.runs import describe_machines, make_attempts_table
 from rerail.model.actions import Machines
 from rerail.model.machines import WarmPool
 from rerail.model.run import Attempt, JobStatus, Run, RunState
@@ -21,19 +21,21 @@ def a_run(**facts) -> Run:
 
 def test_an_attempt_on_other_machines_is_shown_with_them():
     console = Console(width=160, file=io.StringIO(), record=True)
-    console.print(attempts_table(a_run(machines=Machines(("ml.p4de.24xlarge",), ("subnet-1",)))))
+    console.print(make_attempts_table(a_run(machines=Machines(("ml.p4de.24xlarge",), ("subnet-1",)))))
     assert "on ml.p4de.24xlarge in subnet-1" in console.export_text()
 
 
 def test_machines_that_are_kept_are_shown_as_long_as_they_may_be_paid_for():
     kept = a_run(keep_alive_seconds=1800, pool=WarmPool("Available", 40))
-    assert list(machines(kept)) == ["warm pool of gpt: Available, for 30 min at most"]
+    assert list(describe_machines(kept)) == ["warm pool of gpt: Available, for 30 min at most"]
     unknown = a_run(keep_alive_seconds=1800)
-    assert list(machines(unknown)) == ["warm pool of gpt: if SageMaker keeps one, for 30 min at most"]
-    assert list(machines(a_run(keep_alive_seconds=1800, pool=WarmPool("Reused", 40, "gpt-a002")))) == []
-    assert list(machines(a_run())) == []
+    assert list(describe_machines(unknown)) == ["warm pool of gpt: if SageMaker keeps one, for 30 min at most"]
+    assert list(describe_machines(a_run(keep_alive_seconds=1800, pool=WarmPool("Reused", 40, "gpt-a002")))) == []
+    assert list(describe_machines(a_run())) == []
 
 
 def test_sagemakers_own_restarts_are_shown():
     run = a_run(self_repairs=3, repairs={SelfRepair.SPOT: 2, SelfRepair.CLUSTER: 1}, repair_seconds=900.0)
-    assert list(machines(run)) == ["restarted by SageMaker itself: spot 2, cluster 1; 15 min until it trained again"]
+    assert list(describe_machines(run)) == [
+        "restarted by SageMaker itself: spot 2, cluster 1; 15 min until it trained again"
+    ]

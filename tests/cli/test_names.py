@@ -70,7 +70,7 @@ def test_a_wrong_name_is_answered_with_the_nearest(deployed, command, typed, mea
 def test_where_there_are_no_runs_nothing_is_suggested():
     """It says how a run comes to be."""
     empty = Deployed(Cloud({"dynamodb.scan": {"Items": []}}))
-    assert "rerail:policy=default" in names.unknown_run(empty, "gpt")[1]
+    assert "rerail:policy=default" in names.explain_unknown_run(empty, "gpt")[1]
 
 
 def test_runs_are_completed_from_the_table(deployed, monkeypatch):

@@ -11,9 +11,9 @@ from typer.testing import CliRunner, Result
 
 from cli import place
 from cli.main import app
-from cli.names import POLICIES, policy_names
-from cli.policies.odd import QUESTIONS, odd
-from cli.policies.words import duration, rows
+from cli.names import POLICIES, list_policy_names
+from cli.policies.odd import QUESTIONS, find_oddities
+from cli.policies.words import list_rows, write_duration
 from rerail.model.policy import Policy, parse_policy, to_toml
 from tests.cli.cloud import Cloud, Deployed
 
@@ -32,7 +32,7 @@ def test_the_policies_of_this_project_are_sound_and_not_odd():
     answer = call("check", *map(str, sorted(POLICIES.glob("*.toml"))))
     assert answer.exit_code == 0
     assert "odd" not in answer.stdout
-    assert answer.stdout.count(": ok") == len(policy_names())
+    assert answer.stdout.count(": ok") == len(list_policy_names())
 
 
 def test_every_error_of_a_file_is_reported_at_once(tmp_path):
@@ -76,19 +76,19 @@ def test_a_file_that_cannot_be_read_is_one_more_error(tmp_path):
 
 
 ODD = {
-    "never_relaunches": "[retries]\ninfrastructure = 0",
-    "storms_before_total": "[limits]\nattempts = 3\nstarts = 9",
-    "dollars_out_of_order": "[limits]\nrun_dollars = 10\nincident_dollars = 20",
-    "backoff_upside_down": '[backoff]\nbase = "1h"\ncap = "1m"',
-    "fallbacks_too_late": '[capacity]\nfallbacks = ["ml.p4de.24xlarge"]\nfallback_after = "13h"',
-    "answer_after_deadline": '[save]\nanswer = "20m"',
-    "no_time_to_save": '[save]\nanswer = "5s"\ndeadline = "10s"',
-    "never_in_place": "[restart]\nper_attempt = 0",
-    "nothing_against_divergence": "[ladder]\nreplays = 0\nskips = 0\nfar_skips = 0\nlower_rates = 0",
-    "far_is_near": "[ladder]\nfar_skip_batches = 10",
-    "blind": '[metrics]\nstep = ""\nloss = ""',
-    "nobody_answers": 'mode = "approve"\n[approval]\nwait = "2d"',
-    "notices_too_late": '[detection]\nstall_floor = "3h"',
+    "check_relaunches": "[retries]\ninfrastructure = 0",
+    "check_start_limit": "[limits]\nattempts = 3\nstarts = 9",
+    "check_dollar_limits": "[limits]\nrun_dollars = 10\nincident_dollars = 20",
+    "check_backoff": '[backoff]\nbase = "1h"\ncap = "1m"',
+    "check_fallback_delay": '[capacity]\nfallbacks = ["ml.p4de.24xlarge"]\nfallback_after = "13h"',
+    "check_save_answer": '[save]\nanswer = "20m"',
+    "check_save_deadline": '[save]\nanswer = "5s"\ndeadline = "10s"',
+    "check_in_place_restarts": "[restart]\nper_attempt = 0",
+    "check_ladder": "[ladder]\nreplays = 0\nskips = 0\nfar_skips = 0\nlower_rates = 0",
+    "check_far_skip": "[ladder]\nfar_skip_batches = 10",
+    "check_metric_names": '[metrics]\nstep = ""\nloss = ""',
+    "check_approval_wait": 'mode = "approve"\n[approval]\nwait = "2d"',
+    "check_detection_delay": '[detection]\nstall_floor = "3h"',
 }
 
 
@@ -99,7 +99,7 @@ def test_every_oddity_is_tested():
 @pytest.mark.parametrize("text", ODD.values(), ids=list(ODD))
 def test_an_odd_setting_is_reported_and_does_not_fail(tmp_path, text):
     """One sentence for one oddity, which names the field."""
-    assert len(list(odd(parse_policy(text, name="mine")))) == 1
+    assert len(list(find_oddities(parse_policy(text, name="mine")))) == 1
     answer = call("check", str(written(tmp_path, text)))
     assert answer.exit_code == 0 and "odd" in answer.stdout
 
@@ -107,7 +107,7 @@ def test_an_odd_setting_is_reported_and_does_not_fail(tmp_path, text):
 @pytest.fixture
 def deployed(monkeypatch):
     """The files, one of them changed, one not deployed, and one that no file knows."""
-    texts = {name: (POLICIES / f"{name}.toml").read_text() for name in policy_names() if name != "observe"}
+    texts = {name: (POLICIES / f"{name}.toml").read_text() for name in list_policy_names() if name != "observe"}
     texts["large"] += "\n[prices]\n"
     parsed = {name: to_toml(parse_policy(text, name=name)) for name, text in texts.items()}
     parsed["default"] = parsed["default"].replace("attempts = 50", "attempts = 49")
@@ -153,13 +153,13 @@ def test_a_wrong_name_is_answered_with_the_nearest():
 
 def test_every_value_is_shown_in_the_syntax_of_a_file():
     """Reading what is shown gives the same policy."""
-    shown = dict(rows(Policy()))
+    shown = dict(list_rows(Policy()))
     lines = [f"{key} = {json.dumps(value)}" for key, value in shown.items() if not isinstance(value, dict)]
     assert parse_policy("\n".join(lines), name="default") == Policy()
 
 
 @given(st.integers(0, 10**9))
 def test_a_duration_is_printed_exactly(milliseconds):
-    said = duration(timedelta(milliseconds=milliseconds))
+    said = write_duration(timedelta(milliseconds=milliseconds))
     text = f'[backoff]\nbase = "{said}"'
     assert parse_policy(text, name="x").backoff.base == timedelta(milliseconds=milliseconds)

@@ -22,8 +22,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     known = [held()]
     monkeypatch.setattr(place, "LOCAL_STATE", tmp_path / "state")
     monkeypatch.setattr(place, "find", lambda local: Place("a test", {}, is_local=True))
-    monkeypatch.setattr(command, "known_of", lambda where, run: known[0] if run == "gpt" else None)
-    monkeypatch.setattr(command, "unknown_run", lambda where, run: (f"there is no run {run!r}", "look again"))
+    monkeypatch.setattr(command, "gather_facts", lambda where, run: known[0] if run == "gpt" else None)
+    monkeypatch.setattr(command, "explain_unknown_run", lambda where, run: (f"there is no run {run!r}", "look again"))
 
     def run(*words: str, unread: tuple[str, ...] = ()) -> Result:
         known[0] = replace(held(), unread=unread)

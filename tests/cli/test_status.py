@@ -11,10 +11,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cli import fleet, place
-from cli.fleet import FleetReader, FleetRow, FleetStatus, since
+from cli.fleet import FleetReader, FleetRow, FleetStatus, find_state_start
 from cli.main import app
 from cli.place import Place
-from cli.status import age, picture
+from cli.status import format_age, make_picture
 from rerail.aws.clients import client
 from rerail.aws.detector_states import DynamoDetections
 from rerail.aws.dynamodb import _run_item
@@ -219,11 +219,11 @@ def test_each_state_has_its_start_time():
     """From what the record holds, without reading a timeline."""
     began = NOW - 10 * HOUR
     stop = PlannedStop(AfterStop.RELAUNCH, "slow", NOW - 40 * SECOND, NOW)
-    assert since(a_run("a", RunState.WATCHING)) == began + HOUR
-    assert since(a_run("a", RunState.SAVING, stop=stop)) == NOW - 40 * SECOND
-    assert since(a_run("a", RunState.WAITING)) == began + HOUR
-    assert since(held("a")) == NOW - HOUR
-    assert since(a_run("a", RunState.COMPLETED)) == NOW - HOUR
+    assert find_state_start(a_run("a", RunState.WATCHING)) == began + HOUR
+    assert find_state_start(a_run("a", RunState.SAVING, stop=stop)) == NOW - 40 * SECOND
+    assert find_state_start(a_run("a", RunState.WAITING)) == began + HOUR
+    assert find_state_start(held("a")) == NOW - HOUR
+    assert find_state_start(a_run("a", RunState.COMPLETED)) == NOW - HOUR
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_each_state_has_its_start_time():
     [(4, "4s"), (59.6, "60s"), (90, "2m"), (5400, "90m"), (3600 * 3, "3.0h"), (3600 * 30, "30h"), (86400 * 5, "5d")],
 )
 def test_ages_take_a_few_characters(ago, words):
-    assert age(NOW - ago * SECOND, NOW) == words
-    assert age(None, NOW) == ""
+    assert format_age(NOW - ago * SECOND, NOW) == words
+    assert format_age(None, NOW) == ""
 
 
 def test_a_record_of_another_version_hides_no_other(where, monkeypatch):
@@ -244,7 +244,7 @@ def test_a_record_of_another_version_hides_no_other(where, monkeypatch):
     seen = FleetReader(where).fleet()
     assert [row.run.id for row in seen.rows] == ["trains"] and seen.unread == ("newer",)
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(picture(seen, seen.rows, width=160))
+    console.print(make_picture(seen, seen.rows, width=160))
     assert "written by another version than this: newer" in console.export_text()
 
 
@@ -277,7 +277,7 @@ def test_ten_times_the_runs_cost_about_ten_times_as_much(where):
 
     def show():
         found = FleetReader(where).fleet()
-        Console(width=200, quiet=True).print(picture(found, found.rows, width=200))
+        Console(width=200, quiet=True).print(make_picture(found, found.rows, width=200))
         return found
 
     put(range(100))
@@ -319,5 +319,5 @@ def test_a_picture_with_a_height_fits_into_it():
     """For a terminal that is redrawn in place."""
     rows = tuple(FleetRow(held(f"c{n}"), NOW, 1, NOW, 0.5, 1.0, "look", f"rerail release c{n}") for n in range(40))
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(picture(FleetStatus(NOW, "here", rows, False, ("no sweep",)), rows, width=100, height=40))
+    console.print(make_picture(FleetStatus(NOW, "here", rows, False, ("no sweep",)), rows, width=100, height=40))
     assert len(console.export_text().splitlines()) <= 40

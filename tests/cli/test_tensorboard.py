@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cli.backtest.series import BadInput, LogSeries
 from cli.tensorboard import events
 from cli.tensorboard.curves import Curves
-from cli.tensorboard.events import EventFile, bring, event_files, folder_of, writer
-from cli.tensorboard.server import NotServed, free_port
+from cli.tensorboard.events import EventFile, bring, find_folder, find_writer, list_event_files
+from cli.tensorboard.server import NotServed, find_free_port
 from rerail.aws.clients import client
 from rerail.aws.sagemaker import SageMakerJobs
 from rerail.model.run import Attempt, JobStatus, Run, RunState
@@ -52,7 +52,7 @@ def named(at: datetime) -> str:
 )
 def test_a_file_belongs_to_the_attempt_that_wrote_it(key, stored, attempt):
     """By the job in its path, else by the time in its name, else by when it was stored; older is not its own."""
-    assert writer(RUN, key, stored) == attempt
+    assert find_writer(RUN, key, stored) == attempt
 
 
 def test_the_files_of_all_attempts_come_home_each_to_its_folder(tmp_path, monkeypatch):
@@ -63,13 +63,13 @@ def test_the_files_of_all_attempts_come_home_each_to_its_folder(tmp_path, monkey
         first, second = f"gpt/tb/train/{named(NOON)}", f"gpt/tb/train/{named(NOON + HOUR)}"
         for key, body in ((first, b"one"), (second, b"two"), ("gpt/tb/other.txt", b"no")):
             s3.put_object(Bucket="bucket", Key=key, Body=body)
-        found = list(event_files(s3, RUN, ["s3://bucket/gpt/tb/", "s3://bucket/gpt/"]))
+        found = list(list_event_files(s3, RUN, ["s3://bucket/gpt/tb/", "s3://bucket/gpt/"]))
         assert [(file.attempt, file.key) for file in found] == [(1, first), (2, second)]
         assert bring(s3, found, tmp_path) == 2
         assert (tmp_path / "attempt-001" / "train" / named(NOON)).read_bytes() == b"one"
         assert bring(s3, found, tmp_path) == 0
         s3.put_object(Bucket="bucket", Key=second, Body=b"two and more")
-        assert bring(s3, list(event_files(s3, RUN, ["s3://bucket/gpt/tb/"])), tmp_path) == 1
+        assert bring(s3, list(list_event_files(s3, RUN, ["s3://bucket/gpt/tb/"])), tmp_path) == 1
         outside = EventFile("bucket", first, 3, 1, "../../../tfevents")
         assert bring(s3, [outside], tmp_path / "a" / "b") == 0
     assert not list(tmp_path.glob("**/../tfevents"))
@@ -82,15 +82,15 @@ def test_a_folder_that_many_runs_share_gives_each_its_own(tmp_path):
         s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
         for job in ("gpt", "gpt-a002", "bert"):
             s3.put_object(Bucket="bucket", Key=f"tb/{job}/{named(NOON + 2 * HOUR)}", Body=b"x")
-        found = event_files(s3, RUN, ["s3://bucket/tb/"])
+        found = list_event_files(s3, RUN, ["s3://bucket/tb/"])
         assert {(file.attempt, file.path.split("/")[0]) for file in found} == {(1, "gpt"), (2, "gpt-a002")}
 
 
 def test_files_are_looked_for_where_sagemaker_copies_them_and_beside_the_checkpoints(monkeypatch):
     described = {"gpt": {"TensorBoardOutputConfig": {"S3OutputPath": "s3://bucket/tb"}}, "gpt-a002": {}}
     monkeypatch.setattr(SageMakerJobs, "describe", lambda self, name: (None, described[name]))
-    assert events.places(RUN) == ["s3://bucket/tb/", "s3://bucket/gpt/checkpoints/"]
-    assert events.places(replace(RUN, checkpoint_uri="")) == ["s3://bucket/tb/"]
+    assert events.find_places(RUN) == ["s3://bucket/tb/", "s3://bucket/gpt/checkpoints/"]
+    assert events.find_places(replace(RUN, checkpoint_uri="")) == ["s3://bucket/tb/"]
 
 
 def rows(first: int, last: int) -> tuple[Sample, ...]:
@@ -106,16 +106,16 @@ def drawn(folder: Path) -> list[tuple[int, float]]:
 def test_curves_are_drawn_for_each_attempt_and_only_what_is_new_is_added(tmp_path):
     """A run that goes on grows on the screen, without a point twice."""
     logs = {"gpt": rows(1, 5), "gpt-a002": rows(3, 4)}
-    stale = tmp_path / folder_of(1) / "events.out.tfevents.1.old"
+    stale = tmp_path / find_folder(1) / "events.out.tfevents.1.old"
     stale.parent.mkdir()
     stale.write_bytes(b"from another time")
     curves = Curves(RUN, tmp_path, lambda job: [LogSeries("minutes", rows(1, 1)), LogSeries("log", logs[job])])
     assert curves.write(RUN) == {1: 5, 2: 2}
     logs["gpt-a002"] = rows(3, 8)
     assert curves.write(RUN) == {1: 5, 2: 6}
-    first = dict(drawn(tmp_path / folder_of(1)))
+    first = dict(drawn(tmp_path / find_folder(1)))
     assert first == pytest.approx({n: 10.0 / n for n in range(1, 6)}, rel=1e-6)
-    assert [step for step, _ in drawn(tmp_path / folder_of(2))] == [3, 4, 5, 6, 7, 8]
+    assert [step for step, _ in drawn(tmp_path / find_folder(2))] == [3, 4, 5, 6, 7, 8]
 
 
 def test_a_job_without_a_line_has_no_curve(tmp_path):
@@ -131,5 +131,5 @@ def test_a_port_that_is_taken_is_named_and_otherwise_any_is_found():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(NotServed, match=f"the port {port} is taken"):
-            free_port(port)
-    assert free_port(0) > 0
+            find_free_port(port)
+    assert find_free_port(0) > 0

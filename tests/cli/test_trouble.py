@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cli import place
 from cli.main import app
-from cli.trouble import explained, is_missing, permission_of
+from cli.trouble import explain, get_permission, is_missing
 from rerail.model.errors import StateUnknown
 from tests.cli.cloud import Cloud, Deployed, denied, refused
 
@@ -40,7 +40,7 @@ TROUBLES = {
 
 @pytest.mark.parametrize("error, words, remedy", TROUBLES.values(), ids=list(TROUBLES))
 def test_each_error_has_its_sentence_and_its_remedy(error, words, remedy):
-    trouble = explained(error)
+    trouble = explain(error)
     assert words in trouble.what and remedy in trouble.remedy
     assert "\n" not in trouble.what
 
@@ -85,8 +85,8 @@ def test_an_error_is_no_longer_than_one_reads():
 
 
 def test_a_lacking_permission_is_named_where_aws_names_it():
-    assert permission_of(denied("iam:GetRole")) == "iam:GetRole"
-    assert permission_of(refused("AccessDenied", operation="GetRole")) == "GetRole"
+    assert get_permission(denied("iam:GetRole")) == "iam:GetRole"
+    assert get_permission(refused("AccessDenied", operation="GetRole")) == "GetRole"
     assert is_missing(refused("NoSuchBucket")) and not is_missing(denied("s3:ListBucket"))
 
 

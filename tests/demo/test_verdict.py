@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cli.demo.scenarios import SCENARIOS, Name
-from cli.demo.verdict import shortcomings
+from cli.demo.verdict import find_shortcomings
 
 
 def moved(*steps: int) -> list[str]:
@@ -180,7 +180,7 @@ CLIMBED = GOOD[Name.LADDER_RATE]["attempts"]
 @pytest.mark.parametrize("name", GOOD)
 def test_what_ended_as_it_must_has_no_shortcomings(name):
     """Each kind of scenario with the report of a good run."""
-    assert shortcomings(SCENARIOS[name], GOOD[name]) == []
+    assert find_shortcomings(SCENARIOS[name], GOOD[name]) == []
 
 
 @pytest.mark.parametrize(
@@ -253,5 +253,5 @@ def test_what_ended_as_it_must_has_no_shortcomings(name):
 )
 def test_what_is_amiss_is_named(name, changes, said):
     """One sentence for each thing, with the numbers."""
-    problems = shortcomings(SCENARIOS[name], deepcopy(GOOD[name]) | changes)
+    problems = find_shortcomings(SCENARIOS[name], deepcopy(GOOD[name]) | changes)
     assert [problem for problem in problems if said in problem]

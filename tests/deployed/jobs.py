@@ -17,7 +17,7 @@ from unittest.mock import patch
 from typer.testing import CliRunner
 
 from cli import place
-from cli.demo.stage import hasty
+from cli.demo.stage import scale_policy
 from cli.main import app
 from local.pace import Pace
 from local.sagemaker.control import inject
@@ -67,7 +67,7 @@ def patient(policy: Policy, pace: Pace) -> Policy:
     A busy machine keeps a process waiting for seconds, and an agent for longer. On the scaled clock that would be a
     stall, or a save that nobody has answered. Notices are not repeated while a test looks at them.
     """
-    scaled = hasty(policy, pace.scale)
+    scaled = scale_policy(policy, pace.scale)
     silences = {
         field.name: getattr(policy.detection, field.name)
         for field in fields(policy.detection)
@@ -105,7 +105,7 @@ class Account:
         """Look here, make the bucket, and deploy the adapted policy; by default it is hasty."""
         self.look_here()
         self.aws.client("s3").create_bucket(Bucket=BUCKET)
-        self.add_policy("default", adapt or (lambda policy: hasty(policy, self.pace.scale)))
+        self.add_policy("default", adapt or (lambda policy: scale_policy(policy, self.pace.scale)))
 
     def set_up_for_tests(self) -> None:
         """Set it up with a policy that no busy machine provokes."""

@@ -11,9 +11,9 @@ from rich.console import Console
 from cli import place
 from cli.deploy import organization, target
 from cli.deploy.assembly import synthesize
-from cli.deploy.changes import refused
+from cli.deploy.changes import find_refused
 from cli.deploy.formation import Formation
-from cli.deploy.permissions import readable
+from cli.deploy.permissions import strip_hash
 from local.pace import Pace
 from local.stack import LocalAws
 from rerail.aws import clients
@@ -174,9 +174,9 @@ def test_what_would_lose_the_runs_is_refused(first: dict[str, Any], empty: Local
     s3.put_object(Bucket=bucket, Key="another.json", Body=text.encode())
     found = formation.propose("UPDATE", text, url=f"{empty.endpoint_url}/{bucket}/another.json")
     formation.forget()
-    (loss,) = refused(found, [])
+    (loss,) = find_refused(found, [])
     assert (loss.id, loss.replaced, loss.danger) == (id, True, "every run, open or ended")
-    assert list(refused(found, [readable(id)])) == []
+    assert list(find_refused(found, [strip_hash(id)])) == []
     assert formation.outputs()["TableName"] == first["outputs"]["TableName"]
 
 
@@ -192,7 +192,7 @@ def test_the_code_of_an_organizations_functions_is_put_into_each_region(empty: L
     place.use_local(empty.endpoint_url)
     units = {"organizationId": "o-a1b2c3d4e5", "organizationalUnits": "ou-ab12-c3d4e5f6"}
     folder = synthesize({**units, "organizationRegions": "us-east-1,eu-west-1"})
-    resources = organization.member_of(folder).template["Resources"].values()
+    resources = organization.find_member(folder).template["Resources"].values()
     properties = [resource["Properties"] for resource in resources]
     code = [each[name] for each in properties for name in ("Code", "Content") if "S3Key" in each.get(name, {})]
     for region in ("us-east-1", "eu-west-1"):

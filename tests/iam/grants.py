@@ -12,7 +12,7 @@ from typing import Any
 
 from ministack.core import iam_evaluator
 
-from cli.deploy.permissions import HASH, written
+from cli.deploy.permissions import HASH, format_value
 from tests.iam.needs import Need, Place, receiving, sending
 
 # The property that names a resource, where its template does.
@@ -310,4 +310,4 @@ def _many(value: Any) -> list[Any]:
 
 def _spoken(resource: Any) -> str:
     """The resource as the template writes it, without the hashes of logical ids."""
-    return re.sub(r"<([A-Za-z0-9]+)\.Arn>", lambda found: HASH.sub("", found[1]), written(resource))
+    return re.sub(r"<([A-Za-z0-9]+)\.Arn>", lambda found: HASH.sub("", found[1]), format_value(resource))

@@ -6,8 +6,8 @@ from rich.table import Table
 from bench.goodput import OF_WHAT_IS_LOST, bound, signals_a_minute, verdicts
 from cli.backtest.series import BadInput
 from cli.simulate import pages, report
-from cli.simulate.assumptions import Assumptions, table
-from cli.simulate.months import SimulationTask, default_policy, simulate
+from cli.simulate.assumptions import Assumptions, list_assumptions
+from cli.simulate.months import SimulationTask, read_policy, simulate
 from cli.simulate.report import FEWEST_GPUS, ReportRow
 from cli.simulate.ways import SAGEMAKER_ASYNC, SNAPSHOTS, WARM, WAYS
 from tests.house.sources import ROOT
@@ -15,7 +15,7 @@ from tests.house.sources import ROOT
 
 def rows(factor: float) -> dict[int, list[ReportRow]]:
     ways = (SAGEMAKER_ASYNC, WARM, SNAPSHOTS)
-    tasks = [SimulationTask(way, FEWEST_GPUS, 1.0, 0, Assumptions(), default_policy(), factor) for way in ways]
+    tasks = [SimulationTask(way, FEWEST_GPUS, 1.0, 0, Assumptions(), read_policy(), factor) for way in ways]
     return {FEWEST_GPUS: [ReportRow(task.way.title, [simulate(task)]) for task in tasks]}
 
 
@@ -60,7 +60,7 @@ def test_the_page_has_a_row_for_each_way():
 
 
 def test_the_command_prints_each_assumption_with_its_source():
-    printed = report.assumptions(Assumptions())
+    printed = report.make_assumptions_table(Assumptions())
     rows = list(zip(*(column.cells for column in printed.columns), strict=True))
-    assert [row[0] for row in rows] == [each.name for each in table(Assumptions())]
+    assert [row[0] for row in rows] == [each.name for each in list_assumptions(Assumptions())]
     assert all(row[-1] for row in rows)

@@ -6,14 +6,14 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from cli.simulate.command import simulated
+from cli.simulate.command import run_simulations
 
 QUICK = ("--days", "0.2", "--seeds", "2", "--gpus", "2048")
 
 
 def run(*args: object) -> Result:
     app = typer.Typer()
-    app.command()(simulated)
+    app.command()(run_simulations)
     return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "200", "NO_COLOR": "1"})
 
 

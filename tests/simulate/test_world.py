@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from cli.simulate.accounts import Accounts, Spent
 from cli.simulate.assumptions import Assumptions
-from cli.simulate.faults import DAY_MS, SimulatedFault, drawn, mtbf_s, per_gpu_day
-from cli.simulate.months import SimulationResult, SimulationTask, default_policy, simulate
+from cli.simulate.faults import DAY_MS, SimulatedFault, compute_mtbf, draw_faults, read_rates
+from cli.simulate.months import SimulationResult, SimulationTask, read_policy, simulate
 from cli.simulate.ways import DEFAULT, HUMAN, OUTLIVES, SAGEMAKER, SNAPSHOTS, WARM, WAYS, Way
 
-POLICY = default_policy()
+POLICY = read_policy()
 ASSUMED = Assumptions()
 
 
@@ -72,20 +72,20 @@ def test_more_faults_are_never_better(way):
 
 def test_a_greater_factor_keeps_the_faults_of_a_smaller_one():
     """So that runs with more faults can be compared with their likes."""
-    small, large = (set(drawn(4096, 20, 3, step_s=6, factor=factor)) for factor in (1.0, 2.5))
+    small, large = (set(draw_faults(4096, 20, 3, step_s=6, factor=factor)) for factor in (1.0, 2.5))
     assert small < large
 
 
 def test_the_rates_are_those_of_the_published_run():
     """419 interruptions in 54 days on 16,384 GPUs: one every 3.09 hours."""
-    counts = {fault: rate * 16_384 * 54 for fault, rate in per_gpu_day().items()}
+    counts = {fault: rate * 16_384 * 54 for fault, rate in read_rates().items()}
     assert {fault: round(count) for fault, count in counts.items()} == {
         SimulatedFault.GPU: 268,
         SimulatedFault.HOST: 53,
         SimulatedFault.NETWORK: 42,
         SimulatedFault.SOFTWARE: 56,
     }
-    assert mtbf_s(16_384) / 3600 == pytest.approx(3.09, abs=0.01)
+    assert compute_mtbf(16_384) / 3600 == pytest.approx(3.09, abs=0.01)
 
 
 def test_each_means_is_worth_something_on_a_large_run():

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from cli.deploy import permissions
-from cli.deploy.organization import member_of
+from cli.deploy.organization import find_member
 from stacks.options import BadOption, Organization
 from tests.stacks.conftest import ORGANIZATION
 from tests.stacks.template import Template, text
@@ -22,15 +22,15 @@ def test_nothing_of_it_is_there_unless_it_is_asked_for(assembly):
 
 def test_a_member_is_given_what_the_hub_has(organization):
     """The same kinds of resources, and not one permission more or less."""
-    member, hub = member_of(organization).template, Template.read(organization).body
+    member, hub = find_member(organization).template, Template.read(organization).body
     kinds = [Counter(r["Type"] for r in each["Resources"].values()) for each in (member, hub)]
     assert kinds[0] == kinds[1]
-    assert not permissions.change(hub, member)
+    assert not permissions.find_changes(hub, member)
 
 
 def test_a_member_knows_the_hub_by_its_bucket_alone(organization):
     """No account is written into the template; the parameter that names the bucket is used for code alone."""
-    member = member_of(organization).template
+    member = find_member(organization).template
     assert set(re.findall(r"\b\d{12}\b", json.dumps(member))) <= {"111122223333"}, "only CHOICES name an account"
     assert "bootstrap" not in json.dumps(member)
     for id, resource in member["Resources"].items():

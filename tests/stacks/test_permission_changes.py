@@ -12,7 +12,7 @@ from tests.stacks.template import many
 
 @pytest.fixture
 def reasons(assembly):
-    return permissions.reasons_in(json.loads((assembly / "Rerail.metadata.json").read_text()))
+    return permissions.read_reasons(json.loads((assembly / "Rerail.metadata.json").read_text()))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def statements(body, role):
 
 def test_every_statement_of_the_template_is_reported(template, reasons):
     """No permission stays unsaid: each action of each statement is a grant or a refusal."""
-    reported = {(grant.action, grant.may) for grant in permissions.grants(template.body, reasons)}
+    reported = {(grant.action, grant.may) for grant in permissions.find_grants(template.body, reasons)}
     for _, statement in template.statements():
         for action in many(statement.get("Action", [])):
             assert (action, statement["Effect"] == "Allow") in reported
@@ -44,13 +44,13 @@ def test_every_statement_of_the_template_is_reported(template, reasons):
 
 def test_every_wildcard_comes_with_its_reason(template, reasons):
     """A person who reads the difference sees why, not only that."""
-    wild = [grant for grant in permissions.grants(template.body, reasons) if grant.is_wild]
+    wild = [grant for grant in permissions.find_grants(template.body, reasons) if grant.is_wild]
     assert wild
     assert [grant for grant in wild if not grant.because] == []
 
 
 def test_the_same_template_changes_nothing(template):
-    assert not permissions.change(template.body, template.body)
+    assert not permissions.find_changes(template.body, template.body)
 
 
 def test_a_wider_resource_is_one_permission_more_and_one_fewer(template, changed, reasons):
@@ -58,12 +58,14 @@ def test_a_wider_resource_is_one_permission_more_and_one_fewer(template, changed
     role = role_of(template, "supervise")
     (passing,) = (s for s in statements(changed, role) if s["Action"] == "iam:PassRole")
     passing["Resource"] = "*"
-    change = permissions.change(template.body, changed, reasons)
+    change = permissions.find_changes(template.body, changed, reasons)
     (more,), (fewer,) = change.added, change.removed
     when = "iam:PassedToService is sagemaker.amazonaws.com"
     assert more == Grant("the function supervise", True, "iam:PassRole", "*", when)
     assert (fewer.on, fewer.when) == ("arn:aws:iam::<AWS::AccountId>:role/*SageMaker*", when)
-    assert permissions.lines(change.added)["the function supervise"][0].startswith("may iam:PassRole on *, where iam:")
+    assert permissions.format_lines(change.added)["the function supervise"][0].startswith(
+        "may iam:PassRole on *, where iam:"
+    )
 
 
 def test_a_removed_condition_is_reported(template, changed):
@@ -74,7 +76,7 @@ def test_a_removed_condition_is_reported(template, changed):
         if "sagemaker:CreateTrainingJob" in many(s["Action"])
     )
     del creating["Condition"]
-    change = permissions.change(template.body, changed)
+    change = permissions.find_changes(template.body, changed)
     assert {(grant.action, grant.when) for grant in change.added} == {
         ("sagemaker:CreateTrainingJob", ""),
         ("sagemaker:AddTags", ""),
@@ -90,8 +92,8 @@ def test_principals_of_roles_and_queues_are_reported(template, changed):
     id, policy = next((i, r) for i, r in changed["Resources"].items() if r["Type"] == "AWS::SQS::QueuePolicy")
     statement = policy["Properties"]["PolicyDocument"]["Statement"][0]
     policy["Properties"]["PolicyDocument"]["Statement"].append({**statement, "Effect": "Allow", "Condition": {}})
-    change = permissions.change(template.body, changed)
-    reported = permissions.lines(change.added)
+    change = permissions.find_changes(template.body, changed)
+    reported = permissions.format_lines(change.added)
     assert reported["arn:aws:iam::999999999999:root"] == ["may act as the function sweep"]
     assert reported[permissions.ANYBODY][0].startswith("may sqs:* on the queue ")
     assert not change.removed, id
@@ -99,16 +101,16 @@ def test_principals_of_roles_and_queues_are_reported(template, changed):
 
 def test_what_is_retained_is_what_a_removal_names(template):
     """The runs, the key and the mailbox outlive the stack; the signals in flight do not."""
-    types = set(kept.retained(template.body).values())
+    types = set(kept.find_retained(template.body).values())
     assert {"AWS::DynamoDB::Table", "AWS::KMS::Key", "AWS::S3::Bucket", "AWS::Logs::LogGroup"} <= types
     signals = template.body["Outputs"]["SignalsQueueUrl"]["Value"]["Ref"]
-    assert signals not in kept.retained(template.body)
+    assert signals not in kept.find_retained(template.body)
 
 
 def test_the_stack_writes_down_all_that_it_leaves_behind(template):
     """The parameter that a later deployment reads names each of them, and stays itself."""
     ((id, parameter),) = ((i, p) for i, p in template.of("SSM::Parameter").items() if p["Name"] == kept.NAME)
-    assert set(_names(parameter)) == set(kept.retained(template.body)) - {id}
+    assert set(_names(parameter)) == set(kept.find_retained(template.body)) - {id}
     assert template.resources[id]["DeletionPolicy"] == "RetainExceptOnCreate"
 
 
@@ -120,16 +122,16 @@ def _names(parameter):
 
 def test_all_that_stays_can_be_imported_alone(template):
     """CloudFormation takes up what there is in a step of its own: a template that points at nothing else."""
-    found = {id: f"name-of-{id}" for id in kept.retained(template.body)}
-    alone, listed = kept.importing(template.body, found)
+    found = {id: f"name-of-{id}" for id in kept.find_retained(template.body)}
+    alone, listed = kept.make_import(template.body, found)
     assert set(alone["Resources"]) == set(found) == {each["LogicalResourceId"] for each in listed}
     assert all("DeletionPolicy" in resource for resource in alone["Resources"].values())
 
 
 def test_what_needs_something_that_is_gone_is_not_imported(template):
     """Without its key, a queue that lies under it is made anew."""
-    found = {id: f"name-of-{id}" for id, kind in kept.retained(template.body).items() if kind != "AWS::KMS::Key"}
-    alone, _ = kept.importing(template.body, found)
+    found = {id: f"name-of-{id}" for id, kind in kept.find_retained(template.body).items() if kind != "AWS::KMS::Key"}
+    alone, _ = kept.make_import(template.body, found)
     types = {resource["Type"] for resource in alone["Resources"].values()}
     assert "AWS::S3::Bucket" in types
     assert "AWS::SQS::Queue" not in types
@@ -149,10 +151,10 @@ def modified(kind, replacement):
 @pytest.mark.parametrize("kind", sorted(changes.STATEFUL))
 def test_what_keeps_data_is_not_replaced_unasked(kind, replacement):
     """Also where CloudFormation cannot say beforehand."""
-    assert list(changes.refused(modified(kind, replacement), []))
-    assert not list(changes.refused(modified(kind, replacement), ["Thing"]))
-    assert not list(changes.refused(modified(kind, "False"), []))
+    assert list(changes.find_refused(modified(kind, replacement), []))
+    assert not list(changes.find_refused(modified(kind, replacement), ["Thing"]))
+    assert not list(changes.find_refused(modified(kind, "False"), []))
 
 
 def test_what_keeps_no_data_may_be_replaced():
-    assert not list(changes.refused(modified("AWS::Lambda::Function", "True"), []))
+    assert not list(changes.find_refused(modified("AWS::Lambda::Function", "True"), []))

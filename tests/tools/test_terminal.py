@@ -3,7 +3,7 @@
 import gzip
 
 from cli.fleet import FleetStatus
-from cli.status import picture
+from cli.status import make_picture
 from rerail.model.codec import loads
 from tools.terminal import DEMO, FLEET, RUNS, _drawn
 
@@ -13,7 +13,7 @@ def test_the_recorded_fleet_is_drawn_in_its_width():
     fleet = loads(FleetStatus, gzip.decompress(FLEET.read_bytes()).decode())
     assert {row.run.id for row in fleet.rows} == set(RUNS)
     assert [bool(row.todo) for row in fleet.rows][:3] == [True, True, False]
-    svg = _drawn("rerail status", picture(fleet, fleet.rows, width=118), width=118)
+    svg = _drawn("rerail status", make_picture(fleet, fleet.rows, width=118), width=118)
     assert "supervisor" in svg and "http" not in svg.replace("http://www.w3.org", "").replace(
         "https://www.textualize.io", ""
     )

@@ -21,8 +21,8 @@ from cli.backtest.sources import Log
 from cli.doctor import expressions, subject
 from cli.logbook import JobLogLine
 from cli.losses import Losses
-from cli.policies.check import checked
-from cli.submit.arguments import as_hyperparameters, encoded
+from cli.policies.check import check_file
+from cli.submit.arguments import encode, parse_arguments
 from cli.submit.defaults import read_defaults
 from cli.submit.problem import Problem
 from rerail.model.metrics import make_definitions
@@ -75,7 +75,7 @@ def _judged(series: LogSeries) -> None:
 
 def policy_file(data: bytes) -> None:
     """A policy's file, of which everything that is wrong is told."""
-    found = checked(_file("fuzzed.toml", data))
+    found = check_file(_file("fuzzed.toml", data))
     for line in (*found.problems, *found.warnings):
         check(line)
 
@@ -96,7 +96,7 @@ def request(data: bytes) -> None:
     said = StringIO()
     try:
         with redirect_stderr(said):
-            found = subject.of_request(Nowhere(), file)  # type: ignore[arg-type]
+            found = subject.read_request(Nowhere(), file)  # type: ignore[arg-type]
     except typer.Exit as end:
         assert end.exit_code == 2 and "to do: " in said.getvalue()
         return
@@ -127,9 +127,9 @@ def log_lines(data: bytes) -> None:
 def arguments(data: bytes) -> None:
     """A script's command line as hyperparameters: they are what was given, word for word."""
     words = text_of(data).split("\n")
-    found = as_hyperparameters(words)
+    found = parse_arguments(words)
     for value in (found or {}).values():
-        told = json.loads(encoded(value))
+        told = json.loads(encode(value))
         assert told == value or str(told) == value, f"{value!r:.60} has become {told!r:.60}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli.doctor import account, code
-from cli.doctor.check import Check, CheckStatus, ask, overall
+from cli.doctor.check import Check, CheckStatus, ask, find_worst
 from cli.doctor.deployment import Deployment
 from cli.names import POLICIES
 from cli.place import now
@@ -81,7 +81,7 @@ SOUND: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def same_code(monkeypatch):
     """What is deployed is what lies here, unless a test says otherwise."""
-    monkeypatch.setattr(code, "deployed_files", lambda url: code.files_here())
+    monkeypatch.setattr(code, "read_deployed_files", lambda url: code.list_files())
 
 
 def asked(changes: Mapping[str, Any] | None = None, **outputs: str) -> dict[str, Check]:
@@ -94,7 +94,7 @@ def test_a_sound_deployment_is_sound_in_every_point():
     answers = asked()
     assert len(answers) == len(account.QUESTIONS)
     assert {name: check.said for name, check in answers.items() if check.verdict is not CheckStatus.OK} == {}
-    assert overall(list(answers.values())) is CheckStatus.OK
+    assert find_worst(list(answers.values())) is CheckStatus.OK
 
 
 BROKEN = {
@@ -155,7 +155,7 @@ def test_what_is_broken_is_named_with_its_remedy(name, changes):
     answers = asked(changes)
     assert answers[name].verdict is CheckStatus.BROKEN
     assert answers[name].remedy
-    assert overall(list(answers.values())) is CheckStatus.BROKEN
+    assert find_worst(list(answers.values())) is CheckStatus.BROKEN
 
 
 def test_messages_that_are_worked_on_are_no_dead_letters():
@@ -199,7 +199,7 @@ def test_a_questionable_setting_is_a_warning_and_does_not_fail(name, changes):
     answers = asked(changes)
     assert answers[name].verdict is CheckStatus.WARN
     assert answers[name].remedy
-    assert overall(list(answers.values())) is CheckStatus.WARN
+    assert find_worst(list(answers.values())) is CheckStatus.WARN
 
 
 @pytest.mark.parametrize("operation", sorted(SOUND))
@@ -238,9 +238,9 @@ def test_code_of_another_version_is_named_file_by_file(monkeypatch, tmp_path):
     """Files of ours that differ, are new or are gone; what a build adds from elsewhere is no difference."""
     here = {"rerail/a.py": b"1", "rerail/b.py": b"2", "sweep.py": b"3"}
     there = {"rerail/a.py": b"1", "rerail/b.py": b"other", "rerail/gone.py": b"", "aws_lambda_powertools/x.py": b""}
-    assert code.differing(dict(here), dict(here)) == []
-    assert code.differing(there, here) == ["rerail/b.py", "rerail/gone.py", "sweep.py"]
-    monkeypatch.setattr(code, "deployed_files", lambda url: there)
+    assert code.find_differences(dict(here), dict(here)) == []
+    assert code.find_differences(there, here) == ["rerail/b.py", "rerail/gone.py", "sweep.py"]
+    monkeypatch.setattr(code, "read_deployed_files", lambda url: there)
     said = asked()["functions code"]
     assert said.verdict is CheckStatus.WARN and "rerail/decisions/decide.py" not in said.said and "more" in said.said
 
@@ -250,7 +250,7 @@ def test_an_archive_is_read_from_its_link_and_never_run(monkeypatch, tmp_path):
     file = tmp_path / "code.zip"
     file.write_bytes(archive({"rerail/a.py": b"raise SystemExit", "data.json": json.dumps({}).encode()}))
     monkeypatch.undo()
-    assert code.deployed_files(file.as_uri()) == {"rerail/a.py": b"raise SystemExit"}
+    assert code.read_deployed_files(file.as_uri()) == {"rerail/a.py": b"raise SystemExit"}
     file.write_bytes(b"no archive")
     answers = asked({"lambda.get_function": {"Configuration": {"Role": ROLE}, "Code": {"Location": file.as_uri()}}})
     assert answers["functions code"].verdict is CheckStatus.UNKNOWN

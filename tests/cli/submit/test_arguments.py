@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.submit.arguments import ENTRY, as_hyperparameters, encoded, with_arguments
+from cli.submit.arguments import ENTRY, encode, parse_arguments, with_arguments
 from cli.submit.packing import Source
 from cli.submit.problem import Problem
-from cli.submit.script_mode import command_line, decoded
+from cli.submit.script_mode import decode, make_arguments
 
 BASE = Path("/nowhere")
 SCRIPT = Source("train.py", {"train.py": (b"import sys, json; print(json.dumps(sys.argv[1:]))", False)})
@@ -24,7 +24,7 @@ WORDS = st.one_of(
 
 def toolkit(hyperparameters: dict[str, str]) -> list[str]:
     """The words that AWS's toolkit makes of hyperparameters."""
-    return command_line({name: decoded(value) for name, value in hyperparameters.items()}, BASE)
+    return make_arguments({name: decode(value) for name, value in hyperparameters.items()}, BASE)
 
 
 def options(words: list[str]) -> dict[str, str]:
@@ -35,10 +35,10 @@ def options(words: list[str]) -> dict[str, str]:
 @given(st.lists(WORDS, max_size=6))
 def test_pairs_come_back_as_they_were_given(arguments):
     """Where arguments become hyperparameters, the toolkit gives the same options with the same text back."""
-    pairs = as_hyperparameters(arguments)
+    pairs = parse_arguments(arguments)
     if pairs is None:
         return
-    words = toolkit({name: encoded(value) for name, value in pairs.items()})
+    words = toolkit({name: encode(value) for name, value in pairs.items()})
     split = [part for word in arguments for part in ([word] if not word.startswith("-") else word.split("=", 1))]
     expected = options(split) if len(split) % 2 == 0 else None
     if expected is not None and all(key.startswith("-") for key in split[::2]):
@@ -67,7 +67,7 @@ def test_pairs_come_back_as_they_were_given(arguments):
 )
 def test_arguments_that_the_toolkit_cannot_pass_are_refused(arguments, pairs):
     """It knows `--key value` and `-k value`, each key once."""
-    assert as_hyperparameters(arguments) == pairs
+    assert parse_arguments(arguments) == pairs
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_arguments_that_the_toolkit_cannot_pass_are_refused(arguments, pairs):
 )
 def test_values_keep_their_text(value, json_text):
     """Numbers are numbers for SageMaker's console and tuner; what JSON would change stays text."""
-    assert encoded(value) == json_text
+    assert encode(value) == json_text
     assert str(json.loads(json_text)) == value
 
 

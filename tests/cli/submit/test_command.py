@@ -33,7 +33,7 @@ QUIET = "print('hello')\n"
 def account(monkeypatch, tmp_path):
     """An account with SageMaker's usual bucket, and a script; no deployment of Rerail, and nobody's defaults."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    monkeypatch.setattr(delivery, "deployment", lambda screen: None)
+    monkeypatch.setattr(delivery, "find_deployment", lambda screen: None)
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(QUIET)
@@ -166,7 +166,7 @@ def test_a_mistake_ends_with_one_error_and_its_remedy(account, words, problem, r
 
 def test_a_policy_that_is_not_deployed_is_refused(account, monkeypatch):
     """Its run would only be observed, and nobody would know until the night it fails."""
-    monkeypatch.setattr(delivery, "deployment", lambda screen: Place("here", {"PolicyPrefix": "/rerail/policies"}))
+    monkeypatch.setattr(delivery, "find_deployment", lambda screen: Place("here", {"PolicyPrefix": "/rerail/policies"}))
     client("ssm").put_parameter(Name="/rerail/policies/default", Value="# all defaults", Type="String")
     client("ssm").put_parameter(Name="/rerail/policies/careful", Value='mode = "act"', Type="String")
     submitted("--name", "sound", "--policy", "careful")

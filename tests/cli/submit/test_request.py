@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
 
-from cli.submit.account import refusal
+from cli.submit.account import find_refusal
 from cli.submit.defaults import read_defaults
-from cli.submit.images import VERSIONS, pytorch_image
+from cli.submit.images import VERSIONS, find_pytorch_image
 from cli.submit.problem import Problem
-from cli.submit.request import JobRequest, seconds, training_request
+from cli.submit.request import JobRequest, make_training_request, parse_seconds
 from rerail.model.metrics import make_definitions
 from rerail.requests.relaunch import POLICY_TAG
 
@@ -28,14 +28,14 @@ JOB = JobRequest(
 
 def refused(**changes) -> Problem:
     with pytest.raises(Problem) as problem:
-        training_request(replace(JOB, **changes))
+        make_training_request(replace(JOB, **changes))
     assert problem.value.remedy
     return problem.value
 
 
 def test_script_mode_hyperparameters_are_as_the_toolkit_reads_them():
     """Every value is JSON, and the script's own arguments lie beside it."""
-    request = training_request(replace(JOB, hyperparameters={"epochs": "3"}, torchrun=True))
+    request = make_training_request(replace(JOB, hyperparameters={"epochs": "3"}, torchrun=True))
     assert request["HyperParameters"].pop("epochs") == "3"
     assert {name: json.loads(value) for name, value in request["HyperParameters"].items()} == {
         "sagemaker_program": "train.py",
@@ -50,7 +50,7 @@ def test_script_mode_hyperparameters_are_as_the_toolkit_reads_them():
 
 def test_the_job_is_supervised_and_has_folders_of_its_own():
     """Tag, checkpoint folder with its slash, outputs."""
-    request = training_request(replace(JOB, policy="careful", tags={"team": "vision"}, checkpoint_path="/ckpt"))
+    request = make_training_request(replace(JOB, policy="careful", tags={"team": "vision"}, checkpoint_path="/ckpt"))
     tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
     assert tags == {"team": "vision", POLICY_TAG: "careful"}
     assert request["CheckpointConfig"] == {"S3Uri": "s3://bucket/rerail/mnist-1/checkpoints/", "LocalPath": "/ckpt"}
@@ -60,7 +60,7 @@ def test_the_job_is_supervised_and_has_folders_of_its_own():
 def test_the_metrics_are_rerails_the_scripts_own_or_none():
     """None: Rerail's line is printed; an empty table: nobody knows the lines."""
     defined = lambda metrics: (  # noqa: E731
-        training_request(replace(JOB, metrics=metrics))["AlgorithmSpecification"].get("MetricDefinitions")
+        make_training_request(replace(JOB, metrics=metrics))["AlgorithmSpecification"].get("MetricDefinitions")
     )
     assert defined(None) == make_definitions()
     assert defined({}) is None
@@ -68,16 +68,16 @@ def test_the_metrics_are_rerails_the_scripts_own_or_none():
 
 
 def test_spot_machines_are_waited_for_and_warm_ones_kept():
-    spot = training_request(replace(JOB, spot=True, max_runtime_s=3600, max_wait_s=7200))
+    spot = make_training_request(replace(JOB, spot=True, max_runtime_s=3600, max_wait_s=7200))
     assert spot["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxWaitTimeInSeconds": 7200}
     assert spot["EnableManagedSpotTraining"] is True
-    warm = training_request(replace(JOB, keep_alive_s=1800, count=2))
+    warm = make_training_request(replace(JOB, keep_alive_s=1800, count=2))
     assert warm["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
     assert warm["ResourceConfig"]["InstanceCount"] == 2
 
 
 def test_channels_and_environment_are_those_asked_for():
-    request = training_request(replace(JOB, channels={"training": "s3://b/d/"}, environment={"A": "b"}))
+    request = make_training_request(replace(JOB, channels={"training": "s3://b/d/"}, environment={"A": "b"}))
     assert [channel["ChannelName"] for channel in request["InputDataConfig"]] == ["training"]
     assert request["Environment"] == {"A": "b"}
 
@@ -108,9 +108,9 @@ def test_a_mistake_is_named_with_its_remedy(changes, words, remedy):
 
 
 def test_durations_are_read_as_people_write_them():
-    assert [seconds("--x", text) for text in ("90s", "15m", "1.5h", "5d")] == [90, 900, 5400, 432000]
+    assert [parse_seconds("--x", text) for text in ("90s", "15m", "1.5h", "5d")] == [90, 900, 5400, 432000]
     with pytest.raises(Problem, match="--x 15: not a duration"):
-        seconds("--x", "15")
+        parse_seconds("--x", "15")
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,15 @@ def test_durations_are_read_as_people_write_them():
 )
 def test_the_image_is_aws_own_for_the_machine_and_region(version, machine, region, image):
     """As `sagemaker.image_uris.retrieve("pytorch", ...)` of the SDK 2.257 says."""
-    assert pytorch_image(version, machine, region) == "/pytorch-training:".join(image.split())
+    assert find_pytorch_image(version, machine, region) == "/pytorch-training:".join(image.split())
 
 
 def test_a_version_or_machine_without_an_image_is_refused():
     with pytest.raises(Problem, match=r"--framework-version 2\.81") as problem:
-        pytorch_image("2.81", "ml.g5.xlarge", "us-east-1")
+        find_pytorch_image("2.81", "ml.g5.xlarge", "us-east-1")
     assert "--image" in problem.value.remedy and all(version in problem.value.remedy for version in VERSIONS)
     with pytest.raises(Problem, match="--instance-type ml.trn1.2xlarge"):
-        pytorch_image("2.8", "ml.trn1.2xlarge", "us-east-1")
+        find_pytorch_image("2.8", "ml.trn1.2xlarge", "us-east-1")
 
 
 def answered(code: str, message: str = "") -> ClientError:
@@ -159,7 +159,7 @@ def answered(code: str, message: str = "") -> ClientError:
 )
 def test_a_refusal_by_sagemaker_is_reported_with_a_remedy(error, words, remedy):
     """Its own words, the option that they are about, and the remedy."""
-    problem = refusal(error, training_request(JOB))
+    problem = find_refusal(error, make_training_request(JOB))
     assert words in problem.what and remedy in problem.remedy
 
 

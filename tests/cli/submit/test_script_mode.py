@@ -100,9 +100,9 @@ def test_torchrun_is_started_on_every_host(base):
         "MASTER_ADDR": "h",
         "MASTER_PORT": "1",
     }
-    command = script_mode.launcher({"sagemaker_torch_distributed_enabled": True}, seen)
+    command = script_mode.make_launcher({"sagemaker_torch_distributed_enabled": True}, seen)
     assert command[1:] == [
         *("-m", "torch.distributed.run", "--nnodes=2", "--node_rank=1", "--nproc_per_node=1"),
         *("--master_addr=h", "--master_port=1"),
     ]
-    assert script_mode.launcher({}, seen) == [sys.executable]
+    assert script_mode.make_launcher({}, seen) == [sys.executable]
