@@ -1,12 +1,13 @@
 """Everything that is wrong in a policy's file, not the first thing alone, and what is odd about it."""
 
-import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from cli.policies.odd import find_oddities
 from rerail.model.errors import PolicyError
@@ -77,26 +78,4 @@ def _without(text: str, problem: str) -> str | None:
     if not isinstance(inner, dict) or key not in inner:
         return None
     del inner[key]
-    return "".join(_written(table))
-
-
-def _written(table: Mapping[str, Any]) -> Iterator[str]:
-    """TOML of what is left; only ever read by ourselves."""
-    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
-    for key, value in table.items():
-        if key not in tables:
-            yield f"{json.dumps(key)} = {_literal(value)}\n"
-    for key, inner in tables.items():
-        yield f"[{json.dumps(key)}]\n"
-        for name, value in inner.items():
-            yield f"{json.dumps(name)} = {_literal(value)}\n"
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, bool | str):
-        return json.dumps(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_literal(item)}" for key, item in value.items()) + "}"
-    return str(value)
+    return tomli_w.dumps(table)

@@ -5,9 +5,11 @@ What is no longer JSON or TOML is refused by the first line of a parser; what st
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
+
+import tomli_w
 
 INTERESTING: tuple[Any, ...] = (
     *(
@@ -65,14 +67,16 @@ def json_changed(data: bytes, random: Random) -> bytes:
 
 
 def toml_changed(data: bytes, random: Random) -> bytes:
-    """As with JSON, where TOML has a form for it."""
+    """As with JSON; what TOML has no form for comes back as it is."""
     try:
         tree = tomllib.loads(data.decode())
     except (ValueError, RecursionError):
         return data
     made = _tree_changed(tree, random)
     try:
-        return "".join(_toml(made)).encode(errors="replace") if isinstance(made, dict) else data
+        return tomli_w.dumps(made).encode(errors="replace") if isinstance(made, dict) else data
+    except TypeError:
+        return data
     except RecursionError:
         return BOTTOMLESS
 
@@ -138,23 +142,3 @@ def _spots(tree: Any) -> Iterator[tuple[Any, Any]]:
         for key in keys:
             yield holder, key
             pending.append(holder[key])
-
-
-def _toml(table: Mapping[str, Any]) -> Iterator[str]:
-    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
-    for key, value in table.items():
-        if key not in tables:
-            yield f"{json.dumps(key)} = {_literal(value)}\n"
-    for key, inner in tables.items():
-        yield f"[{json.dumps(key)}]\n"
-        yield from (f"{json.dumps(name)} = {_literal(value)}\n" for name, value in inner.items())
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(str(key))} = {_literal(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    return '""' if value is None else json.dumps(value) if isinstance(value, bool | str | int | float) else str(value)
