@@ -69,7 +69,7 @@ def signals_a_minute(days: float = 3.0) -> float:
 
 def bound(row: ReportRow) -> float:
     """Return the share that would train without waiting, late detection or lost steps."""
-    return 1 - sum(row.share(what) for what in UNAVOIDABLE)
+    return 1 - sum(row.compute_share(what) for what in UNAVOIDABLE)
 
 
 def verdicts(rows: dict[int, list[ReportRow]], speed: float) -> list[Verdict]:
@@ -122,10 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     speed = signals_a_minute()
     assumed = Assumptions()
     asked = {f"ways:{size}": [(way.title, way, assumed) for way in WAYS.values()] for size in SIZES}
-    rows = Maker(SIZES, given.days, range(given.seeds), read_policy()).rows(asked, console)
+    rows = Maker(SIZES, given.days, range(given.seeds), read_policy()).simulate_rows(asked, console)
     if not given.no_sweeps:
         varied = {key: list(each.variants(assumed)) for key, each in SWEEPS.items()}
-        rows |= Maker(SIZES, given.days, range(SWEPT_SEEDS), read_policy()).rows(varied, console)
+        rows |= Maker(SIZES, given.days, range(SWEPT_SEEDS), read_policy()).simulate_rows(varied, console)
     found = verdicts({size: rows[f"ways:{size}"] for size in SIZES}, speed)
     tables = _tables(rows, given.days, given.seeds) | {"goals": _goals(found)}
     report.show(console, list(tables.values()))

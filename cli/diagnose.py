@@ -85,8 +85,13 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _print_json(rows: Iterable[dict[str, Any]], diagnoses: Iterable[Diagnosis]) -> None:
-    for row, found in zip(rows, diagnoses, strict=True):
-        line = {"id": row.get("id"), "cause": found.cause, "retry": RETRY[found.cause], "evidence": found.evidence}
+    for row, diagnosis in zip(rows, diagnoses, strict=True):
+        line = {
+            "id": row.get("id"),
+            "cause": diagnosis.cause,
+            "retry": RETRY[diagnosis.cause],
+            "evidence": diagnosis.evidence,
+        }
         typer.echo(json.dumps(line))
 
 
@@ -102,15 +107,18 @@ def _print_words(found: Diagnosis) -> None:
 def _print_tables(rows: list[dict[str, Any]], diagnoses: list[Diagnosis]) -> None:
     console = Console()
     table = Table("Id", "Cause", "Retry", "Evidence")
-    for row, found in zip(rows, diagnoses, strict=True):
-        retry = "may help" if RETRY[found.cause] else "no"
+    for row, diagnosis in zip(rows, diagnoses, strict=True):
+        retry = "may help" if RETRY[diagnosis.cause] else "no"
         table.add_row(
-            Text(str(row.get("id", ""))), found.cause, retry, Text(found.evidence, overflow="ellipsis", no_wrap=True)
+            Text(str(row.get("id", ""))),
+            diagnosis.cause,
+            retry,
+            Text(diagnosis.evidence, overflow="ellipsis", no_wrap=True),
         )
     console.print(table)
     judged = [
-        (CORPUS_CLASSES.get(row["class"], row["class"]), found.cause)
-        for row, found in zip(rows, diagnoses, strict=True)
+        (CORPUS_CLASSES.get(row["class"], row["class"]), diagnosis.cause)
+        for row, diagnosis in zip(rows, diagnoses, strict=True)
         if isinstance(row.get("class"), str) and row.get("confidence") == "clear"
     ]
     if judged:

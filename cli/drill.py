@@ -95,7 +95,7 @@ def drill(
         where, run, policy, steps, tolerance, within, why=why, say=lambda line: console.print(line, markup=False)
     )
     try:
-        proof = it.proof()
+        proof = it.prove()
     except KeyboardInterrupt:
         console.print(f"not waited for: the run goes on, `rerail show {run}` tells what became of it", markup=False)
         raise typer.Exit(130) from None
@@ -155,7 +155,7 @@ class RestartDrill:
         self._book = Logbook(self.where.client("logs"), place.now() - LOOK_BACK)
         self._saves = S3Checkpoints()
 
-    def proof(self) -> Proof:
+    def prove(self) -> Proof:
         """What it has shown, be it that the run cannot be restarted."""
         run = self._load()
         before = run.current
@@ -183,7 +183,7 @@ class RestartDrill:
 
     def _saved(self, run: Run) -> tuple[int, bool]:
         """The step to restart from: of a save made for it, or of the newest that there is."""
-        there = {each.step for each in self._clean(run)}
+        there = {checkpoint.step for checkpoint in self._clean(run)}
         if run.current.agent:
             self.say("asking the agent to save; the job goes on")
             ask(self.where, self.run_id, OperatorVerb.SAVE, self._reason(), quietly=True)
@@ -191,8 +191,8 @@ class RestartDrill:
             others = 0
             for _ in self._looks(within_s=min(self.within_s, patience)):
                 self._still_trains(run)
-                new = [each for each in self._clean(run) if each.step not in there]
-                forced = [each for each in new if each.reason == EMERGENCY]
+                new = [checkpoint for checkpoint in self._clean(run) if checkpoint.step not in there]
+                forced = [checkpoint for checkpoint in new if checkpoint.reason == EMERGENCY]
                 others += bool(new)
                 if forced or others > LOOKS_AT_OTHERS:  # it may have saved at that very step of its own accord
                     chosen = (forced or new)[0]
@@ -200,7 +200,7 @@ class RestartDrill:
                     return chosen.step, bool(forced)
             waited = format_duration(timedelta(seconds=patience))
             self.say(f"the agent saved no checkpoint within {waited}: the newest one is used")
-        newest = max((each.step for each in self._clean(run)), default=None)
+        newest = max((checkpoint.step for checkpoint in self._clean(run)), default=None)
         if newest is None:
             raise Failed("it has saved nothing clean yet")
         return newest, False
@@ -214,7 +214,7 @@ class RestartDrill:
             self._still_trains(run)
             losses = self._read(job)
             if not run.current.agent and newer < MOST_NEWER:
-                newest = max((each.step for each in self._clean(run)), default=start)
+                newest = max((checkpoint.step for checkpoint in self._clean(run)), default=start)
                 start, newer = (newest, newer + 1) if newest > start else (start, newer)
             beyond = [step for step in losses.by_step if step > start]
             if beyond and max(beyond) >= start + (self.steps if newer < MOST_NEWER else 1):
@@ -226,7 +226,7 @@ class RestartDrill:
         self.say(f"stopping the job, to relaunch it from step {start}")
         id = ask(self.where, self.run_id, OperatorVerb.DRILL, self._reason(), quietly=True, step=start)
         for _ in self._looks(within_s=min(self.within_s, 600.0)):
-            entry = next((each for each in self._timeline() if each.signal.get("id") == id), None)
+            entry = next((entry for entry in self._timeline() if entry.signal.get("id") == id), None)
             if entry is None:
                 continue
             if not any(action.get("type") == "StopJob" for action in entry.actions):
@@ -326,7 +326,7 @@ class RestartDrill:
 
     def _read(self, job: str) -> Losses:
         losses = self._losses_of(job)
-        for line in self._book.news(job):
+        for line in self._book.read_new_lines(job):
             losses.read(line)
         return losses
 

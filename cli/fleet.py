@@ -86,7 +86,7 @@ class FleetReader:
         self._policies = SsmPolicies(self.where.outputs["PolicyPrefix"], place.now)
         self._table = self.where.outputs["TableName"]
 
-    def fleet(self) -> FleetStatus:
+    def read(self) -> FleetStatus:
         """Everything as it is now."""
         at = place.now()
         runs = self._runs(at)

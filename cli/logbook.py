@@ -36,12 +36,12 @@ class Logbook:
     since: datetime | None = None
     _tokens: dict[str, str] = field(default_factory=dict)
 
-    def news(self, job: str) -> Iterator[JobLogLine]:
+    def read_new_lines(self, job: str) -> Iterator[JobLogLine]:
         """What every host has printed since the last look; raises what boto3 raises."""
         for stream in self._streams(job):
             yield from self._lines(job, stream, to_the_end=False)
 
-    def lines(self, job: str) -> Iterator[JobLogLine]:
+    def read_lines(self, job: str) -> Iterator[JobLogLine]:
         """All that is there, of all hosts by the time of its arrival."""
         hosts = [self._lines(job, stream, to_the_end=True) for stream in self._streams(job)]
         return heapq.merge(*hosts, key=_arrival)

@@ -41,8 +41,11 @@ def logs(
         lines = _followed(where, record, start, one=chosen[0] if attempt else None)
     else:
         book = Logbook(where.client("logs"), start)
-        lines = (line for each in chosen for line in book.lines(each.job_name))
-    screen, numbers = Console(soft_wrap=True, highlight=False), {each.job_name: each.number for each in record.attempts}
+        lines = (line for attempt in chosen for line in book.read_lines(attempt.job_name))
+    screen, numbers = (
+        Console(soft_wrap=True, highlight=False),
+        {attempt.job_name: attempt.number for attempt in record.attempts},
+    )
     shown = 0
     try:
         for line in lines:
@@ -57,10 +60,10 @@ def logs(
 
 def _chosen(run: Run, number: int | None) -> list[Attempt]:
     """The attempts that were asked for; their jobs exist."""
-    there = [each for each in run.attempts if each.exists or each.number == 1]
+    there = [attempt for attempt in run.attempts if attempt.exists or attempt.number == 1]
     if number is None:
         return there
-    found = [each for each in there if each.number == number]
+    found = [attempt for attempt in there if attempt.number == number]
     if not found:
         place.fail(
             f"--attempt {number}: {run.id} has no such attempt", f"it has {', '.join(str(a.number) for a in there)}"
@@ -79,7 +82,7 @@ def _followed(where: Place, run: Run, since: datetime | None, *, one: Attempt | 
         pause_s=0.5 if where.is_local else 5.0,
         since=since,
     )
-    return (news.line for news in follower.news() if news.line)
+    return (news.line for news in follower.read_news() if news.line)
 
 
 def _show(screen: Console, run: Run, numbers: dict[str, int], line: JobLogLine, *, as_json: bool) -> None:

@@ -28,7 +28,7 @@ class Losses:
     @classmethod
     def of(cls, definitions: Sequence[Mapping[str, str]], *, step: str = "step", loss: str = "loss") -> "Losses":
         """With the MetricDefinitions of its job, as CloudWatch names the two."""
-        found = {each["Name"]: _pattern(each["Regex"]) for each in definitions}
+        found = {definition["Name"]: _pattern(definition["Regex"]) for definition in definitions}
         return cls(found.get(step), found.get(loss))
 
     def read(self, line: JobLogLine) -> None:

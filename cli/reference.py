@@ -28,9 +28,9 @@ def find_commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[t
     if inner is None:
         yield path, command
         return
-    for name, each in inner.items():
-        if not each.hidden:
-            yield from find_commands(each, (*path, name))
+    for name, inner_command in inner.items():
+        if not inner_command.hidden:
+            yield from find_commands(inner_command, (*path, name))
 
 
 def make_page() -> str:
@@ -43,8 +43,8 @@ def _section(path: Sequence[str], command: Any) -> Iterator[str]:
     yield ""
     yield _plain(inspect.cleandoc(command.help or ""))
     yield ""
-    given = [each for each in command.params if each.name != "help"]
-    if rows := [_row(each) for each in given]:
+    given = [parameter for parameter in command.params if parameter.name != "help"]
+    if rows := [_row(parameter) for parameter in given]:
         yield "| | |"
         yield "|---|---|"
         yield from rows

@@ -32,8 +32,8 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
     page = out or place.LOCAL_STATE / "reports" / f"{run}.html"
     save(page, incident_report, region="" if where.is_local else where.client("sagemaker").meta.region_name)
     typer.echo(f"report: {page}")
-    for each in incident_report.unread:
-        typer.echo(f"could not be read: {each}", err=True)
+    for problem in incident_report.unread:
+        typer.echo(f"could not be read: {problem}", err=True)
     if open_it and not webbrowser.open(page.resolve().as_uri()):
         typer.echo("no browser could be opened here: copy the file to where there is one", err=True)
 

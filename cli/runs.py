@@ -120,7 +120,7 @@ def make_time_table(account: Account) -> Table:
         f"{account.goodput_s / account.wall_s:.1%}",
         format_duration(timedelta(seconds=account.goodput_s)),
     )
-    for kind, seconds in sorted(account.badput_s.items(), key=lambda each: -each[1]):
+    for kind, seconds in sorted(account.badput_s.items(), key=lambda item: -item[1]):
         if seconds:
             table.add_row(kind, f"{seconds / account.wall_s:.1%}", format_duration(timedelta(seconds=seconds)))
     return table

@@ -75,9 +75,9 @@ def list_checkpoints(s3: Any, uri: str) -> list[StoredCheckpoint]:
     if of_a_script := _saves_of_a_script(s3, bucket, prefix, stored):
         return of_a_script
     folders: dict[str, dict[str, int]] = defaultdict(dict)
-    for each in stored:
-        if match := FOLDER.fullmatch(each.key):
-            folders[each.key.removesuffix(match["name"])][match["name"]] = each.bytes
+    for stored_object in stored:
+        if match := FOLDER.fullmatch(stored_object.key):
+            folders[stored_object.key.removesuffix(match["name"])][match["name"]] = stored_object.bytes
     saves = [_save(s3, bucket, prefix, folder, sizes) for folder, sizes in folders.items()]
     return sorted(filter(None, saves), key=lambda save: (save.is_quarantined, -save.step, save.folder))
 
@@ -87,8 +87,8 @@ def _saves_of_a_script(
 ) -> list[StoredCheckpoint]:
     """Those of a script that writes no manifests, where one of its saves at least is whole by its layout."""
     pointers = {
-        each.key: s3.get_object(Bucket=bucket, Key=f"{prefix}{each.key}")["Body"].read().decode(errors="replace")
-        for each in checkpoint_layouts.find_pointers(stored)
+        pointer.key: s3.get_object(Bucket=bucket, Key=f"{prefix}{pointer.key}")["Body"].read().decode(errors="replace")
+        for pointer in checkpoint_layouts.find_pointers(stored)
     }
     found = checkpoint_layouts.find_checkpoints(stored, pointers)
     if not any(save.is_whole for save in found):
@@ -98,7 +98,7 @@ def _saves_of_a_script(
             save.place.rstrip("/"),
             save.step,
             is_quarantined=False,
-            bytes=sum(each.bytes for each in save.files.values()),
+            bytes=sum(file.bytes for file in save.files.values()),
             has_manifest=False,
             checkpoint=checkpoint_layouts.make_checkpoint(save, uri=f"s3://{bucket}/{prefix}"),
             damage=f"lacks {', '.join(save.missing)}" if save.missing else "",

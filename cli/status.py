@@ -71,7 +71,7 @@ def status(
     if watch:
         _watch(look, rows_of, every)
         return
-    fleet = look.fleet()
+    fleet = look.read()
     rows = rows_of(fleet)
     if as_json:
         typer.echo(json.dumps(make_plain_fleet(fleet, rows), indent=2))
@@ -93,7 +93,7 @@ def _watch(look: FleetReader, rows_of: Any, every: float) -> None:
     if not console.is_terminal:
         place.fail("--watch needs a terminal to redraw", "leave it out, or ask again and again with --json")
     with console.status(f"reading the runs of {look.where.name}"):
-        fleet = look.fleet()
+        fleet = look.read()
     trouble = Text()
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -102,7 +102,7 @@ def _watch(look: FleetReader, rows_of: Any, every: float) -> None:
                 live.update(Group(drawn, trouble), refresh=True)
                 time.sleep(every)
                 try:
-                    fleet, trouble = look.fleet(), Text()
+                    fleet, trouble = look.read(), Text()
                 except (ClientError, BotoCoreError, RerailError) as error:
                     said = f"cannot look now: {' '.join(str(error).split())}"
                     trouble = Text(said, style="red", no_wrap=True, overflow="ellipsis")

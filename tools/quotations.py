@@ -98,13 +98,13 @@ def policy_fields() -> str:
     plain = [f.name for f in fields(Policy) if f.name != "name" and not is_dataclass(hints[f.name])]
     plain.remove("prices")
     parts = ["### At the top", _table_of(Policy, written[""], plain)]
-    for each in fields(Policy):
-        kind = hints[each.name]
+    for field in fields(Policy):
+        kind = hints[field.name]
         if is_dataclass(kind):
-            section = written[each.name]
+            section = written[field.name]
             names = [f.name for f in fields(kind)]
             said = _sentence(inspect.getdoc(kind) or "") if isinstance(kind, type) else ""
-            parts += [f"### [{each.name}]", "\n".join(filter(None, (said, ""))), _table_of(kind, section, names)]
+            parts += [f"### [{field.name}]", "\n".join(filter(None, (said, ""))), _table_of(kind, section, names)]
     prices = written["prices"].comment
     parts += ["### [prices]", _sentence(prices[:1].upper() + prices[1:].split(":")[0])]
     parts += ['```toml\n[prices]\n"ml.p5.48xlarge" = 40.0\n```']

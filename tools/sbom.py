@@ -60,13 +60,15 @@ def read_environment() -> dict[str, Any]:
     bill: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
     for component in bill["components"]:
         references = component.get("externalReferences", [])
-        component["externalReferences"] = [each for each in references if each["url"].startswith("https://")]
+        component["externalReferences"] = [
+            reference for reference in references if reference["url"].startswith("https://")
+        ]
     return bill
 
 
 def restrict(bill: Mapping[str, Any], title: str, names: set[str]) -> dict[str, Any]:
     """Return the part of a bill that lists these packages."""
-    components = [each for each in bill["components"] if canonicalize_name(each["name"]) in names]
+    components = [component for component in bill["components"] if canonicalize_name(component["name"]) in names]
     refs = {component["bom-ref"] for component in components}
     edges = [
         {**edge, "dependsOn": [ref for ref in edge.get("dependsOn", []) if ref in refs]}
@@ -88,7 +90,7 @@ def find_other_licences(bill: Mapping[str, Any]) -> list[str]:
     found = []
     for component in bill["components"]:
         entries = component.get("licenses", [])
-        texts = [each.get("expression") or _name(each["license"]) for each in entries]
+        texts = [entry.get("expression") or _name(entry["license"]) for entry in entries]
         words = {word for text in texts for word in text.replace(" AND ", " OR ").split(" OR ")}
         if not words or not words <= FREE_LICENCES:
             found.append(f"{component['name']} {component['version']}: {', '.join(sorted(words)) or 'no licence'}")

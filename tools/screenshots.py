@@ -110,7 +110,7 @@ def record(scenario: str, path: Path) -> None:
     ):
         place.use_local(aws.endpoint_url)
         stage = Stage(aws, SCENARIOS[name], run_id=f"demo-{name}", scale=60)
-        stage.set()
+        stage.set_up()
         for _ in poll_until_over(stage, within_s=PATIENCE_S):
             pass
         known = gather_facts(Place("the recording", aws.outputs), stage.run_id)

@@ -91,7 +91,7 @@ def _played_fleet() -> FleetStatus:
         for name in STRUCK:
             inject(aws.endpoint_url, "internal_error", TrainingJobName=name)
         _until(where.runs, "the ends of all stories", _is_finished)
-        return FleetReader(where).fleet()
+        return FleetReader(where).read()
 
 
 @contextmanager
@@ -161,8 +161,8 @@ def _played_demo() -> str:
     name = Name.CRASH
     with _local_aws() as aws:
         stage = Stage(aws, SCENARIOS[name], run_id=f"demo-{name}", scale=SCALE)
-        stage.set()
+        stage.set_up()
         with DemoScreen(Console(file=io.StringIO()), steps=stage.scenario.steps) as screen:
             for looked in poll_until_over(stage, within_s=PATIENCE_S):
                 screen.show(looked)
-            return _drawn("rerail demo", screen.picture(stage), width=118)
+            return _drawn("rerail demo", screen.draw(stage), width=118)

@@ -75,7 +75,7 @@ class Account:
         kept = {"KeepAlivePeriodInSeconds": setup.keep_alive} if setup.keep_alive and watched else {}
         machines = {"InstanceType": setup.machine, "InstanceCount": setup.hosts, "VolumeSizeInGB": 30}
         spot = setup.spot and watched
-        of_script = setup.script.request(steps=steps, save_every=SAVE_EVERY, keep=KEPT, step_seconds=STEP_SECONDS)
+        of_script = setup.script.make_request(steps=steps, save_every=SAVE_EVERY, keep=KEPT, step_seconds=STEP_SECONDS)
         entry = {} if setup.script is not OURS else {"ContainerEntrypoint": ["python", str(HOST)]}
         agent = (
             make_agent_environment(self.policy.detection)

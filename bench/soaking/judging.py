@@ -143,8 +143,8 @@ def _learning(
 def _curves(soak_run: SoakRun, reference: ReferenceRun, wrong: list[str]) -> Learning:
     """Of a script that is not ours the losses alone are known, from its own checkpoints."""
     script, s3 = soak_run.setup.script, soak_run.account.s3
-    mine = dict(script.saved_losses(s3, BUCKET, f"{soak_run.name}/"))
-    theirs = dict(script.saved_losses(s3, BUCKET, f"{reference.name}/"))
+    mine = dict(script.read_saved_losses(s3, BUCKET, f"{soak_run.name}/"))
+    theirs = dict(script.read_saved_losses(s3, BUCKET, f"{reference.name}/"))
     shared = mine.keys() & theirs.keys()
     apart = max((abs(mine[step] - theirs[step]) for step in shared), default=0.0)
     other = sum(mine[step] != theirs[step] for step in shared)

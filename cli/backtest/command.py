@@ -60,7 +60,7 @@ def backtest(
         began = time.perf_counter()
         logs = sources.find(path, local=local)
         judged = list(_shown(evaluate_logs(logs, detection), len(logs), "judging logs", console))
-        judged.sort(key=lambda one: one.log.name)
+        judged.sort(key=lambda log: log.log.name)
         quality, seconds = score_logs(judged), time.perf_counter() - began
         if findings:
             _write(judged, findings)
@@ -78,7 +78,7 @@ def backtest(
 
 def _detection(name: str) -> Thresholds:
     file = Path(name) if name.endswith(".toml") else POLICIES / f"{name}.toml"
-    known = ", ".join(sorted(each.stem for each in POLICIES.glob("*.toml")))
+    known = ", ".join(sorted(file.stem for file in POLICIES.glob("*.toml")))
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -105,7 +105,7 @@ def _shown(results: Iterator[Item], total: int, what: str, console: Console) -> 
 
 
 def _write(judged: list[EvaluatedLog], file: Path) -> None:
-    lines = [json.dumps(line) for one in judged for line in one.scorable_lines()]
+    lines = [json.dumps(line) for log in judged for line in log.scorable_lines()]
     try:
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     except OSError as error:

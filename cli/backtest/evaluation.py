@@ -53,11 +53,11 @@ def evaluate_logs(logs: Sequence[Log], detection: Thresholds) -> Iterator[Evalua
 
 def score_logs(judged: Sequence[EvaluatedLog]) -> tuple[Score, Mapping[str, int]] | None:
     """How good the findings are, and what was said that no label can judge; None where there are no labels."""
-    runs = [one.log.labelled for one in judged if one.log.labelled]
+    runs = [evaluated.log.labelled for evaluated in judged if evaluated.log.labelled]
     if not runs:
         return None
     unscored: Counter[str] = Counter()
-    calls = {one.log.name: as_calls(one.findings, unscored=unscored) for one in judged}
+    calls = {evaluated.log.name: as_calls(evaluated.findings, unscored=unscored) for evaluated in judged}
     return score(runs, calls), unscored
 
 
@@ -65,4 +65,4 @@ def _evaluate_log(task: tuple[Log, Thresholds]) -> EvaluatedLog:
     log, detection = task
     read = log.read()
     findings = tuple(evaluate_series(read.samples, detection))
-    return EvaluatedLog(log, len(read.samples), findings, rows=tuple(read.row(place) for place, _ in findings))
+    return EvaluatedLog(log, len(read.samples), findings, rows=tuple(read.find_row(place) for place, _ in findings))

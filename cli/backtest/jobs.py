@@ -84,15 +84,15 @@ def _query(column: str, job: str, period: int) -> dict[str, Any]:
 
 
 def _minute(values: Mapping[str, float | None], at: datetime) -> Sample:
-    one = make_sample(values, at=at)
+    average = make_sample(values, at=at)
     count = max(1, int(values.get("count") or 1))
     return Sample(
-        step=one.step,
+        step=average.step,
         at=at,
-        loss=one.loss,
-        grad_norm=one.grad_norm,
-        tokens_per_s=one.tokens_per_s,
-        nonfinite=one.nonfinite,
+        loss=average.loss,
+        grad_norm=average.grad_norm,
+        tokens_per_s=average.tokens_per_s,
+        nonfinite=average.nonfinite,
         count=count,
         loss_min=values.get("loss_min"),
         loss_max=values.get("loss_max"),

@@ -34,7 +34,7 @@ def check() -> None:
 def select_logs(judged: Sequence[EvaluatedLog]) -> list[EvaluatedLog]:
     if len(judged) <= ALL_OF:
         return list(judged)
-    return [one for one in judged if one.findings or any(label.counts for label in _labels(one))]
+    return [log for log in judged if log.findings or any(label.counts for label in _labels(log))]
 
 
 def draw(judged: Sequence[EvaluatedLog], folder: Path) -> Iterator[Path]:
@@ -44,7 +44,7 @@ def draw(judged: Sequence[EvaluatedLog], folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise BadInput(f"cannot make the folder {folder}: {error}", "name another for --plot") from error
     yield from spread(
-        _draw, [(one, folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', one.log.name)}.png") for one in judged]
+        _draw, [(log, folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', log.log.name)}.png") for log in judged]
     )
 
 
@@ -57,12 +57,14 @@ def _draw(task: tuple[EvaluatedLog, Path]) -> Path:
     )
     across, unit = _across(samples)
     for axes, column in zip(figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0], panels, strict=True):
-        values = [_finite(getattr(one, column)) for one in samples]
+        values = [_finite(getattr(sample, column)) for sample in samples]
         axes.plot(across, values, color="#33658a", linewidth=0.8)
         _scale(axes, [value for value in values if not math.isnan(value)])
         here = _about_speed if column in SPEEDS else _about_loss
         _shade(axes, [label for label in _labels(judged) if here(label.kind)], across)
-        _mark(axes, [(place, one.level) for place, one in judged.findings if here(one.kind)], across, values)
+        _mark(
+            axes, [(place, finding.level) for place, finding in judged.findings if here(finding.kind)], across, values
+        )
         axes.set(ylabel=SPEEDS.get(column, column))
         axes.margins(x=0.01)
         axes.grid(alpha=0.2)
@@ -76,7 +78,7 @@ def _draw(task: tuple[EvaluatedLog, Path]) -> Path:
 
 def _panels(judged: EvaluatedLog, samples: Sequence[Sample]) -> list[str]:
     """The loss, and the speed where something was said or labelled about it, or where there is nothing else."""
-    logged = [column for column in (LOSS, *SPEEDS) if any(getattr(one, column) is not None for one in samples)]
+    logged = [column for column in (LOSS, *SPEEDS) if any(getattr(sample, column) is not None for sample in samples)]
     speed = [column for column in logged if column in SPEEDS][:1]
     kinds = [str(finding.kind) for _, finding in judged.findings] + [label.kind for label in _labels(judged)]
     if LOSS not in logged:
@@ -98,7 +100,7 @@ def _finite(value: float | None) -> float:
 
 def _across(samples: Sequence[Sample]) -> tuple[list[int], str]:
     """Steps where they only grow; rows where launches follow each other in one log."""
-    steps = [one.step for one in samples if one.step is not None]
+    steps = [sample.step for sample in samples if sample.step is not None]
     if len(steps) == len(samples) and all(a < b for a, b in zip(steps, steps[1:], strict=False)):
         return steps, "step"
     return list(range(len(samples))), "row"

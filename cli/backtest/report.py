@@ -21,10 +21,10 @@ Scored = tuple[Score, Mapping[str, int]] | None
 
 def show(console: Console, judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, scored: Scored) -> None:
     """Everything, for people."""
-    rows = sum(one.samples for one in judged)
+    rows = sum(log.samples for log in judged)
     logs = "1 log" if len(judged) == 1 else f"{len(judged)} logs"
     console.print(f"{logs}, {rows:,} rows, judged with the policy {policy} in {seconds:.1f} s", highlight=False)
-    if not any(one.findings for one in judged):
+    if not any(log.findings for log in judged):
         console.print("nothing to report: Rerail would have kept its hands off")
     else:
         console.print(_kinds(judged))
@@ -39,11 +39,11 @@ def make_json(judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, sc
     return {
         "policy": policy,
         "logs": len(judged),
-        "rows": sum(one.samples for one in judged),
+        "rows": sum(log.samples for log in judged),
         "seconds": round(seconds, 2),
         "findings": {kind: dict(levels) for kind, levels in _by_kind(judged).items()},
         "by_log": [
-            {"log": one.log.name, "rows": one.samples, "findings": list(one.lines())} for one in judged if one.findings
+            {"log": log.log.name, "rows": log.samples, "findings": list(log.lines())} for log in judged if log.findings
         ],
         "score": {**scored[0].as_json(), "unscored": dict(scored[1])} if scored else None,
     }
@@ -51,8 +51,8 @@ def make_json(judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, sc
 
 def _by_kind(judged: Sequence[EvaluatedLog]) -> dict[str, Counter[str]]:
     counts: dict[str, Counter[str]] = {}
-    for one in judged:
-        for _, finding in one.findings:
+    for log in judged:
+        for _, finding in log.findings:
             counts.setdefault(str(finding.kind), Counter())[str(finding.level)] += 1
     return counts
 
@@ -62,7 +62,7 @@ def _kinds(judged: Sequence[EvaluatedLog]) -> Table:
     for heading in ("logs", "warn", "intervene"):
         table.add_column(heading, justify="right")
     for kind, levels in sorted(_by_kind(judged).items()):
-        logs = sum(any(finding.kind == kind for _, finding in one.findings) for one in judged)
+        logs = sum(any(finding.kind == kind for _, finding in log.findings) for log in judged)
         table.add_row(kind, str(logs), str(levels[Level.WARN]), str(levels[Level.INTERVENE]))
     return table
 
@@ -70,28 +70,28 @@ def _kinds(judged: Sequence[EvaluatedLog]) -> Table:
 def _logs(judged: Sequence[EvaluatedLog]) -> Table:
     """The logs with most interventions, then most warnings."""
     loud = sorted(
-        (one for one in judged if one.findings), key=lambda one: (-one.of(Level.INTERVENE), -len(one.findings))
+        (log for log in judged if log.findings), key=lambda log: (-log.of(Level.INTERVENE), -len(log.findings))
     )
     table = Table("log", title=f"{len(loud)} of {len(judged)} logs have findings", title_justify="left")
     for heading in ("rows", "warn", "intervene"):
         table.add_column(heading, justify="right")
     table.add_column("the gravest")
-    for one in loud[:LOGS_SHOWN]:
-        gravest = next((f for _, f in one.findings if f.level is Level.INTERVENE), one.findings[0][1])
-        counts = (f"{one.samples:,}", str(one.of(Level.WARN)), str(one.of(Level.INTERVENE)))
-        table.add_row(Text(one.log.name), *counts, _evidence(gravest))
+    for log in loud[:LOGS_SHOWN]:
+        gravest = next((f for _, f in log.findings if f.level is Level.INTERVENE), log.findings[0][1])
+        counts = (f"{log.samples:,}", str(log.of(Level.WARN)), str(log.of(Level.INTERVENE)))
+        table.add_row(Text(log.log.name), *counts, _evidence(gravest))
     if len(loud) > LOGS_SHOWN:
         table.add_row(f"and {len(loud) - LOGS_SHOWN} more", "", "", "", "--json prints them all")
     return table
 
 
-def _findings(one: EvaluatedLog) -> Table:
-    table = Table("row", "step", "level", "kind", "evidence", title=Text(one.log.name), title_justify="left")
-    for row, (_, finding) in list(zip(one.rows, one.findings, strict=True))[:FINDINGS_SHOWN]:
+def _findings(log: EvaluatedLog) -> Table:
+    table = Table("row", "step", "level", "kind", "evidence", title=Text(log.log.name), title_justify="left")
+    for row, (_, finding) in list(zip(log.rows, log.findings, strict=True))[:FINDINGS_SHOWN]:
         step = "" if finding.step is None else str(finding.step)
         table.add_row(str(row), step, Text(finding.level, STYLES[finding.level]), finding.kind, Text(finding.evidence))
-    if len(one.findings) > FINDINGS_SHOWN:
-        rest = f"{len(one.findings) - FINDINGS_SHOWN} more: --json prints them all"
+    if len(log.findings) > FINDINGS_SHOWN:
+        rest = f"{len(log.findings) - FINDINGS_SHOWN} more: --json prints them all"
         table.add_row("...", "", "", "", rest)
     return table
 

@@ -75,7 +75,7 @@ class LogSeries:
     samples: tuple[Sample, ...]
     rows: tuple[int, ...] | None = None
 
-    def row(self, place: int) -> int:
+    def find_row(self, place: int) -> int:
         return self.rows[place] if self.rows else place
 
 
@@ -128,16 +128,24 @@ def make_sample(values: Mapping[str, float | None], *, at: datetime | None = Non
 
 def add_step_times(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Where the log tells when but not how long, a step took the time since the row before, divided by its steps."""
-    if not samples or any(one.step_time_s is not None for one in samples):
+    if not samples or any(sample.step_time_s is not None for sample in samples):
         return tuple(samples)
-    seconds = [None, *(_seconds_a_step(before, one) for before, one in zip(samples, samples[1:], strict=False))]
-    return tuple(replace(one, step_time_s=each) for one, each in zip(samples, seconds, strict=True))
+    seconds = [None, *(_seconds_a_step(before, sample) for before, sample in zip(samples, samples[1:], strict=False))]
+    return tuple(
+        replace(sample, step_time_s=seconds_a_step) for sample, seconds_a_step in zip(samples, seconds, strict=True)
+    )
 
 
-def _seconds_a_step(before: Sample, one: Sample) -> float | None:
-    if before.at is None or one.at is None or before.step is None or one.step is None or one.step <= before.step:
+def _seconds_a_step(before: Sample, sample: Sample) -> float | None:
+    if (
+        before.at is None
+        or sample.at is None
+        or before.step is None
+        or sample.step is None
+        or sample.step <= before.step
+    ):
         return None
-    return max(0.0, (one.at - before.at).total_seconds()) / (one.step - before.step)
+    return max(0.0, (sample.at - before.at).total_seconds()) / (sample.step - before.step)
 
 
 def parse_time(text: str) -> datetime | None:

@@ -79,7 +79,7 @@ def _corpus_log(name: str, file: Path) -> LogSeries:
 
 
 def _read_now(series: Sequence[LogSeries]) -> tuple[Log, ...]:
-    return tuple(Log(one.name, partial(_same, one)) for one in series)
+    return tuple(Log(log_series.name, partial(_same, log_series)) for log_series in series)
 
 
 def _same(series: LogSeries) -> LogSeries:

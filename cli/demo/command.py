@@ -89,7 +89,7 @@ def _play(
     """Play the scenario on a running local AWS and report; True if anything is not as it must be."""
     place.use_local(aws.endpoint_url)
     stage = Stage(aws, scenario, run_id=f"demo-{name}", scale=scale)
-    stage.set()
+    stage.set_up()
     with DemoScreen(console, steps=scenario.steps) as screen:
         for picture in poll_until_over(stage, within_s=PATIENCE_S):
             screen.show(picture)

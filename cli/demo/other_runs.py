@@ -24,7 +24,7 @@ class OtherRuns:
         """Those beside our own."""
         return [f"{self.ours}-{number}" for number in range(2, self.size + 2)]
 
-    def look(self, records: DynamoRuns) -> None:
+    def read(self, records: DynamoRuns) -> None:
         """Read their records and timelines."""
         for name in (self.ours, *self.names):
             if run := records.load(name):
@@ -35,7 +35,7 @@ class OtherRuns:
         """All of them have ended, with nothing owed."""
         return len(self.runs) == self.size + 1 and not any(run.is_open for run in self.runs.values())
 
-    def facts(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """How many relaunches were let through when, what was kept back, and how often on-call was paged for it.
 
         The brake counts decisions: how soon after one the job is created depends on this machine.

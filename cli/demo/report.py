@@ -25,7 +25,7 @@ ENDED = "the run ended"
 def collect_facts(name: Name, stage: Stage) -> dict[str, Any]:
     """The demo's JSON; seconds are wall time of this machine."""
     run = _run(stage)
-    curve = stage.losses()
+    curve = stage.read_losses()
     final_step = max(curve, default=0)
     return {
         "scenario": name.value,
@@ -36,16 +36,16 @@ def collect_facts(name: Name, stage: Stage) -> dict[str, Any]:
         "rungs": [attempt.rung for attempt in run.attempts],
         "incidents": [_incident(stage, incident) for incident in run.incidents],
         "handshake": next(find_handshakes(stage.timeline), None),
-        "checkpoints": [_save(save) for save in stage.saves()],
+        "checkpoints": [_save(save) for save in stage.list_checkpoints()],
         "set_aside": stage.list_quarantined_objects(),
         "restarts": [_order(attempt, order) for attempt in run.attempts for order in attempt.in_place_restarts],
         "findings": sorted({entry.finding for entry in stage.timeline if entry.finding in set(Kind)}),
         "approval": _approval(stage),
         "crowd": stage.summarize_other_runs(),
-        "advice": stage.advice(),
+        "advice": stage.advise(),
         "final_step": final_step,
         "final_loss": curve.get(final_step),
-        "reference_max_abs_loss_difference": stage.largest_difference(),
+        "reference_max_abs_loss_difference": stage.find_largest_difference(),
     }
 
 
@@ -84,7 +84,9 @@ def _machines(description: dict[str, Any]) -> dict[str, Any]:
     """What the job ran on, how long it took to train, and what became of the machines kept after it."""
     pool = description.get("WarmPoolStatus", {})
     trained = [
-        each["StartTime"] for each in description.get("SecondaryStatusTransitions", []) if each["Status"] == "Training"
+        transition["StartTime"]
+        for transition in description.get("SecondaryStatusTransitions", [])
+        if transition["Status"] == "Training"
     ]
     return {
         "instance_type": description.get("ResourceConfig", {}).get("InstanceType"),
@@ -148,7 +150,7 @@ def _launched_at(stage: Stage, *, attempt: int) -> datetime | None:
 
 def _next_step_at(stage: Stage, incident: Incident) -> datetime | None:
     """When the first step after the decision was printed by processes that were started since, in whichever job."""
-    starts = [at for each in _run(stage).attempts[incident.attempt - 1 :] for at in _starts(stage, each)]
+    starts = [at for attempt in _run(stage).attempts[incident.attempt - 1 :] for at in _starts(stage, attempt)]
     return min((at for at in starts if at > incident.decided_at), default=None)
 
 
@@ -244,11 +246,11 @@ def _more(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str
     if scenario.pool:
         first, second = report["attempts"][0], report["attempts"][-1]
         yield "its warm pool", f"{first['pool']}; started in {first['start_s']} s, the next in {second['start_s']} s"
-    for each in report["restarts"]:
+    for restart in report["restarts"]:
         yield (
-            f"restart {each['restart']} in place",
-            f"the processes ran again after {each['running_after_s']} s, their first step was done after "
-            f"{each['step_after_s']} s, counted from the decision",
+            f"restart {restart['restart']} in place",
+            f"the processes ran again after {restart['running_after_s']} s, their first step was done after "
+            f"{restart['step_after_s']} s, counted from the decision",
         )
     if scenario.fallbacks:
         yield "machines", ", then ".join(str(attempt["instance_type"]) for attempt in report["attempts"])

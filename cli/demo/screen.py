@@ -43,7 +43,7 @@ class DemoScreen:
             self._twins, completed=stage.curves[REFERENCE].last_step if REFERENCE in stage.curves else 0
         )
         if self._live:
-            self._live.update(self.picture(stage))
+            self._live.update(self.draw(stage))
         else:
             self._print_news(stage)
 
@@ -55,7 +55,7 @@ class DemoScreen:
             )
         self._printed = len(stage.timeline)
 
-    def picture(self, stage: Stage) -> RenderableType:
+    def draw(self, stage: Stage) -> RenderableType:
         """All of it, as it is now."""
         if stage.run is None:
             return Group(self._progress, Text("waiting for the supervisor to adopt the job ..."))

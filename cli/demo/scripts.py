@@ -15,13 +15,13 @@ Request = dict[str, Any]
 class Script(Protocol):
     """A training script that a job can be made of."""
 
-    def request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
+    def make_request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
         """The members of the job's request that are the script's own: AlgorithmSpecification and the like."""
 
-    def losses(self, message: str) -> Iterator[tuple[int, float]]:
+    def parse_losses(self, message: str) -> Iterator[tuple[int, float]]:
         """Step and loss, as a line of its log says them."""
 
-    def saved_losses(self, s3: Any, bucket: str, prefix: str) -> Mapping[int, float]:
+    def read_saved_losses(self, s3: Any, bucket: str, prefix: str) -> Mapping[int, float]:
         """Step and loss, to the last digit, where its log rounds them and its checkpoints do not; nothing elsewhere."""
 
 
@@ -31,7 +31,7 @@ class OurScript:
 
     line: re.Pattern[str] = re.compile(r"rerail step=(\d+) loss=(\S+)")
 
-    def request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
+    def make_request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
         return {
             "AlgorithmSpecification": {"MetricDefinitions": make_definitions()},
             "HyperParameters": {
@@ -42,11 +42,11 @@ class OurScript:
             },
         }
 
-    def losses(self, message: str) -> Iterator[tuple[int, float]]:
+    def parse_losses(self, message: str) -> Iterator[tuple[int, float]]:
         for step, loss in self.line.findall(message):
             yield int(step), float(loss)
 
-    def saved_losses(self, s3: Any, bucket: str, prefix: str) -> Mapping[int, float]:
+    def read_saved_losses(self, s3: Any, bucket: str, prefix: str) -> Mapping[int, float]:
         return {}
 
 
@@ -61,7 +61,7 @@ class HuggingFaceScript:
     loss: str = r"'loss': '?([0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?)'?[,}]"
     environment: Mapping[str, str] = field(default_factory=lambda: {"OMP_NUM_THREADS": "1"})
 
-    def request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
+    def make_request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
         folder = REPOSITORY_ROOT / "local" / "examples" / "huggingface"
         options = {"--max_steps": steps, "--save_steps": save_every}
         return {
@@ -73,12 +73,12 @@ class HuggingFaceScript:
             "Environment": {**self.environment, "STEP_SECONDS": str(step_seconds)},
         }
 
-    def losses(self, message: str) -> Iterator[tuple[int, float]]:
+    def parse_losses(self, message: str) -> Iterator[tuple[int, float]]:
         step, loss = re.match(self.bar, message), re.search(self.loss, message)
         if step and loss:
             yield int(step[1]), float(loss[1])
 
-    def saved_losses(self, s3: Any, bucket: str, prefix: str) -> Mapping[int, float]:
+    def read_saved_losses(self, s3: Any, bucket: str, prefix: str) -> Mapping[int, float]:
         """The Trainer's state has the history of all the jobs that led to it."""
         listed = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         keys = [item["Key"] for page in listed for item in page.get("Contents", [])]

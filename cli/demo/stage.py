@@ -68,7 +68,7 @@ class JobOutput:
 
     def read(self, logs: Any) -> None:
         for at, message in self._new_messages(logs):
-            for step, loss in self.script.losses(message):
+            for step, loss in self.script.parse_losses(message):
                 if self.first_step is None or step <= self.last_step:
                     self.starts.append(at)
                 self.first_step, self.last_step = self.first_step or step, step
@@ -160,7 +160,7 @@ class Stage:
         self._logs = self.aws.client("logs")
         self._sagemaker = self.aws.client("sagemaker")
 
-    def set(self) -> None:
+    def set_up(self) -> None:
         """The policy on the scaled clock, a bucket, the supervised job and its twin."""
         ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
         policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
@@ -201,7 +201,7 @@ class Stage:
         scenario, spot = self.scenario, self.scenario.spot
         machines = {"InstanceType": OWN_TYPE, "InstanceCount": 1, "VolumeSizeInGB": 30}
         kept = {"KeepAlivePeriodInSeconds": keep_alive} if keep_alive else {}
-        of_script = scenario.script.request(
+        of_script = scenario.script.make_request(
             steps=scenario.steps,
             save_every=CHECKPOINT_EVERY,
             keep=KEPT_CHECKPOINTS,
@@ -225,7 +225,7 @@ class Stage:
             Tags=tags,
         )
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the run, its timeline, its jobs and what they print."""
         self.run = self._runs.load(self.run_id)
         if self.run:
@@ -238,7 +238,7 @@ class Stage:
             self.jobs[name] = self._sagemaker.describe_training_job(TrainingJobName=name)
             self.curves.setdefault(name, JobOutput(name, self.scenario.script)).read(self._logs)
         if self.scenario.other_runs:
-            self.fleet.look(self._runs)
+            self.fleet.read(self._runs)
         if self.scenario.approves:
             self._answer()
 
@@ -279,18 +279,18 @@ class Stage:
         """What the brake made of the crowd; nothing where there is none."""
         if not self.scenario.other_runs:
             return {}
-        facts, window_s = self.fleet.facts(), ACCOUNT_WINDOW / self.scale
+        facts, window_s = self.fleet.summarize(), ACCOUNT_WINDOW / self.scale
         times = facts["relaunched_at_s"]
         most = max(sum(at <= other < at + window_s.total_seconds() for other in times) for at in times)
         return {**facts, "limit": RELAUNCHES, "window_s": window_s.total_seconds(), "most_in_window": most}
 
-    def advice(self) -> str:
+    def advise(self) -> str:
         """How often this run would best save, from what its saves and failures have shown."""
-        checkpoints = [save.checkpoint for save in self.saves() if save.checkpoint]
+        checkpoints = [save.checkpoint for save in self.list_checkpoints() if save.checkpoint]
         found = advise_interval(self.run, checkpoints, self._policy, at=datetime.now(UTC)) if self.run else None
         return format_advice(found) if found else ""
 
-    def saves(self) -> list[StoredCheckpoint]:
+    def list_checkpoints(self) -> list[StoredCheckpoint]:
         """What the run has saved, as it lies in S3 now."""
         return list_checkpoints(self.aws.client("s3"), f"s3://{BUCKET}/{self.run_id}/")
 
@@ -317,16 +317,16 @@ class Stage:
             merged |= self.curves[attempt.job_name].loss if attempt.job_name in self.curves else {}
         return merged
 
-    def losses(self) -> dict[int, float]:
+    def read_losses(self) -> dict[int, float]:
         """The run's loss by step, as exactly as it is known anywhere."""
         return {**self.merge_curves(), **self._saved_losses(self.run_id)}
 
     def _saved_losses(self, job: str) -> Mapping[int, float]:
-        return self.scenario.script.saved_losses(self.aws.client("s3"), BUCKET, f"{job}/")
+        return self.scenario.script.read_saved_losses(self.aws.client("s3"), BUCKET, f"{job}/")
 
-    def largest_difference(self) -> float | None:
+    def find_largest_difference(self) -> float | None:
         """Between the run's losses and its twin's, over all steps; None where they share no step."""
-        mine, twins = self.losses(), {**self.curves[REFERENCE].loss, **self._saved_losses(REFERENCE)}
+        mine, twins = self.read_losses(), {**self.curves[REFERENCE].loss, **self._saved_losses(REFERENCE)}
         shared = mine.keys() & twins.keys()
         return max((abs(mine[step] - twins[step]) for step in shared), default=None)
 
@@ -336,7 +336,7 @@ def poll_until_over(stage: Stage, *, within_s: float) -> Iterator[Stage]:
     within_s *= FASTEST_SCALE / stage.scale
     end = time.monotonic() + within_s
     while True:
-        stage.look()
+        stage.refresh()
         yield stage
         if stage.is_over:
             return

@@ -121,7 +121,7 @@ def _climbing(scenario: Scenario, report: Report) -> Iterator[str]:
     """Rung by rung, each from before the onset; what one skips the later ones skip too."""
     rungs = report["rungs"]
     if tuple(rungs) != scenario.rungs:
-        climbed, due = (", ".join(each or "none" for each in those) for those in (rungs, scenario.rungs))
+        climbed, due = (", ".join(rung or "none" for rung in those) for those in (rungs, scenario.rungs))
         yield f"the rungs of the attempts are {climbed}, they must be {due}"
         return
     onset = min((i["onset_step"] for i in report["incidents"] if i["onset_step"] is not None), default=0)
@@ -156,7 +156,7 @@ def _in_place(report: Report) -> Iterator[str]:
     """One job, whose processes were started again once, and trained on."""
     if len(report["attempts"]) != 1:
         yield f"there are {len(report['attempts'])} attempts, there must be 1"
-    if [each["step_after_s"] is not None for each in report["restarts"]] != [True]:
+    if [restart["step_after_s"] is not None for restart in report["restarts"]] != [True]:
         yield f"the restarts in place are {report['restarts']}, there must be one that came to its first step"
 
 

@@ -53,7 +53,7 @@ class Assembly:
         for asset, destination in self._destinations():
             if bucket:  # the bootstrap's role may write to the bootstrap's bucket only
                 destination = {**destination, "bucketName": bucket, "assumeRoleArn": ""}
-            source, key = self.folder / asset["source"]["path"], target.filled(destination["objectKey"])
+            source, key = self.folder / asset["source"]["path"], target.fill(destination["objectKey"])
             if not self._is_there(target, destination, key):
                 zipped = asset["source"].get("packaging") == "zip"
                 self._put(target, destination, key, deploy.zipped(source) if zipped else source.read_bytes())
@@ -92,7 +92,7 @@ class Assembly:
 
 def _bucket(target: Target, destination: Mapping[str, str]) -> tuple[Any, str]:
     role = destination.get("assumeRoleArn", "")
-    return target.client("s3", role=role), target.filled(destination["bucketName"])
+    return target.client("s3", role=role), target.fill(destination["bucketName"])
 
 
 def synthesize(context: Mapping[str, str]) -> Path:

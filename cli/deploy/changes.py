@@ -43,7 +43,7 @@ class ResourceChange:
 
 def read(changes: Sequence[Mapping[str, Any]]) -> list[ResourceChange]:
     """The changes of a change set, as `describe_change_set` gives them."""
-    return sorted(_read(each["ResourceChange"]) for each in changes if "ResourceChange" in each)
+    return sorted(_read(change["ResourceChange"]) for change in changes if "ResourceChange" in change)
 
 
 def _read(change: Mapping[str, Any]) -> ResourceChange:

@@ -17,10 +17,10 @@ def read(given: Sequence[str], file: Path = FILE) -> dict[str, str]:
     """The values given as `name=value`; one clear error for a name that cdk.json does not have."""
     known = read_context(file)
     chosen = {}
-    for each in given:
-        name, equals, value = each.partition("=")
+    for choice in given:
+        name, equals, value = choice.partition("=")
         if not equals:
-            place.fail(f"-c {each}: there is no value", f"write -c {each}=VALUE")
+            place.fail(f"-c {choice}: there is no value", f"write -c {choice}=VALUE")
         if name not in known:
             place.fail(f"-c {name}: there is no such choice", f"cdk.json has: {', '.join(sorted(known))}")
         chosen[name] = value

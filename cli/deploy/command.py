@@ -64,9 +64,9 @@ def deploy(
     deployment = _Deployment(elsewhere(region), as_json, yes=yes, plan=plan)
     context = choices.read(given)
     if for_organization:
-        deployment.carried_out(lambda: deployment.organization(context, elsewhere))
+        deployment.carry_out(lambda: deployment.deploy_organization(context, elsewhere))
     else:
-        deployment.carried_out(lambda: deployment.account(context, allow_loss))
+        deployment.carry_out(lambda: deployment.deploy_account(context, allow_loss))
 
 
 def destroy(
@@ -92,16 +92,16 @@ class _Step:
         self.target, self.as_json = target, as_json
         self.console = Console(stderr=as_json, highlight=False, soft_wrap=True)
 
-    def formation(self, role: str = "", execution: str = "") -> Formation:
+    def make_formation(self, role: str = "", execution: str = "") -> Formation:
         """In the roles of the bootstrap where they may be taken on, as the CDK does it."""
         target = self.target
-        within = target.filled(execution) if role and target.may_act_as(role) else ""
+        within = target.fill(execution) if role and target.may_act_as(role) else ""
         pause = {"pause_s": LOCAL_PAUSE_S} if target.is_local else {}
         return Formation(target.client("cloudformation", role=role), STACK, within, **pause)
 
     def settle(self, formation: Formation) -> str:
         """The stack's status, once what stands in the way of a deployment is gone; one clear error for the rest."""
-        status = formation.status()
+        status = formation.read_status()
         if status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS":
             place.fail(
                 f"stack {STACK} is {status}: somebody else is at it", "wait until that has ended, then try again"
@@ -128,7 +128,7 @@ class _Deployment(_Step):
         self.yes, self.plan = yes, plan
         self.asks = not (yes or plan or as_json) and Console().is_terminal
 
-    def carried_out(self, work: Callable[[], None]) -> None:
+    def carry_out(self, work: Callable[[], None]) -> None:
         """Do it; one clear error for whatever goes wrong."""
         if not (self.yes or self.plan or self.asks):
             place.fail("nobody can be asked here", "add --yes to go on without, or --plan to see what would be done")
@@ -141,7 +141,7 @@ class _Deployment(_Step):
         except (ClientError, BotoCoreError) as error:
             place.fail(f"AWS refused: {error}", "check the permissions of your credentials (docs/deploying.md)")
 
-    def organization(self, context: dict[str, str], elsewhere: Callable[[str], Target]) -> None:
+    def deploy_organization(self, context: dict[str, str], elsewhere: Callable[[str], Target]) -> None:
         """The StackSet of an organization, from its hub account."""
         screen.show_target(self.console, self.target, organization.HUB, "the hub of an organization")
         facts = organization.deploy(self.target, context, elsewhere, self._confirm_or_plan, self.console)
@@ -152,11 +152,11 @@ class _Deployment(_Step):
             raise typer.Exit
         self._confirm(question)
 
-    def account(self, context: dict[str, str], allow_loss: list[str]) -> None:
+    def deploy_account(self, context: dict[str, str], allow_loss: list[str]) -> None:
         """The stack of one account and region."""
-        looking = self.formation()
+        looking = self.make_formation()
         status = self.settle(looking)
-        old = None if status in FAILED else looking.template()
+        old = None if status in FAILED else looking.read_template()
         screen.show_target(self.console, self.target, STACK, status)
         address = self._address(context, old)
         self.console.print("synthesizing (half a minute when something changed)")
@@ -176,7 +176,7 @@ class _Deployment(_Step):
             self.console.print("plan: bootstrap, then deploy all of this; nothing was done")
             self.print_json(_facts("planned", change, [], {}))
             return
-        formation = self.formation(assembly.deploy_role, assembly.execution_role)
+        formation = self.make_formation(assembly.deploy_role, assembly.execution_role)
         assembly.publish(self.target)
         if taken and not self.plan:
             self._confirm(f"Take up these {len(taken)} and deploy into {self.target.name}?")
@@ -186,7 +186,7 @@ class _Deployment(_Step):
         self._refuse_losses(formation, found, allow_loss)
         if self.plan:
             formation.forget()
-            self.print_json(_facts("planned", change, found, formation.outputs()))
+            self.print_json(_facts("planned", change, found, formation.read_outputs()))
             return
         if found:
             try:
@@ -195,9 +195,9 @@ class _Deployment(_Step):
             except Declined:
                 formation.forget()
                 raise
-            with screen.show_progress(self.console, "deploying", {each.id for each in found}) as happened:
+            with screen.show_progress(self.console, "deploying", {change.id for change in found}) as happened:
                 formation.execute(happened)
-        outputs = formation.outputs()
+        outputs = formation.read_outputs()
         self.remember(outputs)
         screen.show_next_steps(
             self.console, outputs, address=address, was_there=bool(old or taken), local=self.target.is_local
@@ -225,7 +225,7 @@ class _Deployment(_Step):
     def _bootstrapped(self) -> bool:
         """Whether the CDK's bucket is here; it is made unless this is a plan."""
         target = self.target
-        if target.bootstrapped() >= LEAST_BOOTSTRAP:
+        if target.is_bootstrapped() >= LEAST_BOOTSTRAP:
             return True
         if self.plan:
             return False
@@ -241,7 +241,7 @@ class _Deployment(_Step):
         text = _compact(template)
         formation.propose("IMPORT", text, url=assembly.upload(self.target, text), imported=listed)
         with screen.show_progress(
-            self.console, "taking up", {each["LogicalResourceId"] for each in listed}
+            self.console, "taking up", {resource["LogicalResourceId"] for resource in listed}
         ) as happened:
             formation.execute(happened)
 
@@ -254,8 +254,8 @@ class _Deployment(_Step):
         losses = list(changes.find_refused(found, allowed))
         if losses and not self.plan:
             formation.forget()
-            lost = "; ".join(f"{each.spoken}, and with it {each.danger}" for each in losses)
-            flags = " ".join(f"--allow-loss {strip_hash(each.id)}" for each in losses)
+            lost = "; ".join(f"{change.spoken}, and with it {change.danger}" for change in losses)
+            flags = " ".join(f"--allow-loss {strip_hash(change.id)}" for change in losses)
             place.fail(f"this deployment would put data out of reach: {lost}", f"if that is meant, add {flags}")
 
     def _confirm(self, question: str) -> None:
@@ -273,13 +273,13 @@ class _Removal(_Step):
             place.fail(f"AWS refused: {error}", "check the permissions of your credentials (docs/deploying.md)")
 
     def _run(self, confirm: str, force: bool) -> None:
-        formation = self.formation()
+        formation = self.make_formation()
         status = self.settle(formation)
         screen.show_target(self.console, self.target, STACK, status)
-        template = formation.template()
+        template = formation.read_template()
         if template is None:
             place.fail(f"there is no stack {STACK} in {self.target.name}", "nothing: there is nothing to take away")
-        names, stays = formation.names(), kept.find_retained(template)
+        names, stays = formation.list_names(), kept.find_retained(template)
         going = [id for id in template["Resources"] if id not in stays]
         self.console.print(
             f"{len(going)} resources go: functions, rules, queues, topics with who is subscribed, alarms"
@@ -288,7 +288,7 @@ class _Removal(_Step):
         for id, kind in sorted(stays.items(), key=lambda item: item[1]):
             label = kind.removeprefix("AWS::").replace("::", " ")
             self.console.print(f"  {label}: {names.get(id, strip_hash(id))}", markup=False)
-        runs = self._open_runs(formation.outputs())
+        runs = self._open_runs(formation.read_outputs())
         if runs and not force:
             some = ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
             remedy = "wait for them, `rerail stop` them, or add --force: their jobs go on, and nobody looks after them"
@@ -318,8 +318,13 @@ class _Removal(_Step):
 def _facts(
     action: str, change: permissions.Change, found: list[ResourceChange], outputs: dict[str, str]
 ) -> dict[str, Any]:
-    granted = {name: [asdict(each) for each in sorted(grants)] for name, grants in change._asdict().items()}
-    return {"action": action, "permissions": granted, "resources": [asdict(each) for each in found], "outputs": outputs}
+    granted = {name: [asdict(grant) for grant in sorted(grants)] for name, grants in change._asdict().items()}
+    return {
+        "action": action,
+        "permissions": granted,
+        "resources": [asdict(resource_change) for resource_change in found],
+        "outputs": outputs,
+    }
 
 
 def _compact(template: Any) -> str:

@@ -33,19 +33,19 @@ class Formation:
     role: str = ""
     pause_s: float = 2.0
 
-    def status(self) -> str:
+    def read_status(self) -> str:
         """The stack's status, "" where there is none."""
         described = self._described(self.stack)
         return described["StackStatus"] if described else ""
 
     def exists(self) -> bool:
-        return self.status() not in NOT_THERE
+        return self.read_status() not in NOT_THERE
 
-    def id(self) -> str:
+    def read_id(self) -> str:
         described = self._described(self.stack)
         return described["StackId"] if described else ""
 
-    def template(self) -> Mapping[str, Any] | None:
+    def read_template(self) -> Mapping[str, Any] | None:
         """What is deployed now; None where nothing is."""
         if not self.exists():
             return None
@@ -53,14 +53,14 @@ class Formation:
         template: Mapping[str, Any] = json.loads(body) if isinstance(body, str) else body
         return template
 
-    def outputs(self) -> dict[str, str]:
+    def read_outputs(self) -> dict[str, str]:
         return outputs_in(self._described(self.stack) or {})
 
-    def names(self) -> dict[str, str]:
+    def list_names(self) -> dict[str, str]:
         """Logical id to what the resource is called in its own service."""
         pages = self.cloudformation.get_paginator("list_stack_resources").paginate(StackName=self.stack)
-        found = [each for page in pages for each in page["StackResourceSummaries"]]
-        return {each["LogicalResourceId"]: each.get("PhysicalResourceId", "") for each in found}
+        found = [resource for page in pages for resource in page["StackResourceSummaries"]]
+        return {resource["LogicalResourceId"]: resource.get("PhysicalResourceId", "") for resource in found}
 
     def propose(
         self, kind: str, template: str, *, url: str = "", imported: Sequence[Mapping[str, Any]] = ()
@@ -87,22 +87,22 @@ class Formation:
 
     def forget(self) -> None:
         """Take the change set away again, and a stack that has nothing but one."""
-        if self.status() in ("", "DELETE_COMPLETE"):
+        if self.read_status() in ("", "DELETE_COMPLETE"):
             return
         self.cloudformation.delete_change_set(StackName=self.stack, ChangeSetName=CHANGE_SET)
-        if self.status() == "REVIEW_IN_PROGRESS":
+        if self.read_status() == "REVIEW_IN_PROGRESS":
             self.cloudformation.delete_stack(StackName=self.stack)
-            self._wait_for(lambda: self.status() in ("", "DELETE_COMPLETE"), "the empty stack to go")
+            self._wait_for(lambda: self.read_status() in ("", "DELETE_COMPLETE"), "the empty stack to go")
 
     def execute(self, happened: Happened) -> None:
         """Do what the change set says, and wait for it; raises DeployError with the first cause."""
         seen = self._seen()
         self.cloudformation.execute_change_set(StackName=self.stack, ChangeSetName=CHANGE_SET)
-        self._follow(self.id(), seen, happened)
+        self._follow(self.read_id(), seen, happened)
 
     def delete(self, happened: Happened) -> None:
         """Delete the stack, and wait for it."""
-        seen, id = self._seen(), self.id()
+        seen, id = self._seen(), self.read_id()
         self.cloudformation.delete_stack(StackName=self.stack, **({"RoleARN": self.role} if self.role else {}))
         self._follow(id, seen, happened)
 
@@ -136,7 +136,7 @@ class Formation:
 
     def _seen(self) -> set[str]:
         seen: set[str] = set()
-        if self.status():
+        if self.read_status():
             list(self._events(self.stack, seen))
         return seen
 

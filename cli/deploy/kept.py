@@ -47,7 +47,7 @@ def find(target: Target, template: Mapping[str, Any]) -> dict[str, str]:
     for id, kind in find_retained(template).items():
         properties = template["Resources"][id].get("Properties", {})
         chosen = properties.get("BucketName") or properties.get("Name")
-        name = noted.get(id) or (target.filled(_placed(format_value(chosen))) if chosen else "")
+        name = noted.get(id) or (target.fill(_placed(format_value(chosen))) if chosen else "")
         if name and kind in IDENTIFIERS and (identifier := _look_up(target, kind, name)):
             found[id] = identifier
     return found
@@ -130,7 +130,7 @@ def make_import(template: Mapping[str, Any], found: Mapping[str, str]) -> tuple[
         if resource["Type"] == PARAMETER:
             # It names what may be gone by now; the next step writes it anew.
             resource["Properties"]["Value"] = "{}"
-    while outside := [id for id, each in resources.items() if not set(_references(each)) <= set(resources)]:
+    while outside := [id for id, resource in resources.items() if not set(_references(resource)) <= set(resources)]:
         for id in outside:
             del resources[id]
     listed = [

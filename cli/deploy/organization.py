@@ -74,7 +74,7 @@ def read_deployed_template(target: Target) -> Mapping[str, Any] | None:
 
 def prepare(target: Target, folder: Path, console: Console) -> str:
     """The bucket of this region with the members' code in it; returns the bucket's name."""
-    if target.bootstrapped() < LEAST_BOOTSTRAP:
+    if target.is_bootstrapped() < LEAST_BOOTSTRAP:
         remedy = f"`make cdk ARGS='bootstrap aws://{target.account}/{target.region}'`, then try again"
         place.fail(f"the CDK has not been bootstrapped in {target.name}", remedy)
     outputs = roll_out(target, Assembly(folder, ASSETS), console)
@@ -87,7 +87,7 @@ def prepare(target: Target, folder: Path, console: Console) -> str:
 def roll_out(target: Target, assembly: Assembly, console: Console) -> dict[str, str]:
     """Create or update one stack of the hub; returns its outputs."""
     role = assembly.deploy_role
-    execution = target.filled(assembly.execution_role) if target.may_act_as(role) else ""
+    execution = target.fill(assembly.execution_role) if target.may_act_as(role) else ""
     pause_s = 0.1 if target.is_local else 2.0
     formation = Formation(target.client("cloudformation", role=role), assembly.stack, execution, pause_s)
     assembly.publish(target)
@@ -96,7 +96,7 @@ def roll_out(target: Target, assembly: Assembly, console: Console) -> dict[str, 
     found = formation.propose(kind, text, url=assembly.upload(target, text))
     if found:
         with screen.show_progress(
-            console, f"{target.region}: {assembly.stack}", {each.id for each in found}
+            console, f"{target.region}: {assembly.stack}", {change.id for change in found}
         ) as happened:
             formation.execute(happened)
-    return formation.outputs()
+    return formation.read_outputs()

@@ -44,10 +44,10 @@ def show_permissions(console: Console, change: permissions.Change) -> None:
 
 def show_resources(console: Console, found: Sequence[ResourceChange]) -> None:
     """What is changed and what goes, one by one; what is new by its number."""
-    new = [each for each in found if each.action == "Add"]
-    for each in [each for each in found if each.action != "Add"][:SHOWN]:
-        style = "bold red" if each.danger else STYLES[each.replaced]
-        console.print(Text(f"  {each.spoken}", style=style))
+    new = [change for change in found if change.action == "Add"]
+    for change in [change for change in found if change.action != "Add"][:SHOWN]:
+        style = "bold red" if change.danger else STYLES[change.replaced]
+        console.print(Text(f"  {change.spoken}", style=style))
     if len(found) - len(new) > SHOWN:
         console.print(f"  and {len(found) - len(new) - SHOWN} more")
     console.print(f"resources: {len(new)} new, {len(found) - len(new)} of those that are there")

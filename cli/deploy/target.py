@@ -39,13 +39,13 @@ class Target:
 
     def client(self, service: str, *, role: str = "") -> Any:
         """With the caller's own permissions; with `role`, in that role of the bootstrap where it may be taken on."""
-        session = self._in_role(self.filled(role)) if role else None
+        session = self._in_role(self.fill(role)) if role else None
         return session.client(service) if session else client(service)
 
     def may_act_as(self, role: str) -> bool:
-        return self._in_role(self.filled(role)) is not None
+        return self._in_role(self.fill(role)) is not None
 
-    def filled(self, text: str) -> str:
+    def fill(self, text: str) -> str:
         """A text of the assembly with the placeholders for account, region and partition filled in."""
         values = {"AccountId": self.account, "Region": self.region, "Partition": self.partition}
         for name, value in values.items():
@@ -57,7 +57,7 @@ class Target:
             self._sessions[role] = None if self.is_local else _assumed(role, self.region)
         return self._sessions[role]
 
-    def bootstrapped(self) -> int:
+    def is_bootstrapped(self) -> int:
         """The version of the CDK's bootstrap here, 0 for none."""
         try:
             return int(client("ssm").get_parameter(Name=BOOTSTRAP)["Parameter"]["Value"])

@@ -55,12 +55,12 @@ def functions_code(deployment: Deployment) -> Check:
 def deployed_policies(deployment: Deployment) -> Check:
     """They are those of `policies/`, and each can be read."""
     found = policies.compare_policies(deployment.where)
-    if bad := [each for each in found if each.problem]:
+    if bad := [policy for policy in found if policy.problem]:
         return broken(f"{bad[0].name}: {bad[0].problem}", "mend it: runs under it are only observed")
-    if differing := [each for each in found if each.stands != policies.Stands.SAME]:
-        names = ", ".join(f"{each.name} ({each.stands})" for each in differing)
+    if differing := [policy for policy in found if policy.stands != policies.Stands.SAME]:
+        names = ", ".join(f"{policy.name} ({policy.stands})" for policy in differing)
         return warn(f"not as in policies/: {names}", "`rerail policy list` tells more; `make deploy` deploys the files")
-    return ok(", ".join(each.name for each in found))
+    return ok(", ".join(policy.name for policy in found))
 
 
 def table(deployment: Deployment) -> Check:
@@ -86,7 +86,7 @@ def mailbox(deployment: Deployment) -> Check:
 
 def rules(deployment: Deployment) -> Check:
     """Every rule that brings signals is switched on."""
-    all_of_them = {_last(physical, "|") for physical in deployment.made("AWS::Events::Rule").values()}
+    all_of_them = {_last(physical, "|") for physical in deployment.list_resources("AWS::Events::Rule").values()}
     states = dict(_rules(deployment))
     if lacking := sorted(all_of_them - states.keys()):
         return broken(f"gone: {', '.join(lacking)}", "somebody has deleted them: deploy again, `make deploy`")
@@ -98,7 +98,7 @@ def rules(deployment: Deployment) -> Check:
 
 def schedule(deployment: Deployment) -> Check:
     """The minute's round is called."""
-    for physical in deployment.made("AWS::Scheduler::Schedule").values():
+    for physical in deployment.list_resources("AWS::Scheduler::Schedule").values():
         name = _last(physical, "|", "/")
         found = deployment.client("scheduler").get_schedule(Name=name)
         if found.get("State") == "DISABLED":
@@ -142,7 +142,7 @@ def supervise(deployment: Deployment) -> Check:
 def dead_letters(deployment: Deployment) -> Check:
     """Nothing was given up."""
     counts = {}
-    for queue in deployment.made("AWS::SQS::Queue").values():
+    for queue in deployment.list_resources("AWS::SQS::Queue").values():
         attributes = _attributes(deployment, _url(deployment, queue))
         # A queue that redrives its messages to another one is worked on, so messages may wait there.
         if "RedrivePolicy" not in attributes:
@@ -175,15 +175,15 @@ def people(deployment: Deployment) -> Check:
     """Somebody is paged, and has confirmed the subscription."""
     pending, reached = [], 0
     for name in ("PageTopicArn", "InformTopicArn"):
-        for each in _subscriptions(deployment, deployment.output(name)):
-            if each["SubscriptionArn"] == "PendingConfirmation":
-                pending.append(each.get("Endpoint", "?"))
+        for subscription in _subscriptions(deployment, deployment.output(name)):
+            if subscription["SubscriptionArn"] == "PendingConfirmation":
+                pending.append(subscription.get("Endpoint", "?"))
             elif name == "PageTopicArn":
                 reached += 1
     if pending:
         names = ", ".join(dict.fromkeys(pending))
         return warn(f"not confirmed yet: {names}", "the person must follow the link in SNS's e-mail")
-    if not reached and not deployment.made("AWS::Events::ApiDestination"):
+    if not reached and not deployment.list_resources("AWS::Events::ApiDestination"):
         return warn(
             "nobody is paged: the topic has no subscriber",
             "set pageEmail, chat, pagerDutySecret or webhookUrl in cdk.json and deploy",
@@ -193,7 +193,7 @@ def people(deployment: Deployment) -> Check:
 
 def receivers(deployment: Deployment) -> Check | None:
     """Pager and webhook are let in with the secrets that they were given."""
-    names = [_last(physical, "/", "|") for physical in deployment.made("AWS::Events::Connection").values()]
+    names = [_last(physical, "/", "|") for physical in deployment.list_resources("AWS::Events::Connection").values()]
     if not names:
         return None
     for name in names:
@@ -208,11 +208,11 @@ def receivers(deployment: Deployment) -> Check | None:
 
 def alarms(deployment: Deployment) -> Check:
     """None of Rerail's own alarms has gone off."""
-    ours = sorted(deployment.made("AWS::CloudWatch::Alarm").values())
+    ours = sorted(deployment.list_resources("AWS::CloudWatch::Alarm").values())
     off: list[str] = []
     for first in range(0, len(ours), 100):
         answer = deployment.client("cloudwatch").describe_alarms(AlarmNames=ours[first : first + 100])
-        off += [each["AlarmName"] for each in answer["MetricAlarms"] if each["StateValue"] == "ALARM"]
+        off += [alarm["AlarmName"] for alarm in answer["MetricAlarms"] if alarm["StateValue"] == "ALARM"]
     if off:
         return broken(f"{', '.join(off)} went off", "its description in the CloudWatch console says what to do")
     return ok(f"{len(ours)} alarms are quiet")

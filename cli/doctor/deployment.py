@@ -37,10 +37,10 @@ class Deployment:
         pages = self.client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=place.STACK)
         return [resource for page in pages for resource in page["StackResourceSummaries"]]
 
-    def made(self, kind: str) -> dict[str, str]:
+    def list_resources(self, kind: str) -> dict[str, str]:
         """The resources of a type: logical id to physical id."""
-        found = [each for each in self.resources if each["ResourceType"] == kind]
-        return {each["LogicalResourceId"]: each.get("PhysicalResourceId", "") for each in found}
+        found = [resource for resource in self.resources if resource["ResourceType"] == kind]
+        return {resource["LogicalResourceId"]: resource.get("PhysicalResourceId", "") for resource in found}
 
     @cached_property
     def supervise(self) -> Mapping[str, Any]:

@@ -87,7 +87,7 @@ def policy(subject: Subject) -> Check | None:
 
 def metrics(subject: Subject) -> Check:
     """The loss and the step can be read from its log."""
-    definitions = {each["Name"]: each["Regex"] for each in subject.metric_definitions}
+    definitions = {definition["Name"]: definition["Regex"] for definition in subject.metric_definitions}
     for metric, expression in definitions.items():
         if problem := _flaw(metric, expression):
             return broken(f"the expression of {metric} {problem}", TESTED)
@@ -172,8 +172,8 @@ def checkpoint_slash(subject: Subject) -> Check | None:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     listed = subject.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix, Delimiter="/")
     own = f"{prefix}/"
-    others = [each["Prefix"] for each in listed.get("CommonPrefixes", []) if each["Prefix"] != own]
-    others += [each["Key"] for each in listed.get("Contents", [])]
+    others = [folder["Prefix"] for folder in listed.get("CommonPrefixes", []) if folder["Prefix"] != own]
+    others += [item["Key"] for item in listed.get("Contents", [])]
     if others:
         return broken(
             f"{uri} has no slash at its end, and SageMaker restores {others[0]} with it", f"write {uri}/ in S3Uri"
@@ -185,12 +185,12 @@ def logs(subject: Subject) -> Check:
     """They are kept long enough to be read by whoever asks what happened."""
     group = next(
         (
-            each
+            log_group
             for page in subject.client("logs")
             .get_paginator("describe_log_groups")
             .paginate(logGroupNamePrefix=LOG_GROUP)
-            for each in page["logGroups"]
-            if each["logGroupName"] == LOG_GROUP
+            for log_group in page["logGroups"]
+            if log_group["logGroupName"] == LOG_GROUP
         ),
         None,
     )

@@ -28,11 +28,13 @@ def warm_pool_quota(subject: Subject) -> Check | None:
 
 def fallback_quotas(subject: Subject) -> Check | None:
     """It allows the machines that the policy falls back to."""
-    types = sorted({word for each in subject.policy.capacity.fallbacks for word in each.split() if word[:3] == "ml."})
+    types = sorted(
+        {word for fallback in subject.policy.capacity.fallbacks for word in fallback.split() if word[:3] == "ml."}
+    )
     if _is_free(subject) or not types:
         return None
     kind = SPOT if subject.is_spot else ON_DEMAND
-    short = [each for each in types if (_quotas(subject).get(_name(each, kind)) or 0.0) < subject.instance_count]
+    short = [type for type in types if (_quotas(subject).get(_name(type, kind)) or 0.0) < subject.instance_count]
     if short:
         return warn(f"too few for {subject.instance_count} machines of {', '.join(short)}", _request(short[0], kind))
     return ok(f"enough for {', '.join(types)}")

@@ -158,4 +158,4 @@ def _lacking(subject: Subject, who: str, actions: Sequence[str], key: str) -> li
 
 
 def _refused(results: Sequence[dict[str, str]]) -> list[str]:
-    return [each["EvalActionName"] for each in results if each["EvalDecision"] != ALLOWED]
+    return [result["EvalActionName"] for result in results if result["EvalDecision"] != ALLOWED]

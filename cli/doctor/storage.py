@@ -43,7 +43,7 @@ def checkpoint_expiry(subject: Subject) -> Check | None:
             return ok("nothing is deleted by a lifecycle rule")
         raise
     runtime_s = subject.max_runtime_s or DAY
-    found = sorted(_expiring(answer.get("Rules", []), subject.prefix), key=lambda each: each[1])
+    found = sorted(_expiring(answer.get("Rules", []), subject.prefix), key=lambda rule: rule[1])
     if not found:
         return ok("no lifecycle rule deletes below the folder")
     name, days = found[0]

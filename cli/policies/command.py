@@ -39,17 +39,17 @@ def check(
     """Read policies as the deployment would; exit status 1 if one cannot be deployed. What is odd does not fail."""
     found = [check_file(file) for file in files]
     if as_json:
-        typer.echo(json.dumps({"files": [asdict(each) for each in found]}, indent=2))
+        typer.echo(json.dumps({"files": [asdict(policy) for policy in found]}, indent=2))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        for each in found:
-            state = "[red]cannot be deployed[/]" if each.problems else "[green]ok[/]"
-            console.print(f"{escape(each.file)}: {state}")
-            for problem in each.problems:
+        for policy in found:
+            state = "[red]cannot be deployed[/]" if policy.problems else "[green]ok[/]"
+            console.print(f"{escape(policy.file)}: {state}")
+            for problem in policy.problems:
                 console.print(f"  [red]error[/] {escape(problem)}")
-            for warning in each.warnings:
+            for warning in policy.warnings:
                 console.print(f"  [yellow]odd[/]   {escape(warning)}")
-    if any(each.problems for each in found):
+    if any(policy.problems for policy in found):
         raise typer.Exit(1)
 
 
@@ -59,13 +59,13 @@ def list_policies(local: Local = False, as_json: AsJson = False) -> None:
     where = place.find(local=local)
     found = compare_policies(where)
     if as_json:
-        typer.echo(json.dumps({"policies": [asdict(each) for each in found]}, indent=2))
+        typer.echo(json.dumps({"policies": [asdict(policy) for policy in found]}, indent=2))
         return
     table = Table("policy", "mode", "stands", "what differs", title=where.name, title_justify="left")
-    for each in found:
-        more = f" and {len(each.fields) - SHOWN} more" if len(each.fields) > SHOWN else ""
-        difference = each.problem or ", ".join(each.fields[:SHOWN]) + more
-        table.add_row(each.name, each.mode, f"[{STYLES[each.stands]}]{each.stands}[/]", escape(difference))
+    for policy in found:
+        more = f" and {len(policy.fields) - SHOWN} more" if len(policy.fields) > SHOWN else ""
+        difference = policy.problem or ", ".join(policy.fields[:SHOWN]) + more
+        table.add_row(policy.name, policy.mode, f"[{STYLES[policy.stands]}]{policy.stands}[/]", escape(difference))
     Console().print(table)
 
 

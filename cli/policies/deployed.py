@@ -43,7 +43,7 @@ def read_deployed_texts(where: Place) -> Mapping[str, str]:
     prefix = where.outputs["PolicyPrefix"].rstrip("/")
     pages = where.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=prefix)
     found = [parameter for page in pages for parameter in page["Parameters"]]
-    return {each["Name"].removeprefix(f"{prefix}/"): str(each["Value"]) for each in found}
+    return {parameter["Name"].removeprefix(f"{prefix}/"): str(parameter["Value"]) for parameter in found}
 
 
 def flatten(policy: Policy) -> dict[str, object]:

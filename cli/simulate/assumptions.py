@@ -105,6 +105,7 @@ class Assumptions:
 
 
 def list_assumptions(assumptions: Assumptions) -> Iterator[Assumed]:
-    """All of them, in order."""
-    for each in fields(assumptions):
-        yield Assumed(each.name, getattr(assumptions, each.name), each.metadata["unit"], each.metadata["source"])
+    """Yield each assumption with its value, in the order of the fields."""
+    for assumption in fields(assumptions):
+        facts, value = assumption.metadata, getattr(assumptions, assumption.name)
+        yield Assumed(assumption.name, value, facts["unit"], facts["source"])

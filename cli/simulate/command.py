@@ -64,7 +64,7 @@ def run_simulations(
         made = Maker(sizes, days, range(seed, seed + seeds), rules, failures)
         variants = {f"ways:{size}": [(WAYS[k].title, WAYS[k], assumed) for k in names] for size in sizes if names}
         variants |= {key: list(SWEEPS[key].variants(assumed)) for key in sweep or []}
-        rows = made.rows(variants, console)
+        rows = made.simulate_rows(variants, console)
         _show(console, rows, sizes, days, seeds, assumed if not quiet else None)
         _written(rows, as_json)
         if plot:
@@ -83,12 +83,12 @@ class Maker:
     ) -> None:
         self.sizes, self.days, self.seeds, self.policy, self.factor = sizes, days, seeds, policy, factor
 
-    def rows(self, variants: dict[str, list[tuple]], console: Console) -> dict[str, list[ReportRow]]:  # type: ignore[type-arg]
+    def simulate_rows(self, variants: dict[str, list[tuple]], console: Console) -> dict[str, list[ReportRow]]:  # type: ignore[type-arg]
         """The rows of each group, in the order in which they were asked for; a sweep is of the last size."""
         places, tasks = [], []
-        for group, each in variants.items():
+        for group, group_variants in variants.items():
             size = int(group.removeprefix("ways:")) if group.startswith("ways:") else self.sizes[-1]
-            for name, way, assumed in each:
+            for name, way, assumed in group_variants:
                 for seed in self.seeds:
                     places.append((group, name))
                     tasks.append(SimulationTask(way, size, self.days, seed, assumed, self.policy, self.factor))
@@ -99,7 +99,9 @@ class Maker:
         for (group, name), done in zip(places, outcomes, strict=True):
             assert done
             rows.setdefault(group, {}).setdefault(name, []).append(done)
-        return {group: [ReportRow(name, list(each)) for name, each in named.items()] for group, named in rows.items()}
+        return {
+            group: [ReportRow(name, list(results)) for name, results in named.items()] for group, named in rows.items()
+        }
 
     def _shown(
         self, tasks: list[tuple[int, SimulationTask]], console: Console
@@ -135,7 +137,9 @@ def _known(what: str, names: list[str], known: list[str]) -> None:
 
 
 def _assumed(given: list[str]) -> Assumptions:
-    numbers = [each.name for each in fields(Assumptions) if isinstance(getattr(Assumptions(), each.name), int | float)]
+    numbers = [
+        field.name for field in fields(Assumptions) if isinstance(getattr(Assumptions(), field.name), int | float)
+    ]
     assumed = Assumptions()
     for text in given:
         name, _, value = text.partition("=")
@@ -154,7 +158,7 @@ def _assumed(given: list[str]) -> Assumptions:
 
 def _policy(name: str) -> Policy:
     file = Path(name) if name.endswith(".toml") else POLICIES / f"{name}.toml"
-    known = ", ".join(sorted(each.stem for each in POLICIES.glob("*.toml")))
+    known = ", ".join(sorted(file.stem for file in POLICIES.glob("*.toml")))
     try:
         return parse_policy(file.read_text(encoding="utf-8"), name=file.stem)
     except (OSError, UnicodeDecodeError) as error:
@@ -172,22 +176,22 @@ def _show(
     assumed: Assumptions | None,
 ) -> None:
     tables = [report.make_rates_table(assumed), report.make_assumptions_table(assumed)] if assumed else []
-    for group, each in rows.items():
+    for group, group_rows in rows.items():
         if group.startswith("ways:"):
             size = int(group.removeprefix("ways:"))
             tables += [
-                report.make_ways_table(each, gpus=size, days=days, seeds=seeds),
-                report.make_costs_table(each, gpus=size),
+                report.make_ways_table(group_rows, gpus=size, days=days, seeds=seeds),
+                report.make_costs_table(group_rows, gpus=size),
             ]
         else:
-            tables.append(report.make_sweep_table(f"{SWEEPS[group].title}; {sizes[-1]:,} GPUs", each))
+            tables.append(report.make_sweep_table(f"{SWEEPS[group].title}; {sizes[-1]:,} GPUs", group_rows))
     report.show(console, tables)
 
 
 def _written(rows: dict[str, list[ReportRow]], where: str) -> None:
     if not where:
         return
-    text = json.dumps({group: report.make_json(each) for group, each in rows.items()}, indent=2)
+    text = json.dumps({group: report.make_json(group_rows) for group, group_rows in rows.items()}, indent=2)
     if where == "-":
         typer.echo(text)
         return

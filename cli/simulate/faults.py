@@ -132,4 +132,4 @@ def draw_text(fault: SimulatedFault, chance: random.Random) -> str:
 def read_texts(kind: str) -> Sequence[str]:
     """Real failure texts of a class."""
     lines = [line for name in ("failures", "failures_collected") for line in (CORPUS / f"{name}.jsonl").open()]
-    return [each["text"] for each in map(json.loads, lines) if each["class"] == kind]
+    return [failure["text"] for failure in map(json.loads, lines) if failure["class"] == kind]

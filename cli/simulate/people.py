@@ -20,14 +20,14 @@ class OnCall:
 
     def begin(self) -> None:
         self._launch(None)
-        self.world.after(LOOK_S, self._look)
+        self.world.schedule(LOOK_S, self._look)
 
     def _look(self) -> None:
         """No event is lost on them: how long they take is known as a whole."""
-        self.changed()
-        self.world.after(LOOK_S, self._look)
+        self.on_job_changed()
+        self.world.schedule(LOOK_S, self._look)
 
-    def changed(self) -> None:
+    def on_job_changed(self) -> None:
         job = self.world.job
         if job is None or job.number != self.attempt or self.called_for == self.attempt:
             return
@@ -38,37 +38,37 @@ class OnCall:
             self.failed_at.append(job.step)
             if self.failed_at.count(job.step) > 1:
                 self.world.remove_causes()
-            delay = self.world.takes(self.world.assumed.human_crash, "people")
-            self.world.after(delay, self._relaunch, self.attempt)
+            delay = self.world.draw_delay(self.world.assumed.human_crash, "people")
+            self.world.schedule(delay, self._relaunch, self.attempt)
         elif job.status is JobStatus.STOPPED:
             self.called_for = self.attempt
             self._launch(self.resume)
 
-    def struck(self, fault: SimulatedFault) -> None:
+    def on_fault(self, fault: SimulatedFault) -> None:
         world, slow = self.world, fault is SimulatedFault.SLOW
         world.counts["pages"] += 1
-        delay = world.takes(world.assumed.human_slow if slow else world.assumed.human_diverged, fault)
-        world.after(delay, self._swap if slow else self._roll_back)
+        delay = world.draw_delay(world.assumed.human_slow if slow else world.assumed.human_diverged, fault)
+        world.schedule(delay, self._swap if slow else self._roll_back)
 
-    def found(self, found: SimulatedFinding) -> None:
+    def on_finding(self, found: SimulatedFinding) -> None:
         """They have no detectors."""
 
-    def crashed(self, text: str) -> None:
+    def on_crash(self, text: str) -> None:
         """Nothing waits for them."""
 
-    def restarted(self) -> None:
+    def on_restart(self) -> None:
         """They restart nothing in place."""
 
     def _relaunch(self, attempt: int) -> None:
         if attempt == self.attempt and not self.world.is_live:
-            self._launch(self.world.newest())
+            self._launch(self.world.find_newest())
 
     def _roll_back(self) -> None:
         """Before the onset, with what caused it mended."""
         world = self.world
         if world.onset is not None and world.is_live:
             world.remove_causes()
-            self.resume = world.newest(before=world.onset)
+            self.resume = world.find_newest(before=world.onset)
             world.stop()
 
     def _swap(self) -> None:
@@ -85,4 +85,4 @@ class OnCall:
         if self.world.launch(f"run-{self.attempt + 1}", self.attempt + 1, resume_step=step):
             self.attempt += 1
         else:
-            self.world.after(LOOK_S, self._launch, step)
+            self.world.schedule(LOOK_S, self._launch, step)

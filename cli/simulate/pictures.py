@@ -56,7 +56,7 @@ def _where(axes: Any, rows: Sequence[ReportRow], title: str) -> None:
     places = range(len(rows))
     left = [0.0] * len(rows)
     for what, colour in COLOURS.items():
-        parts = [100 * row.share(what) for row in rows]
+        parts = [100 * row.compute_share(what) for row in rows]
         axes.barh(places, parts, left=left, color=colour, label=what.value)
         left = [a + b for a, b in zip(left, parts, strict=True)]
     for place, row, end in zip(places, rows, left, strict=True):

@@ -36,39 +36,39 @@ class ReportRow:
 
     @property
     def ettr(self) -> float:
-        return mean(each.ettr for each in self.outcomes)
+        return mean(outcome.ettr for outcome in self.outcomes)
 
     @property
     def spread(self) -> float:
         """The standard deviation over the seeds."""
-        return pstdev(each.ettr for each in self.outcomes)
+        return pstdev(outcome.ettr for outcome in self.outcomes)
 
-    def share(self, what: Spent) -> float:
-        return mean(compute_shares(each.spent)[what] for each in self.outcomes)
+    def compute_share(self, what: Spent) -> float:
+        return mean(compute_shares(outcome.spent)[what] for outcome in self.outcomes)
 
-    def monthly(self, what: str) -> float:
+    def compute_monthly(self, what: str) -> float:
         """A count in 30 days."""
-        return mean(each.counts[what] / each.task.days * 30 for each in self.outcomes)
+        return mean(outcome.counts[what] / outcome.task.days * 30 for outcome in self.outcomes)
 
     @property
     def wasted(self) -> float:
         """Dollars in 30 days that paid for no step which counts."""
-        return mean(each.wasted / each.task.days * 30 for each in self.outcomes)
+        return mean(outcome.wasted / outcome.task.days * 30 for outcome in self.outcomes)
 
     @property
     def cost(self) -> float:
-        return mean(each.cost / each.task.days * 30 for each in self.outcomes)
+        return mean(outcome.cost / outcome.task.days * 30 for outcome in self.outcomes)
 
     @property
     def signals(self) -> int:
-        return sum(each.signals for each in self.outcomes)
+        return sum(outcome.signals for outcome in self.outcomes)
 
 
 def make_ways_table(rows: Sequence[ReportRow], *, gpus: int, days: float, seeds: int) -> Table:
     """One line a way: what share of the time trained, and where the rest went."""
     found = _table(_title(gpus, days, seeds), "looked after by", ("ETTR", "+-", *(name for _, name in PARTS)))
     for row in rows:
-        parts = (f"{100 * row.share(what):.2f}" for what, _ in PARTS)
+        parts = (f"{100 * row.compute_share(what):.2f}" for what, _ in PARTS)
         found.add_row(row.name, f"{100 * row.ettr:.2f}", f"{100 * row.spread:.2f}", *parts)
     return found
 
@@ -78,11 +78,11 @@ def make_costs_table(rows: Sequence[ReportRow], *, gpus: int) -> Table:
     columns = ("lost steps", "starts", "restarts in place", "wrong interventions", "pages", "cost $", "wasted $")
     found = _table(f"{gpus:,} GPUs: in 30 days", "looked after by", columns)
     for row in rows:
-        starts = row.monthly("launches") + row.monthly("repairs")
-        counts = (row.monthly("lost_steps"), starts, row.monthly("in_place"))
+        starts = row.compute_monthly("launches") + row.compute_monthly("repairs")
+        counts = (row.compute_monthly("lost_steps"), starts, row.compute_monthly("in_place"))
         found.add_row(
-            *(row.name, *(f"{count:,.0f}" for count in counts), f"{row.monthly('wrong_interventions'):.1f}"),
-            *(f"{row.monthly('pages'):,.0f}", _money(row.cost), _money(row.wasted)),
+            *(row.name, *(f"{count:,.0f}" for count in counts), f"{row.compute_monthly('wrong_interventions'):.1f}"),
+            *(f"{row.compute_monthly('pages'):,.0f}", _money(row.cost), _money(row.wasted)),
         )
     return found
 
@@ -118,8 +118,8 @@ def make_assumptions_table(assumed: Assumptions) -> Table:
     found = Table(title="Taken for granted", title_justify="left", header_style="bold")
     for name in ("", "value", "unit", "source"):
         found.add_column(name, overflow="fold")
-    for each in list_assumptions(assumed):
-        found.add_row(each.name, _spoken(each.value), each.unit, each.source)
+    for assumption in list_assumptions(assumed):
+        found.add_row(assumption.name, _spoken(assumption.value), assumption.unit, assumption.source)
     return found
 
 
@@ -142,8 +142,8 @@ def make_rates_table(assumed: Assumptions) -> Table:
 
 
 def show(console: Console, tables: Sequence[Table]) -> None:
-    for each in tables:
-        console.print(each)
+    for table in tables:
+        console.print(table)
         console.print()
 
 
@@ -158,11 +158,12 @@ def make_json(rows: Sequence[ReportRow]) -> list[dict[str, Any]]:
             "seeds": len(row.outcomes),
             "ettr": row.ettr,
             "ettr_spread": row.spread,
-            "ettr_by_seed": [each.ettr for each in row.outcomes],
+            "ettr_by_seed": [outcome.ettr for outcome in row.outcomes],
             "interval_s": row.outcomes[0].interval_s,
-            "shares": {what.value: row.share(what) for what in Spent},
+            "shares": {what.value: row.compute_share(what) for what in Spent},
             "in_30_days": {
-                what: row.monthly(what) for what in sorted({str(name) for each in row.outcomes for name in each.counts})
+                what: row.compute_monthly(what)
+                for what in sorted({str(name) for outcome in row.outcomes for name in outcome.counts})
             },
             "dollars_in_30_days": row.cost,
             "wasted_dollars_in_30_days": row.wasted,

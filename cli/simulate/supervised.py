@@ -58,7 +58,7 @@ class Supervised:
         job = self.world.job
         if job is None or job.name != name:
             raise JobNotFound(name)
-        moment = self.world.moment
+        moment = self.world.get_moment
         return (
             Job(
                 name=job.name,
@@ -94,23 +94,23 @@ class Supervised:
     def begin(self) -> None:
         self.world.launch(NAME, 1, resume_step=None)
         job, _ = self.describe(NAME)
-        enrolled = adopt(job, {}, {POLICY_TAG: self.policy.name}, self, taken=False, at=self.world.moment())
+        enrolled = adopt(job, {}, {POLICY_TAG: self.policy.name}, self, taken=False, at=self.world.get_moment())
         assert isinstance(enrolled, Adopted)
         self.run = enrolled.run
-        self.world.after(SWEEP_S, self._sweep)
+        self.world.schedule(SWEEP_S, self._sweep)
 
-    def changed(self) -> None:
+    def on_job_changed(self) -> None:
         self._visit()
         job = self.world.job
         if self.world.way.agent and job and job.secondary == "Training" and not self.run.current.agent:
             restart = (Ability.RESTART,) if self.world.way.in_place else ()
             self._report(ReportKind.HELLO, abilities=(Ability.SKIP, Ability.RATE, *restart))
 
-    def struck(self, fault: SimulatedFault) -> None:
+    def on_fault(self, fault: SimulatedFault) -> None:
         """Only detectors tell Rerail."""
 
-    def found(self, found: SimulatedFinding) -> None:
-        at = self.world.moment()
+    def on_finding(self, found: SimulatedFinding) -> None:
+        at = self.world.get_moment()
         text = f"{found.kind} since step {found.onset}"
         finding = Finding(found.kind, found.level, self.world.step, found.onset, text, at, found.at_onset)
         before = self.run.state
@@ -121,30 +121,30 @@ class Supervised:
         if found.false and before is RunState.WATCHING and self.run.state is not RunState.WATCHING:
             self.world.counts["wrong_interventions"] += 1
 
-    def crashed(self, text: str) -> None:
+    def on_crash(self, text: str) -> None:
         self._report(ReportKind.CRASHED, evidence=text)
 
-    def restarted(self) -> None:
+    def on_restart(self) -> None:
         """Told by the processes themselves, with their first step."""
         self._report(ReportKind.RESTARTED, step=self.world.step)
 
     def _sweep(self) -> None:
         self._visit()
-        self.world.after(SWEEP_S, self._sweep)
+        self.world.schedule(SWEEP_S, self._sweep)
 
     def _report(self, kind: ReportKind, **more: Any) -> None:
         world, attempt = self.world, self.run.current
         id = f"{kind}-{world.now}"
         more = {"restart": world.job.restarts if world.job else 0, **more}
-        report = Report(id, self.run.mailbox, attempt.number, attempt.job_name, kind, world.moment(), **more)
+        report = Report(id, self.run.mailbox, attempt.number, attempt.job_name, kind, world.get_moment(), **more)
         grave = kind is ReportKind.CRASHED or any(f.level is Level.INTERVENE for f in report.findings)
-        self._visit(AgentReported(world.moment(), report, self.list_checkpoints("") if grave else None))
+        self._visit(AgentReported(world.get_moment(), report, self.list_checkpoints("") if grave else None))
 
     # One turn of the loop.
 
     def _visit(self, received: Signal | None = None) -> None:
         seen = None
-        for signal in observe(self.run, self, self, at=self.world.moment()):  # type: ignore[arg-type]
+        for signal in observe(self.run, self, self, at=self.world.get_moment()):  # type: ignore[arg-type]
             if isinstance(signal, JobObserved):
                 seen = signal.checkpoints
             if isinstance(signal, Tick) and received:
@@ -173,9 +173,9 @@ class Supervised:
         refused = [action for action in actions if not self._perform(action)]
         for action in refused:
             assert isinstance(action, CreateJob)
-            self._turn(CreateRefused(self.world.moment(), action, Refusal.CAPACITY, NO_ROOM))
+            self._turn(CreateRefused(self.world.get_moment(), action, Refusal.CAPACITY, NO_ROOM))
         if done := tuple(action for action in actions if action not in refused):
-            self._turn(ActionsDone(self.world.moment(), done))
+            self._turn(ActionsDone(self.world.get_moment(), done))
 
     def _perform(self, action: Action | Notify) -> bool:
         """Carry it out; False where SageMaker refuses."""
@@ -204,7 +204,9 @@ class Supervised:
     def _post(self, command: Command) -> None:
         """The agent looks every few seconds."""
         if self.world.way.agent:
-            self.world.after(self.world.dice("poll").uniform(0.0, self.world.assumed.poll_s), self._heed, command)
+            self.world.schedule(
+                self.world.get_dice("poll").uniform(0.0, self.world.assumed.poll_s), self._heed, command
+            )
 
     def _heed(self, command: Command) -> None:
         job = self.world.job
@@ -216,16 +218,16 @@ class Supervised:
             case CommandKind.RESTART if job.secondary == "Training":
                 self.world.restart(resume_step=command.resume_step, order=command)
             case CommandKind.TRAIN:
-                self.world.lets_end()
+                self.world.let_end()
 
     def _save(self, command: Command) -> None:
         late = self.world.assumed.event_s + self.world.way.later_s
 
         def durable(step: int) -> None:
-            self.world.after(late, self._answer, command, ReportKind.CHECKPOINT, step)
+            self.world.schedule(late, self._answer, command, ReportKind.CHECKPOINT, step)
 
         self.world.save_now(durable)
-        self.world.after(late, self._answer, command, ReportKind.ACKNOWLEDGED, None)
+        self.world.schedule(late, self._answer, command, ReportKind.ACKNOWLEDGED, None)
 
     def _answer(self, command: Command, kind: ReportKind, step: int | None) -> None:
         if command.attempt == self.run.current.number:
@@ -237,7 +239,7 @@ class Supervised:
     def _page(self) -> None:
         self.world.counts["holds"] += 1
         self.world.waiting = Spent.HUMAN
-        self.world.after(self.world.takes(self.world.assumed.human_crash, "people"), self._resolve_hold)
+        self.world.schedule(self.world.draw_delay(self.world.assumed.human_crash, "people"), self._resolve_hold)
 
     def _resolve_hold(self) -> None:
         """They do what the notice asks for, and release the run."""
@@ -254,6 +256,6 @@ class Supervised:
     def _say(self, verb: OperatorVerb) -> None:
         self.commands += 1
         said = OperatorCommand(
-            self.world.moment(), f"c{self.commands}", verb, "on-call", "fixed", self.list_checkpoints("")
+            self.world.get_moment(), f"c{self.commands}", verb, "on-call", "fixed", self.list_checkpoints("")
         )
         self._visit(said)

@@ -99,19 +99,19 @@ class RunObserver(Protocol):
 
     def begin(self) -> None: ...
 
-    def changed(self) -> None:
+    def on_job_changed(self) -> None:
         """The job's state has changed, and SageMaker says so."""
 
-    def struck(self, fault: SimulatedFault) -> None:
+    def on_fault(self, fault: SimulatedFault) -> None:
         """Something is wrong that nothing but people and detectors can see."""
 
-    def found(self, found: SimulatedFinding) -> None:
+    def on_finding(self, found: SimulatedFinding) -> None:
         """A detector has something to say."""
 
-    def crashed(self, text: str) -> None:
+    def on_crash(self, text: str) -> None:
         """The processes are dead, and the job's init waits for an order."""
 
-    def restarted(self) -> None:
+    def on_restart(self) -> None:
         """They were restarted in place, and have done a step."""
 
 
@@ -174,19 +174,19 @@ class SimulatedRun:
                 act(*given)
         self._advance(end)
 
-    def moment(self, ms: int | None = None) -> datetime:
+    def get_moment(self, ms: int | None = None) -> datetime:
         return BEGIN + timedelta(milliseconds=self.now if ms is None else ms)
 
-    def dice(self, what: str) -> random.Random:
+    def get_dice(self, what: str) -> random.Random:
         """A stream of chance for each purpose, so that ways that differ in one thing share all others."""
         return self._dice.setdefault(what, random.Random(f"{self.seed}:{what}"))
 
-    def takes(self, delay: Delay, what: str) -> float:
+    def draw_delay(self, delay: Delay, what: str) -> float:
         """Seconds that people take."""
         sigma = math.log(delay.p90 / delay.median) / Z90
-        return 60 * delay.median * math.exp(self.dice(what).gauss(0.0, sigma))
+        return 60 * delay.median * math.exp(self.get_dice(what).gauss(0.0, sigma))
 
-    def after(self, seconds: float, act: Callable[..., None], *given: Any) -> None:
+    def schedule(self, seconds: float, act: Callable[..., None], *given: Any) -> None:
         self._push(self.now + _ms(seconds), act, *given)
 
     @property
@@ -231,8 +231,8 @@ class SimulatedRun:
 
     def _has_room(self) -> bool:
         if self.now and not self.way.standby and self.now >= self._room_at:
-            short = self.dice("room").random() < self.assumed.no_room
-            self._room_at = self.now + _ms(self.dice("room").expovariate(1.0) * self.assumed.room_s * short)
+            short = self.get_dice("room").random() < self.assumed.no_room
+            self._room_at = self.now + _ms(self.get_dice("room").expovariate(1.0) * self.assumed.room_s * short)
         return self.now >= self._room_at
 
     def stop(self) -> None:
@@ -261,21 +261,21 @@ class SimulatedRun:
         place = self.snapshot if resume_step is None else None
         seconds = self.assumed.restart_s + self.assumed.init_s
         seconds += self.assumed.load_s if place is None else self.assumed.peer_load_s
-        step = self.newest() if resume_step is None else resume_step
+        step = self.find_newest() if resume_step is None else resume_step
         self.job.resume = self._at(step) if place is None else place
         self.counts["in_place"] += 1
         self._enter(MachinePhase.RESTART)
-        if self.dice("start").random() < self.assumed.start_fails:
-            self._live(seconds, self._gone, None, _words(START_TEXT, self.dice("words")))
+        if self.get_dice("start").random() < self.assumed.start_fails:
+            self._live(seconds, self._gone, None, _words(START_TEXT, self.get_dice("words")))
         else:
             self._live(seconds, self._again_in_place)
 
-    def lets_end(self) -> None:
+    def let_end(self) -> None:
         """No order will come: what has crashed ends."""
         if self._dead:
             self._live(0.0, self._gone, *self._dead)
 
-    def newest(self, *, before: int | None = None) -> int | None:
+    def find_newest(self, *, before: int | None = None) -> int | None:
         """The step of the newest durable checkpoint, older than a place in the work where that is given."""
         step_ms = _ms(self.assumed.step_s)
         return next((c.step for c in self.saved if before is None or c.step * step_ms < before), None)
@@ -344,9 +344,9 @@ class SimulatedRun:
         self._said()
         seconds = self.assumed.init_s + self.assumed.load_s
         if self.bad_gpus:
-            self._live(self.assumed.init_s, self._die, SimulatedFault.GPU, _words("hardware", self.dice("words")))
-        elif self.dice("start").random() < self.assumed.start_fails:
-            self._live(seconds, self._die, None, _words(START_TEXT, self.dice("words")))
+            self._live(self.assumed.init_s, self._die, SimulatedFault.GPU, _words("hardware", self.get_dice("words")))
+        elif self.get_dice("start").random() < self.assumed.start_fails:
+            self._live(seconds, self._die, None, _words(START_TEXT, self.get_dice("words")))
         else:
             self._live(seconds, self._first_step)
 
@@ -362,7 +362,7 @@ class SimulatedRun:
 
     def _again_in_place(self) -> None:
         self._first_step()
-        self._live(self.assumed.step_s + self.assumed.event_s + self.way.later_s, self.watch.restarted)
+        self._live(self.assumed.step_s + self.assumed.event_s + self.way.later_s, self.watch.on_restart)
 
     def _restore(self, place: int) -> None:
         lost = self.place - place
@@ -405,7 +405,7 @@ class SimulatedRun:
             uri=f"{FOLDER}step-{step}/",
             step=step,
             attempt=self.job.number,
-            saved_at=self.moment(at),
+            saved_at=self.get_moment(at),
             reason=why,
             restart=self.job.restarts,
             consumed_samples=self._sample(step),
@@ -457,7 +457,7 @@ class SimulatedRun:
             case SimulatedFault.SLOW if not self.slow:
                 self.slow = True
                 self._train()
-                self.watch.struck(event.fault)
+                self.watch.on_fault(event.fault)
                 self._detect(Kind.THROUGHPUT_DROP, self.assumed.slow_rows)
             case SimulatedFault.DIVERGENCE if self.onset is None:
                 if event.chance < self.assumed.diverges_again:
@@ -465,7 +465,7 @@ class SimulatedRun:
                     self.traps.append(Trap(self.place, event.fault, "", self._sample(self.step), rate))
                 self._diverge()
             case SimulatedFault.SPIKE:
-                onset, at = self.step, self.moment()
+                onset, at = self.step, self.get_moment()
                 self._notify(SimulatedFinding(Kind.LOSS_SPIKE, onset, at, Level.WARN))
                 self._live(
                     self.assumed.spike_rows * self._row_s,
@@ -482,13 +482,15 @@ class SimulatedRun:
             return
         self.counts[SimulatedFault.DIVERGENCE] += 1
         self.onset = self.place
-        self.watch.struck(SimulatedFault.DIVERGENCE)
+        self.watch.on_fault(SimulatedFault.DIVERGENCE)
         self._detect(Kind.DIVERGENCE, self.assumed.diverged_rows)
 
     def _detect(self, kind: Kind, rows: int, *, false: bool = False) -> None:
         onset = self.step if self.onset is None else self.onset // _ms(self.assumed.step_s)
         lag_s = 0.0 if self.way.agent else self.assumed.publish_s
-        self._live(rows * self._row_s + lag_s, self._notify, SimulatedFinding(kind, onset, self.moment(), false=false))
+        self._live(
+            rows * self._row_s + lag_s, self._notify, SimulatedFinding(kind, onset, self.get_moment(), false=false)
+        )
 
     @property
     def _row_s(self) -> float:
@@ -498,28 +500,28 @@ class SimulatedRun:
         return self.assumed.step_s / (1 - self.assumed.slow_share if self.slow else 1.0)
 
     def _notify(self, found: SimulatedFinding) -> None:
-        self._live(self.assumed.event_s + self.way.later_s, self.watch.found, found)
+        self._live(self.assumed.event_s + self.way.later_s, self.watch.on_finding, found)
 
     def _hang(self, text: str) -> None:
         self.counts[SimulatedFault.NETWORK] += 1
         self._enter(MachinePhase.DEAD)
         self._live(self.assumed.watchdog_s, self._ended, JobStatus.FAILED, text, True)
         found_s = self.assumed.hang_found_s if self.way.agent else self.assumed.hang_found_blind_s
-        self._live(found_s, self._notify, SimulatedFinding(Kind.STALL, self.step, self.moment()))
+        self._live(found_s, self._notify, SimulatedFinding(Kind.STALL, self.step, self.get_moment()))
 
     def _die(self, fault: SimulatedFault | None, text: str) -> None:
         """The processes are dead; the job's end takes a moment to be seen."""
         self.counts[fault or "start"] += 1
         self._enter(MachinePhase.DEAD)
         self._dead = (fault, text)
-        settles = self.dice("settles").uniform(*self.assumed.settles_s)
+        settles = self.get_dice("settles").uniform(*self.assumed.settles_s)
         swapped = fault is SimulatedFault.GPU or (fault is SimulatedFault.HOST and self.way.outlives)
         if swapped and self.spares:
             self.spares, self.bad_gpus = self.spares - 1, 0
             self._live(settles, self._swap)
         elif self.way.in_place and fault not in (SimulatedFault.HOST, SimulatedFault.GPU):
             seen_s = settles + self.assumed.event_s + self.way.later_s
-            self._live(seen_s, self.watch.crashed, text)
+            self._live(seen_s, self.watch.on_crash, text)
             self._live(seen_s + self.assumed.order_wait_s, self._gone, fault, text)
         else:
             self._live(settles, self._gone, fault, text)
@@ -548,7 +550,7 @@ class SimulatedRun:
         self.job.skipped, self.job.rate = self.job.asked
         self.counts["repairs"] += 1
         self.job.secondary = "Starting"
-        self.job.resume, self.job.restarts = self._at(self.newest()), 0
+        self.job.resume, self.job.restarts = self._at(self.find_newest()), 0
         self._enter(phase)
         self._live(seconds, self._container)
         self._said()
@@ -570,8 +572,8 @@ class SimulatedRun:
 
     def _said(self) -> None:
         """SageMaker tells of a change; now and then it does not."""
-        if self.dice("events").random() >= self.assumed.event_lost:
-            self.after(self.assumed.event_s + self.way.later_s, self.watch.changed)
+        if self.get_dice("events").random() >= self.assumed.event_lost:
+            self.schedule(self.assumed.event_s + self.way.later_s, self.watch.on_job_changed)
 
 
 def _kept(checkpoints: list[Checkpoint]) -> list[Checkpoint]:

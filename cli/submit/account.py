@@ -34,7 +34,7 @@ class SubmissionAccount:
         except NoRegionError as error:
             raise Problem("no AWS region is set", "set AWS_DEFAULT_REGION or AWS_PROFILE") from error
 
-    def role_arn(self, role: str) -> str:
+    def find_role_arn(self, role: str) -> str:
         """The ARN of a role that is given by name or by ARN."""
         if ROLE_ARN.fullmatch(role):
             return role
@@ -49,7 +49,7 @@ class SubmissionAccount:
                 raise Problem(f"--role {role}: this account has no such role", NO_ROLE[1]) from error
             raise _other(error, f"look up the role {role}; its whole ARN as --role needs no look-up") from error
 
-    def default_bucket(self) -> str:
+    def find_default_bucket(self) -> str:
         """The bucket that SageMaker's own SDK uses."""
         try:
             account = client("sts").get_caller_identity()["Account"]

@@ -96,7 +96,7 @@ def submit(
         warm = keep_alive or usual.get("keep_alive", "")
         job_request = JobRequest(
             name=job,
-            role=account.role_arn(role or usual.get("role", "")),
+            role=account.find_role_arn(role or usual.get("role", "")),
             region=account.region,
             image=options.find_image(account, image, framework_version, usual, machine),
             folder=f"{store}{job}/",

@@ -43,9 +43,9 @@ def read_defaults(folder: Path, home: Path) -> dict[str, Any]:
 
 
 def _places(folder: Path, home: Path) -> Iterator[Path]:
-    for each in (folder, *folder.parents):
-        if (each / FILE).is_file() or (each / ".git").exists() or each == home:
-            yield each / FILE
+    for parent in (folder, *folder.parents):
+        if (parent / FILE).is_file() or (parent / ".git").exists() or parent == home:
+            yield parent / FILE
             break
     yield home / ".config" / FILE
 

@@ -90,7 +90,7 @@ def follow_run(
         pause_s=0.5 if account.is_local else 5.0,
     )
     try:
-        for news in follower.news():
+        for news in follower.read_news():
             if news.source:
                 screen.show(f"{news.source} | {news.line.shown if news.line else news.text}")
             else:

@@ -49,14 +49,14 @@ class Follower:
     def __post_init__(self) -> None:
         self._book = Logbook(self.logs, self.since)
 
-    def news(self) -> Iterator[News]:
+    def read_news(self) -> Iterator[News]:
         """Everything new, until the run has ended and its last lines are read."""
         over_since: float | None = None
         while True:
             spoke = False
-            for each in self._look():
-                spoke = spoke or bool(each.source)
-                yield each
+            for line in self._look():
+                spoke = spoke or bool(line.source)
+                yield line
             ended, why = self._ending()
             if not ended:
                 over_since = None
@@ -113,7 +113,7 @@ class Follower:
 
     def _lines_of(self, job: str) -> Iterator[News]:
         assert self._book is not None
-        yield from (News(line.text, f"{job} {line.host}", line) for line in self._book.news(job))
+        yield from (News(line.text, f"{job} {line.host}", line) for line in self._book.read_new_lines(job))
 
     def _ending(self) -> tuple[str, str]:
         if self.run is not None:

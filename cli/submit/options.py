@@ -30,10 +30,10 @@ def make_name(script: Path, source: Source) -> str:
 def parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
     """NAME=VALUE, each name once."""
     found: dict[str, str] = {}
-    for each in given or ():
-        name, is_pair, value = each.partition("=")
+    for text in given or ():
+        name, is_pair, value = text.partition("=")
         if not is_pair or not name:
-            raise Problem(f"{option} {each}: not NAME=VALUE", f"write {option} NAME=VALUE")
+            raise Problem(f"{option} {text}: not NAME=VALUE", f"write {option} NAME=VALUE")
         if name in found:
             raise Problem(f"{option} {name}: given twice", "give it once")
         found[name] = value
@@ -80,7 +80,7 @@ def find_bucket(account: SubmissionAccount, bucket: str) -> str:
     """The one that is named, or the usual one."""
     if bucket:
         return bucket.removeprefix("s3://").rstrip("/")
-    return LOCAL_BUCKET if account.is_local else account.default_bucket()
+    return LOCAL_BUCKET if account.is_local else account.find_default_bucket()
 
 
 def find_image(account: SubmissionAccount, asked: str, version: str, usual: Mapping[str, Any], machine: str) -> str:

@@ -83,8 +83,8 @@ class Patterns:
     to take one back; the last that fits decides."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        rules = [each.strip() for each in patterns if each.strip() and not each.startswith("#")]
-        self._rules = [(not each.startswith("!"), *_compiled(each.removeprefix("!"))) for each in rules]
+        rules = [pattern.strip() for pattern in patterns if pattern.strip() and not pattern.startswith("#")]
+        self._rules = [(not rule.startswith("!"), *_compiled(rule.removeprefix("!"))) for rule in rules]
 
     def leave_out(self, name: str, *, is_folder: bool) -> bool:
         """Whether the file or folder of this relative path is left out."""
@@ -123,15 +123,15 @@ def _walk(folder: Path, patterns: Patterns) -> Iterator[str]:
     for root, folders, files in os.walk(folder):
         below = Path(root).relative_to(folder)
         folders[:] = sorted(
-            each for each in folders if not patterns.leave_out((below / each).as_posix(), is_folder=True)
+            name for name in folders if not patterns.leave_out((below / name).as_posix(), is_folder=True)
         )
-        for name in ((below / each).as_posix() for each in folders):
+        for name in ((below / subfolder).as_posix() for subfolder in folders):
             if (folder / name).is_symlink():
                 raise Problem(
                     f"{name} is a link to a folder, which would not be packed",
                     f"leave it out with --exclude {name}, or put the folder itself there",
                 )
-        for name in ((below / each).as_posix() for each in sorted(files)):
+        for name in ((below / file).as_posix() for file in sorted(files)):
             if patterns.leave_out(name, is_folder=False):
                 continue
             if (folder / name).is_file():

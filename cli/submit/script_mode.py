@@ -85,7 +85,9 @@ def make_environment(
     """The environment with the SM_* variables that scripts read."""
     resources = read(base / "input" / "config" / "resourceconfig.json")
     inputs = read(base / "input" / "config" / "inputdataconfig.json")
-    groups = {each["instance_group_name"]: each for each in resources.get("instance_groups", [])}
+    groups = {
+        instance_group["instance_group_name"]: instance_group for instance_group in resources.get("instance_groups", [])
+    }
     group = resources.get("current_group_name", "")
     facts: dict[str, Any] = {
         "input_dir": base / "input",

@@ -67,7 +67,7 @@ class Board:
             what = explain(cause).what if isinstance(cause, Exception) else str(error)
             Console(stderr=True, markup=False).print(f"not refreshed: {what}", style="yellow")
 
-    def plain(self, record: Run, url: str | None) -> dict[str, Any]:
+    def to_plain(self, record: Run, url: str | None) -> dict[str, Any]:
         """For programs."""
         attempts = [
             {
@@ -119,7 +119,7 @@ def tensorboard(
 
 def _say(board: Board, record: Run, url: str | None, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(board.plain(record, url), indent=2))
+        typer.echo(json.dumps(board.to_plain(record, url), indent=2))
         return
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     drawn = board.files or board.points

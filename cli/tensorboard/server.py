@@ -58,7 +58,7 @@ class Server:
 
     def __enter__(self) -> "Server":
         # Whoever ends us means the child too; a script's background jobs begin with Ctrl-C switched off.
-        self._before = {each: signal.signal(each, _interrupted) for each in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, _interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
         self._child = subprocess.Popen(self._command, stdout=self._output, stderr=self._output, start_new_session=True)
         try:
             self._wait_until_ready()
@@ -76,8 +76,8 @@ class Server:
 
     def stop(self) -> None:
         """End the child, gently first; a second Ctrl-C does not keep us from it."""
-        for each in self._before:
-            signal.signal(each, signal.SIG_IGN)
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
         if self._child is not None and self._child.poll() is None:
             self._child.terminate()
             try:
@@ -85,8 +85,8 @@ class Server:
             except subprocess.TimeoutExpired:
                 self._child.kill()
                 self._child.wait()
-        for each, before in self._before.items():
-            signal.signal(each, before or signal.SIG_DFL)
+        for number, before in self._before.items():
+            signal.signal(number, before or signal.SIG_DFL)
 
     def _wait_until_ready(self) -> None:
         end = time.monotonic() + READY_WITHIN_S

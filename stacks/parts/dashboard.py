@@ -34,7 +34,7 @@ class Dashboard(Construct):
         """`functions` by the names that people know them by; every dead-letter queue of the stack is found by itself,
         so this comes after all that has one."""
         super().__init__(scope, id)
-        dead_letters = [each for each in Stack.of(self).node.find_all() if isinstance(each, DeadLetterQueue)]
+        dead_letters = [node for node in Stack.of(self).node.find_all() if isinstance(node, DeadLetterQueue)]
         # A dashboard belongs to all regions of an account: two deployments must not write over each other's.
         name = f"{NAME}-{Aws.REGION}"
         board = cloudwatch.Dashboard(self, "Dashboard", dashboard_name=name, default_interval=Duration.hours(12))
@@ -108,17 +108,20 @@ def _decisions() -> Iterable[cloudwatch.IWidget]:
 def _supervisor(
     functions: Mapping[str, lambda_.IFunction], signals: sqs.IQueue, dead_letters: Sequence[DeadLetterQueue]
 ) -> Iterable[cloudwatch.IWidget]:
-    errors = [each.metric_errors(period=FIVE, label=f"{name}: errors") for name, each in functions.items()]
-    throttles = [each.metric_throttles(period=FIVE, label=f"{name}: throttles") for name, each in functions.items()]
+    errors = [function.metric_errors(period=FIVE, label=f"{name}: errors") for name, function in functions.items()]
+    throttles = [
+        function.metric_throttles(period=FIVE, label=f"{name}: throttles") for name, function in functions.items()
+    ]
     durations = [
-        each.metric_duration(period=FIVE, statistic="p99", label=f"{name}: p99") for name, each in functions.items()
+        function.metric_duration(period=FIVE, statistic="p99", label=f"{name}: p99")
+        for name, function in functions.items()
     ]
     age = signals.metric_approximate_age_of_oldest_message(period=MINUTE, statistic="Maximum", label="oldest signal, s")
     letters = [
-        each.queue.metric_approximate_number_of_messages_visible(
-            period=MINUTE, statistic="Maximum", label=f"of {each.of}"
+        dead_letter_queue.queue.metric_approximate_number_of_messages_visible(
+            period=MINUTE, statistic="Maximum", label=f"of {dead_letter_queue.of}"
         )
-        for each in dead_letters
+        for dead_letter_queue in dead_letters
     ]
     return (
         _graph("Errors and throttles", errors, right=throttles),

@@ -19,7 +19,7 @@ class Kept(Construct):
     def __init__(self, scope: Construct, id: str) -> None:
         super().__init__(scope, id)
         stack = Stack.of(self)
-        names = {stack.get_logical_id(each): _name(each) for each in stack.node.find_all() if _is_kept(each)}
+        names = {stack.get_logical_id(node): _name(node) for node in stack.node.find_all() if _is_kept(node)}
         parameter = ssm.StringParameter(
             self,
             "Parameter",

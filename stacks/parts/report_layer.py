@@ -35,13 +35,13 @@ class ReportLayer(lambda_.LayerVersion):
 
 def fill(folder: Path) -> None:
     """Copy the libraries, with all that they need, as Lambda wants them; raises PackageNotFoundError."""
-    for each in closure(*DRAWS_WITH):
-        for file in each.files or ():
+    for package in closure(*DRAWS_WITH):
+        for file in package.files or ():
             if ".." in file.parts or file.name.endswith(LEFT_OUT) or "__pycache__" in file.parts:
                 continue
             place = folder / file
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(str(each.locate_file(file))), place)
+            shutil.copyfile(Path(str(package.locate_file(file))), place)
 
 
 def closure(*names: str) -> Iterator[Distribution]:

@@ -29,7 +29,7 @@ def test_a_csv_is_read_by_what_its_columns_mean():
     series = tables.read(CSV)
     assert [one.loss for one in series.samples] == numbers("train/loss")
     assert series.samples[0].step_time_s == pytest.approx(0.86, abs=0.05)
-    assert (series.samples[0].step, series.row(99), series.row(100)) == (150000, 99, 101)
+    assert (series.samples[0].step, series.find_row(99), series.find_row(100)) == (150000, 99, 101)
 
 
 def test_a_csv_may_be_gzipped(tmp_path: Path):
@@ -74,7 +74,7 @@ def test_a_trainer_state_is_read_without_its_evaluations():
     history = json.loads(STATE.read_text())["log_history"]
     assert [one.loss for one in series.samples] == [entry["loss"] for entry in history if "loss" in entry]
     assert any(one.grad_norm is not None and one.grad_norm != one.grad_norm for one in series.samples)
-    assert history[series.row(1)]["step"] == series.samples[1].step == 5001
+    assert history[series.find_row(1)]["step"] == series.samples[1].step == 5001
 
 
 def test_an_output_folder_of_the_trainer_means_its_last_checkpoint(tmp_path: Path):
@@ -155,7 +155,7 @@ def test_what_is_no_time_is_none(text):
 
 def test_rows_default_to_places():
     """A log that was read whole needs no table of rows."""
-    assert LogSeries("a", ()).row(7) == 7
+    assert LogSeries("a", ()).find_row(7) == 7
 
 
 def _not_installed(name: str) -> None:

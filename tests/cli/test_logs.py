@@ -137,7 +137,7 @@ def test_an_empty_page_is_no_end():
             events, token = pages[nextToken]
             return {"events": events, "nextForwardToken": token}
 
-    assert [line.text for line in Logbook(Logs(), NOW).lines("gpt")] == ["late"]
+    assert [line.text for line in Logbook(Logs(), NOW).read_lines("gpt")] == ["late"]
 
 
 def test_a_line_is_one_line():

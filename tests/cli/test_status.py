@@ -241,7 +241,7 @@ def test_a_record_of_another_version_hides_no_other(where, monkeypatch):
     monkeypatch.setattr("rerail.model.codec.SCHEMA", 3)
     where.runs.save(replace(a_run("newer", RunState.WATCHING), version=2), None)
     monkeypatch.undo()
-    seen = FleetReader(where).fleet()
+    seen = FleetReader(where).read()
     assert [row.run.id for row in seen.rows] == ["trains"] and seen.unread == ("newer",)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(make_picture(seen, seen.rows, width=160))
@@ -257,11 +257,11 @@ def test_what_is_over_is_read_once_a_minute(where, monkeypatch):
     monkeypatch.setattr(fleet.place, "now", lambda: at[0])
     for seconds, scanned in ((0, 1), (5, 1), (55, 1), (61, 2)):
         at[0] = NOW + seconds * SECOND
-        assert {row.run.id for row in look.fleet().rows} == {"trains", "done"}
+        assert {row.run.id for row in look.read().rows} == {"trains", "done"}
         assert len(scans) == scanned
     ended = replace(a_run("trains", RunState.COMPLETED), version=2)
     where.runs.save(ended, None)
-    assert {row.run.id: row.run.state.value for row in look.fleet().rows} == {
+    assert {row.run.id: row.run.state.value for row in look.read().rows} == {
         "trains": "completed",
         "done": "completed",
     }
@@ -276,7 +276,7 @@ def test_ten_times_the_runs_cost_about_ten_times_as_much(where):
             client("dynamodb").batch_write_item(RequestItems={TABLE: puts[start : start + 25]})
 
     def show():
-        found = FleetReader(where).fleet()
+        found = FleetReader(where).read()
         Console(width=200, quiet=True).print(make_picture(found, found.rows, width=200))
         return found
 
@@ -295,7 +295,7 @@ def test_watching_redraws_goes_on_through_trouble_and_ends_with_ctrl_c(where, mo
     written, looks = io.StringIO(), []
     terminal = Console(file=written, force_terminal=True, width=100, height=30, color_system=None)
     monkeypatch.setattr("cli.status.Console", lambda: terminal)
-    see = FleetReader.fleet
+    see = FleetReader.read
 
     def look(self):
         looks.append(1)
@@ -307,7 +307,7 @@ def test_watching_redraws_goes_on_through_trouble_and_ends_with_ctrl_c(where, mo
         if len(looks) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(FleetReader, "fleet", look)
+    monkeypatch.setattr(FleetReader, "read", look)
     monkeypatch.setattr("cli.status.time.sleep", sleep)
     answer = CliRunner().invoke(app, ["status", "-w"])
     assert (answer.exit_code, len(looks)) == (0, 3)

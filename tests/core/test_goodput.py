@@ -329,7 +329,7 @@ def test_the_record_tells_what_really_happened(way, gpus, days):
     supervised = Supervised(world, Policy())
     world.watch = supervised
     world.run()
-    told, true = make_account(supervised.run, world.moment(), PRICED), world.accounts
+    told, true = make_account(supervised.run, world.get_moment(), PRICED), world.accounts
     allowed = 0.02 * true.wall_ms / 1000
     assert told.wall_s == pytest.approx(true.wall_ms / 1000)
     assert told.goodput_s == pytest.approx(sum(true.spent[what] for what in UNTOLD) / 1000, abs=allowed)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 def train(base: Path, **environment: str) -> str:
     """What the job prints; its checkpoints are below the base folder."""
-    request = HUGGING_FACE.request(steps=STEPS, save_every=3, keep=9, step_seconds=0.12)
+    request = HUGGING_FACE.make_request(steps=STEPS, save_every=3, keep=9, step_seconds=0.12)
     algorithm = request["AlgorithmSpecification"]
     command = [sys.executable, *algorithm["ContainerEntrypoint"][1:], *algorithm["ContainerArguments"]]
     basics = {
@@ -66,8 +66,8 @@ def test_its_lines_are_read_and_its_saves_are_known(tmp_path):
     the clean ones a sound machine goes on to the very losses of an undisturbed run."""
     sound, broken = tmp_path / "sound", tmp_path / "broken"
     printed = train(sound)
-    read = [pair for line in printed.split("\n") for pair in HUGGING_FACE.losses(line)]
-    exact = HUGGING_FACE.saved_losses(Folder(sound), "bucket", "")
+    read = [pair for line in printed.split("\n") for pair in HUGGING_FACE.parse_losses(line)]
+    exact = HUGGING_FACE.read_saved_losses(Folder(sound), "bucket", "")
     assert list(exact) == list(range(1, STEPS + 1))
     rounded = {step: float(f"{loss:.4g}") for step, loss in exact.items()}
     assert [float(loss) for loss in re.findall(HUGGING_FACE.loss, printed)] == list(rounded.values())
@@ -83,17 +83,17 @@ def test_its_lines_are_read_and_its_saves_are_known(tmp_path):
     for step in (6, 9):  # as the supervisor moves them
         (broken / "checkpoints" / f"checkpoint-{step}").rename(tmp_path / f"aside-{step}")
     assert re.search(r"[^0-9]9/9 \[", train(broken, BREAK_AT="4", RERAIL_ATTEMPT="2"))
-    assert HUGGING_FACE.saved_losses(Folder(broken), "bucket", "") == exact
+    assert HUGGING_FACE.read_saved_losses(Folder(broken), "bucket", "") == exact
 
 
 def test_the_page_shows_the_definitions_that_the_demo_uses():
     """Whoever copies them out of the example's README has what was tried."""
     shown = re.search(r"```json\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
-    request = HUGGING_FACE.request(steps=9, save_every=3, keep=9, step_seconds=0.0)
+    request = HUGGING_FACE.make_request(steps=9, save_every=3, keep=9, step_seconds=0.0)
     assert shown
     assert json.loads(shown[1]) == request["AlgorithmSpecification"]["MetricDefinitions"]
 
 
 def test_a_line_of_our_own_script_has_both():
-    assert list(OURS.losses("[0] rerail step=60 loss=2.5 nonfinite=0")) == [(60, 2.5)]
-    assert list(HUGGING_FACE.losses("Writing model shards: 100%|###| 1/1 [00:00<00:00, 9it/s]")) == []
+    assert list(OURS.parse_losses("[0] rerail step=60 loss=2.5 nonfinite=0")) == [(60, 2.5)]
+    assert list(HUGGING_FACE.parse_losses("Writing model shards: 100%|###| 1/1 [00:00<00:00, 9it/s]")) == []

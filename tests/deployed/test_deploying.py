@@ -117,7 +117,7 @@ def test_what_is_destroyed_comes_back_with_the_runs_of_before(
     outputs = json.loads(back.stdout)["outputs"]
     for name in ("TableName", "MailboxBucket"):
         assert outputs[name] == first["outputs"][name]
-    names = Formation(empty.client("cloudformation"), "Rerail").names()
+    names = Formation(empty.client("cloudformation"), "Rerail").list_names()
     assert set(kept) <= set(names.values())  # the key, the logs and the dead letters too
 
     account = Account(LocalAws.attach(empty.state_dir), pace)
@@ -166,7 +166,7 @@ def test_a_later_update_forgets_nobody_who_is_paged(first: dict[str, Any], surro
 def test_what_would_lose_the_runs_is_refused(first: dict[str, Any], empty: LocalAws):
     """CloudFormation itself says that the table would be another one; unless it is allowed by name, that is the end."""
     formation = Formation(empty.client("cloudformation"), "Rerail", pause_s=0.1)
-    template = json.loads(json.dumps(formation.template()))
+    template = json.loads(json.dumps(formation.read_template()))
     ((id, table),) = ((i, r) for i, r in template["Resources"].items() if r["Type"] == "AWS::DynamoDB::Table")
     table["Properties"]["TableName"] = "another"
     text = json.dumps(template)
@@ -177,7 +177,7 @@ def test_what_would_lose_the_runs_is_refused(first: dict[str, Any], empty: Local
     (loss,) = find_refused(found, [])
     assert (loss.id, loss.replaced, loss.danger) == (id, True, "every run, open or ended")
     assert list(find_refused(found, [strip_hash(id)])) == []
-    assert formation.outputs()["TableName"] == first["outputs"]["TableName"]
+    assert formation.read_outputs()["TableName"] == first["outputs"]["TableName"]
 
 
 def bootstrap(region: str) -> None:

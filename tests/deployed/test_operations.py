@@ -27,7 +27,7 @@ STEPS, SECONDS_A_STEP = 1_000_000, 0.05
 def jobs(account: Account) -> None:
     """Both train meanwhile: a script without an agent, and the project's own, which saves only when it is asked to."""
     account.submit(PLAIN, script=SCRIPT)
-    of_script = OURS.request(
+    of_script = OURS.make_request(
         steps=STEPS, save_every=10 * STEPS, keep=10, step_seconds=account.pace.real(SECONDS_A_STEP)
     )
     account.sagemaker.create_training_job(

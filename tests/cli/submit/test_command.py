@@ -183,7 +183,7 @@ class Ended:
     def __call__(self, **_: object) -> "Ended":
         return self
 
-    def news(self):
+    def read_news(self):
         yield News("followed is watching: adopted")
         yield News("step 1", "followed algo-1")
 
@@ -205,7 +205,7 @@ def test_an_interrupt_of_follow_does_not_stop_the_job(account, monkeypatch):
     """Ctrl-C says how to come back."""
 
     class Interrupted(Ended):
-        def news(self):
+        def read_news(self):
             raise KeyboardInterrupt
             yield
 

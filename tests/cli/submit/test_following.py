@@ -79,7 +79,7 @@ def followed(world: World, *, supervised: bool = True) -> tuple[Follower, list[s
     follower = Follower(
         "gpt", "gpt", world, world, world if supervised else None, clock=lambda: world.seconds, sleep=world.sleep
     )
-    return follower, [f"{news.source}> {news.text}" if news.source else news.text for news in follower.news()]
+    return follower, [f"{news.source}> {news.text}" if news.source else news.text for news in follower.read_news()]
 
 
 FIRST = Attempt(1, "gpt", status=JobStatus.FAILED)
