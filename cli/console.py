@@ -15,7 +15,7 @@ UNPRINTABLE = re.compile(
 
 
 def make_printable(text: str) -> str:
-    """The text with a blank for each character that does something but be read."""
+    """Return the text with a blank for each character that a terminal would execute."""
     return UNPRINTABLE.sub(" ", text)
 
 

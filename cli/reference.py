@@ -22,7 +22,7 @@ WORDS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
 
 def find_commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that can be carried out, with the words that name it, in the order of the help."""
+    """Yield every command with the words that name it, in the order of the help."""
     command = command or typer.main.get_command(app)
     inner = getattr(command, "commands", None)
     if inner is None:

@@ -39,7 +39,7 @@ def report(run: RunName, open_it: Open = False, out: Out = None, local: Local = 
 
 
 def gather_facts(where: Place, run: str) -> Facts | None:
-    """All that a report needs, read now; None where there is no such run."""
+    """Return all that a report needs, read now; None if there is no such run."""
     from rerail.aws.cloudwatch import CloudWatchSeries
     from rerail.aws.logs import CloudWatchLogs
     from rerail.aws.s3 import S3Checkpoints
@@ -58,7 +58,7 @@ def gather_facts(where: Place, run: str) -> Facts | None:
 
 
 def save(page: Path, incident_report: IncidentReport, *, region: str = "") -> None:
-    """Write the page, linked to the region's console; one clear error where that is not possible."""
+    """Write the page with links to the region's console; exit with an error if it cannot be written."""
     try:
         from report_page.page import render_page  # no other command needs, or waits for, what it draws with
     except ModuleNotFoundError as error:
@@ -71,7 +71,7 @@ def save(page: Path, incident_report: IncidentReport, *, region: str = "") -> No
 
 
 def save_for(where: Place, run: str, page: Path, sections: Sequence[ReportSection]) -> None:
-    """Write the page of a run that is known to exist, with facts that somebody adds to it."""
+    """Write the page of a run that exists, with additional sections."""
     known = gather_facts(where, run)
     assert known is not None, "the run was seen a moment ago"
     save(page, make_report(known, sections=sections))

@@ -74,7 +74,7 @@ def show(run: RunName, local: Local = False, as_json: AsJson = False) -> None:
 
 
 def make_headline(incident_report: IncidentReport) -> Panel:
-    """What happened, what was done about it, and what to do, with the commands."""
+    """Return what happened, what was done, and what to do with which commands."""
     style = {Urgency.NEEDED: "red", Urgency.RECOVERING: "yellow", Urgency.NONE: "green"}[incident_report.tone]
     rows = Table.grid(padding=(0, 2))
     rows.add_row("happened", escape(incident_report.happened))
@@ -91,7 +91,7 @@ def make_headline(incident_report: IncidentReport) -> Panel:
 
 
 def make_incidents_table(run: Run) -> Table:
-    """A row an incident: how soon it was found (MTTD), how soon there was progress beyond it (MTTR), what it cost."""
+    """Return a row for each incident: time to detect (MTTD), time to recover (MTTR) and cost."""
     table = Table("when", "kind", "cause", "MTTD", "MTTR", "lost steps", "done", "came to", title="incidents")
     for incident in run.incidents:
         came = "recovered" if incident.recovered else escape(incident.resolution) or "[yellow]not recovered yet[/]"
@@ -111,7 +111,7 @@ def make_incidents_table(run: Run) -> Table:
 
 
 def make_time_table(account: Account) -> Table:
-    """Where the time went: goodput, and badput by kind."""
+    """Return goodput, and badput by kind."""
     table = Table("", "share", "time", title="where the time went")
     if not account.wall_s:
         return table
@@ -129,7 +129,7 @@ def make_time_table(account: Account) -> Table:
 def make_plain_run(
     incident_report: IncidentReport, run: Run, timeline: Sequence[TimelineEntry], policy: Policy
 ) -> dict[str, Any]:
-    """For another program: the whole record and timeline, and what they come to; seconds and dollars."""
+    """Return the record, the timeline and what they come to as JSON types; seconds and dollars."""
     spent = make_account(run, now(), policy)
     return {
         "headline": incident_report.headline,
@@ -167,7 +167,7 @@ def _plain_incident(incident: Incident) -> dict[str, Any]:
 
 
 def make_attempts_table(run: Run) -> Table:
-    """A row an attempt."""
+    """Return a row for each attempt."""
     table = Table("attempt", "job", "status", "resumed from", "last step", "cause", "why", title="attempts")
     for attempt in run.attempts:
         table.add_row(
@@ -194,7 +194,7 @@ def _orders(attempt: Attempt) -> Iterator[str]:
 
 
 def make_timeline_table(timeline: Any, *, newest: int | None = None) -> Table:
-    """A row a decision, oldest first."""
+    """Return a row for each decision, oldest first."""
     table = Table("time", "state", "decision and reason", title="timeline", expand=True)
     entries: list[TimelineEntry] = list(timeline)
     for entry in entries[-newest:] if newest else entries:
@@ -208,7 +208,7 @@ def format_wait(check: LaunchCheck) -> str:
 
 
 def describe_waits(run: Run) -> Iterator[str]:
-    """What the run waits for, and how to answer a proposal."""
+    """Yield what the run waits for, and how to answer a proposal."""
     if run.blocked_by:
         yield f"[yellow]its next job waits for:[/] {format_wait(run.blocked_by)}"
     if run.proposal:
@@ -222,7 +222,7 @@ def describe_waits(run: Run) -> Iterator[str]:
 
 
 def describe_machines(run: Run) -> Iterator[str]:
-    """Machines that are kept warm for nobody, and what SageMaker itself has mended."""
+    """Yield the warm pool that is kept, and SageMaker's own repairs."""
     if kept := warm_pools.find_pool_attempt(run):
         status = kept.pool.status if kept.pool else "if SageMaker keeps one"
         most = format_duration(timedelta(seconds=kept.keep_alive_seconds))
@@ -233,7 +233,7 @@ def describe_machines(run: Run) -> Iterator[str]:
 
 
 def describe_spending(run: Run, policy: Policy) -> Iterator[str]:
-    """What the run has cost, and what it may still cost and last."""
+    """Yield what the run has cost, its cap, and the runtime that is left."""
     spent, cap = sum_run_dollars(run, now(), policy.prices), policy.limits.run_dollars
     if spent is None:
         yield f"cost so far: not known, nobody has said what a machine {find_unpriced_type(run, policy.prices)} costs"
@@ -245,7 +245,7 @@ def describe_spending(run: Run, policy: Policy) -> Iterator[str]:
 
 
 def describe_saving(run: Run, policy: Policy) -> Iterator[str]:
-    """How often it would best save; nothing where that cannot be looked up."""
+    """Yield the recommended checkpoint interval; nothing if it cannot be computed."""
     from rerail.aws.s3 import S3Checkpoints
 
     try:
@@ -257,7 +257,7 @@ def describe_saving(run: Run, policy: Policy) -> Iterator[str]:
 
 
 def format_budgets(run: Run, policy: Policy) -> str:
-    """What is left of each cause's budget."""
+    """Return the retries that each cause has left."""
     return ", ".join(f"{count} {cause}" for cause, count in remaining_retries(run.ledger, policy).items())
 
 
@@ -270,7 +270,7 @@ def format_clock(at: datetime) -> str:
 
 
 def format_moment(at: datetime) -> str:
-    """The time of day, with the date where that is not today (UTC)."""
+    """Return the time of day, with the date if it is not today (UTC)."""
     return format_clock(at) if at.date() == now().date() else f"{at:%Y-%m-%d %H:%M:%S}"
 
 

@@ -1,4 +1,4 @@
-"""What lies in a run's checkpoint folder in S3: every save, whole or not, and those that a rollback put aside."""
+"""The checkpoints in a run's folder in S3, complete or not, and those in quarantine."""
 
 import json
 import re
@@ -60,9 +60,9 @@ class StoredCheckpoint:
 
 
 def list_checkpoints(s3: Any, uri: str) -> list[StoredCheckpoint]:
-    """All of them, newest step first, those put aside last; raises what boto3 raises.
+    """Return all checkpoints, newest step first, quarantined ones last; raise what boto3 raises.
 
-    What the job deletes while we look is left out.
+    A checkpoint that the job deletes meanwhile is left out.
     """
     bucket, prefix = split_uri(uri)
     stored = [
@@ -134,7 +134,7 @@ def _save(s3: Any, bucket: str, prefix: str, folder: str, sizes: Mapping[str, in
 
 
 def verify_checksums(s3: Any, uri: str, save: StoredCheckpoint, advance: Callable[[int], None]) -> StoredCheckpoint:
-    """The save after every file that its manifest lists was read and compared; `advance` is told of each chunk."""
+    """Read every file that the manifest lists and compare its checksum; call `advance` with the size of each chunk."""
     bucket, prefix = split_uri(uri)
 
     def wrong(file: File) -> str:
@@ -157,7 +157,7 @@ def _checksum(s3: Any, bucket: str, key: str, advance: Callable[[int], None]) ->
 
 
 def find_resume_point(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredCheckpoint | None:
-    """The save that a relaunch of the run would carry on from, by the supervisor's own rule."""
+    """Return the checkpoint from which a relaunch of the run would resume, by the supervisor's own rule."""
     sound = {
         save.checkpoint.uri: save for save in saves if save.checkpoint and not save.is_quarantined and not save.damage
     }
@@ -169,7 +169,7 @@ def find_resume_point(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredChec
 
 
 def explain_passed_over(run: Run, save: StoredCheckpoint) -> str:
-    """Why a relaunch would not carry on from here; empty where nothing speaks against it."""
+    """Return why a relaunch would not resume from this checkpoint; "" if it may."""
     if save.is_quarantined:
         return "put aside by a rollback"
     if not save.has_manifest and (save.checkpoint is None or has_agent(run)):

@@ -113,7 +113,7 @@ def _watch(look: FleetReader, rows_of: Any, every: float) -> None:
 def make_picture(
     fleet: FleetStatus, rows: Sequence[FleetRow], *, width: int, height: int | None = None
 ) -> RenderableType:
-    """The head, a row a run, and what is to be done; with a height, what fits into so many lines."""
+    """Return the head, a row for each run and what to do, cut to the height if one is given."""
     todos = [row for row in rows if row.todo]
     room = len(rows)
     if height is not None:
@@ -130,7 +130,7 @@ def make_picture(
 
 
 def make_head(fleet: FleetStatus) -> RenderableType:
-    """Where, how many in which state, whether Rerail is paused, and whether the supervisor is well."""
+    """Return the deployment, the runs by state, the pause and the supervisor's health."""
     first = Text.assemble(("Rerail", "bold"), f"  {fleet.name}  ", (f"{fleet.at:%Y-%m-%d %H:%M:%S} UTC", "dim"))
     counts = Text("  ").join(
         Text.assemble((str(count), "bold"), " ", (state, STYLES.get(RunState(state), "yellow")))
@@ -154,7 +154,7 @@ def _health(fleet: FleetStatus) -> tuple[str, str]:
 
 
 def make_table(rows: Sequence[FleetRow], at: datetime, *, width: int) -> Table:
-    """A row a run; narrow terminals get fewer columns."""
+    """Return a row for each run; narrow terminals get fewer columns."""
     drawn = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     lines = [[*_cells(row, at, is_wide=width >= WIDE)] for row in rows]
     drawn.add_column("run", no_wrap=True, overflow="ellipsis", max_width=max(14, width // 4))
@@ -214,7 +214,7 @@ def _policy(run: Run) -> str:
 
 
 def format_age(then: datetime | None, at: datetime) -> str:
-    """How long ago, in a few characters: 14s, 3m, 2.1h, 5d."""
+    """Return the time since then in a few characters: 14s, 3m, 2.1h, 5d."""
     if then is None:
         return ""
     seconds = max(0.0, (at - then).total_seconds())
@@ -228,7 +228,7 @@ def format_age(then: datetime | None, at: datetime) -> str:
 
 
 def make_plain_fleet(fleet: FleetStatus, rows: Sequence[FleetRow]) -> dict[str, Any]:
-    """For another program: seconds, dollars, times in ISO 8601."""
+    """Return the fleet as JSON types: seconds, dollars, times in ISO 8601."""
     return {
         "place": fleet.name,
         "at": fleet.at.isoformat(),

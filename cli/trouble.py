@@ -45,41 +45,41 @@ class Trouble(NamedTuple):
 
 
 def get_code(error: Exception) -> str:
-    """AWS's code of an error; "" where it did not answer at all."""
+    """Return AWS's code of an error; "" if AWS did not answer."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 def get_message(error: Exception) -> str:
-    """AWS's own words, or the SDK's."""
+    """Return the message of AWS or of the SDK."""
     said = error.response.get("Error", {}).get("Message", "") if isinstance(error, ClientError) else ""
     return " ".join(str(said or error).split())
 
 
 def is_denied(error: Exception) -> bool:
-    """Whether it is for lack of a permission."""
+    """Return whether a permission is lacking."""
     return get_code(error) in DENIED
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether AWS says that there is no such thing."""
+    """Return whether AWS says that the resource does not exist."""
     code = get_code(error)
     return code in ("404", "NoSuchBucket", "NoSuchEntity", "NotFound") or code.endswith("NotFoundException")
 
 
 def get_permission(error: Exception) -> str:
-    """The permission that is lacking, such as `iam:GetRole`; the operation's name where AWS does not say."""
+    """Return the lacking permission, such as `iam:GetRole`, or the operation's name if AWS does not say."""
     if found := ACTION.search(get_message(error)):
         return found[1]
     return str(getattr(error, "operation_name", "") or "the call")
 
 
 def explain(error: Exception) -> Trouble:
-    """The error in one sentence, with its remedy; for whatever the SDK raises."""
+    """Return any error of the SDK in one sentence, with its remedy."""
     return explain_credentials(error) or _of_the_account(error) or Trouble(get_message(error), "mend what it names")
 
 
 def explain_credentials(error: Exception) -> Trouble | None:
-    """Credentials, profile, region and network."""
+    """Return an error of credentials, profile, region or network with its remedy; None for others."""
     code = get_code(error)
     if isinstance(error, NoCredentialsError):
         return Trouble("there are no AWS credentials", LOG_IN)

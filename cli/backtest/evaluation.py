@@ -1,4 +1,4 @@
-"""Asks the detectors about logs of the past, as if each row came in just now."""
+"""Evaluate logs of the past with the detectors, as if each row had just arrived."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from rerail.model.thresholds import Thresholds
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedLog:
-    """One log and all that would have been said about it, each finding with the place of its sample."""
+    """One log with its findings, each with the index of its sample."""
 
     log: Log
     samples: int
@@ -26,7 +26,7 @@ class EvaluatedLog:
         return sum(finding.level == level for _, finding in self.findings)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Every finding as plain data."""
+        """Yield every finding as JSON types."""
         for row, (_, finding) in zip(self.rows, self.findings, strict=True):
             yield {
                 "run_id": self.log.name,
@@ -39,7 +39,7 @@ class EvaluatedLog:
             }
 
     def scorable_lines(self) -> Iterator[dict[str, Any]]:
-        """The findings that a label can confirm or deny, in the words of the labels."""
+        """Yield the findings that a label can confirm or reject, with the kinds that labels use."""
         for line in self.lines():
             kind = SCORED_AS.get(line["kind"], line["kind"])
             if kind in FAMILIES:
@@ -47,12 +47,12 @@ class EvaluatedLog:
 
 
 def evaluate_logs(logs: Sequence[Log], detection: Thresholds) -> Iterator[EvaluatedLog]:
-    """Each log, in any order; corpora are read and judged on all cores."""
+    """Yield each evaluated log, in any order; the logs are read and evaluated on all cores."""
     yield from spread(_evaluate_log, [(log, detection) for log in logs])
 
 
 def score_logs(judged: Sequence[EvaluatedLog]) -> tuple[Score, Mapping[str, int]] | None:
-    """How good the findings are, and what was said that no label can judge; None where there are no labels."""
+    """Return the score and the counts of findings that no label can confirm; None if no log has labels."""
     runs = [evaluated.log.labelled for evaluated in judged if evaluated.log.labelled]
     if not runs:
         return None

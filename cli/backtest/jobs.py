@@ -1,4 +1,4 @@
-"""Reads a past training job: its CloudWatch metrics by the minute, and its log stream line by line."""
+"""Read a past training job: its CloudWatch metrics by the minute, and its log stream by the line."""
 
 import re
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ PAIR = re.compile(r"(\w+)=(\S+)")
 
 
 def read(name: str, *, local: bool) -> list[LogSeries]:
-    """The job's metrics and its log, each as a series of its own where there is one; raises BadInput."""
+    """Return the job's metrics and its log as one series each, if they have samples; raise BadInput if neither has."""
     if not name:
         raise BadInput("job: names no job", "write job:NAME")
     if local:

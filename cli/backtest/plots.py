@@ -38,7 +38,7 @@ def select_logs(judged: Sequence[EvaluatedLog]) -> list[EvaluatedLog]:
 
 
 def draw(judged: Sequence[EvaluatedLog], folder: Path) -> Iterator[Path]:
-    """A PNG for each log, as they are done."""
+    """Draw a PNG for each log; yield its path when it is written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -20,7 +20,7 @@ Scored = tuple[Score, Mapping[str, int]] | None
 
 
 def show(console: Console, judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, scored: Scored) -> None:
-    """Everything, for people."""
+    """Print the findings and the score."""
     rows = sum(log.samples for log in judged)
     logs = "1 log" if len(judged) == 1 else f"{len(judged)} logs"
     console.print(f"{logs}, {rows:,} rows, judged with the policy {policy} in {seconds:.1f} s", highlight=False)
@@ -35,7 +35,7 @@ def show(console: Console, judged: Sequence[EvaluatedLog], *, policy: str, secon
 
 
 def make_json(judged: Sequence[EvaluatedLog], *, policy: str, seconds: float, scored: Scored) -> dict[str, Any]:
-    """The same, for programs."""
+    """Return the findings and the score as JSON types."""
     return {
         "policy": policy,
         "logs": len(judged),

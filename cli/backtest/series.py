@@ -80,7 +80,7 @@ class LogSeries:
 
 
 def find_columns(names: Iterable[str], *, where: str) -> dict[str, str]:
-    """Our column -> the name that it has here; raises BadInput where there is nothing to judge."""
+    """Return the name that each of our columns has in this log; raise BadInput if there is nothing to evaluate."""
     named = {normalize_name(name): name for name in names}
     known = {column: next((named[n] for n in aliases if n in named), None) for column, aliases in NAMES.items()}
     found = {column: name for column, name in known.items() if name is not None}
@@ -106,12 +106,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def normalize_name(name: str) -> str:
-    """A column's name without the differences that mean nothing."""
+    """Return the column's name in lower case, with underscores between the words."""
     return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
 
 
 def make_sample(values: Mapping[str, float | None], *, at: datetime | None = None) -> Sample:
-    """A sample from values by our columns."""
+    """Return a sample from values by column."""
     step, milliseconds = values.get("step"), values.get("step_time_ms")
     seconds = values.get("step_time_s")
     return Sample(
@@ -127,7 +127,7 @@ def make_sample(values: Mapping[str, float | None], *, at: datetime | None = Non
 
 
 def add_step_times(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """Where the log tells when but not how long, a step took the time since the row before, divided by its steps."""
+    """Derive the step times from the times of the rows, if the log has no step times."""
     if not samples or any(sample.step_time_s is not None for sample in samples):
         return tuple(samples)
     seconds = [None, *(_seconds_a_step(before, sample) for before, sample in zip(samples, samples[1:], strict=False))]
@@ -149,7 +149,7 @@ def _seconds_a_step(before: Sample, sample: Sample) -> float | None:
 
 
 def parse_time(text: str) -> datetime | None:
-    """A time as logs write it: seconds since 1970, or ISO 8601; anything else is no time."""
+    """Return a time from seconds since 1970 or ISO 8601; None if the text is neither."""
     try:
         seconds = float(text)
     except ValueError:

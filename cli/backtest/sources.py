@@ -1,4 +1,4 @@
-"""Finds the logs that the user means: a corpus, a CSV, a Trainer's state, a TensorBoard run or a past job."""
+"""Find the logs at a path: a corpus, a CSV, a Trainer's state, a TensorBoard run or a past job."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Log:
 
 
 def find(path: str, *, local: bool) -> tuple[Log, ...]:
-    """The logs at a path or of a job; raises BadInput."""
+    """Return the logs at a path or of a job; raise BadInput if there are none."""
     if path.startswith(JOB):
         return _read_now(jobs.read(path.removeprefix(JOB), local=local))
     place = Path(path)

@@ -23,7 +23,7 @@ NOTHING = {"", "none", "null", "na", "n/a", "-"}
 
 
 def read(file: Path) -> LogSeries:
-    """The rows that carry a metric; others (validation, comments of the logger) are left out, their numbers kept."""
+    """Return the rows that have a metric, with their numbers; validation rows and logger comments are left out."""
     try:
         with _opened(file) as lines:
             rows = csv.DictReader(lines, delimiter="\t" if ".tsv" in file.suffixes else ",")

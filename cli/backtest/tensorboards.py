@@ -17,12 +17,12 @@ def is_events(file: Path) -> bool:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folders at or below this one that hold event files."""
+    """Return the folders at or below this one that have event files."""
     return sorted({file.parent for file in folder.rglob("*tfevents*") if file.is_file()})
 
 
 def read(folder: Path) -> list[LogSeries]:
-    """A series for each run with a loss or a speed; several writers make a run of each of theirs."""
+    """Return a series for each run that has a loss or a speed; each writer in a folder is a run."""
     loader = _loader()
     found, problem = [], None
     for run in find_runs(folder):

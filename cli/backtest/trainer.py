@@ -10,7 +10,7 @@ STATE = "trainer_state.json"
 
 
 def find_newest_state(folder: Path) -> Path | None:
-    """The state in an output folder of the Trainer: its last checkpoint's, for each holds the history of all before."""
+    """Return the state file of the Trainer's last checkpoint, which has the history of all earlier ones."""
     if (folder / STATE).exists():
         return folder / STATE
     states = [file for file in folder.glob(f"checkpoint-*/{STATE}") if _number(file.parent) is not None]
@@ -18,7 +18,7 @@ def find_newest_state(folder: Path) -> Path | None:
 
 
 def read(file: Path) -> LogSeries:
-    """The training entries of `log_history`; its evaluations and its closing summary are no steps."""
+    """Return the training entries of `log_history`, without evaluations and the final summary."""
     try:
         state: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""How a wish for an emergency checkpoint went, read from a run's timeline: asked, heard, committed, stopped."""
+"""Summarize each request for an emergency checkpoint from a run's timeline: sent, acknowledged, committed, stopped."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ STEP = re.compile(r"emergency checkpoint of step (\d+)")
 
 
 def find_handshakes(timeline: Sequence[TimelineEntry]) -> Iterator[dict[str, Any]]:
-    """One for each wish, oldest first; seconds count from the wish, and None is what never came."""
+    """Yield a summary of each request, oldest first; seconds count from the request, None if it did not happen."""
     for number, asked in enumerate(timeline):
         for command in _find_checkpoint_commands(asked):
             yield _summarize(asked, command, timeline[number + 1 :])

@@ -1,4 +1,4 @@
-"""The other runs of the account, which die with the demo's own: what the brake on all relaunches made of them."""
+"""The other runs of the account, which fail together with the demo's own: how the relaunch limit handled them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from rerail.model.run import Run, TimelineEntry
 
 @dataclass
 class OtherRuns:
-    """Supervised runs by name, brought up to date by `look`; `ours` is the demo's own, counted with them."""
+    """The supervised runs by name, updated by `read`; `ours` is the demo's own, counted with them."""
 
     ours: str
     size: int
@@ -36,9 +36,9 @@ class OtherRuns:
         return len(self.runs) == self.size + 1 and not any(run.is_open for run in self.runs.values())
 
     def summarize(self) -> dict[str, Any]:
-        """How many relaunches were let through when, what was kept back, and how often on-call was paged for it.
+        """Return when relaunches were admitted, how many were deferred, and how often on-call was paged.
 
-        The brake counts decisions: how soon after one the job is created depends on this machine.
+        The limit counts decisions: how soon after one the job is created depends on this machine.
         """
         entries = [entry for timeline in self.timelines.values() for entry in timeline]
         pages = [a for entry in entries for a in entry.actions if a.get("key", "").startswith("rerail/brake-")]

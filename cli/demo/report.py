@@ -23,7 +23,7 @@ ENDED = "the run ended"
 
 
 def collect_facts(name: Name, stage: Stage) -> dict[str, Any]:
-    """The demo's JSON; seconds are wall time of this machine."""
+    """Return the demo's JSON; seconds are wall time of this machine."""
     run = _run(stage)
     curve = stage.read_losses()
     final_step = max(curve, default=0)
@@ -183,7 +183,7 @@ def _run(stage: Stage) -> Run:
 
 
 def make_page(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> RenderableType:
-    """The one-page summary."""
+    """Return the summary for the terminal."""
     head = Table.grid(padding=(0, 2))
     for name, text in _rows(scenario, stage, report, problems):
         style = ("bold red" if problems else "bold green") if name == ENDED else ""
@@ -197,7 +197,7 @@ def make_page(scenario: Scenario, stage: Stage, report: dict[str, Any], problems
 
 
 def make_section(scenario: Scenario, stage: Stage, report: dict[str, Any], problems: Sequence[str]) -> ReportSection:
-    """The same for the run's report page: what the demo alone knows."""
+    """Return the section of the run's report page with the facts that only the demo knows."""
     return ReportSection("The demo's verdict", tuple(_rows(scenario, stage, report, problems)))
 
 

@@ -129,7 +129,7 @@ class Scenario:
 def make_metric_fault(
     summary: str, drill: str, *findings: str, causes: tuple[str, ...] = (), **demands: Any
 ) -> Scenario:
-    """A fault that only the metrics show, and that a relaunch mends or people are told of."""
+    """Return a scenario whose fault only the metrics show."""
     return Scenario(
         summary,
         ends=RunState.COMPLETED,
@@ -144,7 +144,7 @@ def make_metric_fault(
 
 
 def make_ladder_fault(summary: str, drill: str, *rungs: str) -> Scenario:
-    """A loss that goes wrong again until the last of these rungs."""
+    """Return a scenario whose loss diverges again until the last of these rungs."""
     return Scenario(
         summary,
         ends=RunState.COMPLETED,
@@ -160,35 +160,34 @@ def make_ladder_fault(summary: str, drill: str, *rungs: str) -> Scenario:
 
 
 def lose_the_node(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
-    """SageMaker says InternalServerError."""
+    """Fail the job with InternalServerError."""
     return ({"Fault": "internal_error", "TrainingJobName": job},)
 
 
 def lose_the_node_and_have_no_other(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
-    """The next launch is refused, and the one after gets no machines."""
+    """Fail the job, refuse the next launch, and give the one after it no machines."""
     refused = ({"Fault": "resource_limit", "Count": 1}, {"Fault": "capacity", "Count": 1})
     return (*refused, *lose_the_node(job, others))
 
 
 def lose_the_node_and_all_like_it(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
-    """The next job is accepted, and waits for machines that do not come for two hours."""
+    """Fail the job; the next one is accepted, and waits two hours for machines."""
     none_left = {"Fault": "machines", "InstanceType": OWN_TYPE, "Count": 0, "WaitSeconds": 7200}
     return (none_left, *lose_the_node(job, others))
 
 
 def lose_every_node(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
-    """All jobs of the account die in the same moment."""
+    """Fail all jobs of the account at the same moment."""
     return [fault for name in (job, *others) for fault in lose_the_node(name, ())]
 
 
 def reclaim(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
-    """The spot market wants the instance back, and gives another one a quarter of an hour later: longer than any step
-    may take before it counts as a hang."""
+    """Interrupt the spot instance, and return one after 15 minutes: longer than a step may take before it is a hang."""
     return ({"Fault": "interrupt", "TrainingJobName": job, "WaitSeconds": 900},)
 
 
 def stop(job: str, others: Sequence[str]) -> Sequence[FaultRequest]:
-    """Somebody who is not Rerail stops the job."""
+    """Stop the job from outside Rerail."""
     return ({"Fault": "stop", "TrainingJobName": job},)
 
 

@@ -14,7 +14,7 @@ DECISIONS_SHOWN = 8
 
 
 class DemoScreen:
-    """Shows a stage: redrawn in place on a terminal, line by line elsewhere."""
+    """Show the demo: redrawn in place on a terminal, line by line elsewhere."""
 
     def __init__(self, console: Console, *, steps: int) -> None:
         self.console = console
@@ -56,7 +56,7 @@ class DemoScreen:
         self._printed = len(stage.timeline)
 
     def draw(self, stage: Stage) -> RenderableType:
-        """All of it, as it is now."""
+        """Return the current picture."""
         if stage.run is None:
             return Group(self._progress, Text("waiting for the supervisor to adopt the job ..."))
         state = Text.from_markup(f"{stage.run.id} is {format_state(stage.run.state)}")
@@ -66,7 +66,7 @@ class DemoScreen:
 
 
 def draw_sparkline(stage: Stage, *, width: int = 100) -> Text:
-    """The loss by step as one line of blocks, one colour an attempt."""
+    """Return the loss by step as one line of blocks, with one colour for each attempt."""
     colours = ("cyan", "yellow", "magenta", "green")
     line = Text()
     losses = stage.merge_curves()

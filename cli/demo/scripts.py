@@ -16,13 +16,13 @@ class Script(Protocol):
     """A training script that a job can be made of."""
 
     def make_request(self, *, steps: int, save_every: int, keep: int, step_seconds: float) -> Request:
-        """The members of the job's request that are the script's own: AlgorithmSpecification and the like."""
+        """Return the members of the job's request that depend on the script, such as AlgorithmSpecification."""
 
     def parse_losses(self, message: str) -> Iterator[tuple[int, float]]:
-        """Step and loss, as a line of its log says them."""
+        """Yield the steps and losses in a line of its log."""
 
     def read_saved_losses(self, s3: Any, bucket: str, prefix: str) -> Mapping[int, float]:
-        """Step and loss, to the last digit, where its log rounds them and its checkpoints do not; nothing elsewhere."""
+        """Return the exact losses by step from its checkpoints, if its log rounds them; otherwise nothing."""
 
 
 @dataclass(frozen=True, slots=True)

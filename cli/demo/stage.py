@@ -1,4 +1,5 @@
-"""The stage: a local AWS with the deployed template, a supervised job, and its undisturbed twin of the same seed."""
+"""The demo's environment: a local AWS with the deployed template, a supervised job, and a reference run of the same
+seed."""
 
 import json
 import time
@@ -54,8 +55,10 @@ REFERENCE = "undisturbed"
 
 @dataclass
 class JobOutput:
-    """What one job printed: its loss by step, and when, read from its log stream as it grows; `starts` are when its
-    first step came, and those that came again after a restart within the job."""
+    """What one job printed, read from its log stream as it grows: its loss and the time by step.
+
+    `starts` are the times of its first step, and of the first step after each restart within the job.
+    """
 
     job: str
     script: Script = OURS
@@ -89,10 +92,11 @@ class JobOutput:
 
 
 def scale_policy(policy: Policy, scale: float) -> Policy:
-    """The policy on the demo's clock; what counts in rows is cut, so that the detectors decide within its minutes. No
-    training process is restarted in place, so that these scenarios recover by a new job.
+    """Return the policy on the demo's clock.
 
-    A row is a second of wall time at every scale, so on a slower clock more of them make the same wait.
+    Limits in rows are cut, so that the detectors decide within minutes. A row is a second of wall time at every scale,
+    so a slower clock needs more of them for the same wait. Restarts in place are off, so that these scenarios recover
+    by a new job.
     """
     slowdown = FASTEST_SCALE / scale
     rows = round(PATIENCE_ROWS * slowdown)
@@ -117,10 +121,10 @@ def scale_policy(policy: Policy, scale: float) -> Policy:
 
 
 def make_agent_environment(detection: Thresholds) -> dict[str, str]:
-    """What a job's environment carries so that its agent has these thresholds, and keeps the demo's clock.
+    """Return the environment that gives the job's agent these thresholds on the demo's clock.
 
-    The agent's rows are steps, a twelfth of a second each: on a busy machine some of them take twice as long, and a few
-    take seconds.
+    The agent's rows are steps of a twelfth of a second: on a busy machine some take twice as long, and a few take
+    seconds.
     """
     detection = replace(
         detection,
@@ -142,7 +146,7 @@ def make_agent_environment(detection: Thresholds) -> dict[str, str]:
 
 @dataclass
 class Stage:
-    """Everything that the demo looks at, brought up to date by `look`."""
+    """The state of the demo, updated by `refresh`."""
 
     aws: LocalAws
     scenario: Scenario
@@ -161,7 +165,7 @@ class Stage:
         self._sagemaker = self.aws.client("sagemaker")
 
     def set_up(self) -> None:
-        """The policy on the scaled clock, a bucket, the supervised job and its twin."""
+        """Write the policy on the scaled clock, make a bucket, and start the supervised job and the reference run."""
         ssm, name = self.aws.client("ssm"), f"{self.aws.outputs['PolicyPrefix']}/default"
         policy = parse_policy(ssm.get_parameter(Name=name)["Parameter"]["Value"], name="default")
         policy = scale_policy(policy, self.scale)
@@ -266,17 +270,17 @@ class Stage:
 
     @property
     def others(self) -> list[str]:
-        """The runs of the crowd."""
+        """The names of the other runs."""
         return self.fleet.names
 
     def list_quarantined_objects(self) -> list[str]:
-        """What the supervisor has moved out of the run's way, as it lies in S3 now."""
+        """Return the keys of the objects that the supervisor has moved to quarantine."""
         place = f"{PLACE}{self.run_id}/"
         pages = self.aws.client("s3").get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=place)
         return [item["Key"].removeprefix(place) for page in pages for item in page.get("Contents", [])]
 
     def summarize_other_runs(self) -> dict[str, Any]:
-        """What the brake made of the crowd; nothing where there is none."""
+        """Return how the relaunch limit handled the other runs; nothing if the scenario has none."""
         if not self.scenario.other_runs:
             return {}
         facts, window_s = self.fleet.summarize(), ACCOUNT_WINDOW / self.scale
@@ -285,18 +289,18 @@ class Stage:
         return {**facts, "limit": RELAUNCHES, "window_s": window_s.total_seconds(), "most_in_window": most}
 
     def advise(self) -> str:
-        """How often this run would best save, from what its saves and failures have shown."""
+        """Return the recommended checkpoint interval of this run, from its checkpoints and failures."""
         checkpoints = [save.checkpoint for save in self.list_checkpoints() if save.checkpoint]
         found = advise_interval(self.run, checkpoints, self._policy, at=datetime.now(UTC)) if self.run else None
         return format_advice(found) if found else ""
 
     def list_checkpoints(self) -> list[StoredCheckpoint]:
-        """What the run has saved, as it lies in S3 now."""
+        """Return the run's checkpoints in S3."""
         return list_checkpoints(self.aws.client("s3"), f"s3://{BUCKET}/{self.run_id}/")
 
     @property
     def is_over(self) -> bool:
-        """The run has ended with nothing owed, and so has its twin."""
+        """Whether the run has ended with no action pending, and the reference run has ended."""
         ended = self.run is not None and self.run.state.is_end and not self.run.is_open
         alone = not self.scenario.other_runs or self.fleet.is_over
         return ended and alone and JobStatus(self.jobs[REFERENCE]["TrainingJobStatus"]).is_terminal
@@ -311,28 +315,28 @@ class Stage:
         )
 
     def merge_curves(self) -> dict[int, float]:
-        """The run's loss by step: of a step that was trained twice, the later one counts."""
+        """Return the run's loss by step; for a step that was trained twice, the later one."""
         merged: dict[int, float] = {}
         for attempt in self.run.attempts if self.run else ():
             merged |= self.curves[attempt.job_name].loss if attempt.job_name in self.curves else {}
         return merged
 
     def read_losses(self) -> dict[int, float]:
-        """The run's loss by step, as exactly as it is known anywhere."""
+        """Return the run's loss by step, as exact as its logs and checkpoints have it."""
         return {**self.merge_curves(), **self._saved_losses(self.run_id)}
 
     def _saved_losses(self, job: str) -> Mapping[int, float]:
         return self.scenario.script.read_saved_losses(self.aws.client("s3"), BUCKET, f"{job}/")
 
     def find_largest_difference(self) -> float | None:
-        """Between the run's losses and its twin's, over all steps; None where they share no step."""
+        """Return the largest difference from the reference run's losses; None if they share no step."""
         mine, twins = self.read_losses(), {**self.curves[REFERENCE].loss, **self._saved_losses(REFERENCE)}
         shared = mine.keys() & twins.keys()
         return max((abs(mine[step] - twins[step]) for step in shared), default=None)
 
 
 def poll_until_over(stage: Stage, *, within_s: float) -> Iterator[Stage]:
-    """Look again and again until it is over; raises TimeoutError after `within_s` at reference speed."""
+    """Yield the refreshed state until it is over; raise TimeoutError after `within_s` at reference speed."""
     within_s *= FASTEST_SCALE / stage.scale
     end = time.monotonic() + within_s
     while True:

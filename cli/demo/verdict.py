@@ -12,7 +12,7 @@ MOVED = re.compile(r"/checkpoint-(\d+)/")
 
 
 def find_shortcomings(scenario: Scenario, report: Report) -> list[str]:
-    """Where the run did not end as the scenario must; empty is good."""
+    """Return how the run's end differs from the scenario's; empty if it does not."""
     return [
         *_ending(scenario, report),
         *(_saving(report) if scenario.asks else ()),

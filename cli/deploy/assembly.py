@@ -48,7 +48,7 @@ class Assembly:
         return content
 
     def publish(self, target: Target, *, bucket: str = "") -> int:
-        """Put what is not there yet into the bootstrap's bucket, or the one that is named; returns how many files."""
+        """Upload the missing assets to the bootstrap's bucket, or the given one; return how many were uploaded."""
         put = 0
         for asset, destination in self._destinations():
             if bucket:  # the bootstrap's role may write to the bootstrap's bucket only
@@ -61,7 +61,7 @@ class Assembly:
         return put
 
     def upload(self, target: Target, template: str) -> str:
-        """Put a template beside the assets; returns the URL under which CloudFormation reads it."""
+        """Upload a template beside the assets; return the URL at which CloudFormation reads it."""
         _, destination = next(self._destinations())
         body = template.encode()
         key = f"{hashlib.sha256(body).hexdigest()}.json"
@@ -96,5 +96,5 @@ def _bucket(target: Target, destination: Mapping[str, str]) -> tuple[Any, str]:
 
 
 def synthesize(context: Mapping[str, str]) -> Path:
-    """The folder of the assembly, with these values of the context over those of cdk.json; raises DeployError."""
+    """Return the folder of the assembly, with these values instead of cdk.json's; raise DeployError on failure."""
     return deploy.synthesize(place.ROOT, place.SYNTHESES, context=context)

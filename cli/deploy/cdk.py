@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def make_command(*arguments: str) -> list[str]:
-    """The words to run. Node is given npx's own file: the scripts beside it look for npm where it is not."""
+    """Return the command line. Node runs npx's own file, because the scripts beside it look for npm elsewhere."""
     folder = node_folder()
     on_windows = os.name == "nt"
     node = folder / ("node.exe" if on_windows else "node")
@@ -26,14 +26,15 @@ def make_command(*arguments: str) -> list[str]:
 
 
 def make_environment() -> dict[str, str]:
-    """This process's own, with that Node and this Python first on the PATH: cdk.json says `python app.py`."""
+    """Return this process's environment with that Node and this Python first on the PATH: cdk.json runs `python
+    app.py`."""
     path = os.pathsep.join([str(node_folder()), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     quiet = {"JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1", "CDK_DISABLE_CLI_TELEMETRY": "1"}
     return {**os.environ, **quiet, "PATH": path}
 
 
 def bootstrap(account: str, region: str, *, profile: str = "") -> None:
-    """Make what the CDK needs in an account and region: a bucket and five roles; raises DeployError."""
+    """Create the CDK's bucket and five roles in an account and region; raise DeployError on failure."""
     words = make_command("bootstrap", f"aws://{account}/{region}", "--no-notices")
     # Not in the checkout, whose cdk.json would have the app synthesized for nothing.
     with tempfile.TemporaryDirectory() as elsewhere:
@@ -43,7 +44,7 @@ def bootstrap(account: str, region: str, *, profile: str = "") -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it in the checkout, and end as it ends."""
+    """Run the CDK in the checkout; return its exit status."""
     try:
         words = make_command(*(sys.argv[1:] if arguments is None else arguments))
     except DeployError as error:

@@ -42,7 +42,7 @@ class ResourceChange:
 
 
 def read(changes: Sequence[Mapping[str, Any]]) -> list[ResourceChange]:
-    """The changes of a change set, as `describe_change_set` gives them."""
+    """Return the changes of a change set from the answer of `describe_change_set`."""
     return sorted(_read(change["ResourceChange"]) for change in changes if "ResourceChange" in change)
 
 
@@ -54,7 +54,7 @@ def _read(change: Mapping[str, Any]) -> ResourceChange:
 
 
 def find_refused(changes: Sequence[ResourceChange], allowed: Sequence[str]) -> Iterator[ResourceChange]:
-    """Those that would put data out of reach and that nobody has allowed by their name."""
+    """Yield the changes that would put data out of reach and are not allowed by name."""
     for change in changes:
         if change.danger and not {change.id, strip_hash(change.id)} & set(allowed):
             yield change

@@ -14,7 +14,7 @@ ADDRESS = re.compile(r"[^@\s,;]+@[^@\s,;]+\.[^@\s,;]+")
 
 
 def read(given: Sequence[str], file: Path = FILE) -> dict[str, str]:
-    """The values given as `name=value`; one clear error for a name that cdk.json does not have."""
+    """Return the values given as `name=value`; exit with an error for a name that cdk.json does not have."""
     known = read_context(file)
     chosen = {}
     for choice in given:
@@ -33,7 +33,7 @@ def read_context(file: Path = FILE) -> Mapping[str, Any]:
 
 
 def find_page_address(template: Mapping[str, Any] | None) -> str:
-    """The address that a deployed template subscribes to the topic that pages; "" for none."""
+    """Return the address that a deployed template subscribes to the topic `page`; "" if there is none."""
     resources = (template or {}).get("Resources", {})
     for resource in resources.values():
         properties = resource.get("Properties", {})
@@ -46,13 +46,13 @@ def find_page_address(template: Mapping[str, Any] | None) -> str:
 
 
 def check(address: str) -> None:
-    """One clear error for what cannot be an e-mail address."""
+    """Exit with an error if this is not an e-mail address."""
     if not ADDRESS.fullmatch(address):
         place.fail(f"{address!r} is no e-mail address", "write one such as on-call@example.com")
 
 
 def remember(address: str, file: Path = FILE) -> None:
-    """Write the address into cdk.json, and leave every other character of it as it is."""
+    """Write the address into cdk.json, and leave its other text unchanged."""
     text = file.read_text(encoding="utf-8")
     changed, times = re.subn(rf'("{PAGE}"\s*:\s*)"[^"]*"', lambda match: match[1] + json.dumps(address), text)
     if times != 1:

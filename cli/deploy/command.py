@@ -93,14 +93,14 @@ class _Step:
         self.console = Console(stderr=as_json, highlight=False, soft_wrap=True)
 
     def make_formation(self, role: str = "", execution: str = "") -> Formation:
-        """In the roles of the bootstrap where they may be taken on, as the CDK does it."""
+        """Return the stack, with the roles of the bootstrap if they may be assumed, as the CDK does."""
         target = self.target
         within = target.fill(execution) if role and target.may_act_as(role) else ""
         pause = {"pause_s": LOCAL_PAUSE_S} if target.is_local else {}
         return Formation(target.client("cloudformation", role=role), STACK, within, **pause)
 
     def settle(self, formation: Formation) -> str:
-        """The stack's status, once what stands in the way of a deployment is gone; one clear error for the rest."""
+        """Return the stack's status after a failed first deployment is deleted; exit with an error for the rest."""
         status = formation.read_status()
         if status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS":
             place.fail(
@@ -112,7 +112,7 @@ class _Step:
         return status
 
     def remember(self, outputs: dict[str, str]) -> None:
-        """Commands with --local find the local deployment by what it gave out."""
+        """Save the outputs, by which commands with --local find the local deployment."""
         if self.target.aws:
             self.target.aws.redeployed(outputs)
 
@@ -129,7 +129,7 @@ class _Deployment(_Step):
         self.asks = not (yes or plan or as_json) and Console().is_terminal
 
     def carry_out(self, work: Callable[[], None]) -> None:
-        """Do it; one clear error for whatever goes wrong."""
+        """Run the action; exit with one error if it fails."""
         if not (self.yes or self.plan or self.asks):
             place.fail("nobody can be asked here", "add --yes to go on without, or --plan to see what would be done")
         try:
@@ -142,7 +142,7 @@ class _Deployment(_Step):
             place.fail(f"AWS refused: {error}", "check the permissions of your credentials (docs/deploying.md)")
 
     def deploy_organization(self, context: dict[str, str], elsewhere: Callable[[str], Target]) -> None:
-        """The StackSet of an organization, from its hub account."""
+        """Deploy the StackSet of an organization from its hub account."""
         screen.show_target(self.console, self.target, organization.HUB, "the hub of an organization")
         facts = organization.deploy(self.target, context, elsewhere, self._confirm_or_plan, self.console)
         self.print_json(facts)
@@ -153,7 +153,7 @@ class _Deployment(_Step):
         self._confirm(question)
 
     def deploy_account(self, context: dict[str, str], allow_loss: list[str]) -> None:
-        """The stack of one account and region."""
+        """Deploy the stack of one account and region."""
         looking = self.make_formation()
         status = self.settle(looking)
         old = None if status in FAILED else looking.read_template()
@@ -225,7 +225,7 @@ class _Deployment(_Step):
     def _bootstrapped(self) -> bool:
         """Whether the CDK's bucket is here; it is made unless this is a plan."""
         target = self.target
-        if target.is_bootstrapped() >= LEAST_BOOTSTRAP:
+        if target.read_bootstrap_version() >= LEAST_BOOTSTRAP:
             return True
         if self.plan:
             return False

@@ -34,7 +34,7 @@ class Formation:
     pause_s: float = 2.0
 
     def read_status(self) -> str:
-        """The stack's status, "" where there is none."""
+        """Return the stack's status; "" if there is no stack."""
         described = self._described(self.stack)
         return described["StackStatus"] if described else ""
 
@@ -46,7 +46,7 @@ class Formation:
         return described["StackId"] if described else ""
 
     def read_template(self) -> Mapping[str, Any] | None:
-        """What is deployed now; None where nothing is."""
+        """Return the deployed template; None if nothing is deployed."""
         if not self.exists():
             return None
         body = self.cloudformation.get_template(StackName=self.stack, TemplateStage="Original")["TemplateBody"]
@@ -57,7 +57,7 @@ class Formation:
         return outputs_in(self._described(self.stack) or {})
 
     def list_names(self) -> dict[str, str]:
-        """Logical id to what the resource is called in its own service."""
+        """Return the physical name of each logical id."""
         pages = self.cloudformation.get_paginator("list_stack_resources").paginate(StackName=self.stack)
         found = [resource for page in pages for resource in page["StackResourceSummaries"]]
         return {resource["LogicalResourceId"]: resource.get("PhysicalResourceId", "") for resource in found}
@@ -65,8 +65,10 @@ class Formation:
     def propose(
         self, kind: str, template: str, *, url: str = "", imported: Sequence[Mapping[str, Any]] = ()
     ) -> list[ResourceChange]:
-        """Have a change set made, the only one of ours; empty where there is nothing to change. `kind` is CREATE,
-        UPDATE or IMPORT; a template that is too long for a request comes by its `url`."""
+        """Create the change set and return its changes; empty if there are none.
+
+        `kind` is CREATE, UPDATE or IMPORT. A template that is too long for a request is read from its `url`.
+        """
         self.forget()
         request: dict[str, Any] = {"StackName": self.stack, "ChangeSetName": CHANGE_SET, "ChangeSetType": kind}
         too_long = len(template.encode()) > INLINE_LIMIT
@@ -86,7 +88,7 @@ class Formation:
         return changes.read(list(self._changes()))
 
     def forget(self) -> None:
-        """Take the change set away again, and a stack that has nothing but one."""
+        """Delete the change set, and the stack if it has nothing else."""
         if self.read_status() in ("", "DELETE_COMPLETE"):
             return
         self.cloudformation.delete_change_set(StackName=self.stack, ChangeSetName=CHANGE_SET)
@@ -95,7 +97,7 @@ class Formation:
             self._wait_for(lambda: self.read_status() in ("", "DELETE_COMPLETE"), "the empty stack to go")
 
     def execute(self, happened: Happened) -> None:
-        """Do what the change set says, and wait for it; raises DeployError with the first cause."""
+        """Execute the change set and wait; raise DeployError with the first cause on failure."""
         seen = self._seen()
         self.cloudformation.execute_change_set(StackName=self.stack, ChangeSetName=CHANGE_SET)
         self._follow(self.read_id(), seen, happened)
@@ -178,6 +180,6 @@ class Formation:
 
 
 def is_met(event: Mapping[str, Any]) -> bool:
-    """Whether an event says that a resource, not the stack, has got where it should be."""
+    """Return whether an event says that a resource (not the stack) has reached its wanted state."""
     of_a_resource = event["LogicalResourceId"] != event["StackName"]
     return of_a_resource and event.get("ResourceStatus", "") in MET

@@ -35,13 +35,13 @@ Imports = list[dict[str, Any]]
 
 
 def find_retained(template: Mapping[str, Any]) -> dict[str, str]:
-    """Logical id to type of what stays when the stack of this template goes."""
+    """Return the type of each logical id that stays when the template's stack is deleted."""
     found = template.get("Resources", {}).items()
     return {id: resource["Type"] for id, resource in found if resource.get("DeletionPolicy") in RETAINED}
 
 
 def find(target: Target, template: Mapping[str, Any]) -> dict[str, str]:
-    """Logical id to identifier of what an earlier stack has left here that this template has too."""
+    """Return the identifier of each resource that an earlier stack has left here and this template has too."""
     noted = _noted(target)
     found = {}
     for id, kind in find_retained(template).items():
@@ -123,8 +123,10 @@ LOOK_UPS: Mapping[str, Callable[[Target, str], str]] = {
 
 
 def make_import(template: Mapping[str, Any], found: Mapping[str, str]) -> tuple[dict[str, Any], Imports]:
-    """The template that imports these and nothing else, and the list of them: CloudFormation takes up what there is in
-    one step, and makes and changes things in the next."""
+    """Return the template that imports only these resources, and the list of them.
+
+    CloudFormation imports existing resources in one step, and creates or changes others in the next.
+    """
     resources = {id: deepcopy(dict(template["Resources"][id])) for id in found}
     for resource in resources.values():
         if resource["Type"] == PARAMETER:

@@ -24,7 +24,8 @@ Elsewhere = Callable[[str], Target]
 def deploy(
     target: Target, context: Mapping[str, str], elsewhere: Elsewhere, confirm: Callable[[str], None], console: Console
 ) -> dict[str, Any]:
-    """All of it, once the difference in permissions was shown and confirmed; `elsewhere` is the target in a region."""
+    """Deploy the hub and its StackSet after the permissions were shown and confirmed; `elsewhere` finds a region's
+    target."""
     folder = synthesize(context)
     regions = _regions(folder)
     member = find_member(folder)
@@ -44,7 +45,7 @@ def deploy(
 
 
 def find_member(folder: Path) -> Assembly:
-    """The members' stack in the assembly."""
+    """Return the members' stack in the assembly."""
     (template,) = (folder / "assembly-Member").glob("*.template.json")
     return Assembly(template.parent, template.name.removesuffix(".template.json"))
 
@@ -61,7 +62,7 @@ def _regions(folder: Path) -> list[str]:
 
 
 def read_deployed_template(target: Target) -> Mapping[str, Any] | None:
-    """What the members have now; None before the first time."""
+    """Return the members' deployed template; None before the first deployment."""
     try:
         described = target.client("cloudformation").describe_stack_set(StackSetName=STACK_SET)["StackSet"]
     except ClientError as error:
@@ -73,8 +74,8 @@ def read_deployed_template(target: Target) -> Mapping[str, Any] | None:
 
 
 def prepare(target: Target, folder: Path, console: Console) -> str:
-    """The bucket of this region with the members' code in it; returns the bucket's name."""
-    if target.is_bootstrapped() < LEAST_BOOTSTRAP:
+    """Create this region's bucket with the members' code in it; return its name."""
+    if target.read_bootstrap_version() < LEAST_BOOTSTRAP:
         remedy = f"`make cdk ARGS='bootstrap aws://{target.account}/{target.region}'`, then try again"
         place.fail(f"the CDK has not been bootstrapped in {target.name}", remedy)
     outputs = roll_out(target, Assembly(folder, ASSETS), console)
@@ -85,7 +86,7 @@ def prepare(target: Target, folder: Path, console: Console) -> str:
 
 
 def roll_out(target: Target, assembly: Assembly, console: Console) -> dict[str, str]:
-    """Create or update one stack of the hub; returns its outputs."""
+    """Create or update one stack of the hub; return its outputs."""
     role = assembly.deploy_role
     execution = target.fill(assembly.execution_role) if target.may_act_as(role) else ""
     pause_s = 0.1 if target.is_local else 2.0

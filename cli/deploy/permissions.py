@@ -70,21 +70,21 @@ class Change(NamedTuple):
 
 
 def find_changes(old: Template | None, new: Template, reasons: Mapping[str, Mapping[str, str]] | None = None) -> Change:
-    """From the deployed template, None where nothing is deployed, to the new one."""
+    """Return the permissions that the new template adds to and removes from the deployed one, if there is one."""
     before = frozenset(find_grants(old)) if old else frozenset()
     after = frozenset(find_grants(new, reasons or {}))
     return Change(after - before, before - after)
 
 
 def find_grants(template: Template, reasons: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[Grant]:
-    """Every permission in a template. `reasons`: logical id of a role, to resource, to why it is a wildcard."""
+    """Return every permission in a template; `reasons` maps a role and a resource to the reason of its wildcard."""
     book = _Book(template, reasons or {})
     for id, resource in template.get("Resources", {}).items():
         yield from book.grants_of(id, resource["Type"], resource.get("Properties", {}))
 
 
 def read_reasons(metadata: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Why a resource is a wildcard, from what the synthesis noted beside the template (`Rerail.metadata.json`)."""
+    """Return the reasons of the wildcards, from the synthesis' `Rerail.metadata.json`."""
     ids = {
         path.removesuffix("/Resource"): entry["data"]
         for path, entries in metadata.items()
@@ -114,7 +114,7 @@ class PermissionRow(NamedTuple):
 
 
 def group_rows(granted: Collection[Grant]) -> list[PermissionRow]:
-    """The permissions put together, in an order that does not depend on chance."""
+    """Return the permissions grouped by principal, resource and condition, in a fixed order."""
     together: dict[tuple[str, bool, str, str, str], list[str]] = defaultdict(list)
     for grant in sorted(granted):
         together[grant.who, grant.may, grant.on, grant.when, grant.because].append(grant.action)
@@ -122,7 +122,7 @@ def group_rows(granted: Collection[Grant]) -> list[PermissionRow]:
 
 
 def format_lines(granted: Collection[Grant]) -> dict[str, list[str]]:
-    """By who may: a sentence for all the actions that go together."""
+    """Return a sentence for each group of actions, by principal."""
     by_who: dict[str, list[str]] = defaultdict(list)
     for row in group_rows(granted):
         by_who[row.who].append(_sentence(row))
@@ -148,7 +148,7 @@ def _actions(actions: Sequence[str]) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value of a template with its references as `<Name>` or `<Name.Arn>`, as cdk-nag writes them."""
+    """Return a template's value as text, with references as `<Name>` or `<Name.Arn>`, as cdk-nag writes them."""
     match value:
         case {"Ref": name}:
             return f"<{name}>"
@@ -283,7 +283,7 @@ class _Book:
 
 
 def strip_hash(id: str) -> str:
-    """A logical id without the hash that the CDK puts behind it."""
+    """Return a logical id without the hash that the CDK appends."""
     return HASH.sub("", id)
 
 

@@ -19,7 +19,7 @@ STYLES = {True: "bold red", None: "yellow", False: ""}
 
 
 def show_target(console: Console, target: Target, stack: str, status: str) -> None:
-    """Whose account this is."""
+    """Print the account and region."""
     table = Table(show_header=False, box=None)
     table.add_row("account", target.account)
     table.add_row("region", target.region)
@@ -29,7 +29,7 @@ def show_target(console: Console, target: Target, stack: str, status: str) -> No
 
 
 def show_permissions(console: Console, change: permissions.Change) -> None:
-    """Line by line, grouped by who may."""
+    """Print the changed permissions, grouped by principal."""
     if not change:
         console.print("permissions: as they are")
         return
@@ -43,7 +43,7 @@ def show_permissions(console: Console, change: permissions.Change) -> None:
 
 
 def show_resources(console: Console, found: Sequence[ResourceChange]) -> None:
-    """What is changed and what goes, one by one; what is new by its number."""
+    """Print each changed or removed resource, and the number of new ones."""
     new = [change for change in found if change.action == "Add"]
     for change in [change for change in found if change.action != "Add"][:SHOWN]:
         style = "bold red" if change.danger else STYLES[change.replaced]
@@ -55,7 +55,7 @@ def show_resources(console: Console, found: Sequence[ResourceChange]) -> None:
 
 @contextmanager
 def show_progress(console: Console, what: str, ids: Collection[str]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A bar on a terminal, a line elsewhere for each of these resources; gives what to call with each event."""
+    """Show a bar on a terminal, or a line for each resource elsewhere; yield the function to call with each event."""
     total = len(ids)
     if not console.is_terminal:
         met = 0
@@ -91,7 +91,7 @@ def _format_event(event: Mapping[str, Any]) -> str:
 def show_next_steps(
     console: Console, outputs: Mapping[str, str], *, address: str, was_there: bool, local: bool
 ) -> None:
-    """What there is now, and what to do next."""
+    """Print the outputs and what to do next."""
     table = Table("output", "value", title="deployed", title_justify="left")
     for name, value in sorted(outputs.items()):
         table.add_row(name, value)

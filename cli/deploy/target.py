@@ -38,7 +38,7 @@ class Target:
         return f"account {self.account}, region {self.region}" + (", the local AWS" if self.is_local else "")
 
     def client(self, service: str, *, role: str = "") -> Any:
-        """With the caller's own permissions; with `role`, in that role of the bootstrap where it may be taken on."""
+        """Return a client with the caller's permissions, or with the bootstrap's `role` if it may be assumed."""
         session = self._in_role(self.fill(role)) if role else None
         return session.client(service) if session else client(service)
 
@@ -46,7 +46,7 @@ class Target:
         return self._in_role(self.fill(role)) is not None
 
     def fill(self, text: str) -> str:
-        """A text of the assembly with the placeholders for account, region and partition filled in."""
+        """Return a text of the assembly with account, region and partition filled in."""
         values = {"AccountId": self.account, "Region": self.region, "Partition": self.partition}
         for name, value in values.items():
             text = text.replace(f"${{AWS::{name}}}", value)
@@ -57,8 +57,8 @@ class Target:
             self._sessions[role] = None if self.is_local else _assumed(role, self.region)
         return self._sessions[role]
 
-    def is_bootstrapped(self) -> int:
-        """The version of the CDK's bootstrap here, 0 for none."""
+    def read_bootstrap_version(self) -> int:
+        """Return the version of the CDK's bootstrap; 0 if there is none."""
         try:
             return int(client("ssm").get_parameter(Name=BOOTSTRAP)["Parameter"]["Value"])
         except ClientError as error:
@@ -79,7 +79,7 @@ def _assumed(role: str, region: str) -> Any:
 
 
 def find(*, local: bool, profile: str, region: str) -> Target:
-    """Where this goes; one clear error and exit status 2 where that is not known."""
+    """Return the target; exit with status 2 if it cannot be determined."""
     if local:
         return _local()
     chosen: Mapping[str, str] = {"AWS_PROFILE": profile, "AWS_REGION": region, "AWS_DEFAULT_REGION": region}

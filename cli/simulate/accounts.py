@@ -35,7 +35,7 @@ class Accounts:
         self.billed_ms += ms if billed else 0
 
     def lose(self, ms: int) -> None:
-        """What was trained is trained again."""
+        """Book trained time as lost, because its steps are trained again."""
         assert 0 <= ms <= self.spent[Spent.TRAINED]
         self.spent[Spent.TRAINED] -= ms
         self.spent[Spent.LOST] += ms
@@ -51,6 +51,6 @@ class Accounts:
 
 
 def compute_shares(spent: Mapping[Spent, int]) -> dict[Spent, float]:
-    """The same as shares of all."""
+    """Return each time as a share of their sum."""
     wall = sum(spent.values())
     return {what: ms / wall if wall else 0.0 for what, ms in spent.items()}

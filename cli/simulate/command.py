@@ -84,7 +84,7 @@ class Maker:
         self.sizes, self.days, self.seeds, self.policy, self.factor = sizes, days, seeds, policy, factor
 
     def simulate_rows(self, variants: dict[str, list[tuple]], console: Console) -> dict[str, list[ReportRow]]:  # type: ignore[type-arg]
-        """The rows of each group, in the order in which they were asked for; a sweep is of the last size."""
+        """Return the rows of each group in the given order; sweeps use the last size."""
         places, tasks = [], []
         for group, group_variants in variants.items():
             size = int(group.removeprefix("ways:")) if group.startswith("ways:") else self.sizes[-1]

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: rates from published training runs, the same for every way of looking after a run."""
+"""Which faults happen when: rates from published training runs, the same for every way of supervising a run."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ PLANNED = "planned"
 
 
 class SimulatedFault(StrEnum):
-    """What can strike a run."""
+    """The kinds of faults of a simulated run."""
 
     GPU = "GPU"
     HOST = "host"
@@ -63,7 +63,7 @@ SOURCES: Mapping[SimulatedFault, str] = {
 
 @dataclass(frozen=True, slots=True)
 class FaultEvent:
-    """One fault: `chance` is a number from 0 to 1 that decides what it is like."""
+    """One fault; `chance` is a number from 0 to 1 that decides its variant."""
 
     at: int
     fault: SimulatedFault
@@ -73,7 +73,7 @@ class FaultEvent:
 
 @cache
 def read_rates() -> Mapping[SimulatedFault, float]:
-    """Deadly faults in one GPU-day, by kind."""
+    """Return the fatal faults in one GPU-day, by kind."""
     counts = dict.fromkeys(CATEGORIES, 0)
     hours = 0.0
     with (CORPUS / "rates.csv").open(newline="", encoding="utf-8") as lines:
@@ -86,7 +86,7 @@ def read_rates() -> Mapping[SimulatedFault, float]:
 
 
 def compute_daily_rates(gpus: int, *, step_s: float) -> dict[SimulatedFault, float]:
-    """Faults a day of a run on so many GPUs."""
+    """Return the faults per day of a run on this many GPUs, by kind."""
     rows = 86_400 / step_s
     return {
         **{fault: rate * gpus for fault, rate in read_rates().items()},
@@ -98,13 +98,13 @@ def compute_daily_rates(gpus: int, *, step_s: float) -> dict[SimulatedFault, flo
 
 
 def compute_mtbf(gpus: int, factor: float = 1.0) -> float:
-    """Mean time between deadly faults, in seconds."""
+    """Return the mean time between fatal faults, in seconds."""
     rate = sum(read_rates().values()) * gpus * factor
     return 86_400 / rate if rate else math.inf
 
 
 def draw_faults(gpus: int, days: float, seed: int, *, step_s: float, factor: float = 1.0) -> list[FaultEvent]:
-    """The faults of one run, in order. A greater `factor` keeps all faults of a smaller one and adds others."""
+    """Return the faults of one run in order; a greater `factor` keeps all faults of a smaller one and adds others."""
     strikes = []
     for fault, rate in compute_daily_rates(gpus, step_s=step_s).items():
         for layer in range(math.ceil(factor)):
@@ -122,7 +122,7 @@ def _layer(fault: SimulatedFault, rate: float, days: float, seed: str, *, share:
 
 
 def draw_text(fault: SimulatedFault, chance: random.Random) -> str:
-    """The words of a real failure of this kind, as SageMaker hands them on."""
+    """Return the text of a real failure of this kind, in SageMaker's format."""
     if fault not in TEXTS:
         return ""
     return f"AlgorithmError: {chance.choice(read_texts(TEXTS[fault]))}"[:1024]
@@ -130,6 +130,6 @@ def draw_text(fault: SimulatedFault, chance: random.Random) -> str:
 
 @cache
 def read_texts(kind: str) -> Sequence[str]:
-    """Real failure texts of a class."""
+    """Return the real failure texts of a class."""
     lines = [line for name in ("failures", "failures_collected") for line in (CORPUS / f"{name}.jsonl").open()]
     return [failure["text"] for failure in map(json.loads, lines) if failure["class"] == kind]

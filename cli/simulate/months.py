@@ -17,7 +17,7 @@ POLICIES = Path(__file__).resolve().parents[2] / "policies"
 
 @dataclass(frozen=True, slots=True)
 class SimulationTask:
-    """What to simulate: one run of `gpus` over `days`, looked after in one way, with the chance of one seed."""
+    """What to simulate: one run of `gpus` over `days`, supervised in one way, with one seed."""
 
     way: Way
     gpus: int
@@ -30,7 +30,7 @@ class SimulationTask:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What came of it: shares of wall-clock time, counts, money."""
+    """The result of one simulation: shares of wall-clock time, counts, money."""
 
     task: SimulationTask
     ettr: float
@@ -47,7 +47,7 @@ def read_policy(name: str = "default") -> Policy:
 
 
 def simulate(task: SimulationTask) -> SimulationResult:
-    """The run from its first launch to its last day."""
+    """Simulate the run from its first launch to its last day."""
     world = SimulatedRun(task.way, task.gpus, task.days, task.seed, task.assumed, task.factor)
     supervised = Supervised(world, task.policy) if task.way.rerail else None
     watch: RunObserver = supervised or OnCall(world)

@@ -9,7 +9,7 @@ from cli.backtest.series import BadInput
 
 
 def format_markdown(table: Table) -> str:
-    """The table as Markdown has it; figures stand to the right."""
+    """Return the table as Markdown, with figures aligned to the right."""
     names = [str(column.header) for column in table.columns]
     rules = ["---:" if column.justify == "right" else "---" for column in table.columns]
     rows = zip(*(list(column.cells) for column in table.columns), strict=True)
@@ -21,7 +21,7 @@ def _plain(rows: Iterable[Sequence[object]]) -> list[list[str]]:
 
 
 def write(file: Path, tables: Mapping[str, Table]) -> None:
-    """Put each table between `<!-- name -->` and `<!-- /name -->`; raises BadInput where the page has no such marks."""
+    """Put each table between `<!-- name -->` and `<!-- /name -->`; raise BadInput if the page lacks these marks."""
     try:
         page = file.read_text(encoding="utf-8")
     except OSError as error:

@@ -51,13 +51,13 @@ class OnCall:
         world.schedule(delay, self._swap if slow else self._roll_back)
 
     def on_finding(self, found: SimulatedFinding) -> None:
-        """They have no detectors."""
+        """Do nothing: people on call have no detectors."""
 
     def on_crash(self, text: str) -> None:
-        """Nothing waits for them."""
+        """Do nothing: no process waits for a command."""
 
     def on_restart(self) -> None:
-        """They restart nothing in place."""
+        """Do nothing: people on call restart nothing in place."""
 
     def _relaunch(self, attempt: int) -> None:
         if attempt == self.attempt and not self.world.is_live:

@@ -38,7 +38,7 @@ def check(file: Path) -> None:
 
 
 def draw(by_size: Mapping[int, Sequence[ReportRow]], sweeps: Mapping[str, Sequence[ReportRow]], file: Path) -> None:
-    """One panel a size, one a sweep."""
+    """Draw one panel for each size and one for each sweep."""
     panels = len(by_size) + len(sweeps)
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(12, 4.2 * panels), layout="constrained")
     axes = iter(figure.subplots(panels, squeeze=False)[:, 0])

@@ -29,7 +29,7 @@ FEWEST_GPUS, GOAL, GOAL_IN_PLACE = 16_384, 0.95, 0.98
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """All seeds of one way on so many GPUs."""
+    """The results of all seeds of one way on one number of GPUs."""
 
     name: str
     outcomes: Sequence[SimulationResult]
@@ -47,7 +47,7 @@ class ReportRow:
         return mean(compute_shares(outcome.spent)[what] for outcome in self.outcomes)
 
     def compute_monthly(self, what: str) -> float:
-        """A count in 30 days."""
+        """Return the mean count in 30 days."""
         return mean(outcome.counts[what] / outcome.task.days * 30 for outcome in self.outcomes)
 
     @property
@@ -65,7 +65,7 @@ class ReportRow:
 
 
 def make_ways_table(rows: Sequence[ReportRow], *, gpus: int, days: float, seeds: int) -> Table:
-    """One line a way: what share of the time trained, and where the rest went."""
+    """Return a line for each way: the share of time that trained, and the shares of the rest."""
     found = _table(_title(gpus, days, seeds), "looked after by", ("ETTR", "+-", *(name for _, name in PARTS)))
     for row in rows:
         parts = (f"{100 * row.compute_share(what):.2f}" for what, _ in PARTS)
@@ -74,7 +74,7 @@ def make_ways_table(rows: Sequence[ReportRow], *, gpus: int, days: float, seeds:
 
 
 def make_costs_table(rows: Sequence[ReportRow], *, gpus: int) -> Table:
-    """One line a way: what it took in 30 days."""
+    """Return a line for each way: what it cost in 30 days."""
     columns = ("lost steps", "starts", "restarts in place", "wrong interventions", "pages", "cost $", "wasted $")
     found = _table(f"{gpus:,} GPUs: in 30 days", "looked after by", columns)
     for row in rows:
@@ -107,7 +107,7 @@ def _money(dollars: float) -> str:
 
 
 def make_sweep_table(title: str, rows: Sequence[ReportRow]) -> Table:
-    """One line a variant."""
+    """Return a line for each variant."""
     found = _table(title, "variant", ("ETTR %", "+-", "wasted $ in 30 days"))
     for row in rows:
         found.add_row(row.name, f"{100 * row.ettr:.2f}", f"{100 * row.spread:.2f}", _money(row.wasted))
@@ -130,7 +130,7 @@ def _spoken(value: Any) -> str:
 
 
 def make_rates_table(assumed: Assumptions) -> Table:
-    """What strikes how often."""
+    """Return how often each fault happens."""
     found = Table(title="Faults, in 1,000 GPU-days or in 30 days of a run", title_justify="left", header_style="bold")
     for name in ("fault", "1,000 GPU-days", "30 days", "source"):
         found.add_column(name, justify="left" if name in ("fault", "source") else "right")
@@ -148,7 +148,7 @@ def show(console: Console, tables: Sequence[Table]) -> None:
 
 
 def make_json(rows: Sequence[ReportRow]) -> list[dict[str, Any]]:
-    """Everything that was counted, for another program."""
+    """Return all figures as JSON types."""
     return [
         {
             "name": row.name.strip(),

@@ -107,7 +107,7 @@ class Supervised:
             self._report(ReportKind.HELLO, abilities=(Ability.SKIP, Ability.RATE, *restart))
 
     def on_fault(self, fault: SimulatedFault) -> None:
-        """Only detectors tell Rerail."""
+        """Do nothing: only detectors notify Rerail."""
 
     def on_finding(self, found: SimulatedFinding) -> None:
         at = self.world.get_moment()
@@ -125,7 +125,7 @@ class Supervised:
         self._report(ReportKind.CRASHED, evidence=text)
 
     def on_restart(self) -> None:
-        """Told by the processes themselves, with their first step."""
+        """Report the restart, as the processes do with their first step."""
         self._report(ReportKind.RESTARTED, step=self.world.step)
 
     def _sweep(self) -> None:

@@ -85,7 +85,7 @@ class Trap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFinding:
-    """What a detector says; `false` is what nobody but the world knows."""
+    """A detector's finding; `false` is known to the simulation only."""
 
     kind: Kind
     onset: int
@@ -95,29 +95,29 @@ class SimulatedFinding:
 
 
 class RunObserver(Protocol):
-    """Whoever looks after the run."""
+    """What supervises the simulated run: people or Rerail."""
 
     def begin(self) -> None: ...
 
     def on_job_changed(self) -> None:
-        """The job's state has changed, and SageMaker says so."""
+        """Handle a change of the job's state that SageMaker reports."""
 
     def on_fault(self, fault: SimulatedFault) -> None:
-        """Something is wrong that nothing but people and detectors can see."""
+        """Handle a fault that only people and detectors can notice."""
 
     def on_finding(self, found: SimulatedFinding) -> None:
-        """A detector has something to say."""
+        """Handle a detector's finding."""
 
     def on_crash(self, text: str) -> None:
-        """The processes are dead, and the job's init waits for an order."""
+        """Handle the end of the processes, while the job's init waits for a command."""
 
     def on_restart(self) -> None:
-        """They were restarted in place, and have done a step."""
+        """Handle a completed restart in place."""
 
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """Time in whole milliseconds, work in milliseconds of training at full speed."""
+    """One run on SageMaker; time in whole milliseconds, work in milliseconds of training at full speed."""
 
     way: Way
     gpus: int
@@ -164,7 +164,7 @@ class SimulatedRun:
     # What watchers may ask and do.
 
     def run(self) -> None:
-        """From the first launch to the last day."""
+        """Simulate from the first launch to the last day."""
         end = int(self.days * DAY_MS)
         self.watch.begin()
         while self._heap and self._heap[0][0] <= end:
@@ -178,11 +178,11 @@ class SimulatedRun:
         return BEGIN + timedelta(milliseconds=self.now if ms is None else ms)
 
     def get_dice(self, what: str) -> random.Random:
-        """A stream of chance for each purpose, so that ways that differ in one thing share all others."""
+        """Return the random stream of a purpose, so that ways that differ in one thing share all others."""
         return self._dice.setdefault(what, random.Random(f"{self.seed}:{what}"))
 
     def draw_delay(self, delay: Delay, what: str) -> float:
-        """Seconds that people take."""
+        """Return the seconds that people take."""
         sigma = math.log(delay.p90 / delay.median) / Z90
         return 60 * delay.median * math.exp(self.get_dice(what).gauss(0.0, sigma))
 
@@ -209,8 +209,10 @@ class SimulatedRun:
         return self.job is not None and not self.job.status.is_terminal
 
     def launch(self, name: str, number: int, *, resume_step: int | None, skip: str = "", rate: float = 1.0) -> bool:
-        """A job is created, unless there is no capacity; it takes the warm pool where there is one. `skip` are the
-        samples that it passes over."""
+        """Create a job if there is capacity, in the warm pool if there is one; return whether it was created.
+
+        `skip` are the samples that the job leaves out.
+        """
         assert not self.is_live
         warm = self.pool_until > self.now
         if not warm and not self._has_room():
@@ -236,7 +238,7 @@ class SimulatedRun:
         return self.now >= self._room_at
 
     def stop(self) -> None:
-        """StopTrainingJob; what has ended stays as it is."""
+        """Stop the job; an ended job is left unchanged."""
         if self.job is None or self.job.status is not JobStatus.IN_PROGRESS:
             return
         self.job.status, self.job.secondary = JobStatus.STOPPING, "Stopping"
@@ -247,12 +249,14 @@ class SimulatedRun:
         self.pool_until = -1
 
     def save_now(self, then: Callable[[int], None]) -> None:
-        """Save at the end of the step that runs, and say so when it is durable; what does not train saves nothing."""
+        """Save at the end of the current step, and call `then` when it is durable; without training, save nothing."""
         self._live(self.assumed.step_s, self._save, "emergency", then)
 
     def restart(self, *, resume_step: int | None, order: Command | None = None) -> None:
-        """End the training processes and start them again in the job; None resumes from the newest state there is. The
-        job's launcher does so without an order, too."""
+        """Restart the training processes in the job; `resume_step` None resumes from the newest state.
+
+        The job's launcher does so without a command, too.
+        """
         assert self.job and self.is_live
         if order:
             self.job.restarts = order.restart
@@ -271,17 +275,17 @@ class SimulatedRun:
             self._live(seconds, self._again_in_place)
 
     def let_end(self) -> None:
-        """No order will come: what has crashed ends."""
+        """End a crashed job, because no command will come."""
         if self._dead:
             self._live(0.0, self._gone, *self._dead)
 
     def find_newest(self, *, before: int | None = None) -> int | None:
-        """The step of the newest durable checkpoint, older than a place in the work where that is given."""
+        """Return the step of the newest durable checkpoint, older than `before` if that is given."""
         step_ms = _ms(self.assumed.step_s)
         return next((c.step for c in self.saved if before is None or c.step * step_ms < before), None)
 
     def remove_causes(self) -> None:
-        """People have mended what would go wrong again."""
+        """Remove the faults that would happen again, as people do."""
         self.traps.clear()
 
     # What happens.

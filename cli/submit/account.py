@@ -35,7 +35,7 @@ class SubmissionAccount:
             raise Problem("no AWS region is set", "set AWS_DEFAULT_REGION or AWS_PROFILE") from error
 
     def find_role_arn(self, role: str) -> str:
-        """The ARN of a role that is given by name or by ARN."""
+        """Return the ARN of a role that is given by name or by ARN."""
         if ROLE_ARN.fullmatch(role):
             return role
         if self.is_local:
@@ -50,7 +50,7 @@ class SubmissionAccount:
             raise _other(error, f"look up the role {role}; its whole ARN as --role needs no look-up") from error
 
     def find_default_bucket(self) -> str:
-        """The bucket that SageMaker's own SDK uses."""
+        """Return the name of the bucket that SageMaker's own SDK uses."""
         try:
             account = client("sts").get_caller_identity()["Account"]
         except (ClientError, BotoCoreError) as error:
@@ -58,7 +58,7 @@ class SubmissionAccount:
         return f"sagemaker-{self.region}-{account}"
 
     def check_bucket(self, bucket: str) -> None:
-        """The bucket is there and ours to use."""
+        """Raise Problem if the bucket does not exist or may not be used."""
         try:
             client("s3").head_bucket(Bucket=bucket)
         except (ClientError, BotoCoreError) as error:
@@ -70,7 +70,7 @@ class SubmissionAccount:
             client("s3").create_bucket(Bucket=bucket)
 
     def upload_code(self, source: Source, uri: str) -> bool:
-        """Store the archive, unless it lies there already: whether it had to be."""
+        """Upload the archive if it is not there yet; return whether it was uploaded."""
         bucket, key = split(uri)
         try:
             client("s3").head_object(Bucket=bucket, Key=key)
@@ -86,7 +86,7 @@ class SubmissionAccount:
         return True
 
     def upload_input(self, path: Path, uri: str) -> int:
-        """Every file of a folder, or one file, below the S3 folder: how many."""
+        """Upload a file, or every file of a folder, to the S3 folder; return how many."""
         bucket, prefix = split(uri)
         files = list(_files(path))
         try:
@@ -97,7 +97,7 @@ class SubmissionAccount:
         return len(files)
 
     def create(self, request: Mapping[str, Any]) -> None:
-        """Have SageMaker start the job."""
+        """Create the training job."""
         try:
             client("sagemaker").create_training_job(**request)
         except (ClientError, BotoCoreError) as error:
@@ -111,7 +111,7 @@ def split(uri: str) -> tuple[str, str]:
 
 
 def find_refusal(error: Exception, request: Mapping[str, Any]) -> Problem:
-    """SageMaker's refusal of a job, with what to do about it."""
+    """Return SageMaker's refusal of a job as a problem with its remedy."""
     code, message = get_code(error), get_message(error)
     machine = request["ResourceConfig"].get("InstanceType", "machines")
     if code == "ResourceInUse":

@@ -22,8 +22,11 @@ LONGEST = 2500
 
 
 def parse_arguments(arguments: Sequence[str]) -> dict[str, str] | None:
-    """`--key value`, `--key=value` and `-k value` as pairs; None where the toolkit would not give these words back:
-    flags without a value, positional words, options that repeat, values that look like options."""
+    """Return `--key value`, `--key=value` and `-k value` as pairs.
+
+    Return None if the toolkit would not return the same words: flags without a value, positional words, options that
+    repeat, values that look like options.
+    """
     pairs: dict[str, str] = {}
     rest = list(arguments)
     while rest:
@@ -43,7 +46,8 @@ def parse_arguments(arguments: Sequence[str]) -> dict[str, str] | None:
 
 
 def encode(value: str) -> str:
-    """As the SDK writes it: numbers as numbers, all else as a JSON string, so that `true` and `007` stay text."""
+    """Return the value as the SDK writes it: numbers as numbers, all else as a JSON string, so `true` and `007` stay
+    text."""
     try:
         number = json.loads(value)
     except ValueError:
@@ -53,7 +57,7 @@ def encode(value: str) -> str:
 
 
 def with_arguments(source: Source, arguments: Sequence[str], given: Mapping[str, str]) -> tuple[Source, dict[str, str]]:
-    """The source and hyperparameters with which the script gets exactly these arguments, and those given by name."""
+    """Return the source and hyperparameters that give the script exactly these arguments, and those given by name."""
     for name in given:
         if name.startswith(RESERVED):
             raise Problem(f"--hyperparameter {name}: such names belong to SageMaker's toolkit", "choose another name")

@@ -34,7 +34,7 @@ WORDS = {str: "text", int: "a whole number", bool: "true or false", list: "a lis
 
 
 def read_defaults(folder: Path, home: Path) -> dict[str, Any]:
-    """The defaults for a script in this folder; the nearest file wins over the one in ~/.config, field by field."""
+    """Return the defaults of a script in this folder; the nearest file wins over ~/.config, field by field."""
     found: dict[str, Any] = {}
     for path in _places(folder, home):
         if path.is_file():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def find_deployment(screen: SubmitScreen) -> Place | None:
-    """Rerail's deployment in this account; None where there is none, or where it may not be looked up."""
+    """Return Rerail's deployment in this account; None if there is none or it cannot be looked up."""
     from local.deploy import outputs_of
 
     try:
@@ -47,7 +47,7 @@ def start(
     where: Place | None,
     screen: SubmitScreen,
 ) -> None:
-    """What the job needs is there before it starts; `uploads` are files and folders here, by channel."""
+    """Upload what the job needs, then create it; `uploads` maps channels to local files and folders."""
     _check_policy(where, job_request.policy)
     account.check_bucket(split(job_request.code)[0])
     is_new = account.upload_code(source, job_request.code)
@@ -79,7 +79,7 @@ def _check_policy(where: Place | None, policy: str) -> None:
 def follow_run(
     job: str, where: Place | None, account: SubmissionAccount, folder: Path | None, screen: SubmitScreen
 ) -> dict[str, Any]:
-    """Follow to the end, and fetch what there is."""
+    """Follow the run to its end, and download its results if a folder is given."""
     run = make_run_id(job)
     follower = Follower(
         run_id=run,
@@ -123,7 +123,7 @@ def _readable(where: Place | None, run: str, screen: SubmitScreen) -> "DynamoRun
 
 
 def check_known(run: str, where: Place | None) -> None:
-    """There is such a run, or at least such a job."""
+    """Raise Problem if neither such a run nor such a job exists."""
     try:
         if where and where.runs.load(run):
             return

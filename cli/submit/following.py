@@ -50,7 +50,7 @@ class Follower:
         self._book = Logbook(self.logs, self.since)
 
     def read_news(self) -> Iterator[News]:
-        """Everything new, until the run has ended and its last lines are read."""
+        """Yield everything new until the run has ended and its last lines are read."""
         over_since: float | None = None
         while True:
             spoke = False

@@ -47,7 +47,7 @@ OTHER_CHIPS = ("trn", "inf")
 
 
 def find_pytorch_image(version: str, instance_type: str, region: str) -> str:
-    """The address of the image for this kind of machine; raises Problem for a version or a machine without one."""
+    """Return the image for this kind of machine; raise Problem if there is none for the version or machine."""
     short = ".".join(version.split(".")[:2])
     if short not in VERSIONS or version not in (short, VERSIONS[short][0]):
         near = difflib.get_close_matches(version, [full for full, _ in VERSIONS.values()], n=1)

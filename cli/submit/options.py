@@ -19,7 +19,7 @@ AGENT = ("rerail_agent", "rerail step=")
 
 
 def make_name(script: Path, source: Source) -> str:
-    """The script's name, or its folder's where it has the usual one, and the time."""
+    """Return the name of the script, or of its folder if the script has a usual name, with the time."""
     path = script.expanduser().resolve()
     stem = Path(source.entry).stem
     name = (path if path.is_dir() else path.parent).name if stem in ("train", "main") else stem
@@ -28,7 +28,7 @@ def make_name(script: Path, source: Source) -> str:
 
 
 def parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
-    """NAME=VALUE, each name once."""
+    """Return NAME=VALUE options by name; raise Problem if a name repeats."""
     found: dict[str, str] = {}
     for text in given or ():
         name, is_pair, value = text.partition("=")
@@ -41,7 +41,7 @@ def parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
 
 
 def check_local_path(option: str, given: str | Path) -> Path:
-    """The whole path of a file or folder, whether it is there or not; a name that no file system takes is a problem."""
+    """Return the absolute path, which need not exist; raise Problem if no file system accepts the name."""
     try:
         path = Path(given).expanduser().resolve()
         path.exists()
@@ -52,7 +52,7 @@ def check_local_path(option: str, given: str | Path) -> Path:
 
 
 def parse_paths(given: list[str] | None) -> dict[str, str]:
-    """Channel to S3 folder or local path; each path is there."""
+    """Return the S3 folder or existing local path of each channel."""
     paths = parse_pairs("--input", given)
     for channel, path in paths.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", channel):
@@ -63,12 +63,12 @@ def parse_paths(given: list[str] | None) -> dict[str, str]:
 
 
 def make_uri(given: str, uploaded: str) -> str:
-    """Where a channel's data lies, or will lie."""
+    """Return the S3 folder of a channel's data."""
     return uploaded if given and not given.startswith("s3://") else given
 
 
 def find_wheel(given: str) -> str:
-    """The agent's wheel, a file here or in S3."""
+    """Return the agent's wheel, a local file or an S3 URI."""
     if given and not given.endswith(".whl"):
         raise Problem(f"--agent {given}: not a wheel", "make one: pip wheel --no-deps ./agent")
     if given and not given.startswith("s3://") and not check_local_path("--agent", given).is_file():
@@ -77,14 +77,14 @@ def find_wheel(given: str) -> str:
 
 
 def find_bucket(account: SubmissionAccount, bucket: str) -> str:
-    """The one that is named, or the usual one."""
+    """Return the given bucket, or the default one."""
     if bucket:
         return bucket.removeprefix("s3://").rstrip("/")
     return LOCAL_BUCKET if account.is_local else account.find_default_bucket()
 
 
 def find_image(account: SubmissionAccount, asked: str, version: str, usual: Mapping[str, Any], machine: str) -> str:
-    """The image that is named, or AWS's; the local AWS knows neither the project's usual one nor AWS's."""
+    """Return the given image, or AWS's; the local AWS ignores the project's default and AWS's."""
     if asked or account.is_local:
         return asked or LOCAL_IMAGE
     if usual.get("image") and not version:
@@ -99,7 +99,7 @@ def _typed(machine: str) -> str:
 
 
 def find_metrics(source: Source, own: dict[str, str], screen: SubmitScreen) -> dict[str, str] | None:
-    """The script's own; Rerail's where it prints our line; none for a script whose lines nobody knows."""
+    """Return the given metric definitions, Rerail's own if the script prints its line, or none."""
     if own:
         return own
     if source.mentions(*AGENT):

@@ -39,7 +39,7 @@ class Source:
         return digest.hexdigest()
 
     def archive(self) -> bytes:
-        """The gzipped tar; without times, owners or the order in which a disk lists."""
+        """Return the gzipped tar, independent of times, owners and the file system's order."""
         tar = io.BytesIO()
         with tarfile.open(fileobj=tar, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for name, (content, runs) in sorted(self.files.items()):
@@ -49,13 +49,13 @@ class Source:
         return gzip.compress(tar.getvalue(), compresslevel=6, mtime=0)
 
     def mentions(self, *words: str) -> bool:
-        """Whether any Python file has one of these words in it."""
+        """Return whether a Python file has one of these words."""
         texts = (content for name, (content, _) in self.files.items() if name.endswith(".py"))
         return any(word.encode() in text for text in texts for word in words)
 
 
 def pack(path: Path, *, entry: str = "", exclude: Sequence[str] = ()) -> Source:
-    """The script with all that lies in its folder, or a folder with its entry script; raises Problem."""
+    """Return the script with its folder, or a folder with its entry script; raise Problem if it cannot be packed."""
     path = path.expanduser().resolve()
     if not path.exists():
         raise Problem(f"SCRIPT {path} does not exist", "name a Python script, or a folder that holds one")
@@ -87,7 +87,7 @@ class Patterns:
         self._rules = [(not rule.startswith("!"), *_compiled(rule.removeprefix("!"))) for rule in rules]
 
     def leave_out(self, name: str, *, is_folder: bool) -> bool:
-        """Whether the file or folder of this relative path is left out."""
+        """Return whether the file or folder of this relative path is left out."""
         out = False
         for leaves_out, expression, only_folders in self._rules:
             if (is_folder or not only_folders) and expression.fullmatch(name):

@@ -50,7 +50,7 @@ class JobRequest:
 
 
 def make_training_request(job: JobRequest) -> dict[str, Any]:
-    """The request, checked by SageMaker's own model of it; raises Problem that names the field and the remedy."""
+    """Return the request, checked with SageMaker's own model; raise Problem with the field and the remedy."""
     from local.sagemaker.errors import ServiceError
     from local.sagemaker.validation import check_request
 
@@ -86,7 +86,7 @@ def make_training_request(job: JobRequest) -> dict[str, Any]:
 
 
 def parse_seconds(option: str, text: str) -> int:
-    """`90s`, `15m`, `12h` or `5d` in seconds."""
+    """Return `90s`, `15m`, `12h` or `5d` in seconds."""
     match = DURATION.fullmatch(text.strip())
     if not match or len(match[1]) > 12:
         raise Problem(f"{option} {text}: not a duration", "write it like 90s, 15m, 12h or 5d")

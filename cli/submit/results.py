@@ -16,7 +16,7 @@ AS_DATA: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") 
 
 
 def download(s3: Any, job: dict[str, Any], folder: Path) -> list[Path]:
-    """The files of the job that DescribeTrainingJob tells of, in `model/` and `output/` below the folder."""
+    """Download the job's model and output into `model/` and `output/` below the folder; return the files."""
     uris = {"output": f"{job['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job['TrainingJobName']}/output/output"}
     if model := job.get("ModelArtifacts", {}).get("S3ModelArtifacts"):
         uris["model"] = model.removesuffix(".tar.gz").rstrip("/")

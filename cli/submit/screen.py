@@ -13,20 +13,20 @@ from rerail.model.run import RunState
 
 @dataclass(frozen=True, slots=True)
 class SubmitScreen:
-    """What people see; with JSON on stdout it moves to stderr."""
+    """The terminal output of a submission; with JSON on stdout it goes to stderr."""
 
     as_json: bool
 
     def say(self, text: str) -> None:
-        """A line of ours."""
+        """Print a line of Rerail's own."""
         Console(stderr=self.as_json, highlight=False, markup=False, soft_wrap=True).print(text, style="cyan")
 
     def show(self, text: str) -> None:
-        """A line of the job's."""
+        """Print a line of the job."""
         typer.echo(text, err=self.as_json)
 
     def end(self, outcome: Mapping[str, Any]) -> None:
-        """The last word, and the exit status: 1 where the run was followed to an end that it should not have had."""
+        """Print the result, and exit with status 1 if a followed run did not complete."""
         if self.as_json:
             typer.echo(json.dumps(outcome, indent=2, default=str))
         if outcome.get("state", RunState.COMPLETED) != RunState.COMPLETED:

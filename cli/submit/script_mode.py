@@ -29,7 +29,7 @@ AS_DATA: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") 
 
 
 def main() -> int:
-    """The script's exit code."""
+    """Run the script; return its exit code."""
     base = Path(os.environ["SAGEMAKER_BASE_DIR"])
     config = base / "input" / "config"
     given = {name: decode(value) for name, value in read(config / "hyperparameters.json").items()}
@@ -50,7 +50,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def decode(value: str) -> Any:
-    """JSON where it is JSON, as the toolkit reads it."""
+    """Return the value of a JSON text, or the text itself, as the toolkit does."""
     try:
         return json.loads(value)
     except (TypeError, ValueError):
@@ -67,7 +67,7 @@ def unpack(uri: str, folder: Path) -> None:
 
 
 def make_arguments(hyperparameters: Mapping[str, Any], base: Path) -> list[str]:
-    """In the toolkit's order and form."""
+    """Return the arguments in the toolkit's order and format."""
     words: list[str] = []
     for name, value in sorted(hyperparameters.items()):
         words += [f"--{name}" if len(name) > 1 else f"-{name}", translate_path(str(value), base)]
@@ -75,14 +75,14 @@ def make_arguments(hyperparameters: Mapping[str, Any], base: Path) -> list[str]:
 
 
 def translate_path(word: str, base: Path) -> str:
-    """The job's /opt/ml is not at /opt/ml here."""
+    """Return a path below /opt/ml as the path that it has on this machine."""
     return f"{base}{word.removeprefix(CONTAINER)}" if f"{word}/".startswith(f"{CONTAINER}/") else word
 
 
 def make_environment(
     base: Path, mine: Mapping[str, Any], theirs: Mapping[str, Any], arguments: list[str]
 ) -> dict[str, str]:
-    """The environment with the SM_* variables that scripts read."""
+    """Return the environment with the SM_* variables that scripts read."""
     resources = read(base / "input" / "config" / "resourceconfig.json")
     inputs = read(base / "input" / "config" / "inputdataconfig.json")
     groups = {
@@ -136,13 +136,13 @@ def make_environment(
 
 
 def format_value(value: Any) -> str:
-    """Text as it is, everything else as JSON without spaces."""
+    """Return text unchanged, and other values as JSON without spaces."""
     plain = isinstance(value, str | Path)
     return str(value) if plain else json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
 
 
 def make_launcher(mine: Mapping[str, Any], environment: Mapping[str, str]) -> list[str]:
-    """One process, or torchrun with one process on each host."""
+    """Return the launcher's command: Python, or torchrun with one process on each host."""
     if not mine.get("sagemaker_torch_distributed_enabled"):
         return [sys.executable]
     hosts = json.loads(environment["SM_HOSTS"])
@@ -154,7 +154,7 @@ def make_launcher(mine: Mapping[str, Any], environment: Mapping[str, str]) -> li
 
 
 def run(command: list[str], environment: Mapping[str, str], base: Path) -> int:
-    """Runs to the end, passing both outputs on; the last lines go into the failure file, in the toolkit's words."""
+    """Run the command and print its output; write the last lines into the failure file, in the toolkit's format."""
     process = subprocess.Popen(
         command, cwd=base / "code", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

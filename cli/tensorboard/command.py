@@ -43,7 +43,7 @@ class Board:
         return self.kept / self.source
 
     def fill(self, record: Run) -> None:
-        """Bring home what is new; what it is drawn from stays as it was found at first."""
+        """Download what is new; the sources are those that were found first."""
         s3 = self.where.client("s3")
         found = (
             list(events.list_event_files(s3, record, events.find_places(record))) if self.source != "metrics" else []
@@ -58,7 +58,7 @@ class Board:
         self.points = self.curves.write(record)
 
     def refresh(self) -> None:
-        """Again, with what the run has become; a network that is away for a moment ends nothing."""
+        """Download what is new since then; a network error is ignored."""
         try:
             if record := self.where.runs.load(self.run):
                 self.fill(record)
@@ -68,7 +68,7 @@ class Board:
             Console(stderr=True, markup=False).print(f"not refreshed: {what}", style="yellow")
 
     def to_plain(self, record: Run, url: str | None) -> dict[str, Any]:
-        """For programs."""
+        """Return the board as JSON types."""
         attempts = [
             {
                 "attempt": attempt.number,

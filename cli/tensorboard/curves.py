@@ -25,7 +25,7 @@ class Curves:
             shutil.rmtree(folder / find_folder(attempt.number), ignore_errors=True)
 
     def write(self, run: Run) -> dict[int, int]:
-        """Attempt to how many points are drawn of it; only what has come since the last time is written."""
+        """Write the points that are new; return the number of points of each attempt."""
         for attempt in list_launched(run):
             samples = self._samples(attempt.job_name)
             before = self._written.get(attempt.number, 0)
@@ -44,7 +44,7 @@ class Curves:
 
 
 def make_curves(*, local: bool) -> Read:
-    """Reads jobs of the account, or of the local AWS."""
+    """Return the reader of jobs of the account, or of the local AWS."""
     return lambda job: jobs.read(job, local=local)
 
 

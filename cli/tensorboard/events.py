@@ -27,12 +27,12 @@ class EventFile:
 
 
 def find_folder(attempt: int) -> str:
-    """An attempt's folder, and so its name in TensorBoard's list of runs."""
+    """Return an attempt's folder, which is its name in TensorBoard's list of runs."""
     return f"attempt-{attempt:03d}"
 
 
 def find_places(run: Run) -> list[str]:
-    """The S3 folders in which event files may lie: where SageMaker copies them to, and the checkpoints' own."""
+    """Return the S3 folders that may have event files: SageMaker's copy, and the checkpoints' folder."""
     from rerail.aws.sagemaker import SageMakerJobs
 
     found = []
@@ -46,13 +46,16 @@ def find_places(run: Run) -> list[str]:
 
 
 def list_launched(run: Run) -> list[Attempt]:
-    """The attempts that became jobs, oldest first."""
+    """Return the attempts that became jobs, oldest first."""
     return [attempt for attempt in run.attempts if attempt.exists]
 
 
 def list_event_files(s3: Any, run: Run, uris: Sequence[str]) -> Iterator[EventFile]:
-    """Those below these folders that belong to the run, each once. Where jobs have folders of their own, which then may
-    be those of other runs too, only what lies in our jobs' folders is the run's."""
+    """Return the event files below these folders that belong to the run, each once.
+
+    If the jobs have folders of their own, only files in the run's own folders belong to it: other runs may share the
+    parent.
+    """
     seen = set()
     for uri in uris:
         bucket, prefix = split_uri(uri)
@@ -70,8 +73,10 @@ def list_event_files(s3: Any, run: Run, uris: Sequence[str]) -> Iterator[EventFi
 
 
 def find_writer(run: Run, path: str, stored: datetime) -> int | None:
-    """The attempt that wrote a file: by the job's name in its path, else by the time in its own name, else by when it
-    was stored; None for a file that is older than the run."""
+    """Return the attempt that wrote a file, or None for a file that is older than the run.
+
+    The job's name in its path decides, then the time in its own name, then the time at which it was stored.
+    """
     if (owner := _named(run, path)) is not None:
         return owner
     attempts = list_launched(run)
@@ -93,7 +98,7 @@ def _seconds(at: datetime) -> datetime:
 
 
 def bring(s3: Any, files: Sequence[EventFile], folder: Path) -> int:
-    """Download what is new or has grown: how many files. Nothing is written outside of the folder."""
+    """Download what is new or has grown; return how many files. Nothing is written outside of the folder."""
     count = 0
     for file in files:
         path = (folder / find_folder(file.attempt) / file.path).resolve()

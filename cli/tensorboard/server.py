@@ -31,7 +31,7 @@ def is_installed() -> bool:
 
 
 def find_free_port(asked: int) -> int:
-    """The port that is asked for, or TensorBoard's usual one, or any; raises NotServed where the asked one is taken."""
+    """Return the given port, TensorBoard's default or any free one; raise NotServed if the given one is taken."""
     for port in (asked,) if asked else (USUAL_PORT, 0):
         with socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,7 +75,7 @@ class Server:
         return self._child is not None and self._child.poll() is None
 
     def stop(self) -> None:
-        """End the child, gently first; a second Ctrl-C does not keep us from it."""
+        """End the child process, with SIGTERM first; a second Ctrl-C does not interrupt it."""
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
         if self._child is not None and self._child.poll() is None:
