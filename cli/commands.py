@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, ListedCommand] = {
     "demo": ListedCommand(
         "cli.demo.command",
         "demo",
-        "Train a real model under supervision, break it, watch it mend. Exit status 0 if it ended as it must.",
+        "Train a real model under supervision, break it, watch it recover. Exit status 0 if it ended as it must.",
     ),
     "submit": ListedCommand("cli.submit.command", "submit", "Start a script as a supervised training job."),
     "follow": ListedCommand(
@@ -206,7 +206,7 @@ class CommandGroup(LeanGroup):
                 _fail_for(cause)
             from cli import place
 
-            place.fail(str(error), "mend what it names; `rerail doctor` says what is broken")
+            place.fail(str(error), "fix what the message names; `rerail doctor` lists what is broken")
         except _errors_of_aws() as error:
             _fail_for(error)
 

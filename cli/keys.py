@@ -46,10 +46,10 @@ KEYS: Mapping[str, Printed] = {
             "run": "the run",
             "state": "its state at the end",
             "attempts": "its jobs, with status, cause and steps",
-            "incidents": "what happened, and how fast it was seen and mended",
+            "incidents": "what happened, and how fast it was detected and recovered from",
             "checkpoints": "what it has saved",
             "findings": "the detectors' findings",
-            "reference_max_abs_loss_difference": "the greatest difference from the undisturbed twin's loss",
+            "reference_max_abs_loss_difference": "the greatest difference from the loss of the reference run",
         },
     ),
     "submit": Printed(

@@ -171,7 +171,7 @@ def find_resume_point(run: Run, saves: Sequence[StoredCheckpoint]) -> StoredChec
 def explain_passed_over(run: Run, save: StoredCheckpoint) -> str:
     """Return why a relaunch would not resume from this checkpoint; "" if it may."""
     if save.is_quarantined:
-        return "put aside by a rollback"
+        return "quarantined by a rollback"
     if not save.has_manifest and (save.checkpoint is None or has_agent(run)):
         return "no manifest: a save that is under way, or never ended"
     if save.damage or save.checkpoint is None:

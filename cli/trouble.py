@@ -75,7 +75,11 @@ def get_permission(error: Exception) -> str:
 
 def explain(error: Exception) -> Trouble:
     """Return any error of the SDK in one sentence, with its remedy."""
-    return explain_credentials(error) or _of_the_account(error) or Trouble(get_message(error), "mend what it names")
+    return (
+        explain_credentials(error)
+        or _of_the_account(error)
+        or Trouble(get_message(error), "fix what the message names")
+    )
 
 
 def explain_credentials(error: Exception) -> Trouble | None:
@@ -84,7 +88,7 @@ def explain_credentials(error: Exception) -> Trouble | None:
     if isinstance(error, NoCredentialsError):
         return Trouble("there are no AWS credentials", LOG_IN)
     if isinstance(error, PartialCredentialsError | InvalidConfigError):
-        return Trouble(f"your AWS configuration is incomplete: {error}", "mend ~/.aws/config, or set AWS_PROFILE")
+        return Trouble(f"your AWS configuration is incomplete: {error}", "correct ~/.aws/config, or set AWS_PROFILE")
     if isinstance(error, ProfileNotFound):
         return Trouble(str(error), "`aws configure list-profiles` lists them; set AWS_PROFILE to one of these")
     if isinstance(error, _LOGGED_OUT) or code in EXPIRED:

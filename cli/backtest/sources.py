@@ -38,7 +38,7 @@ def find(path: str, *, local: bool) -> tuple[Log, ...]:
         return _read_now(tensorboards.read(place.parent))
     if place.suffix in (".csv", ".tsv", ".gz"):
         return _read_now([tables.read(place)])
-    raise BadInput(f"{path} is no log that can be read", ACCEPTED)
+    raise BadInput(f"{path} is not a log that can be read", ACCEPTED)
 
 
 def _is_there(place: Path) -> bool:

@@ -1,1 +1,1 @@
-"""`rerail demo`: a real training run, a real fault, and the run mended, live on screen."""
+"""`rerail demo`: a real training run, a real fault, and its recovery, live on screen."""

@@ -212,7 +212,7 @@ def _rows(
         yield f"incident: {incident['cause']}", _sentence(incident)
     yield from _more(scenario, report)
     difference = report["reference_max_abs_loss_difference"]
-    yield "against its undisturbed twin", f"largest difference of the loss at any step: {difference}"
+    yield "against the reference run", f"largest difference of the loss at any step: {difference}"
 
 
 def _more(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -221,7 +221,7 @@ def _more(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str
         received, committed = asked["heard_after_s"], asked["committed_after_s"]
         yield (
             "emergency checkpoint",
-            f"heard {received} s after the wish, step {asked['step']} committed after {committed} s, "
+            f"acknowledged {received} s after the request, step {asked['step']} committed after {committed} s, "
             f"stop called after {asked['stop_called_after_s']} s",
         )
     if report["approval"]["answered"]:
@@ -230,16 +230,16 @@ def _more(scenario: Scenario, report: dict[str, Any]) -> Iterator[tuple[str, str
     if others := report["crowd"]:
         times = ", ".join(f"{at} s" for at in others["relaunched_at_s"])
         allowed = f"at most {others['limit']} relaunches in {others['window_s']:g} s"
-        yield "the brake", f"{others['runs']} runs, {allowed}: at {times}"
+        yield "the relaunch limit", f"{others['runs']} runs, {allowed}: at {times}"
         yield "paged", f"{others['pages']} time(s): {others['page']}"
     if report["advice"]:
         yield "how often to save", report["advice"]
     if any(report["rungs"]):
         yield "rungs of the ladder", " -> ".join(rung or "as it was" for rung in report["rungs"])
     if quarantined:
-        yield "put aside, not deleted", ", ".join(quarantined)
+        yield "in quarantine, not deleted", ", ".join(quarantined)
     if moved := sorted({key.rpartition("/")[0] for key in report["set_aside"]}):
-        yield "moved aside by the supervisor", ", ".join(moved)
+        yield "moved to quarantine by the supervisor", ", ".join(moved)
     if scenario.saves and report["checkpoints"]:
         newest = report["checkpoints"][0]
         yield "saved within the grace", f"step {newest['step']} ({newest['reason']})"

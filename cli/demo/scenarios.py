@@ -223,7 +223,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
         drill="oom:step={step}",
     ),
     Name.SPIKE: make_metric_fault(
-        "the loss jumps and does not mend: rolled back to before it",
+        "the loss jumps and does not recover: rolled back to before it",
         "spike:step={step}:attempt=1",
         "loss_spike",
         "divergence",
@@ -247,10 +247,10 @@ SCENARIOS: Mapping[Name, Scenario] = {
         "lower_rate",
     ),
     Name.HEAL: make_metric_fault(
-        "the loss jumps and mends itself: hands off", "heal:step={step}:for=40", "loss_spike", exact=False
+        "the loss jumps and recovers by itself: no intervention", "heal:step={step}:for=40", "loss_spike", exact=False
     ),
     Name.NAN: make_metric_fault(
-        "the loss is no number any more, and the script trains on",
+        "the loss becomes NaN, and the script trains on",
         "nan:step={step}:attempt=1",
         "non_finite",
         causes=("diverged",),
@@ -258,7 +258,7 @@ SCENARIOS: Mapping[Name, Scenario] = {
         rolls_back=True,
     ),
     Name.INPLACE: make_metric_fault(
-        "the loss is no number any more: rolled back by the job's own init, without a new job",
+        "the loss becomes NaN: rolled back by the job's own init, without a new job",
         "nan:step={step}:attempt=1:restart=0",
         "non_finite",
         causes=("diverged",),

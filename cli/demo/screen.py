@@ -24,7 +24,7 @@ class DemoScreen:
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
         )
         self._mine: TaskID = self._progress.add_task("supervised run", total=steps)
-        self._twins: TaskID = self._progress.add_task("its undisturbed twin", total=steps)
+        self._twins: TaskID = self._progress.add_task("reference run", total=steps)
         self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
         self._printed = 0
 

@@ -89,7 +89,7 @@ def _rolling_back(report: Report) -> Iterator[str]:
     """From a clean checkpoint older than the onset; what was saved since then lies aside, and is not deleted."""
     quarantined = [save for save in report["checkpoints"] if save["aside"]]
     if not quarantined:
-        yield "no tainted checkpoint was put aside"
+        yield "no suspect checkpoint was quarantined"
     for incident in report["incidents"]:
         onset, resumed = incident["onset_step"], incident["resumed_from_step"]
         if onset is None or resumed is None or resumed >= onset:
@@ -98,7 +98,7 @@ def _rolling_back(report: Report) -> Iterator[str]:
         if [save["health"] for save in places] != ["clean"]:
             yield f"the checkpoint of step {resumed} is not there, or not clean"
         if sound := [save["folder"] for save in quarantined if save["step"] <= (resumed or 0) or save["attempt"] != 1]:
-            yield f"put aside without need: {', '.join(sound)}"
+            yield f"quarantined without need: {', '.join(sound)}"
 
 
 def _check_moved_checkpoints(report: Report) -> Iterator[str]:

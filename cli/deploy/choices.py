@@ -48,7 +48,7 @@ def find_page_address(template: Mapping[str, Any] | None) -> str:
 def check(address: str) -> None:
     """Exit with an error if this is not an e-mail address."""
     if not ADDRESS.fullmatch(address):
-        place.fail(f"{address!r} is no e-mail address", "write one such as on-call@example.com")
+        place.fail(f"{address!r} is not an e-mail address", "write one such as on-call@example.com")
 
 
 def remember(address: str, file: Path = FILE) -> None:

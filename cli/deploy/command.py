@@ -137,7 +137,7 @@ class _Deployment(_Step):
         except Declined:
             place.fail("nothing was deployed", "run it again when you are ready")
         except DeployError as error:
-            place.fail(str(error), "mend it, then run the same command again: it goes on from what is there")
+            place.fail(str(error), "fix the cause, then run the same command again: it continues from what is there")
         except (ClientError, BotoCoreError) as error:
             place.fail(f"AWS refused: {error}", "check the permissions of your credentials (docs/deploying.md)")
 

@@ -29,7 +29,7 @@ def stack(deployment: Deployment) -> Check:
     if missing := [name for name in OUTPUTS if not deployment.output(name)]:
         return broken(f"it is older than this command line: it has no {', '.join(missing)}", "deploy it: `make deploy`")
     if status.endswith("_FAILED") or status in ("ROLLBACK_COMPLETE", "DELETE_COMPLETE"):
-        return broken(f"it is {status}", "look at its events in CloudFormation, mend them, and deploy again")
+        return broken(f"it is {status}", "look at its events in CloudFormation, fix their cause, and deploy again")
     if status.endswith("_IN_PROGRESS"):
         return warn(f"it is being changed: {status}", "ask again when the deployment has ended")
     if "ROLLBACK" in status:
@@ -56,7 +56,9 @@ def deployed_policies(deployment: Deployment) -> Check:
     """They are those of `policies/`, and each can be read."""
     found = policies.compare_policies(deployment.where)
     if bad := [policy for policy in found if policy.problem]:
-        return broken(f"{bad[0].name}: {bad[0].problem}", "mend it: runs under it are only observed")
+        return broken(
+            f"{bad[0].name}: {bad[0].problem}", "correct its file and deploy it: runs under it are only observed"
+        )
     if differing := [policy for policy in found if policy.stands != policies.Stands.SAME]:
         names = ", ".join(f"{policy.name} ({policy.stands})" for policy in differing)
         return warn(f"not as in policies/: {names}", "`rerail policy list` tells more; `make deploy` deploys the files")

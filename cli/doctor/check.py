@@ -94,4 +94,4 @@ def _answer(question: Question[Subject], subject: Subject) -> Check | None:
         cause = error.__cause__
         if isinstance(cause, ClientError | BotoCoreError):
             return make_unanswered(cause)
-        return unknown(f"cannot tell: {error}", "mend what it names")
+        return unknown(f"cannot tell: {error}", "fix what the message names")

@@ -62,7 +62,8 @@ def name(subject: Subject) -> Check:
     """SageMaker takes the name, and what Rerail adds to it for the jobs after."""
     if not JOB_NAME.fullmatch(subject.name):
         return broken(
-            f"{subject.name!r} is no name that SageMaker takes", "give 1-63 letters, digits and '-', the last no '-'"
+            f"{subject.name!r} is not a valid training job name",
+            "use 1-63 letters, digits or hyphens; it cannot end with a hyphen",
         )
     if make_run_id(subject.name) != subject.name and not subject.run:
         return warn(f"it is long: its run will be called {make_run_id(subject.name)}", "give at most 58 characters")

@@ -139,7 +139,7 @@ def read_request(deployment: Deployment, file: Path) -> Subject:
     except (OSError, ValueError, RecursionError) as error:
         place.fail(f"--request {file}: {error}", "give a JSON file of a CreateTrainingJob request")
     if not isinstance(request, dict) or not ({"RoleArn", "AlgorithmSpecification", "ResourceConfig"} & request.keys()):
-        place.fail(f"--request {file}: is no CreateTrainingJob request", "`rerail submit --dry-run` prints one")
+        place.fail(f"--request {file}: is not a CreateTrainingJob request", "`rerail submit --dry-run` prints one")
     request = {name: value for name, value in request.items() if value is not None}
     if problem := _misshapen(request):
         place.fail(f"--request {file}: {problem}", "`rerail submit --dry-run` prints one to compare it with")

@@ -21,7 +21,7 @@ FIELD = re.compile(r"field '([\w.]+)")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A file, what must be mended in it before it can be deployed, and what is only odd."""
+    """A file, what must be corrected in it before it can be deployed, and what is only odd."""
 
     file: str
     name: str

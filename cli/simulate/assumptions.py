@@ -91,7 +91,7 @@ class Assumptions:
     )
 
     diverged_rows: int = _assumed(80, "rows", "policy: detection.patience_rows")
-    spike_rows: int = _assumed(8, "rows", "until a spike has mended: half of those in bench/corpus last no longer")
+    spike_rows: int = _assumed(8, "rows", "until a spike has recovered: half of those in bench/corpus last no longer")
     slow_rows: int = _assumed(200, "rows", "policy: detection.throughput_patience_rows")
     publish_s: float = _assumed(200.0, "s", "what CloudWatch adds where there is no agent")
     slow_share: float = _assumed(
@@ -101,7 +101,7 @@ class Assumptions:
         3 / 56, "share", f"{LLAMA}: 3 interruptions needed significant manual work, of 56 by software"
     )
     diverges_again: float = _assumed(0.5, "share", "the same data from the same state diverge again: " + OURS)
-    spike_acted_on: float = _assumed(1 / 718, "share", "a simulation of spikes that mend: 1 of 718 acted on")
+    spike_acted_on: float = _assumed(1 / 718, "share", "a simulation of spikes that recover: 1 of 718 acted on")
 
 
 def list_assumptions(assumptions: Assumptions) -> Iterator[Assumed]:

@@ -9,7 +9,7 @@ LOOK_S = 60.0
 
 
 class OnCall:
-    """They relaunch what has failed from its newest checkpoint, and mend what would fail again the second time."""
+    """They relaunch what has failed from its newest checkpoint, and fix what would fail again the second time."""
 
     def __init__(self, world: SimulatedRun) -> None:
         self.world = world
@@ -64,7 +64,7 @@ class OnCall:
             self._launch(self.world.find_newest())
 
     def _roll_back(self) -> None:
-        """Before the onset, with what caused it mended."""
+        """Roll back to before the onset, with its cause removed."""
         world = self.world
         if world.onset is not None and world.is_live:
             world.remove_causes()

@@ -73,7 +73,7 @@ class SimulatedJob:
 
 
 class Trap(NamedTuple):
-    """A place in the work where the same thing goes wrong again, until people mend it, or `sample` is passed over, or
+    """A place in the work where the same thing goes wrong again, until people fix it, or `sample` is passed over, or
     the learning rate is lower than `rate`."""
 
     place: int

@@ -147,7 +147,7 @@ def _other(error: Exception, doing: str, option: str = "") -> Problem:
         return Problem(f"{named}cannot {doing}: it lies in another region", "name one of this region")
     if code.startswith("Throttling"):
         return Problem(f"cannot {doing}: AWS is busy with this account's calls", "try again in a minute")
-    return Problem(f"{named}cannot {doing}: {get_message(error)}", "mend what it names, and try again")
+    return Problem(f"{named}cannot {doing}: {get_message(error)}", "fix what the message names, and try again")
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:

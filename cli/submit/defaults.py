@@ -54,7 +54,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("submit", {})
     except tomllib.TOMLDecodeError as error:
-        raise Problem(f"{path} is not valid TOML: {error}", "mend it") from error
+        raise Problem(f"{path} is not valid TOML: {error}", "correct the file") from error
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(f"{path} cannot be read: {error}", "make it a TOML file in UTF-8") from error
     if not isinstance(table, dict):

@@ -103,7 +103,7 @@ def follow_run(
         outcome["decisions"] = [entry.reason for entry in where.runs.timeline(run)] if where else []
     screen.say(f"{run} {follower.ended}" + (f": {follower.why}" if follower.why else ""))
     if follower.ended == RunState.HELD:
-        screen.say(f"to do: mend the cause, then rerail release {run}")
+        screen.say(f"to do: fix the cause, then rerail release {run}")
     if folder:
         outcome["downloaded"] = [str(path) for path in _fetched(follower, folder)]
         screen.say(f"downloaded {len(outcome['downloaded'])} files to {folder}")

@@ -137,7 +137,7 @@ def _walk(folder: Path, patterns: Patterns) -> Iterator[str]:
             if (folder / name).is_file():
                 yield name
             elif (folder / name).is_symlink():
-                raise Problem(f"{name} is a link to nothing", f"mend it, or leave it out with --exclude {name}")
+                raise Problem(f"{name} is a link to nothing", f"fix the link, or leave it out with --exclude {name}")
 
 
 def _largest(folder: Path, patterns: Patterns) -> str:

@@ -2,7 +2,7 @@
 
 
 class Problem(Exception):
-    """Something the researcher can mend; `remedy` says how."""
+    """A problem that the researcher can fix; `remedy` says how."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)

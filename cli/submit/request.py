@@ -81,7 +81,9 @@ def make_training_request(job: JobRequest) -> dict[str, Any]:
     except RequestRefused as error:
         raise Problem(str(error), "see `rerail submit --help`") from error
     except ServiceError as error:
-        raise Problem(f"SageMaker would refuse the request: {error.message}", "mend the option it names") from error
+        raise Problem(
+            f"SageMaker would refuse the request: {error.message}", "correct the option that it names"
+        ) from error
     return request
 
 

@@ -110,7 +110,7 @@ def test_matplotlib_is_asked_for_before_any_work(tmp_path: Path, monkeypatch):
     ("name", "content", "problem"),
     [
         ("no.csv", None, "there is no"),
-        ("log.parquet", b"x", "no log that can be read"),
+        ("log.parquet", b"x", "not a log that can be read"),
         ("empty.csv", b"", "is empty"),
         ("header.csv", b"step,loss\n", "no row with a number in loss"),
         ("columns.csv", b"step,accuracy\n1,2\n", "no column loss (it has step, accuracy)"),

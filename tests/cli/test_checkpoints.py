@@ -140,7 +140,7 @@ def test_what_a_rollback_quarantined_is_listed_and_never_resumed_from(s3):
         "quarantine/a1-step-000000060-2",
     ]
     assert [row["aside"] for row in printed["checkpoints"]] == [False, True, True]
-    assert printed["checkpoints"][1]["passed_over"] == "put aside by a rollback"
+    assert printed["checkpoints"][1]["passed_over"] == "quarantined by a rollback"
     assert printed["resume_from"]["step"] == 20
 
 

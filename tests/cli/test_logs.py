@@ -94,8 +94,8 @@ def test_an_empty_log_is_reported(printed):
     [
         (["--attempt", "3"], "--attempt 3: gpt has no such attempt"),
         (["--attempt", "-1"], "gpt has no such attempt"),
-        (["--since", "yesterday"], "--since 'yesterday' is no duration"),
-        (["--since", "-5m"], "is no duration"),
+        (["--since", "yesterday"], "--since 'yesterday' is not a duration"),
+        (["--since", "-5m"], "is not a duration"),
     ],
 )
 def test_invalid_options_are_one_clear_error(printed, words, error):

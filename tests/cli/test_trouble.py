@@ -34,7 +34,7 @@ TROUBLES = {
     "no_stack": (NO_STACK, "not deployed", "make deploy"),
     "throttled": (refused("Throttling", "Rate exceeded"), "busy", "try again"),
     "a_table_that_is_gone": (refused("ResourceNotFoundException"), "not there", "rerail doctor"),
-    "anything_else": (refused("InternalError", "Something  went\nwrong"), "Something went wrong", "mend"),
+    "anything_else": (refused("InternalError", "Something  went\nwrong"), "Something went wrong", "fix"),
 }
 
 

@@ -60,7 +60,7 @@ def test_a_script_that_knows_nothing_of_rerail_is_rolled_back_all_the_same(play)
     assert second["first_step"] == second["resumed_from_step"] + 1
     assert all(key.startswith("a001/checkpoint-") for key in facts["set_aside"])
     assert facts["reference_max_abs_loss_difference"] == 0
-    assert "moved aside by the supervisor" in printed
+    assert "moved to quarantine by the supervisor" in printed
 
 
 @pytest.mark.parametrize(

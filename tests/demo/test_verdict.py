@@ -189,13 +189,13 @@ def test_what_ended_as_it_must_has_no_shortcomings(name):
         (Name.SPIKE, {"handshake": None}, "the agent was not asked"),
         (Name.SPIKE, {"handshake": HANDSHAKE | {"stopped_because": "the deadline"}}, "but: the deadline"),
         (Name.SPIKE, {"handshake": HANDSHAKE | {"stopped_because": ""}}, "but: not at all"),
-        (Name.SPIKE, {"checkpoints": [save(625)]}, "no tainted checkpoint was put aside"),
+        (Name.SPIKE, {"checkpoints": [save(625)]}, "no suspect checkpoint was quarantined"),
         (
             Name.SPIKE,
             {"checkpoints": [save(625, health="suspect"), save(700, quarantined=True)]},
             "not there, or not clean",
         ),
-        (Name.SPIKE, {"checkpoints": [save(625), save(600, quarantined=True)]}, "put aside without need"),
+        (Name.SPIKE, {"checkpoints": [save(625), save(600, quarantined=True)]}, "quarantined without need"),
         (
             Name.SPIKE,
             {"incidents": [{"onset_step": 620, "resumed_from_step": 625, "lost_steps": 0}]},

@@ -127,7 +127,7 @@ def test_hostile_texts_are_text_and_long_lines_are_cut():
 
 def test_added_facts_are_shown(recorded: Facts):
     """The demo's verdict, with its twin."""
-    section = ReportSection("The demo's verdict", (("against its undisturbed twin", "0.0"),))
+    section = ReportSection("The demo's verdict", (("against the reference run", "0.0"),))
     assert "The demo&#39;s verdict" in render_page(make_report(recorded, sections=(section,)))
 
 

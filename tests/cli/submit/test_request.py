@@ -154,7 +154,7 @@ def answered(code: str, message: str = "") -> ClientError:
         (NoCredentialsError(), "no AWS credentials", "--local"),
         (answered("ThrottlingException", "Rate exceeded"), "AWS is busy", "in a minute"),
         (answered("AccessDeniedException", "sagemaker:CreateTrainingJob"), "CreateTrainingJob", "permission"),
-        (answered("ValidationException", "something new"), "something new", "mend"),
+        (answered("ValidationException", "something new"), "something new", "fix"),
     ],
 )
 def test_a_refusal_by_sagemaker_is_reported_with_a_remedy(error, words, remedy):
@@ -182,7 +182,7 @@ def test_defaults_come_from_the_project_and_from_the_person(tmp_path):
         ("[submit]\ncount = true", "field 'count' is True", "a whole number"),
         ("[submit]\ntags = { a = 1 }", "field 'tags'", "a table of texts"),
         ("submit = 1", "submit must be a table", "[submit]"),
-        ("[submit", "not valid TOML", "mend"),
+        ("[submit", "not valid TOML", "correct"),
     ],
 )
 def test_a_mistake_in_the_defaults_is_named_with_its_file(tmp_path: Path, text, words, remedy):
