@@ -122,7 +122,7 @@ def step_cost(steps: int) -> dict[str, float]:
     for step, (loss, norm) in enumerate(rows, 1):
         sample = Sample(step=step, loss=loss, grad_norm=norm, step_time_s=0.1 + chance.random() / 1000, lr=3e-4)
         began = time.perf_counter()
-        judgement.see(sample)
+        judgement.evaluate(sample)
         alone.append(time.perf_counter() - began)
     return {
         "step_p50_us": _quantile(whole[WARM_UP:], 0.5) * 1e6,
@@ -204,7 +204,7 @@ def _agreeing(rank: int, said: Connection, agreements: int, seen: Any) -> tuple[
             moment = chance.random() * late
             time.sleep(moment)
             seen.value = trial + 1
-            guard._agreement.hoist(_flag(trial))
+            guard._agreement.raise_flag(_flag(trial))
             time.sleep(late - moment)
         else:
             time.sleep(late)

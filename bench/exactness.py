@@ -45,18 +45,18 @@ IMPORTS = [str(ROOT), *(str(ROOT / folder) for folder in ("agent", "container", 
 
 def forget(piece: str, replace: Callable[[str, Callable[..., Any]], None]) -> None:
     """Has train.py leave a piece of state out of every resume; `replace` puts a function in the place of its own."""
-    import chance
+    import random_state
     import train
 
-    resume, schedule = train.resume, train.scheduled_learning_rate
+    resume, schedule = train.resume, train.compute_learning_rate
 
-    def forgetful(run: train.Run) -> None:
+    def forgetful(run: train.TrainingRun) -> None:
         resume(run)
         if not run.step:
             return
         match piece:
             case "random numbers":
-                chance.seed_everything(run.options.seed + 1 + run.layout.data_rank)
+                random_state.seed_everything(run.options.seed + 1 + run.layout.data_rank)
             case "data position":
                 run.consumed_samples = 0
             case "optimizer":
@@ -65,7 +65,7 @@ def forget(piece: str, replace: Callable[[str, Callable[..., Any]], None]) -> No
                         tensor.zero_()
             case "schedule":
                 resumed = run.step
-                replace("scheduled_learning_rate", lambda step, options: schedule(step - resumed, options))
+                replace("compute_learning_rate", lambda step, options: schedule(step - resumed, options))
             case _:
                 raise ValueError(f"{piece!r}: one of {', '.join(FORGETFUL)}")
 

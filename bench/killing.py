@@ -195,7 +195,7 @@ def train(root: str, ranks: int, seed: int, pipe: Connection) -> None:
     store = dist.HashStore()
     with ThreadPoolExecutor(ranks) as threads:
         savers = [
-            Saver(open_store(root), rank=rank, world_size=ranks, store=store, tell=_silence) for rank in range(ranks)
+            Saver(open_store(root), rank=rank, world_size=ranks, store=store, log=_silence) for rank in range(ranks)
         ]
         step = list(threads.map(lambda saver: _start(saver, pipe), savers))[0]
         pipe.send([saver._writer.pid for saver in savers if saver._writer])
@@ -235,7 +235,7 @@ def _start(saver: Saver, pipe: Connection) -> int:
 
 def check(root: Path) -> tuple[int, str]:
     """The step that a successor would start from, and what is wrong with its state, "" if nothing is."""
-    saver = Saver(open_store(root), tell=_silence)
+    saver = Saver(open_store(root), log=_silence)
     state = make(0, 0)
     try:
         step = saver.newest()
@@ -256,7 +256,7 @@ def damage(times: int, seed: int, tick: Callable[[], None] = lambda: None) -> Ta
     draw = random.Random(seed)
     whole = Path(tempfile.mkdtemp(prefix="rerail-damage-"))
     try:
-        saver = Saver(open_store(whole / "whole"), tell=_silence)
+        saver = Saver(open_store(whole / "whole"), log=_silence)
         for step in (EVERY, 2 * EVERY):
             saver.save(make(step, 0), manifest(step))
         assert all(ended.error is None for ended in saver.wait(LONGEST_WAIT_S))

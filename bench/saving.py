@@ -140,7 +140,7 @@ class Bench:
     def __init__(self, rank: int, size: str, root: Path, tell: Callable[[Any], None]) -> None:
         self.rank, self.root, self.tell = rank, root, tell
         self.state = make_state(*SIZES[size])
-        self.saver = Saver(open_store(root / "ours"), rank=rank, world_size=RANKS, tell=lambda line: None)
+        self.saver = Saver(open_store(root / "ours"), rank=rank, world_size=RANKS, log=lambda line: None)
         self.background = dist.new_group(backend="gloo")  # async_save on the default group can deadlock
         self.stall: dict[str, list[float]] = {}
         self.durable: dict[str, list[float]] = {}
@@ -263,7 +263,7 @@ class Bench:
             result = work
             for _ in range(4):
                 result = torch.tanh(work @ result)
-            flag[0] = float(self.saver._courier is not None and not self.saver._courier.await_end(0))
+            flag[0] = float(self.saver._commit_queue is not None and not self.saver._commit_queue.await_end(0))
             dist.all_reduce(flag)
             times.append(time.perf_counter() - began)
             if steps is None and not flag.item():

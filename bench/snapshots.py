@@ -38,7 +38,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "agent"))
 
 from bench.saving import SIZES, Goal, make_state, verdicts
 from rerail_agent.checkpoints import Manifest, Saver, Snapshots, open_store
-from rerail_agent.snapshot_keeper import SnapshotKeeper
+from rerail_agent.snapshot_launch import SnapshotProcessHandle
 
 NODES = 3  # of the random losses, one rank each
 DURABLE_EVERY = 7  # snapshots
@@ -101,15 +101,15 @@ class Nodes:
         self.ranks: list[Any] = []
         self.pipes: list[Connection] = []
 
-    def _keeper(self, node: int) -> SnapshotKeeper:
+    def _keeper(self, node: int) -> SnapshotProcessHandle:
         environment = {"SAGEMAKER_BASE_DIR": str(self.root / f"node{node}"), "RERAIL_SNAPSHOT_STEPS": "1"}
-        keeper = SnapshotKeeper.start(environment, print)
+        keeper = SnapshotProcessHandle.start(environment, print)
         assert keeper is not None
         return keeper
 
     def lose(self, node: int) -> None:
         """The keeper of a node dies with all its memory, and one with nothing takes its place."""
-        self.keepers[node].end()
+        self.keepers[node].stop()
         self.keepers[node] = self._keeper(node)
 
     def start(self, target: Callable[..., None], *arguments: Any) -> None:
@@ -133,7 +133,7 @@ class Nodes:
 
     def close(self) -> None:
         for keeper in self.keepers:
-            keeper.end()
+            keeper.stop()
         shutil.rmtree(self.root, ignore_errors=True)
 
 
@@ -149,12 +149,10 @@ class Life:
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        tell = self.lines.append
+        log = self.lines.append
         store = dist.PrefixStore(secrets.token_hex(2) if self.size == 1 else "life", self.store)
-        self.saver = Saver(open_store(self.place), rank=self.rank, world_size=self.size, store=store, tell=tell)
-        self.snapshots = Snapshots(
-            self.saver, every=1, folder=self.folder, store=store, tell=tell, patience_s=PATIENCE_S
-        )
+        self.saver = Saver(open_store(self.place), rank=self.rank, world_size=self.size, store=store, log=log)
+        self.snapshots = Snapshots(self.saver, every=1, folder=self.folder, store=store, log=log, patience_s=PATIENCE_S)
 
     def prepare(self, state: dict[str, Any]) -> None:
         self.saver.prepare(state)
@@ -207,14 +205,14 @@ def measure(
             drop_cached(Path(place))
         life = Life(rank, world, dist.PrefixStore(name, store), place, folder)
         act = life.snapshots.restore if name == MEMORY else life.saver.restore
-        life.snapshots._met() if name == MEMORY else life.saver._met()
+        life.snapshots._connect() if name == MEMORY else life.saver._connect()
         found["restore_s"][name], restored = _slowest_of(lambda act=act: act(state))  # type: ignore[misc]
         assert restored is not None and (restored.step >= last or name != MEMORY), restored
         life.close()
     pipe.send(found)
     folder = pipe.recv()[rank]
     life = Life(rank, world, dist.PrefixStore(NEIGHBOUR, store), place, folder)
-    life.snapshots._met()
+    life.snapshots._connect()
     seconds, restored = _slowest_of(lambda: life.snapshots.restore(state))
     assert restored is not None and restored.step >= last, life.lines
     pipe.send(seconds)

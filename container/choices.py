@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from instances import INSTANCES, Instance
 
 if TYPE_CHECKING:  # model.py imports torch, and numbers need none
-    from model import Size
+    from model import ModelSize
 
 VOCABULARY = 256  # model.py's
 
@@ -30,7 +30,7 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
-def truth(text: str) -> bool:
+def parse_bool(text: str) -> bool:
     """Hyperparameters are strings: `true` and `1`, `false` and `0`, in any case."""
     known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if text.lower() not in known:
@@ -77,13 +77,13 @@ def add_options(add: Callable[..., None]) -> None:
     add("parallel", choices=list(Parallel), type=Parallel, default=Parallel.DDP, help="how the ranks share a batch")
     add("tensor-parallel", type=int, default=1, help="ranks of one machine that share every layer")
     add("shard-size", type=int, default=0, help="hybrid: ranks that hold one copy together; 0 for those of a machine")
-    add("shard-optimizer", type=truth, default=False, help="ddp: cut up gradients and optimizer state")
-    add("activation-checkpointing", type=truth, default=False, help="compute layers again in the backward pass")
-    add("activation-offload", type=truth, default=False, help="keep the inputs of layers in the CPU's memory")
+    add("shard-optimizer", type=parse_bool, default=False, help="ddp: cut up gradients and optimizer state")
+    add("activation-checkpointing", type=parse_bool, default=False, help="compute layers again in the backward pass")
+    add("activation-offload", type=parse_bool, default=False, help="keep the inputs of layers in the CPU's memory")
     add("precision", choices=list(Precision), type=Precision, default=Precision.FP32, help="what layers compute in")
 
 
-def shard_size(choices: Choices, ranks: int, ranks_per_node: int) -> int:
+def count_shard_ranks(choices: Choices, ranks: int, ranks_per_node: int) -> int:
     """How many ranks hold one copy of the parameters together, beside those that share every layer."""
     across = ranks // choices.tensor_parallel
     if choices.parallel is Parallel.HYBRID:
@@ -92,14 +92,14 @@ def shard_size(choices: Choices, ranks: int, ranks_per_node: int) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """A model and a batch on machines: `batch_size` is in samples a step, over all ranks."""
 
     choices: Choices
     hosts: int
     instance_type: str
     ranks_per_node: int
-    size: Size
+    size: ModelSize
     batch_size: int
     vocabulary: int = VOCABULARY
 
@@ -117,4 +117,4 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        return shard_size(self.choices, self.ranks, self.ranks_per_node)
+        return count_shard_ranks(self.choices, self.ranks, self.ranks_per_node)

@@ -15,7 +15,7 @@ from rerail_agent.failure import DataError
 SYNTHETIC_BYTES = 1 << 17
 
 
-def batch_ids(consumed: int, batch_size: int, *, skipped: Sequence[range] = ()) -> list[int]:
+def choose_batch_ids(consumed: int, batch_size: int, *, skipped: Sequence[range] = ()) -> list[int]:
     """The ids of the batch that begins at `consumed`; the next one begins after the last of them.
 
     `skipped` is in ascending order. Ids after a skipped range move up, so that every batch is full.
@@ -27,12 +27,12 @@ def batch_ids(consumed: int, batch_size: int, *, skipped: Sequence[range] = ()) 
     return ids + list(range(consumed, consumed + batch_size - len(ids)))
 
 
-def dealt(ids: Sequence[int], *, rank: int, world_size: int) -> Sequence[int]:
+def select_for_rank(ids: Sequence[int], *, rank: int, world_size: int) -> Sequence[int]:
     """What one of `world_size` ranks reads of a batch."""
     return ids[rank::world_size]
 
 
-class Corpus:
+class TextCorpus:
     """A text cut into windows of `context` bytes, each paired with itself shifted by one.
 
     Every epoch visits all windows in an order of its own, drawn from the seed and the epoch's number.
@@ -62,10 +62,10 @@ class Corpus:
         return tokens[:, :-1], tokens[:, 1:]
 
 
-def open_corpus(channel: Path, *, context: int, seed: int) -> Corpus:
+def open_corpus(channel: Path, *, context: int, seed: int) -> TextCorpus:
     """The text in the channel's files, in the order of their names; without a channel, synthetic text."""
-    text = read_channel(channel) if channel.exists() else synthetic_text(seed)
-    return Corpus(text, context=context, seed=seed)
+    text = read_channel(channel) if channel.exists() else make_synthetic_text(seed)
+    return TextCorpus(text, context=context, seed=seed)
 
 
 def read_channel(channel: Path) -> bytes:
@@ -76,7 +76,7 @@ def read_channel(channel: Path) -> bytes:
         raise DataError(f"channel 'train': {reason}; check the files and the role") from error
 
 
-def synthetic_text(seed: int, size: int = SYNTHETIC_BYTES) -> bytes:
+def make_synthetic_text(seed: int, size: int = SYNTHETIC_BYTES) -> bytes:
     """Sentences of made-up words, frequent and rare ones as in a language: a model has something to learn here."""
     rng = np.random.default_rng(seed)
     letters = np.frombuffer(b"etaoinshrdlu", dtype=np.uint8)

@@ -43,7 +43,7 @@ from torch import nn
 from model import VOCABULARY
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """What breaks."""
 
     BUG = "bug"
@@ -62,17 +62,22 @@ class Kind(StrEnum):
     WAIT = "wait"
 
 
-ON_ONE_RANK = (Kind.BUG, Kind.OOM, Kind.KILL, Kind.EXIT, Kind.HANG, Kind.SLOW)
-LASTING = (Kind.HEAL, Kind.SLOW, Kind.STALL, Kind.BLIND)  # true of steps, not of the weights: so of a resumed run too
-OWN_SETTINGS = {Kind.EXIT: "code", Kind.HEAL: "for", Kind.SLOW: "factor", Kind.UNSTABLE: "percent"}
+ON_ONE_RANK = (FaultKind.BUG, FaultKind.OOM, FaultKind.KILL, FaultKind.EXIT, FaultKind.HANG, FaultKind.SLOW)
+LASTING = (
+    FaultKind.HEAL,
+    FaultKind.SLOW,
+    FaultKind.STALL,
+    FaultKind.BLIND,
+)  # true of steps, not of the weights: so of a resumed run too
+OWN_SETTINGS = {FaultKind.EXIT: "code", FaultKind.HEAL: "for", FaultKind.SLOW: "factor", FaultKind.UNSTABLE: "percent"}
 FIELDS = {"for": "length"}  # settings that Python has no such name for
 
 
 @dataclass(frozen=True)
-class Drill:
+class FaultDrill:
     """One fault; without a rank it hits those that the module names for its kind."""
 
-    kind: Kind
+    kind: FaultKind
     step: int = 0
     attempt: int | None = None
     restart: int | None = None
@@ -83,73 +88,73 @@ class Drill:
     sample: int | None = None
     percent: int = 95
 
-    def concerns(self, *, attempt: int, rank: int, world_size: int, restart: int = 0) -> bool:
-        default = world_size - 1 if self.kind is Kind.HANG else 0
+    def applies_to(self, *, attempt: int, rank: int, world_size: int, restart: int = 0) -> bool:
+        default = world_size - 1 if self.kind is FaultKind.HANG else 0
         here = self.kind not in ON_ONE_RANK or rank == (default if self.rank is None else self.rank)
         return here and self.attempt in (None, attempt) and self.restart in (None, restart)
 
-    def holds(self, step: int, *, batch: Sequence[int] = (), rate: float = 1.0) -> bool:
+    def is_active(self, step: int, *, batch: Sequence[int] = (), rate: float = 1.0) -> bool:
         """Whether the fault is there in this step, with these samples and this share of the scheduled learning rate."""
-        if self.kind is Kind.TOXIC:
+        if self.kind is FaultKind.TOXIC:
             return self.sample in batch
-        if self.kind is Kind.UNSTABLE:
+        if self.kind is FaultKind.UNSTABLE:
             return step == self.step and 100 * rate > self.percent
         if self.kind not in LASTING:
             return step == self.step
-        return self.step <= step and (self.kind is not Kind.HEAL or step < self.step + self.length)
+        return self.step <= step and (self.kind is not FaultKind.HEAL or step < self.step + self.length)
 
 
-def parse(text: str) -> tuple[Drill, ...]:
+def parse(text: str) -> tuple[FaultDrill, ...]:
     """The drills in RERAIL_DRILL; raises ValueError saying what is wrong and what is allowed."""
     return tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip())
 
 
-def _parse_one(text: str) -> Drill:
+def _parse_one(text: str) -> FaultDrill:
     name, *settings = text.split(":")
     try:
-        kind = Kind(name)
+        kind = FaultKind(name)
         numbers = {key: int(value) for key, value in (setting.split("=") for setting in settings)}
         if numbers.keys() - _settings(kind) or _place(kind) not in numbers:
             raise ValueError(f"not the settings of {kind}")
-        return Drill(kind=kind, **{FIELDS.get(key, key): number for key, number in numbers.items()})
+        return FaultDrill(kind=kind, **{FIELDS.get(key, key): number for key, number in numbers.items()})
     except (TypeError, ValueError) as error:
-        kinds = ", ".join(Kind)
+        kinds = ", ".join(FaultKind)
         remedy = f"write kind:step=N, with a kind of {kinds}; faults.py has the settings of each"
         raise ValueError(f"RERAIL_DRILL: cannot read {text!r}; {remedy}") from error
 
 
-def _settings(kind: Kind) -> set[str]:
+def _settings(kind: FaultKind) -> set[str]:
     place = _place(kind)
     return {place, "attempt", "restart", OWN_SETTINGS.get(kind, place), "rank" if kind in ON_ONE_RANK else place}
 
 
-def _place(kind: Kind) -> str:
-    return "sample" if kind is Kind.TOXIC else "step"
+def _place(kind: FaultKind) -> str:
+    return "sample" if kind is FaultKind.TOXIC else "step"
 
 
 @dataclass(frozen=True)
-class Plan:
+class FaultPlan:
     """The drills of one rank in one attempt, asked by the training loop at the points where they take effect."""
 
-    drills: tuple[Drill, ...]
+    drills: tuple[FaultDrill, ...]
     # The last step before this process began.
     resumed_step: int = 0
 
     @classmethod
     def of(
         cls,
-        drills: tuple[Drill, ...],
+        drills: tuple[FaultDrill, ...],
         *,
         attempt: int,
         rank: int,
         world_size: int,
         restart: int = 0,
         resumed_step: int = 0,
-    ) -> "Plan":
+    ) -> "FaultPlan":
         here = {"attempt": attempt, "restart": restart, "rank": rank, "world_size": world_size}
-        return cls(tuple(drill for drill in drills if drill.concerns(**here)), resumed_step)
+        return cls(tuple(drill for drill in drills if drill.applies_to(**here)), resumed_step)
 
-    def strike(
+    def apply(
         self,
         step: int,
         *,
@@ -161,46 +166,48 @@ class Plan:
         """As a step begins on these samples, with this share of the scheduled learning rate. A bug and an exhausted
         memory come back as exceptions, an exit and a stall do not."""
         for drill in self.drills:
-            if drill.kind is Kind.WAIT and self.resumed_step:
+            if drill.kind is FaultKind.WAIT and self.resumed_step:
                 continue
-            if drill.holds(step, batch=batch, rate=rate):
-                break_down(drill, model=model, optimizer=optimizer)
+            if drill.is_active(step, batch=batch, rate=rate):
+                inject(drill, model=model, optimizer=optimizer)
 
     def wrong_labels(self, step: int) -> float:
         """The share of labels that is wrong in this step's batch, 0 for a good one."""
-        healing = (drill for drill in self.drills if drill.kind is Kind.HEAL and drill.holds(step))
+        healing = (drill for drill in self.drills if drill.kind is FaultKind.HEAL and drill.is_active(step))
         return max((1 - (step - drill.step) / drill.length for drill in healing), default=0.0)
 
     def slowdown(self, step: int) -> int:
         """How many times as long this step takes."""
-        return max((drill.factor for drill in self.drills if drill.kind is Kind.SLOW and drill.holds(step)), default=1)
+        return max(
+            (drill.factor for drill in self.drills if drill.kind is FaultKind.SLOW and drill.is_active(step)), default=1
+        )
 
     def is_blind(self, step: int) -> bool:
-        return any(drill.kind is Kind.BLIND and drill.holds(step) for drill in self.drills)
+        return any(drill.kind is FaultKind.BLIND and drill.is_active(step) for drill in self.drills)
 
 
-def break_down(drill: Drill, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def inject(drill: FaultDrill, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Has the fault happen here and now, if it is one of a moment."""
     match drill.kind:
-        case Kind.BUG:
+        case FaultKind.BUG:
             np.zeros((2, 3)) @ np.zeros((2, 3))
-        case Kind.OOM:
+        case FaultKind.OOM:
             torch.empty(1 << 50)  # 4 PiB: more than any address space, so the allocator itself refuses
-        case Kind.KILL:
+        case FaultKind.KILL:
             kill_this_node()
-        case Kind.EXIT:
+        case FaultKind.EXIT:
             sys.exit(drill.code)
-        case Kind.HANG:
+        case FaultKind.HANG:
             hang()
-        case Kind.SPIKE | Kind.TOXIC | Kind.UNSTABLE:
+        case FaultKind.SPIKE | FaultKind.TOXIC | FaultKind.UNSTABLE:
             damage(model, optimizer)
-        case Kind.NAN:
+        case FaultKind.NAN:
             poison(model)
-        case Kind.STALL:
+        case FaultKind.STALL:
             stall()
-        case Kind.WAIT:
+        case FaultKind.WAIT:
             wait_for_sigterm()
-        case Kind.HEAL | Kind.SLOW | Kind.BLIND:
+        case FaultKind.HEAL | FaultKind.SLOW | FaultKind.BLIND:
             pass  # the loop asks for them at their places
 
 
@@ -253,21 +260,21 @@ def damage(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Every likely token becomes unlikely; with its moments as they were, Adam would mend that within 50 steps."""
     *_, last_layer = model.parameters()
     with torch.no_grad():
-        own_part(last_layer).neg_()
+        get_local_part(last_layer).neg_()
     for moments in optimizer.state.values():
         # Updates a million times smaller; beta2=0.95 needs 540 steps to forget it.
-        own_part(moments["exp_avg_sq"]).mul_(1e12)
+        get_local_part(moments["exp_avg_sq"]).mul_(1e12)
 
 
 def poison(model: nn.Module) -> None:
     """One weight of each rank's part; a part without any (more ranks than rows) is spared."""
     *_, last_layer = model.parameters()
     with torch.no_grad():
-        part = own_part(last_layer)
+        part = get_local_part(last_layer)
         part[:1, :1] = torch.nan
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
+def get_local_part(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a tensor that may be split over the ranks (a DTensor); a change in it is one in there."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 

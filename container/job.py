@@ -32,7 +32,7 @@ class Saved(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """One attempt of a run, as seen from inside its container.
 
     `resume_at_most` is the newest step this attempt may resume from: None for any, 0 for a start from scratch.
@@ -48,25 +48,25 @@ class Job:
     attempt: int
     resume_at_most: int | None
     skipped: tuple[range, ...] = ()
-    checkpoint_place: str = ""
+    checkpoint_location: str = ""
     rate: float = 1.0
     restart: int = 0
     rolled_back: int = 0
     keeps_newer: bool = False
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Job":
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "TrainingJob":
         """A first job has no RERAIL_ variables; a successor without RERAIL_RESUME_STEP saves where Rerail cannot look,
         and takes what it finds there."""
         run = environment.get("RERAIL_RUN") or environment.get("TRAINING_JOB_NAME") or "local"
         attempt = _whole_number(environment, "RERAIL_ATTEMPT")
         return cls(
-            base=base_folder(environment),
+            base=find_base_folder(environment),
             run=run,
             attempt=attempt or 1,
             resume_at_most=_whole_number(environment, "RERAIL_RESUME_STEP"),
             skipped=read_ranges(environment.get("RERAIL_SKIP_SAMPLES", "")),
-            checkpoint_place=environment.get("RERAIL_CHECKPOINTS", ""),
+            checkpoint_location=environment.get("RERAIL_CHECKPOINTS", ""),
             rate=read_rate(environment.get("RERAIL_LR_SCALE", "")),
             restart=_whole_number(environment, "RERAIL_RESTART") or 0,
             rolled_back=_whole_number(environment, "RERAIL_ROLLED_BACK") or 0,
@@ -75,7 +75,7 @@ class Job:
 
     @property
     def checkpoints(self) -> str:
-        return self.checkpoint_place or str(self.base / "checkpoints")
+        return self.checkpoint_location or str(self.base / "checkpoints")
 
     def may_resume_from(self, saved: "Saved") -> bool:
         """Whether a checkpoint is not too new for this attempt."""
@@ -90,13 +90,13 @@ class Job:
         sound = saved.health == "clean" or saved.step == self.resume_at_most
         return sound and self.may_resume_from(saved)
 
-    def mistrusts(self, saved: "Saved") -> bool:
+    def must_quarantine(self, saved: "Saved") -> bool:
         """Told to go back, an attempt does not trust what earlier ones saved after that step, nor what it saved itself
         before the restart in place that went back. The rest of its own stays, for the next restart."""
         return saved.run != self.run or (saved.attempt, saved.restart) < (self.attempt, self.rolled_back)
 
     @property
-    def goes_back(self) -> bool:
+    def is_rollback(self) -> bool:
         """It was told to resume from before what an earlier attempt, or its own processes before, have saved, and not
         only to show that it can."""
         is_later = self.attempt > 1 and not self.keeps_newer
@@ -108,14 +108,14 @@ class Job:
 
     @property
     def failure_file(self) -> Path:
-        return failure_file(self.base)
+        return find_failure_file(self.base)
 
     def channel(self, name: str) -> Path:
         return self.base / "input" / "data" / name
 
 
 @dataclass(frozen=True)
-class Cluster:
+class TrainingCluster:
     """The machines of this job, from resourceconfig.json; the first host is the master."""
 
     hosts: tuple[str, ...]
@@ -124,7 +124,7 @@ class Cluster:
     network_interface: str
 
     @classmethod
-    def read(cls, base: Path) -> "Cluster":
+    def read(cls, base: Path) -> "TrainingCluster":
         """A missing file means one machine that is not on SageMaker."""
         path = base / "input" / "config" / "resourceconfig.json"
         table = read_json(path) if path.exists() else {}
@@ -171,12 +171,12 @@ def read_rate(text: str) -> float:
     return rate
 
 
-def base_folder(environment: Mapping[str, str] = os.environ) -> Path:
+def find_base_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """SageMaker's /opt/ml, or where SAGEMAKER_BASE_DIR says (the variable that AWS's own toolkit honours)."""
     return Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
 
 
-def failure_file(base: Path) -> Path:
+def find_failure_file(base: Path) -> Path:
     """SageMaker takes the first 1024 characters of this file as the job's FailureReason."""
     return base / "output" / "failure"
 

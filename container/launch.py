@@ -16,10 +16,10 @@ from typing import NoReturn
 
 import mpi
 from instances import network_settings
-from job import Cluster, base_folder, failure_file, read_json
+from job import TrainingCluster, find_base_folder, find_failure_file, read_json
 from rerail_agent import failure, init
 from rerail_agent.in_place_restarts import next_port
-from rerail_agent.spawn import STOPS
+from rerail_agent.spawn import STOP_SIGNALS
 
 TRAIN = Path(__file__).with_name("train.py")
 DEFAULT_PORT = 7777  # the port that AWS's toolkit uses between the hosts of a job
@@ -30,46 +30,46 @@ OURS = ("RERAIL_LAUNCHER", "RERAIL_PROCESSES_PER_NODE", "RERAIL_SNAPSHOT_STEPS")
 def main() -> NoReturn:
     # What comes while this file reads others waits, blocked, until init has its handlers: Linux keeps a blocked signal
     # even for PID 1, and drops every other that PID 1 has no handler for.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    with failure.record_failure(failure_file(base_folder()), rank=0):
-        command, environment = prepared(os.environ)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    with failure.record_failure(find_failure_file(find_base_folder()), rank=0):
+        command, environment = prepare(os.environ)
     # The ranks die with their launcher, which knows itself by this variable, and the launcher with init.
-    sys.exit(init.run(command, environment=environment, pid_as="RERAIL_LAUNCHER_PID", prepare=prepared))
+    sys.exit(init.run(command, environment=environment, pid_as="RERAIL_LAUNCHER_PID", prepare=prepare))
 
 
-def prepared(environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def prepare(environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """What this host runs under init, and in which environment; a restart in place is prepared as the start was."""
-    base = base_folder(environment)
+    base = find_base_folder(environment)
     hyperparameters = read_hyperparameters(base)
-    cluster = Cluster.read(base)
+    cluster = TrainingCluster.read(base)
     environment = {
         **network_settings(cluster.instance_type),
         **environment,
-        **rendezvous(cluster, environment),
+        **choose_rendezvous(cluster, environment),
         "RERAIL_INSTANCE_TYPE": cluster.instance_type,
-        "RERAIL_SNAPSHOT_STEPS": setting("RERAIL_SNAPSHOT_STEPS", hyperparameters) or "0",
+        "RERAIL_SNAPSHOT_STEPS": read_setting("RERAIL_SNAPSHOT_STEPS", hyperparameters) or "0",
     }
-    processes = processes_per_node(hyperparameters)
-    arguments = command_line(hyperparameters)
+    processes = count_processes(hyperparameters)
+    arguments = make_arguments(hyperparameters)
     script = [sys.executable, str(TRAIN), *arguments]
-    if launcher(hyperparameters) == "mpirun":
-        place = mpi.leave_environment(base, environment)
+    if choose_launcher(hyperparameters) == "mpirun":
+        place = mpi.write_environment(base, environment)
         smddp = shutil.which("smddprun") is not None
-        return mpi.command(cluster, processes, script, place=place, smddp=smddp), environment
+        return mpi.make_command(cluster, processes, script, place=place, smddp=smddp), environment
     if processes == 1:
-        return script, environment | the_only_rank(cluster)
-    return torchrun(cluster, processes, arguments, environment), environment
+        return script, environment | make_single_rank_environment(cluster)
+    return make_torchrun_command(cluster, processes, arguments, environment), environment
 
 
-def launcher(hyperparameters: Mapping[str, str]) -> str:
+def choose_launcher(hyperparameters: Mapping[str, str]) -> str:
     """SMDDP has its AllReduce only under mpirun; under torchrun it brings its AllGather and leaves the rest to NCCL."""
-    asked = setting("RERAIL_LAUNCHER", hyperparameters) or "torchrun"
+    asked = read_setting("RERAIL_LAUNCHER", hyperparameters) or "torchrun"
     if asked not in ("torchrun", "mpirun"):
         raise ValueError(f"RERAIL_LAUNCHER={asked!r}: must be torchrun or mpirun; leave it out for torchrun")
     return asked
 
 
-def the_only_rank(cluster: Cluster) -> dict[str, str]:
+def make_single_rank_environment(cluster: TrainingCluster) -> dict[str, str]:
     """One process per node needs no launcher: its exit code stays its own."""
     return {
         "RANK": str(cluster.node_rank),
@@ -79,7 +79,9 @@ def the_only_rank(cluster: Cluster) -> dict[str, str]:
     }
 
 
-def torchrun(cluster: Cluster, processes: int, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def make_torchrun_command(
+    cluster: TrainingCluster, processes: int, arguments: Sequence[str], environment: Mapping[str, str]
+) -> list[str]:
     """Its ranks' stdout and stderr stay as they are: no --redirects, no --tee."""
     return (
         [sys.executable, "-m", "torch.distributed.run", "--max-restarts=0"]
@@ -91,10 +93,10 @@ def torchrun(cluster: Cluster, processes: int, arguments: Sequence[str], environ
 
 def read_hyperparameters(base: Path) -> dict[str, str]:
     path = base / "input" / "config" / "hyperparameters.json"
-    return {key: decoded(value) for key, value in read_json(path).items()} if path.exists() else {}
+    return {key: decode(value) for key, value in read_json(path).items()} if path.exists() else {}
 
 
-def decoded(value: str) -> str:
+def decode(value: str) -> str:
     """SageMaker's values are strings; its Python SDK puts JSON into them, so that text has quotes of its own."""
     try:
         inner = json.loads(value)
@@ -103,7 +105,7 @@ def decoded(value: str) -> str:
     return inner if isinstance(inner, str) else str(value)
 
 
-def command_line(hyperparameters: Mapping[str, str]) -> list[str]:
+def make_arguments(hyperparameters: Mapping[str, str]) -> list[str]:
     """`--key=value` for every hyperparameter but those that the SDK and this launcher keep for themselves."""
     return [
         f"--{key}={value}"  # one word, so that a value may begin with a dash
@@ -112,22 +114,22 @@ def command_line(hyperparameters: Mapping[str, str]) -> list[str]:
     ]
 
 
-def setting(name: str, hyperparameters: Mapping[str, str]) -> str | None:
+def read_setting(name: str, hyperparameters: Mapping[str, str]) -> str | None:
     """The environment outweighs the hyperparameter."""
     return os.environ.get(name) or hyperparameters.get(name)
 
 
-def processes_per_node(hyperparameters: Mapping[str, str]) -> int:
+def count_processes(hyperparameters: Mapping[str, str]) -> int:
     name = "RERAIL_PROCESSES_PER_NODE"
-    asked = setting(name, hyperparameters)
+    asked = read_setting(name, hyperparameters)
     if asked is None:
-        return max(1, gpu_count())
+        return max(1, count_gpus())
     if not asked.isdigit() or int(asked) < 1:
         raise ValueError(f"{name}={asked!r}: must be a whole number from 1; leave it out for one process per GPU")
     return int(asked)
 
 
-def gpu_count() -> int:
+def count_gpus() -> int:
     """Counted from the driver's files: importing torch for this would cost every start two seconds."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -135,16 +137,16 @@ def gpu_count() -> int:
     return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()])
 
 
-def rendezvous(cluster: Cluster, environment: Mapping[str, str]) -> dict[str, str]:
+def choose_rendezvous(cluster: TrainingCluster, environment: Mapping[str, str]) -> dict[str, str]:
     """Where the ranks meet. MASTER_ADDR and MASTER_PORT win when they are set, as a local AWS does. After a restart in
     place they meet at another port, where no old rank can join."""
     alone, restart = len(cluster.hosts) == 1, int(environment.get("RERAIL_RESTART") or 0)
     if restart:
-        port = free_port() if alone else next_port(int(environment.get("MASTER_PORT") or DEFAULT_PORT), restart)
+        port = find_free_port() if alone else next_port(int(environment.get("MASTER_PORT") or DEFAULT_PORT), restart)
         environment = {**environment, "MASTER_PORT": str(port)}
     found = {
         "MASTER_ADDR": environment.get("MASTER_ADDR") or ("127.0.0.1" if alone else cluster.hosts[0]),
-        "MASTER_PORT": environment.get("MASTER_PORT") or str(free_port() if alone else DEFAULT_PORT),
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(find_free_port() if alone else DEFAULT_PORT),
     }
     if cluster.network_interface in {name for _, name in socket.if_nameindex()} and not alone:
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
@@ -152,7 +154,7 @@ def rendezvous(cluster: Cluster, environment: Mapping[str, str]) -> dict[str, st
     return found
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from choices import VOCABULARY, Parallel, Plan, Precision
+from choices import VOCABULARY, Parallel, Precision, TrainingPlan
 
 if TYPE_CHECKING:  # model.py imports torch, and numbers need none
-    from model import Size
+    from model import ModelSize
 
 GIB = float(1 << 30)
 CONTEXT_GIB = 1.5  # what CUDA and NCCL take for themselves
@@ -31,15 +31,15 @@ class Memory:
         return float(sum(astuple(self)))
 
 
-def parameters_of(size: Size, vocabulary: int = VOCABULARY) -> tuple[int, int]:
+def count_parameters(size: ModelSize, vocabulary: int = VOCABULARY) -> tuple[int, int]:
     """How many parameters one block has, and all others together."""
     return 12 * size.width**2 + 4 * size.width, (2 * vocabulary + size.context + 2) * size.width
 
 
-def estimate(plan: Plan) -> Memory:
+def estimate(plan: TrainingPlan) -> Memory:
     """AdamW on fp32 weights: 4 bytes for a parameter, 4 for its gradient, 8 for its moments."""
     choices, size = plan.choices, plan.size
-    block, others = parameters_of(size, plan.vocabulary)
+    block, others = count_parameters(size, plan.vocabulary)
     degree = choices.tensor_parallel
     # Tensor parallelism cuts up linear layers of blocks; norms, embeddings and the head are whole on every rank.
     own_block = 12 * size.width**2 // degree + 4 * size.width
@@ -66,11 +66,11 @@ def estimate(plan: Plan) -> Memory:
     )
 
 
-def _tokens(plan: Plan) -> float:
+def _tokens(plan: TrainingPlan) -> float:
     return plan.batch_size / plan.data_ranks * plan.size.context
 
 
-def _activations(plan: Plan, width: int) -> float:
+def _activations(plan: TrainingPlan, width: int) -> float:
     """Of a block: 17 numbers for each token and channel, 13 of them cut up by tensor parallelism, and dropout's masks.
 
     They are the inputs of the two norms (2), of the projections to heads and to the wide layer (2), queries, keys and
@@ -85,10 +85,10 @@ def _activations(plan: Plan, width: int) -> float:
     return block + entry * width * (1 if choices.activation_offload else size.layers)
 
 
-def usable_gib(plan: Plan) -> float:
+def usable_gib(plan: TrainingPlan) -> float:
     """What training may use of one accelerator; infinite where it is not known."""
     return (plan.instance.memory_gib - CONTEXT_GIB) * USABLE if plan.instance else float("inf")
 
 
-def fits(plan: Plan) -> bool:
+def fits(plan: TrainingPlan) -> bool:
     return estimate(plan).total <= usable_gib(plan)

@@ -13,7 +13,7 @@ VOCABULARY = 256  # one token per byte value
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """How big a model is; `context` is in bytes."""
 
     layers: int
@@ -24,10 +24,10 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(layers=1, heads=2, width=16, context=16),
-    "demo": Size(layers=2, heads=4, width=64, context=32),
-    "small": Size(layers=6, heads=6, width=384, context=256),
-    "gpt2": Size(layers=12, heads=12, width=768, context=1024),
+    "tiny": ModelSize(layers=1, heads=2, width=16, context=16),
+    "demo": ModelSize(layers=2, heads=4, width=64, context=32),
+    "small": ModelSize(layers=6, heads=6, width=384, context=256),
+    "gpt2": ModelSize(layers=12, heads=12, width=768, context=1024),
 }
 
 
@@ -38,7 +38,7 @@ class Block(nn.Module):
     first half of its rows has half of the heads whole, which is what tensor parallelism asks for (see parallel.py).
     """
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.head_width = size.width // size.heads
         self.dropout = size.dropout
@@ -63,7 +63,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """`model(inputs, targets)` gives the mean cross-entropy in nats per byte; both are int64 (batch, length)."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, size.width)
         self.places = nn.Embedding(size.context, size.width)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from job import Cluster
+from job import TrainingCluster
 
 SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
 SMDDP_PORT = 7592  # as in AWS's toolkit
@@ -24,7 +24,9 @@ PATIENCE_S = 1200.0  # for hosts that start one after the other
 SSHD = "/usr/sbin/sshd"
 
 
-def command(cluster: Cluster, processes: int, script: Sequence[str], *, place: Path, smddp: bool) -> list[str]:
+def make_command(
+    cluster: TrainingCluster, processes: int, script: Sequence[str], *, place: Path, smddp: bool
+) -> list[str]:
     """What this host runs under init."""
     this = [sys.executable, str(Path(__file__).resolve())]
     if cluster.node_rank > 0:
@@ -32,10 +34,17 @@ def command(cluster: Cluster, processes: int, script: Sequence[str], *, place: P
     rank = [*this, "rank", str(place), *script]
     smddp = smddp and cluster.instance_type in SMDDP_INSTANCES
     others = ",".join(cluster.hosts[1:])
-    return [*this, "lead", others, *mpirun(cluster, processes, smddp=smddp), *(["smddprun"] if smddp else []), *rank]
+    return [
+        *this,
+        "lead",
+        others,
+        *make_mpirun_command(cluster, processes, smddp=smddp),
+        *(["smddprun"] if smddp else []),
+        *rank,
+    ]
 
 
-def mpirun(cluster: Cluster, processes: int, *, smddp: bool) -> list[str]:
+def make_mpirun_command(cluster: TrainingCluster, processes: int, *, smddp: bool) -> list[str]:
     """Open MPI 4's command line. The options are those of AWS's toolkit; no --tag-output, which changes every line."""
     hosts = cluster.hosts if len(cluster.hosts) > 1 else ("localhost",)
     settings = {
@@ -48,7 +57,7 @@ def mpirun(cluster: Cluster, processes: int, *, smddp: bool) -> list[str]:
     }
     if len(hosts) > 1 and cluster.network_interface:
         settings |= dict.fromkeys(("btl_tcp_if_include", "oob_tcp_if_include"), cluster.network_interface)
-    told = smddp_environment(cluster) if smddp else {}
+    variables = make_smddp_environment(cluster) if smddp else {}
     return [
         "mpirun",
         "--host",
@@ -61,17 +70,17 @@ def mpirun(cluster: Cluster, processes: int, *, smddp: bool) -> list[str]:
         "none",
         *(word for name, value in settings.items() for word in ("-mca", name, value)),
         *(word for name in ("PATH", "LD_LIBRARY_PATH") for word in ("-x", name)),
-        *(word for name, value in told.items() for word in ("-x", f"{name}={value}")),
+        *(word for name, value in variables.items() for word in ("-x", f"{name}={value}")),
     ]
 
 
-def smddp_environment(cluster: Cluster) -> dict[str, str]:
+def make_smddp_environment(cluster: TrainingCluster) -> dict[str, str]:
     """What SMDDP and EFA want to know, as AWS's toolkit tells them."""
-    told = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "RDMAV_FORK_SAFE": "1"}
+    variables = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "RDMAV_FORK_SAFE": "1"}
     if len(cluster.hosts) == 1:
-        return {**told, "SMDATAPARALLEL_USE_SINGLENODE": "1"}
+        return {**variables, "SMDATAPARALLEL_USE_SINGLENODE": "1"}
     return {
-        **told,
+        **variables,
         "SMDATAPARALLEL_USE_HOMOGENEOUS": "1",
         "SMDATAPARALLEL_SERVER_ADDR": cluster.hosts[0],
         "SMDATAPARALLEL_SERVER_PORT": str(SMDDP_PORT),
@@ -79,7 +88,7 @@ def smddp_environment(cluster: Cluster) -> dict[str, str]:
     }
 
 
-def leave_environment(base: Path, environment: Mapping[str, str]) -> Path:
+def write_environment(base: Path, environment: Mapping[str, str]) -> Path:
     """Writes this host's environment where its ranks find it; for this user alone, since there may be keys in it."""
     place = base / "rerail-environment.json"
     place.unlink(missing_ok=True)
@@ -94,14 +103,14 @@ def lead(others: str, words: Sequence[str]) -> NoReturn:
     if waiting:
         start_sshd()  # AWS's toolkit has one on the first host too
     for host in waiting:
-        await_(lambda host=host: is_open(host, SSH_PORT), f"host {host} does not let ssh in")  # type: ignore[misc]
+        wait_until(lambda host=host: is_open(host, SSH_PORT), f"host {host} does not let ssh in")  # type: ignore[misc]
     os.execvp(words[0], list(words))
 
 
 def follow() -> int:
     """Lets mpirun in, and stays until its daemon has come and gone."""
     sshd = start_sshd()
-    await_(lambda: is_running("orted"), "mpirun did not come to this host")
+    wait_until(lambda: is_running("orted"), "mpirun did not come to this host")
     while is_running("orted"):
         time.sleep(1)
     sshd.terminate()
@@ -123,7 +132,7 @@ def start_sshd() -> "subprocess.Popen[bytes]":
     return subprocess.Popen([SSHD, "-D"])
 
 
-def await_(happened: Callable[[], bool], complaint: str, *, patience_s: float = PATIENCE_S) -> None:
+def wait_until(happened: Callable[[], bool], complaint: str, *, patience_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + patience_s
     while not happened():
         if time.monotonic() > deadline:

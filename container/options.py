@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 import choices
 from model import SIZES
-from sieve import Mode
+from update_filter import SkipMode
 
 
-class Options(argparse.ArgumentParser):
+class OptionParser(argparse.ArgumentParser):
     """Raises instead of exiting, so that a mistyped hyperparameter ends in the failure file."""
 
     def error(self, message: str) -> NoReturn:
@@ -18,7 +18,7 @@ class Options(argparse.ArgumentParser):
 
 def read_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Each hyperparameter of the job is one option; `--step-seconds` and `--step_seconds` are the same."""
-    options = Options(description="Trains a small GPT and can be killed at any moment.", allow_abbrev=False)
+    options = OptionParser(description="Trains a small GPT and can be killed at any moment.", allow_abbrev=False)
 
     def add(name: str, **settings: Any) -> None:
         options.add_argument(*dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")), **settings)
@@ -29,7 +29,13 @@ def read_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("warmup-steps", type=int, default=20, help="steps of linear warm-up; a cosine to a tenth follows")
     add("weight-decay", type=float, default=0.1)
     add("clip", type=float, default=1.0, help="the largest norm of the gradient")
-    add("skip-bad-updates", type=Mode, choices=list(Mode), default=Mode.OFF, help="leave them out: see sieve.py")
+    add(
+        "skip-bad-updates",
+        type=SkipMode,
+        choices=list(SkipMode),
+        default=SkipMode.OFF,
+        help="leave them out: see update_filter.py",
+    )
     add("seed", type=int, default=1)
     add("model-size", choices=SIZES, default="demo")
     choices.add_options(add)

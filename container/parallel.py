@@ -27,8 +27,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.utils.checkpoint import checkpoint
 
 import plan
-from choices import Choices, Parallel, Precision, shard_size
-from job import Cluster, base_folder
+from choices import Choices, Parallel, Precision, count_shard_ranks
+from job import TrainingCluster, find_base_folder
 
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -41,7 +41,7 @@ DEFAULT_PORT = "7777"  # the port that AWS's toolkit uses between the hosts of a
 
 
 @dataclass(frozen=True)
-class World:
+class DistributedWorld:
     """This rank and its peers; with one rank there is no process group and every method is local."""
 
     rank: int
@@ -82,7 +82,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """How a model is spread over the ranks, by the names of the options in choices.py.
 
     Ranks with the same `data_rank` share every layer (tensor parallelism): they read the same samples and must draw the
@@ -102,23 +102,23 @@ class Layout:
     """
 
     choices: Choices
-    world: World
+    world: DistributedWorld
     mesh: DeviceMesh | None = None
 
     @classmethod
-    def of(cls, options: Any, world: World) -> "Layout":
+    def of(cls, options: Any, world: DistributedWorld) -> "ParallelLayout":
         """Raises ValueError naming the option that these ranks cannot have, and the remedy."""
         choices = Choices.of(options)
-        plan.insist(plan.check_ranks(choices, ranks=world.size, ranks_per_node=world.local_size))
+        plan.raise_errors(plan.check_ranks(choices, ranks=world.size, ranks_per_node=world.local_size))
         if world.backend == "smddp" and choices.needs_groups:
             raise ValueError(
                 f"parallel={choices.parallel}, tensor_parallel={choices.tensor_parallel}: SMDDP has no groups of ranks"
                 " (new_group), which these need; use parallel=ddp or fsdp, or the image without SMDDP"
             )
-        choices = replace(choices, shard_size=shard_size(choices, world.size, world.local_size))
+        choices = replace(choices, shard_size=count_shard_ranks(choices, world.size, world.local_size))
         sharded = world.size > 1 and not choices.is_whole
         if sharded and choices.tensor_parallel < world.size:
-            demand_fully_shard(world.device)
+            require_fully_shard(world.device)
         return cls(choices, world, make_mesh(choices, world) if sharded else None)
 
     @property
@@ -159,7 +159,7 @@ class Layout:
             model.forward = torch.autocast(self.world.device.type, torch.bfloat16)(model.forward)
         replica = self.world.wrap(model, example) if self.is_replicated else model
         optimizer = make_optimizer(model.parameters())
-        fill(optimizer)
+        initialize_optimizer(optimizer)
         return replica, optimizer
 
     @property
@@ -207,14 +207,14 @@ class Layout:
         """Takes up a state that a checkpoint was loaded into."""
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
-    def whole(self, model: nn.Module) -> dict[str, torch.Tensor]:
+    def gather_weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """All weights as plain tensors on the CPU, on rank 0 (empty elsewhere). Every rank must call it."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights: dict[str, torch.Tensor] = get_model_state_dict(model, options=options)
         return weights if self.world.is_first else {}
 
 
-def make_mesh(choices: Choices, world: World) -> DeviceMesh:
+def make_mesh(choices: Choices, world: DistributedWorld) -> DeviceMesh:
     """Ranks in rows, the last dimension running fastest: tensor-parallel ranks are neighbours, on one machine.
 
     Only the dimensions that are used: a mesh of one takes the group of all ranks, which is the only one SMDDP has.
@@ -230,7 +230,7 @@ def make_mesh(choices: Choices, world: World) -> DeviceMesh:
     return init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
 
 
-def demand_fully_shard(device: torch.device) -> None:
+def require_fully_shard(device: torch.device) -> None:
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if device.type != "cuda" and release < (2, 6):
         raise ValueError(
@@ -302,7 +302,7 @@ def clip_sharded(gradients: list[DTensor], limit: float) -> torch.Tensor:
     return norm
 
 
-def fill(optimizer: torch.optim.Optimizer) -> None:
+def initialize_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Makes the optimizer's state before the first step, all zeros, so that it can be saved and loaded into.
 
     Left to itself, torch's get_state_dict would make it by a step of its own and leave Adam's count at 1.
@@ -322,15 +322,15 @@ def fill(optimizer: torch.optim.Optimizer) -> None:
                 value.zero_()
 
 
-def join(*, timeout: timedelta, options: Any = None) -> World:
+def join(*, timeout: timedelta, options: Any = None) -> DistributedWorld:
     """Joins the process group of all ranks (see `find_seat`); alone when there are no others.
 
     `options` has a say in the backend: SMDDP cannot do all that choices.py may ask for.
     """
-    die_with_the_launcher()
-    seat = find_seat()
+    die_with_launcher()
+    seat = find_rank_position()
     choices = Choices.of(options)
-    device = own_device(seat.local_rank)
+    device = choose_device(seat.local_rank)
     instance = os.environ.get("RERAIL_INSTANCE_TYPE") or seat.instance_type
     backend = choose_backend(device.type, instance, needs_groups=choices.needs_groups)
     if seat.size > 1:
@@ -340,11 +340,11 @@ def join(*, timeout: timedelta, options: Any = None) -> World:
             load_smddp(choices)
         dist.init_process_group(backend, timeout=timeout, rank=seat.rank, world_size=seat.size)
     here = {"local_rank": seat.local_rank, "local_size": seat.local_size}
-    return World(rank=seat.rank, size=seat.size, device=device, backend=backend, **here)
+    return DistributedWorld(rank=seat.rank, size=seat.size, device=device, backend=backend, **here)
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankPosition:
     """Where a process sits among the others of its job; `launcher` says who told it."""
 
     rank: int
@@ -356,13 +356,13 @@ class Seat:
     instance_type: str = ""
 
 
-def find_seat(environment: Mapping[str, str] = os.environ, base: Path | None = None) -> Seat:
+def find_rank_position(environment: Mapping[str, str] = os.environ, base: Path | None = None) -> RankPosition:
     """From torchrun or launch.py (RANK), else mpirun (OMPI_COMM_WORLD_RANK), else SageMaker's resourceconfig.json.
 
     In this order, because mpirun may have started one torchrun on each host, and then torchrun knows more. The file
     alone means one process on each host; without it too, this process is the only one.
     """
-    cluster = Cluster.read(base or base_folder(environment))
+    cluster = TrainingCluster.read(base or find_base_folder(environment))
     hosts = len(cluster.hosts)
     place: dict[str, Any] = {
         "master": cluster.hosts[0] if hosts > 1 else "127.0.0.1",
@@ -373,8 +373,8 @@ def find_seat(environment: Mapping[str, str] = os.environ, base: Path | None = N
             found = _numbers(environment, rank, size)
             # By hand people leave these two out: then all machines have as many.
             here = int(environment.get(local_size) or max(1, found[1] // hosts))
-            return Seat(*found, int(environment.get(local_rank) or found[0] % here), here, launcher, **place)
-    return Seat(cluster.node_rank, hosts, 0, 1, "resourceconfig.json" if hosts > 1 else "none", **place)
+            return RankPosition(*found, int(environment.get(local_rank) or found[0] % here), here, launcher, **place)
+    return RankPosition(cluster.node_rank, hosts, 0, 1, "resourceconfig.json" if hosts > 1 else "none", **place)
 
 
 LAUNCHERS = {
@@ -405,7 +405,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def own_device(local_rank: int) -> torch.device:
+def choose_device(local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", local_rank)
@@ -417,7 +417,7 @@ def choose_backend(device_type: str, instance_type: str, *, needs_groups: bool =
     """smddp where it exists and is enough, else nccl on GPUs, else gloo."""
     if device_type != "cuda":
         return "gloo"
-    return "smddp" if instance_type in SMDDP_INSTANCES and not needs_groups and smddp_is_installed() else "nccl"
+    return "smddp" if instance_type in SMDDP_INSTANCES and not needs_groups and is_smddp_installed() else "nccl"
 
 
 def load_smddp(choices: Choices) -> None:
@@ -431,7 +431,7 @@ def load_smddp(choices: Choices) -> None:
     importlib.import_module("smdistributed.dataparallel.torch.torch_smddp")
 
 
-def smddp_is_installed() -> bool:
+def is_smddp_installed() -> bool:
     # SMP lives in the package `smdistributed` too, so that one alone proves nothing.
     try:
         return importlib.util.find_spec("smdistributed.dataparallel") is not None
@@ -439,7 +439,7 @@ def smddp_is_installed() -> bool:
         return False
 
 
-def die_with_the_launcher() -> None:
+def die_with_launcher() -> None:
     """A rank that outlives a killed torchrun would go on writing beside its successor.
 
     Inside a container nothing outlives PID 1; this is for everywhere else.

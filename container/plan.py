@@ -11,18 +11,18 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from choices import VOCABULARY, Choices, Parallel, Plan, Precision, add_options, shard_size
+from choices import VOCABULARY, Choices, Parallel, Precision, TrainingPlan, add_options, count_shard_ranks
 from instances import INSTANCES
-from job import Cluster
-from memory import estimate, fits, parameters_of, usable_gib
+from job import TrainingCluster
+from memory import count_parameters, estimate, fits, usable_gib
 
 if TYPE_CHECKING:  # model.py imports torch, and rules need none
-    from model import Size
+    from model import ModelSize
 
 WITHOUT_BF16 = ("T4", "V100")
 
 
-class Level(StrEnum):
+class PlanLevel(StrEnum):
     """How much a finding matters."""
 
     ERROR = "error"  # the plan cannot start like this
@@ -31,10 +31,10 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class PlanFinding:
     """One thing about a plan: what is the matter, why it matters, and what to do."""
 
-    level: Level
+    level: PlanLevel
     what: str
     why: str
     remedy: str
@@ -43,70 +43,82 @@ class Finding:
         return f"{self.what}: {self.why}; {self.remedy}"
 
 
-def insist(findings: Iterable[Finding]) -> None:
+def raise_errors(findings: Iterable[PlanFinding]) -> None:
     """Raises ValueError with every error among the findings."""
-    errors = [str(finding) for finding in findings if finding.level is Level.ERROR]
+    errors = [str(finding) for finding in findings if finding.level is PlanLevel.ERROR]
     if errors:
         raise ValueError(" | ".join(errors))
 
 
-def check_ranks(choices: Choices, *, ranks: int, ranks_per_node: int) -> list[Finding]:
+def check_ranks(choices: Choices, *, ranks: int, ranks_per_node: int) -> list[PlanFinding]:
     """What these ranks cannot do, whatever the model."""
     findings = [*_check_tensor_parallel(choices, ranks, ranks_per_node), *_check_offload(choices)]
     return findings or list(_check_shards(choices, ranks, ranks_per_node))
 
 
-def _check_tensor_parallel(choices: Choices, ranks: int, ranks_per_node: int) -> Iterator[Finding]:
+def _check_tensor_parallel(choices: Choices, ranks: int, ranks_per_node: int) -> Iterator[PlanFinding]:
     degree = choices.tensor_parallel
     what = f"tensor_parallel={degree}"
-    remedy = f"choose one of {', '.join(map(str, degrees(ranks_per_node)))}"
+    remedy = f"choose one of {', '.join(map(str, list_degrees(ranks_per_node)))}"
     if degree < 1 or degree & (degree - 1):
-        yield Finding(Level.ERROR, what, "must be a power of two, for heads and layers to be halved evenly", remedy)
+        yield PlanFinding(
+            PlanLevel.ERROR, what, "must be a power of two, for heads and layers to be halved evenly", remedy
+        )
     elif degree > ranks_per_node:
         why = f"a machine has {ranks_per_node} rank(s): activations of every layer would cross the network"
-        yield Finding(Level.ERROR, what, why, remedy)
-    elif degree not in degrees(ranks_per_node) or ranks % degree:
+        yield PlanFinding(PlanLevel.ERROR, what, why, remedy)
+    elif degree not in list_degrees(ranks_per_node) or ranks % degree:
         why = f"does not divide the {ranks_per_node} ranks of a machine: a group would span two machines"
-        yield Finding(Level.ERROR, what, why, remedy)
+        yield PlanFinding(PlanLevel.ERROR, what, why, remedy)
 
 
-def degrees(ranks_per_node: int) -> list[int]:
+def list_degrees(ranks_per_node: int) -> list[int]:
     """The degrees of tensor parallelism that a machine can have."""
     return [1 << power for power in range(ranks_per_node.bit_length()) if ranks_per_node % (1 << power) == 0]
 
 
-def _check_shards(choices: Choices, ranks: int, ranks_per_node: int) -> Iterator[Finding]:
+def _check_shards(choices: Choices, ranks: int, ranks_per_node: int) -> Iterator[PlanFinding]:
     what = f"shard_size={choices.shard_size}"
     across = ranks // choices.tensor_parallel
     if choices.shard_size and choices.parallel is not Parallel.HYBRID:
         why = f"is for parallel=hybrid, and this is {choices.parallel}"
-        yield Finding(Level.ERROR, what, why, "leave it out, or choose parallel=hybrid")
-    elif choices.shard_size < 0 or across % max(1, shard_size(choices, ranks, ranks_per_node)):
+        yield PlanFinding(PlanLevel.ERROR, what, why, "leave it out, or choose parallel=hybrid")
+    elif choices.shard_size < 0 or across % max(1, count_shard_ranks(choices, ranks, ranks_per_node)):
         why = f"does not divide the {across} rank(s) that the data is dealt out to"
-        yield Finding(Level.ERROR, what, why, f"choose a divisor of {across}")
+        yield PlanFinding(PlanLevel.ERROR, what, why, f"choose a divisor of {across}")
 
 
-def _check_offload(choices: Choices) -> Iterator[Finding]:
+def _check_offload(choices: Choices) -> Iterator[PlanFinding]:
     if choices.activation_offload and not choices.activation_checkpointing:
         why = "without activation_checkpointing everything between two layers would go to the CPU and back"
-        yield Finding(Level.ERROR, "activation_offload=true", why, "add activation_checkpointing=true")
+        yield PlanFinding(PlanLevel.ERROR, "activation_offload=true", why, "add activation_checkpointing=true")
 
 
 def check(
-    options: Any, cluster: Cluster, size: Size, *, ranks_per_node: int | None = None, vocabulary: int = VOCABULARY
-) -> list[Finding]:
+    options: Any,
+    cluster: TrainingCluster,
+    size: ModelSize,
+    *,
+    ranks_per_node: int | None = None,
+    vocabulary: int = VOCABULARY,
+) -> list[PlanFinding]:
     """Everything worth knowing before the first step, errors first; `insist` makes them an exception.
 
     `options` has those of `add_options` and `batch_size`. Without `ranks_per_node` it is one for each accelerator.
     """
-    return check_plan(plan_of(options, cluster, size, ranks_per_node=ranks_per_node, vocabulary=vocabulary))
+    return check_plan(make_plan(options, cluster, size, ranks_per_node=ranks_per_node, vocabulary=vocabulary))
 
 
-def plan_of(
-    options: Any, cluster: Cluster, size: Size, *, ranks_per_node: int | None = None, vocabulary: int = VOCABULARY
-) -> Plan:
+def make_plan(
+    options: Any,
+    cluster: TrainingCluster,
+    size: ModelSize,
+    *,
+    ranks_per_node: int | None = None,
+    vocabulary: int = VOCABULARY,
+) -> TrainingPlan:
     instance = INSTANCES.get(cluster.instance_type)
-    return Plan(
+    return TrainingPlan(
         choices=Choices.of(options),
         hosts=len(cluster.hosts),
         instance_type=cluster.instance_type,
@@ -117,7 +129,7 @@ def plan_of(
     )
 
 
-def check_plan(plan: Plan) -> list[Finding]:
+def check_plan(plan: TrainingPlan) -> list[PlanFinding]:
     errors = check_ranks(plan.choices, ranks=plan.ranks, ranks_per_node=plan.ranks_per_node)
     errors = errors or [*_check_heads(plan), *_check_batch(plan)]
     if errors:  # what follows computes with these numbers
@@ -125,30 +137,32 @@ def check_plan(plan: Plan) -> list[Finding]:
     rest = [
         finding for rule in (_check_memory, _check_machines, _check_network, _check_excess) for finding in rule(plan)
     ]
-    return sorted(rest, key=lambda finding: list(Level).index(finding.level))
+    return sorted(rest, key=lambda finding: list(PlanLevel).index(finding.level))
 
 
-def _check_heads(plan: Plan) -> Iterator[Finding]:
+def _check_heads(plan: TrainingPlan) -> Iterator[PlanFinding]:
     degree, heads = plan.choices.tensor_parallel, plan.size.heads
     if heads % max(1, degree):
-        allowed = [each for each in degrees(plan.ranks_per_node) if heads % each == 0]
+        allowed = [each for each in list_degrees(plan.ranks_per_node) if heads % each == 0]
         why = f"does not divide the model's {heads} heads, and a head is not cut up"
-        yield Finding(Level.ERROR, f"tensor_parallel={degree}", why, f"choose one of {', '.join(map(str, allowed))}")
+        yield PlanFinding(
+            PlanLevel.ERROR, f"tensor_parallel={degree}", why, f"choose one of {', '.join(map(str, allowed))}"
+        )
 
 
-def _check_batch(plan: Plan) -> Iterator[Finding]:
+def _check_batch(plan: TrainingPlan) -> Iterator[PlanFinding]:
     if plan.batch_size % plan.data_ranks or not plan.batch_size:
         below = plan.batch_size // plan.data_ranks * plan.data_ranks
         choices = [str(each) for each in (below, below + plan.data_ranks) if each]
         why = f"must be a multiple of the {plan.data_ranks} ranks that it is dealt out to"
-        yield Finding(Level.ERROR, f"batch_size={plan.batch_size}", why, f"choose {' or '.join(choices)}")
+        yield PlanFinding(PlanLevel.ERROR, f"batch_size={plan.batch_size}", why, f"choose {' or '.join(choices)}")
 
 
-def _check_memory(plan: Plan) -> Iterator[Finding]:
+def _check_memory(plan: TrainingPlan) -> Iterator[PlanFinding]:
     if plan.instance is None:
         if plan.instance_type:
             why = "is not in instances.py, so that nobody can say whether the model fits"
-            yield Finding(Level.NOTE, plan.instance_type, why, "add it there")
+            yield PlanFinding(PlanLevel.NOTE, plan.instance_type, why, "add it there")
         return
     needed, usable = estimate(plan).total, usable_gib(plan)
     what = f"memory={needed:.1f} GiB"
@@ -156,27 +170,31 @@ def _check_memory(plan: Plan) -> Iterator[Finding]:
     if needed > usable:
         why = f"more than the usable {of}"
         # An estimate: what is a little too much may well run.
-        level = Level.ERROR if needed > 1.25 * usable else Level.WARNING
-        yield Finding(level, what, why, advice(plan))
+        level = PlanLevel.ERROR if needed > 1.25 * usable else PlanLevel.WARNING
+        yield PlanFinding(level, what, why, format_advice(plan))
     elif needed > 0.9 * usable:
-        yield Finding(Level.WARNING, what, f"hardly less than the usable {of}", "if it runs out: " + advice(plan))
-    elif (fewest := fewest_hosts(plan)) > 1 and fewest == plan.hosts:
+        yield PlanFinding(
+            PlanLevel.WARNING, what, f"hardly less than the usable {of}", "if it runs out: " + format_advice(plan)
+        )
+    elif (fewest := count_fewest_hosts(plan)) > 1 and fewest == plan.hosts:
         why = f"optimizer state is cut up over {plan.ranks} ranks; {plan.hosts - 1} machine(s) would not hold it"
-        yield Finding(Level.NOTE, f"hosts={plan.hosts}", why, "do not relaunch it on fewer without another layout")
+        yield PlanFinding(
+            PlanLevel.NOTE, f"hosts={plan.hosts}", why, "do not relaunch it on fewer without another layout"
+        )
 
 
-def fewest_hosts(plan: Plan) -> int:
+def count_fewest_hosts(plan: TrainingPlan) -> int:
     """The fewest machines with which it still fits, the batch of each rank as it is."""
     samples = plan.batch_size // plan.data_ranks
 
-    def on(hosts: int) -> Plan:
+    def on(hosts: int) -> TrainingPlan:
         smaller = replace(plan, hosts=hosts)
         return replace(smaller, batch_size=samples * smaller.data_ranks)
 
     return next((hosts for hosts in range(1, plan.hosts + 1) if fits(on(hosts))), plan.hosts)
 
 
-def advice(plan: Plan) -> str:
+def format_advice(plan: TrainingPlan) -> str:
     """What to change, one thing after the other and each on top of those before, until it fits."""
     steps = []
     for name, changed in _remedies(plan):
@@ -190,13 +208,13 @@ def advice(plan: Plan) -> str:
     return ", ".join([*steps, then])
 
 
-def _remedies(plan: Plan) -> Iterator[tuple[str, Plan]]:
+def _remedies(plan: TrainingPlan) -> Iterator[tuple[str, TrainingPlan]]:
     """In the order of the guidance: shard, checkpoint, a smaller batch, tensor parallelism, offload.
 
     Precision comes where it costs least. There is no pipeline here; fsdp over all machines is what does its work.
     """
 
-    def having(**changes: Any) -> tuple[str, Plan]:
+    def having(**changes: Any) -> tuple[str, TrainingPlan]:
         nonlocal plan
         plan = replace(plan, choices=replace(plan.choices, **changes))
         return next(f"{name}={str(value).lower()}" for name, value in changes.items()), plan
@@ -211,26 +229,28 @@ def _remedies(plan: Plan) -> Iterator[tuple[str, Plan]]:
     while plan.batch_size % (2 * plan.data_ranks) == 0:
         plan = replace(plan, batch_size=plan.batch_size // 2)
         yield f"batch_size={plan.batch_size}", plan
-    for degree in degrees(plan.ranks_per_node):
+    for degree in list_degrees(plan.ranks_per_node):
         if degree > plan.choices.tensor_parallel and plan.size.heads % degree == 0:
             yield having(tensor_parallel=degree)
     yield having(activation_offload=True)
 
 
-def _check_machines(plan: Plan) -> Iterator[Finding]:
+def _check_machines(plan: TrainingPlan) -> Iterator[PlanFinding]:
     if plan.instance is None:
         return
     if plan.ranks_per_node < plan.instance.gpus:
         why = f"{plan.instance.gpus - plan.ranks_per_node} of {plan.instance.gpus} GPUs of each machine stand idle"
-        yield Finding(
-            Level.WARNING, f"ranks_per_node={plan.ranks_per_node}", why, "leave RERAIL_PROCESSES_PER_NODE out"
+        yield PlanFinding(
+            PlanLevel.WARNING, f"ranks_per_node={plan.ranks_per_node}", why, "leave RERAIL_PROCESSES_PER_NODE out"
         )
     if plan.choices.precision is Precision.BF16 and plan.instance.gpu in WITHOUT_BF16:
         why = f"a {plan.instance.gpu} has no bfloat16 and computes it slowly"
-        yield Finding(Level.WARNING, "precision=bf16", why, "choose fp32, or an instance from the G5 and P4d on")
+        yield PlanFinding(
+            PlanLevel.WARNING, "precision=bf16", why, "choose fp32, or an instance from the G5 and P4d on"
+        )
 
 
-def _check_network(plan: Plan) -> Iterator[Finding]:
+def _check_network(plan: TrainingPlan) -> Iterator[PlanFinding]:
     """Layers are gathered in every step: within a machine that is a thing of NVLink or PCIe, between two of the net."""
     if plan.hosts == 1 or plan.choices.is_whole:
         return
@@ -238,16 +258,18 @@ def _check_network(plan: Plan) -> Iterator[Finding]:
     if plan.choices.parallel is Parallel.HYBRID:
         if across % plan.shards:
             why = f"a copy is spread over more than one machine, of which each has {across}"
-            yield Finding(Level.WARNING, f"shard_size={plan.shards}", why, f"choose {across} or a divisor of it")
+            yield PlanFinding(
+                PlanLevel.WARNING, f"shard_size={plan.shards}", why, f"choose {across} or a divisor of it"
+            )
         return
     hybrid = replace(plan, choices=replace(plan.choices, parallel=Parallel.HYBRID, shard_size=0, shard_optimizer=False))
     if fits(hybrid) and plan.instance and plan.instance.network_gbit <= 100:
         speed = plan.instance.network_gbit
         why = f"every layer comes over a network of {speed} Gbit/s, and one machine could hold it all"
-        yield Finding(Level.WARNING, f"parallel={plan.choices.parallel}", why, "choose parallel=hybrid")
+        yield PlanFinding(PlanLevel.WARNING, f"parallel={plan.choices.parallel}", why, "choose parallel=hybrid")
 
 
-def _check_excess(plan: Plan) -> Iterator[Finding]:
+def _check_excess(plan: TrainingPlan) -> Iterator[PlanFinding]:
     """What the model does not need makes it slower, not faster."""
     if plan.instance is None or not fits(plan):
         return
@@ -264,20 +286,20 @@ def _check_excess(plan: Plan) -> Iterator[Finding]:
         asked = getattr(plan.choices, name)
         if asked != without and changed.batch_size % changed.data_ranks == 0 and fits(changed):
             what = f"{name}={str(asked).lower()}"
-            yield Finding(Level.NOTE, what, f"costs {cost}, and the model fits without", "leave it out")
+            yield PlanFinding(PlanLevel.NOTE, what, f"costs {cost}, and the model fits without", "leave it out")
 
 
-def table(plan: Plan) -> str:
+def format_plan(plan: TrainingPlan) -> str:
     """A plan for a human to read."""
     gpu = f"{plan.instance.gpu}, {plan.instance.memory_gib} GiB" if plan.instance else "no accelerator that is known"
-    block, others = parameters_of(plan.size, plan.vocabulary)
+    block, others = count_parameters(plan.size, plan.vocabulary)
     head = [
         f"{plan.hosts} x {plan.instance_type} ({gpu}), {plan.ranks} ranks, a batch over {plan.data_ranks} of them",
         f"{(plan.size.layers * block + others) / 1e6:,.0f} million parameters",
         "",
     ]
     findings = check_plan(plan)
-    if not any(finding.level is Level.ERROR and not finding.what.startswith("memory") for finding in findings):
+    if not any(finding.level is PlanLevel.ERROR and not finding.what.startswith("memory") for finding in findings):
         needed = estimate(plan)
         rows = {field.name.replace("_", " "): getattr(needed, field.name) for field in fields(needed)}
         head += [f"{name:<16}{gib:>9.2f} GiB" for name, gib in rows.items()]
@@ -311,11 +333,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = SIZES[options.model_size]
     own = {name: getattr(options, name) for name in ("layers", "heads", "width", "context") if getattr(options, name)}
     hosts = tuple(f"algo-{number + 1}" for number in range(options.count))
-    cluster = Cluster(hosts=hosts, current_host=hosts[0], instance_type=options.instance, network_interface="")
-    size: Size = replace(known, **own)
-    plan = plan_of(options, cluster, size, ranks_per_node=options.ranks_per_node, vocabulary=options.vocabulary)
-    print(table(plan))
-    return int(any(finding.level is Level.ERROR for finding in check_plan(plan)))
+    cluster = TrainingCluster(hosts=hosts, current_host=hosts[0], instance_type=options.instance, network_interface="")
+    size: ModelSize = replace(known, **own)
+    plan = make_plan(options, cluster, size, ranks_per_node=options.ranks_per_node, vocabulary=options.vocabulary)
+    print(format_plan(plan))
+    return int(any(finding.level is PlanLevel.ERROR for finding in check_plan(plan)))
 
 
 if __name__ == "__main__":

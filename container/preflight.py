@@ -25,14 +25,14 @@ import torch
 from torch import distributed as dist
 
 from instances import INSTANCES
-from job import Cluster, Job
-from parallel import World
+from job import TrainingCluster, TrainingJob
+from parallel import DistributedWorld
 
 GIB = 1 << 30
 LEAST_FREE = 64 << 20
 ROUNDS = 5
 PROBE_BYTES = 1 << 20  # of a file or an object that is written, read back and deleted
-MAY_HANG = ("compute", "gpus", "all-reduce")
+HANGING_PROBES = ("compute", "gpus", "all-reduce")
 HUNG_S = 60.0  # on a cold machine loading CUDA, or connecting a thousand ranks, takes a while
 PATIENCE_S = 120.0  # machines of a job are not ready at the same moment: images are pulled, modules imported
 READING_S = 5.0
@@ -51,7 +51,7 @@ class HardwareError(Exception):
     """A machine is not fit to train on; the same job on another one may well run."""
 
 
-class Verdict(StrEnum):
+class ProbeStatus(StrEnum):
     """What a probe found, from good to bad."""
 
     PASSED = "passed"
@@ -62,13 +62,13 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Result:
+class ProbeResult:
     """One probe on one rank; `figure` is a speed that can be compared between ranks."""
 
     probe: str
-    verdict: Verdict
+    status: ProbeStatus
     detail: str
-    figure: float = 0.0
+    speed: float = 0.0
     host: str = ""
     rank: int = 0
 
@@ -77,14 +77,14 @@ class Result:
 
 
 def inspect(
-    world: World,
-    job: Job,
-    cluster: Cluster,
+    world: DistributedWorld,
+    job: TrainingJob,
+    cluster: TrainingCluster,
     *,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     limit_s: float = 10.0,
     state_bytes: int = 0,
-) -> list[Result]:
+) -> list[ProbeResult]:
     """The results of all ranks, on every rank; raises HardwareError or ValueError on all of them if one is not fit.
 
     On fit machines it takes no longer than `limit_s`; a minute more before anything counts as hung. `state_bytes` is
@@ -92,79 +92,79 @@ def inspect(
     """
     started = time.monotonic()
     name = f"rerail/preflight/{next(_calls)}"
-    probes: dict[str, Callable[[], Result]] = {"compute": lambda: compute(world.device)}
+    probes: dict[str, Callable[[], ProbeResult]] = {"compute": lambda: probe_compute(world.device)}
     if world.local_rank == 0:
         probes |= {
-            "gpus": lambda: ask_nvidia_smi(cluster.instance_type),
+            "gpus": lambda: probe_gpus(cluster.instance_type),
             "kernel log": read_kernel_log,
-            "disk": lambda: free_space(job.base, state_bytes),
-            "checkpoints": lambda: round_trip(job.checkpoints, f"{job.run}-{cluster.current_host}-{world.rank}"),
+            "disk": lambda: probe_disk(job.base, state_bytes),
+            "checkpoints": lambda: probe_checkpoints(job.checkpoints, f"{job.run}-{cluster.current_host}-{world.rank}"),
         }
 
-    def mine(result: Result) -> Result:
+    def mine(result: ProbeResult) -> ProbeResult:
         return replace(result, host=cluster.current_host, rank=world.rank)
 
-    own = [mine(result) for result in at_once(probes, limit_s=limit_s)]
+    own = [mine(result) for result in run_probes(probes, limit_s=limit_s)]
     # The verdict goes over the ranks' store, by TCP: a broken GPU or link must not be what it depends on.
     results = exchange(world, own, name=f"{name}/alone", limit_s=limit_s, hosts={})
-    judge(results)
+    raise_failures(results)
     # In a thread too: NCCL connects within the first call, which does not return before it has.
-    (link,) = at_once({"all-reduce": lambda: all_reduce(world, cluster)}, limit_s=limit_s)
+    (link,) = run_probes({"all-reduce": lambda: probe_all_reduce(world, cluster)}, limit_s=limit_s)
     hosts = {each.rank: each.host for each in results}
     results += exchange(world, [mine(link)], name=f"{name}/together", limit_s=limit_s, hosts=hosts)
-    judge(results)
+    raise_failures(results)
     if world.is_first:
-        report(results, seconds=time.monotonic() - started, tell=tell)
+        report(results, seconds=time.monotonic() - started, log=log)
     return results
 
 
-def judge(results: Iterable[Result]) -> None:
+def raise_failures(results: Iterable[ProbeResult]) -> None:
     """Raises what the worst results stand for; the message names the host and the rank of each."""
     # A rank that waited in vain comes after the one it waited for.
     ordered = sorted(results, key=lambda each: each.probe == "all-reduce")
-    for verdict, error in ((Verdict.BROKEN, HardwareError), (Verdict.REFUSED, ValueError)):
-        if named := [str(each) for each in ordered if each.verdict is verdict]:
+    for status, error in ((ProbeStatus.BROKEN, HardwareError), (ProbeStatus.REFUSED, ValueError)):
+        if named := [str(each) for each in ordered if each.status is status]:
             more = f" | and {len(named) - 4} more" if len(named) > 4 else ""
             raise error(" | ".join(named[:4]) + more)
 
 
-def report(results: list[Result], *, seconds: float, tell: Callable[[str], None]) -> None:
+def report(results: list[ProbeResult], *, seconds: float, log: Callable[[str], None]) -> None:
     """A line for each oddity, and one for the whole."""
-    for result in [each for each in results if each.verdict is Verdict.ODD] + slow_ranks(results):
-        tell(f"preflight: {result}")
+    for result in [each for each in results if each.status is ProbeStatus.ODD] + find_slow_ranks(results):
+        log(f"preflight: {result}")
     first = [each for each in results if each.rank == 0]
-    passed = ", ".join(f"{each.probe} {each.detail}" for each in first if each.verdict is Verdict.PASSED)
-    skipped = ", ".join(f"{each.probe} ({each.detail})" for each in first if each.verdict is Verdict.SKIPPED)
+    passed = ", ".join(f"{each.probe} {each.detail}" for each in first if each.status is ProbeStatus.PASSED)
+    skipped = ", ".join(f"{each.probe} ({each.detail})" for each in first if each.status is ProbeStatus.SKIPPED)
     ranks = len({each.rank for each in results})
-    tell(f"preflight: {ranks} rank(s) in {seconds:.1f} s: {passed}" + (f"; skipped {skipped}" if skipped else ""))
+    log(f"preflight: {ranks} rank(s) in {seconds:.1f} s: {passed}" + (f"; skipped {skipped}" if skipped else ""))
 
 
-def slow_ranks(results: list[Result]) -> list[Result]:
+def find_slow_ranks(results: list[ProbeResult]) -> list[ProbeResult]:
     """Ranks that compute much slower than the median: every step waits for the slowest. On CPUs they share cores."""
-    speeds = [each for each in results if each.probe == "compute" and each.figure]
+    speeds = [each for each in results if each.probe == "compute" and each.speed]
     if len(speeds) < 3:
         return []
-    median = statistics.median(each.figure for each in speeds)
+    median = statistics.median(each.speed for each in speeds)
     return [
-        replace(each, verdict=Verdict.ODD, detail=f"{each.detail}, the median is {median:.1f}")
+        replace(each, status=ProbeStatus.ODD, detail=f"{each.detail}, the median is {median:.1f}")
         for each in speeds
-        if each.figure < SLOW * median
+        if each.speed < SLOW * median
     ]
 
 
-def at_once(probes: dict[str, Callable[[], Result]], *, limit_s: float) -> list[Result]:
+def run_probes(probes: dict[str, Callable[[], ProbeResult]], *, limit_s: float) -> list[ProbeResult]:
     """All probes beside each other. One that does not end is left behind: nothing interrupts a hung driver call.
 
     What hangs when a GPU does has more time than the others, because its verdict is a hard one.
     """
-    results: dict[str, Result] = {}
+    results: dict[str, ProbeResult] = {}
 
-    def run(name: str, probe: Callable[[], Result]) -> None:
+    def run(name: str, probe: Callable[[], ProbeResult]) -> None:
         try:
             results[name] = probe()
         except Exception as error:  # a probe must not be what ends a healthy job
-            verdict = Verdict.BROKEN if name in MAY_HANG else Verdict.ODD
-            results[name] = Result(name, verdict, f"{type(error).__name__}: {error}")
+            status = ProbeStatus.BROKEN if name in HANGING_PROBES else ProbeStatus.ODD
+            results[name] = ProbeResult(name, status, f"{type(error).__name__}: {error}")
 
     started = time.monotonic()
     threads = {
@@ -173,16 +173,18 @@ def at_once(probes: dict[str, Callable[[], Result]], *, limit_s: float) -> list[
     }
     for thread in threads.values():
         thread.start()
-    late: dict[str, Result] = {}
+    late: dict[str, ProbeResult] = {}
     for name, thread in threads.items():
-        patience_s = limit_s + HUNG_S if name in MAY_HANG else limit_s
+        patience_s = limit_s + HUNG_S if name in HANGING_PROBES else limit_s
         thread.join(max(0.0, started + patience_s - time.monotonic()))
-        verdict = Verdict.BROKEN if name in MAY_HANG else Verdict.ODD
-        late[name] = Result(name, verdict, f"no answer within {patience_s:g} s")
+        status = ProbeStatus.BROKEN if name in HANGING_PROBES else ProbeStatus.ODD
+        late[name] = ProbeResult(name, status, f"no answer within {patience_s:g} s")
     return [results.get(name, late[name]) for name in probes]
 
 
-def exchange(world: World, own: list[Result], *, name: str, limit_s: float, hosts: dict[int, str]) -> list[Result]:
+def exchange(
+    world: DistributedWorld, own: list[ProbeResult], *, name: str, limit_s: float, hosts: dict[int, str]
+) -> list[ProbeResult]:
     """Every rank's results, in the order of the ranks, on every rank; one that says nothing is broken.
 
     `hosts` are those of the ranks, as far as they are known.
@@ -190,16 +192,16 @@ def exchange(world: World, own: list[Result], *, name: str, limit_s: float, host
     if world.size == 1:
         return own
     store = dist.distributed_c10d._get_default_store()
-    store.set(f"{name}/{world.rank}", _packed(own))
+    store.set(f"{name}/{world.rank}", _dump_results(own))
     wait_s = limit_s + HUNG_S + PATIENCE_S
     deadline = time.monotonic() + (wait_s if world.is_first else 2 * wait_s)
     if not world.is_first:
-        everything = _said(store, f"{name}/all", deadline)
+        everything = _receive_results(store, f"{name}/all", deadline)
         store.add(f"{name}/read", 1)
-        return everything or [_silent(0, hosts)]
-    said = {rank: _said(store, f"{name}/{rank}", deadline) for rank in range(world.size)}
-    everything = [each for rank, results in said.items() for each in results or [_silent(rank, hosts)]]
-    store.set(f"{name}/all", _packed(everything))
+        return everything or [_make_missing_result(0, hosts)]
+    said = {rank: _receive_results(store, f"{name}/{rank}", deadline) for rank in range(world.size)}
+    everything = [each for rank, results in said.items() for each in results or [_make_missing_result(rank, hosts)]]
+    store.set(f"{name}/all", _dump_results(everything))
     # The store may live in this process, which ends when the verdict is bad: not before the others have read it.
     listeners = sum(bool(results) for results in said.values()) - 1
     while store.add(f"{name}/read", 0) < listeners and time.monotonic() < deadline + READING_S:
@@ -207,23 +209,23 @@ def exchange(world: World, own: list[Result], *, name: str, limit_s: float, host
     return everything
 
 
-def _packed(results: list[Result]) -> str:
+def _dump_results(results: list[ProbeResult]) -> str:
     return json.dumps([asdict(each) for each in results])
 
 
-def _said(store: Any, key: str, deadline: float) -> list[Result]:
+def _receive_results(store: Any, key: str, deadline: float) -> list[ProbeResult]:
     try:
         store.wait([key], timedelta(seconds=max(0.001, deadline - time.monotonic())))
     except RuntimeError:  # torch's DistStoreError: the time is over
         return []
-    return [Result(**each | {"verdict": Verdict(each["verdict"])}) for each in json.loads(store.get(key))]
+    return [ProbeResult(**each | {"status": ProbeStatus(each["status"])}) for each in json.loads(store.get(key))]
 
 
-def _silent(rank: int, hosts: dict[int, str]) -> Result:
-    return Result("report", Verdict.BROKEN, "no word from it", host=hosts.get(rank, "unknown host"), rank=rank)
+def _make_missing_result(rank: int, hosts: dict[int, str]) -> ProbeResult:
+    return ProbeResult("report", ProbeStatus.BROKEN, "no word from it", host=hosts.get(rank, "unknown host"), rank=rank)
 
 
-def compute(device: torch.device) -> Result:
+def probe_compute(device: torch.device) -> ProbeResult:
     """Products of small whole numbers, which float32 has to get right to the last bit in any order of summation."""
     length = 4096 if device.type == "cuda" else 256
     index = torch.arange(length)
@@ -238,115 +240,125 @@ def compute(device: torch.device) -> Result:
         # bfloat16 rounds the result, and cuBLAS may round partial sums too.
         allowed = 0.02 * expected.abs() + 2 if kind is torch.bfloat16 else 0 * expected
         product = one @ other  # loads the kernel
-        _settle(device)
+        _synchronize(device)
         started = time.perf_counter()
         for _ in range(ROUNDS):
             product = one @ other
-        _settle(device)
+        _synchronize(device)
         speeds[kind] = ROUNDS * 2 * length**3 / (time.perf_counter() - started) / 1e12
         # Written so that NaN is wrong.
         if wrong := int((~((product.float() - expected).abs() <= allowed)).sum()):
             detail = f"{device} gets {wrong} of {length**2} numbers of a {kind} product wrong"
-            return Result("compute", Verdict.BROKEN, detail)
+            return ProbeResult("compute", ProbeStatus.BROKEN, detail)
     detail = ", ".join(f"{str(kind).removeprefix('torch.')} {speed:.2f} TFLOP/s" for kind, speed in speeds.items())
-    return Result("compute", Verdict.PASSED, detail, figure=speeds[kinds[-1]] if device.type == "cuda" else 0.0)
+    return ProbeResult("compute", ProbeStatus.PASSED, detail, speed=speeds[kinds[-1]] if device.type == "cuda" else 0.0)
 
 
-def _settle(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def ask_nvidia_smi(instance_type: str) -> Result:
+def probe_gpus(instance_type: str) -> ProbeResult:
     """Uncorrectable memory errors, rows that could not be remapped, and whether every GPU is still there."""
-    said = ask("nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader,nounits")
-    if said.verdict is not Verdict.PASSED:
+    said = run_tool(
+        "nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader,nounits"
+    )
+    if said.status is not ProbeStatus.PASSED:
         lost = "lost" in said.detail or "Unable to determine the device handle" in said.detail
-        return replace(said, probe="gpus", verdict=Verdict.BROKEN if lost else said.verdict)
+        return replace(said, probe="gpus", status=ProbeStatus.BROKEN if lost else said.status)
     # Rows are remapped from the A100 on; on others this query has no answer.
     fields = "--query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure"
-    remapped = ask("nvidia-smi", fields, "--format=csv,noheader")
-    return judge_gpus(said.detail, remapped.detail if remapped.verdict is Verdict.PASSED else "", instance_type)
+    remapped = run_tool("nvidia-smi", fields, "--format=csv,noheader")
+    return evaluate_gpus(said.detail, remapped.detail if remapped.status is ProbeStatus.PASSED else "", instance_type)
 
 
-def judge_gpus(errors: str, remapped: str, instance_type: str) -> Result:
+def evaluate_gpus(errors: str, remapped: str, instance_type: str) -> ProbeResult:
     """From nvidia-smi's two tables."""
     gpus = [[cell.strip() for cell in line.split(",")] for line in errors.splitlines() if line.strip()]
     rows = [[cell.strip() for cell in line.split(",")] for line in remapped.splitlines() if line.strip()]
     expected = INSTANCES[instance_type].gpus if instance_type in INSTANCES else 0
     if len(gpus) < expected:
-        return Result("gpus", Verdict.BROKEN, f"{len(gpus)} of the {expected} GPUs of a {instance_type} are there")
+        return ProbeResult(
+            "gpus", ProbeStatus.BROKEN, f"{len(gpus)} of the {expected} GPUs of a {instance_type} are there"
+        )
     failed = [uuid for uuid, _, failure in rows if failure in ("Yes", "1")]
     if failed:
         detail = f"{', '.join(failed)}: a row of memory could not be remapped, the GPU has to be replaced"
-        return Result("gpus", Verdict.BROKEN, detail)
+        return ProbeResult("gpus", ProbeStatus.BROKEN, detail)
     counted = [f"GPU {index} has {count} uncorrectable memory errors" for index, count in gpus if count.strip("0[]N/A")]
     pending = [
         f"{uuid} has a row to be remapped at its next reset" for uuid, waiting, _ in rows if waiting in ("Yes", "1")
     ]
     if counted or pending:
-        return Result("gpus", Verdict.ODD, ", ".join(counted + pending))
-    return Result("gpus", Verdict.PASSED, f"{len(gpus)} without memory errors")
+        return ProbeResult("gpus", ProbeStatus.ODD, ", ".join(counted + pending))
+    return ProbeResult("gpus", ProbeStatus.PASSED, f"{len(gpus)} without memory errors")
 
 
-def read_kernel_log() -> Result:
+def read_kernel_log() -> ProbeResult:
     """The driver's Xid messages; most containers may not read them."""
-    said = ask("dmesg")
-    return judge_kernel_log(said.detail) if said.verdict is Verdict.PASSED else replace(said, probe="kernel log")
+    said = run_tool("dmesg")
+    return evaluate_kernel_log(said.detail) if said.status is ProbeStatus.PASSED else replace(said, probe="kernel log")
 
 
-def judge_kernel_log(text: str) -> Result:
+def evaluate_kernel_log(text: str) -> ProbeResult:
     found = re.findall(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", text)
     fatal = [f"GPU {place}: Xid {xid}, {FATAL_XIDS[int(xid)]}" for place, xid in found if int(xid) in FATAL_XIDS]
     if fatal:
-        return Result("kernel log", Verdict.BROKEN, "; ".join(dict.fromkeys(fatal)))
+        return ProbeResult("kernel log", ProbeStatus.BROKEN, "; ".join(dict.fromkeys(fatal)))
     if found:
         detail = ", ".join(dict.fromkeys(f"Xid {xid} of GPU {place}" for place, xid in found))
-        return Result("kernel log", Verdict.ODD, detail)
-    return Result("kernel log", Verdict.PASSED, "without Xid")
+        return ProbeResult("kernel log", ProbeStatus.ODD, detail)
+    return ProbeResult("kernel log", ProbeStatus.PASSED, "without Xid")
 
 
-def ask(*command: str) -> Result:
+def run_tool(*command: str) -> ProbeResult:
     """A tool's output, SKIPPED with its complaint when it is absent or may not run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
     except OSError as error:
-        return Result(command[0], Verdict.SKIPPED, f"{command[0]}: {error.strerror}")
+        return ProbeResult(command[0], ProbeStatus.SKIPPED, f"{command[0]}: {error.strerror}")
     if done.returncode:
         complaint = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        return Result(command[0], Verdict.SKIPPED, complaint)
-    return Result(command[0], Verdict.PASSED, done.stdout)
+        return ProbeResult(command[0], ProbeStatus.SKIPPED, complaint)
+    return ProbeResult(command[0], ProbeStatus.PASSED, done.stdout)
 
 
-def free_space(folder: Path, needed: int) -> Result:
+def probe_disk(folder: Path, needed: int) -> ProbeResult:
     """There must be room for a checkpoint, and should be for a second: the old one goes when the new one is whole."""
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     detail = f"{free / GIB:.1f} GiB free under {folder}"
     if free < max(needed, LEAST_FREE):
-        return Result("disk", Verdict.REFUSED, f"{detail}, a checkpoint takes {needed / GIB:.1f}; raise VolumeSizeInGB")
+        return ProbeResult(
+            "disk", ProbeStatus.REFUSED, f"{detail}, a checkpoint takes {needed / GIB:.1f}; raise VolumeSizeInGB"
+        )
     if free < 2 * needed:
-        return Result("disk", Verdict.ODD, f"{detail}, two checkpoints take {2 * needed / GIB:.1f}")
-    return Result("disk", Verdict.PASSED, detail)
+        return ProbeResult("disk", ProbeStatus.ODD, f"{detail}, two checkpoints take {2 * needed / GIB:.1f}")
+    return ProbeResult("disk", ProbeStatus.PASSED, detail)
 
 
-def round_trip(place: str, name: str) -> Result:
+def probe_checkpoints(place: str, name: str) -> ProbeResult:
     """Writes where checkpoints go, reads it back and deletes it."""
     started = time.monotonic()
     try:
-        (in_s3 if place.startswith("s3://") else on_disk)(place, f".preflight-{name}", os.urandom(PROBE_BYTES))
+        (write_and_read_in_s3 if place.startswith("s3://") else write_and_read_on_disk)(
+            place, f".preflight-{name}", os.urandom(PROBE_BYTES)
+        )
     except OSError as error:
         # Of S3's errors none has a number: what is denied here is denied on every machine.
-        verdict = Verdict.BROKEN if error.errno in (errno.EIO, errno.EROFS, errno.EREMOTEIO) else Verdict.REFUSED
+        status = ProbeStatus.BROKEN if error.errno in (errno.EIO, errno.EROFS, errno.EREMOTEIO) else ProbeStatus.REFUSED
         detail = f"cannot keep a file in {place}: {error.strerror or error}; check the path, the role and the bucket"
-        return Result("checkpoints", verdict, detail)
+        return ProbeResult("checkpoints", status, detail)
     except ImportError as error:
-        return Result("checkpoints", Verdict.REFUSED, f"{place} needs s3torchconnector in the image: {error}")
-    return Result("checkpoints", Verdict.PASSED, f"written and read back in {time.monotonic() - started:.2f} s")
+        return ProbeResult("checkpoints", ProbeStatus.REFUSED, f"{place} needs s3torchconnector in the image: {error}")
+    return ProbeResult(
+        "checkpoints", ProbeStatus.PASSED, f"written and read back in {time.monotonic() - started:.2f} s"
+    )
 
 
-def on_disk(place: str, name: str, content: bytes) -> None:
+def write_and_read_on_disk(place: str, name: str, content: bytes) -> None:
     path = Path(place) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -360,7 +372,7 @@ def on_disk(place: str, name: str, content: bytes) -> None:
         path.unlink(missing_ok=True)
 
 
-def in_s3(place: str, name: str, content: bytes) -> None:
+def write_and_read_in_s3(place: str, name: str, content: bytes) -> None:
     # By the code that will write checkpoints, so that region, endpoint and credentials are theirs.
     from rerail_agent.checkpoints.manifest import DamagedCheckpoint
     from rerail_agent.checkpoints.store import open_store
@@ -374,29 +386,29 @@ def in_s3(place: str, name: str, content: bytes) -> None:
     beside.drop(0)
 
 
-def all_reduce(world: World, cluster: Cluster) -> Result:
+def probe_all_reduce(world: DistributedWorld, cluster: TrainingCluster) -> ProbeResult:
     """Sums that are known beforehand, and how fast they come; every rank must call it."""
     if world.size == 1:
-        return Result("all-reduce", Verdict.SKIPPED, "one rank")
+        return ProbeResult("all-reduce", ProbeStatus.SKIPPED, "one rank")
     count = (64 << 20) if world.device.type == "cuda" else (1 << 18)
     numbers = torch.empty(count, device=world.device)
     seconds = 0.0
     for attempt in range(1 + ROUNDS):  # the first one makes the connections
         numbers.fill_(world.rank + 1)
-        _settle(world.device)
+        _synchronize(world.device)
         started = time.perf_counter()
         dist.all_reduce(numbers)
-        _settle(world.device)
+        _synchronize(world.device)
         seconds += (time.perf_counter() - started) * (attempt > 0)
     wrong = int((numbers != world.size * (world.size + 1) // 2).sum())
     if wrong:
-        return Result("all-reduce", Verdict.BROKEN, f"{wrong} of {count} sums are wrong")
+        return ProbeResult("all-reduce", ProbeStatus.BROKEN, f"{wrong} of {count} sums are wrong")
     # The rate at which a ring's links are used, as nccl-tests reports it.
     speed = 2 * (world.size - 1) / world.size * numbers.nbytes * ROUNDS / seconds / 1e9
-    return judge_speed(speed, floor(cluster))
+    return evaluate_speed(speed, find_least_speed(cluster))
 
 
-def floor(cluster: Cluster) -> float:
+def find_least_speed(cluster: TrainingCluster) -> float:
     """GB/s that any healthy link of these machines exceeds, a quarter of what it is sold as; 0 if that is unknown."""
     instance = INSTANCES.get(cluster.instance_type)
     if instance is None:
@@ -406,12 +418,14 @@ def floor(cluster: Cluster) -> float:
     return 40.0 if instance.gpu in NVLINK else 1.5  # PCIe, at worst by way of the CPU
 
 
-def judge_speed(speed: float, least: float) -> Result:
+def evaluate_speed(speed: float, least: float) -> ProbeResult:
     detail = f"{speed:.2f} GB/s"
     if speed < least / 100:
-        return Result("all-reduce", Verdict.BROKEN, f"{detail}, a hundredth of what is the least here", figure=speed)
-    if speed < least:
-        return Result(
-            "all-reduce", Verdict.ODD, f"{detail}, at least {least:.1f} should be; EFA may not be in use", speed
+        return ProbeResult(
+            "all-reduce", ProbeStatus.BROKEN, f"{detail}, a hundredth of what is the least here", speed=speed
         )
-    return Result("all-reduce", Verdict.PASSED, detail, figure=speed)
+    if speed < least:
+        return ProbeResult(
+            "all-reduce", ProbeStatus.ODD, f"{detail}, at least {least:.1f} should be; EFA may not be in use", speed
+        )
+    return ProbeResult("all-reduce", ProbeStatus.PASSED, detail, speed=speed)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import xxhash
 
-from parallel import World
+from parallel import DistributedWorld
 from rerail_agent.checkpoints.store import CheckpointStore
 
 FILE = "losses.json"
@@ -32,11 +32,11 @@ GPU_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayResult:
     """What a comparison has come to, in words."""
 
     is_same: bool
-    words: str
+    text: str
 
 
 @dataclass
@@ -56,7 +56,9 @@ class Replay:
     writes: list[threading.Thread] = field(default_factory=list)
 
     @classmethod
-    def on(cls, world: World, options: argparse.Namespace, *, skipped: Sequence[range], rate: float = 1.0) -> "Replay":
+    def on(
+        cls, world: DistributedWorld, options: argparse.Namespace, *, skipped: Sequence[range], rate: float = 1.0
+    ) -> "Replay":
         """With everything but the checkpoint that decides over the losses of a run."""
         chosen = {name: value for name, value in vars(options).items() if name not in INDIFFERENT}
         ranks = {"ranks": world.size, "ranks_per_node": world.local_size}
@@ -66,17 +68,17 @@ class Replay:
         lowered = {} if rate == 1.0 else {"rate": rate}
         return cls({**chosen, **ranks, **software, "skipped": ranges, **lowered}, tolerance)
 
-    def resumed(self, step: int, place: CheckpointStore) -> str:
+    def load_expected(self, step: int, place: CheckpointStore) -> str:
         """Takes the file beside the checkpoint, and says in words why nothing is compared; "" if something is."""
         try:
-            return self.expect(step, place.note(step, FILE))
+            return self.set_expected(step, place.read_note(step, FILE))
         except OSError as error:
             return f"{FILE} of step {step} cannot be read ({error}): this resume is not compared"
 
-    def expect(self, step: int, text: bytes | None) -> str:
+    def set_expected(self, step: int, text: bytes | None) -> str:
         """What resumed() does, with the file's content."""
         if text is None:
-            self.follow(step)
+            self.start_recording(step)
             self.committed.add(step)
             return f"no losses are known from after step {step}: nothing to compare this resume with"
         try:
@@ -93,11 +95,11 @@ class Replay:
         self.expected = losses
         return ""
 
-    def follow(self, step: int) -> None:
+    def start_recording(self, step: int) -> None:
         """A checkpoint of this step is being saved; the next losses belong to it."""
         self.seen.setdefault(step, {})
 
-    def see(self, step: int, loss: float) -> Outcome | None:
+    def compare(self, step: int, loss: float) -> ReplayResult | None:
         """Takes the loss of a step; says so when it differs from what it should be, or when the last one did not.
 
         After the first difference nothing more is compared: the next steps can only differ too.
@@ -110,21 +112,21 @@ class Replay:
         expected = self.expected.pop(step)
         if not self._same(loss, expected):
             self.expected.clear()
-            words = f"loss {loss:.9g} at step {step}, but {expected:.9g} ({expected.hex()}) before the resume"
-            return Outcome(False, words)
+            text = f"loss {loss:.9g} at step {step}, but {expected:.9g} ({expected.hex()}) before the resume"
+            return ReplayResult(False, text)
         self.repeated += 1
         if self.expected:
             return None
         how = f"within {self.tolerance:g} of them" if self.tolerance else "bit for bit"
-        words = f"the losses of steps {step - self.repeated + 1} to {step} are those of before the resume, {how}"
-        return Outcome(True, words)
+        text = f"the losses of steps {step - self.repeated + 1} to {step} are those of before the resume, {how}"
+        return ReplayResult(True, text)
 
     def _same(self, one: float, other: float) -> bool:
         if one.hex() == other.hex():  # nan too
             return True
         return self.tolerance > 0 and math.isclose(one, other, rel_tol=self.tolerance)
 
-    def known(self, *, is_last: bool = False) -> Iterator[tuple[int, bytes]]:
+    def take_complete(self, *, is_last: bool = False) -> Iterator[tuple[int, bytes]]:
         """Each committed checkpoint whose losses are complete, and its file's content; each comes once.
 
         At the end of the attempt fewer losses will do: no more will come.
@@ -133,26 +135,26 @@ class Replay:
             losses = self.seen.get(step, {})
             if len(losses) == COUNT or (is_last and losses):
                 self.committed.remove(step)
-                yield step, self._written(self.seen.pop(step))
+                yield step, self._dump_losses(self.seen.pop(step))
 
-    def keep(self, place: CheckpointStore, *, is_last: bool = False) -> None:
+    def write_due(self, place: CheckpointStore, *, is_last: bool = False) -> None:
         """Writes the files that are due. In threads of their own: a step must not wait for S3, nor fail with it."""
-        for step, text in self.known(is_last=is_last):
-            self.writes.append(threading.Thread(target=_put, args=(place, step, text), daemon=True))
+        for step, text in self.take_complete(is_last=is_last):
+            self.writes.append(threading.Thread(target=_write_losses, args=(place, step, text), daemon=True))
             self.writes[-1].start()
         self.writes = [write for write in self.writes if write.is_alive()]
         for write in self.writes if is_last else ():
             write.join(LAST_WRITES_S)
 
-    def _written(self, losses: Mapping[int, float]) -> bytes:
+    def _dump_losses(self, losses: Mapping[int, float]) -> bytes:
         hexes = {str(step): loss.hex() for step, loss in losses.items()}
         return json.dumps({"schema": SCHEMA, "conditions": self.conditions, "losses": hexes}, indent=1).encode()
 
 
-def _put(place: CheckpointStore, step: int, text: bytes) -> None:
+def _write_losses(place: CheckpointStore, step: int, text: bytes) -> None:
     # The checkpoint may be out of date and deleted by now, and what is lost is only a comparison.
     with suppress(OSError):
-        place.leave_note(step, FILE, text)
+        place.write_note(step, FILE, text)
 
 
 def _device_name(device: torch.device) -> str:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from choices import Precision
-from model import Size
-from parallel import Layout
+from model import ModelSize
+from parallel import ParallelLayout
 
 # Dense bfloat16 TFLOP/s of NVIDIA's data sheets, by a word of the name that the driver gives; the first match counts.
 PEAKS = (
@@ -26,17 +26,17 @@ PEAKS = (
 )
 
 
-def peak_flops(device: torch.device) -> float | None:
+def find_peak_flops(device: torch.device) -> float | None:
     """FLOP/s of one device in bfloat16; None where nobody has said, as on a CPU."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return peak_of(name)
+    return find_peak(name)
 
 
-def peak_of(name: str) -> float | None:
+def find_peak(name: str) -> float | None:
     return next((peak * 1e12 for word, peak in PEAKS if re.search(rf"\b{word}\b", name)), None)
 
 
-def flops_per_token(model: nn.Module, size: Size) -> float:
+def count_flops_per_token(model: nn.Module, size: ModelSize) -> float:
     """Forward and backward: six for each weight that is multiplied with, and the attention over the whole context.
 
     As in the PaLM paper (appendix B): the two tables that are only looked up do not count, recomputation neither, and
@@ -48,7 +48,7 @@ def flops_per_token(model: nn.Module, size: Size) -> float:
 
 
 @dataclass
-class Meter:
+class FlopsMeter:
     """The utilisation since the last look; nothing where the peak is not known."""
 
     flops_per_step: float
@@ -57,12 +57,12 @@ class Meter:
     since: float = field(default_factory=time.perf_counter)
 
     @classmethod
-    def on(cls, layout: Layout, model: nn.Module, size: Size, *, tokens: int) -> "Meter":
+    def on(cls, layout: ParallelLayout, model: nn.Module, size: ModelSize, *, tokens: int) -> "FlopsMeter":
         """For `tokens` a step over all ranks. The peaks are those of bfloat16; with another precision none is known."""
-        peak = peak_flops(layout.world.device) if layout.choices.precision is Precision.BF16 else None
-        return cls(flops_per_token(model, size) * tokens, None if peak is None else peak * layout.world.size)
+        peak = find_peak_flops(layout.world.device) if layout.choices.precision is Precision.BF16 else None
+        return cls(count_flops_per_token(model, size) * tokens, None if peak is None else peak * layout.world.size)
 
-    def look(self) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         now = time.perf_counter()
         done, seconds = self.flops_per_step * self.steps, now - self.since
         self.steps, self.since = 0, now

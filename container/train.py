@@ -19,43 +19,43 @@ from typing import Any
 import torch
 from torch import nn
 
-import chance
 import data
 import faults
 import parallel
 import plan
 import preflight
-from job import Cluster, Job, base_folder, failure_file
-from memory import parameters_of
+import random_state
+from job import TrainingCluster, TrainingJob, find_base_folder, find_failure_file
+from memory import count_parameters
 from model import GPT, SIZES
 from options import read_options
 from replay import Replay, fingerprint
 from rerail.model.finding import Finding, Kind, Level
 from rerail_agent import Guard, failure
 from rerail_agent.checkpoints import CommitResult, Manifest, Saver, Snapshots, open_store
-from sieve import Sieve
-from speed import Meter
+from speed import FlopsMeter
+from update_filter import UpdateFilter
 
 LAST_SAVE_S = 30.0
 ABILITIES = ("skip", "rate")  # what this script does with RERAIL_SKIP_SAMPLES and RERAIL_LR_SCALE
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """One rank of an attempt; what stands below `sieve` changes from step to step."""
 
     options: argparse.Namespace
-    job: Job
-    layout: parallel.Layout
+    job: TrainingJob
+    layout: parallel.ParallelLayout
     guard: Guard
     saver: Saver
     snapshots: Snapshots
-    corpus: data.Corpus
+    corpus: data.TextCorpus
     replay: Replay
     model: nn.Module  # the one to save
     replica: nn.Module  # the one to call: with its gradients averaged over the ranks
     optimizer: torch.optim.Optimizer
-    sieve: Sieve
+    update_filter: UpdateFilter
     step: int = 0
     consumed_samples: int = 0
     loss: float = math.nan
@@ -68,13 +68,13 @@ class Run:
         """What goes into a checkpoint; the manifest has the step and the data position."""
         return {
             **self.layout.state(self.model, self.optimizer),
-            "random": {self.seat: chance.state()},
-            "sieve": self.sieve.state_dict(),
+            "random": {self.random_key: random_state.capture()},
+            "sieve": self.update_filter.state_dict(),
             "guard": self.guard.state_dict(),
         }
 
     @property
-    def seat(self) -> str:
+    def random_key(self) -> str:
         """Under which this rank's random numbers are saved: ranks that share every layer draw the same ones."""
         return f"{self.layout.data_rank}-of-{self.layout.data_size}"
 
@@ -85,61 +85,68 @@ def main() -> None:
         with (
             # First of all: launch.py holds a SIGTERM back.
             contextlib.closing(Guard.from_env(abilities=ABILITIES)) as guard,
-            failure.record_failure(failure_file(base_folder()), rank=int(os.environ.get("RANK", "0"))) as position,
+            failure.record_failure(
+                find_failure_file(find_base_folder()), rank=int(os.environ.get("RANK", "0"))
+            ) as position,
         ):
-            run = train(read_options(), Job.from_environment(), position=position, guard=guard)
+            run = train(read_options(), TrainingJob.from_environment(), position=position, guard=guard)
     except SystemExit as ending:
         parallel.leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
     except BaseException:
         traceback.print_exc()
         parallel.leave(1)
-    tell(f"rank {position.rank} ends after step {run.step}")
+    log(f"rank {position.rank} ends after step {run.step}")
     parallel.leave(0)
 
 
-def train(options: argparse.Namespace, job: Job, *, position: failure.Position, guard: Guard) -> Run:
+def train(options: argparse.Namespace, job: TrainingJob, *, position: failure.Position, guard: Guard) -> TrainingRun:
     """The whole attempt: from the state to resume from, to the last step or to a request to stop."""
     drills = faults.parse(os.environ.get("RERAIL_DRILL", ""))
-    chance.make_repeatable(options.seed)
+    random_state.make_repeatable(options.seed)
     world = parallel.join(timeout=timedelta(seconds=options.collective_timeout_seconds), options=options)
     position.rank = world.rank
     check(options, job, world)
-    saver = Saver(open_store(job.checkpoints), rank=world.rank, world_size=world.size, device=world.device, tell=tell)
-    snapshots = Snapshots.from_environment(saver, interface=Cluster.read(job.base).network_interface, tell=tell)
+    saver = Saver(open_store(job.checkpoints), rank=world.rank, world_size=world.size, device=world.device, log=log)
+    snapshots = Snapshots.from_environment(saver, interface=TrainingCluster.read(job.base).network_interface, log=log)
     with contextlib.closing(saver), contextlib.closing(snapshots):
-        run = build(options, job, parallel.Layout.of(options, world), guard, saver, snapshots)
+        run = build(options, job, parallel.ParallelLayout.of(options, world), guard, saver, snapshots)
         resume(run)
         saver.prepare(run.state())
         snapshots.prepare(run.state())
         saver.prune(keep=options.keep)
         here = {"attempt": job.attempt, "restart": job.restart, "rank": world.rank, "world_size": world.size}
-        drill = faults.Plan.of(drills, **here, resumed_step=run.step)
+        drill = faults.FaultPlan.of(drills, **here, resumed_step=run.step)
         try:
             loop(run, drill, position)
         except Exception:
-            land(run, within_s=LAST_SAVE_S)  # what is copied already is worth having
+            wait_for_saves(run, within_s=LAST_SAVE_S)  # what is copied already is worth having
             raise
-        land(run)
+        wait_for_saves(run)
         finish(run)
         world.wait_for_all()
     return run
 
 
-def check(options: argparse.Namespace, job: Job, world: parallel.World) -> None:
+def check(options: argparse.Namespace, job: TrainingJob, world: parallel.DistributedWorld) -> None:
     """Before anything is built: can it work at all? Raises with every error, and tells of what may go wrong."""
-    cluster, size = Cluster.read(job.base), SIZES[options.model_size]
+    cluster, size = TrainingCluster.read(job.base), SIZES[options.model_size]
     findings = plan.check(options, cluster, size, ranks_per_node=world.local_size)
-    plan.insist(findings)
+    plan.raise_errors(findings)
     for finding in findings if world.is_first else ():
-        tell(f"{finding.level}: {finding}")
-    block, others = parameters_of(size)
+        log(f"{finding.level}: {finding}")
+    block, others = count_parameters(size)
     state_bytes = 12 * (size.layers * block + others) // len(cluster.hosts)  # fp32 weights and two moments
-    preflight.inspect(world, job, cluster, tell=tell, state_bytes=state_bytes)
+    preflight.inspect(world, job, cluster, log=log, state_bytes=state_bytes)
 
 
 def build(
-    options: argparse.Namespace, job: Job, layout: parallel.Layout, guard: Guard, saver: Saver, snapshots: Snapshots
-) -> Run:
+    options: argparse.Namespace,
+    job: TrainingJob,
+    layout: parallel.ParallelLayout,
+    guard: Guard,
+    saver: Saver,
+    snapshots: Snapshots,
+) -> TrainingRun:
     """Everything as before the first step of the run."""
     size = SIZES[options.model_size]
     corpus = data.open_corpus(job.channel("train"), context=size.context, seed=options.seed)
@@ -151,23 +158,27 @@ def build(
         ),
         example=corpus.batch(range(1)),
     )
-    chance.seed_everything(options.seed + 1 + layout.data_rank)  # from here on each data rank draws its own dropout
+    random_state.seed_everything(
+        options.seed + 1 + layout.data_rank
+    )  # from here on each data rank draws its own dropout
     replay = Replay.on(layout.world, options, skipped=job.skipped, rate=job.rate)
-    sieve = Sieve(options.skip_bad_updates)
-    return Run(options, job, layout, guard, saver, snapshots, corpus, replay, model, replica, optimizer, sieve)
+    update_filter = UpdateFilter(options.skip_bad_updates)
+    return TrainingRun(
+        options, job, layout, guard, saver, snapshots, corpus, replay, model, replica, optimizer, update_filter
+    )
 
 
-def loop(run: Run, drill: faults.Plan, position: failure.Position) -> None:
+def loop(run: TrainingRun, drill: faults.FaultPlan, position: failure.Position) -> None:
     """Step after step, until the last one or until some rank was asked to stop."""
     options, guard = run.options, run.guard
     tokens = options.batch_size * run.corpus.context
-    meter = Meter.on(run.layout, run.model, SIZES[options.model_size], tokens=tokens)
+    meter = FlopsMeter.on(run.layout, run.model, SIZES[options.model_size], tokens=tokens)
     while run.step < options.steps and not guard.should_stop:
         step = position.step = run.step + 1
         started = time.perf_counter()
-        ids = data.batch_ids(run.consumed_samples, options.batch_size, skipped=run.job.skipped)
-        drill.strike(step, model=run.model, optimizer=run.optimizer, batch=ids, rate=run.job.rate)
-        learning_rate = scheduled_learning_rate(step, options) * run.job.rate
+        ids = data.choose_batch_ids(run.consumed_samples, options.batch_size, skipped=run.job.skipped)
+        drill.apply(step, model=run.model, optimizer=run.optimizer, batch=ids, rate=run.job.rate)
+        learning_rate = compute_learning_rate(step, options) * run.job.rate
         grad_norm = take_step(run, ids, learning_rate=learning_rate, wrong_labels=drill.wrong_labels(step))
         time.sleep(max(0.0, options.step_seconds - (time.perf_counter() - started)))
         time.sleep((drill.slowdown(step) - 1) * (time.perf_counter() - started))
@@ -181,20 +192,20 @@ def loop(run: Run, drill: faults.Plan, position: failure.Position) -> None:
             grad_norm=grad_norm,
             tokens=tokens,
             lr=learning_rate,
-            extra={**meter.look(), **run.sieve.counts()} if is_logged else {},
+            extra={**meter.measure(), **run.update_filter.get_counts()} if is_logged else {},
             log=is_logged,
         )
-        compare(run)
+        compare_replay(run)
         if guard.wants_checkpoint or is_last or step % options.checkpoint_every == 0:
             save(run, reason="final" if is_last else guard.reason or "periodic")
         elif run.snapshots.due(step):
             with guard.phase("save"):
-                run.snapshots.take(run.state(), manifest(run, reason="snapshot"))
-        settle(run, run.saver.finished())
-        run.replay.keep(run.saver.place)
+                run.snapshots.take(run.state(), make_manifest(run, reason="snapshot"))
+        report_saves(run, run.saver.finished())
+        run.replay.write_due(run.saver.place)
 
 
-def take_step(run: Run, ids: Sequence[int], *, learning_rate: float, wrong_labels: float = 0.0) -> torch.Tensor:
+def take_step(run: TrainingRun, ids: Sequence[int], *, learning_rate: float, wrong_labels: float = 0.0) -> torch.Tensor:
     """One optimizer step on the batch of these samples; sets the mean loss of all ranks, and returns the norm of the
     gradient.
 
@@ -203,7 +214,7 @@ def take_step(run: Run, ids: Sequence[int], *, learning_rate: float, wrong_label
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate
     layout, device = run.layout, run.layout.world.device
-    inputs, targets = run.corpus.batch(data.dealt(ids, rank=layout.data_rank, world_size=layout.data_size))
+    inputs, targets = run.corpus.batch(data.select_for_rank(ids, rank=layout.data_rank, world_size=layout.data_size))
     if wrong_labels:
         targets = faults.mislabel(targets, wrong_labels, step=run.step + 1)
     loss = run.replica(inputs.to(device), targets.to(device))
@@ -212,14 +223,14 @@ def take_step(run: Run, ids: Sequence[int], *, learning_rate: float, wrong_label
     grad_norm = layout.clip(run.model, run.options.clip)
     run.loss = run.guard.reduce(loss.detach())
     # Both numbers are the same on every rank, so all make the update or none does.
-    if run.sieve.lets_pass(run.loss, grad_norm) and not wrong_labels:
+    if run.update_filter.accepts(run.loss, grad_norm) and not wrong_labels:
         run.optimizer.step()
     run.step += 1
     run.consumed_samples = ids[-1] + 1
     return grad_norm
 
 
-def scheduled_learning_rate(step: int, options: argparse.Namespace) -> float:
+def compute_learning_rate(step: int, options: argparse.Namespace) -> float:
     """Linear warm-up, then a cosine to a tenth of the peak: a function of the step, so there is nothing to save."""
     peak: float = options.learning_rate
     warmup_steps: int = options.warmup_steps
@@ -229,14 +240,14 @@ def scheduled_learning_rate(step: int, options: argparse.Namespace) -> float:
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
-def resume(run: Run) -> None:
+def resume(run: TrainingRun) -> None:
     """Takes up the newest checkpoint that this attempt may use; without one the run starts at step 0."""
     job, world = run.job, run.layout.world
-    if job.goes_back and job.resume_at_most is not None:
+    if job.is_rollback and job.resume_at_most is not None:
         # Out of the way, it neither keeps this attempt from saving those steps nor is resumed from after a later crash.
-        run.saver.quarantine(after=job.resume_at_most, tainted=job.mistrusts)
+        run.saver.quarantine(after=job.resume_at_most, tainted=job.must_quarantine)
     state = run.state()
-    state["random"][run.seat] = None  # stays so where there is none of this seat
+    state["random"][run.random_key] = None  # stays so where there is none of this seat
     # A suspect one is taken where there is no other: it may be sound, and a start from scratch loses everything.
     try:
         found = (
@@ -253,41 +264,41 @@ def resume(run: Run) -> None:
         return
     asked = job.resume_at_most or 0
     if run.step < asked:
-        tell(f"asked to resume from step {asked}, which is not there whole; taking step {run.step} instead")
+        log(f"asked to resume from step {asked}, which is missing or incomplete; taking step {run.step} instead")
     start = f"attempt {job.attempt}" + (f", restarted in place ({job.restart})," if job.restart else "")
-    tell(f"{start} of {job.run} starts after step {run.step}, {world.size} rank(s), {world.backend}")
-    if 0 < run.step < run.options.steps and (reason := run.replay.resumed(run.step, run.saver.place)):
-        tell(reason)
+    log(f"{start} of {job.run} starts after step {run.step}, {world.size} rank(s), {world.backend}")
+    if 0 < run.step < run.options.steps and (reason := run.replay.load_expected(run.step, run.saver.place)):
+        log(reason)
 
 
-def restore(run: Run, manifest: Manifest, state: dict[str, Any]) -> None:
+def restore(run: TrainingRun, manifest: Manifest, state: dict[str, Any]) -> None:
     """Puts a checkpoint's state in place; the random numbers too, if the data goes to as many ranks as then."""
     run.layout.restore(run.model, run.optimizer, state)
-    run.sieve.load_state_dict(state["sieve"])
+    run.update_filter.load_state_dict(state["sieve"])
     run.guard.load_state_dict(state["guard"])
     run.step, run.consumed_samples = manifest.step, manifest.consumed_samples
     run.loss = math.nan if manifest.loss is None else manifest.loss
-    if (saved := state["random"][run.seat]) is not None:
-        chance.restore(saved)
+    if (saved := state["random"][run.random_key]) is not None:
+        random_state.restore(saved)
     else:  # anything but the start of the run again
-        chance.seed_everything(torch.initial_seed() + 1_000_003 * manifest.step)
+        random_state.seed_everything(torch.initial_seed() + 1_000_003 * manifest.step)
 
 
-def save(run: Run, *, reason: str) -> None:
+def save(run: TrainingRun, *, reason: str) -> None:
     """Returns when the state is copied: the next step goes on while it is written, and settle() hears of the end."""
     if run.guard.fenced:
         return
     with run.guard.phase("save"):
-        is_new = run.saver.save(run.state(), manifest(run, reason=reason))
+        is_new = run.saver.save(run.state(), make_manifest(run, reason=reason))
     if is_new:
-        run.replay.follow(run.step)
+        run.replay.start_recording(run.step)
     else:
         place = run.saver.place
-        tell_first(run, f"checkpoint of step {run.step} was there already ({reason})")
+        log_on_first_rank(run, f"checkpoint of step {run.step} was there already ({reason})")
         run.guard.committed(place.path(run.step), step=run.step, durability=place.durability)
 
 
-def manifest(run: Run, *, reason: str) -> Manifest:
+def make_manifest(run: TrainingRun, *, reason: str) -> Manifest:
     """What a checkpoint or a snapshot of this moment says of itself."""
     return Manifest(
         run=run.job.run,
@@ -302,55 +313,57 @@ def manifest(run: Run, *, reason: str) -> Manifest:
     )
 
 
-def settle(run: Run, ended: Iterable[CommitResult]) -> None:
+def report_saves(run: TrainingRun, ended: Iterable[CommitResult]) -> None:
     """Reports the saves that have come to their end; one that failed costs that checkpoint and not the run."""
-    for each in ended:
-        reason = each.manifest.reason
-        if each.error is None:
-            run.guard.committed(each.path, step=each.step, durability=each.durability)
-            run.replay.committed.add(each.step)
-            tell_first(run, f"checkpoint of step {each.step} saved ({reason}), {each.seconds:.2f} s after its step")
+    for result in ended:
+        reason = result.manifest.reason
+        if result.error is None:
+            run.guard.committed(result.path, step=result.step, durability=result.durability)
+            run.replay.committed.add(result.step)
+            log_on_first_rank(
+                run, f"checkpoint of step {result.step} saved ({reason}), {result.seconds:.2f} s after its step"
+            )
         else:
             if reason != "periodic":  # of a periodic one nobody waits to hear
-                run.guard.save_failed(each.error)
-            tell_first(run, f"checkpoint of step {each.step} could not be saved ({reason}): {each.error}")
+                run.guard.save_failed(result.error)
+            log_on_first_rank(run, f"checkpoint of step {result.step} could not be saved ({reason}): {result.error}")
 
 
-def land(run: Run, *, within_s: float | None = None) -> None:
+def wait_for_saves(run: TrainingRun, *, within_s: float | None = None) -> None:
     """Waits for what is being written: it is the end of the attempt."""
     with run.guard.phase("save"):
-        settle(run, run.saver.wait(within_s))
-    run.replay.keep(run.saver.place, is_last=True)
+        report_saves(run, run.saver.wait(within_s))
+    run.replay.write_due(run.saver.place, is_last=True)
 
 
-def compare(run: Run) -> None:
+def compare_replay(run: TrainingRun) -> None:
     """After a resume: do the losses that followed the checkpoint come again? Told and reported, never stopped for."""
-    outcome = run.replay.see(run.step, run.loss) if run.is_first else None
-    if outcome is None or outcome.is_same:
-        tell(outcome.words) if outcome else None
+    result = run.replay.compare(run.step, run.loss) if run.is_first else None
+    if result is None or result.is_same:
+        log(result.text) if result else None
         return
-    tell(f"the resume has forgotten something: {outcome.words}")
-    run.guard.report(Finding(Kind.RESUME_MISMATCH, Level.WARN, run.step, onset_step=run.step, evidence=outcome.words))
+    log(f"the resume has forgotten something: {result.text}")
+    run.guard.report(Finding(Kind.RESUME_MISMATCH, Level.WARN, run.step, onset_step=run.step, evidence=result.text))
 
 
-def finish(run: Run) -> None:
+def finish(run: TrainingRun) -> None:
     """A finished model goes to SageMaker's model folder. Not before: a Stop uploads that folder, and bills the time."""
     if run.step < run.options.steps:
-        tell_first(run, f"stopped as asked after step {run.step}")
+        log_on_first_rank(run, f"stopped as asked after step {run.step}")
         return
-    weights = run.layout.whole(run.model)
+    weights = run.layout.gather_weights(run.model)
     if run.is_first:
         run.job.model.mkdir(parents=True, exist_ok=True)
         torch.save(weights, run.job.model / "model.pt")
-        tell(f"finished after step {run.step}, weights {fingerprint(weights)}")
+        log(f"finished after step {run.step}, weights {fingerprint(weights)}")
 
 
-def tell_first(run: Run, message: str) -> None:
+def log_on_first_rank(run: TrainingRun, message: str) -> None:
     if run.is_first:
-        tell(message)
+        log(message)
 
 
-def tell(message: str) -> None:
+def log(message: str) -> None:
     """A line for the human, apart from the metrics."""
     print(f"train: {message}", file=sys.stderr, flush=True)
 

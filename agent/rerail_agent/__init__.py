@@ -1,4 +1,4 @@
-"""What a training script imports, so that Rerail can watch it closely and ask it for a checkpoint: `Guard`."""
+"""Export `Guard`, with which a training script reports its steps and receives requests for checkpoints."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["Guard"]
 
 
 def __getattr__(name: str) -> Any:
-    # Not imported at once: init.py, which is PID 1 of a container, lives in this package and needs no torch.
+    # Not imported at once: init.py, PID 1 of a container, is in this package and must not need torch.
     if name == "Guard":
         from rerail_agent.guard import Guard
 

@@ -1,10 +1,10 @@
-"""Rerail in MosaicML Composer: `RerailCallback` and `resume_from`.
+"""Connect Rerail to MosaicML Composer: `RerailCallback` and `resume_from`.
 
     trainer = Trainer(..., callbacks=[RerailCallback(save_every=500)], load_path=resume_from())
 
-Checkpoints are `<checkpoints>/step-<n>/composer.pt` (a folder of shards with FSDP) with a manifest beside it; the step
-is Composer's batch count. Written to Composer's documented events and tested with a loop that drives them as its engine
-does: the library itself pins an older PyTorch than ours, so it has not been run.
+Checkpoints are `<checkpoints>/step-<n>/composer.pt` (a folder of shards with FSDP) with a manifest beside it. The step
+is Composer's batch count. Written to Composer's documented events and tested with a loop that calls them as its engine
+does. The library itself requires an older PyTorch than ours, so this module has not run with it.
 """
 
 import os
@@ -20,7 +20,7 @@ try:
 except ImportError:
 
     class Callback:  # type: ignore[no-redef]
-        """What the engine relies on: one method an event, found by the event's name."""
+        """Stand in for Composer's class: one method for each event, found by the event's name."""
 
         def run_event(self, event: Any, state: Any, logger: Any) -> None:
             hook = getattr(self, event.value, None)
@@ -35,23 +35,24 @@ FILE = "composer.pt"
 
 
 def resume_from(checkpoints: str | os.PathLike[str] | None = None) -> str | None:
-    """The newest whole checkpoint that this attempt may go on from, for `Trainer(load_path=...)`."""
+    """Return the newest complete checkpoint that this attempt may resume from, for `Trainer(load_path=...)`."""
     found = manifests.resume_from(checkpoints)
     return None if found is None else str(found / FILE)
 
 
 def write_with_composer(state: Any, path: Path) -> None:
-    """The whole training state, random states of all ranks included; collective."""
+    """Write the whole training state, with the random states of all ranks. Collective."""
     from composer.utils import save_checkpoint  # type: ignore[import-not-found,unused-ignore]
 
     save_checkpoint(state, str(path).replace("{", "{{").replace("}", "}}"))  # it takes a format string
 
 
 class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
-    """Feeds the guard, saves every `save_every` batches (0: never) and whenever the guard wants it, and stops.
+    """Pass each batch to the guard, save every `save_every` batches and when the guard asks, and stop.
 
-    `keep`: how many checkpoints stay. `loss_every`: batches between looks at the loss, each of which waits for the
-    device. `write(state, path)` saves, if it is not to be Composer's own function.
+    `save_every` 0 turns periodic saves off. `keep` is the number of checkpoints that stay. `loss_every` is the number
+    of batches between reads of the loss, each of which waits for the device. `write(state, path)` replaces Composer's
+    save.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     ) -> None:
         super().__init__()
         self.guard = Guard.from_env() if guard is None else guard
-        self._shelf = manifests.FrameworkCheckpoints(self.guard, manifests.root_of(checkpoints), keep=keep)
+        self._checkpoints = manifests.FrameworkCheckpoints(self.guard, manifests.find_root(checkpoints), keep=keep)
         self._save_every, self._loss_every, self._write = save_every, max(1, loss_every), write
         self._saved = self._tokens = 0
         self._losses: list[Any] = []  # of the microbatches of this batch
@@ -78,18 +79,18 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
         self._saved, self._tokens = int(state.timestamp.batch), int(state.timestamp.token)
 
     def after_loss(self, state: Any, logger: Any) -> None:
-        self._losses.append(total(state.loss))
+        self._losses.append(total_loss(state.loss))
 
     def batch_end(self, state: Any, logger: Any) -> None:
         step = int(state.timestamp.batch)
-        self._tell(state, step)
+        self._report_step(state, step)
         reason = self.guard.reason if self.guard.wants_checkpoint else ""
         if self._save_every and step % self._save_every == 0:
             reason = reason or "periodic"
         if reason:
             self._save(state, reason)
         if self.guard.should_stop:
-            stop(state)
+            stop_training(state)
 
     def eval_start(self, state: Any, logger: Any) -> None:
         self._phase.close()
@@ -101,7 +102,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     def fit_end(self, state: Any, logger: Any) -> None:
         if self._save_every and int(state.timestamp.batch) > self._saved:
             self._save(state, "final")
-        # Whatever the script does from here on, it makes no steps: that is no hang.
+        # The script makes no more steps from here on, which is not a hang.
         self._phase.enter_context(self.guard.phase("evaluation"))
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.guard.load_state_dict(state.get("guard", {}))
 
-    def _tell(self, state: Any, step: int) -> None:
+    def _report_step(self, state: Any, step: int) -> None:
         losses, self._losses = self._losses, []
         loss = None
         if losses and step % self._loss_every == 0:
@@ -122,7 +123,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     def _save(self, state: Any, reason: str) -> None:
         self._saved = int(state.timestamp.batch)
         if not self.guard.fenced:
-            self._shelf.save(
+            self._checkpoints.save(
                 self._saved,
                 lambda folder: self._write(state, folder / FILE),
                 reason=reason,
@@ -131,17 +132,17 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
             )
 
 
-def total(loss: Any) -> torch.Tensor:
-    """The loss of a microbatch: a number, or several by name or in order, which Composer adds up to train on."""
+def total_loss(loss: Any) -> torch.Tensor:
+    """Return the loss of a microbatch: a number, or several by name or in order, which Composer adds up."""
     if isinstance(loss, Mapping):
-        return total(loss["total"]) if "total" in loss else total(list(loss.values()))
+        return total_loss(loss["total"]) if "total" in loss else total_loss(list(loss.values()))
     if isinstance(loss, Sequence):
-        return torch.stack([total(part) for part in loss]).sum()
+        return torch.stack([total_loss(part) for part in loss]).sum()
     return torch.as_tensor(loss).detach().float().mean()
 
 
-def stop(state: Any) -> None:
-    """Ends the training after this batch; older versions have no word for it."""
+def stop_training(state: Any) -> None:
+    """End the training after this batch; older versions have no method for it."""
     if hasattr(state, "stop_training"):
         state.stop_training()
     else:

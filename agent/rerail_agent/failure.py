@@ -1,4 +1,4 @@
-"""Says why a rank failed, as JSON in SageMaker's failure file, which becomes the job's FailureReason."""
+"""Write why a rank failed, as JSON, to SageMaker's failure file, which becomes the job's FailureReason."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class FailureCause(str, Enum):  # noqa: UP042  (init.py comes here in images who
 
 
 class DataError(Exception):
-    """The training data cannot be read, or is not what it should be."""
+    """The training data cannot be read or is not valid."""
 
 
 @dataclass
 class Position:
-    """Where the rank is; the training loop keeps `step` up to date."""
+    """The position of a rank in its training; the training loop keeps `step` up to date."""
 
     rank: int
     step: int = 0
 
 
-# torch's own wording, because most of these are plain RuntimeErrors: (a piece of the text, in lower case, the cause).
+# torch's own wording, because most of these are plain RuntimeErrors: (part of the text in lower case, the cause).
 # First match wins; causes that name a broken part come before their consequences.
 PHRASES = (
     ("uncorrectable ecc error", FailureCause.HARDWARE),
@@ -60,16 +60,16 @@ DISTRIBUTED_PHRASES = (
     ("remote process exited", FailureCause.INFRASTRUCTURE),
 )
 DISTRIBUTED_SIGNS = ("gloo", "nccl", "tcpstore", "smddp", "torch.distributed", "connection closed by peer")
-# Each alternative is a whole class name. torch's own (DistBackendError, ...) by their names: nobody here imports torch.
-OF_HARDWARE = re.compile(r"(?:[\w.]+\.)?HardwareError")
-OF_DATA = re.compile(r"(?:rerail_agent\.)?failure\.DataError|(?:builtins\.)?UnicodeDecodeError")
-OF_MEMORY = re.compile(r"(?:[\w.]+\.)?(?:MemoryError|OutOfMemoryError)")
-OF_TORCH_DISTRIBUTED = re.compile(r"(?:[\w.:]+[.:])?Dist\w*Error")
-OF_CONNECTIONS = re.compile(r"(?:builtins\.)?(?:RuntimeError|Connection\w*Error|BrokenPipeError)")
+# Each alternative is a whole class name; torch's own (DistBackendError, ...) by name, as torch is not imported here.
+HARDWARE_ERRORS = re.compile(r"(?:[\w.]+\.)?HardwareError")
+DATA_ERRORS = re.compile(r"(?:rerail_agent\.)?failure\.DataError|(?:builtins\.)?UnicodeDecodeError")
+MEMORY_ERRORS = re.compile(r"(?:[\w.]+\.)?(?:MemoryError|OutOfMemoryError)")
+DISTRIBUTED_ERRORS = re.compile(r"(?:[\w.:]+[.:])?Dist\w*Error")
+CONNECTION_ERRORS = re.compile(r"(?:builtins\.)?(?:RuntimeError|Connection\w*Error|BrokenPipeError)")
 
 
 def find_cause(error: BaseException) -> FailureCause:
-    """The cause that an exception speaks for; a mistake in the script is what is left when nothing else fits."""
+    """Return the cause of an exception; an error in the script if no other cause matches."""
     chain = _chain(error)
     classes = [cls for link in chain for cls in type(link).__mro__]
     text = " ".join(f"{type(link).__name__}: {link}" for link in chain)
@@ -77,21 +77,21 @@ def find_cause(error: BaseException) -> FailureCause:
 
 
 def find_cause_in_text(text: str, exceptions: Collection[str]) -> FailureCause | None:
-    """The cause that an error's text speaks for, if it does; `exceptions` are the names of the classes in it."""
+    """Return the cause that an error's text names, if any; `exceptions` are the names of its classes."""
     text = text.lower()
-    if _has(OF_HARDWARE, exceptions):
+    if _has(HARDWARE_ERRORS, exceptions):
         return FailureCause.HARDWARE
-    if _has(OF_DATA, exceptions):
+    if _has(DATA_ERRORS, exceptions):
         return FailureCause.DATA
-    if _has(OF_MEMORY, exceptions):
+    if _has(MEMORY_ERRORS, exceptions):
         return FailureCause.OOM
     named = next((cause for phrase, cause in PHRASES if phrase in text), None)
     return named or _distributed_cause(text, exceptions)
 
 
 def _distributed_cause(text: str, exceptions: Collection[str]) -> FailureCause | None:
-    own = _has(OF_TORCH_DISTRIBUTED, exceptions)
-    plain = _has(OF_CONNECTIONS, exceptions) and any(sign in text for sign in DISTRIBUTED_SIGNS)
+    own = _has(DISTRIBUTED_ERRORS, exceptions)
+    plain = _has(CONNECTION_ERRORS, exceptions) and any(sign in text for sign in DISTRIBUTED_SIGNS)
     if not own and not plain:
         return None
     matches = (cause for phrase, cause in DISTRIBUTED_PHRASES if phrase in text)
@@ -112,7 +112,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def describe(error: BaseException, position: Position, *, exit_code: int = 1) -> str:
-    """The failure file's text: valid JSON of at most 1024 characters, whatever the error says."""
+    """Return the failure file's text: valid JSON of at most 1024 characters for any error."""
     return FailureReport(
         cause=find_cause(error),
         error=f"{type(error).__name__}: {error}",
@@ -125,7 +125,7 @@ def describe(error: BaseException, position: Position, *, exit_code: int = 1) ->
 
 @dataclass(frozen=True)
 class FailureReport:
-    """What the failure file says; step and rank are None where nobody knows them."""
+    """The content of the failure file; step and rank are None where they are not known."""
 
     cause: FailureCause
     error: str
@@ -135,7 +135,7 @@ class FailureReport:
     last_lines: Sequence[str]
 
     def text(self) -> str:
-        """Valid JSON of at most 1024 characters: drops the oldest lines first, then the tail of the error's text."""
+        """Return valid JSON of at most 1024 characters: drop the oldest lines first, then shorten the error's text."""
         error, lines = self.error, [line for line in self.last_lines if line.strip()][-LAST_LINES:]
         while len(text := self._json(error, lines)) > LIMIT:
             if lines:
@@ -159,7 +159,7 @@ class FailureReport:
 
 
 def write(path: Path, text: str) -> bool:
-    """Writes the file unless another rank (or the script) was first: the first failure is the one that tells most."""
+    """Write the file unless another rank or the script has written it: the first failure is the most informative."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -172,7 +172,7 @@ def write(path: Path, text: str) -> bool:
 
 @contextmanager
 def record_failure(path: Path, *, rank: int) -> Iterator[Position]:
-    """Lets every exception pass, after writing it to the failure file. An exit on purpose (SystemExit) says nothing."""
+    """Write every exception to the failure file, then raise it again; SystemExit is not a failure."""
     position = Position(rank=rank)
     try:
         yield position

@@ -1,11 +1,11 @@
-"""Rerail in the Hugging Face Trainer: `RerailCallback` and `resume_from`.
+"""Connect Rerail to the Hugging Face Trainer: `RerailCallback` and `resume_from`.
 
     trainer = Trainer(..., callbacks=[rerail := RerailCallback()])
     trainer.train(resume_from_checkpoint=resume_from(args.output_dir))
 
 `output_dir` is the folder that SageMaker uploads (/opt/ml/checkpoints), or one on a shared file system. The Trainer
-saves as it always does, to `checkpoint-<n>`, and deletes by its own `save_total_limit`; the callback asks for further
-saves and adds the manifest to each. It knows the loss at the steps that the Trainer logs: with `logging_steps=1`, all.
+saves to `checkpoint-<n>` and deletes by its own `save_total_limit`. The callback asks for further saves and adds the
+manifest to each. It has the loss only of the steps that the Trainer logs: with `logging_steps=1`, of all.
 """
 
 import json
@@ -19,22 +19,23 @@ from rerail_agent import manifests
 from rerail_agent.fault_isolation import print_line
 from rerail_agent.guard import Guard
 
-MEMORY = "rerail.json"  # what the detectors have learnt, beside the Trainer's files
+# What the detectors have learned, beside the Trainer's files.
+DETECTOR_STATE = "rerail.json"
 
 
 def resume_from(output_dir: str | None = None) -> str | None:
-    """The newest whole checkpoint that this attempt may go on from, for `train(resume_from_checkpoint=...)`."""
+    """Return the newest complete checkpoint to resume from, for `train(resume_from_checkpoint=...)`."""
     found = manifests.resume_from(output_dir)
     return None if found is None else str(found)
 
 
 class RerailCallback(TrainerCallback):
-    """Feeds the guard, and has the Trainer save and stop when the guard wants it, on every rank at the same step."""
+    """Report each step to the guard; make the Trainer save and stop when the guard asks, on all ranks at one step."""
 
     def __init__(self, guard: Guard | None = None) -> None:
         self.guard = Guard.from_env() if guard is None else guard
-        self._untold: int | None = None  # a step whose loss the Trainer is about to log
-        self._owed = ""  # why a checkpoint is wanted that is not saved yet
+        self._pending_step: int | None = None  # a step whose loss the Trainer is about to log
+        self._pending_reason = ""  # why a checkpoint is wanted that is not saved yet
         self._tokens = 0
         self._loss: float | None = None
         self._phase, self._is_within = ExitStack(), False
@@ -45,23 +46,23 @@ class RerailCallback(TrainerCallback):
         self._leave()
         self._tokens = int(state.num_input_tokens_seen)
         if state.global_step:
-            self._remember(_folder(args, state))
+            self._read_detector_state(_folder(args, state))
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._leave()
-        if self._untold is not None:  # a Trainer whose log() tells the callbacks nothing
-            self._tell(state, {})
+        if self._pending_step is not None:  # a Trainer whose log() does not call the callbacks
+            self._report_step(state, {})
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        self._untold = state.global_step
+        self._pending_step = state.global_step
         if control.should_log:
             return control  # on_log comes before the Trainer saves, and knows the loss
-        self._tell(state, {})
-        return self._steer(control)
+        self._report_step(state, {})
+        return self._update_control(control)
 
     def on_log(
         self,
@@ -71,9 +72,9 @@ class RerailCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> TrainerControl:
-        if self._untold == state.global_step and logs and "loss" in logs:
-            self._tell(state, logs)
-            return self._steer(control)
+        if self._pending_step == state.global_step and logs and "loss" in logs:
+            self._report_step(state, logs)
+            return self._update_control(control)
         return control
 
     def on_epoch_end(
@@ -81,7 +82,7 @@ class RerailCallback(TrainerCallback):
     ) -> TrainerControl:
         if self.guard.should_stop:  # saved already, and the time is short
             control.should_save = control.should_evaluate = False
-        self._expect(control)
+        self._start_phase(control)
         return control
 
     def on_prediction_step(
@@ -92,7 +93,7 @@ class RerailCallback(TrainerCallback):
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._leave()
-        self._expect(control)
+        self._start_phase(control)
 
     def on_predict(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
@@ -100,13 +101,15 @@ class RerailCallback(TrainerCallback):
         self._leave()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        reason, self._owed = self._owed or "periodic", ""
+        reason, self._pending_reason = self._pending_reason or "periodic", ""
         folder = _folder(args, state)
         manifests.gather(None)  # every rank has written its random state and its shards
         try:
-            self._keep_memory(folder)
+            self._write_detector_state(folder)
         except OSError as error:
-            print_line(f"{folder / MEMORY} cannot be written ({error}); after a resume the detectors start afresh")
+            print_line(
+                f"{folder / DETECTOR_STATE} cannot be written ({error}); after a resume the detectors start empty"
+            )
         manifests.finish_checkpoint(
             self.guard,
             folder,
@@ -120,14 +123,16 @@ class RerailCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        # Whatever the script does from here on, it makes no steps: that is no hang.
+        # The script makes no more steps from here on, which is not a hang.
         self._leave()
         self._enter("evaluation")
 
-    def _tell(self, state: TrainerState, logs: dict[str, Any]) -> None:
-        """The step that waits to be told, with what the Trainer has logged of it; the loss is the mean over the ranks,
-        and over the steps since the last log."""
-        step, self._untold = self._untold, None
+    def _report_step(self, state: TrainerState, logs: dict[str, Any]) -> None:
+        """Report the pending step with what the Trainer has logged of it.
+
+        The logged loss is the mean over the ranks, and over the steps since the last log.
+        """
+        step, self._pending_step = self._pending_step, None
         if step is None:
             return
         seen, self._tokens = self._tokens, int(state.num_input_tokens_seen)
@@ -141,22 +146,22 @@ class RerailCallback(TrainerCallback):
             extra={"epoch": logs["epoch"]} if "epoch" in logs else None,
         )
         if self.guard.wants_checkpoint:
-            self._owed = self.guard.reason
+            self._pending_reason = self.guard.reason
 
-    def _steer(self, control: TrainerControl) -> TrainerControl:
-        """What the Trainer does after this step, when the guard has something to say."""
+    def _update_control(self, control: TrainerControl) -> TrainerControl:
+        """Set what the Trainer does after this step, as the guard asks."""
         if self.guard.fenced:
-            control.should_save, self._owed = False, ""
-        elif self._owed:
+            control.should_save, self._pending_reason = False, ""
+        elif self._pending_reason:
             control.should_save = True
         if self.guard.should_stop:
             control.should_training_stop = True
-            control.should_evaluate = False  # the machine goes away in two minutes: first of all, save
-        self._expect(control)
+            control.should_evaluate = False  # the machine ends in two minutes: save first
+        self._start_phase(control)
         return control
 
-    def _expect(self, control: TrainerControl) -> None:
-        """The Trainer has no event for the beginning of an evaluation or a save: it evaluates first, then it saves."""
+    def _start_phase(self, control: TrainerControl) -> None:
+        """Enter the next phase: the Trainer has no event before an evaluation or a save, and evaluates first."""
         self._leave()
         if control.should_evaluate or control.should_save:
             self._enter("evaluation" if control.should_evaluate else "save")
@@ -169,17 +174,17 @@ class RerailCallback(TrainerCallback):
         self._phase.close()
         self._is_within = False
 
-    def _keep_memory(self, folder: Path) -> None:
-        if manifests.rank() == 0 and folder.is_dir():
-            (folder / MEMORY).write_text(json.dumps(self.guard.state_dict()))
+    def _write_detector_state(self, folder: Path) -> None:
+        if manifests.get_rank() == 0 and folder.is_dir():
+            (folder / DETECTOR_STATE).write_text(json.dumps(self.guard.state_dict()))
 
-    def _remember(self, folder: Path) -> None:
+    def _read_detector_state(self, folder: Path) -> None:
         try:
-            self.guard.load_state_dict(json.loads((folder / MEMORY).read_text()))
+            self.guard.load_state_dict(json.loads((folder / DETECTOR_STATE).read_text()))
         except FileNotFoundError:
             pass  # saved without the agent
         except (OSError, ValueError) as error:
-            print_line(f"{folder / MEMORY} cannot be read ({error}); the detectors start afresh")
+            print_line(f"{folder / DETECTOR_STATE} cannot be read ({error}); the detectors start empty")
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

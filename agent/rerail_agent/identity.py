@@ -1,4 +1,4 @@
-"""Who is this process: which run, attempt and job, which rank of it, and where is its mailbox?"""
+"""Read from the environment which run, attempt, job and rank this process is, and where its mailbox is."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,74 +17,76 @@ SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")  # not Slurm's: one process may r
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One attempt of a run, and its restart in place, as seen from inside; no `run` outside SageMaker, no `bucket`
-    without a mailbox.
+    """One attempt of a run, and its restart in place, as its environment describes it."""
 
-    `rank` and `size` are what the launcher said, None and 1 where it said nothing: torch.distributed knows better.
-    `signing_key` is what reports and heartbeats are sealed with, where the job was handed one.
-    """
-
+    # Empty outside SageMaker.
     run: str = ""
     attempt: int = 1
     restart: int = 0
     job: str = ""
+    # The mailbox; empty without one.
     bucket: str = ""
     region: str = ""
+    # As the launcher set it, or None; torch.distributed takes precedence.
     rank: int | None = None
+    # As the launcher set it, or 1.
     size: int = 1
     base: Path = Path("/opt/ml")
+    # The key that signs reports and heartbeats, where the job has one.
     signing_key: str = field(default="", repr=False)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str], tell: Callable[[str], None]) -> "Identity":
-        """Never raises: what cannot be read is told, and done without."""
+    def from_environment(cls, environment: Mapping[str, str], log: Callable[[str], None]) -> "Identity":
+        """Read the environment; log a variable that cannot be read, and continue without it."""
         arn = ARN.fullmatch(environment.get("TRAINING_JOB_ARN", ""))
         job = environment.get("TRAINING_JOB_NAME") or (arn["job"] if arn else "")
         return cls(
             run=(environment.get("RERAIL_RUN") or job) if job else "",
-            attempt=_whole_number(environment, "RERAIL_ATTEMPT", tell) or 1,
-            restart=_whole_number(environment, "RERAIL_RESTART", tell) or 0,
+            attempt=_read_number(environment, "RERAIL_ATTEMPT", log) or 1,
+            restart=_read_number(environment, "RERAIL_RESTART", log) or 0,
             job=job,
-            bucket=_bucket(environment, arn, tell) if job else "",
+            bucket=_read_bucket(environment, arn, log) if job else "",
             region=arn["region"] if arn else environment.get("AWS_REGION", ""),
-            rank=_first(environment, RANKS, tell),
-            size=_first(environment, SIZES, tell) or 1,
+            rank=_read_first_number(environment, RANKS, log),
+            size=_read_first_number(environment, SIZES, log) or 1,
             base=Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml"),
-            signing_key=_signing_key(environment, tell),
+            signing_key=_read_signing_key(environment, log),
         )
 
 
-def _bucket(environment: Mapping[str, str], arn: re.Match[str] | None, tell: Callable[[str], None]) -> str:
+def _read_bucket(environment: Mapping[str, str], arn: re.Match[str] | None, log: Callable[[str], None]) -> str:
     asked = environment.get("RERAIL_MAILBOX", "")
     if asked.lower() == "off":
         return ""
     if asked:
         named = BUCKET.fullmatch(asked)
         if not named:
-            tell(f"RERAIL_MAILBOX={asked!r}: must be s3://bucket or off; there is no mailbox now")
+            log(f"RERAIL_MAILBOX={asked!r}: must be s3://bucket or off; there is no mailbox now")
         return named[1] if named else ""
     if not arn:
-        tell("TRAINING_JOB_ARN is missing, so nobody can ask for a checkpoint; set RERAIL_MAILBOX=s3://bucket or off")
+        log("TRAINING_JOB_ARN is missing, so no checkpoint can be requested; set RERAIL_MAILBOX=s3://bucket or off")
         return ""
     return make_bucket_name(arn["account"], arn["region"])
 
 
-def _signing_key(environment: Mapping[str, str], tell: Callable[[str], None]) -> str:
+def _read_signing_key(environment: Mapping[str, str], log: Callable[[str], None]) -> str:
     key = environment.get(VARIABLE, "")
     if key and not KEY.fullmatch(key):
-        tell(f"{VARIABLE} must be 64 hexadecimal digits; what this job reports is not sealed")
+        log(f"{VARIABLE} must be 64 hexadecimal digits; this job's reports are not signed")
         return ""
     return key
 
 
-def _first(environment: Mapping[str, str], names: tuple[str, ...], tell: Callable[[str], None]) -> int | None:
-    return next((found for name in names if (found := _whole_number(environment, name, tell)) is not None), None)
+def _read_first_number(
+    environment: Mapping[str, str], names: tuple[str, ...], log: Callable[[str], None]
+) -> int | None:
+    return next((found for name in names if (found := _read_number(environment, name, log)) is not None), None)
 
 
-def _whole_number(environment: Mapping[str, str], name: str, tell: Callable[[str], None]) -> int | None:
+def _read_number(environment: Mapping[str, str], name: str, log: Callable[[str], None]) -> int | None:
     text = environment.get(name, "")
     if re.fullmatch(r"[0-9]{1,9}", text):
         return int(text)
     if text:
-        tell(f"{name}={text!r}: must be a whole number; going on as if it were not set")
+        log(f"{name}={text!r}: must be a whole number; going on as if it were not set")
     return None

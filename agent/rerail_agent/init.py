@@ -1,9 +1,10 @@
-"""PID 1 of a training container: `python -m rerail_agent.init [--] command...` runs the command, and passes SIGTERM on
-to the processes that train.
+"""Run a command as PID 1 of a training container, and forward SIGTERM to the processes that train.
 
-Why not the launcher's own way: bash and AWS's toolkit as PID 1 never pass it on, torchrun kills its ranks after 30
-seconds, and mpirun after one. So init leaves launchers alone, asks the ranks themselves, and gives them
-RERAIL_GRACE_SECONDS (115) of SageMaker's 120. Standard library only: it runs in any image, also from a zipped wheel.
+    python -m rerail_agent.init [--] command...
+
+The launchers do not: bash and AWS's toolkit as PID 1 never forward it, torchrun kills its ranks after 30 seconds, and
+mpirun after one. So init leaves launchers alone, signals the ranks itself, and gives them RERAIL_GRACE_SECONDS (115) of
+SageMaker's 120. Standard library only: it runs in any image, also from a zipped wheel.
 """
 
 from __future__ import annotations
@@ -24,21 +25,27 @@ from rerail_agent import exit_report, failure
 from rerail_agent import processes as proc
 from rerail_agent.exit_report import ProcessExit
 from rerail_agent.in_place_restarts import Restarts, with_another_port
-from rerail_agent.processes import Process
+from rerail_agent.processes import LinuxProcess
 from rerail_agent.ranks import find_marked, find_training_processes
-from rerail_agent.snapshot_keeper import SnapshotKeeper
-from rerail_agent.spawn import PASSED_ON, STOPS, become_subreaper, listen, spawn
+from rerail_agent.snapshot_launch import SnapshotProcessHandle
+from rerail_agent.spawn import FORWARDED_SIGNALS, STOP_SIGNALS, become_subreaper, install_signal_pipe, spawn
 from rerail_agent.stderr_relay import StderrLine, StderrRelay
 
 if TYPE_CHECKING:
     from rerail.model.mailbox import Command
 
-GRACE_S = 115.0  # of the 120 that SageMaker waits between SIGTERM and SIGKILL
-STARTING_S = 60.0  # a younger process without a handler for SIGTERM may still come to have one
-LAUNCHER_S = 30.0  # for a launcher whose ranks have all ended, to end too
-ORPHANS_S = 10.0  # for what is left of a command that has ended
-KILL_S = 3.0  # from SIGTERM to SIGKILL for what is not a rank
-DEAF_S = 10.0  # for processes that even SIGKILL does not end
+# Of the 120 that SageMaker waits between SIGTERM and SIGKILL.
+GRACE_S = 115.0
+# A younger process without a handler for SIGTERM may still install one.
+STARTUP_S = 60.0
+# For a launcher to end after its ranks have all ended.
+LAUNCHER_S = 30.0
+# For the processes that a command leaves behind.
+ORPHANS_S = 10.0
+# From SIGTERM to SIGKILL, for processes that are not ranks.
+KILL_S = 3.0
+# For processes that even SIGKILL does not end.
+UNKILLABLE_S = 10.0
 FLUSH_S = 10.0
 
 
@@ -52,7 +59,7 @@ def main() -> NoReturn:
     sys.exit(run(command))
 
 
-Prepare = Callable[[Mapping[str, str]], tuple[Sequence[str], Mapping[str, str]]]
+PrepareCommand = Callable[[Mapping[str, str]], tuple[Sequence[str], Mapping[str, str]]]
 
 
 def run(
@@ -60,373 +67,414 @@ def run(
     *,
     environment: Mapping[str, str] = os.environ,
     pid_as: str = "",
-    prepare: Prepare | None = None,
+    prepare: PrepareCommand | None = None,
 ) -> int:
-    """Runs a command to its end and everything it has started to theirs; the exit code, 128+n for signal n.
+    """Run a command to its end, and everything it has started to theirs; return the exit code, 128+n for signal n.
 
     The command finds its own pid in the environment variable `pid_as`, if one is named. `prepare(environment)` makes
-    the command and its environment for each start, where they depend on it. To be called once, in the main thread of a
-    process without other children.
+    the command and its environment for each run, where they depend on it. Call it once, in the main thread of a process
+    without other children.
     """
     base = Path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
-    house = JobProcesses.furnished(environment, base)
+    session = JobSession.start(environment, base)
     prepare = prepare or (lambda environment: (command, with_another_port(environment)))
     while True:
-        init = Init(grace_s=_grace_s(environment), base=base, house=house)
-        init.live(*prepare(house.restarts.environment), pid_as)
-        if not house.restarts.after(init):
+        init = Init(grace_s=_read_grace_s(environment), base=base, session=session)
+        init.run_command(*prepare(session.restarts.environment), pid_as)
+        if not session.restarts.should_restart(init):
             break
-    house.restarts.end()
-    if house.keeping is not None:
-        house.keeping.end()
-    lines = house.passage.finish(FLUSH_S)
-    if init.code and not init.is_obedient:
+    session.restarts.close()
+    if session.snapshot_process is not None:
+        session.snapshot_process.stop()
+    lines = session.relay.finish(FLUSH_S)
+    if init.code and not init.has_ended_on_request:
         init.write_failure(lines)
     return init.code
 
 
-def _grace_s(environment: Mapping[str, str]) -> float:
+def _read_grace_s(environment: Mapping[str, str]) -> float:
     text = environment.get("RERAIL_GRACE_SECONDS", "")
     try:
         seconds = float(text or GRACE_S)
         if not 0 <= seconds < math.inf:
             raise ValueError
     except ValueError:
-        print(f"rerail init: RERAIL_GRACE_SECONDS={text!r}: no number of seconds; taking {GRACE_S:g}", file=sys.stderr)
+        print(
+            f"rerail init: RERAIL_GRACE_SECONDS={text!r}: must be a number of seconds; taking {GRACE_S:g}",
+            file=sys.stderr,
+        )
         return GRACE_S
     return seconds
 
 
 @dataclass
 class RankProcess:
-    """A process whose death is watched for; without a pidfd (Linux before 5.3) only the tree shows it."""
+    """A process whose exit is recorded; without a pidfd (Linux before 5.3) only the process tree shows it."""
 
-    process: Process
+    process: LinuxProcess
     pidfd: int | None
-    death: ProcessExit | None = None
+    process_exit: ProcessExit | None = None
 
 
 @dataclass
-class JobProcesses:
-    """What outlives each start of the command."""
+class JobSession:
+    """What stays across all runs of the command."""
 
-    passage: StderrRelay
-    inbox: int
+    relay: StderrRelay
+    signal_pipe: int
     restarts: Restarts
-    keeping: SnapshotKeeper | None  # the process that has snapshots; neither a rank nor started by the command
+    # The process that holds snapshots; neither a rank nor started by the command.
+    snapshot_process: (
+        SnapshotProcessHandle | None
+    )  # the process that has snapshots; neither a rank nor started by the command
     is_open: bool = False
 
     @classmethod
-    def furnished(cls, environment: Mapping[str, str], base: Path) -> JobProcesses:
-        passage, inbox = StderrRelay(), listen()
+    def start(cls, environment: Mapping[str, str], base: Path) -> JobSession:
+        relay, signal_pipe = StderrRelay(), install_signal_pipe()
         become_subreaper()
-        keeping = SnapshotKeeper.start(environment, passage.tell)
-        if keeping is not None:
-            environment = {**environment, **keeping.told}
-        return cls(passage, inbox, Restarts(environment, base, passage.tell), keeping)
+        snapshot_process = SnapshotProcessHandle.start(environment, relay.log)
+        if snapshot_process is not None:
+            environment = {**environment, **snapshot_process.rank_environment}
+        return cls(relay, signal_pipe, Restarts(environment, base, relay.log), snapshot_process)
 
     def open(self) -> None:
-        """Starts the threads, once: after the first fork."""
+        """Start the threads, once: after the first fork."""
         if not self.is_open:
             self.is_open = True
-            self.passage.start()
+            self.relay.start()
             self.restarts.start()
 
 
 @dataclass
 class Init:
-    """One start of the command: what init knows from one look to the next."""
+    """One run of the command, and its state from one check to the next."""
 
     grace_s: float
     base: Path
-    house: JobProcesses
-    order: Command | None = None  # for which the command is ended now, to be started again
-    is_stopped: bool = False  # somebody wants the job to stop
-    command: int = 0  # the pid of what it has started
-    ended: ProcessExit | None = None  # the command's
-    asked: float | None = None  # when somebody first wanted the job to stop
-    rest_told: float | None = None  # when everybody who was left got SIGTERM
-    idle_since: float | None = None  # since when no rank is left
+    session: JobSession
+    # For which the command is ended now, to be started again.
+    restart_command: Command | None = None
+    # Whether the job is to stop.
+    is_stopped: bool = False
+    # The pid of the started command.
+    command_pid: int = 0
+    # The exit of the command.
+    command_exit: ProcessExit | None = None
+    # When a stop was first requested.
+    stop_requested_at: float | None = None
+    # When all remaining processes got SIGTERM.
+    rest_signalled_at: float | None = None
+    # Since when no rank is left.
+    idle_since: float | None = None
     ranks: dict[tuple[int, int], RankProcess] = field(default_factory=dict)
-    told: set[tuple[int, int]] = field(default_factory=set)
-    elders: set[tuple[int, int]] = field(default_factory=set)  # launchers and shells above ranks
-    marks: set[tuple[tuple[str, str], ...]] = field(default_factory=set)  # of ranks that have been told
+    # The ranks that were signalled.
+    signalled: set[tuple[int, int]] = field(default_factory=set)
+    # Launchers and shells above ranks.
+    ancestors: set[tuple[int, int]] = field(default_factory=set)
+    # The rank variables of the ranks that were signalled.
+    signalled_marks: set[tuple[tuple[str, str], ...]] = field(default_factory=set)
     reaped: dict[int, int] = field(default_factory=dict)
-    patience: bool = False  # a rank is awaited that does not hear yet
+    # Whether a rank has no handler for SIGTERM yet.
+    is_waiting_for_handler: bool = False
     next_look: float = 0.0
 
-    def live(self, command: Sequence[str], environment: Mapping[str, str], pid_as: str) -> None:
-        """From the start of the command to the end of everything that it has started."""
-        self.began = time.monotonic()
+    def run_command(self, command: Sequence[str], environment: Mapping[str, str], pid_as: str) -> None:
+        """Start the command, and return when everything that it has started has ended."""
+        self.on_started = time.monotonic()
         self.own = proc.read_rank_environment(os.getpid())
-        self.oom_kills = proc.oom_kills()
-        self.passage, self.inbox, self.keeping = self.house.passage, self.house.inbox, self.house.keeping
-        self.command = spawn(command, environment, stderr=self.passage.inlet, pid_as=pid_as)
-        self.house.open()
-        self.house.restarts.began()
+        self.oom_kills = proc.count_oom_kills()
+        self.relay, self.signal_pipe, self.snapshot_process = (
+            self.session.relay,
+            self.session.signal_pipe,
+            self.session.snapshot_process,
+        )
+        self.command_pid = spawn(command, environment, stderr=self.relay.inlet, pid_as=pid_as)
+        self.session.open()
+        self.session.restarts.on_started()
         while not self._is_over():
             self._wait()
 
     def wait(self, until: Callable[[], bool], seconds: float) -> None:
-        """Waits with open ears, until it is so or the job is to stop."""
+        """Wait until the predicate is true, the time is over or a stop is requested; signals stay handled."""
         deadline = time.monotonic() + seconds
         while not (until() or self.is_stopped) and (left := deadline - time.monotonic()) > 0:
             self._poll(min(left, 1.0))
             self._reap()
 
     def _is_over(self) -> bool:
-        """Nobody is left, or only such as nothing can end (in a device's hands, as a dead GPU has them)."""
-        return self.ended is not None and (self.is_given_up or not self._descendants())
+        """Return whether no process is left, or only such as SIGKILL does not end (blocked in a device driver)."""
+        return self.command_exit is not None and (self.is_unkillable or not self._list_descendants())
 
     @property
-    def is_given_up(self) -> bool:
-        late = self.rest_told is not None and time.monotonic() > self.rest_told + KILL_S + DEAF_S
-        return late and bool(self._descendants())
+    def is_unkillable(self) -> bool:
+        late = self.rest_signalled_at is not None and time.monotonic() > self.rest_signalled_at + KILL_S + UNKILLABLE_S
+        return late and bool(self._list_descendants())
 
     def _wait(self) -> None:
-        """Sleeps until something happens or it is time for a look; then sees to all that may have happened."""
-        self._poll(self._pause())
-        self._bury()
+        """Wait for an event or the time of the next check, then handle everything that has happened."""
+        self._poll(self._choose_timeout_s())
+        self._record_exits()
         self._reap()
         now = time.monotonic()
-        if self.ended is None and self.asked is None and (order := self.house.restarts.order) is not None:
-            self._obey(order, now)
-        if self._is_ending:
-            self._end(now)
+        if (
+            self.command_exit is None
+            and self.stop_requested_at is None
+            and (restart_command := self.session.restarts.restart_command) is not None
+        ):
+            self._begin_restart(restart_command, now)
+        if self._is_shutting_down:
+            self._shut_down(now)
         elif now >= self.next_look:
-            self._watch(find_marked(self._family(), own=self.own))
-            self.next_look = now + (0.5 if now < self.began + 60 else 2.0)
+            self._track(find_marked(self._list_processes(), own=self.own))
+            self.next_look = now + (0.5 if now < self.on_started + 60 else 2.0)
 
     @property
-    def _is_ending(self) -> bool:
-        return self.asked is not None or self.ended is not None
+    def _is_shutting_down(self) -> bool:
+        return self.stop_requested_at is not None or self.command_exit is not None
 
-    def _pause(self) -> float:
-        if self._is_ending:
-            return 0.05 if self.patience or self.rest_told is not None or self.ended else 0.5
+    def _choose_timeout_s(self) -> float:
+        if self._is_shutting_down:
+            return (
+                0.05 if self.is_waiting_for_handler or self.rest_signalled_at is not None or self.command_exit else 0.5
+            )
         return max(0.0, self.next_look - time.monotonic())
 
     def _poll(self, seconds: float) -> None:
         poll = select.poll()
-        poll.register(self.inbox, select.POLLIN)
-        for rank in self._living():
+        poll.register(self.signal_pipe, select.POLLIN)
+        for rank in self._list_running_ranks():
             if rank.pidfd is not None:
                 poll.register(rank.pidfd, select.POLLIN)
         poll.poll(seconds * 1000)
         with suppress(BlockingIOError):
-            for number in os.read(self.inbox, 4096):
-                self._hear(signal.Signals(number))
+            for number in os.read(self.signal_pipe, 4096):
+                self._handle_signal(signal.Signals(number))
 
-    def _living(self) -> list[RankProcess]:
-        return [rank for rank in self.ranks.values() if rank.death is None]
+    def _list_running_ranks(self) -> list[RankProcess]:
+        return [rank for rank in self.ranks.values() if rank.process_exit is None]
 
-    def _hear(self, number: signal.Signals) -> None:
-        if number in PASSED_ON:
-            self._pass_on(number)
-        elif number in STOPS and (not self._is_ending or self.order is not None):
-            self.order, self.is_stopped = None, True
-            self.asked = time.monotonic()
-            self.patience = True
-            self.passage.tell(f"{number.name}: asking the ranks to save; what is left in {self.grace_s:g} s is ended")
-        elif number in STOPS:
+    def _handle_signal(self, number: signal.Signals) -> None:
+        if number in FORWARDED_SIGNALS:
+            self._forward(number)
+        elif number in STOP_SIGNALS and (not self._is_shutting_down or self.restart_command is not None):
+            self.restart_command, self.is_stopped = None, True
+            self.stop_requested_at = time.monotonic()
+            self.is_waiting_for_handler = True
+            self.relay.log(f"{number.name}: asking the ranks to save; what is left in {self.grace_s:g} s is ended")
+        elif number in STOP_SIGNALS:
             self.is_stopped = True
-            self.passage.tell(f"{number.name}: nothing more to do, the end is under way")
+            self.relay.log(f"{number.name}: nothing more to do, the processes are being ended")
 
-    def _obey(self, order: Command, now: float) -> None:
-        """The ranks are asked as for a stop, but given less time."""
-        self.order, self.asked, self.patience = order, now, True
-        self.passage.tell(f"ending the training processes to restart them: asked, and after {self._leave_s:g} s ended")
+    def _begin_restart(self, restart_command: Command, now: float) -> None:
+        """Signal the ranks as for a stop, but give them less time."""
+        self.restart_command, self.stop_requested_at, self.is_waiting_for_handler = restart_command, now, True
+        self.relay.log(
+            f"ending the training processes to restart them: asked, and after {self._rank_grace_s:g} s ended"
+        )
 
     @property
-    def _leave_s(self) -> float:
-        return self.grace_s if self.order is None else min(self.grace_s, self.house.restarts.grace_s)
+    def _rank_grace_s(self) -> float:
+        return self.grace_s if self.restart_command is None else min(self.grace_s, self.session.restarts.grace_s)
 
-    def _pass_on(self, number: signal.Signals) -> None:
-        """To the ranks that want it; whoever has no handler would die of it, as torchrun does."""
-        hearers = [each for each in self._training(self._family()) if proc.catches(each.pid, number)]
-        for rank in hearers:
+    def _forward(self, number: signal.Signals) -> None:
+        """Forward the signal to ranks with a handler for it; it would end the others, as with torchrun."""
+        receivers = [
+            process for process in self._find_ranks(self._list_processes()) if proc.has_handler(process.pid, number)
+        ]
+        for rank in receivers:
             self._send(rank, number)
-        self.passage.tell(f"{number.name}: passed on to {len(hearers)} ranks that have a handler for it")
+        self.relay.log(f"{number.name}: passed on to {len(receivers)} ranks that have a handler for it")
 
-    # Deaths. A parent asks about its dead children soon, and then nobody else learns how they ended: so first the
+    # Exits. A parent reaps its children soon, and then no other process can read how they ended: so first the
     # pidfds, which come at once, and only then init's own children.
 
-    def _bury(self) -> None:
-        """Notes how watched processes ended."""
-        living = self._living()
+    def _record_exits(self) -> None:
+        """Record how watched processes ended."""
+        running = self._list_running_ranks()
         poll = select.poll()
-        for rank in living:
+        for rank in running:
             if rank.pidfd is not None:
                 poll.register(rank.pidfd, select.POLLIN)
         dead = {handle for handle, _ in poll.poll(0)}
-        for rank in living:
+        for rank in running:
             if rank.pidfd is not None and rank.pidfd in dead:
-                rank.death = self._death(rank)
+                rank.process_exit = self._read_exit(rank)
                 os.close(rank.pidfd)
 
-    def _death(self, rank: RankProcess) -> ProcessExit:
+    def _read_exit(self, rank: RankProcess) -> ProcessExit:
         process = rank.process
         status = self.reaped.get(process.pid)
         if status is None:
-            status = proc.status_of_zombie(process.pid, process.started)
+            status = proc.read_zombie_status(process.pid, process.started)
         if status is None and rank.pidfd is not None:
-            status = proc.status_of_reaped(rank.pidfd)
-        testimony = exit_report.read_error_file(dict(process.told).get(proc.ERROR_FILE, ""))
-        return ProcessExit(process.rank, status, time.monotonic(), testimony)
+            status = proc.read_reaped_status(rank.pidfd)
+        error_text = exit_report.read_error_file(dict(process.rank_variables).get(proc.ERROR_FILE, ""))
+        return ProcessExit(process.rank, status, time.monotonic(), error_text)
 
     def _reap(self) -> None:
-        """Init inherits every orphan, and zombies would fill the process table."""
+        """Reap all children: init inherits every orphan, and zombies would fill the process table."""
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     break
                 code = os.waitstatus_to_exitcode(status)
-                if pid == self.command and self.ended is None:
-                    self.ended = ProcessExit(None, code, time.monotonic())
-                if any(rank.process.pid == pid for rank in self._living()):
+                if pid == self.command_pid and self.command_exit is None:
+                    self.command_exit = ProcessExit(None, code, time.monotonic())
+                if any(rank.process.pid == pid for rank in self._list_running_ranks()):
                     self.reaped[pid] = code
 
-    def _watch(self, processes: Iterable[Process]) -> None:
+    def _track(self, processes: Iterable[LinuxProcess]) -> None:
         for process in processes:
             if process.key not in self.ranks:
-                self.ranks[process.key] = RankProcess(process, _pidfd(process))
+                self.ranks[process.key] = RankProcess(process, _open_pidfd(process))
 
-    def _note_the_lost(self, family: Mapping[int, Process]) -> None:
-        """Deaths that no pidfd has told of."""
-        keys = {process.key for process in family.values()}
-        for rank in self._living():
+    def _record_unseen_exits(self, tree: Mapping[int, LinuxProcess]) -> None:
+        """Record exits that no pidfd has reported."""
+        keys = {process.key for process in tree.values()}
+        for rank in self._list_running_ranks():
             if rank.pidfd is None and rank.process.key not in keys:
-                rank.death = self._death(rank)
+                rank.process_exit = self._read_exit(rank)
 
-    # The end: the ranks are asked, then the rest is told, then killed.
+    # The end: the ranks are signalled, then all others, then what is left is killed.
 
-    def _end(self, now: float) -> None:
-        family = self._family()
-        if self.rest_told is not None:
-            self._kill(family, now)
-        elif self._is_waiting(family, now):
+    def _shut_down(self, now: float) -> None:
+        tree = self._list_processes()
+        if self.rest_signalled_at is not None:
+            self._kill(tree, now)
+        elif self._is_waiting_for_ranks(tree, now):
             return
         else:
-            self.rest_told = now
-            for process in family.values():
-                if process.key not in self.told:
+            self.rest_signalled_at = now
+            for process in tree.values():
+                if process.key not in self.signalled:
                     self._send(process, signal.SIGTERM)
 
-    def _is_waiting(self, family: Mapping[int, Process], now: float) -> bool:
-        """Asks the ranks that have not been asked yet; whether any is still at work, or its launcher, and may be."""
-        busy = self._ask(family)
+    def _is_waiting_for_ranks(self, tree: Mapping[int, LinuxProcess], now: float) -> bool:
+        """Signal the ranks that were not signalled yet; return whether a rank or launcher still runs and may."""
+        busy = self._signal_ranks(tree)
         self.idle_since = None if busy else self.idle_since or now
-        launching = self.ended is None and now < (self.idle_since or now) + LAUNCHER_S
+        launching = self.command_exit is None and now < (self.idle_since or now) + LAUNCHER_S
         return (busy or launching) and now < self._deadline()
 
     def _deadline(self) -> float:
-        if self.asked is not None:
-            return self.asked + self._leave_s
-        assert self.ended is not None, "only then is there an end to wait for"
-        return self.ended.at + ORPHANS_S
+        if self.stop_requested_at is not None:
+            return self.stop_requested_at + self._rank_grace_s
+        assert self.command_exit is not None, "only then is there an end to wait for"
+        return self.command_exit.at + ORPHANS_S
 
-    def _ask(self, family: Mapping[int, Process]) -> bool:
-        """SIGTERM to every rank that hears it; to one that does not, once it is too old to be starting up."""
-        waited_for = [each for each in self._training(family) if each.key not in self.told]
-        self._watch(waited_for)
-        self.patience = False
-        for process in waited_for:
-            if process.hears or process.age_s >= STARTING_S or self.ended is not None:
-                self.told.add(process.key)
-                self.marks.add(process.told)
-                self.elders |= {elder.key for elder in _elders(process, family)}
+    def _signal_ranks(self, tree: Mapping[int, LinuxProcess]) -> bool:
+        """Send SIGTERM to every rank with a handler, and to one without once it is too old to be starting."""
+        unsignalled = [process for process in self._find_ranks(tree) if process.key not in self.signalled]
+        self._track(unsignalled)
+        self.is_waiting_for_handler = False
+        for process in unsignalled:
+            if process.handles_sigterm or process.age_s >= STARTUP_S or self.command_exit is not None:
+                self.signalled.add(process.key)
+                self.signalled_marks.add(process.rank_variables)
+                self.ancestors |= {ancestor.key for ancestor in _find_ancestors(process, tree)}
                 self._send(process, signal.SIGTERM)
             else:
-                self.patience = True
-        return self.patience or any(process.key in self.told for process in family.values())
+                self.is_waiting_for_handler = True
+        return self.is_waiting_for_handler or any(process.key in self.signalled for process in tree.values())
 
-    def _training(self, family: Mapping[int, Process]) -> list[Process]:
-        """The ranks now. What was above one does not become one when that is gone, nor do its orphaned helpers."""
-        found = find_marked(family, own=self.own)
-        if not found and not any(self.marks):
-            found = find_training_processes(family, os.getpid(), own=self.own)
+    def _find_ranks(self, tree: Mapping[int, LinuxProcess]) -> list[LinuxProcess]:
+        """Return the current ranks; ancestors and orphaned helpers of signalled ranks do not count."""
+        descendants = find_marked(tree, own=self.own)
+        if not descendants and not any(self.signalled_marks):
+            descendants = find_training_processes(tree, os.getpid(), own=self.own)
         return [
-            each
-            for each in found
-            if each.key in self.told or (each.key not in self.elders and (not each.told or each.told not in self.marks))
+            process
+            for process in descendants
+            if process.key in self.signalled
+            or (
+                process.key not in self.ancestors
+                and (not process.rank_variables or process.rank_variables not in self.signalled_marks)
+            )
         ]
 
-    def _kill(self, family: Mapping[int, Process], now: float) -> None:
-        assert self.rest_told is not None
-        if now >= self.rest_told + KILL_S:
-            for process in family.values():
+    def _kill(self, tree: Mapping[int, LinuxProcess], now: float) -> None:
+        assert self.rest_signalled_at is not None
+        if now >= self.rest_signalled_at + KILL_S:
+            for process in tree.values():
                 self._send(process, signal.SIGKILL)
 
-    def _send(self, process: Process, number: signal.Signals) -> None:
+    def _send(self, process: LinuxProcess, number: signal.Signals) -> None:
         rank = self.ranks.get(process.key)
         with suppress(ProcessLookupError, PermissionError):
-            if rank is not None and rank.pidfd is not None and rank.death is None:
+            if rank is not None and rank.pidfd is not None and rank.process_exit is None:
                 signal.pidfd_send_signal(rank.pidfd, number)
-            elif rank is None or rank.death is None:
+            elif rank is None or rank.process_exit is None:
                 os.kill(process.pid, number)
 
-    def _family(self) -> dict[int, Process]:
-        light = self._descendants()
-        family = {pid: proc.read_details(process) for pid, process in light.items()}
-        self._note_the_lost(family)
-        return family
+    def _list_processes(self) -> dict[int, LinuxProcess]:
+        light = self._list_descendants()
+        tree = {pid: proc.read_details(process) for pid, process in light.items()}
+        self._record_unseen_exits(tree)
+        return tree
 
-    def _descendants(self) -> dict[int, Process]:
-        """All that was started by the command, which is all but the keeper."""
-        found = proc.descendants(os.getpid())
-        if self.keeping is not None:
-            found.pop(self.keeping.pid, None)
-        return found
+    def _list_descendants(self) -> dict[int, LinuxProcess]:
+        """Return all processes that the command started, which excludes the snapshot process."""
+        descendants = proc.list_descendants(os.getpid())
+        if self.snapshot_process is not None:
+            descendants.pop(self.snapshot_process.pid, None)
+        return descendants
 
-    # What is said about it.
+    # The results.
 
     @property
-    def is_obedient(self) -> bool:
-        """It ended because it was told to, and did not fail before."""
-        return self.asked is not None and (self.ended is None or self.ended.at >= self.asked)
+    def has_ended_on_request(self) -> bool:
+        """Return whether the command ended because a stop was requested, and had not failed before."""
+        return self.stop_requested_at is not None and (
+            self.command_exit is None or self.command_exit.at >= self.stop_requested_at
+        )
 
     @property
     def code(self) -> int:
-        """The command's, but 0 when all ranks left with 0 after they were asked to: torchrun makes a 1 of that."""
-        assert self.ended is not None
-        asked = [self.ranks[key].death for key in self.told if key in self.ranks]
-        if self.asked is not None and asked and all(death is not None and death.status == 0 for death in asked):
+        """Return the command's exit code, but 0 if all signalled ranks ended with 0: torchrun makes a 1 of that."""
+        assert self.command_exit is not None
+        exits = [self.ranks[key].process_exit for key in self.signalled if key in self.ranks]
+        if (
+            self.stop_requested_at is not None
+            and exits
+            and all(process_exit is not None and process_exit.status == 0 for process_exit in exits)
+        ):
             return 0
-        return self.ended.exit_code
+        return self.command_exit.exit_code
 
     @property
     def failure_file(self) -> Path:
         return self.base / "output" / "failure"
 
     def failure_text(self) -> str:
-        """What the failure file says, or would say."""
+        """Return what the failure file says, or would say."""
         with suppress(OSError):
             return self.failure_file.read_text(errors="replace")
-        return self._inquest(self.passage.so_far(FLUSH_S))
+        return self._make_exit_report(self.relay.read_lines(FLUSH_S))
 
     def write_failure(self, lines: Sequence[StderrLine]) -> None:
-        """Unless the script has written one itself."""
+        """Write the failure file, unless the script has written one itself."""
         if self.failure_file.exists() or not self.base.is_dir():
             return
         with suppress(OSError):
-            failure.write(self.failure_file, self._inquest(lines))
+            failure.write(self.failure_file, self._make_exit_report(lines))
 
-    def _inquest(self, lines: Sequence[StderrLine]) -> str:
-        deaths = [rank.death for rank in self.ranks.values() if rank.death]
-        assert self.ended is not None
-        mine = [line for line in lines if line.at >= self.began]  # not what the start before this one had to say
-        oom_killed = proc.oom_kills() > self.oom_kills
-        return exit_report.make_report(self.ended, deaths, mine, oom_killed=oom_killed).text()
+    def _make_exit_report(self, lines: Sequence[StderrLine]) -> str:
+        exits = [rank.process_exit for rank in self.ranks.values() if rank.process_exit]
+        assert self.command_exit is not None
+        own_lines = [line for line in lines if line.at >= self.on_started]  # without those of the run before this one
+        oom_killed = proc.count_oom_kills() > self.oom_kills
+        return exit_report.make_report(self.command_exit, exits, own_lines, oom_killed=oom_killed).text()
 
 
-def _elders(process: Process, family: Mapping[int, Process]) -> Iterable[Process]:
-    while process.parent in family:
-        process = family[process.parent]
+def _find_ancestors(process: LinuxProcess, tree: Mapping[int, LinuxProcess]) -> Iterable[LinuxProcess]:
+    while process.parent in tree:
+        process = tree[process.parent]
         yield process
 
 
-def _pidfd(process: Process) -> int | None:
+def _open_pidfd(process: LinuxProcess) -> int | None:
     try:
         return os.pidfd_open(process.pid)
     except (AttributeError, OSError):

@@ -1,11 +1,11 @@
-"""Rerail in PyTorch Lightning: `RerailCallback` and `resume_from`.
+"""Connect Rerail to PyTorch Lightning: `RerailCallback` and `resume_from`.
 
     trainer = Trainer(..., callbacks=[RerailCallback(save_every=500)])
     trainer.fit(model, loader, ckpt_path=resume_from())
 
 Checkpoints are `<checkpoints>/step-<n>/lightning.ckpt` with a manifest beside it; the step is Lightning's
-`global_step`. They hold the random state of every rank, which Lightning's own do not. A SIGTERM ends fit() as Lightning
-has it end, with SystemExit, but after a save, and at a step that all ranks have agreed on.
+`global_step`. They hold the random state of every rank, which Lightning's own do not. A SIGTERM ends fit() with
+SystemExit, as Lightning does, but after a save, and at a step that all ranks have agreed on.
 """
 
 import os
@@ -31,16 +31,17 @@ FILE = "lightning.ckpt"
 
 
 def resume_from(checkpoints: str | os.PathLike[str] | None = None) -> str | None:
-    """The newest whole checkpoint that this attempt may go on from, for `fit(ckpt_path=...)`."""
+    """Return the newest complete checkpoint that this attempt may resume from, for `fit(ckpt_path=...)`."""
     found = manifests.resume_from(checkpoints)
     return None if found is None else str(found / FILE)
 
 
 class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
-    """Feeds the guard, saves every `save_every` steps (0: never) and whenever the guard wants it, and stops.
+    """Pass each step to the guard, save every `save_every` steps and when the guard asks, and stop.
 
-    `keep`: how many checkpoints stay. `loss_every`: steps between looks at the loss, each of which waits for the
-    device. `tokens(batch)`: the tokens of one batch of one rank. What the module logs as `grad_norm` is passed on.
+    `save_every` 0 turns periodic saves off. `keep` is the number of checkpoints that stay. `loss_every` is the number
+    of steps between reads of the loss, each of which waits for the device. `tokens(batch)` returns the tokens of one
+    batch of one rank. The value that the module logs as `grad_norm` is passed on.
     """
 
     def __init__(
@@ -55,12 +56,12 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     ) -> None:
         self.guard = Guard.from_env() if guard is None else guard
         self._handler = signal.getsignal(signal.SIGTERM)
-        self._shelf = manifests.FrameworkCheckpoints(self.guard, manifests.root_of(checkpoints), keep=keep)
+        self._checkpoints = manifests.FrameworkCheckpoints(self.guard, manifests.find_root(checkpoints), keep=keep)
         self._save_every, self._loss_every, self._tokens_of = save_every, max(1, loss_every), tokens
         self._step, self._saved = 0, 0
         self._losses: list[Any] = []  # of the batches since the last step
         self._loss: float | None = None
-        self._tokens = self._samples = 0
+        self._tokens = self._count_samples = 0
         self._rate: float | None = None
         self._random: list[dict[str, Any]] = []  # of each rank, to be put back before the first batch
         self._phase = ExitStack()
@@ -68,14 +69,14 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     # ------------------------------------------------------------------ hooks
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        self._listen()
+        self._restore_handler()
         self._phase.enter_context(self.guard.phase("evaluation"))
 
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
         self._phase.close()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._listen()
+        self._restore_handler()
         self._phase.close()
         self._step = self._saved = trainer.global_step
 
@@ -91,7 +92,7 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
         if trainer.global_step == self._step:
             return  # gradients are being accumulated
         self._step = trainer.global_step
-        self._tell(trainer)
+        self._report_step(trainer)
         reason = self.guard.reason if self.guard.wants_checkpoint else ""
         if self._save_every and self._step // self._save_every > self._saved // self._save_every:
             reason = reason or "periodic"
@@ -110,46 +111,48 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self._save_every and self._step > self._saved:
             self._save(trainer, "final")
-        # Whatever the script does from here on, it makes no steps: that is no hang.
+        # The script makes no more steps from here on, which is not a hang.
         self._phase.enter_context(self.guard.phase("evaluation"))
 
     def state_dict(self) -> dict[str, Any]:
-        """Collective, like every save of Lightning's."""
+        """Return the callback's state. Collective, like every save of Lightning's."""
         return {
             "guard": self.guard.state_dict(),
-            "samples": self._samples,
+            "samples": self._count_samples,
             "random": manifests.gather(random_state()),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.guard.load_state_dict(state_dict.get("guard", {}))
-        self._samples = int(state_dict.get("samples", 0))
+        self._count_samples = int(state_dict.get("samples", 0))
         self._random = list(state_dict.get("random", ()))
 
     # ------------------------------------------------------------------ inside
 
-    def _listen(self) -> None:
-        # Lightning puts its own handler for SIGTERM before the guard's: it raises in the middle of things, unsaved, and
-        # with several ranks it begins a collective in the handler, which meets whatever else is under way.
+    def _restore_handler(self) -> None:
+        # Lightning puts its own handler for SIGTERM before the guard's: it raises in the middle of a step, unsaved, and
+        # with several ranks it begins a collective in the handler, which meets those of the training loop.
         if isinstance(self._handler, SigtermHandler):
             signal.signal(signal.SIGTERM, self._handler)
 
     def _count(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor):
-            # Lightning hands out the batch's share of the step's loss.
+            # Lightning passes the batch's share of the step's loss.
             share = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             self._losses.append(loss.detach() * share)
-        self._samples += _samples(batch) * trainer.world_size
+        self._count_samples += _count_samples(batch) * trainer.world_size
         if self._tokens_of is not None:
             self._tokens += self._tokens_of(batch) * trainer.world_size
 
-    def _tell(self, trainer: Any) -> None:
+    def _report_step(self, trainer: Any) -> None:
         losses, self._losses = self._losses, []
         tokens, self._tokens = self._tokens, 0
         loss = None
         if losses and self._step % self._loss_every == 0:
-            loss = self._loss = self.guard.reduce(torch.stack([each.float().mean() for each in losses]).mean())
+            loss = self._loss = self.guard.reduce(
+                torch.stack([batch_loss.float().mean() for batch_loss in losses]).mean()
+            )
         self.guard.step(
             step=self._step,
             loss=loss,
@@ -161,17 +164,18 @@ class RerailCallback(Callback):  # type: ignore[misc,unused-ignore]
     def _save(self, trainer: Any, reason: str) -> None:
         self._saved = self._step
         if not self.guard.fenced:
-            self._shelf.save(
+            self._checkpoints.save(
                 self._step,
                 lambda folder: trainer.save_checkpoint(folder / FILE),
                 reason=reason,
                 loss=self._loss,
-                consumed_samples=self._samples,
+                consumed_samples=self._count_samples,
             )
 
 
 def random_state() -> dict[str, Any]:
-    """Of every generator that a training script may draw from, in types that torch.load takes without pickle."""
+    """Return the state of every generator that a training script may use, in types that torch.load takes without
+    pickle."""
     name, keys, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -194,9 +198,9 @@ def _learning_rate(trainer: Any) -> float | None:
     return float(groups[0]["lr"]) if groups else None
 
 
-def _samples(batch: Any) -> int:
-    """The length of the first tensor in a batch."""
+def _count_samples(batch: Any) -> int:
+    """Return the length of the first tensor in a batch."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return next((samples for part in parts if (samples := _samples(part))), 0)
+    return next((samples for part in parts if (samples := _count_samples(part))), 0)

@@ -29,12 +29,12 @@ def _after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A data loader's worker that is forked in the middle of an import has half a module, and its lock, for ever.
+    # A data loader's worker that is forked in the middle of an import keeps half a module and its lock for ever.
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class Unreachable(Exception):
-    """An object could not be read or written; `lasting`: it takes a human to change that."""
+    """An object could not be read or written; `lasting`: only a person can fix the cause."""
 
     def __init__(self, message: str, *, lasting: bool) -> None:
         super().__init__(message)
@@ -42,21 +42,21 @@ class Unreachable(Exception):
 
 
 class MailboxObject(NamedTuple):
-    """An object's content, and the tag by which its next version differs."""
+    """An object's content and its ETag, which changes with each version."""
 
     text: bytes
     tag: str
 
 
 class MailboxBucket:
-    """One bucket, for one thread; what it writes is sealed with the run's key, where there is one."""
+    """One bucket, for one thread; objects are written with a signature by the run's key, if there is one."""
 
     def __init__(self, bucket: str, region: str, signing_key: str = "") -> None:
         self.bucket, self._region, self._signing_key = bucket, region, signing_key
         self._client: Any = None
 
     def read(self, key: str, *, unless: str = "") -> MailboxObject | None:
-        """The object; None when there is none, or when it still has the tag `unless`. Raises Unreachable."""
+        """Return the object, or None if there is none or it still has the tag `unless`. Raises Unreachable."""
         condition = {"IfNoneMatch": unless} if unless else {}
         try:
             answer = self._s3().get_object(Bucket=self.bucket, Key=key, **condition)
@@ -67,7 +67,7 @@ class MailboxBucket:
             raise self._failed(error) from error
 
     def write(self, key: str, text: bytes) -> None:
-        """Puts an object, over the one that is there. Raises Unreachable."""
+        """Put an object, replacing the existing one. Raises Unreachable."""
         body = sign(text, name=key, key=self._signing_key)
         try:
             self._s3().put_object(Bucket=self.bucket, Key=key, Body=body, ContentType="application/json")

@@ -1,10 +1,10 @@
-"""Makes a checkpoint of a folder that a script's own saver has written: `manifest.json`, which lists what lies in it.
+"""Make a checkpoint of a folder that a script's own saver has written, by its `manifest.json`.
 
     commit(folder, step=500, loss=2.1)    once every file is written: each one's size and checksum, the manifest last
-    resume_from(root)                     the newest whole checkpoint that this attempt may go on from
+    resume_from(root)                     the newest complete checkpoint that this attempt may resume from
 
-The folder is called `step-500`, `step-000000500` or, as the Hugging Face Trainer has it, `checkpoint-500`; what is in
-it is the saver's own affair. Nothing here knows a framework.
+The folder is called `step-500`, `step-000000500` or, as the Hugging Face Trainer names it, `checkpoint-500`. Its
+content may be of any framework.
 """
 
 import json
@@ -39,27 +39,33 @@ from rerail_agent.identity import Identity
 if TYPE_CHECKING:
     from rerail_agent.guard import Guard
 
-Tell = Callable[[str], None]
-FORMAT = "files"  # whatever the script's framework writes
-READERS = 4  # files that are summed up at once
+Log = Callable[[str], None]
+# Whatever the script's framework writes.
+FORMAT = "files"
+# Files whose checksums are computed at once.
+READERS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptInfo:
-    """Which attempt of which run this is; `resume_at_most`: the newest step to go on from, 0 to start from scratch.
-
-    `restart` is the restart in place within the attempt, `rolled_back` the last one that went back to that step."""
+    """The attempt of this process, and the checkpoints that it may resume from."""
 
     run: str = "local"
     number: int = 1
+    # The newest step to resume from; 0 to start from scratch, None for any.
     resume_at_most: int | None = None
+    # The restart in place within the attempt.
     restart: int = 0
+    # The last restart in place that went back to `resume_at_most`.
     rolled_back: int = 0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "AttemptInfo":
-        """A first job has no RERAIL_ variables; a successor without RERAIL_RESUME_STEP saves where Rerail cannot look,
-        and takes what it finds there."""
+        """Read the attempt from the environment.
+
+        A first job has no RERAIL_ variables. A successor without RERAIL_RESUME_STEP saves where Rerail cannot read, and
+        resumes from what it finds there.
+        """
         identity = Identity.from_environment({"RERAIL_MAILBOX": "off", **environment}, lambda message: None)
         step = environment.get("RERAIL_RESUME_STEP", "")
         if not re.fullmatch(r"[0-9]{0,18}", step):
@@ -69,20 +75,26 @@ class AttemptInfo:
         rolled_back = environment.get("RERAIL_ROLLED_BACK", "")
         return cls(run, identity.attempt, at_most, identity.restart, int(rolled_back) if rolled_back.isdigit() else 0)
 
-    def made(self, manifest: Manifest) -> bool:
+    def is_own(self, manifest: Manifest) -> bool:
+        """Return whether this attempt saved the checkpoint, after the last restart that went back."""
         own = (manifest.run, manifest.attempt) == (self.run, self.number)
         return own and manifest.restart >= self.rolled_back
 
     def may_resume(self, manifest: Manifest) -> bool:
-        """SageMaker restarts a job in place with the environment of its first start: what this same attempt has saved
-        since then is newer than the step named there."""
-        return self.resume_at_most is None or manifest.step <= self.resume_at_most or self.made(manifest)
+        """Return whether this attempt may resume from the checkpoint.
 
-    def distrusts(self, manifest: Manifest) -> bool:
+        SageMaker restarts a job in place with the environment of its first start. What this attempt has saved since
+        then is newer than the step in that environment.
+        """
+        return self.resume_at_most is None or manifest.step <= self.resume_at_most or self.is_own(manifest)
+
+    def must_quarantine(self, manifest: Manifest) -> bool:
+        """Return whether the checkpoint is of another run, or of before the last rollback."""
         return manifest.run != self.run or (manifest.attempt, manifest.restart) < (self.number, self.rolled_back)
 
     @property
-    def goes_back(self) -> bool:
+    def is_rollback(self) -> bool:
+        """Return whether this attempt must resume from before an earlier one's last checkpoint."""
         return self.resume_at_most is not None and (self.number > 1 or self.rolled_back > 0)
 
 
@@ -101,22 +113,22 @@ def commit(
     attempt: AttemptInfo | None = None,
     stall_s: float | None = None,
 ) -> Manifest:
-    """Makes a checkpoint of all files in a folder, durably; one process does it, when all ranks have written theirs.
-    `stall_s` is how long the training stood still for them, in seconds.
+    """Make a checkpoint of all files in a folder, durably; one process calls it after all ranks have written.
 
-    Raises OSError when the disk refuses, and ValueError for a folder without files or with another step in its name.
+    `stall_s` is how long the training stood still for the save, in seconds. Raises OSError if the disk fails, and
+    ValueError for a folder without files or with another step in its name.
     """
     place, attempt = Path(folder), attempt or AttemptInfo.from_environment()
-    if step_of(place) != step:
+    if parse_step(place) != step:
         raise ValueError(f"{place}: a checkpoint of step {step} lies in a folder step-{step} or checkpoint-{step}")
     names = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
     names = [name for name in names if name not in (MANIFEST, f"{MANIFEST}.tmp")]
     if not names:
-        raise ValueError(f"{place}: there is nothing in this folder to make a checkpoint of")
+        raise ValueError(f"{place}: this folder has no files to make a checkpoint of")
     if strange := [name for name in names if not is_inside(name)]:
         raise ValueError(f"{place}: the supervisor takes no file called {strange[0]!r}; use printable names")
     with ThreadPoolExecutor(READERS) as pool:
-        files = tuple(pool.map(lambda name: _entry(place, name), names))
+        files = tuple(pool.map(lambda name: _make_entry(place, name), names))
     for inner in {(place / name).parent for name in names}:
         sync_folder(inner)
     manifest = Manifest(
@@ -143,16 +155,16 @@ def commit(
 
 
 def commit_if_missing(folder: str | os.PathLike[str], **facts: Any) -> bool:
-    """Commits a folder of this disk that is called like a checkpoint and has no manifest; True if it did."""
+    """Commit a local folder that is named like a checkpoint and has no manifest; return whether it did."""
     place = Path(folder)
-    step = step_of(place)
+    step = parse_step(place)
     if step is None or not place.is_dir() or (place / MANIFEST).exists():
         return False
     commit(place, step=step, **facts)
     return True
 
 
-def _entry(folder: Path, name: str) -> dict[str, Any]:
+def _make_entry(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     with open(path, "rb") as file:  # savers do not sync what they write
         os.fsync(file.fileno())
@@ -160,12 +172,13 @@ def _entry(folder: Path, name: str) -> dict[str, Any]:
 
 
 def read(folder: Path) -> Manifest:
-    """What a checkpoint says of itself; raises DamagedCheckpoint."""
+    """Return a checkpoint's manifest; raises DamagedCheckpoint."""
     known = {field.name for field in fields(Manifest)}
     try:
         table = json.loads((folder / MANIFEST).read_bytes())
         files = tuple(
-            {"name": str(e["name"]), "bytes": int(e["bytes"]), "checksum": str(e["checksum"])} for e in table["files"]
+            {"name": str(entry["name"]), "bytes": int(entry["bytes"]), "checksum": str(entry["checksum"])}
+            for entry in table["files"]
         )
         manifest = Manifest(**{name: value for name, value in table.items() if name in known} | {"files": files})
         if any(type(number) is not int for number in (manifest.step, manifest.attempt, manifest.restart)):
@@ -176,14 +189,14 @@ def read(folder: Path) -> Manifest:
         raise DamagedCheckpoint(f"{MANIFEST} is missing") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {type(error).__name__}") from error
-    if manifest.schema != SCHEMA or step_of(folder) != manifest.step or not files:
+    if manifest.schema != SCHEMA or parse_step(folder) != manifest.step or not files:
         what = f"schema {manifest.schema!r:.60}, step {manifest.step} and {len(files)} files"
         raise DamagedCheckpoint(f"{MANIFEST} has {what}")
     return manifest
 
 
 def verify(folder: Path) -> Manifest:
-    """The manifest, once every listed file has its size and its checksum; raises DamagedCheckpoint."""
+    """Return the manifest if every listed file has its size and its checksum; raises DamagedCheckpoint."""
     manifest = read(folder)
     with ThreadPoolExecutor(READERS) as pool:
         for _ in pool.map(lambda entry: _check(folder, entry), manifest.files):
@@ -204,6 +217,7 @@ def _check(folder: Path, entry: Mapping[str, Any]) -> None:
 
 
 def is_whole(folder: Path) -> bool:
+    """Return whether all listed files of a checkpoint are complete."""
     try:
         verify(folder)
     except DamagedCheckpoint:
@@ -211,8 +225,8 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
-def step_of(folder: Path) -> int | None:
-    """The step in a folder's name, None where there is none."""
+def parse_step(folder: Path) -> int | None:
+    """Return the step in a folder's name, or None."""
     match = STEP_FOLDER.fullmatch(folder.name)
     return int(match[1]) if match else None
 
@@ -220,32 +234,33 @@ def step_of(folder: Path) -> int | None:
 # ---------------------------------------------------------------------- all of a run
 
 
-def folders(root: Path) -> list[Path]:
-    """The folders with a step in their name, the newest step first, torn ones too."""
-    found = [(step, path) for path in root.glob("*-*") if (step := step_of(path)) is not None and path.is_dir()]
+def list_folders(root: Path) -> list[Path]:
+    """Return the folders with a step in their name, the newest step first, incomplete ones too."""
+    found = [(step, path) for path in root.glob("*-*") if (step := parse_step(path)) is not None and path.is_dir()]
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def newest_whole(root: Path, allowed: Callable[[Manifest], bool], tell: Tell = print_line) -> Path | None:
-    """The newest whole checkpoint that is allowed; tells of each torn or damaged one that it passes over."""
-    for folder in folders(root):
+def find_newest_whole(root: Path, allowed: Callable[[Manifest], bool], log: Log = print_line) -> Path | None:
+    """Return the newest complete checkpoint that is allowed; log each damaged one that is passed over."""
+    for folder in list_folders(root):
         try:
             if allowed(read(folder)):
                 verify(folder)
                 return folder
         except DamagedCheckpoint as damage:
-            tell(f"{folder.name} is not whole ({damage}); falling back to the one before it")
+            log(f"{folder.name} is incomplete ({damage}); falling back to the one before it")
     return None
 
 
-def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], tell: Tell = print_line) -> None:
-    """Moves tainted checkpoints after a step to `quarantine/a<attempt>-<folder>/`, and tells of each.
+def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], log: Log = print_line) -> None:
+    """Move tainted checkpoints after a step to `quarantine/a<attempt>-<folder>/`, and log each.
 
-    One without a readable manifest goes too, its attempt unknown. Each takes one rename; nothing is ever deleted.
+    A checkpoint without a readable manifest is moved too, its attempt unknown. Each takes one rename; nothing is
+    deleted.
     """
-    for folder in folders(root):
-        attempt = _attempt_if(tainted, folder)
-        if (step_of(folder) or 0) <= after or attempt is None:
+    for folder in list_folders(root):
+        attempt = _get_attempt_if_tainted(tainted, folder)
+        if (parse_step(folder) or 0) <= after or attempt is None:
             continue
         place = find_free_path(root / QUARANTINE / f"a{attempt}-{folder.name}")
         place.parent.mkdir(exist_ok=True)
@@ -255,10 +270,10 @@ def quarantine(root: Path, *, after: int, tainted: Callable[[Manifest], bool], t
             continue  # another machine on the same file system was faster
         sync_folder(place.parent)
         sync_folder(root)
-        tell(f"{folder.name} of attempt {attempt} comes after step {after}: moved to {place.relative_to(root)}")
+        log(f"{folder.name} of attempt {attempt} comes after step {after}: moved to {place.relative_to(root)}")
 
 
-def _attempt_if(tainted: Callable[[Manifest], bool], folder: Path) -> int | str | None:
+def _get_attempt_if_tainted(tainted: Callable[[Manifest], bool], folder: Path) -> int | str | None:
     try:
         manifest = read(folder)
     except DamagedCheckpoint:
@@ -267,8 +282,10 @@ def _attempt_if(tainted: Callable[[Manifest], bool], folder: Path) -> int | str 
 
 
 def choose_kept(root: Path, *, keep: int, newest: int) -> set[int]:
-    """The steps up to `newest` that stay: the last `keep` checkpoints, and the last clean one."""
-    there = [manifest for folder in folders(root) if (manifest := _read_or_none(folder)) and manifest.step <= newest]
+    """Return the steps up to `newest` that stay: the last `keep` checkpoints, and the last clean one."""
+    there = [
+        manifest for folder in list_folders(root) if (manifest := _read_or_none(folder)) and manifest.step <= newest
+    ]
     clean = [manifest.step for manifest in there if manifest.health == "clean"]
     return {*(manifest.step for manifest in there[: max(1, keep)]), *clean[:1]}
 
@@ -281,13 +298,13 @@ def _read_or_none(folder: Path) -> Manifest | None:
 
 
 def delete_checkpoint(folder: Path) -> None:
-    """Deletes a checkpoint, manifest first: half deleted, it must not look whole."""
+    """Delete a checkpoint, its manifest first: half deleted, it must not look complete."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def root_of(place: str | os.PathLike[str] | None = None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder for checkpoints: the one that is named, else RERAIL_CHECKPOINTS, else the one SageMaker uploads."""
+def find_root(place: str | os.PathLike[str] | None = None, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder for checkpoints: the given one, else RERAIL_CHECKPOINTS, else the one SageMaker uploads."""
     named = os.fspath(place or environment.get("RERAIL_CHECKPOINTS") or "")
     if "://" in named:
         raise ValueError(f"checkpoints={named!r}: must be a folder; frameworks write files. SageMaker uploads them")
@@ -295,67 +312,72 @@ def root_of(place: str | os.PathLike[str] | None = None, environment: Mapping[st
 
 
 def resume_from(root: str | os.PathLike[str] | None = None) -> Path | None:
-    """The newest whole checkpoint that this attempt may go on from, the same on every rank; None to start afresh.
+    """Return the newest complete checkpoint that this attempt may resume from, or None to start from scratch.
 
-    Told to go back, an attempt does not trust what earlier ones have saved after that step: it is set aside first.
-    Call it on every rank: where a process group is up, they agree.
+    On a rollback, checkpoints of earlier attempts after that step are moved to quarantine first. Call it on every rank:
+    where a process group exists, all ranks return the same.
     """
-    place, attempt = root_of(root), AttemptInfo.from_environment()
-    if attempt.goes_back and attempt.resume_at_most is not None and _leads_here():
-        quarantine(place, after=attempt.resume_at_most, tainted=attempt.distrusts)
+    place, attempt = find_root(root), AttemptInfo.from_environment()
+    if attempt.is_rollback and attempt.resume_at_most is not None and _is_host_leader():
+        quarantine(place, after=attempt.resume_at_most, tainted=attempt.must_quarantine)
     at_most = sys.maxsize
     while True:
-        mine = _newest(place, attempt, at_most)
+        mine = _find_newest(place, attempt, at_most)
         at_most, most = min(steps := [step for step in gather(mine) if step is not None]), max(steps)
         if at_most == most:
             break
     wanted = attempt.resume_at_most
-    if wanted and at_most < wanted and rank() == 0:
-        print_line(f"asked to resume from step {wanted}, which is not there whole; taking step {at_most} instead")
-    return next((folder for folder in folders(place) if step_of(folder) == at_most), None) if at_most else None
+    if wanted and at_most < wanted and get_rank() == 0:
+        print_line(f"asked to resume from step {wanted}, which is missing or incomplete; taking step {at_most} instead")
+    return next((folder for folder in list_folders(place) if parse_step(folder) == at_most), None) if at_most else None
 
 
-def _newest(root: Path, attempt: AttemptInfo, at_most: int) -> int | None:
-    """This machine's newest; None where another process of this machine reads and sums up the files."""
-    if dist.is_available() and dist.is_initialized() and not _leads_here():
+def _find_newest(root: Path, attempt: AttemptInfo, at_most: int) -> int | None:
+    """Return this machine's newest step; None where another process of this machine reads the files."""
+    if dist.is_available() and dist.is_initialized() and not _is_host_leader():
         return None
-    found = newest_whole(root, lambda manifest: manifest.step <= at_most and attempt.may_resume(manifest))
-    return 0 if found is None else step_of(found)
+    found = find_newest_whole(root, lambda manifest: manifest.step <= at_most and attempt.may_resume(manifest))
+    return 0 if found is None else parse_step(found)
 
 
 # ---------------------------------------------------------------------- from a training loop
 
 
 def finish_checkpoint(guard: "Guard", folder: Path, *, step: int, reason: str, **facts: Any) -> bool:
-    """After all ranks have written: rank 0 makes the checkpoint and reports it; True there. Raises nothing of ours."""
-    if rank() != 0 or guard.fenced:
+    """Commit and report a checkpoint on rank 0, after all ranks have written; return whether it did.
+
+    Errors of the commit are reported, not raised.
+    """
+    if get_rank() != 0 or guard.fenced:
         return False
     try:
-        commit(folder, step=step, reason=reason, health=guard.health, world_size=world_size(), **facts)
+        commit(folder, step=step, reason=reason, health=guard.health, world_size=get_world_size(), **facts)
     except (OSError, ValueError) as error:
-        why = f"no checkpoint at step {step}: {type(error).__name__}: {error}"
-        print_line(why)
-        guard.save_failed(why)
+        reason_text = f"no checkpoint at step {step}: {type(error).__name__}: {error}"
+        print_line(reason_text)
+        guard.save_failed(reason_text)
         return False
     guard.committed(folder, step, LocalStore(str(folder.absolute())).durability)
     return True
 
 
 class FrameworkCheckpoints:
-    """Checkpoints `step-<n>/` of a framework that can write its state to a path; the last `keep` of them stay.
+    """Checkpoints `step-<n>/` of a framework that writes its state to a path; the last `keep` of them stay.
 
-    Every method is called on every rank.
+    Call every method on every rank.
     """
 
     def __init__(self, guard: "Guard", root: Path, *, keep: int) -> None:
         self._guard, self._root, self._keep = guard, root, keep
 
     def save(self, step: int, write: Callable[[Path], Any], *, reason: str, **facts: Any) -> None:
-        """Has `write(folder)` write the state. A whole checkpoint of this step is left as it is. A save that fails is
-        told, and training goes on."""
+        """Make `write(folder)` write the state, unless a complete checkpoint of this step exists.
+
+        A save that fails is reported, and training goes on.
+        """
         folder = self._root / f"step-{step:09d}"
         with self._guard.phase("save"):
-            if gather(rank() == 0 and is_whole(folder))[0]:
+            if gather(get_rank() == 0 and is_whole(folder))[0]:
                 self._guard.committed(folder, step, LocalStore(str(folder.absolute())).durability)
                 return
             started = time.monotonic()
@@ -363,13 +385,13 @@ class FrameworkCheckpoints:
             if failure:
                 print_line(f"the save at step {step} failed: {failure}")
                 self._guard.save_failed(f"the save at step {step} failed: {failure}")
-            elif gather(finish_checkpoint(self._guard, folder, step=step, reason=reason, **_stalled(started), **facts))[
-                0
-            ]:
+            elif gather(
+                finish_checkpoint(self._guard, folder, step=step, reason=reason, **_measure_stall(started), **facts)
+            )[0]:
                 self._prune(step)
 
     def _first_failure(self, work: Callable[[], Any]) -> str:
-        """Does it on every rank; what went wrong on one of them, the same on all, so that none goes on alone."""
+        """Do the work on every rank; return the first failure, the same on all, so that no rank goes on alone."""
         failure = ""
         try:
             work()
@@ -378,42 +400,42 @@ class FrameworkCheckpoints:
         return next((failure for failure in gather(failure) if failure), "")
 
     def _make_room(self, folder: Path) -> None:
-        if _leads_here():
+        if _is_host_leader():
             delete_checkpoint(folder)
             folder.mkdir(parents=True, exist_ok=True)
 
     def _prune(self, newest: int) -> None:
-        staying = gather(choose_kept(self._root, keep=self._keep, newest=newest) if rank() == 0 else None)[0]
-        if _leads_here():
-            for folder in folders(self._root):
-                if (step := step_of(folder)) is not None and step < newest and step not in staying:
+        staying = gather(choose_kept(self._root, keep=self._keep, newest=newest) if get_rank() == 0 else None)[0]
+        if _is_host_leader():
+            for folder in list_folders(self._root):
+                if (step := parse_step(folder)) is not None and step < newest and step not in staying:
                     delete_checkpoint(folder)
 
 
-def _stalled(since: float) -> dict[str, float]:
+def _measure_stall(since: float) -> dict[str, float]:
     return {"stall_s": round(time.monotonic() - since, 4)}
 
 
-def rank() -> int:
+def get_rank() -> int:
     if dist.is_available() and dist.is_initialized():
         return int(dist.get_rank())
     return Identity.from_environment({"RERAIL_MAILBOX": "off", **os.environ}, lambda message: None).rank or 0
 
 
-def world_size() -> int:
+def get_world_size() -> int:
     return int(dist.get_world_size()) if dist.is_available() and dist.is_initialized() else 1
 
 
 def gather(value: Any) -> list[Any]:
-    """Every rank's value, on every rank."""
-    if world_size() == 1:
+    """Return every rank's value, on every rank."""
+    if get_world_size() == 1:
         return [value]
-    values: list[Any] = [None] * world_size()
+    values: list[Any] = [None] * get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-def _leads_here() -> bool:
-    """Whether this is the process that acts for its machine, whose disk the others may share."""
+def _is_host_leader() -> bool:
+    """Return whether this process acts for its machine, whose disk the other ranks may share."""
     names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
     return next((os.environ[name] for name in names if os.environ.get(name)), "0") == "0"

@@ -1,4 +1,4 @@
-"""What this rank is doing, since when, and how long it took for such things before."""
+"""Track what this rank is doing, since when, and how long each phase took before."""
 
 import time
 from contextlib import AbstractContextManager
@@ -6,11 +6,12 @@ from types import TracebackType
 
 from rerail.model.liveness import IGNORED_GAPS, Phase
 
-MEMORY = 0.1  # the share of the newest step in the mean step time
+# The share of the newest step in the mean step time.
+SMOOTHING = 0.1
 
 
 class Progress:
-    """Signs of life of this rank, written by the training thread and read by the others; all times are monotonic."""
+    """This rank's progress, written by the training thread and read by the others; times are monotonic."""
 
     def __init__(self) -> None:
         self.phase = Phase.STARTUP
@@ -25,30 +26,30 @@ class Progress:
         self.trained_s = 0.0  # in steps, all in all
         self._stepped: float | None = None
 
-    def stepped(self, step: int) -> None:
-        """A step is done; how long it took is learnt."""
+    def on_step(self, step: int) -> None:
+        """Record that a step is done, and learn how long it took."""
         now = time.monotonic()
         if self._stepped is not None:
             self.step_s = seconds = max(0.0, now - self._stepped - self.paused_s)
             self.trained_s += seconds
-            self.mean_s = seconds if self.steps < IGNORED_GAPS else self.mean_s + MEMORY * (seconds - self.mean_s)
+            self.mean_s = seconds if self.steps < IGNORED_GAPS else self.mean_s + SMOOTHING * (seconds - self.mean_s)
             if self.steps > IGNORED_GAPS:  # the first ones compile, allocate and fill caches
                 self._learn(Phase.STEP, now - self.moved)
         self.step, self._stepped, self.paused_s = step, now, 0.0
         self.steps += 1
         self.moved, self.moved_wall, self.phase = now, time.time(), Phase.STEP
 
-    def within(self, phase: Phase) -> AbstractContextManager[None]:
-        """The time in between belongs to this phase, and not to the step around it."""
-        return _Within(self, phase)
+    def track_phase(self, phase: Phase) -> AbstractContextManager[None]:
+        """Count the time within the context to this phase, and not to the step around it."""
+        return _PhaseTimer(self, phase)
 
     def _learn(self, phase: Phase, seconds: float) -> None:
         longest = self.longest[phase]
-        # Halfway, as the detectors learn it: a maximum alone never forgets one bad day.
+        # Half of the difference, as in the detectors: a plain maximum would keep one exceptional value for ever.
         self.longest[phase] = (longest + seconds) / 2 if seconds > longest > 0 else max(longest, seconds)
 
 
-class _Within(AbstractContextManager[None]):
+class _PhaseTimer(AbstractContextManager[None]):
     def __init__(self, progress: Progress, phase: Phase) -> None:
         self._progress, self._phase = progress, phase
         self._before, self._began = progress.phase, 0.0

@@ -1,4 +1,4 @@
-"""What the environment says about how the agent works: intervals, thresholds and switches."""
+"""Read the agent's settings from the environment: intervals, thresholds and switches."""
 
 import json
 import math
@@ -9,59 +9,60 @@ from typing import Any
 
 from rerail.model.thresholds import Thresholds
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 SHORTEST_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """All of them, with their defaults; `hang_s` is the least silence between steps that counts as a hang."""
+class AgentSettings:
+    """All settings, with their defaults."""
 
     poll_s: float = 5.0
     heartbeat_s: float = 60.0
+    # The shortest time without a step that counts as a hang.
     hang_s: float = 300.0
     save_on_warning: bool = True
     detection: Thresholds = Thresholds()
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str], tell: Tell) -> "Settings":
-        """Never raises: what cannot be read is told, and the default stands."""
+    def from_environment(cls, environment: Mapping[str, str], log: Log) -> "AgentSettings":
+        """Read the settings; log a value that is not valid, and use its default."""
         return cls(
-            poll_s=_seconds(environment, "RERAIL_POLL_SECONDS", cls().poll_s, tell),
-            heartbeat_s=_seconds(environment, "RERAIL_HEARTBEAT_SECONDS", cls().heartbeat_s, tell),
-            hang_s=_seconds(environment, "RERAIL_HANG_SECONDS", cls().hang_s, tell),
+            poll_s=_read_seconds(environment, "RERAIL_POLL_SECONDS", cls().poll_s, log),
+            heartbeat_s=_read_seconds(environment, "RERAIL_HEARTBEAT_SECONDS", cls().heartbeat_s, log),
+            hang_s=_read_seconds(environment, "RERAIL_HANG_SECONDS", cls().hang_s, log),
             save_on_warning=environment.get("RERAIL_SAVE_ON_WARNING", "").lower() not in ("off", "0", "false", "no"),
-            detection=_detection(environment.get("RERAIL_DETECTION", ""), tell),
+            detection=_read_thresholds(environment.get("RERAIL_DETECTION", ""), log),
         )
 
 
-def _seconds(environment: Mapping[str, str], name: str, default: float, tell: Tell) -> float:
+def _read_seconds(environment: Mapping[str, str], name: str, default: float, log: Log) -> float:
     text = environment.get(name, "")
     try:
         seconds = float(text or default)
         if not SHORTEST_S <= seconds < math.inf:
             raise ValueError
     except ValueError:
-        tell(f"{name}={text!r}: must be a number of seconds, {SHORTEST_S} or more; taking {default:g}")
+        log(f"{name}={text!r}: must be a number of seconds, {SHORTEST_S} or more; taking {default:g}")
         return default
     return seconds
 
 
-def _detection(text: str, tell: Tell) -> Thresholds:
-    """The thresholds that a JSON object names, the others as they are; one bad field, and none of it counts."""
+def _read_thresholds(text: str, log: Log) -> Thresholds:
+    """Return the thresholds with the fields that a JSON object sets; one bad field, and none is set."""
     if not text:
         return Thresholds()
     try:
         table = json.loads(text)
         if not isinstance(table, dict):
             raise ValueError('must be a JSON object such as {"patience_rows": 40}')
-        return replace(Thresholds(), **{name: _field(name, value) for name, value in table.items()})
+        return replace(Thresholds(), **{name: _convert_field(name, value) for name, value in table.items()})
     except (ValueError, RecursionError) as error:
-        tell(f"RERAIL_DETECTION: {error}; taking the defaults")
+        log(f"RERAIL_DETECTION: {error}; taking the defaults")
         return Thresholds()
 
 
-def _field(name: str, value: Any) -> Any:
+def _convert_field(name: str, value: Any) -> Any:
     known = {f.name: getattr(Thresholds(), f.name) for f in fields(Thresholds)}
     if name not in known:
         raise ValueError(f"there is no field {name!r}")

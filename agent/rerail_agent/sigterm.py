@@ -1,4 +1,4 @@
-"""Hears SIGTERM, which SageMaker sends 120 s before it kills: on a stop, a spot reclaim or the end of MaxRuntime."""
+"""Handle SIGTERM, which SageMaker sends 120 s before SIGKILL: on a stop, a spot reclaim or the end of MaxRuntime."""
 
 import os
 import signal
@@ -11,9 +11,9 @@ _listening: "list[SigtermHandler]" = []
 
 
 def _forget_in_child() -> None:
-    """A forked data loader worker is ended with SIGTERM too: it must die of it as it did before."""
-    for stopping in _listening:
-        stopping.restore()
+    """Restore the former handler in a child: SIGTERM must still end a forked data loader worker."""
+    for handler in _listening:
+        handler.restore()
     _listening.clear()
 
 
@@ -22,20 +22,20 @@ if hasattr(os, "register_at_fork"):
 
 
 class SigtermHandler:
-    """The handler: notes the signal, then calls the Python handler that was there before."""
+    """A handler that notes the signal, then calls the former Python handler."""
 
     def __init__(self, note: Callable[[], None]) -> None:
         self._note = note
         self._before: Any = None
 
     def listen(self) -> bool:
-        """Installs the handler; False outside the main thread, where Python allows none."""
+        """Install the handler; return False outside the main thread, where Python does not allow it."""
         if threading.current_thread() is not threading.main_thread():
             return False
         self._before = signal.signal(signal.SIGTERM, self)
         _listening.append(self)
         if hasattr(signal, "pthread_sigmask"):
-            # launch.py holds an early SIGTERM back until somebody listens.
+            # launch.py blocks an early SIGTERM until a handler is installed.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return True
 
@@ -45,7 +45,7 @@ class SigtermHandler:
             self._before(signum, frame)
 
     def restore(self) -> None:
-        """Puts the handler from before back, if ours is still the one."""
+        """Install the former handler again, if this one is still installed."""
         ours = signal.getsignal(signal.SIGTERM) is self
         if ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._before if self._before is not None else signal.SIG_DFL)

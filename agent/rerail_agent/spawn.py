@@ -1,4 +1,4 @@
-"""Starts a command below init: with the signals that it would have without one, and with init as its orphans' heir."""
+"""Start a command below init, with the default signal handlers, and make init the parent of its orphans."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def listen() -> int:
-    """The end of a pipe where each signal arrives as its number."""
-    inbox, wakeup = os.pipe()
-    os.set_blocking(inbox, False)
-    os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    for number in (*STOPS, *PASSED_ON, signal.SIGCHLD):
-        signal.signal(number, _wake)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # whoever calls may hold back what comes before this
-    return inbox
+def install_signal_pipe() -> int:
+    """Return the read end of a pipe to which each signal writes its number."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD):
+        signal.signal(number, _ignore_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the caller may have blocked them until now
+    return read_end
 
 
-def _wake(number: int, frame: FrameType | None) -> None:
-    """The wakeup descriptor has the number already."""
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the wakeup descriptor has the number already."""
 
 
 def become_subreaper() -> None:
-    """Orphans come to PID 1 by themselves; to others only on request."""
+    """Become the parent of orphans, which only PID 1 is by default."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], *, stderr: int, pid_as: str = "") -> int:
-    """Starts the command with our stdin and stdout; it dies when init is killed.
+    """Start the command with our stdin and stdout; it ends when init is killed.
 
-    To be called in the main thread. Others may run: between fork and exec the child takes no lock of theirs."""
+    Call it in the main thread. Other threads may run: between fork and exec the child takes none of their locks.
+    """
     try:
         prctl = ctypes.CDLL(None).prctl
     except (OSError, AttributeError):
@@ -52,7 +53,7 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], *, stderr: int
     if pid:
         return pid
     try:
-        for number in (*STOPS, *PASSED_ON, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.dup2(stderr, 2)
         if prctl:

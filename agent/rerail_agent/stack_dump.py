@@ -1,4 +1,4 @@
-"""Where every thread of this process stands, written for the human who asks why a job hangs."""
+"""Write the stacks of all threads of this process, for the person who investigates a hang."""
 
 import faulthandler
 import json
@@ -14,65 +14,67 @@ FRAMES = 60
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # of NCCL; of the other backends, in newer releases
 DISTRIBUTED = ("torch/distributed/", "torch\\distributed\\")
 
-Place = tuple[tuple[CodeType, int], ...]
+StackPosition = tuple[tuple[CodeType, int], ...]
 
 
-def find_position() -> Place:
-    """Where the main thread stands, to the instruction: two that are equal mean that it has not moved."""
-    return tuple((frame.f_code, frame.f_lasti) for frame in _frames(_main_frame()))
+def find_position() -> StackPosition:
+    """Return the main thread's stack, to the instruction: two equal positions mean that it has not moved."""
+    return tuple((frame.f_code, frame.f_lasti) for frame in _iterate_frames(_get_main_frame()))
 
 
 def format_stacks() -> str:
-    """The main thread first, the innermost frame first; then the collective it waits in, and the other threads."""
-    parts = [f"main thread, innermost frame first:\n{_told(_main_frame())}"]
+    """Format the main thread, innermost frame first, then the collective it waits in, then the other threads."""
+    parts = [f"main thread, innermost frame first:\n{_format_frames(_get_main_frame())}"]
     parts += [text for text in (find_collective(), read_flight_recorder()) if text]
     frames = sys._current_frames()
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and thread.ident != threading.get_ident():
-            parts.append(f"thread {thread.name}:\n{_told(frames.get(thread.ident or 0))}")
+            parts.append(f"thread {thread.name}:\n{_format_frames(frames.get(thread.ident or 0))}")
     return "\n\n".join(parts)
 
 
 def find_collective() -> str:
-    """The call of torch.distributed that the main thread is in, as far as its stack shows it."""
+    """Return the call of torch.distributed that the main thread is in, as far as its stack shows it."""
     inside = [
-        frame for frame in _frames(_main_frame()) if any(part in frame.f_code.co_filename for part in DISTRIBUTED)
+        frame
+        for frame in _iterate_frames(_get_main_frame())
+        if any(part in frame.f_code.co_filename for part in DISTRIBUTED)
     ]
     if not inside:
         return ""
     outer = inside[-1]
-    caller = f", called from {_line(outer.f_back)}" if outer.f_back else ""
+    caller = f", called from {_format_location(outer.f_back)}" if outer.f_back else ""
     return f"waiting in torch.distributed: {inside[0].f_code.co_name}{caller}"
 
 
 def read_flight_recorder() -> str:
-    """The last collectives that torch's flight recorder knows of, the newest first, where it is switched on."""
+    """Return the last collectives of torch's flight recorder, newest first, if it is switched on."""
     torch = sys.modules.get("torch")
     inner = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
     for name in RECORDERS:
-        entries = _entries(getattr(inner, name, None))
+        entries = _read_entries(getattr(inner, name, None))
         if entries:
-            return "last collectives, by torch's flight recorder:\n" + "\n".join(map(_entry, entries[-5:][::-1]))
+            return "last collectives, by torch's flight recorder:\n" + "\n".join(map(_format_entry, entries[-5:][::-1]))
     return ""
 
 
-def _entries(dump: Callable[[], bytes] | None) -> list[dict[str, Any]]:
+def _read_entries(dump: Callable[[], bytes] | None) -> list[dict[str, Any]]:
     if dump is None:
         return []
     try:
         return list(json.loads(dump()).get("entries") or ())
-    except (ValueError, RuntimeError, AttributeError):  # torch's own business, and it has changed before
+    except (ValueError, RuntimeError, AttributeError):  # a private format of torch, which has changed before
         return []
 
 
-def _entry(entry: dict[str, Any]) -> str:
+def _format_entry(entry: dict[str, Any]) -> str:
     state = "over" if entry.get("retired") else entry.get("state")
     sizes = entry.get("input_sizes")
     return f"  {entry.get('profiling_name')} number {entry.get('collective_seq_id')}, {state}, sizes {sizes}"
 
 
 def dump_stacks(path: Path | None, heading: str) -> None:
-    """All threads to stderr, and to a file where there is a place for it."""
+    """Write all threads to stderr, and to a file if a path is given."""
     _dump(sys.__stderr__, heading)
     if path is None:
         return
@@ -91,26 +93,26 @@ def _dump(file: object, heading: str) -> None:
     faulthandler.dump_traceback(file=file, all_threads=True)  # type: ignore[arg-type]
 
 
-def _main_frame() -> FrameType | None:
+def _get_main_frame() -> FrameType | None:
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
-def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
+def _iterate_frames(innermost: FrameType | None) -> Iterator[FrameType]:
     frame = innermost
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-def _told(innermost: FrameType | None) -> str:
+def _format_frames(innermost: FrameType | None) -> str:
     if innermost is None:
         return "  (it has ended)"
-    frames = traceback.StackSummary.extract(((f, f.f_lineno) for f in _frames(innermost)), limit=FRAMES)
+    frames = traceback.StackSummary.extract(((f, f.f_lineno) for f in _iterate_frames(innermost)), limit=FRAMES)
     return "\n".join(
         f"  {frame.name} at {frame.filename}:{frame.lineno}" + (f"  {frame.line}" if frame.line else "")
         for frame in frames
     )
 
 
-def _line(frame: FrameType) -> str:
+def _format_location(frame: FrameType) -> str:
     return f"{frame.f_code.co_name} at {frame.f_code.co_filename}:{frame.f_lineno}"

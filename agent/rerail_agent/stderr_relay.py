@@ -1,4 +1,4 @@
-"""Passes the job's stderr on, byte for byte, and remembers its last lines."""
+"""Forward the job's stderr, byte for byte, and remember its last lines."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class StderrLine:
 
 
 class StderrRelay:
-    """A pipe whose `inlet` is the job's stderr, and a thread that writes to ours what comes out of it.
+    """A pipe whose `inlet` is the job's stderr, and a thread that copies it to our stderr.
 
-    A thread, because a reader of our stderr who does not read may hold up the job, as without us, but never init.
+    In a thread, because a slow reader of our stderr may block the job, as without init, but must never block init.
     """
 
     def __init__(self, to: int = 2) -> None:
         self._outlet, self.inlet = os.pipe()
-        with suppress(OSError):  # more than an unprivileged user may have
+        with suppress(OSError):  # an unprivileged user may not have as much
             fcntl.fcntl(self.inlet, SET_PIPE_SIZE, PIPE_BYTES)
         self._to: int | None = to
         self._pending = b""
@@ -43,20 +43,20 @@ class StderrRelay:
     def start(self) -> None:
         self._thread.start()
 
-    def tell(self, message: str) -> None:
-        """A line of init's own, in order with the job's; given up where writing it would have to wait."""
+    def log(self, message: str) -> None:
+        """Write a line of init's own, in order with the job's; drop it if writing would block."""
         line = f"rerail init: {message}\n".encode()[: select.PIPE_BUF]
         if select.select([], [self.inlet], [], 0)[1]:
             os.write(self.inlet, line)
 
     def finish(self, timeout_s: float) -> list[StderrLine]:
-        """Waits until everything is passed on, if those who write are gone; the last lines, oldest first."""
+        """Wait until everything is forwarded, if all writers are gone; return the last lines, oldest first."""
         os.close(self.inlet)
         self._thread.join(timeout_s)
         return list(self._lines)
 
-    def so_far(self, timeout_s: float) -> list[StderrLine]:
-        """The last lines, oldest first, once all that was written has come through; those who write go on."""
+    def read_lines(self, timeout_s: float) -> list[StderrLine]:
+        """Return the last lines, oldest first, once all that was written so far has come through."""
         deadline = time.monotonic() + timeout_s
         while select.select([self._outlet], [], [], 0)[0] and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -70,7 +70,7 @@ class StderrRelay:
         self._remember(b"\n" if self._pending else b"")
 
     def _pass_on(self, chunk: bytes) -> None:
-        """When nobody reads our stderr any more, the job's still has to flow."""
+        """Write to our stderr; when its reader is gone, keep reading, so that the job does not block."""
         while chunk and self._to is not None:
             try:
                 chunk = chunk[os.write(self._to, chunk) :]
@@ -81,7 +81,7 @@ class StderrRelay:
 
     def _remember(self, chunk: bytes) -> None:
         *whole, rest = (self._pending + chunk).split(b"\n")
-        # A progress bar is one endless line, of which only what follows the last return is on the screen.
+        # A progress bar is one long line, of which only the text after the last carriage return is visible.
         self._pending = rest.rpartition(b"\r")[2][-LINE_LIMIT:] if not rest.endswith(b"\r") else rest[-LINE_LIMIT:]
         now = time.monotonic()
         for line in whole:

@@ -1,4 +1,4 @@
-"""Prints the metric line that CloudWatch's regular expressions and Rerail's detectors read."""
+"""Print the metric line that CloudWatch's regular expressions and Rerail's detectors read."""
 
 import math
 import re
@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 STANDARD = ("step", "loss", "grad_norm", "lr", "tokens_per_s", "nonfinite")
-UNFIT = re.compile(r"[^a-zA-Z0-9_.]+")
+UNSAFE_CHARACTERS = re.compile(r"[^a-zA-Z0-9_.]+")
 
 
-class Meter:
-    """Tokens and seconds since the last line."""
+class TokenMeter:
+    """Count tokens and seconds since the last metric line, and print the line."""
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
         self._write = write or _print
@@ -20,8 +20,8 @@ class Meter:
         self._since = 0.0
         self.tokens_per_s: float | None = None
 
-    def count(self, tokens: float | None) -> None:
-        """Tokens of one more step."""
+    def add_tokens(self, tokens: float | None) -> None:
+        """Add the tokens of one more step."""
         if tokens is not None:
             self._tokens += tokens
             self._counted = True
@@ -36,7 +36,7 @@ class Meter:
         trained_s: float,
         extra: Mapping[str, Any] | None,
     ) -> None:
-        """One line; `trained_s` is the clock: seconds spent in steps so far."""
+        """Print one line; `trained_s` is the time spent in steps so far."""
         seconds = trained_s - self._since
         if self._counted and seconds > 0:
             self.tokens_per_s = self._tokens / seconds
@@ -57,7 +57,10 @@ def format_line(
     tokens_per_s: float | None,
     extra: Mapping[str, Any],
 ) -> str:
-    """Standard fields first, as the metric definitions expect them; nine digits give a float32 back bit for bit."""
+    """Format the standard fields first, as the metric definitions expect them.
+
+    Nine digits restore a float32 bit for bit.
+    """
     words = [f"rerail step={step} loss={loss:.9g}"]
     if grad_norm is not None:
         words.append(f"grad_norm={grad_norm:.6g}")
@@ -67,20 +70,20 @@ def format_line(
         words.append(f"tokens_per_s={tokens_per_s:.0f}")
     # CloudWatch takes no NaN, hence the flag.
     words.append(f"nonfinite={int(not (math.isfinite(loss) and (grad_norm is None or math.isfinite(grad_norm))))}")
-    words += [f"{_fit(name)}={_shown(value)}" for name, value in extra.items() if name not in STANDARD]
+    words += [f"{_sanitize(name)}={_format_value(value)}" for name, value in extra.items() if name not in STANDARD]
     return " ".join(words)
 
 
 @lru_cache(maxsize=1000)
-def _fit(name: str) -> str:
-    return UNFIT.sub("_", str(name))
+def _sanitize(name: str) -> str:
+    return UNSAFE_CHARACTERS.sub("_", str(name))
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     try:
         return f"{float(value):.6g}"
     except (TypeError, ValueError, OverflowError):
-        return UNFIT.sub("_", str(value))
+        return UNSAFE_CHARACTERS.sub("_", str(value))
 
 
 def _print(text: str) -> None:

@@ -18,14 +18,14 @@ from typing import Any
 import data
 import faults
 import train
-from job import Job
+from job import TrainingJob
 from rerail_agent.checkpoints.store import SAVING
 from rerail_agent.failure import DataError
 
 FOLDER, RANK = Path(os.environ["SOAK_FOLDER"]), os.environ.get("RANK", "0")
 SAVE_WITHIN_S = 2.0
-stock = {name: getattr(train, name) for name in ("take_step", "resume", "restore", "save", "settle", "tell")}
-break_down, read_batch, plan_of = faults.break_down, data.Corpus.batch, faults.Plan.of
+stock = {name: getattr(train, name) for name in ("take_step", "resume", "restore", "save", "report_saves", "log")}
+break_down, read_batch, plan_of = faults.inject, data.TextCorpus.batch, faults.FaultPlan.of
 
 
 class Rank:
@@ -39,10 +39,10 @@ class Rank:
         self.injected: set[str] = set()
         self.orders, self.read_at = FOLDER / f"{job}.json", 0
         self.breaks: dict[str, int] = {}
-        self.plan: faults.Plan | None = None
+        self.plan: faults.FaultPlan | None = None
         self.here: dict[str, int] = {}
         # One process may train this rank of the run at a time, whichever attempt it is of.
-        self.lock = os.open(FOLDER / f"{Job.from_environment().run}.rank{RANK}.live", os.O_WRONLY | os.O_CREAT)
+        self.lock = os.open(FOLDER / f"{TrainingJob.from_environment().run}.rank{RANK}.live", os.O_WRONLY | os.O_CREAT)
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -52,7 +52,7 @@ class Rank:
         """One line; a single write, which a SIGKILL does not cut."""
         os.write(self.file, (json.dumps({**what, "at": time.time()}) + "\n").encode())
 
-    def plan_of(self, drills: tuple[faults.Drill, ...], **here: int) -> faults.Plan:
+    def plan_of(self, drills: tuple[faults.FaultDrill, ...], **here: int) -> faults.FaultPlan:
         """The training's own plan, to which orders are added."""
         self.plan, self.here = plan_of(drills, **here), here
         self.obey()
@@ -80,12 +80,12 @@ class Rank:
             self.injected.add(kind)
             self.note(injected=kind, step=step)
 
-    def batch(self, corpus: data.Corpus, ids: Sequence[int]) -> Any:
+    def batch(self, corpus: data.TextCorpus, ids: Sequence[int]) -> Any:
         """Return the input of the model."""
         self.read += ids
         return read_batch(corpus, ids)
 
-    def take_step(self, run: train.Run, ids: Sequence[int], **how: Any) -> Any:
+    def take_step(self, run: train.TrainingRun, ids: Sequence[int], **how: Any) -> Any:
         step = run.step + 1
         if self.breaks.get("ecc") == step:
             self.note_injection("ecc", step)
@@ -97,24 +97,24 @@ class Rank:
         if self.breaks.get("writer") == step and writer:
             self.note_injection("writer", step)
             os.kill(writer, signal.SIGKILL)
-        if self.breaks.get("deaf") == step and run.guard._courier is not None:
+        if self.breaks.get("deaf") == step and run.guard._mailbox_client is not None:
             self.note_injection("deaf", step)
-            run.guard._courier.stop(0.0)
+            run.guard._mailbox_client.stop(0.0)
         self.read.clear()
         norm = stock["take_step"](run, ids, **how)
         self.note(step=step, ids=list(self.read), loss=float(run.loss).hex())
         self.obey()
         return norm
 
-    def break_down(self, drill: faults.Drill, **how: Any) -> None:
+    def break_down(self, drill: faults.FaultDrill, **how: Any) -> None:
         self.note_injection(drill.kind.value, drill.step)
         break_down(drill, **how)
 
-    def restore(self, run: train.Run, manifest: Any, state: dict[str, Any]) -> None:
+    def restore(self, run: train.TrainingRun, manifest: Any, state: dict[str, Any]) -> None:
         self.source = (manifest.attempt, manifest.restart)
         stock["restore"](run, manifest, state)
 
-    def resume(self, run: train.Run) -> None:
+    def resume(self, run: train.TrainingRun) -> None:
         stock["resume"](run)
         job = run.job
         self.note(
@@ -126,7 +126,7 @@ class Rank:
             rate=job.rate,
         )
 
-    def save(self, run: train.Run, *, reason: str) -> None:
+    def save(self, run: train.TrainingRun, *, reason: str) -> None:
         """With the fault `in-save` the node is killed while the save has begun and has no manifest yet."""
         if not 0 < self.breaks.get("in-save", 0) <= run.step:
             stock["save"](run, reason=reason)
@@ -143,22 +143,22 @@ class Rank:
         self.note(killed_in_save=time.monotonic() < end)
         faults.kill_this_node()
 
-    def settle(self, run: train.Run, ended: Any) -> None:
+    def report_saves(self, run: train.TrainingRun, ended: Any) -> None:
         known = list(ended)
         for each in known:
             self.note(saved=each.step, error=str(each.error or ""))
-        stock["settle"](run, known)
+        stock["report_saves"](run, known)
 
-    def tell(self, message: str) -> None:
+    def log(self, message: str) -> None:
         if message.startswith("finished after step"):
             self.note(finished=message.rpartition(" ")[2])
-        stock["tell"](message)
+        stock["log"](message)
 
 
 if __name__ == "__main__":
     rank = Rank()
     for name in stock:
         setattr(train, name, getattr(rank, name))
-    faults.break_down, faults.Plan.of = rank.break_down, rank.plan_of  # type: ignore[method-assign]
-    data.Corpus.batch = lambda corpus, ids: rank.batch(corpus, ids)  # type: ignore[method-assign,assignment]
+    faults.inject, faults.FaultPlan.of = rank.break_down, rank.plan_of  # type: ignore[method-assign]
+    data.TextCorpus.batch = lambda corpus, ids: rank.batch(corpus, ids)  # type: ignore[method-assign,assignment]
     train.main()

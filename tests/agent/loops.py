@@ -28,7 +28,7 @@ def agreeing(
             if flag == agreement.SIGTERM:
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
-                guard._agreement.hoist(flag)
+                guard._agreement.raise_flag(flag)
         time.sleep(chance.random() * skew_s)
         loss = guard.reduce(torch.tensor(2.0 + rank)) if reduces else 2.0
         guard.step(step=step, loss=loss)
@@ -61,7 +61,7 @@ def first_alone(rank: int, *, say: Say) -> bool:
     """Only rank 0 calls step(), against the rules. Whether it came through."""
     from datetime import timedelta
 
-    agreement.ROLL_CALL = timedelta(seconds=0.3)
+    agreement.CALL_TIMEOUT = timedelta(seconds=0.3)
     guard = Guard.from_env(log_every=10**9)
     if rank == 0:
         for step in range(25):
@@ -100,7 +100,7 @@ def fenced(rank: int, *, say: Say) -> tuple[bool, bool]:
         guard.step(step=step, loss=guard.reduce(1.0))
         if guard.fenced:
             break
-    guard._agreement.hoist(agreement.COMMAND)
+    guard._agreement.raise_flag(agreement.COMMAND)
     guard.step(step=step + 1, loss=guard.reduce(1.0))
     guard.close()
     return guard.fenced, guard.wants_checkpoint

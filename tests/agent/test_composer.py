@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from rerail.model.mailbox import CommandKind, ReportKind
-from rerail_agent.composer import RerailCallback, resume_from, total
+from rerail_agent.composer import RerailCallback, resume_from, total_loss
 from tests.agent.jobs import command
 from tests.agent.test_manifests import snippets
 
@@ -208,10 +208,10 @@ def test_evaluations_are_no_slow_steps(callback):
 def test_a_loss_of_several_parts_is_their_sum():
     """Composer trains on the sum, or on what is called `total`."""
     one, two = torch.tensor(1.0), torch.tensor(2.0)
-    assert total({"main": one, "aux": two}) == 3
-    assert total({"total": two, "main": one}) == 2
-    assert total((one, two)) == 3
-    assert total(1.5) == 1.5
+    assert total_loss({"main": one, "aux": two}) == 3
+    assert total_loss({"total": two, "main": one}) == 2
+    assert total_loss((one, two)) == 3
+    assert total_loss(1.5) == 1.5
 
 
 def test_the_page_for_users_shows_a_script_that_fits(new_guard, monkeypatch, tmp_path):

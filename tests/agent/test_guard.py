@@ -89,7 +89,9 @@ class Broken:
         return fail
 
 
-@pytest.mark.parametrize("part", ["_progress", "_meter", "_judgement", "_orders", "_courier", "_watchdog", "_stopping"])
+@pytest.mark.parametrize(
+    "part", ["_progress", "_meter", "_detection", "_commands", "_mailbox_client", "_watchdog", "_sigterm"]
+)
 def test_no_collaborator_can_hurt_the_training(bucket: Bucket, new_guard, capfd, monkeypatch, part):
     """A part that breaks is told once, with its traceback, and done without."""
     guard = new_guard(bucket)
@@ -98,15 +100,15 @@ def test_no_collaborator_can_hurt_the_training(bucket: Bucket, new_guard, capfd,
     if part == "_progress":  # plain numbers, which do not raise
         for name in ("mean_s", "step_s", "trained_s"):
             setattr(guard._progress, name, 0.0)
-    if part == "_judgement":
-        guard._judgement.health = "clean"
+    if part == "_detection":
+        guard._detection.health = "clean"
     exercise(guard)
     guard.step(step=100, loss=2.0)
     guard.close()
     told = capfd.readouterr().err
     faults = [line for line in told.splitlines() if line.startswith("rerail: fault") and "phase" not in line]
     assert len(faults) == len(set(faults))
-    if part not in ("_orders", "_courier"):
+    if part not in ("_commands", "_mailbox_client"):
         assert "is broken" in told
     monkeypatch.setattr(guard, part, sound)
 
@@ -115,14 +117,14 @@ def test_no_collaborator_can_hurt_the_training(bucket: Bucket, new_guard, capfd,
     "target",
     [
         "rerail_agent.guard.Identity.from_environment",
-        "rerail_agent.guard.Settings.from_environment",
+        "rerail_agent.guard.AgentSettings.from_environment",
         "rerail_agent.guard.MailboxBucket",
         "rerail_agent.guard.MailboxClient",
         "rerail_agent.guard.Watchdog",
-        "rerail_agent.guard.HangLimits.of",
+        "rerail_agent.guard.HangLimits.from_thresholds",
         "rerail_agent.sigterm.signal.signal",
         "rerail_agent.mailbox_objects.MailboxBucket._s3",
-        "rerail_agent.mailbox_client.MailboxClient._round",
+        "rerail_agent.mailbox_client.MailboxClient._run_due",
         "rerail_agent.mailbox_client.serialize",
         "rerail_agent.guard.serialize",
         "rerail_agent.commands.read_command",
@@ -213,7 +215,7 @@ def test_a_blocked_sigterm_is_handled_after_it_is_unblocked(new_guard):
 def test_several_ranks_without_a_process_group_want_nothing(bucket: Bucket, new_guard):
     """The launcher started four, nothing joins them: each would save at a step of its own."""
     guard = new_guard(bucket, RANK="0", WORLD_SIZE="4")
-    guard._agreement.hoist(agreement.COMMAND)
+    guard._agreement.raise_flag(agreement.COMMAND)
     guard.step(step=1, loss=2.0)
     assert not guard.wants_checkpoint
 

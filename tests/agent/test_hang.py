@@ -71,12 +71,12 @@ class Watched:
         clock = SimpleNamespace(monotonic=lambda: self.now, time=time.time)
         monkeypatch.setattr("rerail_agent.hang.time", clock)
         monkeypatch.setattr("rerail_agent.progress.time", clock)
-        monkeypatch.setattr("rerail_agent.hang.LOOK_FOR_S", 0.0)
+        monkeypatch.setattr("rerail_agent.hang.CHECK_SPAN_S", 0.0)
         monkeypatch.setattr(stack_dump, "find_position", lambda: next(self._places) if self.moves else "here")
         self.progress, self.levels, self.kinds = Progress(), [], []
         values = {"step_s": 0.2, "save_s": 60.0, "unknown_s": 60.0, "factor": 5.0, **limits}
         self.watchdog = Watchdog(
-            self.progress, HangLimits(**values), file=None, found=self.found, harmless=FaultIsolation()
+            self.progress, HangLimits(**values), file=None, on_hang=self.found, isolation=FaultIsolation()
         )
 
     def found(self, finding: Finding, evidence: str) -> None:
@@ -88,14 +88,14 @@ class Watched:
         looks = 20
         for _ in range(looks):
             self.now += seconds / looks
-            self.watchdog._look()
+            self.watchdog._check()
 
 
 def test_a_stall_is_reported_once(monkeypatch, capfd):
     """However long it lasts; the next one is news."""
     watched = Watched(monkeypatch)
     for step in (1, 2):
-        watched.progress.stepped(step)
+        watched.progress.on_step(step)
         watched.wait(1.0)
     assert watched.levels == ["intervene"] * 2
     assert "no step for" in capfd.readouterr().err
@@ -105,7 +105,7 @@ def test_a_thread_that_moves_gets_twice_the_time(monkeypatch):
     """It may be a save or an evaluation that nobody announced: a warning first."""
     watched = Watched(monkeypatch)
     watched.moves = True
-    watched.progress.stepped(1)
+    watched.progress.on_step(1)
     watched.wait(0.19)
     assert watched.levels == []
     watched.wait(0.2)
@@ -117,22 +117,22 @@ def test_a_thread_that_moves_gets_twice_the_time(monkeypatch):
 def test_a_save_or_an_evaluation_has_limits_of_its_own(monkeypatch):
     """Ones that are learnt; before that, those of the start."""
     watched = Watched(monkeypatch)
-    watched.progress.stepped(1)
+    watched.progress.on_step(1)
     for phase in (Phase.SAVE, Phase.EVALUATION):
-        with watched.progress.within(phase):
+        with watched.progress.track_phase(phase):
             watched.wait(0.5)
     assert watched.levels == []
     limits = HangLimits(step_s=300, save_s=600, unknown_s=1800, factor=5)
-    assert limits.of_phase(Phase.STARTUP, 0) == limits.of_phase(Phase.SAVE, 0) == 1800
-    assert (limits.of_phase(Phase.SAVE, 20), limits.of_phase(Phase.SAVE, 500)) == (600, 2500)
-    assert (limits.of_phase(Phase.EVALUATION, 20), limits.of_phase(Phase.STEP, 100)) == (300, 500)
+    assert limits.get_limit_s(Phase.STARTUP, 0) == limits.get_limit_s(Phase.SAVE, 0) == 1800
+    assert (limits.get_limit_s(Phase.SAVE, 20), limits.get_limit_s(Phase.SAVE, 500)) == (600, 2500)
+    assert (limits.get_limit_s(Phase.EVALUATION, 20), limits.get_limit_s(Phase.STEP, 100)) == (300, 500)
 
 
 def test_steps_that_take_long_by_nature_raise_the_limit(monkeypatch):
     """Five times the longest gap that the run has shown."""
     watched = Watched(monkeypatch, step_s=0.05)
     for step in range(1, 12):
-        watched.progress.stepped(step)
+        watched.progress.on_step(step)
         watched.wait(0.04)
     watched.wait(0.15)
     assert watched.levels == []
@@ -150,7 +150,7 @@ def test_a_start_that_takes_too_long_is_reported_as_a_startup_stall(monkeypatch)
 def test_a_process_that_was_stopped_is_not_taken_for_a_hung_one(monkeypatch):
     """The watchdog did not run either: the silence is not the training's."""
     watched = Watched(monkeypatch, step_s=0.4)
-    watched.progress.stepped(1)
+    watched.progress.on_step(1)
     watched.now += 1000
     watched.wait(0.3)
     assert watched.levels == []

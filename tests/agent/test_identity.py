@@ -6,7 +6,7 @@ import pytest
 
 from rerail.model.thresholds import Thresholds
 from rerail_agent.identity import Identity
-from rerail_agent.settings import Settings
+from rerail_agent.settings import AgentSettings
 
 JOB = {
     "TRAINING_JOB_NAME": "night-a002",
@@ -70,14 +70,14 @@ def test_an_invalid_number_is_reported_and_ignored():
     assert told == ["RERAIL_ATTEMPT='two': must be a whole number; going on as if it were not set"]
 
 
-def settings(**variables: str) -> tuple[Settings, list[str]]:
+def settings(**variables: str) -> tuple[AgentSettings, list[str]]:
     told: list[str] = []
-    return Settings.from_environment(variables, told.append), told
+    return AgentSettings.from_environment(variables, told.append), told
 
 
 def test_settings_have_defaults_and_can_be_overridden():
     """Seconds are numbers, thresholds a JSON object; durations in it are seconds."""
-    assert settings() == (Settings(), [])
+    assert settings() == (AgentSettings(), [])
     found, told = settings(
         RERAIL_POLL_SECONDS="0.5",
         RERAIL_HANG_SECONDS="30",

@@ -245,7 +245,7 @@ def test_after_an_outage_everything_arrives_once_and_under_its_name(
     bucket: Bucket, new_guard, gate: Gate, monkeypatch, capfd
 ):
     """Reports wait, the training does not; one line tells of the trouble and one of its end."""
-    monkeypatch.setattr("rerail_agent.mailbox_client.PATIENCE_S", (0.02, 0.1))
+    monkeypatch.setattr("rerail_agent.mailbox_client.RETRY_S", (0.02, 0.1))
     bucket.broken = {"PUT": (503, "SlowDown"), "GET": (500, "InternalError")}
     guard = new_guard(bucket)
     guard.report(SPIKE)

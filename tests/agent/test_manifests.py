@@ -67,7 +67,7 @@ def test_a_loss_that_is_no_number_is_left_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "files", "message"),
-    [("step-7", {"a": b"1"}, "checkpoint of step 8"), ("model", {"a": b"1"}, "step-8"), ("step-8", None, "nothing")],
+    [("step-7", {"a": b"1"}, "checkpoint of step 8"), ("model", {"a": b"1"}, "step-8"), ("step-8", None, "no files")],
 )
 def test_what_is_no_checkpoint_of_this_step_is_refused(tmp_path, name, files, message):
     """With the path and what to do."""
@@ -114,15 +114,15 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path, capsys, harm):
             (last / "manifest.json").write_text(json.dumps(table))
         case "renamed":
             last = last.rename(tmp_path / "checkpoint-2000")
-    assert manifests.newest_whole(tmp_path, lambda manifest: True) == before
-    assert f"{last.name} is not whole" in capsys.readouterr().err
+    assert manifests.find_newest_whole(tmp_path, lambda manifest: True) == before
+    assert f"{last.name} is incomplete" in capsys.readouterr().err
 
 
 def test_steps_are_numbers_and_not_names(tmp_path):
     """checkpoint-1000 is newer than checkpoint-999; other folders are none of ours."""
     saved(tmp_path, "checkpoint-999"), folder(tmp_path, "checkpoint-last"), folder(tmp_path, "runs-7")
     newest = saved(tmp_path, "checkpoint-1000")
-    assert manifests.newest_whole(tmp_path, lambda manifest: True) == newest
+    assert manifests.find_newest_whole(tmp_path, lambda manifest: True) == newest
 
 
 def test_tainted_checkpoints_are_moved_and_nothing_is_lost(tmp_path):
@@ -132,12 +132,12 @@ def test_tainted_checkpoints_are_moved_and_nothing_is_lost(tmp_path):
         saved(tmp_path, name, attempt=first)
     saved(tmp_path, "step-4")
     folder(tmp_path, "step-5")
-    manifests.quarantine(tmp_path, after=1, tainted=OURS.distrusts)
+    manifests.quarantine(tmp_path, after=1, tainted=OURS.must_quarantine)
     assert moved(tmp_path) == ["a1-step-2", "a1-step-3", "aunknown-step-5"]
     saved(tmp_path, "step-2", attempt=first)
-    manifests.quarantine(tmp_path, after=1, tainted=OURS.distrusts)
+    manifests.quarantine(tmp_path, after=1, tainted=OURS.must_quarantine)
     assert moved(tmp_path) == ["a1-step-2", "a1-step-2-2", "a1-step-3", "aunknown-step-5"]
-    assert [path.name for path in manifests.folders(tmp_path)] == ["step-4", "step-1"]
+    assert [path.name for path in manifests.list_folders(tmp_path)] == ["step-4", "step-1"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_ranks_save_one_checkpoint_together_and_agree_on_the_newest(tmp_path):
 def test_a_save_that_fails_on_one_rank_fails_on_all(tmp_path):
     """None waits for the other, and what was written is no checkpoint."""
     assert Ranks(one_fails, 2, root=str(tmp_path)).answers() == ["None", "None"]
-    assert manifests.newest_whole(tmp_path, lambda manifest: True) is None
+    assert manifests.find_newest_whole(tmp_path, lambda manifest: True) is None
 
 
 def on_two_machines(rank: int, *, say: Any, roots: list[str]) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rerail.model.metrics import make_definitions
-from rerail_agent.telemetry import Meter, format_line
+from rerail_agent.telemetry import TokenMeter, format_line
 
 
 def read(text: str) -> dict[str, str]:
@@ -46,9 +46,9 @@ def test_what_is_not_finite_raises_the_flag_and_gives_no_number(loss, norm):
 def test_tokens_a_second_are_those_since_the_last_line():
     """All tokens of the steps in between, over the time in steps."""
     lines: list[str] = []
-    meter = Meter(lines.append)
+    meter = TokenMeter(lines.append)
     for trained_s, is_logged in ((1.0, False), (2.0, True), (2.5, True)):
-        meter.count(100)
+        meter.add_tokens(100)
         if is_logged:
             meter.report(step=1, loss=1.0, grad_norm=None, lr=None, trained_s=trained_s, extra=None)
     assert [read(text)["tokens_per_s"] for text in lines] == ["100", "200"]
@@ -57,5 +57,5 @@ def test_tokens_a_second_are_those_since_the_last_line():
 def test_without_tokens_no_speed_is_printed():
     """A script that counts no tokens prints no speed."""
     lines: list[str] = []
-    Meter(lines.append).report(step=1, loss=1.0, grad_norm=None, lr=None, trained_s=1.0, extra={"odd": "a b"})
+    TokenMeter(lines.append).report(step=1, loss=1.0, grad_norm=None, lr=None, trained_s=1.0, extra={"odd": "a b"})
     assert lines == ["rerail step=1 loss=1 nonfinite=0 odd=a_b"]

@@ -65,11 +65,14 @@ def test_whatever_a_script_logs_is_one_line(value):
 @pytest.mark.parametrize("text", [DEEP, "{}", "[]", "7", '{"current_host": [], "hosts": "algo-1"}', '{"told": 3}'])
 def test_a_file_of_the_machine_that_makes_no_sense_is_done_without(tmp_path, text):
     """SageMaker's, and the one that an earlier container has left: the job starts."""
-    for place in (tmp_path / "input" / "config" / "resourceconfig.json", in_place_restarts.restart_file(tmp_path)):
+    for place in (
+        tmp_path / "input" / "config" / "resourceconfig.json",
+        in_place_restarts.make_restart_file_path(tmp_path),
+    ):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-    assert init_channel.hosts_of(tmp_path) == 1
-    assert init_channel.host_of(tmp_path)
+    assert init_channel.count_hosts(tmp_path) == 1
+    assert init_channel.read_host(tmp_path)
     assert in_place_restarts.read_restart_file(tmp_path, "gpt") == {}
 
 
@@ -86,7 +89,7 @@ def test_a_file_of_the_machine_that_makes_no_sense_is_done_without(tmp_path, tex
 )
 def test_any_output_of_a_dying_script_gives_a_failure_file(said):
     """Init must not fall over what it reads: SageMaker would be told nothing at all."""
-    silent, testified = ProcessExit(0, None, 3.0), ProcessExit(0, 1, 3.0, testimony=said)
+    silent, testified = ProcessExit(0, None, 3.0), ProcessExit(0, 1, 3.0, error_text=said)
     for ranks in ([silent], [testified, silent]):
         text = make_report(silent, ranks, [Printed(2.0, said)], oom_killed=False).text()
         assert json.loads(text)["rerail"] == 1 and len(text) <= 1024
@@ -197,7 +200,7 @@ def test_a_manifest_with_a_size_that_is_none_is_a_damaged_checkpoint(bytes_):
     """It is passed over; the script that resumes does not die of it."""
     text = '{"step": 3, "files": [{"name": "a", "checksum": "x", "bytes": BYTES}]}'
     table = json.loads(text.replace("BYTES", bytes_))
-    sealed = json.dumps({**table, "seal": manifest._seal(table)})
+    sealed = json.dumps({**table, "seal": manifest._compute_own_checksum(table)})
     with pytest.raises(manifest.DamagedCheckpoint):
         manifest.parse(sealed.encode(), folder="step-000000003")
 

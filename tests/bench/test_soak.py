@@ -33,7 +33,7 @@ def test_every_scenario_of_the_demo_and_every_drill_is_soaked():
     """None is added to either that no soak ever meets. A step that waits for a fault from outside is none itself."""
     assert {name.value for name in Name} <= set(FAULTS)
     written = " ".join(fault.drill for fault in FAULTS.values())
-    assert [kind for kind in drills.Kind if f"{kind}:" not in written] == [drills.Kind.WAIT]
+    assert [kind for kind in drills.FaultKind if f"{kind}:" not in written] == [drills.FaultKind.WAIT]
 
 
 def test_every_drill_can_be_read_by_the_training_script():

@@ -19,16 +19,16 @@ import torch._dynamo  # every rank would import it by itself
 
 import parallel
 import preflight
-from job import Cluster, Job
+from job import TrainingCluster, TrainingJob
 
 RANKS = 3
 
 
-def fit(rank: int, job: Job) -> Job:
+def fit(rank: int, job: TrainingJob) -> TrainingJob:
     return job
 
 
-def miscalculating(rank: int, job: Job) -> Job:
+def miscalculating(rank: int, job: TrainingJob) -> TrainingJob:
     """Rank 1 gets one number of a product wrong."""
     product = torch.Tensor.__matmul__
 
@@ -43,46 +43,48 @@ def miscalculating(rank: int, job: Job) -> Job:
     return job
 
 
-def absent(rank: int, job: Job) -> Job:
+def absent(rank: int, job: TrainingJob) -> TrainingJob:
     """Rank 2 never comes to the all-reduce, and says nothing either."""
-    honest = preflight.at_once
+    honest = preflight.run_probes
 
-    def at_once(probes: dict[str, Callable[[], preflight.Result]], *, limit_s: float) -> list[preflight.Result]:
+    def at_once(
+        probes: dict[str, Callable[[], preflight.ProbeResult]], *, limit_s: float
+    ) -> list[preflight.ProbeResult]:
         return time.sleep(3600) or [] if "all-reduce" in probes else honest(probes, limit_s=limit_s)
 
     if rank == 2:
-        preflight.at_once = at_once
+        preflight.run_probes = at_once
     return job
 
 
-def without_a_place(rank: int, job: Job) -> Job:
+def without_a_place(rank: int, job: TrainingJob) -> TrainingJob:
     """Rank 1 may not write where its checkpoints go."""
-    return replace(job, checkpoint_place="/proc/version/checkpoints") if rank == 1 else job
+    return replace(job, checkpoint_location="/proc/version/checkpoints") if rank == 1 else job
 
 
-def hung_driver(rank: int, job: Job) -> Job:
+def hung_driver(rank: int, job: TrainingJob) -> TrainingJob:
     """Rank 0 waits for its GPU for ever."""
     if rank == 0:
-        preflight.compute = lambda device: time.sleep(3600)
+        preflight.probe_compute = lambda device: time.sleep(3600)
     return job
 
 
 CASES = (fit, miscalculating, absent, without_a_place, hung_driver)
 
 
-def become(rank: int, port: str, folder: Path, case: Callable[[int, Job], Job]) -> None:
+def become(rank: int, port: str, folder: Path, case: Callable[[int, TrainingJob], TrainingJob]) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     torch.set_num_threads(1)
     preflight.HUNG_S, preflight.PATIENCE_S = (1.0, 1.0) if case in (absent, hung_driver) else (30.0, 30.0)
     world = parallel.join(timeout=timedelta(seconds=120))
     hosts = tuple(f"algo-{number + 1}" for number in range(RANKS))
-    cluster = Cluster(hosts=hosts, current_host=hosts[rank], instance_type="", network_interface="")
-    job = case(rank, Job(base=folder / hosts[rank], run="night", attempt=1, resume_at_most=None))
+    cluster = TrainingCluster(hosts=hosts, current_host=hosts[rank], instance_type="", network_interface="")
+    job = case(rank, TrainingJob(base=folder / hosts[rank], run="night", attempt=1, resume_at_most=None))
     told: list[str] = []
     raised = ["", ""]
     try:
-        preflight.inspect(world, job, cluster, tell=told.append, limit_s=1.0 if case in (absent, hung_driver) else 30.0)
+        preflight.inspect(world, job, cluster, log=told.append, limit_s=1.0 if case in (absent, hung_driver) else 30.0)
     except (preflight.HardwareError, ValueError) as error:
         raised = [type(error).__name__, str(error)]
     line = json.dumps({"case": case.__name__, "rank": rank, "raised": raised, "told": told})

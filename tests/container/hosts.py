@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import train
-from job import Job
+from job import TrainingJob
 from options import read_options
 from rerail.model.finding import Finding
 from rerail_agent import Guard, failure
@@ -143,7 +143,7 @@ class Here:
         self.out = ""
         self.err = ""
         self.exit_code: object = None
-        self.run: train.Run | None = None
+        self.run: train.TrainingRun | None = None
 
     def __call__(
         self,
@@ -163,7 +163,7 @@ class Here:
         self.monkeypatch.setenv("RERAIL_DRILL", drill)
         asked = {"rate": rate, "restart": restart, "rolled_back": rolled_back}
         asked |= {"keeps_newer": keeps_newer}
-        job = Job(base or self.base, "night", attempt, resume_at_most, skipped, **asked)
+        job = TrainingJob(base or self.base, "night", attempt, resume_at_most, skipped, **asked)
         chosen = read_options([f"--{name}={value}" for name, value in {**OPTIONS, **options}.items()])
         self.capsys.readouterr()
         guard = guard or Guard(environment={})

@@ -20,9 +20,9 @@ import torch._dynamo  # every rank would import it by itself, for AdamW and DDP
 from torch.distributed import checkpoint as dcp
 
 import parallel
-from model import GPT, VOCABULARY, Size
+from model import GPT, VOCABULARY, ModelSize
 
-SIZE = Size(layers=2, heads=4, width=32, context=8, dropout=0.0)
+SIZE = ModelSize(layers=2, heads=4, width=32, context=8, dropout=0.0)
 STEPS = 4
 HALF = 2
 BATCH = 8
@@ -89,8 +89,8 @@ def runs(ranks: int) -> list[Run]:
 class Trainer:
     """A run's model in its layout, and the steps of its training."""
 
-    def __init__(self, run: Run, world: parallel.World) -> None:
-        self.layout = parallel.Layout.of(argparse.Namespace(**run.options), world)
+    def __init__(self, run: Run, world: parallel.DistributedWorld) -> None:
+        self.layout = parallel.ParallelLayout.of(argparse.Namespace(**run.options), world)
         torch.manual_seed(1)
         self.model = GPT(replace(SIZE, dropout=run.options.get("dropout", 0.0)))
         self.replica, self.optimizer = self.layout.apply(self.model, adamw, example=batch(0, 0, BATCH))
@@ -132,7 +132,7 @@ def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return rows[:, :-1], rows[:, 1:]
 
 
-def train(run: Run, world: parallel.World, folder: Path) -> dict[str, Any]:
+def train(run: Run, world: parallel.DistributedWorld, folder: Path) -> dict[str, Any]:
     trainer = Trainer(run, world)
     if run.resumes:
         trainer.load(folder / run.resumes, alike="dropout" in run.resumes)
@@ -141,7 +141,7 @@ def train(run: Run, world: parallel.World, folder: Path) -> dict[str, Any]:
         if run.saves and step == HALF:
             dcp.save(trainer.state(), checkpoint_id=folder / run.name)
         pairs.append(trainer.step(step))
-    whole = trainer.layout.whole(trainer.model)
+    whole = trainer.layout.gather_weights(trainer.model)
     by_rank = world.gather([loss for loss, _ in pairs])
     return {
         "losses": [sum(losses) / len(losses) for losses in zip(*by_rank, strict=True)],

@@ -33,12 +33,12 @@ def test_a_spike_jumps_and_does_not_recover(train_here: Here, tmp_path: Path) ->
 
 def test_a_spike_is_the_same_on_every_rank() -> None:
     """No rank is spared, and each does the same to the same weights."""
-    plans = [faults.Plan.of(faults.parse("spike:step=2"), attempt=1, rank=rank, world_size=3) for rank in range(3)]
+    plans = [faults.FaultPlan.of(faults.parse("spike:step=2"), attempt=1, rank=rank, world_size=3) for rank in range(3)]
     layers = []
     for plan in plans:
         torch.manual_seed(1)
         layer = torch.nn.Linear(4, 4, bias=False)
-        plan.strike(2, model=layer, optimizer=torch.optim.AdamW(layer.parameters()))
+        plan.apply(2, model=layer, optimizer=torch.optim.AdamW(layer.parameters()))
         layers.append(layer.weight)
     torch.manual_seed(1)
     sound = torch.nn.Linear(4, 4, bias=False).weight
@@ -83,7 +83,7 @@ def test_a_healing_spike_comes_back_to_its_level(train_here: Here, tmp_path: Pat
 
 def test_healing_takes_eight_steps_by_default() -> None:
     """The first wrong batch and the first good one after it."""
-    plan = faults.Plan.of(faults.parse("heal:step=10"), attempt=1, rank=0, world_size=1)
+    plan = faults.FaultPlan.of(faults.parse("heal:step=10"), attempt=1, rank=0, world_size=1)
     shares = {step: plan.wrong_labels(step) for step in range(1, 30)}
     assert [step for step, share in shares.items() if share] == list(range(10, 18))
     assert (shares[10], shares[17]) == (1.0, 1 / 8)
@@ -138,9 +138,9 @@ def test_a_waiting_step_begins_when_sigterm_arrives(
     assert over.is_set()
     assert max(losses) == 6
     assert list(saved(tmp_path / "checkpoints")) == [6]
-    plan = faults.Plan.of(faults.parse("wait:step=7"), attempt=1, rank=0, world_size=1, resumed_step=5)
+    plan = faults.FaultPlan.of(faults.parse("wait:step=7"), attempt=1, rank=0, world_size=1, resumed_step=5)
     over.clear()
-    plan.strike(7, model=torch.nn.Linear(1, 1), optimizer=torch.optim.SGD([torch.zeros(1)]))
+    plan.apply(7, model=torch.nn.Linear(1, 1), optimizer=torch.optim.SGD([torch.zeros(1)]))
     assert not over.is_set()
 
 
@@ -162,18 +162,18 @@ def test_drills_fire_at_their_step_attempt_and_rank() -> None:
     """Several drills at a time; those of a moment fire once, the others hold on, also in a run that resumes later."""
     drills = faults.parse("kill:step=60:attempt=1; bug:step=90:rank=1;hang:step=5;slow:step=7;blind:step=8;heal:step=9")
     kill, bug, hang, slow, blind, heal = drills
-    assert kill.concerns(attempt=1, rank=0, world_size=2)
-    assert not kill.concerns(attempt=2, rank=0, world_size=2)
-    assert (bug.concerns(attempt=7, rank=1, world_size=2), bug.concerns(attempt=7, rank=0, world_size=2)) == (
+    assert kill.applies_to(attempt=1, rank=0, world_size=2)
+    assert not kill.applies_to(attempt=2, rank=0, world_size=2)
+    assert (bug.applies_to(attempt=7, rank=1, world_size=2), bug.applies_to(attempt=7, rank=0, world_size=2)) == (
         True,
         False,
     )
-    assert hang.concerns(attempt=1, rank=1, world_size=2)
-    assert not slow.concerns(attempt=1, rank=1, world_size=2)
-    assert blind.concerns(attempt=1, rank=1, world_size=2)
-    assert [step for step in range(100) if kill.holds(step)] == [60]
-    assert [step for step in range(100) if slow.holds(step)] == list(range(7, 100))
-    assert [step for step in range(100) if heal.holds(step)] == list(range(9, 17))
+    assert hang.applies_to(attempt=1, rank=1, world_size=2)
+    assert not slow.applies_to(attempt=1, rank=1, world_size=2)
+    assert blind.applies_to(attempt=1, rank=1, world_size=2)
+    assert [step for step in range(100) if kill.is_active(step)] == [60]
+    assert [step for step in range(100) if slow.is_active(step)] == list(range(7, 100))
+    assert [step for step in range(100) if heal.is_active(step)] == list(range(9, 17))
 
 
 def test_a_drill_has_settings_of_its_own() -> None:

@@ -12,7 +12,7 @@ import launch
 import mpi
 import parallel
 import train
-from job import Cluster, Job
+from job import TrainingCluster, TrainingJob
 from tests.house.sources import imports, modules, top
 
 CONTAINER = Path(launch.__file__).parent
@@ -111,7 +111,7 @@ def test_the_readme_names_every_file() -> None:
 def test_hyperparameters_become_options() -> None:
     """Values of the API are plain, those of the SDK are JSON; what is not the script's is left out."""
     table = {"learning_rate": "1e-3", "model_size": '"tiny"', "sagemaker_program": '"x.py"', "steps": "5"}
-    options = launch.command_line({key: launch.decoded(value) for key, value in table.items()})
+    options = launch.make_arguments({key: launch.decode(value) for key, value in table.items()})
     assert options == ["--learning_rate=1e-3", "--model_size=tiny", "--steps=5"]
     assert train.read_options(options).model_size == "tiny"
 
@@ -130,29 +130,29 @@ def test_hosts_are_ranked_in_natural_order(tmp_path: Path) -> None:
     config.mkdir(parents=True)
     table = {"hosts": ["algo-10", "algo-2", "algo-1"], "current_host": "algo-10"}
     (config / "resourceconfig.json").write_text(json.dumps(table))
-    cluster = Cluster.read(tmp_path)
+    cluster = TrainingCluster.read(tmp_path)
     assert (cluster.node_rank, cluster.hosts[0]) == (2, "algo-1")
-    assert launch.rendezvous(cluster, {}) == {"MASTER_ADDR": "algo-1", "MASTER_PORT": "7777"}
+    assert launch.choose_rendezvous(cluster, {}) == {"MASTER_ADDR": "algo-1", "MASTER_PORT": "7777"}
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
-    assert launch.rendezvous(cluster, given) == given
+    assert launch.choose_rendezvous(cluster, given) == given
 
 
 def test_one_host_meets_itself_on_a_free_port(tmp_path: Path) -> None:
     """Jobs side by side on one machine do not meet each other."""
-    assert launch.rendezvous(Cluster.read(tmp_path), {})["MASTER_ADDR"] == "127.0.0.1"
+    assert launch.choose_rendezvous(TrainingCluster.read(tmp_path), {})["MASTER_ADDR"] == "127.0.0.1"
 
 
 def test_a_host_without_gpus_runs_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment outweighs the hyperparameter, and both the number of GPUs."""
     monkeypatch.delenv("RERAIL_PROCESSES_PER_NODE", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert launch.processes_per_node({}) == 1
+    assert launch.count_processes({}) == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    assert launch.processes_per_node({}) == 3
-    assert launch.processes_per_node({"RERAIL_PROCESSES_PER_NODE": "2"}) == 2
+    assert launch.count_processes({}) == 3
+    assert launch.count_processes({"RERAIL_PROCESSES_PER_NODE": "2"}) == 2
     monkeypatch.setenv("RERAIL_PROCESSES_PER_NODE", "zero")
     with pytest.raises(ValueError, match="RERAIL_PROCESSES_PER_NODE='zero'"):
-        launch.processes_per_node({})
+        launch.count_processes({})
 
 
 P4D = "ml.p4d.24xlarge"
@@ -160,9 +160,9 @@ P4D = "ml.p4d.24xlarge"
 
 def test_one_mpirun_starts_the_ranks_of_all_hosts(tmp_path: Path) -> None:
     """The first host runs it, the others let it in; a rank is told nothing but where its host's environment lies."""
-    first = Cluster(("algo-1", "algo-2"), "algo-1", P4D, "eth0")
+    first = TrainingCluster(("algo-1", "algo-2"), "algo-1", P4D, "eth0")
     place = tmp_path / "environment.json"
-    command = mpi.command(first, 8, ["python", "train.py", "--steps=5"], place=place, smddp=True)
+    command = mpi.make_command(first, 8, ["python", "train.py", "--steps=5"], place=place, smddp=True)
     text = " ".join(command)
     assert command[2:5] == ["lead", "algo-2", "mpirun"]
     assert "--host algo-1:8,algo-2:8 -np 16 --allow-run-as-root" in text
@@ -170,14 +170,16 @@ def test_one_mpirun_starts_the_ranks_of_all_hosts(tmp_path: Path) -> None:
     assert "-x SMDATAPARALLEL_USE_HOMOGENEOUS=1 -x SMDATAPARALLEL_SERVER_ADDR=algo-1" in text
     assert command[command.index("smddprun") + 2 :][1:] == ["rank", str(place), "python", "train.py", "--steps=5"]
     assert "tag-output" not in text
-    second = Cluster(first.hosts, "algo-2", P4D, "eth0")
-    assert mpi.command(second, 8, ["python"], place=place, smddp=True)[2:] == ["follow"]
+    second = TrainingCluster(first.hosts, "algo-2", P4D, "eth0")
+    assert mpi.make_command(second, 8, ["python"], place=place, smddp=True)[2:] == ["follow"]
 
 
 @pytest.mark.parametrize(("instance", "smddp"), [(P4D, True), (P4D, False), ("ml.p5.48xlarge", True)])
 def test_smddprun_is_for_p4d_alone(tmp_path: Path, instance: str, smddp: bool) -> None:
     """And for images that have it; one host needs neither ssh nor a network."""
-    command = mpi.command(Cluster(("algo-1",), "algo-1", instance, "eth0"), 8, ["x"], place=tmp_path, smddp=smddp)
+    command = mpi.make_command(
+        TrainingCluster(("algo-1",), "algo-1", instance, "eth0"), 8, ["x"], place=tmp_path, smddp=smddp
+    )
     assert ("smddprun" in command, "SMDATAPARALLEL_USE_SINGLENODE=1" in command) == (instance == P4D and smddp,) * 2
     assert command[2:4] == ["lead", ""]
     assert "localhost:8" in command
@@ -187,16 +189,16 @@ def test_smddprun_is_for_p4d_alone(tmp_path: Path, instance: str, smddp: bool) -
 def test_a_host_leaves_its_environment_to_its_ranks_alone(tmp_path: Path) -> None:
     """There may be keys in it."""
     (tmp_path / "rerail-environment.json").write_text("of an attempt before")
-    place = mpi.leave_environment(tmp_path, {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"})
+    place = mpi.write_environment(tmp_path, {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"})
     assert json.loads(place.read_text()) == {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/x"}
     assert place.stat().st_mode & 0o777 == 0o600
 
 
 def test_torchrun_keeps_its_hands_off_the_output(tmp_path: Path) -> None:
     """CloudWatch reads the metric line from stdout."""
-    cluster = Cluster(("algo-1", "algo-2"), "algo-2", "", "")
+    cluster = TrainingCluster(("algo-1", "algo-2"), "algo-2", "", "")
     meeting = {"MASTER_ADDR": "algo-1", "MASTER_PORT": "7777"}
-    command = launch.torchrun(cluster, 8, ["--steps=5"], meeting)
+    command = launch.make_torchrun_command(cluster, 8, ["--steps=5"], meeting)
     words = ["--nnodes=2", "--node-rank=1", "--nproc-per-node=8", "--master-addr=algo-1", "--master-port=7777"]
     assert [word for word in command if word in words] == words
     assert not [word for word in command if word.startswith(("--redirects", "--tee", "--log"))]
@@ -206,12 +208,12 @@ def test_torchrun_keeps_its_hands_off_the_output(tmp_path: Path) -> None:
 def test_another_launcher_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the environment or as a hyperparameter, which train.py does not see."""
     monkeypatch.delenv("RERAIL_LAUNCHER", raising=False)
-    assert launch.launcher({}) == "torchrun"
-    assert launch.launcher({"RERAIL_LAUNCHER": "mpirun"}) == "mpirun"
-    assert launch.command_line({"RERAIL_LAUNCHER": "mpirun"}) == []
+    assert launch.choose_launcher({}) == "torchrun"
+    assert launch.choose_launcher({"RERAIL_LAUNCHER": "mpirun"}) == "mpirun"
+    assert launch.make_arguments({"RERAIL_LAUNCHER": "mpirun"}) == []
     monkeypatch.setenv("RERAIL_LAUNCHER", "srun")
     with pytest.raises(ValueError, match="RERAIL_LAUNCHER='srun'"):
-        launch.launcher({})
+        launch.choose_launcher({})
 
 
 @pytest.mark.parametrize(
@@ -225,20 +227,20 @@ def test_another_launcher_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_where_an_attempt_may_resume(environment: dict[str, str], expected: tuple[str, int, int | None]) -> None:
     """A successor takes the checkpoint it is told, or none; a first job any, as one whose folder Rerail cannot see."""
-    job = Job.from_environment(environment)
+    job = TrainingJob.from_environment(environment)
     assert (job.run, job.attempt, job.resume_at_most) == expected
 
 
 def test_a_resume_step_that_is_no_number_is_refused() -> None:
     """The variable is named."""
     with pytest.raises(ValueError, match="RERAIL_RESUME_STEP='latest'"):
-        Job.from_environment({"RERAIL_RESUME_STEP": "latest"})
+        TrainingJob.from_environment({"RERAIL_RESUME_STEP": "latest"})
 
 
 def test_smddp_is_chosen_only_where_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     """P4d with SMDDP installed; NCCL on every other GPU; gloo without one."""
     assert parallel.choose_backend("cuda", "ml.p4d.24xlarge") == "nccl"
-    monkeypatch.setattr(parallel, "smddp_is_installed", lambda: True)
+    monkeypatch.setattr(parallel, "is_smddp_installed", lambda: True)
     assert parallel.choose_backend("cuda", "ml.p4d.24xlarge") == "smddp"
     assert parallel.choose_backend("cuda", "ml.p5.48xlarge") == "nccl"
     assert parallel.choose_backend("cpu", "ml.p4d.24xlarge") == "gloo"

@@ -16,7 +16,7 @@ from bench import signals
 from bench.signals import INIT, Namespace, Outcome, await_files
 from local.pace import measure_pace
 from rerail_agent import processes
-from rerail_agent.processes import Process
+from rerail_agent.processes import LinuxProcess
 from rerail_agent.ranks import find_training_processes
 
 pytestmark = pytest.mark.slow
@@ -378,17 +378,17 @@ def test_what_the_kernel_has_killed_for_memory_is_counted(tmp_path: Path) -> Non
     cgroup.parent.mkdir(parents=True)
     cgroup.write_text("0::/docker/abc\n")
     tree = tmp_path / "sys/fs/cgroup"
-    assert processes.oom_kills(tmp_path) == 0
+    assert processes.count_oom_kills(tmp_path) == 0
     (tree / "docker/abc").mkdir(parents=True)
     (tree / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-    assert processes.oom_kills(tmp_path) == 2
+    assert processes.count_oom_kills(tmp_path) == 2
     (tree / "docker/abc/memory.events").write_text("oom_kill 5\n")
-    assert processes.oom_kills(tmp_path) == 5
+    assert processes.count_oom_kills(tmp_path) == 5
     (tree / "memory.events").unlink()
     cgroup.write_text("4:cpu:/x\n3:memory:/docker/abc\n")
     (tree / "memory").mkdir()
     (tree / "memory/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n")
-    assert processes.oom_kills(tmp_path) == 7
+    assert processes.count_oom_kills(tmp_path) == 7
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.12", "3.13"])
@@ -414,23 +414,23 @@ def test_init_needs_the_standard_library_alone() -> None:
 # ---- Who trains, from tables of processes.
 
 
-def family(*rows: tuple[int, int, str, dict[str, str] | None, bool]) -> dict[int, Process]:
+def family(*rows: tuple[int, int, str, dict[str, str] | None, bool]) -> dict[int, LinuxProcess]:
     """pid, parent, command line, environment (None: of no rank), whether it hears SIGTERM."""
     return {
-        pid: Process(
+        pid: LinuxProcess(
             pid=pid,
             parent=parent,
             started=pid,
             program=command.split()[0].rsplit("/", 1)[-1],
             command=tuple(command.split()),
-            told=tuple(sorted((marks or {}).items())),
-            hears=hears,
+            rank_variables=tuple(sorted((marks or {}).items())),
+            handles_sigterm=hears,
         )
         for pid, parent, command, marks, hears in rows
     }
 
 
-def chosen(table: dict[int, Process], **own: str) -> list[int]:
+def chosen(table: dict[int, LinuxProcess], **own: str) -> list[int]:
     return [process.pid for process in find_training_processes(table, 1, own=tuple(own.items()))]
 
 
@@ -520,7 +520,7 @@ LOADER = "python -c from multiprocessing.spawn import spawn_main; spawn_main(tra
         ),
     ],
 )
-def test_who_trains(table: dict[int, Process], pids: list[int]) -> None:
+def test_who_trains(table: dict[int, LinuxProcess], pids: list[int]) -> None:
     """The rank process itself: nothing above it, nothing below it."""
     assert chosen(table) == pids
 

@@ -89,11 +89,11 @@ def test_names_in_a_checkpoint_do_not_depend_on_the_layout(trained: Results) -> 
         assert trained[ranks, name]["kinds"] == ["Tensor"], (ranks, name)
 
 
-ALONE = parallel.World(rank=0, size=1, device=torch.device("cpu"), backend="gloo")
+ALONE = parallel.DistributedWorld(rank=0, size=1, device=torch.device("cpu"), backend="gloo")
 
 
-def layout(world: parallel.World = ALONE, **options: Any) -> parallel.Layout:
-    return parallel.Layout.of(argparse.Namespace(**options), world)
+def layout(world: parallel.DistributedWorld = ALONE, **options: Any) -> parallel.ParallelLayout:
+    return parallel.ParallelLayout.of(argparse.Namespace(**options), world)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_torch_release_that_cannot_shard_on_a_cpu_is_refused(monkeypatch: pyte
 
 def test_smddp_gives_way_to_nccl_where_groups_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen for DDP and FSDP on a P4d alone."""
-    monkeypatch.setattr(parallel, "smddp_is_installed", lambda: True)
+    monkeypatch.setattr(parallel, "is_smddp_installed", lambda: True)
     chosen = {
         name: parallel.choose_backend("cuda", "ml.p4d.24xlarge", needs_groups=Choices.of(options).needs_groups)
         for name, options in {
@@ -221,8 +221,8 @@ MPIRUN = {
 }
 
 
-def seat(environment: Mapping[str, str], base: Path) -> tuple[int, int, int, int, str]:
-    found = parallel.find_seat(environment, base)
+def find_position(environment: Mapping[str, str], base: Path) -> tuple[int, int, int, int, str]:
+    found = parallel.find_rank_position(environment, base)
     return found.rank, found.size, found.local_rank, found.local_size, found.launcher
 
 
@@ -236,20 +236,20 @@ def seat(environment: Mapping[str, str], base: Path) -> tuple[int, int, int, int
         ({"RANK": "5", "WORLD_SIZE": "8"}, (5, 8, 1, 4, "torchrun")),
     ],
 )
-def test_a_rank_finds_its_seat(environment: dict[str, str], expected: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_rank_finds_its_position(environment: dict[str, str], expected: tuple[int, ...], tmp_path: Path) -> None:
     """Whoever launched it: torchrun, mpirun, or SageMaker alone on two hosts; the master is the first host."""
     config = tmp_path / "input" / "config"
     config.mkdir(parents=True)
     resources = {"hosts": ["algo-1", "algo-2"], "current_host": "algo-2", "current_instance_type": "ml.p4d.24xlarge"}
     (config / "resourceconfig.json").write_text(json.dumps(resources))
-    assert seat(environment, tmp_path) == expected
-    found = parallel.find_seat(environment, tmp_path)
+    assert find_position(environment, tmp_path) == expected
+    found = parallel.find_rank_position(environment, tmp_path)
     assert (found.master, found.instance_type) == ("algo-1", "ml.p4d.24xlarge")
 
 
 def test_without_a_launcher_a_rank_is_alone(tmp_path: Path) -> None:
     """Off SageMaker, with nothing set."""
-    assert seat({}, tmp_path) == (0, 1, 0, 1, "none")
+    assert find_position({}, tmp_path) == (0, 1, 0, 1, "none")
 
 
 @pytest.mark.parametrize(
@@ -261,10 +261,10 @@ def test_without_a_launcher_a_rank_is_alone(tmp_path: Path) -> None:
         ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4: must be less than WORLD_SIZE=4"),
     ],
 )
-def test_half_a_seat_is_refused(environment: dict[str, str], complaint: str, tmp_path: Path) -> None:
+def test_half_a_position_is_refused(environment: dict[str, str], complaint: str, tmp_path: Path) -> None:
     """It would wait for ever, or train alone beside the others."""
     with pytest.raises(ValueError, match=complaint):
-        parallel.find_seat(environment, tmp_path)
+        parallel.find_rank_position(environment, tmp_path)
 
 
 @pytest.mark.parametrize(

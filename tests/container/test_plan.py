@@ -12,24 +12,26 @@ import pytest
 import torch
 
 import plan
-from choices import Choices, Parallel, Plan, Precision, truth
-from job import Cluster
-from memory import GIB, estimate, fits, parameters_of, usable_gib
-from model import GPT, SIZES, Size
-from plan import Finding, Level
+from choices import Choices, Parallel, Precision, TrainingPlan, parse_bool
+from job import TrainingCluster
+from memory import GIB, count_parameters, estimate, fits, usable_gib
+from model import GPT, SIZES, ModelSize
+from plan import PlanFinding, PlanLevel
 
 P4D = "ml.p4d.24xlarge"
 # GPT-2 of the guidance's reference configurations: 512 tokens, 50,000 words.
-TEN_BILLION = Size(layers=48, heads=32, width=4096, context=512)
-THIRTY_BILLION = Size(layers=48, heads=56, width=7168, context=512)
+TEN_BILLION = ModelSize(layers=48, heads=32, width=4096, context=512)
+THIRTY_BILLION = ModelSize(layers=48, heads=56, width=7168, context=512)
 
 
-def asked(size: Size = SIZES["gpt2"], *, hosts: int = 1, instance: str = P4D, batch: int = 64, **choices: Any) -> Plan:
+def asked(
+    size: ModelSize = SIZES["gpt2"], *, hosts: int = 1, instance: str = P4D, batch: int = 64, **choices: Any
+) -> TrainingPlan:
     machines = {"hosts": hosts, "instance_type": instance, "ranks_per_node": plan.INSTANCES[instance].gpus}
-    return Plan(Choices(**choices), size=size, batch_size=batch, vocabulary=50_000, **machines)
+    return TrainingPlan(Choices(**choices), size=size, batch_size=batch, vocabulary=50_000, **machines)
 
 
-def findings(of: Plan, level: Level) -> list[Finding]:
+def findings(of: TrainingPlan, level: PlanLevel) -> list[PlanFinding]:
     return [finding for finding in plan.check_plan(of) if finding.level is level]
 
 
@@ -47,13 +49,13 @@ def findings(of: Plan, level: Level) -> list[Finding]:
         (asked(activation_offload=True), "activation_offload=true", "add activation_checkpointing=true"),
     ],
 )
-def test_an_impossible_plan_is_refused_before_it_starts(wrong: Plan, what: str, remedy: str) -> None:
+def test_an_impossible_plan_is_refused_before_it_starts(wrong: TrainingPlan, what: str, remedy: str) -> None:
     """Each error names the option and what it may be, and `insist` raises it."""
-    (error,) = findings(wrong, Level.ERROR)
+    (error,) = findings(wrong, PlanLevel.ERROR)
     assert (error.what, error.remedy) == (what, remedy)
     assert error.why
     with pytest.raises(ValueError, match=re.escape(f"{what}: ")):
-        plan.insist([error])
+        plan.raise_errors([error])
 
 
 @pytest.mark.parametrize(
@@ -66,15 +68,17 @@ def test_an_impossible_plan_is_refused_before_it_starts(wrong: Plan, what: str, 
         asked(parallel=Parallel.FSDP, activation_checkpointing=True, activation_offload=True),
     ],
 )
-def test_what_can_start_has_no_errors(fine: Plan) -> None:
+def test_what_can_start_has_no_errors(fine: TrainingPlan) -> None:
     """On one and on two machines of eight GPUs."""
-    assert not findings(fine, Level.ERROR)
+    assert not findings(fine, PlanLevel.ERROR)
 
 
 @pytest.mark.parametrize(
     ("size", "hosts", "degree", "samples"), [(TEN_BILLION, 16, 4, 40), (THIRTY_BILLION, 16, 8, 32)]
 )
-def test_the_reference_configurations_of_the_guidance_fit(size: Size, hosts: int, degree: int, samples: int) -> None:
+def test_the_reference_configurations_of_the_guidance_fit(
+    size: ModelSize, hosts: int, degree: int, samples: int
+) -> None:
     """10 and 30 billion parameters on 16 P4d: tensor parallel, sharded, checkpointed, the batch that of each group."""
     groups = hosts * 8 // degree
     reference = asked(
@@ -93,7 +97,7 @@ def test_the_reference_configurations_of_the_guidance_fit(size: Size, hosts: int
 
 def test_advice_comes_in_the_order_of_the_guidance() -> None:
     """Shard the optimizer, checkpoint activations, a smaller batch, then tensor parallelism; never more than needed."""
-    advice = plan.advice(asked(TEN_BILLION, hosts=4, batch=32 * 16))
+    advice = plan.format_advice(asked(TEN_BILLION, hosts=4, batch=32 * 16))
     names = ("shard_optimizer=true", "parallel=fsdp", "activation_checkpointing=true")
     order = [advice.find(name) for name in names]
     assert -1 not in order
@@ -105,19 +109,21 @@ def test_advice_comes_in_the_order_of_the_guidance() -> None:
 def test_the_last_piece_of_advice_makes_it_fit() -> None:
     """The figure behind it is what the estimate says, and lies below what is usable."""
     too_large = asked(TEN_BILLION, hosts=4, batch=32 * 16)
-    last = float(re.findall(r"\(([0-9.]+) GiB\)", plan.advice(too_large))[-1])
+    last = float(re.findall(r"\(([0-9.]+) GiB\)", plan.format_advice(too_large))[-1])
     assert last <= usable_gib(too_large) < estimate(too_large).total
 
 
 def test_where_nothing_helps_a_larger_instance_is_named() -> None:
     """Or more machines."""
-    assert "take ml.g6e.12xlarge" in plan.advice(asked(TEN_BILLION, instance="ml.g5.12xlarge", batch=8))
-    assert "more machines" in plan.advice(asked(replace(TEN_BILLION, layers=5000), instance="ml.g5.12xlarge", batch=8))
+    assert "take ml.g6e.12xlarge" in plan.format_advice(asked(TEN_BILLION, instance="ml.g5.12xlarge", batch=8))
+    assert "more machines" in plan.format_advice(
+        asked(replace(TEN_BILLION, layers=5000), instance="ml.g5.12xlarge", batch=8)
+    )
 
 
 def test_what_is_far_too_large_is_an_error_and_what_is_close_a_warning() -> None:
     """The estimate is good to a fifth: only beyond that is the job refused."""
-    (error,) = findings(asked(TEN_BILLION), Level.ERROR)
+    (error,) = findings(asked(TEN_BILLION), PlanLevel.ERROR)
     assert error.what.startswith("memory=")
     assert error.why == "more than the usable 35.4 GiB of 40 (A100)"
     close = next(
@@ -125,8 +131,8 @@ def test_what_is_far_too_large_is_an_error_and_what_is_close_a_warning() -> None
         for each in (asked(replace(SIZES["gpt2"], layers=layers)) for layers in range(12, 400))
         if estimate(each).total > usable_gib(each)
     )
-    assert [finding.what[:7] for finding in findings(close, Level.WARNING)] == ["memory="]
-    assert not findings(close, Level.ERROR)
+    assert [finding.what[:7] for finding in findings(close, PlanLevel.WARNING)] == ["memory="]
+    assert not findings(close, PlanLevel.ERROR)
 
 
 def test_a_smaller_cluster_is_warned_of() -> None:
@@ -137,7 +143,7 @@ def test_a_smaller_cluster_is_warned_of() -> None:
     tight = next(each for each in plans if not fits(replace(each, hosts=1, batch_size=8 * 4)))
     assert fits(tight)
     assert "hosts=2" in [finding.what for finding in plan.check_plan(tight)]
-    assert plan.fewest_hosts(tight) == 2
+    assert plan.count_fewest_hosts(tight) == 2
 
 
 @pytest.mark.parametrize(
@@ -149,16 +155,16 @@ def test_a_smaller_cluster_is_warned_of() -> None:
         (asked(hosts=2, parallel=Parallel.HYBRID, shard_size=16), "shard_size=16"),
     ],
 )
-def test_waste_is_warned_of(odd: Plan, what: str) -> None:
+def test_waste_is_warned_of(odd: TrainingPlan, what: str) -> None:
     """Idle GPUs, a format the GPU lacks, layers over a slow network that one machine could hold."""
-    assert what in [finding.what for finding in findings(odd, Level.WARNING)]
+    assert what in [finding.what for finding in findings(odd, PlanLevel.WARNING)]
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel=2", "activation_checkpointing=true"])
 def test_what_a_model_does_not_need_is_noted(name: str) -> None:
     """If it fits with fewer features, more make it slower."""
     choices: dict[str, Any] = {"tensor_parallel": 2} if "tensor" in name else {"activation_checkpointing": True}
-    notes = findings(asked(**choices), Level.NOTE)
+    notes = findings(asked(**choices), PlanLevel.NOTE)
     assert [note.what for note in notes] == [name]
     assert notes[0].remedy == "leave it out"
 
@@ -195,14 +201,14 @@ def test_the_estimate_of_activations_is_what_torch_keeps(precision: Precision, d
     ]
     copies = sum(2 * weight.numel() for weight in linear) if bf16 else 0
     saved = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) - copies
-    needed = estimate(Plan(Choices(precision=precision), 1, "", 1, size, 4))
+    needed = estimate(TrainingPlan(Choices(precision=precision), 1, "", 1, size, 4))
     assert (needed.activations + needed.loss) * GIB == pytest.approx(saved, rel=0.2)
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_parameters_are_counted_as_the_model_has_them(name: str) -> None:
     """To the last one."""
-    block, others = parameters_of(SIZES[name])
+    block, others = count_parameters(SIZES[name])
     assert SIZES[name].layers * block + others == sum(parameter.numel() for parameter in GPT(SIZES[name]).parameters())
 
 
@@ -220,14 +226,16 @@ def test_sharding_over_more_ranks_takes_less_of_each() -> None:
     assert state["fsdp"] == pytest.approx(state["ddp"] / 16)
     assert state["shard_optimizer"] == pytest.approx(state["ddp"] / 16)
     assert state["hybrid"] == pytest.approx(state["ddp"] / 8)
-    block, _ = parameters_of(TEN_BILLION)
+    block, _ = count_parameters(TEN_BILLION)
     halved = estimate(asked(TEN_BILLION)).parameters - estimate(asked(TEN_BILLION, tensor_parallel=2)).parameters
     assert halved * GIB == pytest.approx(4 * TEN_BILLION.layers * block / 2, rel=0.01)
 
 
 def test_options_are_read_from_the_jobs_hyperparameters(tmp_path: Path) -> None:
     """From a namespace of hyperparameters, on the hosts of resourceconfig.json; missing ones keep their defaults."""
-    cluster = Cluster(hosts=("algo-1", "algo-2"), current_host="algo-1", instance_type=P4D, network_interface="")
+    cluster = TrainingCluster(
+        hosts=("algo-1", "algo-2"), current_host="algo-1", instance_type=P4D, network_interface=""
+    )
     options = argparse.Namespace(batch_size=17, parallel="fsdp")
     (error,) = plan.check(options, cluster, SIZES["gpt2"])
     assert (error.what, error.remedy) == ("batch_size=17", "choose 16 or 32")
@@ -237,13 +245,13 @@ def test_options_are_read_from_the_jobs_hyperparameters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "expected"), [("true", True), ("1", True), ("False", False), ("no", False)])
 def test_a_truth_is_read_from_a_string(text: str, expected: bool) -> None:
     """As SageMaker's hyperparameters have it."""
-    assert truth(text) is expected
+    assert parse_bool(text) is expected
 
 
 def test_anything_else_is_no_truth() -> None:
     """Least of all a silent false."""
     with pytest.raises(ValueError, match="'maybe' is neither true nor false"):
-        truth("maybe")
+        parse_bool("maybe")
 
 
 def test_by_hand_it_prints_a_table() -> None:

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 import preflight
-from job import Cluster, Job
-from parallel import World
-from preflight import HardwareError, Result, Verdict
+from job import TrainingCluster, TrainingJob
+from parallel import DistributedWorld
+from preflight import HardwareError, ProbeResult, ProbeStatus
 from rerail_agent.checkpoints import store
 from tests.container import fitness
 from tests.container.hosts import IMPORT_PATH
 
-ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="gloo")
-HERE = Cluster(hosts=("algo-1",), current_host="algo-1", instance_type="", network_interface="")
+ALONE = DistributedWorld(rank=0, size=1, device=torch.device("cpu"), backend="gloo")
+HERE = TrainingCluster(hosts=("algo-1",), current_host="algo-1", instance_type="", network_interface="")
 Cases = dict[str, list[dict[str, Any]]]
 
 
@@ -91,20 +91,20 @@ def test_a_place_that_cannot_be_written_is_no_hardware_fault(cases: Cases) -> No
     assert text.startswith("algo-2 (rank 1): checkpoints: cannot keep a file in /proc/version/checkpoints")
 
 
-def job(base: Path, checkpoints: str = "") -> Job:
-    return Job(base=base, run="night", attempt=1, resume_at_most=None, checkpoint_place=checkpoints)
+def job(base: Path, checkpoints: str = "") -> TrainingJob:
+    return TrainingJob(base=base, run="night", attempt=1, resume_at_most=None, checkpoint_location=checkpoints)
 
 
 def test_alone_on_a_cpu_it_looks_at_what_there_is(tmp_path: Path) -> None:
     """One rank: no all-reduce; the random numbers of the run are not touched and no file is left."""
     before = torch.get_rng_state()
     told: list[str] = []
-    results = preflight.inspect(ALONE, job(tmp_path), HERE, tell=told.append)
-    assert {result.probe: result.verdict for result in results if result.probe not in ("gpus", "kernel log")} == {
-        "compute": Verdict.PASSED,
-        "disk": Verdict.PASSED,
-        "checkpoints": Verdict.PASSED,
-        "all-reduce": Verdict.SKIPPED,
+    results = preflight.inspect(ALONE, job(tmp_path), HERE, log=told.append)
+    assert {result.probe: result.status for result in results if result.probe not in ("gpus", "kernel log")} == {
+        "compute": ProbeStatus.PASSED,
+        "disk": ProbeStatus.PASSED,
+        "checkpoints": ProbeStatus.PASSED,
+        "all-reduce": ProbeStatus.SKIPPED,
     }
     assert torch.equal(before, torch.get_rng_state())
     assert list((tmp_path / "checkpoints").iterdir()) == []
@@ -116,14 +116,15 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path: Path) -> None
     with pytest.raises(
         ValueError, match=r"disk: .* GiB free under .*a checkpoint takes 1048576.0; raise VolumeSizeInGB"
     ):
-        preflight.inspect(ALONE, job(tmp_path), HERE, tell=print, state_bytes=1 << 50)
+        preflight.inspect(ALONE, job(tmp_path), HERE, log=print, state_bytes=1 << 50)
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"), [(errno.EIO, Verdict.BROKEN), (errno.EROFS, Verdict.BROKEN), (errno.EACCES, Verdict.REFUSED)]
+    ("error", "expected"),
+    [(errno.EIO, ProbeStatus.BROKEN), (errno.EROFS, ProbeStatus.BROKEN), (errno.EACCES, ProbeStatus.REFUSED)],
 )
 def test_a_failing_disk_is_distinguished_from_a_forbidden_path(
-    error: int, expected: Verdict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    error: int, expected: ProbeStatus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By the error's number."""
 
@@ -131,7 +132,7 @@ def test_a_failing_disk_is_distinguished_from_a_forbidden_path(
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "fsync", fail)
-    assert preflight.round_trip(str(tmp_path), "probe").verdict is expected
+    assert preflight.probe_checkpoints(str(tmp_path), "probe").status is expected
 
 
 class Bucket:
@@ -163,12 +164,12 @@ def test_a_bucket_gets_an_object_and_loses_it_again(monkeypatch: pytest.MonkeyPa
     """By the agent's own code, under a name that is no checkpoint's; a denial is the user's to mend."""
     bucket = Bucket()
     monkeypatch.setattr(store, "open_store", bucket.at)
-    assert preflight.round_trip("s3://models/run/", "night-algo-1").verdict is Verdict.PASSED
+    assert preflight.probe_checkpoints("s3://models/run/", "night-algo-1").status is ProbeStatus.PASSED
     assert bucket.seen == ["s3://models/run/.preflight-night-algo-1"]
     assert not bucket.objects
     bucket.denied = True
-    result = preflight.round_trip("s3://models/run/", "night-algo-1")
-    assert result.verdict is Verdict.REFUSED
+    result = preflight.probe_checkpoints("s3://models/run/", "night-algo-1")
+    assert result.status is ProbeStatus.REFUSED
     assert "Access Denied; check the path, the role and the bucket" in result.detail
 
 
@@ -178,102 +179,112 @@ HEALTHY = "0, 0\n1, 0\n2, 0\n3, 0\n4, 0\n5, 0\n6, 0\n7, 0\n"
 @pytest.mark.parametrize(
     ("errors", "remapped", "expected", "detail"),
     [
-        (HEALTHY, "", Verdict.PASSED, "8 without memory errors"),
-        (HEALTHY, "GPU-1a, No, No\nGPU-2b, No, No\n", Verdict.PASSED, "8 without memory errors"),
-        (HEALTHY.replace("5, 0", "5, [N/A]"), "", Verdict.PASSED, "8 without memory errors"),
-        (HEALTHY.replace("3, 0", "3, 2"), "", Verdict.ODD, "GPU 3 has 2 uncorrectable memory errors"),
-        (HEALTHY, "GPU-1a, Yes, No\n", Verdict.ODD, "GPU-1a has a row to be remapped"),
-        (HEALTHY, "GPU-1a, No, Yes\n", Verdict.BROKEN, "GPU-1a: a row of memory could not be remapped"),
-        ("0, 0\n1, 0\n", "", Verdict.BROKEN, "2 of the 8 GPUs of a ml.p4d.24xlarge are there"),
+        (HEALTHY, "", ProbeStatus.PASSED, "8 without memory errors"),
+        (HEALTHY, "GPU-1a, No, No\nGPU-2b, No, No\n", ProbeStatus.PASSED, "8 without memory errors"),
+        (HEALTHY.replace("5, 0", "5, [N/A]"), "", ProbeStatus.PASSED, "8 without memory errors"),
+        (HEALTHY.replace("3, 0", "3, 2"), "", ProbeStatus.ODD, "GPU 3 has 2 uncorrectable memory errors"),
+        (HEALTHY, "GPU-1a, Yes, No\n", ProbeStatus.ODD, "GPU-1a has a row to be remapped"),
+        (HEALTHY, "GPU-1a, No, Yes\n", ProbeStatus.BROKEN, "GPU-1a: a row of memory could not be remapped"),
+        ("0, 0\n1, 0\n", "", ProbeStatus.BROKEN, "2 of the 8 GPUs of a ml.p4d.24xlarge are there"),
     ],
 )
-def test_memory_errors_of_nvidia_smi_are_classified(errors: str, remapped: str, expected: Verdict, detail: str) -> None:
+def test_memory_errors_of_nvidia_smi_are_classified(
+    errors: str, remapped: str, expected: ProbeStatus, detail: str
+) -> None:
     """A GPU that is missing or worn out is broken; errors that were dealt with are odd."""
-    result = preflight.judge_gpus(errors, remapped, "ml.p4d.24xlarge")
-    assert (result.verdict, detail in result.detail) == (expected, True), result
+    result = preflight.evaluate_gpus(errors, remapped, "ml.p4d.24xlarge")
+    assert (result.status, detail in result.detail) == (expected, True), result
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[1.0] usb 1-1: new device", Verdict.PASSED),
-        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 13, pid=7, Graphics Exception", Verdict.ODD),
-        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 79, GPU has fallen off the bus.", Verdict.BROKEN),
-        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 95, pid=7, Uncontained", Verdict.BROKEN),
+        ("[1.0] usb 1-1: new device", ProbeStatus.PASSED),
+        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 13, pid=7, Graphics Exception", ProbeStatus.ODD),
+        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 79, GPU has fallen off the bus.", ProbeStatus.BROKEN),
+        ("[7.1] NVRM: Xid (PCI:0000:10:1c): 95, pid=7, Uncontained", ProbeStatus.BROKEN),
     ],
 )
-def test_gpu_errors_of_the_kernel_log_are_classified(text: str, expected: Verdict) -> None:
+def test_gpu_errors_of_the_kernel_log_are_classified(text: str, expected: ProbeStatus) -> None:
     """By the number of the Xid; a program's own mistake (13) is not the machine's."""
-    assert preflight.judge_kernel_log(text).verdict is expected
+    assert preflight.evaluate_kernel_log(text).status is expected
 
 
 def test_a_lost_gpu_is_broken_and_an_absent_tool_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """nvidia-smi fails in both cases."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    absent = preflight.ask_nvidia_smi("")
-    assert (absent.verdict, absent.detail) == (Verdict.SKIPPED, "nvidia-smi: No such file or directory")
+    absent = preflight.probe_gpus("")
+    assert (absent.status, absent.detail) == (ProbeStatus.SKIPPED, "nvidia-smi: No such file or directory")
     tool = tmp_path / "nvidia-smi"
     tool.write_text(
         "#!/bin/sh\necho 'Unable to determine the device handle for GPU 0000:10:1C.0: GPU is lost.'\nexit 15\n"
     )
     tool.chmod(0o755)
-    assert preflight.ask_nvidia_smi("").verdict is Verdict.BROKEN
+    assert preflight.probe_gpus("").status is ProbeStatus.BROKEN
 
 
 def test_a_tool_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes run beside each other and have one deadline; a probe that raises does not end the job."""
 
-    def fails() -> Result:
+    def fails() -> ProbeResult:
         raise RuntimeError("no such file")
 
     monkeypatch.setattr(preflight, "HUNG_S", 0.1)
     release, ended = threading.Event(), threading.Event()
 
-    def hangs() -> Result:
+    def hangs() -> ProbeResult:
         release.wait(60)
         ended.set()
-        return Result("gpus", Verdict.PASSED, "")
+        return ProbeResult("gpus", ProbeStatus.PASSED, "")
 
-    gpus, log, disk = preflight.at_once({"gpus": hangs, "kernel log": hangs, "disk": fails}, limit_s=1.0)
+    gpus, log, disk = preflight.run_probes({"gpus": hangs, "kernel log": hangs, "disk": fails}, limit_s=1.0)
     assert not ended.is_set(), "it was waited for"
     release.set()
-    assert (gpus.verdict, log.verdict, disk.verdict) == (Verdict.BROKEN, Verdict.ODD, Verdict.ODD)
+    assert (gpus.status, log.status, disk.status) == (ProbeStatus.BROKEN, ProbeStatus.ODD, ProbeStatus.ODD)
     assert disk.detail == "RuntimeError: no such file"
 
 
 @pytest.mark.parametrize(
     ("instance_type", "hosts", "speed", "expected"),
     [
-        ("ml.p4d.24xlarge", 2, 40.0, Verdict.PASSED),
-        ("ml.p4d.24xlarge", 2, 4.0, Verdict.ODD),
-        ("ml.p4d.24xlarge", 2, 0.05, Verdict.BROKEN),
-        ("ml.p4d.24xlarge", 1, 200.0, Verdict.PASSED),
-        ("ml.p4d.24xlarge", 1, 8.0, Verdict.ODD),
-        ("ml.g5.12xlarge", 1, 8.0, Verdict.PASSED),
-        ("", 2, 0.001, Verdict.PASSED),
+        ("ml.p4d.24xlarge", 2, 40.0, ProbeStatus.PASSED),
+        ("ml.p4d.24xlarge", 2, 4.0, ProbeStatus.ODD),
+        ("ml.p4d.24xlarge", 2, 0.05, ProbeStatus.BROKEN),
+        ("ml.p4d.24xlarge", 1, 200.0, ProbeStatus.PASSED),
+        ("ml.p4d.24xlarge", 1, 8.0, ProbeStatus.ODD),
+        ("ml.g5.12xlarge", 1, 8.0, ProbeStatus.PASSED),
+        ("", 2, 0.001, ProbeStatus.PASSED),
     ],
 )
 def test_an_all_reduce_is_measured_by_what_the_link_can_do(
-    instance_type: str, hosts: int, speed: float, expected: Verdict
+    instance_type: str, hosts: int, speed: float, expected: ProbeStatus
 ) -> None:
     """Slow is told with the figure; only the absurd is broken, and unknown links have no measure."""
-    cluster = Cluster(hosts=("algo",) * hosts, current_host="algo", instance_type=instance_type, network_interface="")
-    result = preflight.judge_speed(speed, preflight.floor(cluster))
-    assert result.verdict is expected
+    cluster = TrainingCluster(
+        hosts=("algo",) * hosts, current_host="algo", instance_type=instance_type, network_interface=""
+    )
+    result = preflight.evaluate_speed(speed, preflight.find_least_speed(cluster))
+    assert result.status is expected
     assert f"{speed:.2f} GB/s" in result.detail
 
 
 def test_a_slow_gpu_is_reported() -> None:
     """Against the median of all ranks; nobody is stopped by it."""
-    results = [Result("compute", Verdict.PASSED, "fast", figure=100.0, host=f"algo-{n}", rank=n) for n in range(4)]
-    results.append(Result("compute", Verdict.PASSED, "bfloat16 40.00 TFLOP/s", figure=40.0, host="algo-5", rank=4))
+    results = [
+        ProbeResult("compute", ProbeStatus.PASSED, "fast", speed=100.0, host=f"algo-{n}", rank=n) for n in range(4)
+    ]
+    results.append(
+        ProbeResult("compute", ProbeStatus.PASSED, "bfloat16 40.00 TFLOP/s", speed=40.0, host="algo-5", rank=4)
+    )
     told: list[str] = []
-    preflight.judge(results)
-    preflight.report(results, seconds=1.0, tell=told.append)
+    preflight.raise_failures(results)
+    preflight.report(results, seconds=1.0, log=told.append)
     assert told[0] == "preflight: algo-5 (rank 4): compute: bfloat16 40.00 TFLOP/s, the median is 100.0"
 
 
 def test_a_whole_rack_does_not_fill_the_failure_file() -> None:
     """Four are named, the others counted."""
     with pytest.raises(HardwareError, match=r"algo-0 .* \| algo-3 .* \| and 60 more$"):
-        preflight.judge([Result("compute", Verdict.BROKEN, "wrong", host=f"algo-{n}", rank=n) for n in range(64)])
+        preflight.raise_failures(
+            [ProbeResult("compute", ProbeStatus.BROKEN, "wrong", host=f"algo-{n}", rank=n) for n in range(64)]
+        )

@@ -6,7 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay import COUNT, Outcome, Replay
+from replay import COUNT, Replay, ReplayResult
 
 CONDITIONS = {"ranks": 2, "skipped": [[5, 9]]}
 LOSSES = {11: 2.5, 12: float.fromhex("0x1.3333340000000p+1"), 13: math.nan}
@@ -15,16 +15,16 @@ LOSSES = {11: 2.5, 12: float.fromhex("0x1.3333340000000p+1"), 13: math.nan}
 def kept(losses: dict[int, float] = LOSSES, *, step: int = 10, is_last: bool = False) -> list[tuple[int, bytes]]:
     """What a run writes that has saved this step and then seen these losses."""
     first = Replay(CONDITIONS)
-    first.follow(step)
+    first.start_recording(step)
     for number, loss in losses.items():
-        first.see(number, loss)
+        first.compare(number, loss)
     first.committed.add(step)
-    return list(first.known(is_last=is_last))
+    return list(first.take_complete(is_last=is_last))
 
 
-def resumed(text: bytes | None, **options: float) -> Replay:
+def make_resumed(text: bytes | None, **options: float) -> Replay:
     again = Replay(CONDITIONS, **options)
-    assert again.expect(10, text) == ""
+    assert again.set_expected(10, text) == ""
     return again
 
 
@@ -33,54 +33,54 @@ def test_what_was_kept_is_repeated_bit_for_bit(values: list[float]) -> None:
     """Any three float32, infinities and nan among them, come back as they were."""
     losses = dict(enumerate(values, start=11))
     [(step, text)] = kept(losses)
-    again = resumed(text)
+    again = make_resumed(text)
     assert step == 10
-    words = "the losses of steps 11 to 13 are those of before the resume, bit for bit"
-    outcomes = [again.see(number, loss) for number, loss in losses.items()]
-    assert outcomes == [None, None, Outcome(True, words)]
+    text = "the losses of steps 11 to 13 are those of before the resume, bit for bit"
+    outcomes = [again.compare(number, loss) for number, loss in losses.items()]
+    assert outcomes == [None, None, ReplayResult(True, text)]
 
 
 def test_one_different_bit_is_reported_once() -> None:
     """The line has both losses; after it there is nothing to compare."""
     [(_, text)] = kept()
-    again = resumed(text)
-    assert again.see(11, 2.5) is None
-    words = "loss 2.4000003 at step 12, but 2.4000001 (0x1.3333340000000p+1) before the resume"
-    assert again.see(12, 2.4000003) == Outcome(False, words)
-    assert again.see(13, 1.0) is None
+    again = make_resumed(text)
+    assert again.compare(11, 2.5) is None
+    text = "loss 2.4000003 at step 12, but 2.4000001 (0x1.3333340000000p+1) before the resume"
+    assert again.compare(12, 2.4000003) == ReplayResult(False, text)
+    assert again.compare(13, 1.0) is None
 
 
 def test_a_tolerance_forgives_a_thousandth_and_no_more() -> None:
     """Relative to the loss; a loss that is no number is close to none."""
     [(_, text)] = kept({11: 2.0, 12: 2.0, 13: math.nan})
-    near, far = (resumed(text, tolerance=1e-3).see(11, loss) for loss in (2.0019, 2.0021))
+    near, far = (make_resumed(text, tolerance=1e-3).compare(11, loss) for loss in (2.0019, 2.0021))
     assert (near, far is None) == (None, False)
-    assert resumed(text, tolerance=1e-3).see(12, math.nan) is not None
-    assert resumed(text, tolerance=1e-3).see(13, 2.0) is not None
+    assert make_resumed(text, tolerance=1e-3).compare(12, math.nan) is not None
+    assert make_resumed(text, tolerance=1e-3).compare(13, 2.0) is not None
 
 
 def test_losses_come_when_the_checkpoint_stands_and_three_are_known() -> None:
     """Not before its commit, not before the third, and once."""
     replay = Replay(CONDITIONS)
-    replay.follow(10)
-    replay.see(11, 1.0)
-    replay.follow(11)
-    replay.see(12, 1.0)
+    replay.start_recording(10)
+    replay.compare(11, 1.0)
+    replay.start_recording(11)
+    replay.compare(12, 1.0)
     replay.committed |= {10, 11}
-    assert list(replay.known()) == []
-    replay.see(13, 1.0)
-    assert [step for step, _ in replay.known()] == [10]
-    assert [step for step, _ in replay.known()] == []
-    assert [(step, len(json.loads(text)["losses"])) for step, text in replay.known(is_last=True)] == [(11, 2)]
+    assert list(replay.take_complete()) == []
+    replay.compare(13, 1.0)
+    assert [step for step, _ in replay.take_complete()] == [10]
+    assert [step for step, _ in replay.take_complete()] == []
+    assert [(step, len(json.loads(text)["losses"])) for step, text in replay.take_complete(is_last=True)] == [(11, 2)]
 
 
 def test_a_checkpoint_without_losses_gets_them_from_its_resume() -> None:
     """The run died before they were known; the next resume can be compared."""
     second = Replay(CONDITIONS)
-    assert "nothing to compare" in second.expect(10, None)
+    assert "nothing to compare" in second.set_expected(10, None)
     for step, loss in LOSSES.items():
-        second.see(step, loss)
-    [(step, text)] = second.known()
+        second.compare(step, loss)
+    [(step, text)] = second.take_complete()
     assert (step, text) == kept()[0]
 
 
@@ -88,13 +88,13 @@ def test_other_conditions_are_not_compared() -> None:
     """The first one that differs is named with both values."""
     [(_, text)] = kept()
     other = Replay({**CONDITIONS, "ranks": 4})
-    assert other.expect(10, text) == "this resume is not compared: ranks was 2, it is 4"
-    assert other.see(11, 99.0) is None
+    assert other.set_expected(10, text) == "this resume is not compared: ranks was 2, it is 4"
+    assert other.compare(11, 99.0) is None
 
 
 def test_a_file_of_another_shape_is_no_reason_to_stop() -> None:
     """It is said to be unreadable, and training goes on uncompared."""
     for text in (b"", b"[1]", b"{}", b'{"losses": {"11": "x"}, "conditions": {}, "schema": 1}', b"\xff"):
         again = Replay(CONDITIONS)
-        assert "cannot be read" in again.expect(10, text)
-        assert again.see(11, 2.5) is None
+        assert "cannot be read" in again.set_expected(10, text)
+        assert again.compare(11, 2.5) is None

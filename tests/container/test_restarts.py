@@ -17,7 +17,7 @@ import pytest
 
 import launch
 from bench import signals
-from job import Cluster
+from job import TrainingCluster
 from rerail.model.mailbox import Command, CommandKind, Durability, Report, ReportKind, make_command_key
 from rerail_agent import in_place_restarts, init_channel
 from rerail_agent.guard import Guard
@@ -150,7 +150,7 @@ def test_a_restart_command_starts_the_ranks_with_its_settings(bucket: Bucket, ne
     assert node.end() == 0
     (report,) = told(bucket, ReportKind.RESTARTED)
     assert (report.command, report.restart, report.job, report.attempt) == ("o1", 1, RUN, 1)
-    assert "restart 1 in place, by the supervisor's order (non_finite): from step 400" in node.err
+    assert "restart 1 in place, by the supervisor's command (non_finite): from step 400" in node.err
 
 
 def test_orders_follow_one_another(bucket: Bucket, new_node: NewNode) -> None:
@@ -195,7 +195,7 @@ def test_a_container_that_sagemaker_starts_again_goes_on_as_it_was_ordered_to(
 )
 def test_what_cannot_be_read_of_older_orders_changes_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "checkpoints").mkdir()
-    in_place_restarts.restart_file(tmp_path).write_text(text)
+    in_place_restarts.make_restart_file_path(tmp_path).write_text(text)
     assert in_place_restarts.read_restart_file(tmp_path, "night") == {}
 
 
@@ -317,7 +317,7 @@ def test_an_order_that_comes_after_its_deadline_is_refused(bucket: Bucket, new_n
     node.await_note("ready-0-0-0")
     bucket.command(order(left_s=-1))
     refused = bucket.wait_for_report("refused")
-    assert (refused.command, refused.reason) == ("o1", "the order came after its deadline")
+    assert (refused.command, refused.reason) == ("o1", "the command came after its deadline")
     (node.folder / "go").touch()
     assert node.end() == 0
     assert not node.has("ready-1-0-0")
@@ -441,18 +441,18 @@ def test_a_job_without_a_mailbox_has_no_line(tmp_path: Path) -> None:
     assert init_channel.connect(job, tmp_path, print) is not None
     for environment in ({}, {**job, "RERAIL_MAILBOX": "off"}, {**job, "RERAIL_RESTARTS": "off"}):
         assert init_channel.connect(environment, tmp_path, print) is None
-    assert "telegraph" not in {thread.name for thread in threading.enumerate()}, (
+    assert "rerail-init-channel" not in {thread.name for thread in threading.enumerate()}, (
         "its thread starts after the first fork"
     )
 
 
 def test_our_launcher_has_the_ranks_meet_elsewhere_after_a_restart() -> None:
     """Several machines reckon the same port; one alone takes any that is free."""
-    two, one = (Cluster(hosts, "algo-1", "", "") for hosts in (("algo-1", "algo-2"), ("algo-1",)))
+    two, one = (TrainingCluster(hosts, "algo-1", "", "") for hosts in (("algo-1", "algo-2"), ("algo-1",)))
     restarted = {"RERAIL_RESTART": "2"}
-    assert launch.rendezvous(two, restarted)["MASTER_PORT"] == "7779"
-    assert launch.rendezvous(two, {**restarted, "MASTER_PORT": "29400"})["MASTER_PORT"] == "29402"
-    assert launch.rendezvous(one, {**restarted, "MASTER_PORT": "29400"})["MASTER_PORT"] != "29400"
+    assert launch.choose_rendezvous(two, restarted)["MASTER_PORT"] == "7779"
+    assert launch.choose_rendezvous(two, {**restarted, "MASTER_PORT": "29400"})["MASTER_PORT"] == "29402"
+    assert launch.choose_rendezvous(one, {**restarted, "MASTER_PORT": "29400"})["MASTER_PORT"] != "29400"
 
 
 def test_a_port_moves_on_with_each_restart_and_never_off_the_end() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import chance
+import random_state
 import train
 from bench.exactness import FORGETFUL, forget
 from replay import fingerprint
@@ -77,14 +77,14 @@ def test_a_resume_under_other_conditions_is_not_compared(train_here: Here) -> No
 def test_skipped_samples_are_never_read(train_here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """A successor told to skip reads everything else, once and in order, and is not compared with what it skips."""
     read: list[int] = []
-    original = train.data.Corpus.batch
+    original = train.data.TextCorpus.batch
 
-    def batch(corpus: train.data.Corpus, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(corpus: train.data.TextCorpus, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         read.extend(ids)
         return original(corpus, ids)
 
     train_here(drill="bug:step=15", checkpoint_every="5", steps="20")
-    monkeypatch.setattr(train.data.Corpus, "batch", batch)
+    monkeypatch.setattr(train.data.TextCorpus, "batch", batch)
     skipped = (range(130, 150), range(200, 203))
     losses = train_here(attempt=2, resume_at_most=10, skipped=skipped, steps="20")
     assert list(losses) == list(range(11, 21))
@@ -101,12 +101,12 @@ def test_every_random_generator_is_restored() -> None:
     def draw() -> tuple[float, float, float, float]:
         return random.random(), random.gauss(0, 1), float(np.random.standard_normal()), float(torch.randn(()))
 
-    chance.seed_everything(5)
+    random_state.seed_everything(5)
     draw()
-    kept = chance.state()
+    kept = random_state.capture()
     expected = [draw() for _ in range(3)]
-    chance.seed_everything(6)
-    chance.restore(kept)
+    random_state.seed_everything(6)
+    random_state.restore(kept)
     assert [draw() for _ in range(3)] == expected
 
 
@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_healed(
     assert guard.refused == [(30, True, 1)]
     err = train_here.err
     assert re.search(rf"checkpoint step-000000030 is damaged \(__0_0.distcp {complaint}\)", err)
-    assert "asked to resume from step 30, which is not there whole; taking step 20 instead" in err
+    assert "asked to resume from step 30, which is missing or incomplete; taking step 20 instead" in err
     assert saved(shard.parent.parent)[30].attempt == 2
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import free_port
-from rerail_agent.snapshot_keeper import folder_for
+from launch import find_free_port
+from rerail_agent.snapshot_launch import make_folder_path
 from tests.agent.checkpoints.ranks import settle
 from tests.container.hosts import CONTAINER, IMPORT_PATH, LIMIT_S, OPTIONS, Here, Host, agree, losses
 
@@ -104,7 +104,7 @@ def test_a_restart_in_place_goes_on_from_this_machines_memory(
     assert one.started_after == [0, 20]
     assert all(agree(loss, undisturbed) for loss in one.all_losses)
     assert weights[0] in one.err.read_text()
-    assert not folder_for(str(one.base)).exists()  # the keeper has gone with its init
+    assert not make_folder_path(str(one.base)).exists()  # the keeper has gone with its init
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_lost_machine_gets_its_state_from_its_neighbour(
 ) -> None:
     """One of two machines is killed, keeper and all; a new one joins the other, whose ranks have started again, and the
     losses are bit for bit those of a run that nobody killed."""
-    port = free_port()
+    port = find_free_port()
     first = machine("algo-1", rank=0, of=2, port=port)
     second = machine("algo-2", rank=1, of=2, port=port)
     assert settle(lambda: "rerail step=23 " in first.out.read_text(), LIMIT_S), first.err.read_text()

@@ -1,4 +1,4 @@
-"""Checkpoints that cost a training loop one copy in memory, and are complete or invisible: `Saver`.
+"""Save checkpoints at the cost of one copy in memory; a checkpoint is complete or not visible: `Saver`.
 
 Read saver.py first. A checkpoint is staged (staging_memory.py, write_shares.py, plan.py), written by another process
 (writer.py) and committed once every rank is done (commit_queue.py, store.py). It is a folder `step-000000060/` in the
@@ -29,7 +29,7 @@ __all__ = list(MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    # Not imported at once: the writer process lives in this package and does without torch.
+    # Not imported at once: the writer process is in this package and must not import torch.
     from importlib import import_module
 
     if name in MODULES:

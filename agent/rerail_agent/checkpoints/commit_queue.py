@@ -1,6 +1,6 @@
-"""What happens to a save after it is staged: written, reported, and committed once every rank is done.
+"""Write staged saves, report them to rank 0, and commit each once every rank is done.
 
-One thread in each rank, which mostly waits. Rank 0's gathers the reports and commits; a rank that does not report in
+Each rank has one thread, which mostly waits. Rank 0's gathers the reports and commits. A rank that does not report in
 time costs this checkpoint and nothing else.
 """
 
@@ -14,31 +14,31 @@ from typing import Any
 
 from rerail_agent.checkpoints.manifest import Manifest, folder_name
 from rerail_agent.checkpoints.plan import FileIndex, Spot
-from rerail_agent.checkpoints.rank_exchange import RankExchange, RanksSilent
+from rerail_agent.checkpoints.rank_exchange import RankExchange, RanksTimedOut
 from rerail_agent.checkpoints.store import CheckpointStore
 from rerail_agent.checkpoints.writer import Commit, Reveal, Task, Write, Writer, WriterGone
 
 
 @dataclass(frozen=True)
 class CommitResult:
-    """How a save ended. `error` says why there is no checkpoint; without it there is one at `path`.
-
-    `durability`: "remote" when it outlives the machine, "local" when it has still to be uploaded. `seconds`: from the
-    call of save() until then.
-    """
+    """How a save ended."""
 
     step: int
     path: str
+    # "remote" when it outlives the machine, "local" when it still has to be uploaded.
     durability: str
+    # From the call of save() to the end.
     seconds: float
     manifest: Manifest
+    # Why there is no checkpoint; without an error there is one at `path`.
     error: str | None = None
 
 
 @dataclass(frozen=True)
 class SharedDisks:
-    """Which ranks see the same files: `groups` of them, the first one rank 0's, led by the lowest rank of each."""
+    """The groups of ranks that see the same files."""
 
+    # The first group is rank 0's; the lowest rank of each group leads it.
     groups: tuple[tuple[int, ...], ...]
 
     def of(self, rank: int) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class SharedDisks:
 
 @dataclass(frozen=True)
 class PendingCheckpoint:
-    """One staged save on its way."""
+    """One staged save that is not committed yet."""
 
     number: int
     manifest: Manifest
@@ -67,7 +67,7 @@ class PendingCheckpoint:
 
 
 class CommitQueue:
-    """Brings saves to their end, one after the other, in a thread of its own."""
+    """Write and commit saves, one after the other, in a thread."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class CommitQueue:
         place: CheckpointStore,
         disks: SharedDisks,
         *,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         patience_s: float,
     ) -> None:
-        self.exchange, self.place, self.disks, self.tell = exchange, place, disks, tell
+        self.exchange, self.place, self.disks, self.log = exchange, place, disks, log
         self.patience_s = patience_s
-        self.retire: Callable[[Manifest], Iterable[int]] = lambda newest: ()
+        self.find_outdated: Callable[[Manifest], Iterable[int]] = lambda newest: ()
         self._saves: queue.Queue[PendingCheckpoint | None] = queue.Queue()
-        self._retired: deque[int] = deque()
+        self._outdated: deque[int] = deque()
         self._finished: deque[CommitResult] = deque()
         self._lock = threading.Condition()
         self._under_way = 0
@@ -97,14 +97,14 @@ class CommitQueue:
         self._saves.put(save)
 
     def await_arena(self) -> float:
-        """Returns when nothing staged is still to be written; the seconds that took."""
+        """Return the seconds it took, once nothing staged is still to be written."""
         started = time.monotonic()
         with self._lock:
             self._lock.wait_for(lambda: self._in_arena == 0)
         return time.monotonic() - started
 
     def await_end(self, timeout_s: float | None) -> bool:
-        """Whether every save has come to its end within the time."""
+        """Return whether every save has ended within the time."""
         with self._lock:
             return self._lock.wait_for(lambda: self._under_way == 0, timeout_s)
 
@@ -115,7 +115,7 @@ class CommitQueue:
         return ended
 
     def close(self) -> None:
-        self._retired.clear()
+        self._outdated.clear()
         self._closing = True
         self._saves.put(None)
         self._thread.join(timeout=5)
@@ -125,88 +125,90 @@ class CommitQueue:
     def _run(self) -> None:
         while not self._closing:
             try:
-                save = self._saves.get(block=not self._retired)
+                save = self._saves.get(block=not self._outdated)
             except queue.Empty:
-                self._drop(self._retired.popleft())
+                self._delete(self._outdated.popleft())
                 continue
             if save is not None:
-                self._bring(save)
+                self._process(save)
 
-    def _bring(self, save: PendingCheckpoint) -> None:
+    def _process(self, save: PendingCheckpoint) -> None:
         try:
-            report = self._written(save)
+            report = self._write(save)
         finally:
             with self._lock:
                 self._in_arena -= 1
                 self._lock.notify_all()
         try:
-            ended = self._lead(save, report) if self.exchange.rank == 0 else self._follow(save, report)
-        except Exception as error:  # nothing may end this thread: a later save would never be written
+            ended = (
+                self._commit_as_leader(save, report) if self.exchange.rank == 0 else self._report_and_wait(save, report)
+            )
+        except Exception as error:  # no error may end this thread: a later save would never be written
             ended = self._failed(save, f"{type(error).__name__}: {error}")
-        self._conclude(save, ended)
+        self._finish(save, ended)
 
-    def _conclude(self, save: PendingCheckpoint, ended: CommitResult) -> None:
+    def _finish(self, save: PendingCheckpoint, ended: CommitResult) -> None:
         if save.after is not None:
             try:
                 save.after(ended)
             except Exception as error:  # the caller's own code
-                self.tell(f"after the save of {folder_name(ended.step)}: {type(error).__name__}: {error}")
+                self.log(f"after the save of {folder_name(ended.step)}: {type(error).__name__}: {error}")
         with self._lock:
             self._finished.append(ended)
             self._under_way -= 1
             self._lock.notify_all()
 
-    def _written(self, save: PendingCheckpoint) -> dict[str, Any]:
-        """This rank's report: its file and where its values lie in it, or what went wrong."""
+    def _write(self, save: PendingCheckpoint) -> dict[str, Any]:
+        """Return this rank's report: its file and the positions of its values, or the error."""
         try:
             return {"file": self._perform(save, save.write), "spots": save.spots}
-        except Exception as error:  # a full disk, no route to S3: the other ranks have to hear of it
+        except Exception as error:  # a full disk, no route to S3: the other ranks need the error
             return {"error": str(error) or type(error).__name__}
 
     def _perform(self, save: PendingCheckpoint, task: Task) -> Any:
         try:
             return save.writer.perform(task)
         except WriterGone as gone:
-            self.tell(
+            self.log(
                 f"the process that writes checkpoints for rank {self.exchange.rank} is gone ({gone});"
                 " from now on a thread of the training process does its work"
             )
             return save.writer.perform(task)
 
-    def _lead(self, save: PendingCheckpoint, report: dict[str, Any]) -> CommitResult:
+    def _commit_as_leader(self, save: PendingCheckpoint, report: dict[str, Any]) -> CommitResult:
         try:
             ended = self._commit(save, report)
         except Exception as error:  # the other ranks wait for an outcome
             ended = self._failed(save, f"{type(error).__name__}: {error}")
-        retired = self._to_retire(ended)
-        self.exchange.post(self._key("outcome", save.number), (ended, retired))
+        outdated = self._find_outdated(ended)
+        self.exchange.post(self._key("outcome", save.number), (ended, outdated))
         for kind in ("outcome", "go"):
             self.exchange.store.delete_key(self._key(kind, save.number - 2))  # everyone has read it by now
-        self._retired.extend(step for step in retired if step not in self._retired)
+        self._outdated.extend(step for step in outdated if step not in self._outdated)
         return ended
 
-    def _to_retire(self, ended: CommitResult) -> list[int]:
+    def _find_outdated(self, ended: CommitResult) -> list[int]:
         try:
-            return list(self.retire(ended.manifest)) if ended.error is None else []
+            return list(self.find_outdated(ended.manifest)) if ended.error is None else []
         except OSError as error:
-            self.tell(f"outdated checkpoints could not be looked for: {error}")
+            self.log(f"outdated checkpoints could not be looked for: {error}")
             return []
 
     def _commit(self, save: PendingCheckpoint, report: dict[str, Any]) -> CommitResult:
         try:
             reports = [report, *self._reports(save)]
-            errors = [f"rank {rank}: {each['error']}" for rank, each in enumerate(reports) if "error" in each]
+            errors = [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if "error" in report]
             if self.disks.other_leaders:
-                errors += self._place_elsewhere(save, go=not errors)
-        except RanksSilent as silent:
+                errors += self._reveal_on_other_disks(save, go=not errors)
+        except RanksTimedOut as silent:
             errors = [str(silent)]
         if errors:
             self.place.discard(save.manifest.step)
             return self._failed(save, "; ".join(errors[:4]))
         assert save.index is not None
         write_s = round(time.monotonic() - save.started, 4)
-        manifest = replace(save.manifest, files=tuple(each["file"] for each in reports), write_s=write_s)
-        metadata = save.index.content([each["spots"] for each in reports])
+        manifest = replace(save.manifest, files=tuple(report["file"] for report in reports), write_s=write_s)
+        metadata = save.index.content([report["spots"] for report in reports])
         try:
             complete = self._perform(save, Commit(self.place, manifest, metadata))
         except OSError as error:
@@ -220,28 +222,28 @@ class CommitQueue:
         self.exchange.await_all(keys, self.patience_s)
         return [self.exchange.take(key) for key in keys]
 
-    def _place_elsewhere(self, save: PendingCheckpoint, *, go: bool) -> list[str]:
-        """Has the files on other nodes' disks put in their place before the manifest says that they are there."""
+    def _reveal_on_other_disks(self, save: PendingCheckpoint, *, go: bool) -> list[str]:
+        """Make the ranks that lead other nodes' disks move their files in place, before the manifest lists them."""
         self.exchange.post(self._key("go", save.number), go)
         keys = [self._key("placed", save.number, leader) for leader in self.disks.other_leaders]
         self.exchange.await_all(keys, self.patience_s)
         return [error for key in keys if (error := self.exchange.take(key))]
 
-    def _follow(self, save: PendingCheckpoint, report: dict[str, Any]) -> CommitResult:
+    def _report_and_wait(self, save: PendingCheckpoint, report: dict[str, Any]) -> CommitResult:
         rank, exchange = self.exchange.rank, self.exchange
         exchange.post(self._key("report", save.number, rank), report)
         if rank in self.disks.other_leaders:
             go = self._key("go", save.number)
             exchange.await_all([go], self.patience_s)
-            exchange.post(self._key("placed", save.number, rank), self._placed(save, go=exchange.read(go)))
+            exchange.post(self._key("placed", save.number, rank), self._reveal(save, go=exchange.read(go)))
         outcome = self._key("outcome", save.number)
         exchange.await_all([outcome], 2 * self.patience_s)
-        ended, retired = exchange.read(outcome)
+        ended, outdated = exchange.read(outcome)
         if rank in self.disks.other_leaders:
-            self._retired.extend(retired)
+            self._outdated.extend(outdated)
         return ended if isinstance(ended, CommitResult) else self._failed(save, "an outcome that cannot be read")
 
-    def _placed(self, save: PendingCheckpoint, *, go: bool) -> str:
+    def _reveal(self, save: PendingCheckpoint, *, go: bool) -> str:
         if not go:
             self.place.discard(save.manifest.step)
             return ""
@@ -255,11 +257,11 @@ class CommitQueue:
         step, seconds = save.manifest.step, time.monotonic() - save.started
         return CommitResult(step, self.place.path(step), self.place.durability, seconds, save.manifest, error)
 
-    def _drop(self, step: int) -> None:
+    def _delete(self, step: int) -> None:
         try:
             self.place.drop(step)
         except OSError as error:
-            self.tell(f"{folder_name(step)} is out of date and could not be deleted: {error}")
+            self.log(f"{folder_name(step)} is out of date and could not be deleted: {error}")
 
     @staticmethod
     def _key(kind: str, number: int, rank: int | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What a tensor or a value looks like inside a file of torch.distributed.checkpoint."""
+"""Make the bytes of tensors and values as they are inside a file of torch.distributed.checkpoint."""
 
 import io
 import struct
@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-ALIGNMENT = 64  # torch.save puts a tensor's bytes at a multiple of it; so do we with the whole, to keep that true
+# torch.save puts a tensor's bytes at a multiple of it; each record starts at one, to keep that true.
+ALIGNMENT = 64
 END_OF_ZIP = b"PK\x05\x06"
 LONGEST_COMMENT = 0xFFFF
 SLOT = 1024
@@ -16,7 +17,7 @@ SLOT = 1024
 
 @dataclass(frozen=True)
 class TensorFrame:
-    """What torch.save writes around the bytes of a tensor of some type and shape."""
+    """The bytes that torch.save writes around those of a tensor of one type and shape."""
 
     before: bytes
     after: bytes
@@ -24,10 +25,10 @@ class TensorFrame:
 
 @lru_cache(maxsize=4096)
 def make_frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> TensorFrame:
-    """The frame of a contiguous tensor: from then on saving it means copying its bytes between the two ends.
+    """Return the frame of a contiguous tensor; saving it then means copying its bytes between the two parts.
 
-    The CRC-32 in the zip's headers is not that of the bytes. PyTorch does not look at it (it is built with
-    MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS, and since 2.6 torch.save can leave it out); the manifest has a better sum.
+    The CRC-32 in the zip's headers is not that of the bytes. PyTorch does not check it (it is built with
+    MINIZ_DISABLE_ZIP_READER_CRC32_CHECKS, and since 2.6 torch.save can omit it); the manifest has a better checksum.
     """
     tensor = torch.empty(sizes, dtype=dtype)
     sink = _Sink(tensor.nbytes)
@@ -36,7 +37,7 @@ def make_frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> TensorFrame:
 
 
 class _Sink(io.RawIOBase):
-    """Takes what torch.save writes and keeps all of it but the tensor's bytes, which come in one piece."""
+    """Collect what torch.save writes, except for the tensor's bytes, which come in one call."""
 
     def __init__(self, payload: int) -> None:
         self.payload = payload
@@ -61,11 +62,11 @@ class _Sink(io.RawIOBase):
         return TensorFrame(content[:start], content[start + self.payload :])
 
 
-def value_blob(value: Any, *, room: int = 0) -> bytes:
-    """A plain value as torch.save writes it, filled up to `room` bytes or the next KiB.
+def make_value_blob(value: Any, *, room: int = 0) -> bytes:
+    """Return a plain value as torch.save writes it, padded to `room` bytes or the next KiB.
 
-    The filling is a comment at the end of the zip, which is how the format provides for it. With it a value that grows
-    by a few bytes does not move those behind it, and the checkpoint's index stays as it was.
+    The padding is a comment at the end of the zip, as the format allows. With it a value that grows by a few bytes does
+    not move those behind it, and the checkpoint's index stays the same.
     """
     buffer = io.BytesIO()
     torch.save(value, buffer)

@@ -1,7 +1,7 @@
-"""Messages between ranks and keepers, and from keeper to keeper: a JSON object, and bytes behind it if it says so.
+"""Exchange messages between ranks and snapshot processes: a JSON object, followed by bytes if it says so.
 
-Python's own connections carry them (multiprocessing.connection): they frame, and prove on both sides that the other
-knows the run's secret. No object is pickled: what comes is JSON of a bounded size, or as many bytes as were agreed on.
+Python's own connections carry them (multiprocessing.connection): they frame messages, and prove on both sides that the
+other knows the run's secret. No object is pickled: a message is JSON of a bounded size, or an agreed number of bytes.
 """
 
 import fcntl
@@ -22,11 +22,11 @@ SIOCGIFADDR = 0x8915
 
 
 class LinkLost(Exception):
-    """The other side is gone, silent for too long, or not one of this run."""
+    """The other side is gone, silent for too long, or not of this run."""
 
 
 class Link:
-    """One connection. Every method raises Lost."""
+    """One connection. Every method raises LinkLost."""
 
     def __init__(self, end: socket.socket, *, timeout_s: float | None = TIMEOUT_S) -> None:
         end.setblocking(True)
@@ -39,7 +39,7 @@ class Link:
         self._connection = Connection(end.detach())
 
     def prove(self, secret: bytes, *, calls: bool) -> None:
-        """Both sides show that they know the secret; `calls` on the side that has connected."""
+        """Prove on both sides the knowledge of the secret; `calls` on the side that has connected."""
         try:
             first, second = (answer_challenge, deliver_challenge) if calls else (deliver_challenge, answer_challenge)
             first(self._connection, secret)
@@ -60,16 +60,16 @@ class Link:
         except (OSError, EOFError, ValueError, RecursionError) as error:
             raise LinkLost(f"{type(error).__name__}: {error}") from error
         if not isinstance(message, dict):
-            raise LinkLost("a message that is no JSON object")
+            raise LinkLost("the message is not a JSON object")
         return message
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a message."""
+        """Send a message and return the answer."""
         self.send(message)
         return self.receive()
 
     def send_body(self, content: memoryview) -> None:
-        """Bytes of which the other side knows how many there are."""
+        """Send bytes whose number the other side knows."""
         try:
             while content:
                 content = content[os.write(self._connection.fileno(), content[:CHUNK]) :]
@@ -77,7 +77,7 @@ class Link:
             raise LinkLost(f"{type(error).__name__}: {error}") from error
 
     def receive_body(self, into: memoryview) -> None:
-        """Fills the memory to its end, and goes no farther; there is no other copy of the bytes on their way."""
+        """Fill the memory to its end; the bytes are not copied elsewhere."""
         try:
             while into:
                 count = os.readv(self._connection.fileno(), [into[:CHUNK]])
@@ -88,7 +88,7 @@ class Link:
             raise LinkLost(f"{type(error).__name__}: {error}") from error
 
     def send_file(self, handle: int) -> None:
-        """Gives a file of this process to one on the same machine."""
+        """Pass an open file to a process on the same machine."""
         try:
             with _socket_of(self._connection) as end:
                 socket.send_fds(end, [b"F"], [handle])
@@ -96,7 +96,7 @@ class Link:
             raise LinkLost(f"{type(error).__name__}: {error}") from error
 
     def receive_file(self) -> int:
-        """A file that the other side has given, to be closed by the caller."""
+        """Return a file that the other side has passed; the caller closes it."""
         try:
             with _socket_of(self._connection) as end:
                 _, handles, _, _ = socket.recv_fds(end, 1, 1)
@@ -115,8 +115,8 @@ def _socket_of(connection: Connection) -> socket.socket:
     return socket.socket(fileno=os.dup(connection.fileno()))
 
 
-def call(address: tuple[str, int], secret: bytes, *, timeout_s: float = TIMEOUT_S) -> Link:
-    """A link to the keeper of another node; raises Lost."""
+def connect(address: tuple[str, int], secret: bytes, *, timeout_s: float = TIMEOUT_S) -> Link:
+    """Return a link to the snapshot process of another node; raises LinkLost."""
     try:
         link = Link(socket.create_connection(address, timeout=min(5.0, timeout_s)), timeout_s=timeout_s)
     except OSError as error:
@@ -125,8 +125,8 @@ def call(address: tuple[str, int], secret: bytes, *, timeout_s: float = TIMEOUT_
     return link
 
 
-def own_address(interface: str, master: str) -> str:
-    """This machine's address on the job's interface, or on the one towards the master; without either, to itself."""
+def find_own_address(interface: str, master: str) -> str:
+    """Return this machine's address on the job's interface, else on the route to the master, else loopback."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if interface in {name for _, name in socket.if_nameindex()}:
             request = struct.pack("256s", interface.encode()[:15])
@@ -136,8 +136,8 @@ def own_address(interface: str, master: str) -> str:
     return "127.0.0.1"
 
 
-def call_here(path: str) -> Link:
-    """A link to the keeper of this node, which may take its time to answer; raises Lost."""
+def connect_locally(path: str) -> Link:
+    """Return a link to the snapshot process of this node, without a timeout; raises LinkLost."""
     end = socket.socket(socket.AF_UNIX)
     try:
         end.connect(path)

@@ -1,4 +1,4 @@
-"""Reads shares of a snapshot where they lie in memory, as torch.distributed.checkpoint reads a checkpoint's files."""
+"""Read shares of a snapshot from memory, as torch.distributed.checkpoint reads a checkpoint's files."""
 
 import io
 import json
@@ -17,15 +17,15 @@ from rerail_agent.checkpoints.write_shares import Piece
 
 @dataclass(frozen=True)
 class PiecePosition:
-    """Where the bytes of a piece begin within a share, and what they are."""
+    """Where the bytes of a piece begin within a share, with their shape and type."""
 
     at: int
     sizes: tuple[int, ...]
     dtype: torch.dtype
 
 
-def contents_of(plan: SavePlan) -> str:
-    """What lies where in every share that is staged by a plan, but for the plain values: the beginning of a text."""
+def describe_contents(plan: SavePlan) -> str:
+    """Return the positions of all pieces in a share that is staged by a plan, as the beginning of a JSON text."""
     pieces = [
         [piece.key, piece.offsets, piece.sizes, piece.whole, piece.dtype, *part.spot, part.payload]
         for piece, part in zip(plan.pieces, plan.parts, strict=True)
@@ -33,22 +33,23 @@ def contents_of(plan: SavePlan) -> str:
     return json.dumps({"file": plan.file_name, "pieces": pieces})[:-1]
 
 
-def with_values(contents: str, spots: Mapping[str, Spot]) -> bytes:
-    """The whole of that text."""
+def add_values(contents: str, spots: Mapping[str, Spot]) -> bytes:
+    """Return the whole text, with the positions of the plain values."""
     return f'{contents}, "values": {json.dumps(spots)}}}'.encode()
 
 
 @dataclass(frozen=True)
 class SnapshotIndex:
-    """All shares of one snapshot together: the index that readers know, and where in memory each piece lies."""
+    """All shares of one snapshot together: the index that readers know, and the position of each piece."""
 
     metadata: Metadata
     holes: Mapping[tuple[str, tuple[int, ...]], PiecePosition]
-    ranks: Mapping[str, int]  # whose share is called by a file's name
+    # The rank whose share a file's name stands for.
+    ranks: Mapping[str, int]
 
     @classmethod
     def of(cls, contents: Sequence[bytes]) -> "SnapshotIndex":
-        """From what each share says of itself, in the order of the ranks."""
+        """Make the index from the contents of each share, in the order of the ranks."""
         tables = [json.loads(text) for text in contents]
         shares: list[list[Piece]] = []
         files: list[tuple[str, list[Spot]]] = []
@@ -68,7 +69,7 @@ class SnapshotIndex:
 
 
 class ShareSurvey:
-    """A reader that reads nothing, and remembers whose shares a load would take its bytes from."""
+    """A reader that reads no bytes, and records whose shares a load would read."""
 
     def __init__(self, catalogue: SnapshotIndex) -> None:
         self.catalogue = catalogue
@@ -78,7 +79,7 @@ class ShareSurvey:
         return self.catalogue.metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """There is nothing to set up."""
+        """Do nothing: no storage is needed."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -92,7 +93,7 @@ class ShareSurvey:
 
 
 class MappedReader(ShareSurvey):
-    """Reads from shares that are mapped into this process: one copy, from there into the state."""
+    """Read from shares that are mapped into this process, with one copy from there into the state."""
 
     def __init__(self, catalogue: SnapshotIndex, memory: Mapping[int, memoryview]) -> None:
         super().__init__(catalogue)

@@ -1,4 +1,4 @@
-"""Plans a save once: which rank writes what, where it lies in the file, and the index that readers find it by."""
+"""Plan a save once: which rank writes what, where it is in the file, and the index for readers."""
 
 import io
 import pickle
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.tensor import DTensor
 
-from rerail_agent.checkpoints.file_format import align, make_frame, value_blob
+from rerail_agent.checkpoints.file_format import align, make_frame, make_value_blob
 from rerail_agent.checkpoints.rank_exchange import RankExchange
 from rerail_agent.checkpoints.staging_memory import Arena
 from rerail_agent.checkpoints.state_tree import Leaf, is_branch
@@ -33,15 +33,17 @@ Spot = tuple[int, int]  # offset and length within a file
 
 @dataclass
 class PlannedPiece:
-    """A piece that this rank stages: row `row` and on of the tensor `number` in what it holds as its leaf `leaf`."""
+    """A piece that this rank stages: rows from `row` on of the tensor `number` of its leaf `leaf`."""
 
     leaf: int
     number: int
     row: int
-    rows: int | None  # None: the whole of it
+    # None for all rows.
+    rows: int | None
     dtype: torch.dtype
     sizes: tuple[int, ...]
-    payload: int  # where its bytes begin in the file
+    # Where its bytes begin in the file.
+    payload: int
     spot: Spot
     copy: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -52,36 +54,39 @@ class SavePlan:
 
     structure: list[Any]
     parts: list[PlannedPiece]
-    values: list[tuple[str, int]]  # keys and leaves
-    image: int  # bytes of the file that hold tensors; the values follow
+    # Keys and leaves.
+    values: list[tuple[str, int]]
+    # Bytes of the file that hold tensors; the values follow.
+    image: int
     frames: list[tuple[int, bytes]]
     file_name: str
-    pieces: list[Piece] = field(default_factory=list)  # what the parts are of, one for each
+    # The pieces of `parts`, in the same order.
+    pieces: list[Piece] = field(default_factory=list)
     slots: dict[str, int] = field(default_factory=dict)
     remembered: dict[str, tuple[Any, bytes]] = field(default_factory=dict)
 
     @property
     def staged_bytes(self) -> int:
-        """The bytes of tensors that this rank copies in a save."""
+        """Return the bytes of tensors that this rank copies in a save."""
         return sum(part.copy.nbytes for part in self.parts)
 
     def lay_out(self, arena: Arena) -> None:
-        """Writes the frames into the arena, and lets the parts' copies be the holes between them."""
+        """Write the frames into the arena, and stage each part between them."""
         for part, copy in zip(self.parts, self.holes(arena), strict=True):
             part.copy = copy
 
     def holes(self, arena: Arena) -> list[torch.Tensor]:
-        """Writes the frames into an arena; the tensors between them, one for each part, that a save is staged in."""
+        """Write the frames into an arena; return the tensors between them, one for each part."""
         for offset, content in self.frames:
             arena.write(offset, content)
         return [arena.tensor(offset=part.payload, sizes=part.sizes, dtype=part.dtype) for part in self.parts]
 
     def fits(self, leaves: Sequence[Any]) -> bool:
-        """Whether the leaves of a state, in the order of flatten(), are still of the kinds and shapes planned for."""
-        return all(map(_is_like, leaves, self.structure))
+        """Return whether the leaves of a state, in the order of flatten(), have the planned kinds and shapes."""
+        return all(map(_has_structure, leaves, self.structure))
 
     def stage(self, leaves: Sequence[Any], into: Sequence[torch.Tensor] | None = None) -> None:
-        """Copies this rank's parts into the arena, or into the holes of another; returns once the bytes are there."""
+        """Copy this rank's parts into the arena, or into other tensors; return once the bytes are there."""
         sources = []
         for part in self.parts:
             source = local_tensors(leaves[part.leaf])[part.number]
@@ -95,7 +100,7 @@ class SavePlan:
             torch.cuda.synchronize(device)
 
     def value_blobs(self, leaves: Sequence[Any]) -> tuple[bytes, dict[str, Spot]]:
-        """The plain values that this rank writes, and where each lies in the file."""
+        """Return the plain values that this rank writes, and where each is in the file."""
         blobs, spots, offset = io.BytesIO(), {}, self.image
         for key, leaf in self.values:
             blob = self._blob(key, leaves[leaf])
@@ -110,7 +115,7 @@ class SavePlan:
             before, blob = self.remembered[key]
             if type(before) is type(value) and before == value:
                 return blob
-        blob = value_blob(value, room=self.slots.get(key, 0))
+        blob = make_value_blob(value, room=self.slots.get(key, 0))
         self.slots[key] = len(blob)
         if is_simple:
             self.remembered[key] = (value, blob)
@@ -118,7 +123,7 @@ class SavePlan:
 
 
 class FileIndex:
-    """What rank 0 knows of all files: enough for `.metadata`, which is pickled once and then used again and again."""
+    """What rank 0 knows of all files: enough for `.metadata`, which is pickled once and used many times."""
 
     def __init__(self, shares: Sequence[Sequence[Piece]], paths: Mapping[str, Any], files: Sequence[Any]) -> None:
         self._shares = shares
@@ -128,9 +133,9 @@ class FileIndex:
         self._pickled = b""
 
     def content(self, values: Sequence[dict[str, Spot]]) -> bytes:
-        """The bytes of `.metadata`, given where each rank's values lie this time: nearly always where they lay before.
+        """Return the bytes of `.metadata`, given the positions of each rank's values, which rarely change.
 
-        Pickling takes 20 microseconds a piece and holds the GIL, so it is not for every save.
+        Pickling takes 20 microseconds a piece and holds the GIL, so it is not done in every save.
         """
         if not self._pickled or list(values) != self._values:
             self._values = list(values)
@@ -138,7 +143,7 @@ class FileIndex:
         return self._pickled
 
     def metadata(self, values: Sequence[dict[str, Spot]]) -> Metadata:
-        """The same as readers have it."""
+        """Return the index as readers use it."""
         described: dict[str, Any] = {}
         stored: dict[MetadataIndex, Any] = {}
         for pieces, (name, spots), own in zip(self._shares, self._files, values, strict=True):
@@ -162,16 +167,16 @@ def _description(piece: Piece) -> TensorStorageMetadata:
 
 
 def make_plan(leaves: Sequence[Leaf], exchange: RankExchange, *, file_name: str) -> tuple[SavePlan, FileIndex | None]:
-    """Agrees with the other ranks on who writes what; the index is rank 0's. Collective."""
+    """Agree with the other ranks on who writes what; only rank 0 gets the index. Collective."""
     twice = [key for key, count in Counter(leaf.key for leaf in leaves).items() if count > 1]
     if twice:
         raise ValueError(f"{twice[0]}: two places of the state have this key; rename one of them")
     held = list_pieces(leaves)
-    everything = exchange.collect((held, {leaf.key: leaf.path for leaf in leaves}))
+    everything = exchange.gather((held, {leaf.key: leaf.path for leaf in leaves}))
     shares = assign_pieces([pieces for pieces, _ in everything]) if everything else None
-    mine: list[Piece] = exchange.spread_each(shares)
+    mine: list[Piece] = exchange.scatter(shares)
     plan = _lay_out(mine, held, leaves, file_name)
-    files = exchange.collect((file_name, [part.spot for part in plan.parts]))
+    files = exchange.gather((file_name, [part.spot for part in plan.parts]))
     if shares is None or everything is None or files is None:
         return plan, None
     paths = {key: path for _, those in reversed(everything) for key, path in those.items()}
@@ -181,7 +186,7 @@ def make_plan(leaves: Sequence[Leaf], exchange: RankExchange, *, file_name: str)
 def _lay_out(mine: Iterable[Piece], held: Iterable[Piece], leaves: Sequence[Leaf], file_name: str) -> SavePlan:
     origins = {(piece.key, piece.offsets): (piece.number, piece.sizes) for piece in held}
     places = {leaf.key: place for place, leaf in enumerate(leaves)}
-    plan = SavePlan([_likeness(leaf.value) for leaf in leaves], [], [], 0, [], file_name)
+    plan = SavePlan([_describe_structure(leaf.value) for leaf in leaves], [], [], 0, [], file_name)
     for piece in mine:
         if piece.offsets is None:
             plan.values.append((piece.key, places[piece.key]))
@@ -203,7 +208,7 @@ def _lay_out(mine: Iterable[Piece], held: Iterable[Piece], leaves: Sequence[Leaf
 
 
 def list_pieces(leaves: Sequence[Leaf]) -> list[Piece]:
-    """What this rank could write: each tensor that it holds, or its part of it, and each value."""
+    """Return what this rank could write: each tensor that it holds, or its part of it, and each value."""
     return [piece for leaf in leaves for piece in (_boxes(leaf) if leaf.is_tensor else (Piece(leaf.key, None),))]
 
 
@@ -235,7 +240,7 @@ def _offsets(leaf: Leaf) -> list[tuple[int, ...]]:
 
 
 def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
-    """What of a tensor this rank has in its memory: itself, or the local part of a DTensor or a ShardedTensor."""
+    """Return what this rank holds of a tensor: itself, or the local part of a DTensor or a ShardedTensor."""
     if type(value) in PLAIN:
         return [value]
     if isinstance(value, DTensor):
@@ -246,19 +251,19 @@ def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
     return [value]
 
 
-def _likeness(value: Any) -> Any:
-    """What of a leaf must stay the same for a plan to hold; None for a plain value."""
+def _describe_structure(value: Any) -> Any:
+    """Return what must stay the same of a leaf for a plan to be valid; None for a plain value."""
     if not isinstance(value, torch.Tensor):
         return None
     return [(tensor.dtype, tensor.shape) for tensor in local_tensors(value)]
 
 
-def _is_like(value: Any, likeness: Any) -> bool:
+def _has_structure(value: Any, likeness: Any) -> bool:
     if type(value) in PLAIN:
         return bool(likeness == [(value.dtype, value.shape)])
     if likeness is None:
         return not isinstance(value, torch.Tensor) and not is_branch(value)
-    return isinstance(value, torch.Tensor) and bool(likeness == _likeness(value))
+    return isinstance(value, torch.Tensor) and bool(likeness == _describe_structure(value))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""Puts a checkpoint's content into a state, in place, however many ranks wrote it."""
+"""Load a checkpoint's content into a state, in place, whatever the number of ranks that wrote it."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ NAMED = 5
 
 
 class UnfitState(ValueError):
-    """The state to load into is not of the checkpoint's shape: the code has changed, not the checkpoint."""
+    """The state to load into has another shape than the checkpoint: the code has changed, not the checkpoint."""
 
 
-class InPlace(DefaultLoadPlanner):  # type: ignore[misc, unused-ignore]
-    """Reads into the leaves of a state; a plain value goes back to where it came from, under its very key.
+class InPlacePlanner(DefaultLoadPlanner):  # type: ignore[misc, unused-ignore]
+    """Read into the leaves of a state; a plain value is stored under the very key where it was.
 
-    The planner of PyTorch writes values under string keys, beside those of a dict with numbers for keys.
+    PyTorch's planner writes values under string keys, beside those of a dict with numbers for keys.
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
@@ -35,19 +35,19 @@ class InPlace(DefaultLoadPlanner):  # type: ignore[misc, unused-ignore]
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         leaf = self.leaves[read_item.dest_index.fqn]
-        # What is no tensor is a pickle in DCP's own format: who may write a job's checkpoints may run code in the job.
+        # A value is a pickle in DCP's own format: a writer of a job's checkpoints can run code in the job.
         leaf.holder[leaf.name] = torch.load(value, map_location="cpu", weights_only=False)  # nosec B614
 
 
 def load_into(state: dict[str, Any], reader: Any, *, per_rank: Sequence[str], partial: bool) -> None:
-    """Fills a state from a torch.distributed.checkpoint reader, without a collective; raises UnfitState.
+    """Fill a state from a torch.distributed.checkpoint reader, without a collective; raises UnfitState.
 
     A key below one of `per_rank` (`random.3`) that the checkpoint lacks is left as it is: there were fewer ranks.
     """
     metadata: Metadata = reader.read_metadata()
     leaves = [leaf for leaf in flatten(state) if _is_wanted(leaf.key, metadata, per_rank)]
     _compare({leaf.key: leaf for leaf in leaves}, metadata, per_rank=per_rank, partial=partial)
-    planner = InPlace(leaves)
+    planner = InPlacePlanner(leaves)
     planner.set_up_planner({leaf.key: leaf.value for leaf in leaves}, metadata, True)
     planner.state_dict = {leaf.key: leaf.value for leaf in leaves}
     reader.set_up_storage_reader(metadata, True)
@@ -64,12 +64,12 @@ def _compare(leaves: Mapping[str, Leaf], metadata: Metadata, *, per_rank: Sequen
     saved = metadata.state_dict_metadata
     lacking = [key for key in leaves if key not in saved]
     if lacking:
-        raise UnfitState(f"the checkpoint has nothing for {_named(lacking)} of the state")
-    homeless = [key for key in saved if key not in leaves and key.split(".")[0] not in per_rank]
-    if homeless and not partial:
+        raise UnfitState(f"the checkpoint has nothing for {_format_keys(lacking)} of the state")
+    unplaced = [key for key in saved if key not in leaves and key.split(".")[0] not in per_rank]
+    if unplaced and not partial:
         raise UnfitState(
-            f"the state has no place for {_named(homeless)} of the checkpoint; an optimizer's state, for one, has to"
-            " exist before it can be loaded (get_optimizer_state_dict makes it), or pass partial=True"
+            f"the state has no place for {_format_keys(unplaced)} of the checkpoint; an optimizer's state, for one,"
+            " has to exist before it can be loaded (get_optimizer_state_dict makes it), or pass partial=True"
         )
     for key, leaf in leaves.items():
         there = saved[key]
@@ -82,6 +82,6 @@ def _compare(leaves: Mapping[str, Leaf], metadata: Metadata, *, per_rank: Sequen
             )
 
 
-def _named(keys: Sequence[str]) -> str:
+def _format_keys(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
     return ", ".join(keys[:NAMED]) + more

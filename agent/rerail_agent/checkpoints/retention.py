@@ -1,4 +1,4 @@
-"""Decides which checkpoints a run may give up."""
+"""Decide which checkpoints of a run may be deleted."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KeptCheckpoint:
-    """What retention asks of a checkpoint."""
+    """What retention needs to know of a checkpoint."""
 
     step: int
     is_clean: bool = True
@@ -15,13 +15,16 @@ class KeptCheckpoint:
 def choose_deletable(
     saved: Sequence[KeptCheckpoint], *, newest: int, keep: int, doublings: int, spared: Iterable[int] = ()
 ) -> set[int]:
-    """The steps that may be deleted after `newest` was saved.
+    """Return the steps that may be deleted after `newest` was saved.
 
-    The last `keep` stay, the newest clean one stays, and so do those of `spared` and every one after `newest`: it is of
-    another attempt. Of the older clean ones a ladder stays, wide in proportion to age: a rollback to before step s,
-    whose age is a = newest - s, finds a clean checkpoint that costs it at most another a steps, or the interval at
-    which was saved there. What was found too old on one day is never missed on a later one, for ages only grow. The
-    ladder ends after `doublings` doublings of the age of the last `keep`; one rung beyond that stays too, for a
+    The last `keep` stay, and the newest clean one. Those of `spared` stay, and every one after `newest`, which is of
+    another attempt.
+
+    Of the older clean ones a ladder stays, with gaps in proportion to age. Take a rollback to before step s, whose age
+    is a = newest - s. It finds a clean checkpoint that costs at most another a steps, or the interval at which was
+    saved there. A step that was deletable once is never needed later, because ages only grow.
+
+    The ladder ends after `doublings` doublings of the age of the last `keep`. One rung beyond that stays too, because a
     rollback to there has to start somewhere. That makes about two checkpoints for each doubling.
     """
     if keep < 1:
@@ -37,7 +40,7 @@ def choose_deletable(
 
 
 def _ladder(clean: Sequence[int], *, newest: int, floor: int, reach: int) -> set[int]:
-    """The clean steps to keep below the last few, newest first: always the farthest that the gap allows."""
+    """Return the clean steps to keep below the last few, newest first: always the farthest that the gap allows."""
     rungs: set[int] = set()
     below = [step for step in clean if step < floor]
     at = min((step for step in clean if step >= floor), default=floor)

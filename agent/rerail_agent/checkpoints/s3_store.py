@@ -1,6 +1,6 @@
-"""Checkpoints in S3, written and read directly: no disk, no upload by somebody else, and the manifest is the last PUT.
+"""Write and read checkpoints in S3 directly: no disk, no later upload, and the manifest is the last PUT.
 
-Nothing can be renamed in S3, so a file that must not be mixed up with another attempt's has a name of its own. Works
+Nothing can be renamed in S3, so a file that must not be confused with another attempt's has a name of its own. Works
 with s3torchconnector, whose client is used without its torch part in the writer process.
 """
 
@@ -50,7 +50,7 @@ class S3Store:
 
     @classmethod
     def of(cls, uri: str) -> "S3Store":
-        """From `s3://bucket/prefix`, with the region and, for a local AWS, the endpoint of the environment."""
+        """Parse `s3://bucket/prefix`; region and, for a local AWS, endpoint are those of the environment."""
         bucket, prefix = split_uri(uri)
         if not bucket:
             raise ValueError(f"{uri}: must be s3://bucket/prefix")
@@ -69,26 +69,26 @@ class S3Store:
 
     def write(self, step: int, name: str, chunks: Iterable[memoryview], *, total: int) -> dict[str, Any]:
         digest, size = xxhash.xxh3_64(), 0
-        with _told_as_os_errors():
+        with _translate_errors():
             stream = self._client(total).put_object(self.bucket, self._key(step, name))
             for chunk in chunks:
                 digest.update(chunk)
                 stream.write(bytes(chunk))
                 size += len(chunk)
             if size != total:
-                raise OSError(f"{name}: {size} bytes came to be written instead of {total}")
+                raise OSError(f"{name}: {size} bytes were to be written instead of {total}")
             stream.close()  # only now there is an object
         return {"name": name, "bytes": size, "checksum": f"xxh3_64:{digest.hexdigest()}"}
 
     def reveal(self, step: int) -> None:
-        """Nothing to do: the files are where they belong, and invisible for want of a manifest."""
+        """Do nothing: the files are in their final place, and invisible without a manifest."""
 
     def commit(self, manifest: Manifest, metadata: bytes) -> Manifest:
         step = manifest.step
         index = self.write(step, METADATA, [memoryview(metadata)], total=len(metadata))
         complete = replace(manifest, files=(*manifest.files, index), saved_at=format_now())
         if self._content(self._key(step, MANIFEST)) is not None:
-            raise FileExistsError(f"{self.path(step)} is there already, and nothing whole is written over")
+            raise FileExistsError(f"{self.path(step)} exists already, and a complete checkpoint is never replaced")
         text = dump(complete)
         self.write(step, MANIFEST, [memoryview(text)], total=len(text))
         return complete
@@ -97,11 +97,11 @@ class S3Store:
         if self._content(self._key(step, MANIFEST)) is None:
             self.drop(step)
 
-    def sweep_up(self) -> None:
-        """Nothing to do: what a killed save left has no manifest, is in nobody's way, and goes with the retention."""
+    def delete_leftovers(self) -> None:
+        """Do nothing: what a killed save left has no manifest, and retention deletes it."""
 
     def steps(self) -> list[int]:
-        with _told_as_os_errors():
+        with _translate_errors():
             pages = list(self._client().list_objects(self.bucket, self.prefix, "/", 1000))
         names = (path.rstrip("/").rpartition("/")[2] for page in pages for path in page.common_prefixes)
         return sorted((int(match[1]) for name in names if (match := STEP.fullmatch(name))), reverse=True)
@@ -113,7 +113,7 @@ class S3Store:
     def check(self, step: int, entry: dict[str, Any]) -> None:
         name, digest, size = entry["name"], xxhash.xxh3_64(), 0
         try:
-            with _told_as_os_errors():
+            with _translate_errors():
                 for chunk in self._client().get_object(self.bucket, self._key(step, name), None, None):
                     digest.update(chunk)
                     size += len(chunk)
@@ -127,10 +127,10 @@ class S3Store:
     def drop(self, step: int) -> None:
         self._delete(self._key(step, ""))
 
-    def set_aside(self, step: int, attempt: int | str) -> str | None:
-        """Copies, compares sizes and only then deletes; begun again after a kill, it goes on where it was.
+    def quarantine(self, step: int, attempt: int | str) -> str | None:
+        """Copy, compare sizes and only then delete; a repetition after a kill continues where it was.
 
-        None for a folder without manifest: it is what a killed save left, or a killed deletion.
+        Return None for a folder without manifest, which a killed save or a killed deletion has left.
         """
         source = self._key(step, "")
         text = self._content(source + MANIFEST)
@@ -146,17 +146,17 @@ class S3Store:
         self._delete(source)
         return target.removeprefix(self.prefix).rstrip("/")
 
-    def note(self, step: int, name: str) -> bytes | None:
+    def read_note(self, step: int, name: str) -> bytes | None:
         return self._content(self._key(step, name))
 
-    def leave_note(self, step: int, name: str, text: bytes) -> None:
+    def write_note(self, step: int, name: str, text: bytes) -> None:
         self.write(step, name, [memoryview(text)], total=len(text))
 
     def reader(self, step: int) -> Any:
         from torch.distributed.checkpoint import FileSystemReader
 
         reader = FileSystemReader(self.path(step))
-        reader.fs, reader.path = _Streams(self), self._key(step, "")  # type: ignore[assignment, unused-ignore]
+        reader.fs, reader.path = S3FileSystem(self), self._key(step, "")  # type: ignore[assignment, unused-ignore]
         return reader
 
     def _key(self, step: int, name: str) -> str:
@@ -166,29 +166,29 @@ class S3Store:
         part = max(SMALLEST_PART, -(-total // MOST_PARTS))
         if "torch" not in sys.modules:
             return _plain_client(self.region, self.endpoint, part)
-        # A training process may fork, for its data loaders, and this one knows to step aside for that moment.
+        # A training process may fork for its data loaders, and this client is safe for that.
         return _forkable_client(self.region, self.endpoint, part)._client
 
     def _content(self, key: str) -> bytes | None:
         try:
-            with _told_as_os_errors():
+            with _translate_errors():
                 return b"".join(self._client().get_object(self.bucket, key, None, None))
         except FileNotFoundError:
             return None
 
     def _sizes(self, prefix: str) -> dict[str, int]:
-        with _told_as_os_errors():
+        with _translate_errors():
             pages = list(self._client().list_objects(self.bucket, prefix, "", 1000))
         return {item.key.removeprefix(prefix): item.size for page in pages for item in page.object_info}
 
     def _delete(self, prefix: str) -> None:
         for name in sorted(self._sizes(prefix), key=lambda name: name != MANIFEST):
-            with _told_as_os_errors():
+            with _translate_errors():
                 self._client().delete_object(self.bucket, prefix + name)
 
     def _copy(self, source: str, target: str, size: int) -> None:
         client = self._client(size)
-        with _told_as_os_errors():
+        with _translate_errors():
             if size < LARGEST_COPY:
                 client.copy_object(self.bucket, urllib.parse.quote(source), self.bucket, target)
                 return
@@ -198,17 +198,17 @@ class S3Store:
             stream.close()
 
     def _free_prefix(self, wanted: str, manifest: bytes) -> str:
-        """Where nothing is yet, or only a copy of this very checkpoint, whole or begun."""
+        """Return a prefix without objects, or with a complete or partial copy of this very checkpoint."""
         for prefix in itertools.chain([f"{wanted}/"], (f"{wanted}-{number}/" for number in itertools.count(2))):
             if self._content(prefix + MANIFEST) in (None, manifest):
                 return prefix
         raise AssertionError("numbers do not end")
 
 
-class _Streams:
-    """What torch.distributed.checkpoint's reader asks of a file system, over the objects of a bucket.
+class S3FileSystem:
+    """The file system that torch.distributed.checkpoint's reader needs, over the objects of a bucket.
 
-    s3torchconnector has a reader of its own, which wants one more package and hears of no endpoint.
+    s3torchconnector has a reader of its own, which needs one more package and accepts no endpoint.
     """
 
     def __init__(self, place: S3Store) -> None:
@@ -223,7 +223,7 @@ class _Streams:
 
         client = _forkable_client(self.place.region, self.place.endpoint, SMALLEST_PART)
         ranged = S3ReaderConstructor.range_based(buffer_size=SMALLEST_PART)
-        with _told_as_os_errors(), client.get_object(self.place.bucket, path, reader_constructor=ranged) as stream:
+        with _translate_errors(), client.get_object(self.place.bucket, path, reader_constructor=ranged) as stream:
             yield stream
 
 
@@ -244,7 +244,7 @@ def _forkable_client(region: str, endpoint: str | None, part: int) -> Any:
 
 
 @contextmanager
-def _told_as_os_errors() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     from s3torchconnectorclient import S3Exception
 
     try:

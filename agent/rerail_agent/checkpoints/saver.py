@@ -1,4 +1,4 @@
-"""Saves and restores training state: `Saver`, what a training script uses."""
+"""Save and restore training state: `Saver`, for a training script."""
 
 import math
 import secrets
@@ -24,28 +24,29 @@ from rerail_agent.checkpoints.writer import Write, Writer
 
 T = TypeVar("T")
 
-REPORT_PATIENCE_S = 900.0  # how long rank 0 waits for the other ranks' files
+REPORT_PATIENCE_S = 900.0  # for rank 0 to wait for the other ranks' files
 
 
 @dataclass(frozen=True)
 class RestoreRefusal:
-    """Why a checkpoint that an attempt had saved was not resumed from; `is_certain`: its files are not those listed."""
+    """Why a checkpoint that an attempt had saved was not resumed from."""
 
     attempt: int | None
     reason: str
+    # Whether its files differ from those in its manifest.
     is_certain: bool
 
 
 class Saver:
-    """The checkpoints of a run, as one rank sees them.
+    """The checkpoints of a run, as one rank uses them.
 
     prepare(), save(), newest(), load(), quarantine() and prune() are collective: every rank calls them, in the same
     order, on its main thread. None uses a collective operation of torch.distributed, so any backend will do.
 
-    A state is a nested dict of tensors, DTensors and plain values. What several ranks hold under one key is written
-    once; what only one holds, such as its random state under `random.<rank>`, is written by it. `per_rank` names the
+    A state is a nested dict of tensors, DTensors and plain values. A key that several ranks hold is written once. A key
+    that only one holds, such as its random state under `random.<rank>`, is written by it. `per_rank` names the
     top-level keys below which ranks differ, so that another number of ranks may load them in part. `refusals` are the
-    steps that newest() and restore() have passed over for what was wrong with them.
+    steps that newest() and restore() have passed over as damaged.
     """
 
     def __init__(
@@ -55,18 +56,18 @@ class Saver:
         rank: int = 0,
         world_size: int = 1,
         device: torch.device | None = None,
-        tell: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         per_rank: Sequence[str] = ("random",),
         store: Any = None,
         patience_s: float = REPORT_PATIENCE_S,
     ) -> None:
-        self.place, self.tell, self.per_rank = place, tell, tuple(per_rank)
+        self.place, self.log, self.per_rank = place, log, tuple(per_rank)
         self.rank, self.world_size = rank, world_size
         self.exchange = RankExchange(rank=rank, world_size=world_size, store=store, patience_s=patience_s)
         self._pinned = device is not None and device.type == "cuda"
         self._patience_s = patience_s
         self._disks: SharedDisks | None = None
-        self._courier: CommitQueue | None = None
+        self._commit_queue: CommitQueue | None = None
         self._plan: SavePlan | None = None
         self._tree: Tree | None = None
         self._index: FileIndex | None = None
@@ -81,101 +82,101 @@ class Saver:
         self._retention: tuple[int, int] | None = None
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Plans the saves of this state, and makes all that they need: memory, and the process that writes.
+        """Plan the saves of this state, and make what they need: memory, and the process that writes.
 
-        Call it when the optimizer has its state; a save of another structure than the one prepared for prepares anew,
+        Call it when the optimizer has its state. A save of another structure than the prepared one prepares again,
         which takes as long as this does.
         """
-        courier = self._met()
-        courier.await_arena()
+        commit_queue = self._connect()
+        commit_queue.await_arena()
         leaves = flatten(state)
         self._plan, self._index = make_plan(leaves, self.exchange, file_name=self._file_name())
         if self._arena is None or self._arena.size < self._plan.image or self._writer is None:
-            self._renew_arena(self._plan.image)
+            self._replace_arena(self._plan.image)
         assert self._arena is not None
         self._tree = Tree(state)
         self._plan.lay_out(self._arena)
         values = [leaf.value for leaf in leaves]
-        self._plan.stage(values)  # for what a first call has to do besides
-        spots = self.exchange.collect(self._plan.value_blobs(values)[1])
+        self._plan.stage(values)  # a first call allocates and loads kernels
+        spots = self.exchange.gather(self._plan.value_blobs(values)[1])
         if self._index is not None and spots is not None:
             self._index.content(spots)
 
     def save(
         self, state: Mapping[str, Any], manifest: Manifest, after: Callable[[CommitResult], None] | None = None
     ) -> bool:
-        """Stages the state; the training may go on when this returns, and the commit follows in the background.
+        """Stage the state; the training may go on when this returns, and the commit follows in the background.
 
-        False if a whole checkpoint of that step is there already: a replayed step is the same state again. `after` is
-        called with the outcome, on every rank, from another thread. An earlier save that is still being written is
-        waited for.
+        Return False if a complete checkpoint of that step exists: a replayed step is the same state again. `after` is
+        called with the result, on every rank, from another thread. Waits for an earlier save that is still being
+        written.
         """
         started = time.monotonic()
-        courier = self._met()
+        commit_queue = self._connect()
         if manifest.loss is not None and not math.isfinite(manifest.loss):
             manifest = replace(manifest, loss=None)
-        leaves = self._planned(state)
+        leaves = self._plan_leaves(state)
         assert self._plan is not None and self._writer is not None
-        if manifest.step in self._seen and not self._made_room(manifest.step):
+        if manifest.step in self._seen and not self._make_room(manifest.step):
             return False
         self._seen.add(manifest.step)
-        courier.await_arena()
+        commit_queue.await_arena()
         self._plan.stage(leaves)
         values, spots = self._plan.value_blobs(leaves)
         write = Write(self.place, manifest.step, self._plan.file_name, self._plan.image, values)
-        self._writer.hurry(manifest.reason != "periodic")
+        self._writer.set_urgent(manifest.reason != "periodic")
         self._number += 1
         manifest = replace(manifest, stall_s=round(time.monotonic() - started, 4))
-        courier.submit(
+        commit_queue.submit(
             PendingCheckpoint(self._number, manifest, write, spots, self._index, self._writer, started, after)
         )
         return True
 
     def finished(self) -> list[CommitResult]:
-        """The saves that have come to their end since the last call, failed ones too."""
-        return self._courier.finished() if self._courier else []
+        """Return the saves that have ended since the last call, failed ones too."""
+        return self._commit_queue.finished() if self._commit_queue else []
 
     def wait(self, timeout_s: float | None = None) -> list[CommitResult]:
-        """Returns when no save is under way, or when the time is up; what has finished since the last call."""
-        if self._courier is None:
+        """Return when no save is pending, or when the time is over; the result is that of finished()."""
+        if self._commit_queue is None:
             return []
         if self._writer is not None:
-            self._writer.hurry(True)
-        self._courier.await_end(timeout_s)
+            self._writer.set_urgent(True)
+        self._commit_queue.await_end(timeout_s)
         if self._writer is not None:
-            self._writer.hurry(False)
-        return self._courier.finished()
+            self._writer.set_urgent(False)
+        return self._commit_queue.finished()
 
     def newest(self, allowed: Callable[[Manifest], bool] = lambda manifest: True) -> int:
-        """The newest allowed step that is whole, 0 if there is none; tells of each damaged one passed over.
+        """Return the newest allowed step that is complete, 0 if there is none; log each damaged one passed over.
 
-        Every listed file is read and summed up, each by one rank of those that see it. Where nodes have disks of their
-        own, a checkpoint counts only if every disk has all of its files: that is so after a start from S3, which gives
-        each node a full copy, and not after a restart in place, which then goes back to the last uploaded one. What
-        `allowed` says on rank 0 counts.
+        Every listed file is read and its checksum compared, each by one rank of those that see it. Where nodes have
+        disks of their own, a checkpoint counts only if every disk has all of its files. That is so after a start from
+        S3, which gives each node a full copy. It is not so after a restart in place, which then uses the last uploaded
+        one. Rank 0's result of `allowed` counts.
         """
-        self._met()
-        listings = self._together(lambda: self._listing() if self._leads else {})
+        self._connect()
+        listings = self._run_on_every_rank(lambda: self._listing() if self._leads else {})
         candidates = iter(()) if self.rank else self._candidates(listings, allowed)
         while True:
-            candidate: Manifest | None = self.exchange.spread(next(candidates, None))
+            candidate: Manifest | None = self.exchange.broadcast(next(candidates, None))
             if candidate is None:
                 return 0
             damage = self._damage(candidate)
             if not damage:
                 return candidate.step
-            is_certain = "cannot be read" not in damage  # which says nothing about what is in the file
+            is_certain = "cannot be read" not in damage  # an unreadable file may still be undamaged
             self.refusals[candidate.step] = RestoreRefusal(candidate.attempt, damage, is_certain=is_certain)
-            self._tell_of_damage(candidate.step, damage)
+            self._log_damage(candidate.step, damage)
 
     def load(self, state: dict[str, Any], step: int, *, partial: bool = False) -> Manifest:
-        """Fills the state in place from a checkpoint that newest() has found; plain values are replaced in it.
+        """Fill the state in place from a checkpoint that newest() has found; plain values are replaced in it.
 
         Raises UnfitState when the state has another shape, on every rank. Any other failure means that the checkpoint
-        is damaged after all: DamagedCheckpoint on every rank, the state is then part old and part new, and newest()
+        is damaged after all: DamagedCheckpoint on every rank. The state is then part old and part new, and newest()
         passes that step over from then on.
         """
-        self._met()
+        self._connect()
         self._restoring = step
         problem: Exception | None = None
         manifest: Manifest | None = None
@@ -184,9 +185,9 @@ class Saver:
             load_into(state, self.place.reader(step), per_rank=self.per_rank, partial=partial)
         except UnfitState as error:
             problem = error
-        except Exception as error:  # what a damaged file makes of the readers is beyond listing
+        except Exception as error:  # a damaged file may cause any error in the readers
             problem = DamagedCheckpoint(f"rank {self.rank} cannot load it: {type(error).__name__}: {error}")
-        problems = self.exchange.share(problem)
+        problems = self.exchange.all_gather(problem)
         self._restoring = 0
         worst = next((each for each in problems if isinstance(each, UnfitState)), next(filter(None, problems), None))
         if worst is not None:
@@ -199,7 +200,7 @@ class Saver:
     def restore(
         self, state: dict[str, Any], allowed: Callable[[Manifest], bool] = lambda manifest: True
     ) -> Manifest | None:
-        """newest() and load() until one succeeds; None, with the state as it was, if there is nothing to load."""
+        """Call newest() and load() until one succeeds; None, with the state unchanged, if there is nothing to load."""
         while step := self.newest(allowed):
             try:
                 return self.load(state, step)
@@ -207,44 +208,44 @@ class Saver:
                 manifest = self._read(step)[0] if self.rank == 0 else None
                 saved_by = manifest.attempt if manifest else None
                 self.refusals[step] = RestoreRefusal(saved_by, str(damage), is_certain=False)
-                self._tell_of_damage(step, str(damage))
+                self._log_damage(step, str(damage))
         if self._unloadable:
-            raise DamagedCheckpoint("no checkpoint could be loaded, and the state is partly overwritten: start anew")
+            raise DamagedCheckpoint("no checkpoint could be loaded, and the state is partly overwritten: start again")
         return None
 
     def quarantine(self, *, after: int, tainted: Callable[[Manifest], bool]) -> None:
-        """Moves tainted checkpoints after a step to `quarantine/a<attempt>-step-<n>/`, and tells of each.
+        """Move tainted checkpoints after a step to `quarantine/a<attempt>-step-<n>/`, and log each.
 
-        One whose manifest cannot be read goes too, its attempt unknown. A kill in between leaves the rest to the next
-        start. Nothing is deleted, and nothing in quarantine is replaced. What `tainted` says on rank 0 counts.
+        One whose manifest cannot be read is moved too, its attempt unknown. After a kill the next start moves the rest.
+        Nothing is deleted, and nothing in quarantine is replaced. Rank 0's result of `tainted` counts.
         """
-        self._met()
-        chosen = self._together(lambda: [] if self.rank else list(self._tainted(after, tainted)))[0]
+        self._connect()
+        chosen = self._run_on_every_rank(lambda: [] if self.rank else list(self._tainted(after, tainted)))[0]
         for step, attempt in chosen:
-            moved = self._together(partial(self._set_aside, step, attempt))[0]
+            moved = self._run_on_every_rank(partial(self._quarantine_step, step, attempt))[0]
             if moved and self.rank == 0:
-                self.tell(f"{folder_name(step)} of attempt {attempt} comes after step {after}: moved to {moved}")
+                self.log(f"{folder_name(step)} of attempt {attempt} comes after step {after}: moved to {moved}")
             self._seen.discard(step)
 
-    def _set_aside(self, step: int, attempt: int | str) -> str | None:
-        return self.place.set_aside(step, attempt) if self._leads and step in self.place.steps() else None
+    def _quarantine_step(self, step: int, attempt: int | str) -> str | None:
+        return self.place.quarantine(step, attempt) if self._leads and step in self.place.steps() else None
 
     def prune(self, *, keep: int, doublings: int = 4) -> None:
-        """Has outdated checkpoints deleted after every commit from now on, by the rule of retention.to_retire()."""
+        """Delete outdated checkpoints after every commit from now on, by the rule of retention.choose_deletable()."""
         choose_deletable([], newest=0, keep=keep, doublings=doublings)  # raises if keep makes no sense
         self._retention = (keep, doublings)
-        self._met().retire = self._to_retire
+        self._connect().find_outdated = self._find_outdated
 
-    def planned(self, state: Mapping[str, Any]) -> tuple[SavePlan, list[Any]]:
-        """The plan for a state, made anew if need be, and the leaves that it is for. Collective, like prepare()."""
-        leaves = self._planned(state)
+    def plan_for(self, state: Mapping[str, Any]) -> tuple[SavePlan, list[Any]]:
+        """Return the plan for a state, made again if necessary, and its leaves. Collective, like prepare()."""
+        leaves = self._plan_leaves(state)
         assert self._plan is not None
         return self._plan, leaves
 
-    def listed(self, allowed: Callable[[Manifest], bool] = lambda manifest: True) -> int:
-        """The newest allowed step by the manifests alone, 0 if there is none; its files may yet turn out damaged."""
-        self._met()
-        own, *others = self._together(lambda: self._listing() if self._leads else {})
+    def find_newest_listed(self, allowed: Callable[[Manifest], bool] = lambda manifest: True) -> int:
+        """Return the newest allowed step by the manifests alone, 0 if none; its files may still be damaged."""
+        self._connect()
+        own, *others = self._run_on_every_rank(lambda: self._listing() if self._leads else {})
         assert self._disks is not None
         elsewhere = [others[leader - 1] for leader in self._disks.other_leaders]
         steps = (
@@ -253,12 +254,12 @@ class Saver:
             if manifest is not None and step not in self._unloadable and allowed(manifest)
             if all(listing.get(step, (None, None))[0] == manifest for listing in elsewhere)
         )
-        return int(self.exchange.spread(None if self.rank else max(steps, default=0)))
+        return int(self.exchange.broadcast(None if self.rank else max(steps, default=0)))
 
     def close(self) -> None:
-        """Ends the writer process. What is still under way is lost: wait() first."""
-        if self._courier is not None:
-            self._courier.close()
+        """End the writer process. A pending save is lost: wait() first."""
+        if self._commit_queue is not None:
+            self._commit_queue.close()
         if self._writer is not None:
             self._writer.end()
         if self._arena is not None:
@@ -267,7 +268,7 @@ class Saver:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether what is staged in should be registered with CUDA."""
+        """Return whether staging memory should be registered with CUDA."""
         return self._pinned
 
     @property
@@ -275,40 +276,40 @@ class Saver:
         assert self._disks is not None
         return self._disks.is_led_by(self.rank)
 
-    def _met(self) -> CommitQueue:
-        """The courier, once the ranks have found out who shares a disk with whom and what is there already."""
-        if self._courier is None:
+    def _connect(self) -> CommitQueue:
+        """Return the commit queue, once the ranks know which of them share a disk and what exists there."""
+        if self._commit_queue is None:
             self._disks = self._find_disks()
-            self._nonce, seen = self._together(self._look_around)[0]
+            self._nonce, seen = self._run_on_every_rank(self._scan)[0]
             self._seen.update(seen)
-            self._courier = CommitQueue(
-                self.exchange, self.place, self._disks, tell=self.tell, patience_s=self._patience_s
+            self._commit_queue = CommitQueue(
+                self.exchange, self.place, self._disks, log=self.log, patience_s=self._patience_s
             )  # fmt: skip
-        return self._courier
+        return self._commit_queue
 
-    def _planned(self, state: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a state that the plan is for, made anew if need be."""
+    def _plan_leaves(self, state: Mapping[str, Any]) -> list[Any]:
+        """Return the leaves of a state, in the order of the plan, which is made again if necessary."""
         leaves = self._tree.leaves(state) if self._tree is not None else None
         if leaves is not None and self._plan is not None and self._plan.fits(leaves):
             return leaves
         if self._plan is not None:
-            self.tell(f"rank {self.rank}: the state has changed its structure; preparing its saves anew")
+            self.log(f"rank {self.rank}: the state has changed its structure; preparing its saves again")
         self.prepare(state)
         return [leaf.value for leaf in flatten(state)]
 
-    def _look_around(self) -> tuple[int, list[int]]:
+    def _scan(self) -> tuple[int, list[int]]:
         if self._leads:
-            self.place.sweep_up()
+            self.place.delete_leftovers()
         return secrets.randbits(31), [] if self.rank else self.place.steps()
 
     def _find_disks(self) -> SharedDisks:
         everyone = tuple(range(self.world_size))
         if self.world_size == 1 or self.place.is_shared or not isinstance(self.place, LocalStore):
             return SharedDisks((everyone,))
-        name = self.exchange.spread(f".probe-{secrets.token_hex(8)}")
+        name = self.exchange.broadcast(f".probe-{secrets.token_hex(8)}")
         probe = Path(self.place.root) / name
-        self._together(lambda: self._put(probe))
-        seen: list[tuple[bool, str]] = self.exchange.share((probe.exists(), make_machine_name()))
+        self._run_on_every_rank(lambda: self._put(probe))
+        seen: list[tuple[bool, str]] = self.exchange.all_gather((probe.exists(), make_machine_name()))
         if self.rank == 0:
             probe.unlink()
         groups: dict[str, list[int]] = {"": []}
@@ -324,7 +325,7 @@ class Saver:
     def _file_name(self) -> str:
         return self.place.file_name(self.rank, self._nonce)
 
-    def _renew_arena(self, size: int) -> None:
+    def _replace_arena(self, size: int) -> None:
         if self._writer is not None:
             self._writer.end()
         if self._arena is not None:
@@ -332,16 +333,16 @@ class Saver:
         self._arena = Arena(size, pinned=self._pinned)
         self._writer = Writer(self._arena.file, self._arena.memory)
         if self._writer.pid is None:
-            self.tell(f"rank {self.rank} cannot start a process to write checkpoints; a thread does its work")
+            self.log(f"rank {self.rank} cannot start a process to write checkpoints; a thread does its work")
 
-    def _made_room(self, step: int) -> bool:
-        """Whether a save may go to a step that had one: not if that is whole. A torn or damaged one makes room."""
-        courier = self._met()
-        courier.await_end(None)
-        manifest, _ = self._together(lambda: self._read(step) if self.rank == 0 else (None, None))[0]
+    def _make_room(self, step: int) -> bool:
+        """Return whether a save may replace a step: not if that is complete; a damaged one is deleted."""
+        commit_queue = self._connect()
+        commit_queue.await_end(None)
+        manifest, _ = self._run_on_every_rank(lambda: self._read(step) if self.rank == 0 else (None, None))[0]
         if manifest is not None and not self._damage(manifest):
             return False
-        self._together(lambda: self.place.drop(step) if self._leads else None)
+        self._run_on_every_rank(lambda: self.place.drop(step) if self._leads else None)
         return True
 
     def _read(self, step: int) -> tuple[Manifest | None, str | None]:
@@ -358,21 +359,21 @@ class Saver:
         elsewhere = [listings[leader] for leader in self._disks.other_leaders]
         for step, (manifest, problem) in listings[0].items():
             if problem is not None:
-                self._tell_of_damage(step, problem)
+                self._log_damage(step, problem)
             elif manifest is None or step in self._unloadable or not allowed(manifest):
                 continue
             elif any(listing.get(step, (None, None))[0] != manifest for listing in elsewhere):
-                self._tell_of_damage(step, "not on the disk of every node")
+                self._log_damage(step, "not on the disk of every node")
             else:
                 yield manifest
 
     def _damage(self, manifest: Manifest) -> str:
-        """What is wrong with a checkpoint's files, "" if nothing is; each rank reads its share of them."""
+        """Return what is wrong with the files of a checkpoint, "" if nothing is; each rank reads its share."""
         assert self._disks is not None
         group = self._disks.of(self.rank)
         files = sorted(manifest.files, key=lambda entry: (-entry["bytes"], entry["name"]))
         mine = files[group.index(self.rank) :: len(group)]
-        return next(filter(None, self._together(lambda: self._first_damage(manifest.step, mine))), "")
+        return next(filter(None, self._run_on_every_rank(lambda: self._first_damage(manifest.step, mine))), "")
 
     def _first_damage(self, step: int, entries: Sequence[dict[str, Any]]) -> str:
         try:
@@ -382,23 +383,23 @@ class Saver:
             return str(damage)
         return ""
 
-    def _together(self, act: Callable[[], T]) -> list[T]:
-        """What each rank's act() returns; what it raises on one rank, a lost network say, is raised on all."""
+    def _run_on_every_rank(self, handler: Callable[[], T]) -> list[T]:
+        """Return what each rank's act() returns; an exception on one rank is raised on all."""
         problem: Exception | None = None
         result: T | None = None
         try:
-            result = act()
+            result = handler()
         except Exception as error:  # raised again below, on every rank
             problem = error
-        everyone: list[tuple[T, Exception | None]] = self.exchange.share((result, problem))
+        everyone: list[tuple[T, Exception | None]] = self.exchange.all_gather((result, problem))
         for _, problem in everyone:
             if problem is not None:
                 raise problem
         return [each for each, _ in everyone]
 
-    def _tell_of_damage(self, step: int, damage: str) -> None:
+    def _log_damage(self, step: int, damage: str) -> None:
         if self.rank == 0:
-            self.tell(f"checkpoint {folder_name(step)} is damaged ({damage}); falling back to the one before it")
+            self.log(f"checkpoint {folder_name(step)} is damaged ({damage}); falling back to the one before it")
 
     def _tainted(self, after: int, tainted: Callable[[Manifest], bool]) -> Any:
         for step in self.place.steps():
@@ -406,7 +407,7 @@ class Saver:
             if step > after and (manifest is None or tainted(manifest)):
                 yield step, "unknown" if manifest is None else manifest.attempt
 
-    def _to_retire(self, newest: Manifest) -> list[int]:
+    def _find_outdated(self, newest: Manifest) -> list[int]:
         assert self._retention is not None
         keep, doublings = self._retention
         saved, torn = [], []

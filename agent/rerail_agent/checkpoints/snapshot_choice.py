@@ -1,4 +1,4 @@
-"""Decides which snapshot ranks that start again go on from, given what each node still has: all of one, or none."""
+"""Choose the snapshot from which restarted ranks continue, given the shares of each node: all of one, or none."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rerail_agent.checkpoints.snapshot_label import SnapshotLabel
 
 @dataclass(frozen=True)
 class KeptShare:
-    """A share that a node says it has."""
+    """A share that a node reports to have."""
 
     node: int
     label: SnapshotLabel
@@ -17,16 +17,17 @@ class KeptShare:
 
 @dataclass(frozen=True)
 class SnapshotChoice:
-    """One snapshot, whole: for each rank's share the nodes that have it, its own or its neighbour."""
+    """One complete snapshot."""
 
     snapshot: str
     manifest: Manifest
+    # For each rank's share the nodes that have it, its own or its neighbour.
     holders: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class ChoiceResult:
-    """What can be taken up, if anything, and why nothing newer."""
+    """The chosen snapshot, if any, and why no newer one was chosen."""
 
     choice: SnapshotChoice | None
     reasons: tuple[str, ...] = ()
@@ -43,17 +44,17 @@ def choose_snapshot(
     newer_than: int,
     damaged: Collection[tuple[int, int, str]] = (),
 ) -> ChoiceResult:
-    """The newest snapshot of which every rank's share is somewhere, that may be used, and that no checkpoint equals.
+    """Return the newest allowed snapshot whose shares all exist, and that is newer than any checkpoint.
 
-    `newer_than` is the newest durable step; `damaged` names shares that turned out unreadable: node, rank, snapshot.
-    Shares of different moments are never put together, for they have different names.
+    `newer_than` is the newest durable step. `damaged` names shares that turned out unreadable: node, rank, snapshot.
+    Shares of different moments are never combined, because they have different names.
     """
     moments: dict[str, list[KeptShare]] = {}
-    for each in kept:
-        moments.setdefault(each.label.snapshot, []).append(each)
+    for share in kept:
+        moments.setdefault(share.label.snapshot, []).append(share)
     reasons: list[str] = []
     for snapshot, those in sorted(moments.items(), key=lambda entry: -entry[1][0].label.manifest.step):
-        readable = [each for each in those if (each.node, each.label.rank, snapshot) not in damaged]
+        readable = [share for share in those if (share.node, share.label.rank, snapshot) not in damaged]
         found = _whole(snapshot, readable, allowed, newer_than) if readable else "all of its shares are damaged"
         if isinstance(found, SnapshotChoice):
             return ChoiceResult(found, tuple(reasons))
@@ -64,26 +65,26 @@ def choose_snapshot(
 def _whole(
     snapshot: str, those: Sequence[KeptShare], allowed: Callable[[SnapshotLabel], bool], newer_than: int
 ) -> SnapshotChoice | str:
-    """The choice, or why it is none."""
-    told = min(those, key=lambda each: each.label.rank).label  # rank 0's, which knows how the loss was
-    first = told.manifest
-    if any(_moment(each.label) != _moment(told) for each in those):
+    """Return the choice, or why the snapshot cannot be chosen."""
+    first_label = min(those, key=lambda share: share.label.rank).label  # rank 0's, which knows the health of the loss
+    first = first_label.manifest
+    if any(_identify_moment(share.label) != _identify_moment(first_label) for share in those):
         return "its shares are of different moments"
     holders: list[list[int]] = [[] for _ in range(first.world_size)]
-    for each in those:
-        if each.label.rank >= len(holders):
-            return f"rank {each.label.rank} was not among its {first.world_size}"
-        holders[each.label.rank].append(each.node)
+    for share in those:
+        if share.label.rank >= len(holders):
+            return f"rank {share.label.rank} was not among its {first.world_size}"
+        holders[share.label.rank].append(share.node)
     lacking = [str(rank) for rank, nodes in enumerate(holders) if not nodes]
     if lacking:
-        return f"nobody has the share of rank {', '.join(lacking[:8])}"
+        return f"no node has the share of rank {', '.join(lacking[:8])}"
     if first.step <= newer_than:
         return f"the checkpoint of step {newer_than} is as new"
-    if not allowed(told):
+    if not allowed(first_label):
         return f"it is {first.health}, or newer than this attempt may resume from"
     return SnapshotChoice(snapshot, first, tuple(tuple(sorted(nodes)) for nodes in holders))
 
 
-def _moment(label: SnapshotLabel) -> tuple[str, int, int, int, int, str]:
+def _identify_moment(label: SnapshotLabel) -> tuple[str, int, int, int, int, str]:
     saved = label.manifest
     return saved.run, saved.attempt, saved.step, saved.consumed_samples, saved.world_size, label.orders

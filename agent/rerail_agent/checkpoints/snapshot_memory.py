@@ -1,4 +1,4 @@
-"""The memory that a keeper has: shares of snapshots, each in a slot, for at most two moments a rank."""
+"""Manage the memory of a snapshot process: shares of snapshots in slots, for at most two moments a rank."""
 
 import mmap
 import os
@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rerail_agent.checkpoints.snapshot_label import DamagedShare, SnapshotLabel
 
-SPARED = 0.1  # the part of the machine's free memory that is left alone
+# The part of the machine's free memory that is not used.
+SPARED = 0.1
 
 
 class OutOfMemory(Exception):
@@ -29,7 +30,7 @@ class MemorySlot:
         self.view = memoryview(self.memory)
 
     def free(self) -> None:
-        """Gives the memory back, once no rank maps it any more."""
+        """Release the memory, once no rank maps it any more."""
         os.close(self.file)
         self.file = -1  # its number may be another slot's by now
         with suppress(BufferError):  # a transfer still looks into it; the memory goes with that
@@ -39,15 +40,16 @@ class MemorySlot:
 
 @dataclass
 class SnapshotShare:
-    """A rank's part of a snapshot, and where it lies; verified: its checksum was right since the ranks started."""
+    """A rank's part of a snapshot."""
 
     label: SnapshotLabel
     slot: MemorySlot
+    # Whether its checksum was compared since the ranks started.
     verified: bool = False
 
 
 class SnapshotMemory:
-    """What one node keeps. Two snapshots a rank at most: the one that is spared, and the one that is being made."""
+    """The shares of one node: at most two snapshots a rank, the kept one and the one that is being made."""
 
     def __init__(self, room: Callable[[], int] | None = None) -> None:
         self._room = room or free_bytes
@@ -57,12 +59,12 @@ class SnapshotMemory:
         self._staging: dict[int, list[MemorySlot]] = {}  # of ranks of this node
         self._count = 0
 
-    def labels(self) -> list[SnapshotLabel]:
+    def list_labels(self) -> list[SnapshotLabel]:
         with self._lock:
             return [share.label for share in self._shares.values()]
 
-    def staging(self, rank: int, size: int) -> list[tuple[MemorySlot, str]]:
-        """Two slots for a rank of this node to stage in, and the snapshot that lies in each; raises NoRoom."""
+    def allocate_staging(self, rank: int, size: int) -> list[tuple[MemorySlot, str]]:
+        """Return two slots for a rank of this node, and the snapshot in each; raises OutOfMemory."""
         with self._lock:
             inside = {share.slot.number: name for (owner, name), share in self._shares.items() if owner == rank}
             fit = [slot for slot in self._slots.get(rank, []) if slot.size >= size]
@@ -79,8 +81,8 @@ class SnapshotMemory:
         with self._lock:
             return next(slot for slot in self._slots[rank] if slot.number == number)
 
-    def vacant(self, rank: int, size: int) -> MemorySlot:
-        """A slot with nothing in it, for a share that comes from elsewhere; raises NoRoom."""
+    def allocate(self, rank: int, size: int) -> MemorySlot:
+        """Return an empty slot for a share from another node; raises OutOfMemory."""
         with self._lock:
             taken = {share.slot.number for share in self._shares.values()}
             for slot in self._slots.get(rank, [])[:]:
@@ -90,20 +92,20 @@ class SnapshotMemory:
                     self._discard(rank, slot)
             return self._new(rank, size)
 
-    def put(self, label: SnapshotLabel, slot: MemorySlot) -> SnapshotShare:
-        """Files what lies in a slot; whatever lay there before is gone."""
+    def add(self, label: SnapshotLabel, slot: MemorySlot) -> SnapshotShare:
+        """Add the share in a slot, replacing what was there."""
         share = SnapshotShare(label, slot, verified=True)
         with self._lock:
             if slot not in self._slots.get(label.rank, []):
-                raise DamagedShare("its place has been given up meanwhile")
+                raise DamagedShare("its slot has been released in the meantime")
             for key, other in [*self._shares.items()]:
                 if other.slot is slot:
                     del self._shares[key]
             self._shares[label.rank, label.snapshot] = share
         return share
 
-    def forget(self, rank: int, keep: Iterable[str]) -> None:
-        """Drops what is kept of a rank, but for the snapshots named; their slots are free for the next."""
+    def drop(self, rank: int, keep: Iterable[str]) -> None:
+        """Drop the shares of a rank, except for the named snapshots; their slots can be used again."""
         spared = set(keep)
         with self._lock:
             for owner, name in [*self._shares]:
@@ -115,7 +117,7 @@ class SnapshotMemory:
                     self._discard(rank, slot)  # from before the state grew
 
     def retain(self, snapshot: str, ranks: Iterable[int]) -> None:
-        """Drops everything but one snapshot's shares of some ranks, and gives back all memory that this frees."""
+        """Drop everything except for one snapshot's shares of some ranks, and release the memory."""
         wanted = set(ranks)
         with self._lock:
             for owner, name in [*self._shares]:
@@ -128,8 +130,8 @@ class SnapshotMemory:
                     if slot.number not in taken:
                         self._discard(rank, slot)
 
-    def opened(self, rank: int, snapshot: str) -> SnapshotShare:
-        """A share whose bytes are those that were filed; raises DamagedShare, and then it is gone from here."""
+    def open_verified(self, rank: int, snapshot: str) -> SnapshotShare:
+        """Return a share with its checksum verified; raises DamagedShare, and then the share is dropped."""
         with self._lock:
             share = self._shares.get((rank, snapshot))
         if share is None:
@@ -144,8 +146,8 @@ class SnapshotMemory:
             share.verified = True
         return share
 
-    def doubt(self) -> None:
-        """Has every share verified again before its next use."""
+    def invalidate(self) -> None:
+        """Make every share be verified again before its next use."""
         with self._lock:
             for share in self._shares.values():
                 share.verified = False
@@ -168,7 +170,7 @@ class SnapshotMemory:
 
 
 def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """What this machine or container can still give, less a reserve."""
+    """Return how much memory this machine or container can still use, less a reserve."""
     table = dict(line.split(":") for line in meminfo.read_text().splitlines())
     free = [int(table["MemAvailable"].split()[0]) * 1024]
     with suppress(OSError, ValueError):  # no limit says "max"

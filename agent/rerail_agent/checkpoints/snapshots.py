@@ -1,8 +1,8 @@
-"""Snapshots between durable saves, in the memory of the nodes: `Snapshots`, for a training script beside its Saver.
+"""Keep snapshots between durable saves, in the memory of the nodes: `Snapshots`, for a script with a Saver.
 
-A snapshot is the copy that a save stages, and no file is made of it. A process on each node (snapshot_process.py)
-has the memory, so it outlives the ranks; the one of the next node has a copy, so it outlives a node. It counts only
-while all of it is there, for all ranks.
+A snapshot is the copy that a save stages, without a file. A process on each node (snapshot_process.py) holds the
+memory, so it outlives the ranks. The process of the next node has a copy, so it outlives a node. It counts only while
+all of it exists, for all ranks.
 """
 
 import os
@@ -19,21 +19,29 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from rerail_agent.checkpoints.link import Link, LinkLost, call_here, own_address
+from rerail_agent.checkpoints.link import Link, LinkLost, connect_locally, find_own_address
 from rerail_agent.checkpoints.manifest import DamagedCheckpoint, Manifest
-from rerail_agent.checkpoints.mapped_reader import MappedReader, ShareSurvey, SnapshotIndex, contents_of, with_values
+from rerail_agent.checkpoints.mapped_reader import (
+    MappedReader,
+    ShareSurvey,
+    SnapshotIndex,
+    add_values,
+    describe_contents,
+)
 from rerail_agent.checkpoints.plan import SavePlan, Spot
 from rerail_agent.checkpoints.rank_exchange import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, RankExchange
 from rerail_agent.checkpoints.restore import UnfitState, load_into
-from rerail_agent.checkpoints.ring import Ring, SnapshotMove, SnapshotRounds, choose_slot
+from rerail_agent.checkpoints.ring import Ring, SnapshotHistory, SnapshotMove, choose_slot
 from rerail_agent.checkpoints.saver import Saver
 from rerail_agent.checkpoints.snapshot_choice import ChoiceResult, KeptShare, SnapshotChoice, choose_snapshot
 from rerail_agent.checkpoints.snapshot_label import DamagedShare, SnapshotLabel
 from rerail_agent.checkpoints.staging_memory import Arena
-from rerail_agent.snapshot_keeper import FOLDER, SOCKET, STEPS, snapshot_steps
+from rerail_agent.snapshot_launch import FOLDER, SOCKET, STEPS, read_snapshot_steps
 
-PATIENCE_S = 300.0  # for a rank that does not say how its snapshot ended
-YIELDED_S = 0.005  # to the main thread, which has the interpreter's lock and a step to go on with
+# For a rank that does not report how its snapshot ended.
+PATIENCE_S = 300.0
+# To the main thread, which needs the interpreter's lock for its next step.
+YIELDED_S = 0.005
 RESUME_STEP, ROLLED_BACK = "RERAIL_RESUME_STEP", "RERAIL_ROLLED_BACK"
 ROOM_FOR_VALUES = 1 << 20  # plain values may grow by as much, and to twice their size
 
@@ -42,7 +50,7 @@ Damaged = set[tuple[int, int, str]]  # node, rank, snapshot
 
 @dataclass(frozen=True)
 class StagedShare:
-    """A staged share on its way to the keepers; its plain values are still to be written behind the tensors."""
+    """A staged share that is to be sent; its plain values are still to be written behind the tensors."""
 
     number: int
     name: str
@@ -55,15 +63,16 @@ class StagedShare:
 
 
 @dataclass(frozen=True)
-class StartOrders:
-    """What these ranks were told at their start: the newest step to resume from, None for any, and which restart in
-    place told them to go back.
+class ResumeLimits:
+    """The limits from which ranks may resume, as set at their start.
 
-    Ranks that start again without a word go on from their own snapshot, though it is newer than that step. Told to go
-    back since it was taken, they must not.
+    Ranks that start again without a command continue from their own snapshot, though it is newer than that step. After
+    a command to go back since it was taken, they must not.
     """
 
+    # The newest step to resume from, None for any.
     resume_at_most: int | None = None
+    # The restart in place that went back to it.
     rolled_back: str = ""
 
     @property
@@ -75,10 +84,10 @@ class StartOrders:
 
 
 class Snapshots:
-    """The snapshots of a run, as one rank sees them; off unless `every` is above 0 and each rank has a keeper.
+    """The snapshots of a run, as one rank uses them; off unless `every` is above 0 and each node has its process.
 
-    restore(), prepare() and take() are collective, in the same order on every rank, on the main thread; none uses a
-    collective operation of torch.distributed. A rank, a keeper or a node that is lost costs snapshots and nothing else.
+    restore(), prepare() and take() are collective, in the same order on every rank, on the main thread. None uses a
+    collective operation of torch.distributed. A lost rank, snapshot process or node costs snapshots and nothing else.
     """
 
     def __init__(
@@ -88,26 +97,26 @@ class Snapshots:
         every: int,
         folder: str | os.PathLike[str] = "",
         host: str = "127.0.0.1",
-        orders: StartOrders | None = None,
-        tell: Callable[[str], None] = print,
+        resume_limits: ResumeLimits | None = None,
+        log: Callable[[str], None] = print,
         store: Any = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self.saver, self.every, self.tell = saver, every, tell
+        self.saver, self.every, self.log = saver, every, log
         self.rank, self.world_size = saver.rank, saver.world_size
-        self.newest_step = 0  # of the newest snapshot that is whole everywhere, as far as this rank has heard
-        self._orders = orders or StartOrders()
+        self.newest_step = 0  # of the newest snapshot that is complete everywhere, as far as this rank knows
+        self._resume_limits = resume_limits or ResumeLimits()
         self._folder, self._host, self._patience_s = str(folder), host, patience_s
         self._store = dist.PrefixStore("snapshots", store) if store is not None else None
         self._is_on: bool | None = None if every > 0 else False
-        self._was_told: set[str] = set()
+        self._logged: set[str] = set()
         self._plan: SavePlan | None = None
         self._slots: list[StagingSlot] = []
         self._count = 0  # of moves that this rank has made
         self._moves: dict[int, SnapshotMove] = {}  # that it knows of and has not made
         self._posted = 0
         self._swept = 0
-        self._rounds = SnapshotRounds()
+        self._history = SnapshotHistory()
         self._lock = threading.Condition()
         self._under_way = 0
         self._closing = False
@@ -120,40 +129,40 @@ class Snapshots:
         saver: Saver,
         *,
         interface: str = "",
-        tell: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         environment: Mapping[str, str] = os.environ,
     ) -> "Snapshots":
-        """As RERAIL_SNAPSHOT_STEPS asks for them, with the keeper that init has started; `interface` is the job's."""
-        host = own_address(interface, environment.get("MASTER_ADDR", "127.0.0.1"))
-        steps = snapshot_steps(environment, tell if saver.rank == 0 else lambda line: None)
+        """Make them as RERAIL_SNAPSHOT_STEPS asks, with the process that init started; `interface` is the job's."""
+        host = find_own_address(interface, environment.get("MASTER_ADDR", "127.0.0.1"))
+        steps = read_snapshot_steps(environment, log if saver.rank == 0 else lambda line: None)
         asked = environment.get(RESUME_STEP, "")
-        orders = StartOrders(int(asked) if asked.isdecimal() else None, environment.get(ROLLED_BACK, ""))
-        return cls(saver, every=steps, folder=environment.get(FOLDER, ""), host=host, orders=orders, tell=tell)
+        limits = ResumeLimits(int(asked) if asked.isdecimal() else None, environment.get(ROLLED_BACK, ""))
+        return cls(saver, every=steps, folder=environment.get(FOLDER, ""), host=host, resume_limits=limits, log=log)
 
     def due(self, step: int) -> bool:
-        """Whether this is a step to take a snapshot after."""
+        """Return whether to take a snapshot after this step."""
         return bool(self._is_on is not False and self.every > 0 and step % self.every == 0)
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Has the keepers make room for snapshots of this state. Call it once the saver is prepared for it."""
-        if self._met():
-            plan, leaves = self.saver.planned(state)
+        """Allocate memory for snapshots of this state. Call it once the saver is prepared for it."""
+        if self._connect():
+            plan, leaves = self.saver.plan_for(state)
             self._lay_out(plan, leaves)
 
     def take(self, state: Mapping[str, Any], manifest: Manifest) -> bool:
-        """Stages a snapshot; the training may go on when this returns, and the keepers do the rest.
+        """Stage a snapshot; the training may go on when this returns, and the snapshot processes do the rest.
 
-        False if it is passed over, on every rank: the one before is still on its way, or there are none any more.
+        Return False if it is skipped, on every rank: the one before is still pending, or snapshots have ended.
         """
-        if not self._met():
+        if not self._connect():
             return False
-        plan, leaves = self.saver.planned(state)
+        plan, leaves = self.saver.plan_for(state)
         if plan is not self._plan and not self._lay_out(plan, leaves):
             return False
         move = self._next_move()
         if move.is_last:
             self._is_on = False
-            self._tell_once(f"no more snapshots: the last {self._rounds.failures} could not be kept")
+            self._log_once(f"no more snapshots: the last {self._history.failures} could not be kept")
         if not move.takes:
             return False
         self._stage(plan, leaves, manifest, keep=move.keep)
@@ -162,39 +171,39 @@ class Snapshots:
     def restore(
         self, state: dict[str, Any], allowed: Callable[[Manifest], bool] = lambda manifest: True
     ) -> Manifest | None:
-        """Fills the state in place from the newest snapshot that is whole, allowed, and newer than any checkpoint.
+        """Fill the state in place from the newest snapshot that is complete, allowed, and newer than any checkpoint.
 
-        None, with the state as it was, where there is no such snapshot: then the newest checkpoint is to be taken, and
-        one line says why if there should have been one. What `allowed` says on rank 0 counts.
+        Return None, with the state unchanged, where there is no such snapshot. Then the newest checkpoint is to be
+        taken, and one line says why if there should have been one. Rank 0's result of `allowed` counts.
         """
-        if not self._met():
+        if not self._connect():
             return None
-        durable = self.saver.listed(allowed)
+        durable = self.saver.find_newest_listed(allowed)
         damaged: Damaged = set()
-        kept = self._kept()
-        answer = self._elected(kept, allowed, durable, damaged)
+        kept = self._collect_labels()
+        answer = self._choose(kept, allowed, durable, damaged)
         while (choice := answer.choice) is not None:
             try:
-                found = self._recalled(choice, state, damaged)
+                found = self._restore_choice(choice, state, damaged)
             except UnfitState as error:
                 answer = ChoiceResult(None, (*answer.reasons, str(error)))
                 break
             if found:
-                self._go_on_from(choice)
+                self._adopt(choice)
                 return choice.manifest
-            answer = self._elected(kept, allowed, durable, damaged)
+            answer = self._choose(kept, allowed, durable, damaged)
         self._retain("")
         if self._restarted:
-            self._tell_once(f"no snapshot to go on from: {answer.reason}; taking the newest checkpoint")
+            self._log_once(f"no snapshot to go on from: {answer.reason}; taking the newest checkpoint")
         return None
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether nothing taken is on its way any more, within the time."""
+        """Return whether no snapshot is pending any more, within the time."""
         with self._lock:
             return self._lock.wait_for(lambda: self._under_way == 0, timeout_s)
 
     def close(self) -> None:
-        """Ends this rank's part; what the keepers have stays with them."""
+        """End this rank's part; the snapshot processes keep what they have."""
         self._closing = True
         self._taken.put(None)
         if self._thread is not None:
@@ -203,27 +212,27 @@ class Snapshots:
             slot.close()
         self._slots = []
         if self._is_on is not None and self.every > 0:
-            for link in (self._link, self._carrier):
+            for link in (self._link, self._background_link):
                 if link is not None:
                     link.close()
 
     # ------------------------------------------------------------------ meeting
 
     _link: Link | None = None  # the main thread's
-    _carrier: Link | None = None  # the background's
+    _background_link: Link | None = None  # the background's
     _restarted = False
 
-    def _met(self) -> bool:
-        """Whether there are snapshots; the first call finds out, and who is whose neighbour."""
+    def _connect(self) -> bool:
+        """Return whether there are snapshots; the first call connects, and finds out which nodes are neighbours."""
         if self._is_on is None:
             self._exchange = RankExchange(
                 rank=self.rank, world_size=self.world_size, store=self._store, patience_s=self._patience_s
             )
-            hellos = self._exchange.share(self._hello())
+            hellos = self._exchange.all_gather(self._hello())
             problems = [f"rank {rank}: {each['error']}" for rank, each in enumerate(hellos) if "error" in each]
             self._is_on = not problems
             if problems:
-                self._tell_once(
+                self._log_once(
                     f"no snapshots: {problems[0]}; {STEPS} needs rerail_agent.init around the job on every node"
                 )
             else:
@@ -232,71 +241,71 @@ class Snapshots:
 
     def _hello(self) -> dict[str, Any]:
         if not self._folder:
-            return {"error": "has no keeper"}
+            return {"error": "has no snapshot process"}
         deadline = time.monotonic() + 20.0  # it starts when the ranks do, and does so faster
         while True:
             try:
-                self._link = call_here(str(Path(self._folder) / SOCKET))
-                self._carrier = call_here(str(Path(self._folder) / SOCKET))
+                self._link = connect_locally(str(Path(self._folder) / SOCKET))
+                self._background_link = connect_locally(str(Path(self._folder) / SOCKET))
                 return self._link.ask({"do": "hello"})
             except LinkLost as lost:
                 if time.monotonic() > deadline:
-                    return {"error": f"has no keeper ({lost})"}
+                    return {"error": f"has no snapshot process ({lost})"}
                 time.sleep(LONGEST_PAUSE_S)
 
     def _join(self, hellos: list[dict[str, Any]]) -> None:
         self._ring = Ring.of([str(each["name"]) for each in hellos])
         self._node = self._ring.node_of(self.rank)
         self._restarted = any(each["starts"] for each in hellos)
-        self._life, secret = self._exchange.spread((secrets.token_hex(8), secrets.token_hex(32)))
-        joining = {"do": "join", "secret": secret, "host": self._host, "life": self._life}
+        self._start_id, secret = self._exchange.broadcast((secrets.token_hex(8), secrets.token_hex(32)))
+        joining = {"do": "join", "secret": secret, "host": self._host, "life": self._start_id}
         address = self._ask(joining).get("address") if self._leads else None
-        self._addresses = [each for each in self._exchange.share(address) if each is not None]
+        self._addresses = [each for each in self._exchange.all_gather(address) if each is not None]
         if len(self._addresses) < len(self._ring.nodes):
             self._is_on = False
-            self._tell_once("no snapshots: the keeper of a node went away")
+            self._log_once("no snapshots: the snapshot process of a node has ended")
 
     @property
     def _leads(self) -> bool:
-        """Of the ranks of a node one asks the keeper for what concerns the node."""
+        """Return whether this rank sends the requests that concern its whole node."""
         return self._ring.nodes[self._node][0] == self.rank
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The keeper's answer; {"error": ...} also where there is no keeper any more."""
+        """Return the snapshot process's answer; {"error": ...} also if the process is gone."""
         assert self._link is not None
         try:
             return self._link.ask(message)
         except LinkLost as lost:
-            return {"error": f"the keeper of this node is gone: {lost}"}
+            return {"error": f"the snapshot process of this node is gone: {lost}"}
 
     # ------------------------------------------------------------------ restoring
 
-    def _kept(self) -> list[KeptShare]:
-        """What every node says it has."""
+    def _collect_labels(self) -> list[KeptShare]:
+        """Return the shares that every node reports to have."""
         tables = self._ask({"do": "labels"}).get("labels", []) if self._leads else []
         found: list[KeptShare] = []
         for table in tables:
             with suppress(DamagedShare):
                 found.append(KeptShare(self._node, SnapshotLabel.parse(table)))
-        return [each for those in self._exchange.share(found) for each in those]
+        return [each for those in self._exchange.all_gather(found) for each in those]
 
-    def _elected(
+    def _choose(
         self, kept: list[KeptShare], allowed: Callable[[Manifest], bool], durable: int, damaged: Damaged
     ) -> ChoiceResult:
         answer = None
         if self.rank == 0:
             answer = choose_snapshot(
                 kept,
-                allowed=lambda label: allowed(label.manifest) and self._orders.allow(label),
+                allowed=lambda label: allowed(label.manifest) and self._resume_limits.allow(label),
                 newer_than=durable,
                 damaged=damaged,
             )
-        chosen: ChoiceResult = self._exchange.spread(answer)
+        chosen: ChoiceResult = self._exchange.broadcast(answer)
         return chosen
 
-    def _recalled(self, choice: SnapshotChoice, state: dict[str, Any], damaged: Damaged) -> bool:
-        """Whether the state is now that of the snapshot; what turned out damaged is noted, and then it is as before."""
-        texts = self._shared_out(self._contents(choice), damaged)
+    def _restore_choice(self, choice: SnapshotChoice, state: dict[str, Any], damaged: Damaged) -> bool:
+        """Return whether the state is now that of the snapshot; if not, note the damage and keep the state."""
+        texts = self._merge(self._contents(choice), damaged)
         if texts is None:
             return False
         catalogue = SnapshotIndex.of([texts[rank] for rank in range(len(choice.holders))])
@@ -306,32 +315,32 @@ class Snapshots:
             load_into(state, survey, per_rank=self.saver.per_rank, partial=False)
         except UnfitState as error:
             unfit = error
-        everyone = self._exchange.share((sorted(survey.ranks), unfit))
+        everyone = self._exchange.all_gather((sorted(survey.ranks), unfit))
         for _, problem in everyone:
             if problem is not None:
                 raise problem
         wanted = {each for rank in self._ring.nodes[self._node] for each in everyone[rank][0]}
         wanted |= {rank for rank in self._ring.kept_by(self._node) if rank < len(choice.holders)}
-        if self._shared_out(self._brought(choice, sorted(wanted)), damaged) is None:
+        if self._merge(self._fetch_shares(choice, sorted(wanted)), damaged) is None:
             return False
         self._load(choice, catalogue, survey.ranks, state)
         return True
 
     def _contents(self, choice: SnapshotChoice) -> tuple[dict[int, bytes], Damaged]:
-        """Of each share that this node answers for, what lies where in it; every byte of those shares is verified."""
+        """Return the description of each share that this node answers for, after verifying all of its bytes."""
         texts: dict[int, bytes] = {}
         failed: Damaged = set()
         for rank, nodes in enumerate(choice.holders) if self._leads else ():
             if nodes[0] == self._node:
                 try:
-                    with self._opened(rank, choice.snapshot) as share:
+                    with self._open_share(rank, choice.snapshot) as share:
                         texts[rank] = share.contents
                 except (DamagedShare, LinkLost):
                     failed.add((self._node, rank, choice.snapshot))
         return texts, failed
 
-    def _brought(self, choice: SnapshotChoice, wanted: list[int]) -> tuple[dict[int, bytes], Damaged]:
-        """Has the keeper of this node verify or fetch every share that is wanted here."""
+    def _fetch_shares(self, choice: SnapshotChoice, wanted: list[int]) -> tuple[dict[int, bytes], Damaged]:
+        """Make this node's process verify or fetch every share that is wanted here."""
         failed: Damaged = set()
         for rank in wanted if self._leads else ():
             ours = (node for node in choice.holders[rank] if node == self._node)
@@ -342,59 +351,59 @@ class Snapshots:
                 failed.add((node, rank, choice.snapshot))
             else:
                 continue
-            # Another node had it: one bad copy is no reason to give the snapshot up.
+            # Another node had it: one bad copy does not make the snapshot unusable.
             failed -= {(node, rank, choice.snapshot) for node in choice.holders[rank]}
         return {}, failed
 
     def _is_here(self, rank: int, snapshot: str, node: int) -> bool:
         if node == self._node:
             try:
-                self._opened(rank, snapshot).close()
+                self._open_share(rank, snapshot).close()
             except (DamagedShare, LinkLost):
                 return False
             return True
         fetch = {"do": "fetch", "rank": rank, "snapshot": snapshot, "from": self._addresses[node]}
         return "error" not in self._ask(fetch)
 
-    def _shared_out(self, mine: tuple[dict[int, bytes], Damaged], damaged: Damaged) -> dict[int, bytes] | None:
-        """Everybody's finds together; None, and the damages noted, if anybody met one."""
-        everyone = self._exchange.share(mine)
+    def _merge(self, mine: tuple[dict[int, bytes], Damaged], damaged: Damaged) -> dict[int, bytes] | None:
+        """Return the texts of all ranks; None, with the damage noted, if any rank found damage."""
+        everyone = self._exchange.all_gather(mine)
         failed = {each for _, those in everyone for each in those}
         damaged |= failed
         return None if failed else {rank: text for texts, _ in everyone for rank, text in texts.items()}
 
     def _load(self, choice: SnapshotChoice, catalogue: SnapshotIndex, ranks: set[int], state: dict[str, Any]) -> None:
-        """Raises DamagedCheckpoint on every rank when one could not load what was verified: the state is mixed then."""
+        """Load verified shares; raise DamagedCheckpoint on every rank if one fails, because the state is mixed then."""
         problem = ""
         shares: dict[int, OpenShare] = {}
         try:
             for rank in ranks:
-                shares[rank] = self._opened(rank, choice.snapshot)
+                shares[rank] = self._open_share(rank, choice.snapshot)
             reader = MappedReader(catalogue, {rank: share.view for rank, share in shares.items()})
             load_into(state, reader, per_rank=self.saver.per_rank, partial=False)
-        except Exception as error:  # whatever it is, the other ranks must not go on from a snapshot that this one lacks
+        except Exception as error:  # of any kind: the other ranks must not continue from a snapshot that this one lacks
             problem = f"rank {self.rank}: {type(error).__name__}: {error}"
-        problems = [each for each in self._exchange.share(problem) if each]
+        problems = [each for each in self._exchange.all_gather(problem) if each]
         for share in shares.values():
             share.close()
         if problems:
             self._retain("")  # so that the next start takes a checkpoint
             raise DamagedCheckpoint(
                 f"the snapshot of step {choice.manifest.step} could not be loaded, and the state is partly overwritten:"
-                f" start anew ({problems[0]})"
+                f" start again ({problems[0]})"
             )
 
-    def _opened(self, rank: int, snapshot: str) -> "OpenShare":
-        """A share in this node's memory, every byte of it verified; raises DamagedShare or Lost."""
+    def _open_share(self, rank: int, snapshot: str) -> "OpenShare":
+        """Return a share in this node's memory, every byte verified; raises DamagedShare or LinkLost."""
         answer = self._ask({"do": "open", "rank": rank, "snapshot": snapshot})
         if "error" in answer:
             raise DamagedShare(answer["error"])
         assert self._link is not None
         return OpenShare(SnapshotLabel.parse(answer["label"]), self._link.receive_file())
 
-    def _go_on_from(self, choice: SnapshotChoice) -> None:
+    def _adopt(self, choice: SnapshotChoice) -> None:
         self._retain(choice.snapshot)
-        self._rounds.keep = choice.snapshot
+        self._history.keep = choice.snapshot
         self.newest_step = choice.manifest.step
 
     def _retain(self, snapshot: str) -> None:
@@ -404,31 +413,31 @@ class Snapshots:
     # ------------------------------------------------------------------ taking
 
     def _lay_out(self, plan: SavePlan, leaves: list[Any]) -> bool:
-        """Has two slots for this plan's share on every rank, or ends the snapshots; whether there are any."""
+        """Allocate two slots for this plan's share on every rank, or end snapshots; return whether there are any."""
         self.wait()
         for slot in self._slots:
             slot.close()
         self._slots = []
-        self._contents_text = contents_of(plan)
+        self._contents_text = describe_contents(plan)
         values, spots = plan.value_blobs(leaves)
-        plain = 2 * (len(values) + len(with_values(self._contents_text, spots)) - len(self._contents_text))
+        plain = 2 * (len(values) + len(add_values(self._contents_text, spots)) - len(self._contents_text))
         size = plan.image + plain + len(self._contents_text) + ROOM_FOR_VALUES
         problem = self._get_slots(plan, leaves, size)
-        problems = [f"rank {rank}: {each}" for rank, each in enumerate(self._exchange.share(problem)) if each]
+        problems = [f"rank {rank}: {each}" for rank, each in enumerate(self._exchange.all_gather(problem)) if each]
         if problems:
             self._is_on = False
-            self._tell_once(f"no snapshots: {problems[0]}")
+            self._log_once(f"no snapshots: {problems[0]}")
             return False
         self._plan = plan
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rerail-snapshots", daemon=True)
             self._thread.start()
             if self.rank == 0:
-                self._post(SnapshotMove(takes=True, keep=self._rounds.keep))
+                self._post(SnapshotMove(takes=True, keep=self._history.keep))
         return True
 
     def _get_slots(self, plan: SavePlan, leaves: list[Any], size: int) -> str:
-        """What went wrong, "" if nothing did."""
+        """Return what went wrong, "" if nothing did."""
         answer = self._ask({"do": "slots", "rank": self.rank, "bytes": size})
         if "error" in answer:
             return str(answer["error"])
@@ -440,9 +449,9 @@ class Snapshots:
         except (LinkLost, OSError) as error:
             return str(error)
         for slot in self._slots:
-            if not slot.inside:  # what lies in the other one may be all that there is
+            if not slot.inside:  # the other one may hold the only snapshot
                 slot.adopt(plan)
-                plan.stage(leaves, slot.holes)  # for what a first time has to do besides
+                plan.stage(leaves, slot.holes)  # a first call allocates and loads kernels
         return ""
 
     def _stage(self, plan: SavePlan, leaves: list[Any], manifest: Manifest, *, keep: str) -> None:
@@ -452,7 +461,7 @@ class Snapshots:
         plan.stage(leaves, slot.holes)
         values, spots = plan.value_blobs(leaves)
         number = self._count - 1
-        slot.inside = f"{self._life}-{number}"
+        slot.inside = f"{self._start_id}-{number}"
         with self._lock:
             self._under_way += 1
         self._taken.put(StagedShare(number, slot.inside, manifest, slot, plan, values, spots, keep))
@@ -463,9 +472,9 @@ class Snapshots:
         if self.rank == 0:
             with self._lock:
                 if number not in self._moves:
-                    self._tell_once(
-                        "a snapshot is passed over, because the one before it is still on its way:"
-                        f" {STEPS}={self.every} is less than the machines carry"
+                    self._log_once(
+                        "a snapshot is skipped, because the one before it is still pending:"
+                        f" {STEPS}={self.every} is more often than the machines can take them"
                     )
                     self._post(SnapshotMove(takes=False))
                 return self._moves.pop(number)
@@ -477,7 +486,7 @@ class Snapshots:
         return move
 
     def _post(self, move: SnapshotMove) -> None:
-        """Rank 0 says what comes next; with the lock, or before there is another thread."""
+        """Publish rank 0's next move; call it with the lock, or before there is another thread."""
         self._moves[self._posted] = move
         if self.world_size > 1:
             self._exchange.post(f"move-{self._posted}", move)
@@ -489,22 +498,22 @@ class Snapshots:
         while (taken := self._taken.get()) is not None and not self._closing:
             time.sleep(YIELDED_S)
             try:
-                self._bring(taken)
-            except Exception as error:  # a store that is gone with its rank: the job ends, and this says no more
-                self._tell_once(f"rank {self.rank}: the snapshot of step {taken.manifest.step}: {error}")
+                self._deliver(taken)
+            except Exception as error:  # a store that has ended with its rank: the job ends too
+                self._log_once(f"rank {self.rank}: the snapshot of step {taken.manifest.step}: {error}")
             finally:
                 with self._lock:
                     self._under_way -= 1
                     self._lock.notify_all()
             if self.rank:
-                self._look_ahead(taken.number + 1)
+                self._prefetch_move(taken.number + 1)
 
-    def _bring(self, taken: StagedShare) -> None:
-        """Has the keepers take a share over, and says how that went; rank 0 then knows of all, and makes a move."""
+    def _deliver(self, taken: StagedShare) -> None:
+        """Send a share to the snapshot processes and post the result; rank 0 then makes a move."""
         problem = self._put(taken)
         store = self._exchange.store
         if problem:
-            self._tell_once(f"rank {self.rank}: no snapshot of step {taken.manifest.step}: {problem}")
+            self._log_once(f"rank {self.rank}: no snapshot of step {taken.manifest.step}: {problem}")
         else:
             store.add(f"held-{taken.number}", 1)
         store.add(f"done-{taken.number}", 1)
@@ -512,29 +521,29 @@ class Snapshots:
             held = self._await_done(taken.number) and store.add(f"held-{taken.number}", 0) == self.world_size
             with self._lock:
                 clean = taken.manifest.health == "clean"
-                self._post(self._rounds.ended(taken.name, held=held, clean=clean))
+                self._post(self._history.advance(taken.name, held=held, clean=clean))
                 if held and clean:
                     self.newest_step = taken.manifest.step
             self._sweep(taken.number)
 
     def _put(self, taken: StagedShare) -> str:
-        contents = with_values(self._contents_text, taken.spots)
+        contents = add_values(self._contents_text, taken.spots)
         sizes = (taken.plan.image, len(taken.values), len(contents))
         if sum(sizes) > taken.slot.arena.size:
-            return "the plain values of the state have outgrown their room"
+            return "the plain values of the state have outgrown their memory"
         taken.slot.arena.write(taken.plan.image, taken.values + contents)
-        label = SnapshotLabel(taken.name, self.rank, taken.manifest, *sizes, orders=self._orders.name)
+        label = SnapshotLabel(taken.name, self.rank, taken.manifest, *sizes, orders=self._resume_limits.name)
         neighbour = self._ring.neighbour(self._node)
         to = None if neighbour is None else self._addresses[neighbour]
         message = {"do": "put", "label": label.table(), "slot": taken.slot.number, "to": to, "keep": taken.keep}
-        assert self._carrier is not None
+        assert self._background_link is not None
         try:
-            return str(self._carrier.ask(message).get("error", ""))
+            return str(self._background_link.ask(message).get("error", ""))
         except LinkLost as lost:
-            return f"the keeper of this node is gone: {lost}"
+            return f"the snapshot process of this node is gone: {lost}"
 
     def _await_done(self, number: int) -> bool:
-        """Whether every rank has said how it went."""
+        """Return whether every rank has posted its result."""
         started = time.monotonic()
         while (waited := time.monotonic() - started) < self._patience_s and not self._closing:
             if self._exchange.store.add(f"done-{number}", 0) == self.world_size:
@@ -543,14 +552,14 @@ class Snapshots:
         return False
 
     def _sweep(self, number: int) -> None:
-        """Forgets what every rank has read: all have taken this one."""
+        """Delete what every rank has read: all have taken this snapshot."""
         while self._swept < number:
             for name in ("move", "held", "done"):
                 self._exchange.store.delete_key(f"{name}-{self._swept}")
             self._swept += 1
 
-    def _look_ahead(self, number: int) -> None:
-        """Reads the next move while the training goes on, so that its step need not wait for the store."""
+    def _prefetch_move(self, number: int) -> None:
+        """Read the next move while the training goes on, so that its step need not wait for the store."""
         started = time.monotonic()
         while not self._closing and self._taken.empty():
             with self._lock:
@@ -564,22 +573,22 @@ class Snapshots:
                     return
             time.sleep(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, (time.monotonic() - started) / 10)))
 
-    def _tell_once(self, line: str) -> None:
+    def _log_once(self, line: str) -> None:
         kind = line[:24]
-        if kind not in self._was_told and (self.rank == 0 or line.startswith("rank ")):
-            self._was_told.add(kind)
-            self.tell(line)
+        if kind not in self._logged and (self.rank == 0 or line.startswith("rank ")):
+            self._logged.add(kind)
+            self.log(line)
 
 
 class StagingSlot:
-    """One of the two places that a rank stages in; `inside` names the snapshot that lies there."""
+    """One of the two slots that a rank stages in; `inside` names the snapshot in it."""
 
     def __init__(self, number: int, arena: Arena, inside: str) -> None:
         self.number, self.arena, self.inside = number, arena, inside
         self.holes: list[torch.Tensor] = []
 
     def adopt(self, plan: SavePlan) -> None:
-        """Makes the place ready for a plan, which destroys what lay there."""
+        """Prepare the slot for a plan, which destroys its content."""
         self.holes = plan.holes(self.arena)
 
     def close(self) -> None:
@@ -588,7 +597,7 @@ class StagingSlot:
 
 
 class OpenShare:
-    """A verified share of the keeper's, mapped here to be read."""
+    """A verified share of the snapshot process, mapped here to be read."""
 
     def __init__(self, label: SnapshotLabel, file: int) -> None:
         self.label = label

@@ -1,4 +1,4 @@
-"""Memory that a save is copied into: faulted in beforehand, and shared with the process that writes it to disk."""
+"""Allocate memory that a save is copied into: faulted in beforehand, and shared with the process that writes it."""
 
 import ctypes
 import mmap
@@ -13,9 +13,8 @@ PAGE = mmap.PAGESIZE
 class Arena:
     """Anonymous shared memory of a fixed size.
 
-    From memfd_create and not /dev/shm, whose mount is 64 MB in many containers. Every page is there before the first
-    save: copying into fresh pages takes about eight times as long as into warm ones, and the first save may well be
-    the one that matters.
+    It is from memfd_create and not /dev/shm, whose mount is 64 MB in many containers. Every page exists before the
+    first save: copying into new pages takes about eight times as long. The first save may be the important one.
     """
 
     def __init__(self, size: int, *, pinned: bool = False) -> None:
@@ -27,7 +26,7 @@ class Arena:
 
     @classmethod
     def over(cls, file: int, *, pinned: bool = False) -> "Arena":
-        """The same over memory of another process, whose file comes into this arena's hands."""
+        """Map the memory of another process; this arena closes its file."""
         arena = cls.__new__(cls)
         arena.size, arena.file = os.fstat(file).st_size, file
         size = arena.size
@@ -36,7 +35,7 @@ class Arena:
         return arena
 
     def tensor(self, *, offset: int, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous tensor at an offset, which must be a multiple of the element's size."""
+        """Return a contiguous tensor at an offset, which must be a multiple of the element's size."""
         count = torch.Size(sizes).numel()
         if count == 0:
             return torch.empty(sizes, dtype=dtype)
@@ -48,7 +47,7 @@ class Arena:
         self.memory[offset : offset + len(content)] = content
 
     def close(self) -> None:
-        """Gives the memory back, once no tensor looks into it any more."""
+        """Release the memory, once no tensor uses it any more."""
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(_address(self.memory))
             self._pinned = False
@@ -68,7 +67,7 @@ class Arena:
 
 
 def _pin(memory: mmap.mmap, size: int) -> bool:
-    """Registers the memory with CUDA, without which copies from a GPU are several times slower and not asynchronous."""
+    """Register the memory with CUDA; otherwise copies from a GPU are several times slower and not asynchronous."""
     result = torch.cuda.cudart().cudaHostRegister(_address(memory), size, 0)
     return int(result) == 0
 

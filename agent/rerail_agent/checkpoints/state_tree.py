@@ -1,4 +1,4 @@
-"""Lays a nested state out flat, under the same keys as torch.distributed.checkpoint does."""
+"""Flatten a nested state, under the same keys as torch.distributed.checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(slots=True)
 class Leaf:
-    """One tensor or value of a state, and where it sits: `holder[name]`, reached by `path`."""
+    """One tensor or value of a state at `holder[name]`, reached by `path`."""
 
     key: str
     path: tuple[str | int, ...]
@@ -23,9 +23,9 @@ class Leaf:
 
 
 def flatten(state: Mapping[str, Any]) -> list[Leaf]:
-    """The leaves of a state. Lists count as one value unless there is a tensor or a mapping somewhere in them.
+    """Return the leaves of a state. A list is one value unless it contains a tensor or a mapping.
 
-    This is the rule of torch.distributed.checkpoint since 2.4 (its _traverse.py); with other keys no reader but ours
+    This is the rule of torch.distributed.checkpoint since 2.4 (its _traverse.py). With other keys no reader but ours
     would find the values again.
     """
     return list(_walk(state, ()))
@@ -42,7 +42,7 @@ def _walk(holder: Any, path: tuple[str | int, ...]) -> Iterator[Leaf]:
 
 
 def is_branch(value: Any) -> bool:
-    """Whether a value has leaves and is not one itself."""
+    """Return whether a value has leaves and is not one itself."""
     if isinstance(value, torch.Tensor):
         return False
     return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_leaves, value)))
@@ -53,7 +53,7 @@ def _has_leaves(entry: Any) -> bool:
 
 
 class Tree:
-    """The branches of a state: collects its leaves again many times faster than flatten(), for they keep their keys."""
+    """The branches of a state: collect its leaves again many times faster than flatten(), because keys stay."""
 
     def __init__(self, state: Any) -> None:
         self.is_mapping = isinstance(state, Mapping)
@@ -62,7 +62,7 @@ class Tree:
         self.branches = [Tree(value) if is_branch(value) else None for value in values]
 
     def leaves(self, state: Any) -> list[Any] | None:
-        """The values in the order of flatten(), None if the state has other branches by now."""
+        """Return the values in the order of flatten(), None if the state has other branches by now."""
         found: list[Any] = []
         return found if self._collect(state, found) else None
 

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: a folder on disk, or a prefix in S3."""
+"""Store checkpoints in a folder on disk, or under a prefix in S3."""
 
 import ctypes
 import errno
@@ -27,88 +27,89 @@ from rerail_agent.checkpoints.manifest import (
     parse,
 )
 
-SAVING = ".saving-"  # the prefix of a folder whose save has not come to its manifest yet
+# The prefix of a folder whose save has no manifest yet.
+SAVING = ".saving-"
 CHUNK = 1 << 23
 NETWORK_FILE_SYSTEMS = ("lustre", "nfs", "nfs4", "fuse.mount-s3", "ceph", "gpfs", "beegfs")
 
 
 class CheckpointStore(Protocol):
-    """What the Saver needs of either kind; every method may raise OSError."""
+    """What the Saver needs of either kind of store; every method may raise OSError."""
 
     @property
     def uri(self) -> str: ...
 
     @property
     def durability(self) -> str:
-        """`remote` when a finished checkpoint outlives this machine, `local` when somebody has still to upload it."""
+        """`remote` if a finished checkpoint outlives this machine, `local` if it still has to be uploaded."""
         ...
 
     @property
     def is_shared(self) -> bool | None:
-        """Whether all ranks see the same files; None when that has to be found out."""
+        """Whether all ranks see the same files; None if that has to be found out."""
         ...
 
     def file_name(self, rank: int, nonce: int) -> str:
-        """The name of a rank's file; the nonce is new in every attempt."""
+        """Return the name of a rank's file; the nonce is new in every attempt."""
         ...
 
     def write(self, step: int, name: str, chunks: Iterable[memoryview], *, total: int) -> dict[str, Any]:
-        """Writes one file of a checkpoint that does not exist yet; its entry for the manifest."""
+        """Write one file of a checkpoint that does not exist yet; return its entry for the manifest."""
         ...
 
     def reveal(self, step: int) -> None:
-        """Gives the files written on this disk their final place; still no checkpoint."""
+        """Move the files written on this disk to their final place; without manifest, no checkpoint yet."""
         ...
 
     def commit(self, manifest: Manifest, metadata: bytes) -> Manifest:
-        """Makes a checkpoint of what was written: the index, the final place, and last the manifest."""
+        """Make a checkpoint of what was written: the index, the final place, and last the manifest."""
         ...
 
     def discard(self, step: int) -> None:
-        """Deletes what a failed save has written."""
+        """Delete what a failed save has written."""
         ...
 
-    def sweep_up(self) -> None:
-        """Deletes what killed saves have left. There is one writer, so no save is under way here."""
+    def delete_leftovers(self) -> None:
+        """Delete what killed saves have left. There is one writer, so no save is pending here."""
         ...
 
     def steps(self) -> list[int]:
-        """The steps that have a folder, newest first, torn ones too."""
+        """Return the steps that have a folder, newest first, incomplete ones too."""
         ...
 
     def manifest(self, step: int) -> Manifest | None:
-        """What a checkpoint says of itself, None when there is none; raises DamagedCheckpoint."""
+        """Return a checkpoint's manifest, None if there is none; raises DamagedCheckpoint."""
         ...
 
     def check(self, step: int, entry: dict[str, Any]) -> None:
-        """Reads one listed file; raises DamagedCheckpoint unless its size and checksum are right."""
+        """Read one listed file; raise DamagedCheckpoint unless its size and checksum are right."""
         ...
 
     def drop(self, step: int) -> None:
-        """Deletes a checkpoint, manifest first: half deleted, it must not look whole."""
+        """Delete a checkpoint, its manifest first: half deleted, it must not look complete."""
         ...
 
-    def set_aside(self, step: int, attempt: int | str) -> str | None:
-        """Moves a checkpoint into quarantine, where nothing is replaced; returns its new place."""
+    def quarantine(self, step: int, attempt: int | str) -> str | None:
+        """Move a checkpoint into quarantine, where nothing is replaced; return its new place."""
         ...
 
     def path(self, step: int) -> str: ...
 
-    def note(self, step: int, name: str) -> bytes | None:
-        """A small file beside the manifest that is not one of the checkpoint's; None where there is none."""
+    def read_note(self, step: int, name: str) -> bytes | None:
+        """Return a small file beside the manifest that is not part of the checkpoint; None if there is none."""
         ...
 
-    def leave_note(self, step: int, name: str, text: bytes) -> None:
-        """Writes it, whole or not at all."""
+    def write_note(self, step: int, name: str, text: bytes) -> None:
+        """Write such a file, completely or not at all."""
         ...
 
     def reader(self, step: int) -> Any:
-        """A torch.distributed.checkpoint StorageReader."""
+        """Return a torch.distributed.checkpoint StorageReader."""
         ...
 
 
 def open_store(uri: str | os.PathLike[str]) -> CheckpointStore:
-    """The place that a path or `s3://bucket/prefix` names."""
+    """Return the store of a path or of `s3://bucket/prefix`."""
     text = os.fspath(uri)
     if text.startswith("s3://"):
         from rerail_agent.checkpoints.s3_store import S3Store
@@ -131,7 +132,7 @@ class LocalStore:
 
     @property
     def durability(self) -> str:
-        return "remote" if file_system_of(self.root) in NETWORK_FILE_SYSTEMS else "local"
+        return "remote" if find_file_system(self.root) in NETWORK_FILE_SYSTEMS else "local"
 
     @property
     def is_shared(self) -> bool | None:
@@ -152,7 +153,7 @@ class LocalStore:
         saving, final = self._saving(step), self._folder(step)
         sync_folder(saving)
         if (final / MANIFEST).exists():
-            raise FileExistsError(f"{final} is there already, and nothing whole is written over")
+            raise FileExistsError(f"{final} exists already, and a complete checkpoint is never replaced")
         self.drop(step)
         saving.rename(final)
         sync_folder(Path(self.root))
@@ -171,7 +172,7 @@ class LocalStore:
     def discard(self, step: int) -> None:
         shutil.rmtree(self._saving(step), ignore_errors=True)
 
-    def sweep_up(self) -> None:
+    def delete_leftovers(self) -> None:
         for folder in Path(self.root).glob(f"{SAVING}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -211,7 +212,7 @@ class LocalStore:
         sync_folder(folder)
         shutil.rmtree(folder)
 
-    def set_aside(self, step: int, attempt: int | str) -> str | None:
+    def quarantine(self, step: int, attempt: int | str) -> str | None:
         # One rename, so a kill leaves it either here or there.
         folder = self._folder(step)
         place = find_free_path(Path(self.root) / QUARANTINE / f"a{attempt}-{folder.name}")
@@ -221,13 +222,13 @@ class LocalStore:
         sync_folder(Path(self.root))
         return str(place.relative_to(self.root))
 
-    def note(self, step: int, name: str) -> bytes | None:
+    def read_note(self, step: int, name: str) -> bytes | None:
         try:
             return (self._folder(step) / name).read_bytes()
         except FileNotFoundError:
             return None
 
-    def leave_note(self, step: int, name: str, text: bytes) -> None:
+    def write_note(self, step: int, name: str, text: bytes) -> None:
         temporary = self._folder(step) / f"{name}.tmp"
         temporary.write_bytes(text)
         temporary.rename(temporary.with_name(name))
@@ -245,7 +246,7 @@ class LocalStore:
 
 
 def write_file(path: Path, chunks: Iterable[memoryview], *, total: int) -> dict[str, Any]:
-    """Writes and syncs a file, summing up each piece while it is warm; the file's entry for a manifest."""
+    """Write and sync a file, with a checksum of each chunk while it is in the cache; return its manifest entry."""
     digest = xxhash.xxh3_64()
     with open(path, "wb", buffering=0) as file:
         _reserve(file.fileno(), total)
@@ -256,7 +257,7 @@ def write_file(path: Path, chunks: Iterable[memoryview], *, total: int) -> dict[
             _start_writeback(file.fileno(), offset, len(chunk))
             offset += len(chunk)
         if offset != total:
-            raise OSError(f"{path.name}: {offset} bytes came to be written instead of {total}")
+            raise OSError(f"{path.name}: {offset} bytes were to be written instead of {total}")
         os.fsync(file.fileno())
     return {"name": path.name, "bytes": offset, "checksum": f"xxh3_64:{digest.hexdigest()}"}
 
@@ -300,12 +301,12 @@ def compute_checksum(path: Path) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    with _opened(folder) as handle:
+    with _open_folder(folder) as handle:
         os.fsync(handle)
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def _open_folder(folder: Path) -> Iterator[int]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         yield handle
@@ -314,14 +315,14 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def find_free_path(wanted: Path) -> Path:
-    """The path itself, or with the first number behind it that nothing is called by yet."""
+    """Return the path itself, or with the first number appended that makes it unused."""
     # A sync that was cut short between its upload and its delete brings a checkpoint back that was moved before.
     places = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
     return next(place for place in itertools.chain([wanted], places) if not place.exists())
 
 
-def file_system_of(path: str) -> str:
-    """The type of the file system that a path is or will be on, "" where the system does not say."""
+def find_file_system(path: str) -> str:
+    """Return the type of the file system that a path is or will be on, "" if it is not known."""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
@@ -333,7 +334,7 @@ def file_system_of(path: str) -> str:
 
 
 def make_machine_name() -> str:
-    """A name that two ranks share only on the same machine."""
+    """Return a name that two ranks share only on the same machine."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

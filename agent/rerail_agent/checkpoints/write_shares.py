@@ -1,11 +1,11 @@
-"""Decides which rank writes which part of a state, so that each part is staged once and all ranks stage alike."""
+"""Decide which rank writes which part of a state, so that each part is staged once and all ranks stage alike."""
 
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-# A tensor that every rank holds is cut into rows when it weighs more than this part of one rank's share ...
+# A tensor that every rank holds is cut into rows when it has more bytes than this part of one rank's share ...
 PIECES_PER_SHARE = 8
 # ... but never into pieces smaller than this: each costs a thousand bytes of file and a line in the index.
 SMALLEST_PIECE = 1 << 20
@@ -13,7 +13,7 @@ SMALLEST_PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor as a rank holds it (`offsets` and `sizes` within the whole), or a plain value: offsets None."""
+    """A block of a tensor that a rank holds (`offsets` and `sizes` within the whole), or a value: offsets None."""
 
     key: str
     offsets: tuple[int, ...] | None
@@ -21,8 +21,10 @@ class Piece:
     whole: tuple[int, ...] = ()
     dtype: str = ""
     bytes: int = 0
-    row: int = 0  # where the box begins within what the rank holds, along the first dimension
-    number: int = 0  # which of the tensors that the rank holds under this key; nearly always the only one
+    # Where the block begins within the rank's tensor, along the first dimension.
+    row: int = 0
+    # Which of the rank's tensors under this key; nearly always the only one.
+    number: int = 0
 
     @property
     def is_value(self) -> bool:
@@ -30,9 +32,10 @@ class Piece:
 
 
 def assign_pieces(held: Sequence[Iterable[Piece]]) -> list[list[Piece]]:
-    """What each rank is to write, given what each holds: every piece once, by a rank that has it, alike in bytes.
+    """Return what each rank writes: every piece once, by a rank that has it, with equal numbers of bytes.
 
-    Values go to the lowest rank that has them. The same on every machine: no clock, no hash, no chance.
+    Values go to the lowest rank that has them. The result is the same on every machine: no clock, hash or random number
+    is used.
     """
     holders: dict[tuple[str, tuple[int, ...] | None, tuple[int, ...]], list[int]] = {}
     pieces: dict[tuple[str, tuple[int, ...] | None, tuple[int, ...]], Piece] = {}
@@ -56,7 +59,7 @@ def assign_pieces(held: Sequence[Iterable[Piece]]) -> list[list[Piece]]:
 
 
 def _balance(free: list[tuple[Piece, list[int]]], shares: list[list[Piece]], loads: list[int]) -> None:
-    """Hands out the pieces that several ranks hold, the heaviest first, each to the least loaded of its holders."""
+    """Assign the pieces that several ranks hold, the largest first, each to the least loaded of its holders."""
     total = sum(loads) + sum(piece.bytes for piece, _ in free)
     most = max(SMALLEST_PIECE, total // (PIECES_PER_SHARE * len(shares)))
     cut = [(part, tuple(ranks)) for piece, ranks in free for part in cut_rows(piece, most=most)]
@@ -75,7 +78,7 @@ def _balance(free: list[tuple[Piece, list[int]]], shares: list[list[Piece]], loa
 
 
 def cut_rows(piece: Piece, *, most: int) -> Iterator[Piece]:
-    """The piece in blocks of rows of about equal size, none heavier than `most` bytes if its rows allow that."""
+    """Yield the piece in blocks of rows of about equal size, at most `most` bytes each if its rows allow that."""
     if piece.offsets is None or piece.bytes <= most or not piece.sizes or piece.sizes[0] < 2:
         yield piece
         return

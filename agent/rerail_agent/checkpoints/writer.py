@@ -1,6 +1,7 @@
-"""The process that writes a rank's file, so that neither the training loop nor its GIL waits for a disk.
+"""Write a rank's file in a process of its own, so that neither the training loop nor its GIL waits for a disk.
 
-It has no torch: it maps the rank's arena, and does what comes over its pipe until the pipe closes or its parent dies.
+The process has no torch. It maps the rank's arena, and performs tasks from its pipe until the pipe closes or its parent
+ends.
 """
 
 import ctypes
@@ -20,15 +21,15 @@ from typing import Any
 from rerail_agent.checkpoints.manifest import Manifest
 from rerail_agent.checkpoints.store import CHUNK, CheckpointStore
 
-# A save that nobody waits for takes only the time that the training loop leaves, on a machine without a free core too;
-# being nice is not enough there (steps took a fifth longer). What is urgent or takes long runs at full speed.
+# A save that is not urgent uses only the time that the training loop leaves, on a machine without a free core too;
+# niceness is not enough there (steps took a fifth longer). A save that is urgent or takes long runs at full speed.
 NICENESS = 19
-LONGEST_LEISURE_S = 30.0
+IDLE_PRIORITY_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Write:
-    """Write this rank's file: `image` bytes of the arena, and `values` behind them."""
+    """Write this rank's file: `image` bytes of the arena, then `values`."""
 
     place: CheckpointStore
     step: int
@@ -50,7 +51,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Reveal:
-    """Give the files on this disk their final place."""
+    """Move the files on this disk to their final place."""
 
     place: CheckpointStore
     step: int
@@ -75,7 +76,7 @@ Task = Write | Reveal | Commit
 
 
 class Writer:
-    """The writer process as its rank sees it. When it is gone, the tasks are performed here instead."""
+    """The writer process as its rank uses it. If it is gone, the tasks are performed in this process."""
 
     def __init__(self, file: int, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -102,13 +103,13 @@ class Writer:
         return self.process.pid if self.process else None
 
     def perform(self, task: Task) -> Any:
-        """The task's result; raises what it raised, or WriterGone when nobody is there to say how it ended."""
+        """Return the task's result; raise its exception, or WriterGone if the process has ended."""
         if self.process is None:
             return task.perform(self.memory)
         try:
             self.pipe.send(task)
-            if not self.pipe.poll(LONGEST_LEISURE_S):
-                self.hurry(True)
+            if not self.pipe.poll(IDLE_PRIORITY_LIMIT_S):
+                self.set_urgent(True)
             succeeded, result = self.pipe.recv()
         except (EOFError, OSError) as error:
             self.end()
@@ -117,14 +118,14 @@ class Writer:
             raise result
         return result
 
-    def hurry(self, wanted: bool) -> None:
-        """Lets the writer run at full speed, or at leisure again. Only root may; anyone else's writer stays nice."""
+    def set_urgent(self, wanted: bool) -> None:
+        """Let the writer run at full or at idle priority; without root it always stays at low priority."""
         if self.process is not None:
             with suppress(OSError):
-                pace(self.process.pid, at_leisure=not wanted)
+                set_priority(self.process.pid, idle=not wanted)
 
     def end(self) -> None:
-        """Ends the process, which is not in the middle of a task unless nobody waits for it any more."""
+        """End the process; a task that it performs is not needed any more."""
         process, self.process = self.process, None
         if process is not None:
             self.pipe.close()
@@ -133,7 +134,7 @@ class Writer:
 
 
 class WriterGone(Exception):
-    """The writer process died or was never there."""
+    """The writer process ended or was never there."""
 
 
 def _import_path() -> list[str]:
@@ -141,10 +142,10 @@ def _import_path() -> list[str]:
 
 
 def main() -> None:
-    """Performs tasks until the parent closes the pipe or dies."""
+    """Perform tasks until the parent closes the pipe or ends."""
     parent, pipe, file = map(int, sys.argv[1:])
-    die_with(parent)
-    pace(0, at_leisure=True)
+    die_with_parent(parent)
+    set_priority(0, idle=True)
     tasks = Connection(pipe)
     memory = mmap.mmap(file, os.fstat(file).st_size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
     while True:
@@ -154,23 +155,23 @@ def main() -> None:
             return
         try:
             answer: tuple[bool, Any] = (True, task.perform(memory))
-        except Exception as error:  # whatever it is, the rank has to hear of it
+        except Exception as error:  # of any kind: the rank needs it
             answer = (False, OSError(f"{type(error).__name__}: {error}"))
         tasks.send(answer)
 
 
-def pace(pid: int, *, at_leisure: bool) -> None:
-    """Makes a process yield to every other one, or not; raises OSError for a process that may not be made faster."""
-    os.setpriority(os.PRIO_PROCESS, pid, NICENESS if at_leisure else 0)
-    if os.geteuid() == 0:  # anyone else could not take it back
-        os.sched_setscheduler(pid, os.SCHED_IDLE if at_leisure else os.SCHED_OTHER, os.sched_param(0))
+def set_priority(pid: int, *, idle: bool) -> None:
+    """Let a process run only when a core is idle, or normally; raises OSError where that is not permitted."""
+    os.setpriority(os.PRIO_PROCESS, pid, NICENESS if idle else 0)
+    if os.geteuid() == 0:  # without root this could not be undone
+        os.sched_setscheduler(pid, os.SCHED_IDLE if idle else os.SCHED_OTHER, os.sched_param(0))
 
 
-def die_with(parent: int) -> None:
-    """A writer that outlived a killed rank would go on writing beside its successor."""
+def die_with_parent(parent: int) -> None:
+    """End this process with its parent: it must not write beside the successor of a killed rank."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call above could arm
+    if os.getppid() != parent:  # it ended before the call above
         os._exit(128 + signal.SIGKILL)
 
 

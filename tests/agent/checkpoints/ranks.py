@@ -61,7 +61,7 @@ class Ranks:
     def __init__(self, roots: Sequence[Path | str], **options: Any) -> None:
         self.told = Told()
         store = dist.HashStore()
-        options = {"store": store, "tell": self.told.append, "patience_s": PATIENCE_S, **options}
+        options = {"store": store, "log": self.told.append, "patience_s": PATIENCE_S, **options}
         self.savers = [
             Saver(open_store(root), rank=rank, world_size=len(roots), **options) for rank, root in enumerate(roots)
         ]

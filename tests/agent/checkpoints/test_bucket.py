@@ -82,7 +82,7 @@ def test_a_state_comes_back_from_s3(s3: Any, bucket: str) -> None:
 def test_damage_in_s3_falls_back(s3: Any, bucket: str) -> None:
     """A flipped bit, a missing object and a missing manifest: never restored, and a replay makes room."""
     told = Told()
-    saver = Saver(open_store(f"s3://{bucket}"), tell=told.append)
+    saver = Saver(open_store(f"s3://{bucket}"), log=told.append)
     for step in (10, 20, 30, 40):
         assert save(saver, step).error is None
     shards = {int(key[5:14]): key for key in keys(s3, bucket) if key.endswith(".distcp")}
@@ -111,7 +111,7 @@ def test_the_second_to_commit_a_step_is_refused(s3: Any, bucket: str) -> None:
     one.prepare(state(1))
     other.prepare(state(1))
     assert save(one, 10).error is None
-    assert "nothing whole is written over" in save(other, 10, attempt=2).error
+    assert "a complete checkpoint is never replaced" in save(other, 10, attempt=2).error
     one.close()
     other.close()
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from rerail.model.checkpoints import Health, read_manifest
-from rerail_agent.checkpoints.file_format import ALIGNMENT, make_frame, value_blob
+from rerail_agent.checkpoints.file_format import ALIGNMENT, make_frame, make_value_blob
 from rerail_agent.checkpoints.manifest import DamagedCheckpoint, dump, parse
 from rerail_agent.checkpoints.retention import KeptCheckpoint, choose_deletable
 from rerail_agent.checkpoints.staging_memory import Arena
@@ -116,7 +116,7 @@ def test_a_framed_tensor_is_what_torch_saves(dtype: torch.dtype, sizes: tuple[in
 def test_a_value_has_room_to_grow(value: Any) -> None:
     """Filled up to a whole KiB it still loads, in PyTorch's strict mode where that takes such values at all."""
     for room in (0, 8192):
-        blob = value_blob(value, room=room)
+        blob = make_value_blob(value, room=room)
         assert len(blob) % 1024 == 0
         assert len(blob) >= room
         assert same(torch.load(io.BytesIO(blob), weights_only=False), value)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rerail_agent.checkpoints.ring import PATIENCE, Ring, SnapshotRounds, choose_slot
+from rerail_agent.checkpoints.ring import MAX_FAILURES, Ring, SnapshotHistory, choose_slot
 from rerail_agent.checkpoints.snapshot_choice import KeptShare, choose_snapshot
 from rerail_agent.checkpoints.snapshot_label import DamagedShare, SnapshotLabel
 from rerail_agent.checkpoints.snapshot_memory import OutOfMemory, SnapshotMemory
@@ -32,16 +32,18 @@ def test_every_share_is_kept_on_two_nodes_if_there_are_two(names):
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
 def test_the_newest_whole_and_clean_snapshot_is_spared(ends):
     """Whatever fails or is suspect, what is taken next goes elsewhere than the last one that is good everywhere."""
-    rounds, slots, good = SnapshotRounds(), ["", ""], ""
+    rounds, slots, good = SnapshotHistory(), ["", ""], ""
     for number, (held, clean) in enumerate(ends):
         where = choose_slot(rounds.keep, slots)
         assert not good or slots[where] != good
         slots[where] = str(number)
-        move = rounds.ended(str(number), held=held, clean=clean)
+        move = rounds.advance(str(number), held=held, clean=clean)
         good = str(number) if held and clean else good
         assert move.keep == good
         assert not good or good in slots
-        assert move.is_last == (number + 1 >= PATIENCE and not any(each for each, _ in ends[: number + 1][-PATIENCE:]))
+        assert move.is_last == (
+            number + 1 >= MAX_FAILURES and not any(each for each, _ in ends[: number + 1][-MAX_FAILURES:])
+        )
 
 
 def label(rank=0, step=1, name="", world_size=1, **changes):
@@ -51,27 +53,27 @@ def label(rank=0, step=1, name="", world_size=1, **changes):
 
 @dataclass
 class Node:
-    """A shelf, and what the ranks of its node have staged in it."""
+    """A memory, and what the ranks of its node have staged in it."""
 
     number: int
-    shelf: SnapshotMemory = field(default_factory=lambda: SnapshotMemory(room=lambda: 1 << 20))
+    memory: SnapshotMemory = field(default_factory=lambda: SnapshotMemory(room=lambda: 1 << 20))
 
     def hold(self, given, keep, *, own):
         """Files a share whose every byte is its step; in a staging slot if it is of a rank of this node."""
-        self.shelf.forget(given.rank, keep=[keep])
-        slot = self.stage(given.rank, keep) if own else self.shelf.vacant(given.rank, SIZE)
+        self.memory.drop(given.rank, keep=[keep])
+        slot = self.stage(given.rank, keep) if own else self.memory.allocate(given.rank, SIZE)
         slot.view[:SIZE] = bytes([given.manifest.step % 251]) * SIZE
-        self.shelf.put(given.sealed(slot.view), slot)
+        self.memory.add(given.with_checksum(slot.view), slot)
 
     def stage(self, rank, keep):
         """Where a rank writes, before it files anything; what lay there is gone."""
-        inside = self.shelf.staging(rank, SIZE)
+        inside = self.memory.allocate_staging(rank, SIZE)
         slot = inside[choose_slot(keep, [name for _, name in inside])][0]
         slot.view[: SIZE // 2] = bytes(SIZE // 2)
         return slot
 
     def flip(self, rank, snapshot, at):
-        share = self.shelf._shares.get((rank, snapshot))
+        share = self.memory._shares.get((rank, snapshot))
         if share is not None:
             share.slot.view[at] ^= 1
 
@@ -94,7 +96,7 @@ def test_never_a_mixed_step_and_never_a_corrupt_byte(count, events):
     And while no two neighbours are lost and no bit flips, it is at least as new as the last one that was whole.
     """
     nodes = [Node(number) for number in range(count)]
-    ring, rounds, least = Ring.of([str(number) for number in range(count)]), SnapshotRounds(), 0
+    ring, rounds, least = Ring.of([str(number) for number in range(count)]), SnapshotHistory(), 0
     lost: set[int] = set()
     for step, (kind, *what) in enumerate(events, 1):
         if kind == "take":
@@ -103,7 +105,7 @@ def test_never_a_mixed_step_and_never_a_corrupt_byte(count, events):
             for rank, node in dict.fromkeys(done):
                 nodes[node].hold(label(rank, step, world_size=count), rounds.keep, own=rank == node)
             held = len(set(done)) == len(ends)
-            rounds.ended(str(step), held=held, clean=True)
+            rounds.advance(str(step), held=held, clean=True)
             rounds.failures = 0
             if held:
                 least, lost = step, set()
@@ -125,8 +127,8 @@ def test_never_a_mixed_step_and_never_a_corrupt_byte(count, events):
 def recalled(nodes):
     """The step that a start takes up, every share verified as a keeper does; 0 for none."""
     for node in nodes:
-        node.shelf.doubt()
-    kept = [KeptShare(node.number, each) for node in nodes for each in node.shelf.labels()]
+        node.memory.invalidate()
+    kept = [KeptShare(node.number, each) for node in nodes for each in node.memory.list_labels()]
     damaged: set[tuple[int, int, str]] = set()
     while True:
         answer = choose_snapshot(kept, allowed=lambda each: True, newer_than=0, damaged=damaged)
@@ -136,7 +138,7 @@ def recalled(nodes):
         for rank, holders in enumerate(choice.holders):
             for node in holders:
                 try:
-                    share = nodes[node].shelf.opened(rank, choice.snapshot)
+                    share = nodes[node].memory.open_verified(rank, choice.snapshot)
                 except DamagedShare:
                     damaged.add((node, rank, choice.snapshot))
                 else:
@@ -169,14 +171,14 @@ def test_a_snapshot_without_the_share_of_one_rank_is_none():
     kept = [KeptShare(0, label(rank, step=7, world_size=3)) for rank in (0, 2)]
     answer = choose_snapshot(kept, allowed=lambda each: True, newer_than=0)
     assert answer.choice is None
-    assert "nobody has the share of rank 1" in answer.reason
+    assert "no node has the share of rank 1" in answer.reason
 
 
 @given(st.integers(0, SIZE - 1), st.integers(0, 7))
 def test_any_flipped_bit_is_noticed(at, bit):
     """A label does not fit bytes that differ in one bit, nor does it bear a change of its own."""
     content = bytearray(range(SIZE))
-    filed = label().sealed(memoryview(content))
+    filed = label().with_checksum(memoryview(content))
     filed.check(memoryview(content))
     assert SnapshotLabel.parse(filed.table()) == filed
     content[at] ^= 1 << bit
@@ -189,42 +191,42 @@ def test_any_flipped_bit_is_noticed(at, bit):
 
 
 @given(st.lists(st.integers(1, 40_000), min_size=1, max_size=10))
-def test_a_shelf_has_two_slots_for_a_rank(sizes):
+def test_a_memory_has_two_slots_for_a_rank(sizes):
     """Whatever becomes of the size, what was put last stays until it is dropped, and soon there are two slots again."""
-    shelf = SnapshotMemory()
+    memory = SnapshotMemory()
     for step, size in enumerate([*sizes, *sizes[-1:] * 2], 1):
-        inside = shelf.staging(0, size)
+        inside = memory.allocate_staging(0, size)
         assert [slot.size >= size for slot, _ in inside] == [True, True]
         keep = str(step - 1)
         slot = inside[choose_slot(keep, [name for _, name in inside])][0]
-        shelf.forget(0, keep=[keep])
+        memory.drop(0, keep=[keep])
         filed = replace(label(step=step), image=size)
-        shelf.put(filed.sealed(slot.view), slot)
-        assert {each.snapshot for each in shelf.labels()} == {str(step), keep} - {"0"}
-        assert len(shelf._slots[0]) <= 4  # two of the size before, while something lies in them
-    assert len(shelf._slots[0]) == 2
+        memory.add(filed.with_checksum(slot.view), slot)
+        assert {each.snapshot for each in memory.list_labels()} == {str(step), keep} - {"0"}
+        assert len(memory._slots[0]) <= 4  # two of the size before, while something lies in them
+    assert len(memory._slots[0]) == 2
 
 
 def test_nothing_is_filed_in_a_place_that_was_given_up():
     """A share whose memory has gone back meanwhile is refused: its file's number may be that of another one."""
-    shelf = SnapshotMemory()
-    (slot, _), _ = shelf.staging(0, SIZE)
-    filed = label().sealed(slot.view)
-    shelf.retain("", [])
+    memory = SnapshotMemory()
+    (slot, _), _ = memory.allocate_staging(0, SIZE)
+    filed = label().with_checksum(slot.view)
+    memory.retain("", [])
     try:
-        shelf.put(filed, slot)
+        memory.add(filed, slot)
     except DamagedShare:
-        assert (shelf.labels(), slot.file) == ([], -1)
+        assert (memory.list_labels(), slot.file) == ([], -1)
     else:
         raise AssertionError("filed where nothing is")
 
 
 def test_a_full_machine_is_reported():
     """More than there is room for is refused with the figures, and what is kept stays."""
-    shelf = SnapshotMemory(room=lambda: 5000)
-    shelf.vacant(0, 4000)
+    memory = SnapshotMemory(room=lambda: 5000)
+    memory.allocate(0, 4000)
     try:
-        shelf.staging(1, 6000)
+        memory.allocate_staging(1, 6000)
     except OutOfMemory as error:
         assert str(error) == "6000 bytes are wanted for a share of rank 1, 5000 are free"
     else:

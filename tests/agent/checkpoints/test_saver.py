@@ -31,7 +31,7 @@ def told() -> Told:
 
 @pytest.fixture
 def saver(tmp_path: Path, told: Told) -> Iterator[Saver]:
-    saver = Saver(open_store(tmp_path), tell=told.append)
+    saver = Saver(open_store(tmp_path), log=told.append)
     yield saver
     saver.close()
 
@@ -416,7 +416,7 @@ def test_a_kill_between_any_two_changes_of_the_disk(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patched:
             survived = _until(moment, patched, LocalStore(str(root)))
         told = Told()
-        reader = Saver(open_store(root), tell=told.append)
+        reader = Saver(open_store(root), log=told.append)
         step = reader.newest()
         assert step in (20, 30)
         assert told == []
@@ -464,7 +464,7 @@ def test_nothing_whole_is_written_over(tmp_path: Path) -> None:
     assert save(one, 10)[0].error is None
     [failed] = save(other, 10, attempt=2)
     assert failed.error is not None
-    assert "nothing whole is written over" in failed.error
+    assert "a complete checkpoint is never replaced" in failed.error
     assert other.newest() == 10
     assert other.load(state(1), 10).attempt == 1
     one.close()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rerail_agent.checkpoints import DamagedCheckpoint, Saver
-from rerail_agent.checkpoints.rank_exchange import RanksSilent
+from rerail_agent.checkpoints.rank_exchange import RanksTimedOut
 from tests.agent.checkpoints.ranks import PATIENCE_S, Ranks, manifest, same, settle, state
 from tests.agent.checkpoints.test_saver import flip
 
@@ -88,7 +88,7 @@ def test_a_rank_that_never_reports_costs_one_checkpoint(tmp_path: Path) -> None:
     """After the patience rank 0 gives up; the torn folder is invisible, then gone."""
     with Ranks([tmp_path] * 2) as two:
         two.save(10)
-        courier = two.savers[0]._courier
+        courier = two.savers[0]._commit_queue
         assert courier
         patience_s, courier.patience_s = courier.patience_s, 1.0
         pid = two.savers[1]._writer.pid if two.savers[1]._writer else None
@@ -98,7 +98,7 @@ def test_a_rank_that_never_reports_costs_one_checkpoint(tmp_path: Path) -> None:
         [ended] = two.savers[0].wait(PATIENCE_S)
         courier.patience_s = patience_s
         assert ended.error is not None
-        assert "nothing heard of rank 1 for 1 s" in ended.error
+        assert "nothing received from rank 1 for 1 s" in ended.error
         assert not (tmp_path / "step-000000020").exists()
         os.kill(pid, signal.SIGCONT)
         two.all(lambda saver, rank: saver.wait(PATIENCE_S))
@@ -109,7 +109,10 @@ def test_a_rank_that_never_reports_costs_one_checkpoint(tmp_path: Path) -> None:
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     """Rank 0 does not wait for ever for one that has not come to prepare()."""
-    with Ranks([tmp_path] * 2, patience_s=0.3) as two, pytest.raises(RanksSilent, match="nothing heard of rank 1 for"):
+    with (
+        Ranks([tmp_path] * 2, patience_s=0.3) as two,
+        pytest.raises(RanksTimedOut, match="nothing received from rank 1 for"),
+    ):
         two.savers[0].prepare(state(1))
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import distributed as dist
 
 from rerail_agent.checkpoints import Saver, Snapshots, open_store
-from rerail_agent.checkpoints.link import LinkLost, call
+from rerail_agent.checkpoints.link import LinkLost, connect
 from rerail_agent.checkpoints.manifest import Manifest
 from rerail_agent.checkpoints.snapshot_label import DamagedShare
 from rerail_agent.checkpoints.snapshot_memory import SnapshotMemory
 from rerail_agent.checkpoints.snapshot_process import SnapshotProcess
-from rerail_agent.checkpoints.snapshots import StartOrders
-from rerail_agent.snapshot_keeper import SnapshotKeeper, snapshot_steps
+from rerail_agent.checkpoints.snapshots import ResumeLimits
+from rerail_agent.snapshot_launch import SnapshotProcessHandle, read_snapshot_steps
 from tests.agent.checkpoints.ranks import PATIENCE_S, Told, manifest, same, settle, state
 from tests.agent.checkpoints.test_several_ranks import large
 
@@ -35,18 +35,18 @@ class Nodes:
         for node in range(count):
             self.renew(node)
 
-    def renew(self, node: int, shelf: SnapshotMemory | None = None) -> None:
+    def renew(self, node: int, memory: SnapshotMemory | None = None) -> None:
         """A keeper with nothing: the node was lost, and another one has its place."""
         self._made += 1
         self.folders[node] = self.root / f"k{self._made}"
-        self.keepers[node] = SnapshotProcess(shelf)
+        self.keepers[node] = SnapshotProcess(memory)
         threading.Thread(target=self.keepers[node].serve, args=(self.folders[node],), daemon=True).start()
 
     def start(self, act: Callable[[Saver, Snapshots], Any], **options: Any) -> list[Any]:
         """What act(saver, snapshots) returns on every rank, each a thread."""
         store = dist.HashStore()
         self.told.clear()
-        shared = {"store": store, "tell": self.told.append, "patience_s": PATIENCE_S}
+        shared = {"store": store, "log": self.told.append, "patience_s": PATIENCE_S}
 
         def one(rank: int) -> Any:
             saver = Saver(open_store(self.root / "durable"), rank=rank, world_size=self.size, **shared)
@@ -65,7 +65,7 @@ class Nodes:
 
     def take(self, *steps: int, make: Callable[[int, int], dict[str, Any]] = state, **changes: Any) -> list[Any]:
         """Takes a snapshot of each step, and waits for each; what take() said on every rank."""
-        orders = changes.pop("orders", None)
+        resume_limits = changes.pop("resume_limits", None)
 
         def act(saver: Saver, snapshots: Snapshots) -> list[bool]:
             taken = []
@@ -75,7 +75,7 @@ class Nodes:
                 assert snapshots.wait(PATIENCE_S)
             return taken
 
-        return self.start(act, orders=orders)
+        return self.start(act, resume_limits=resume_limits)
 
     def restored(
         self,
@@ -143,7 +143,7 @@ def test_a_missing_share_sends_all_ranks_to_the_checkpoint(tmp_path: Path) -> No
     three.renew(2)
     assert three.restored() is None
     assert three.told == [
-        "no snapshot to go on from: the snapshot of step 10 cannot be used: nobody has the share of rank 1;"
+        "no snapshot to go on from: the snapshot of step 10 cannot be used: no node has the share of rank 1;"
         " taking the newest checkpoint"
     ]
 
@@ -187,22 +187,22 @@ def test_what_the_job_does_not_trust_is_not_taken_up(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("orders", "found"),
+    ("resume_limits", "found"),
     [
-        (StartOrders(100), 120),  # the same start again, as SageMaker does after a repair: what came since is its own
-        (StartOrders(None, "1"), 120),
-        (StartOrders(120, "1"), 120),
-        (StartOrders(119, "1"), None),  # told to go back to before it
-        (StartOrders(100, "1"), None),
-        (StartOrders(0), None),
+        (ResumeLimits(100), 120),  # the same start again, as SageMaker does after a repair: what came since is its own
+        (ResumeLimits(None, "1"), 120),
+        (ResumeLimits(120, "1"), 120),
+        (ResumeLimits(119, "1"), None),  # told to go back to before it
+        (ResumeLimits(100, "1"), None),
+        (ResumeLimits(0), None),
     ],
     ids=str,
 )
-def test_an_order_to_go_back_is_obeyed(alone: Nodes, orders: StartOrders, found: int | None) -> None:
+def test_an_order_to_go_back_is_obeyed(alone: Nodes, resume_limits: ResumeLimits, found: int | None) -> None:
     """A snapshot that is newer than the step to resume from serves only ranks that were told the same when it was
     taken."""
-    alone.take(120, orders=StartOrders(100))
-    assert alone.restored(orders=orders) == found
+    alone.take(120, resume_limits=ResumeLimits(100))
+    assert alone.restored(resume_limits=resume_limits) == found
 
 
 def test_a_flipped_bit_is_never_restored(nodes: Nodes) -> None:
@@ -210,7 +210,7 @@ def test_a_flipped_bit_is_never_restored(nodes: Nodes) -> None:
     nodes.take(10, make=large)
 
     def flip(node: int, rank: int) -> None:
-        for (owner, _), share in nodes.keepers[node].shelf._shares.items():
+        for (owner, _), share in nodes.keepers[node].memory._shares.items():
             if owner == rank:
                 share.slot.view[share.label.bytes // 2] ^= 4
 
@@ -219,19 +219,19 @@ def test_a_flipped_bit_is_never_restored(nodes: Nodes) -> None:
     flip(0, 3)
     flip(1, 3)
     assert nodes.restored(large) is None
-    assert "nobody has the share of rank 3" in nodes.told[0]
+    assert "no node has the share of rank 3" in nodes.told[0]
 
 
 def test_a_snapshot_is_passed_over_while_one_is_on_its_way(nodes: Nodes) -> None:
     """Every rank passes over the same one, and the training does not wait."""
     held = threading.Event()
-    put = nodes.keepers[1]._here["put"]
+    put = nodes.keepers[1]._local_handlers["put"]
 
     def slowly(link: Any, message: Any) -> None:
         assert held.wait(PATIENCE_S)
         put(link, message)
 
-    nodes.keepers[1]._here["put"] = slowly
+    nodes.keepers[1]._local_handlers["put"] = slowly
 
     def act(saver: Saver, snapshots: Snapshots) -> list[bool]:
         taken = [snapshots.take(state(step, saver.rank), manifest(step, world_size=4)) for step in (10, 20)]
@@ -246,21 +246,21 @@ def test_a_snapshot_is_passed_over_while_one_is_on_its_way(nodes: Nodes) -> None
 
 def test_a_keeper_that_goes_away_costs_snapshots_and_nothing_else(nodes: Nodes) -> None:
     """After three failures no more are taken, and a line says so. What every rank still has itself is whole."""
-    put = nodes.keepers[1]._elsewhere["store"]
+    put = nodes.keepers[1]._peer_handlers["store"]
 
     def act(saver: Saver, snapshots: Snapshots) -> list[bool]:
         taken = []
         for step in range(10, 70, 10):
             if step == 20 and saver.rank == 0:
-                nodes.keepers[1]._elsewhere["store"] = lambda link, message: link.close()
+                nodes.keepers[1]._peer_handlers["store"] = lambda link, message: link.close()
             taken.append(snapshots.take(state(step, saver.rank), manifest(step, world_size=4)))
             assert snapshots.wait(PATIENCE_S)
         return taken
 
     assert nodes.start(act) == [[True, True, True, True, False, False]] * 4
     assert nodes.told.saying("no more snapshots: the last 3 could not be kept")
-    assert nodes.told.saying("the keeper of the next node cannot be reached")
-    nodes.keepers[1]._elsewhere["store"] = put
+    assert nodes.told.saying("the snapshot process of the next node cannot be reached")
+    nodes.keepers[1]._peer_handlers["store"] = put
     assert nodes.restored() == 40
 
 
@@ -299,7 +299,7 @@ def test_without_a_keeper_there_are_no_snapshots(alone: Nodes) -> None:
     """A job that does not run under the agent's init is told what is missing, once."""
     assert alone.restored(folder="") is None
     remedy = "RERAIL_SNAPSHOT_STEPS needs rerail_agent.init around the job on every node"
-    assert alone.told == [f"no snapshots: rank 0: has no keeper; {remedy}"]
+    assert alone.told == [f"no snapshots: rank 0: has no snapshot process; {remedy}"]
 
 
 def test_a_state_of_another_shape_is_left_as_it_is(alone: Nodes) -> None:
@@ -320,7 +320,7 @@ def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
     late, both = threading.Event(), threading.Barrier(2)
     said: list[Any] = []
     heard: list[Any] = []
-    put = alone.keepers[0]._here["put"]
+    put = alone.keepers[0]._local_handlers["put"]
 
     def slowly(link: Any, message: Any) -> None:
         said.append(message)
@@ -333,7 +333,7 @@ def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
         assert snapshots.take(state(10, saver.rank), manifest(10, world_size=2))
         assert snapshots.wait(PATIENCE_S)
         both.wait(PATIENCE_S)
-        alone.keepers[0]._here["put"] = slowly
+        alone.keepers[0]._local_handlers["put"] = slowly
         both.wait(PATIENCE_S)
         assert snapshots.take(state(20, saver.rank), manifest(20, world_size=2))
         assert settle(lambda: len(said) == 2)
@@ -358,19 +358,19 @@ def test_late_messages_of_killed_ranks_are_refused(alone: Nodes) -> None:
 def test_a_client_without_the_secret_gets_nothing_from_a_keeper(nodes: Nodes) -> None:
     """Who does not know the secret of this start is not let in, and the keeper goes on."""
     nodes.take(10)
-    door = nodes.keepers[0]._door
+    door = nodes.keepers[0]._listener
     assert door is not None
     with pytest.raises(LinkLost, match="not of this run"):
-        call(door.getsockname()[:2], b"guessed", timeout_s=60)
+        connect(door.getsockname()[:2], b"guessed", timeout_s=60)
     assert nodes.restored() == 10
 
 
 def test_steps_that_cannot_be_read_mean_no_snapshots() -> None:
     """A mistyped setting is told with its remedy, and the job trains."""
     told = Told()
-    assert snapshot_steps({"RERAIL_SNAPSHOT_STEPS": "often"}, told.append) == 0
+    assert read_snapshot_steps({"RERAIL_SNAPSHOT_STEPS": "often"}, told.append) == 0
     assert told == [
         "RERAIL_SNAPSHOT_STEPS='often': must be a whole number of steps, 0 for no snapshots; there are none now"
     ]
-    assert snapshot_steps({"RERAIL_SNAPSHOT_STEPS": "20"}, told.append) == 20
-    assert SnapshotKeeper.start({}, told.append) is None
+    assert read_snapshot_steps({"RERAIL_SNAPSHOT_STEPS": "20"}, told.append) == 20
+    assert SnapshotProcessHandle.start({}, told.append) is None

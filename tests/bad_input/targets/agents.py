@@ -21,7 +21,7 @@ from rerail_agent.commands import CommandState
 from rerail_agent.detection import StepDetection
 from rerail_agent.failure import LIMIT, Position, describe
 from rerail_agent.identity import Identity
-from rerail_agent.settings import Settings
+from rerail_agent.settings import AgentSettings
 from rerail_agent.stderr_relay import StderrLine
 from tests.bad_input.targets.parsers import clearly, table_of, text_of
 
@@ -32,7 +32,7 @@ SELF = Identity(run="gpt", attempt=1, job="gpt", bucket="mailbox")
 
 def command(data: bytes) -> None:
     """A command in the mailbox, as the agent in the script hears it; what it answers can be read by the supervisor."""
-    heard = CommandState(SELF).hear(data, at=NOON)
+    heard = CommandState(SELF).receive(data, at=NOON)
     if heard.report is not None:
         text = serialize(heard.report)
         assert len(text) <= SIZE_LIMIT, "an answer that the supervisor would not read"
@@ -44,7 +44,7 @@ def environment(data: bytes) -> None:
     said = {key: value for key, value in (table_of(data) or {}).items() if isinstance(value, str)}
     told: list[str] = []
     Identity.from_environment(said, told.append)
-    Settings.from_environment(said, told.append)
+    AgentSettings.from_environment(said, told.append)
     init_channel.read_seconds(said, "RERAIL_POLL_SECONDS", 5.0, least=0.05, below=86400)
     in_place_restarts.with_another_port(said)
     assert all(line.strip() for line in told)
@@ -53,20 +53,20 @@ def environment(data: bytes) -> None:
 def machine(data: bytes) -> None:
     """The files that SageMaker and an earlier container have left on the machine."""
     base = _folder()
-    for place in (base / "input" / "config" / "resourceconfig.json", in_place_restarts.restart_file(base)):
+    for place in (base / "input" / "config" / "resourceconfig.json", in_place_restarts.make_restart_file_path(base)):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
-    init_channel.host_of(base)
-    assert init_channel.hosts_of(base) >= 1
+    init_channel.read_host(base)
+    assert init_channel.count_hosts(base) >= 1
     for name, value in in_place_restarts.read_restart_file(base, "gpt").items():
-        assert name in in_place_restarts.ORDERED and isinstance(value, str)
+        assert name in in_place_restarts.RESTART_VARIABLES and isinstance(value, str)
 
 
 def manifest(data: bytes) -> None:
     """A manifest and a label, as the agent reads them before it loads a checkpoint; also such as its writer sealed."""
     if (sealed := table_of(data)) is not None:
         sealed = {**sealed, "files": [*_entries(sealed), METADATA]}
-        text = json.dumps({**sealed, manifests.SEAL: manifests._seal(sealed)})
+        text = json.dumps({**sealed, manifests.CHECKSUM_KEY: manifests._compute_own_checksum(sealed)})
         clearly(lambda _: manifests.parse(text.encode(), folder="step-000000010"), manifests.DamagedCheckpoint)(data)
     clearly(lambda text: manifests.parse(text, folder="step-000000010"), manifests.DamagedCheckpoint)(data)
     if (table := table_of(data)) is not None:
@@ -94,7 +94,7 @@ def failure(data: bytes) -> None:
         _is_failure_file(text)
     lines = [StderrLine(2.0, each) for each in words.splitlines()[:200]]
     command, silent, testified = (exit_report.ProcessExit(0, status, 3.0) for status in (1, None, -9))
-    testified = replace(testified, testimony=words)
+    testified = replace(testified, error_text=words)
     for ranks in ([], [silent], [testified, silent]):
         _is_failure_file(exit_report.make_report(command, ranks, lines, oom_killed=False).text())
 

@@ -1,4 +1,4 @@
-"""Starts the process that keeps snapshots beside the ranks, where RERAIL_SNAPSHOT_STEPS asks for them."""
+"""Start the process that holds snapshots beside the ranks, where RERAIL_SNAPSHOT_STEPS asks for snapshots."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 STEPS = "RERAIL_SNAPSHOT_STEPS"
-FOLDER = "RERAIL_KEEPER"  # tells the ranks where the keeper is
+# The variable by which the ranks find the snapshot process.
+FOLDER = "RERAIL_KEEPER"
 SOCKET = "keeper"
 
 
-def snapshot_steps(environment: Mapping[str, str], tell: Callable[[str], None]) -> int:
-    """Steps between two snapshots, 0 for none; what cannot be read is told, and there are none."""
+def read_snapshot_steps(environment: Mapping[str, str], log: Callable[[str], None]) -> int:
+    """Return the steps between two snapshots, 0 for none; log a value that is not valid."""
     text = environment.get(STEPS, "")
     if re.fullmatch(r"[0-9]{0,9}", text):
         return int(text or 0)
-    tell(f"{STEPS}={text!r}: must be a whole number of steps, 0 for no snapshots; there are none now")
+    log(f"{STEPS}={text!r}: must be a whole number of steps, 0 for no snapshots; there are none now")
     return 0
 
 
-class SnapshotKeeper:
-    """The keeper of this container. It dies with the process that started it, and not with the ranks."""
+class SnapshotProcessHandle:
+    """The snapshot process of this container; it ends with the process that started it, not with the ranks."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.process, self.folder = process, folder
 
     @classmethod
-    def start(cls, environment: Mapping[str, str], tell: Callable[[str], None]) -> SnapshotKeeper | None:
-        """None where no snapshots are asked for, or where there is no process to be had; a job trains without."""
-        if not snapshot_steps(environment, tell):
+    def start(cls, environment: Mapping[str, str], log: Callable[[str], None]) -> SnapshotProcessHandle | None:
+        """Start it; None if no snapshots are asked for or it cannot start, and the job trains without."""
+        if not read_snapshot_steps(environment, log):
             return None
-        folder = folder_for(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+        folder = make_folder_path(environment.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
         code = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join([code, *(place for place in sys.path if place)])
         own = {name: value for name, value in os.environ.items() if "RANK" not in name} | {"PYTHONPATH": path}
@@ -45,7 +46,7 @@ class SnapshotKeeper:
         try:
             return cls(subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL), folder)
         except OSError as error:
-            tell(f"no process to keep snapshots: {error}")
+            log(f"no process to hold snapshots:  {error}")
             return None
 
     @property
@@ -53,18 +54,18 @@ class SnapshotKeeper:
         return self.process.pid
 
     @property
-    def told(self) -> dict[str, str]:
-        """What the ranks are to find in their environment."""
+    def rank_environment(self) -> dict[str, str]:
+        """Return the variables by which the ranks find the process."""
         return {FOLDER: str(self.folder)}
 
-    def end(self) -> None:
-        """Ends it, and gives its memory back."""
+    def stop(self) -> None:
+        """End the process and release its memory."""
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def folder_for(base: str) -> Path:
-    """Where the keeper of the container with this base folder has its socket: the same on every machine of a job."""
+def make_folder_path(base: str) -> Path:
+    """Return the folder of the process's socket for a base folder: the same on every machine of a job."""
     name = hashlib.sha256(os.path.abspath(base).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"rerail-keeper-{os.getuid()}-{name}"

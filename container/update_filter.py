@@ -13,7 +13,7 @@ from typing import Any
 WINDOW, FEWEST, SIGMAS = 128, 64, 6.0
 
 
-class Mode(StrEnum):
+class SkipMode(StrEnum):
     """What is left out."""
 
     OFF = "off"
@@ -21,32 +21,32 @@ class Mode(StrEnum):
     SIGMA = "sigma"  # these, and those whose loss or norm is six standard deviations above the mean of the last 128
 
 
-class Sieve:
+class UpdateFilter:
     """Judges one step after the other, and counts what it has left out since the run began."""
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: SkipMode) -> None:
         self.mode = mode
         self.skipped = 0
         self.losses: deque[float] = deque(maxlen=WINDOW)
         self.norms: deque[float] = deque(maxlen=WINDOW)
 
-    def lets_pass(self, loss: float, grad_norm: Any) -> bool:
+    def accepts(self, loss: float, grad_norm: Any) -> bool:
         """Whether the update is to be made. The norm, a number or a tensor, is looked at only if it matters."""
-        if self.mode is Mode.OFF:
+        if self.mode is SkipMode.OFF:
             return True
         norm = float(grad_norm)
         good = math.isfinite(loss) and math.isfinite(norm)
-        if self.mode is Mode.SIGMA and good:
-            good = not (_stands_out(loss, self.losses) or _stands_out(norm, self.norms))
+        if self.mode is SkipMode.SIGMA and good:
+            good = not (_is_outlier(loss, self.losses) or _is_outlier(norm, self.norms))
             # Learnt from also when it is left out: a level that stays is the new level, and training goes on.
             self.losses.append(loss)
             self.norms.append(norm)
         self.skipped += not good
         return good
 
-    def counts(self) -> dict[str, int]:
+    def get_counts(self) -> dict[str, int]:
         """For the metric line: how many updates the run has gone without so far."""
-        return {} if self.mode is Mode.OFF else {"skipped": self.skipped}
+        return {} if self.mode is SkipMode.OFF else {"skipped": self.skipped}
 
     def state_dict(self) -> dict[str, Any]:
         return {"skipped": self.skipped, "losses": list(self.losses), "norms": list(self.norms)}
@@ -57,7 +57,7 @@ class Sieve:
         self.norms = deque(saved["norms"], maxlen=WINDOW)
 
 
-def _stands_out(value: float, before: deque[float]) -> bool:
+def _is_outlier(value: float, before: deque[float]) -> bool:
     if len(before) < FEWEST:
         return False
     mean = math.fsum(before) / len(before)

@@ -27,7 +27,7 @@ def test_a_spike_makes_checkpoints_suspect_until_the_loss_recovers():
     judgement = StepDetection(Thresholds())
     health = []
     for sample in rows(losses(100) + [6.0, 5.0, 4.0] + losses(20, seed=2)):
-        judgement.see(sample)
+        judgement.evaluate(sample)
         health.append(judgement.health)
     assert health == ["clean"] * 100 + ["suspect"] * 3 + ["clean"] * 20
 
@@ -37,7 +37,7 @@ def test_a_loss_that_is_no_number_makes_checkpoints_suspect_for_some_steps():
     judgement = StepDetection(Thresholds())
     health = []
     for sample in rows([*losses(40), math.nan, *losses(30, seed=2)]):
-        judgement.see(sample)
+        judgement.evaluate(sample)
         health.append(judgement.health)
     assert health == ["clean"] * 40 + ["suspect"] * 10 + ["clean"] * 21
 
@@ -47,7 +47,7 @@ def test_a_loss_that_stays_up_is_suspect_until_well_after_the_time_to_act():
     judgement = StepDetection(Thresholds())
     found, last_suspect = {}, 0
     for sample in rows(losses(200) + losses(400, seed=3, level=4.0)):
-        for finding in judgement.see(sample):
+        for finding in judgement.evaluate(sample):
             found.setdefault((finding.kind, finding.level), sample.step)
         last_suspect = sample.step if judgement.health == "suspect" else last_suspect
     acted = found[Kind.DIVERGENCE, Level.INTERVENE]
@@ -60,7 +60,7 @@ def test_the_findings_are_those_of_the_detectors_benchmark_each_reported_once():
     """In place or not, the same detectors say the same; what they repeat about one onset is told once."""
     samples = rows([*losses(150), *losses(12, seed=4, level=5.0), *losses(60, seed=5), math.nan, *losses(90, seed=6)])
     judgement = StepDetection(Thresholds())
-    mine = [finding for sample in samples for finding in judgement.see(sample)]
+    mine = [finding for sample in samples for finding in judgement.evaluate(sample)]
     theirs = list(dict.fromkeys((f.kind, f.level, f.onset_step) for _, f in evaluate_series(samples, Thresholds())))
     assert [(f.kind, f.level, f.onset_step) for f in mine if f.level is not Level.RECOVERED] == theirs
     assert len(theirs) >= 2
@@ -71,23 +71,23 @@ def test_what_was_learnt_outlives_the_process():
     before, after = rows(losses(120)), rows([*losses(30, seed=7), 5.0, *losses(5, seed=8)], first=121)
     one = StepDetection(Thresholds())
     for sample in before:
-        one.see(sample)
-    state = one.state()
+        one.evaluate(sample)
+    state = one.dump_state()
     assert isinstance(json.loads(state), dict)
     other = StepDetection(Thresholds())
     other.restore(state)
     for sample in after:
-        assert one.see(sample) == other.see(sample)
+        assert one.evaluate(sample) == other.evaluate(sample)
         assert one.health == other.health
-    assert one.state() == other.state()
+    assert one.dump_state() == other.dump_state()
 
 
 def test_a_suspect_state_is_resumed_as_suspect():
     """A checkpoint saved in the middle of a spike carries the spike along."""
     one, other = StepDetection(Thresholds()), StepDetection(Thresholds())
     for sample in rows([*losses(100), 6.0]):
-        one.see(sample)
-    other.restore(one.state())
+        one.evaluate(sample)
+    other.restore(one.dump_state())
     assert other.health == "suspect"
 
 
@@ -107,11 +107,11 @@ def test_a_state_that_cannot_be_read_changes_nothing(text):
     """It is an error for the guard to tell, and the detectors go on as they were."""
     judgement = StepDetection(Thresholds())
     for sample in rows(losses(50)):
-        judgement.see(sample)
-    before = judgement.state()
+        judgement.evaluate(sample)
+    before = judgement.dump_state()
     with pytest.raises(Exception):  # noqa: B017  (whatever it is, the guard tells it)
         judgement.restore(text)
-    assert judgement.state() == before
+    assert judgement.dump_state() == before
 
 
 def test_a_rise_that_lasts_began_with_its_spike():
@@ -121,7 +121,7 @@ def test_a_rise_that_lasts_began_with_its_spike():
     found = []
     for step in range(1, 500):
         level = 3.0 if step < 400 else 6.0
-        found += judgement.see(Sample(step=step, loss=level * (1 + noise.gauss(0, 0.01))))
+        found += judgement.evaluate(Sample(step=step, loss=level * (1 + noise.gauss(0, 0.01))))
     spike = next(f for f in found if f.kind is Kind.LOSS_SPIKE)
     grave = next(f for f in found if f.level is Level.INTERVENE)
     assert spike.onset_step == grave.onset_step == 400

@@ -22,7 +22,7 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def state() -> tuple[Any, ...]:
+def capture() -> tuple[Any, ...]:
     """The state of every generator a training script may draw from, as one plain value."""
     name, keys, *rest = np.random.get_state()
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
